@@ -1,0 +1,73 @@
+"""The command line: finds the command's module and imports that one only.
+
+A person at a terminal pays for every import, so nothing but the parser is loaded before the command is known.
+Each module in this package has ``HELP`` (one line), ``add_arguments(parser)`` and ``run(args) -> int``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+
+from resolver import __version__
+from resolver.errors import CannotKnow, ResolverError, UsageError
+
+#: The commands in the order that ``resolver --help`` shows them, each with its line there.
+COMMANDS = {
+    "run": "the daemon: repair slots, join with NVML, until stopped",
+    "lookup": "print the host PID of a PID inside a container",
+    "slots": "show HAMi's cache files slot by slot",
+}
+
+EXIT_NOT_FOUND = 1
+EXIT_USAGE = 2
+EXIT_CANNOT_KNOW = 4
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the ``resolver`` command; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] not in COMMANDS:
+        return _top_level(arguments)
+    command = arguments[0]
+    module = importlib.import_module(f"resolver.cli.{command}")
+    parser = argparse.ArgumentParser(
+        prog=f"resolver {command}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    module.add_arguments(parser)
+    try:
+        return int(module.run(parser.parse_args(arguments[1:])))
+    except ResolverError as error:
+        print(f"resolver {command}: {error}", file=sys.stderr)
+        if isinstance(error, UsageError):
+            return EXIT_USAGE
+        return EXIT_CANNOT_KNOW if isinstance(error, CannotKnow) else EXIT_NOT_FOUND
+    except BrokenPipeError:
+        # The reader of a pipe (head, less) went away: not an error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _top_level(arguments: list[str]) -> int:
+    width = max(map(len, COMMANDS))
+    parser = argparse.ArgumentParser(
+        prog="resolver",
+        usage="resolver COMMAND [OPTIONS]",
+        description="Which container a GPU process belongs to, and HAMi's slots kept true.",
+        epilog="commands:\n"
+        + "\n".join(f"  {name:{width}}  {text}" for name, text in COMMANDS.items())
+        + "\n\nresolver COMMAND --help tells the rest.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"resolver {__version__}")
+    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
+    args, _ = parser.parse_known_args(arguments)
+    if args.command is None:
+        parser.print_help()
+        return 0 if not arguments else EXIT_USAGE
+    print(f"resolver: no command {args.command!r}; the commands are: {', '.join(COMMANDS)}", file=sys.stderr)
+    return EXIT_USAGE

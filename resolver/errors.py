@@ -1,0 +1,55 @@
+"""Every error this project raises on purpose.
+
+::
+
+    ResolverError                 something a person can act on; str() is a whole sentence
+      +-- UsageError              the command line or the settings are wrong           (exit 2)
+      +-- CannotKnow              this process lacks what it takes to know the answer  (exit 4)
+      |     +-- AccessDenied      the kernel refused a read in /proc
+      +-- ProcessGone             the process ended while it was looked at
+      +-- RegionRejected          a file is no shared region that may be touched; carries a reason
+      +-- WorkerFailed            a child died, hung or spoke nonsense
+
+Errors of the operating system are translated where the system is called (``procfs``, ``hami.region``,
+``workers``) and nowhere further in.
+"""
+
+from __future__ import annotations
+
+from resolver.types import RegionReason
+
+
+class ResolverError(Exception):
+    """Base of all; ``str()`` says what happened, why, and what to do next."""
+
+
+class UsageError(ResolverError):
+    """The command line, the environment or the settings file is wrong."""
+
+
+class CannotKnow(ResolverError):
+    """The answer exists but cannot be seen from here: what is missing, and how to give it."""
+
+
+class AccessDenied(CannotKnow):
+    """The kernel refused to show a file in ``/proc`` (EACCES or EPERM)."""
+
+
+class ProcessGone(ResolverError):
+    """The process ended: ENOENT between list and open, ESRCH between open and read."""
+
+
+class RegionRejected(ResolverError):
+    """A file that must not be read or written as a shared region.
+
+    ``reason`` is one of the fixed list, and what is counted; ``detail`` is for people.
+    """
+
+    def __init__(self, reason: RegionReason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class WorkerFailed(ResolverError):
+    """A child process died, did not answer in time, or answered something malformed."""

@@ -1,0 +1,77 @@
+"""The words that every module shares: reasons, and the small records that travel between modules.
+
+Import-light on purpose (no dataclasses, no msgspec): ``resolver lookup`` pays for every import.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class RepairReason(StrEnum):
+    """Why a slot's ``hostpid`` is not the number that it must be."""
+
+    MISSING = "missing"  # 0: nobody ever wrote it
+    UNMAPPED = "unmapped"  # the right process, numbered in the wrong PID namespace
+    DUPLICATE = "duplicate"  # another slot of this region holds the same number
+    STALE = "stale"  # some other number: of an earlier process, or of a wrong guess
+
+
+class UnresolvedReason(StrEnum):
+    """Why nothing is said about a slot. Never shown as 0."""
+
+    NO_SUCH_PROCESS = "no_such_process"  # no process of this container has that PID (dead or a lie)
+    NOT_MAPPED = "not_mapped"  # a process has that PID but does not map this file
+    AMBIGUOUS = "ambiguous"  # several processes fit (nested PID namespaces)
+    INVALID_PID = "invalid_pid"  # the slot's pid is 0 or negative while its status is not 0
+    ACCESS_DENIED = "access_denied"  # /proc refused; CAP_SYS_PTRACE is missing
+    TOO_LARGE = "too_large"  # maps or mountinfo longer than is read
+    DRIVER_UNKNOWN = "driver_unknown"  # which PID namespace the samples use is not known
+    NOT_HOST_PIDNS = "not_host_pidns"  # this daemon does not see host PIDs
+    CONFLICT = "conflict"  # another writer changes it back; backing off
+    QUARANTINED = "quarantined"  # the writer died or hung on this file
+    WRITE_FAILED = "write_failed"  # the slot moved or its owner ended before the write
+    CHANGED = "changed"  # the slot changed while it was being resolved; looked at again next pass
+    GONE = "gone"  # the process ended while it was looked at
+
+
+class RegionReason(StrEnum):
+    """Why a file in a containers directory is left alone."""
+
+    NOT_REGULAR = "not_regular"  # directory, FIFO, socket, device node
+    SYMLINK = "symlink"
+    HARD_LINK = "hard_link"  # more than one link: the same inode may be anybody's
+    OTHER_DEVICE = "other_device"  # a mount below the directory
+    UNKNOWN_SIZE = "unknown_size"
+    UNKNOWN_VERSION = "unknown_version"
+    NOT_INITIALIZED = "not_initialized"  # the magic number is not there (yet)
+    BAD_HEADER = "bad_header"  # device or process count out of range, UUIDs that are not text
+    TRUNCATED = "truncated"  # a read came back short
+    TOO_MANY_ENTRIES = "too_many_entries"  # more directory entries than are looked at
+    ACCESS_DENIED = "access_denied"
+    GONE = "gone"
+    IO_ERROR = "io_error"
+
+
+class SampleReason(StrEnum):
+    """Why a utilization sample finds no slot."""
+
+    NOT_IN_CONTAINER = "not_in_container"
+    NO_SHARED_REGION = "no_shared_region"  # a container without HAMi
+    NO_SLOT = "no_slot"  # a container with HAMi, but no slot resolved to this process
+    PROCESS_ENDED = "process_ended"
+    PID_UNKNOWN = "pid_unknown"  # NVML gave 0, or a number no process has had
+
+
+class Process(NamedTuple):
+    """A process is its PID *and* its start time.
+
+    ``ns_pids`` are the numbers of the ``NSpid:`` line, outermost (the reader's) first, so
+    ``ns_pids[0] == host_pid`` when the reader is in the initial PID namespace. ``start_time`` is in clock
+    ticks since boot, field 22 of ``/proc/<pid>/stat``.
+    """
+
+    host_pid: int
+    start_time: int
+    ns_pids: tuple[int, ...]
