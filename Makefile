@@ -1,0 +1,57 @@
+# `make` alone lists the targets. Everything Python lives in .venv; scripts/setup.sh fills it.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+BIN := .venv/bin
+ARGS ?=
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo '  Options go through ARGS:  make run ARGS="--dry-run --once"'
+
+.PHONY: setup
+setup: ## install what is needed: Debian packages (as root) and .venv
+	@scripts/setup.sh
+
+.PHONY: setup-dev
+setup-dev:
+	@scripts/setup.sh dev
+
+.PHONY: run
+run: setup ## run the daemon on this node
+	@$(BIN)/resolver run $(ARGS)
+
+.PHONY: demo
+demo: setup ## a node in miniature, repaired before your eyes (needs root; no GPU)
+	@$(BIN)/python -m tests.fakes.demo $(ARGS)
+
+.PHONY: test
+test: setup-dev ## lint, types, layering and every test (needs root; no GPU)
+	@scripts/test.sh $(ARGS)
+
+.PHONY: lint
+lint: setup-dev ## ruff, mypy and import-linter only
+	@scripts/lint.sh
+
+.PHONY: format
+format: setup-dev ## put the code in order with ruff
+	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
+
+.PHONY: bench
+bench: setup-dev ## measure speed and memory: a table and bench.json
+	@$(BIN)/python -m tests.bench $(ARGS)
+
+.PHONY: lock
+lock: ## resolve the dependencies anew and write the lock files
+	@scripts/lock.sh $(ARGS)
+
+.PHONY: wheel
+wheel: setup ## build the wheel into dist/
+	@$(BIN)/python -m hatchling build -t wheel
+
+.PHONY: clean
+clean: ## remove everything that was made here
+	@rm -rf .venv dist build bench.json .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Writes the three lock files from pyproject.toml. Every hash of every published wheel goes in, so that one
+# lock serves Python 3.11 to 3.13 on x86-64 and arm64. Where the files come from is this machine's business:
+# no index, host or local path is written down.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+tools=$(mktemp -d)
+trap 'rm -rf "$tools"' EXIT
+"${PYTHON:-python3}" -m venv "$tools"
+"$tools/bin/pip" install --quiet --disable-pip-version-check pip-tools
+
+compile() {
+    "$tools/bin/pip-compile" --quiet --no-config --strip-extras --generate-hashes --allow-unsafe \
+        --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
+        --no-annotate --no-header --resolver=backtracking "$@"
+}
+
+export CUSTOM_COMPILE_COMMAND="make lock"
+compile "${@}" --output-file=requirements.lock pyproject.toml
+compile "${@}" --output-file=requirements-build.lock --only-build-deps --all-build-deps pyproject.toml
+compile "${@}" --output-file=requirements-dev.lock --constraint=requirements.lock \
+    --constraint=requirements-build.lock --extra=dev pyproject.toml
+
+if grep -nE '(https?|file)://|^ *(-i|-f|--index-url|--extra-index-url|--find-links|--trusted-host)' requirements*.lock; then
+    echo "lock: an address got into a lock file (lines above); it must not be committed." >&2
+    exit 1
+fi
