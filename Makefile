@@ -29,11 +29,11 @@ demo: setup ## a node in miniature, repaired before your eyes (needs root; no GP
 
 .PHONY: test
 test: setup-dev ## lint, types, layering and every test (needs root; no GPU)
-	@scripts/test.sh $(ARGS)
+	@$(BIN)/python -m pytest $(ARGS)
 
 .PHONY: lint
 lint: setup-dev ## ruff, mypy and import-linter only
-	@scripts/lint.sh
+	@$(BIN)/python -m pytest --no-header -q tests/unit/test_style.py tests/unit/test_layering.py
 
 .PHONY: format
 format: setup-dev ## put the code in order with ruff

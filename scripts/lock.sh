@@ -18,7 +18,7 @@ compile() {
 
 export CUSTOM_COMPILE_COMMAND="make lock"
 compile "${@}" --output-file=requirements.lock pyproject.toml
-compile "${@}" --output-file=requirements-build.lock --only-build-deps --all-build-deps pyproject.toml
+compile "${@}" --output-file=requirements-build.lock --only-build-deps --build-deps-for=wheel pyproject.toml
 compile "${@}" --output-file=requirements-dev.lock --constraint=requirements.lock \
     --constraint=requirements-build.lock --extra=dev pyproject.toml
 

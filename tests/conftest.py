@@ -1,0 +1,47 @@
+"""Rules for every test: nothing is skipped, nothing hangs, and what needs root says so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+#: Tests in these directories make namespaces, cgroups and containers.
+NEEDS_ROOT = ("tests/kernel/", "tests/runtime/")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.nodeid.startswith(NEEDS_ROOT) and os.geteuid() != 0:
+        pytest.fail(
+            "this test makes real namespaces and containers and needs root: sudo make test", pytrace=False
+        )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped:
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and a skipped test proves nothing: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if report.skipped:
+        report.outcome = "failed"
+        report.longrepr = f"a whole file was skipped, and that proves nothing: {report.longrepr}"
+    return report
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT

@@ -1,0 +1,26 @@
+"""ruff and mypy, as tests: one run shows everything that is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent
+
+CHECKS = {
+    "ruff check": ["ruff", "check", "--quiet", "."],
+    "ruff format": ["ruff", "format", "--check", "--quiet", "."],
+    "mypy": ["mypy", "--no-error-summary"],
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", CHECKS)
+def test_style(name: str, root: Path) -> None:
+    program, *arguments = CHECKS[name]
+    done = subprocess.run([BIN / program, *arguments], cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.fail(f"{name} complains:\n{done.stdout}{done.stderr}", pytrace=False)
