@@ -43,6 +43,10 @@ format: setup-dev ## put the code in order with ruff
 bench: setup-dev ## measure speed and memory: a table and bench.json
 	@$(BIN)/python -m tests.bench $(ARGS)
 
+.PHONY: fresh
+fresh: ## prove setup and demo in a bare Debian made by debootstrap (needs root, minutes)
+	@tests/runtime/fresh_machine.sh $(ARGS)
+
 .PHONY: lock
 lock: ## resolve the dependencies anew and write the lock files
 	@scripts/lock.sh $(ARGS)
