@@ -1,0 +1,311 @@
+"""Where every field is in each released layout of HAMi's shared region. Pure: bytes in, values out.
+
+Offsets are those a C compiler gives the upstream structs on x86-64; every field is little-endian. A file is
+``sizeof(region) + 1`` bytes. Size and version together name a layout; anything else is left alone.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from struct import Struct, unpack_from
+from typing import Any, NamedTuple
+
+from resolver.errors import RegionRejected
+from resolver.types import RegionReason
+
+MAGIC = 19920718
+MAX_DEVICES = 16
+MAX_SLOTS = 1024
+UUID_BYTES = 96
+#: As many bytes as `identify` needs to see: the magic number and the two version words.
+IDENTIFY_BYTES = 12
+#: As many bytes from `Layout.proc_num` on as `parse_tail_start` needs to see.
+TAIL_START_BYTES = 8
+
+_USED_FIELDS = ("context_size", "module_size", "data_size", "offset", "total")
+_DEVICE_UTIL_FIELDS = ("dec_util", "enc_util", "sm_util")
+_SM_UTIL = 16  # in a device_util
+
+
+class Layout(NamedTuple):
+    """One released layout. Offsets in bytes; ``None`` where the layout has no such field.
+
+    The first group counts from the start of the region, the second from the start of a slot.
+    """
+
+    name: str
+    size: int  # sizeof(shared_region_t)
+    version: tuple[int, int] | None
+    sm_init_flag: int
+    owner_pid: int
+    device_num: int
+    uuids: int
+    limit: int
+    sm_limit: int
+    procs: int
+    proc_num: int
+    last_kernel_time: int | None
+
+    slot_size: int
+    seqlock: int | None
+    used: int
+    used_size: int
+    monitorused: int
+    device_util: int | None
+    device_util_size: int
+    status: int
+
+    @property
+    def file_bytes(self) -> int:
+        """The exact size of a file: the region and one byte, which is how upstream extends the file."""
+        return self.size + 1
+
+    def slot_offset(self, index: int) -> int:
+        """Offset of a slot in the file."""
+        return self.procs + index * self.slot_size
+
+    def hostpid_word(self, index: int) -> int:
+        """Offset of the 8-byte aligned word that holds ``pid`` (low half) and ``hostpid`` (high half)."""
+        return self.procs + index * self.slot_size
+
+    def sm_util_offset(self, index: int, device: int) -> int | None:
+        """Offset of a slot's ``device_util[device].sm_util`` (u64), or None in a layout without it."""
+        if self.device_util is None:
+            return None
+        return self.slot_offset(index) + self.device_util + device * self.device_util_size + _SM_UTIL
+
+
+_V0_NO_UTIL = Layout(
+    name="v0-no-util",  # HAMi-core of January 2024
+    size=804680,
+    version=None,
+    sm_init_flag=4,
+    owner_pid=8,
+    device_num=48,
+    uuids=56,
+    limit=1592,
+    sm_limit=1720,
+    procs=1848,
+    proc_num=804664,
+    last_kernel_time=None,
+    slot_size=784,
+    seqlock=None,
+    used=8,
+    used_size=40,
+    monitorused=648,
+    device_util=None,
+    device_util_size=0,
+    status=776,
+)
+_V0 = _V0_NO_UTIL._replace(  # from April 2024
+    name="v0",
+    size=1197896,
+    proc_num=1197880,
+    slot_size=1168,
+    device_util=776,
+    device_util_size=24,
+    status=1160,
+)
+_V1_1 = Layout(
+    name="v1.1",  # HAMi 2.4.1 to 2.8.0
+    size=2008952,
+    version=(1, 1),
+    sm_init_flag=12,
+    owner_pid=16,
+    device_num=56,
+    uuids=64,
+    limit=1600,
+    sm_limit=1728,
+    procs=1856,
+    proc_num=2008896,
+    last_kernel_time=2008912,
+    slot_size=1960,
+    seqlock=None,
+    used=8,
+    used_size=64,
+    monitorused=1032,
+    device_util=1160,
+    device_util_size=48,
+    status=1928,
+)
+_V1_1_SHIFTED = Layout(
+    name="v1.1-shifted",  # HAMi 2.8.1: it says 1.1, but a second semaphore and the seqlock moved the rest
+    size=2008984,
+    version=(1, 1),
+    sm_init_flag=12,
+    owner_pid=16,
+    device_num=88,
+    uuids=96,
+    limit=1632,
+    sm_limit=1760,
+    procs=1888,
+    proc_num=2008928,
+    last_kernel_time=2008944,
+    slot_size=1960,
+    seqlock=8,
+    used=16,
+    used_size=64,
+    monitorused=1040,
+    device_util=1168,
+    device_util_size=48,
+    status=1936,
+)
+_V1_2 = _V1_1._replace(name="v1.2", version=(1, 2), seqlock=1936)  # HAMi 2.8.2 to 2.9.0
+
+#: Every layout that is known, by its name.
+LAYOUTS = {layout.name: layout for layout in (_V0_NO_UTIL, _V0, _V1_1, _V1_1_SHIFTED, _V1_2)}
+#: The sizes that a file can have at all: looked at before anything is read.
+FILE_SIZES = frozenset(layout.file_bytes for layout in LAYOUTS.values())
+
+
+class Header(NamedTuple):
+    """What the daemon needs of the fields before the slots; lists cover the first ``device_num`` devices."""
+
+    device_num: int
+    uuids: tuple[str, ...]
+    sm_limit: tuple[int, ...]  # per cent of the cores; 0 and 100 both mean no limit
+
+
+def identify(file_bytes: int, header: bytes) -> Layout:
+    """The layout of a file by its exact size and the first `IDENTIFY_BYTES` of it.
+
+    Raises `RegionRejected`: ``unknown_size``, ``not_initialized``, ``unknown_version``, ``truncated``.
+    """
+    if file_bytes not in FILE_SIZES:
+        raise RegionRejected(
+            RegionReason.UNKNOWN_SIZE,
+            f"{file_bytes} bytes are the size of no released layout: a newer HAMi, or no shared region",
+        )
+    if len(header) < IDENTIFY_BYTES:
+        raise RegionRejected(RegionReason.TRUNCATED, "the file ends within its first 12 bytes")
+    magic, major, minor = unpack_from("<iII", header)
+    if magic != MAGIC:
+        raise RegionRejected(
+            RegionReason.NOT_INITIALIZED,
+            f"initialized_flag is {magic}, not {MAGIC}: no process has initialised this file yet",
+        )
+    for layout in LAYOUTS.values():
+        if layout.file_bytes == file_bytes and layout.version in (None, (major, minor)):
+            return layout
+    raise RegionRejected(
+        RegionReason.UNKNOWN_VERSION,
+        f"version {major}.{minor} in {file_bytes} bytes was never released, or is newer than this program",
+    )
+
+
+def parse_header(layout: Layout, header: bytes) -> Header:
+    """The fields before the slots; ``header`` is at least ``layout.procs`` bytes.
+
+    Raises `RegionRejected` with ``bad_header``. UUIDs are compared as text later, never by index, so any
+    printable ASCII will do; one that does not end within its 96 bytes is no C string and is refused.
+    """
+    (device_num,) = unpack_from("<Q", header, layout.device_num)
+    if device_num > MAX_DEVICES:
+        raise RegionRejected(
+            RegionReason.BAD_HEADER, f"the device count is {device_num}, but there are {MAX_DEVICES} places"
+        )
+    uuids = tuple(_parse_uuid(layout, header, device) for device in range(device_num))
+    return Header(device_num, uuids, unpack_from(f"<{device_num}Q", header, layout.sm_limit))
+
+
+def _parse_uuid(layout: Layout, header: bytes, device: int) -> str:
+    start = layout.uuids + device * UUID_BYTES
+    text, terminator, _ = bytes(header[start : start + UUID_BYTES]).partition(b"\0")
+    if not terminator or not text.isascii() or not text.decode("ascii").isprintable():
+        raise RegionRejected(RegionReason.BAD_HEADER, f"uuids[{device}] is not printable text")
+    return text.decode("ascii")
+
+
+def parse_tail_start(tail: bytes) -> tuple[int, int]:
+    """``(proc_num, utilization_switch)`` from the first `TAIL_START_BYTES` at `Layout.proc_num`.
+
+    Raises `RegionRejected`: ``truncated``, or ``bad_header`` when ``proc_num`` is outside 0 to 1024.
+    """
+    if len(tail) < TAIL_START_BYTES:
+        raise RegionRejected(RegionReason.TRUNCATED, "the file ends before proc_num: it was truncated")
+    proc_num, utilization_switch = unpack_from("<ii", tail)
+    if not 0 <= proc_num <= MAX_SLOTS:
+        raise RegionRejected(
+            RegionReason.BAD_HEADER, f"proc_num is {proc_num}, but there are {MAX_SLOTS} slots"
+        )
+    return proc_num, utilization_switch
+
+
+@lru_cache(maxsize=len(LAYOUTS) * (MAX_DEVICES + 1))
+def slot_struct(layout: Layout, device_num: int) -> Struct:
+    """A slot as ``(pid, hostpid, sm_util of each device ..., status)``, everything between skipped."""
+    fields = "<ii"
+    end = 8
+    if layout.device_util is not None:
+        for device in range(device_num):
+            start = layout.device_util + device * layout.device_util_size + _SM_UTIL
+            fields += f"{start - end}xQ"
+            end = start + 8
+    fields += f"{layout.status - end}xi{layout.slot_size - layout.status - 4}x"
+    return Struct(fields)
+
+
+def parse_region(layout: Layout, header: bytes, slots: bytes, tail: bytes) -> dict[str, Any]:
+    """Everything in a region, for people and JSON, under the upstream C names.
+
+    ``header`` is ``[0, procs)``, ``slots`` is ``proc_num`` whole slots, ``tail`` is ``[proc_num, size)``.
+    Header fields that the layout lacks are None; slot fields that it lacks are left out. Lists cover the
+    first ``device_num`` devices. Raises `RegionRejected` (``bad_header``, ``truncated``).
+    """
+    tail_length = layout.size - layout.proc_num
+    proc_num, utilization_switch = parse_tail_start(tail)
+    if len(header) < layout.procs or len(tail) < tail_length or len(slots) < proc_num * layout.slot_size:
+        raise RegionRejected(RegionReason.TRUNCATED, "the file came back shorter than its header says")
+    head = parse_header(layout, header)
+    recent_kernel, priority = unpack_from("<ii", tail, TAIL_START_BYTES)
+    major, minor = unpack_from("<II", header, 4) if layout.version else (None, None)
+    last_kernel_time = None
+    if layout.last_kernel_time is not None:
+        (last_kernel_time,) = unpack_from("<Q", tail, layout.last_kernel_time - layout.proc_num)
+    return {
+        "layout": layout.name,
+        "file_bytes": layout.file_bytes,
+        "initialized_flag": unpack_from("<i", header)[0],
+        "major_version": major,
+        "minor_version": minor,
+        "owner_pid": unpack_from("<Q", header, layout.owner_pid)[0],
+        "device_num": head.device_num,
+        "uuids": list(head.uuids),
+        "limit": list(unpack_from(f"<{head.device_num}Q", header, layout.limit)),
+        "sm_limit": list(head.sm_limit),
+        "proc_num": proc_num,
+        "utilization_switch": utilization_switch,
+        "recent_kernel": recent_kernel,
+        "priority": priority,
+        "last_kernel_time": last_kernel_time,
+        "slots": [_parse_slot(layout, slots, index, head.device_num) for index in range(proc_num)],
+    }
+
+
+def _parse_slot(layout: Layout, slots: bytes, index: int, device_num: int) -> dict[str, Any]:
+    base = index * layout.slot_size
+    slot_pid, hostpid = unpack_from("<ii", slots, base)
+    slot: dict[str, Any] = {
+        "index": index,
+        "pid": slot_pid,
+        "hostpid": hostpid,
+        "status": unpack_from("<i", slots, base + layout.status)[0],
+    }
+    if layout.seqlock is not None:
+        slot["seqlock"] = unpack_from("<Q", slots, base + layout.seqlock)[0]
+    used = base + layout.used
+    slot["used"] = _structs(_USED_FIELDS, slots, used, layout.used_size, device_num)
+    slot["monitorused"] = list(unpack_from(f"<{device_num}Q", slots, base + layout.monitorused))
+    if layout.device_util is not None:
+        util = base + layout.device_util
+        slot["device_util"] = _structs(_DEVICE_UTIL_FIELDS, slots, util, layout.device_util_size, device_num)
+    return slot
+
+
+def _structs(names: tuple[str, ...], data: bytes, start: int, size: int, count: int) -> list[dict[str, int]]:
+    """An array of structs that begin with u64 fields of these names."""
+    fields = Struct(f"<{len(names)}Q")
+    return [
+        dict(zip(names, fields.unpack_from(data, start + index * size), strict=True))
+        for index in range(count)
+    ]
