@@ -18,15 +18,33 @@ CHILDREN = {
 }
 
 
-def imported_packages(source: str) -> set[str]:
-    """Top-level names of every import in the source, wherever it stands; a relative one gives ``.``."""
+def imported_modules(source: str) -> set[str]:
+    """Full names of every import in the source, wherever it stands; a relative one gives ``.``."""
     names = set[str]()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            names.update(alias.name.partition(".")[0] for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            names.add("." if node.level else str(node.module).partition(".")[0])
+            names.add("." if node.level else str(node.module))
     return names
+
+
+def foreign_packages(path: Path, root: Path) -> set[str]:
+    """What the file, and every module of ours that it imports, takes from beyond the standard library."""
+    todo, seen, foreign = [path], set[Path](), set[str]()
+    while todo:
+        current = todo.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        for name in imported_modules(current.read_text()):
+            package = name.partition(".")[0]
+            if package == "resolver":
+                module = root / name.replace(".", "/")
+                todo.append(module / "__init__.py" if module.is_dir() else module.with_suffix(".py"))
+            elif package not in sys.stdlib_module_names:
+                foreign.add(package)
+    return foreign
 
 
 def test_imports_point_one_way(root: Path) -> None:
@@ -43,15 +61,22 @@ def test_imports_point_one_way(root: Path) -> None:
 
 @pytest.mark.parametrize("path", CHILDREN)
 def test_children_import_the_standard_library_only(path: str, root: Path) -> None:
-    imported = imported_packages((root / path).read_text())
-    assert imported - sys.stdlib_module_names <= CHILDREN[path]
+    assert foreign_packages(root / path, root) == CHILDREN[path]
 
 
 def test_importing_the_package_imports_nothing_else(root: Path) -> None:
-    source = (root / "resolver/__init__.py").read_text()
-    assert imported_packages(source) == set()
+    assert imported_modules((root / "resolver/__init__.py").read_text()) == set()
 
 
 def test_the_check_itself_sees_every_form_of_import() -> None:
     source = "import a.b\nfrom c.d import e\ndef f():\n    from . import g\n    import h as i\n"
-    assert imported_packages(source) == {"a", "c", ".", "h"}
+    assert imported_modules(source) == {"a.b", "c.d", ".", "h"}
+
+
+def test_the_check_itself_follows_our_own_modules(tmp_path: Path) -> None:
+    package = tmp_path / "resolver"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "child.py").write_text("import os\nfrom resolver.helper import help_me\n")
+    (package / "helper.py").write_text("import rich.table\n")
+    assert foreign_packages(package / "child.py", tmp_path) == {"rich"}
