@@ -16,27 +16,28 @@ from resolver.errors import RegionRejected
 from resolver.types import RegionReason
 
 _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-_PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def translate(error: OSError, what: str) -> RegionRejected:
+def translate(error: OSError) -> RegionRejected:
     """An error of the operating system as a reason from the fixed list."""
-    if error.errno in (errno.ENOENT, errno.ESTALE):
-        return RegionRejected(RegionReason.GONE, f"{what} does not exist")
-    if error.errno in (errno.EACCES, errno.EPERM):
+    code = error.errno
+    if code in (errno.ENOENT, errno.ESTALE):
+        return RegionRejected(RegionReason.GONE, "there is no such file")
+    if code in (errno.EACCES, errno.EPERM):
         return RegionRejected(
-            RegionReason.ACCESS_DENIED, f"{what} may not be read ({error.strerror}): run as root"
+            RegionReason.ACCESS_DENIED, f"it may not be read ({error.strerror}): run as root"
         )
-    if error.errno in (errno.EMFILE, errno.ENFILE):
+    if code in (errno.EMFILE, errno.ENFILE):
         return RegionRejected(
-            RegionReason.IO_ERROR, f"{what} cannot be opened, all descriptors are in use: raise ulimit -n"
+            RegionReason.IO_ERROR,
+            "it cannot be opened, all descriptors are in use: raise the limit (ulimit -n)",
         )
-    if error.errno == errno.ELOOP:
-        return RegionRejected(RegionReason.SYMLINK, f"{what} is a symbolic link")
-    if error.errno == errno.ENOTDIR:
-        return RegionRejected(RegionReason.NOT_REGULAR, f"{what} is not a directory")
-    return RegionRejected(RegionReason.IO_ERROR, f"{what} cannot be read: {error.strerror}")
+    if code == errno.ELOOP:
+        return RegionRejected(RegionReason.SYMLINK, "it is a symbolic link, and none is followed here")
+    if code == errno.ENOTDIR:
+        return RegionRejected(RegionReason.NOT_REGULAR, "it is not a directory")
+    return RegionRejected(RegionReason.IO_ERROR, f"it cannot be read: {error.strerror}")
 
 
 def mount_id(fd: int) -> int:
@@ -52,57 +53,74 @@ def mount_id(fd: int) -> int:
     raise OSError(errno.ENOSYS, "the kernel tells no mnt_id (before Linux 3.15)")
 
 
-def check_plain(info: os.stat_result, what: str) -> None:
+def check_plain(info: os.stat_result) -> None:
     """Raise `RegionRejected` unless this is a regular file with exactly one name."""
     if stat.S_ISLNK(info.st_mode):
-        raise RegionRejected(RegionReason.SYMLINK, f"{what} is a symbolic link and is not followed")
+        raise RegionRejected(RegionReason.SYMLINK, "it is a symbolic link, and none is followed here")
     if not stat.S_ISREG(info.st_mode):
-        raise RegionRejected(RegionReason.NOT_REGULAR, f"{what} is no regular file, so no shared region")
+        raise RegionRejected(RegionReason.NOT_REGULAR, "it is no regular file, so it is no shared region")
     if info.st_nlink > 1:
         raise RegionRejected(
-            RegionReason.HARD_LINK, f"{what} has {info.st_nlink} names: it may be another container's file"
+            RegionReason.HARD_LINK, f"it has {info.st_nlink} names, so it may be another container's file"
         )
     if info.st_nlink == 0:
-        raise RegionRejected(RegionReason.GONE, f"{what} was deleted")
+        raise RegionRejected(RegionReason.GONE, "it was deleted")
 
 
-def open_plain(dir_fd: int, name: str, what: str, flags: int = os.O_RDONLY) -> tuple[int, os.stat_result]:
+def open_plain(dir_fd: int, name: str, flags: int = os.O_RDONLY) -> tuple[int, os.stat_result]:
     """Open a regular file with one link, in this very directory and mount: ``(descriptor, its fstat)``.
 
-    ``flags`` is O_RDONLY or O_RDWR, ``what`` the path for messages. Raises `RegionRejected`.
+    ``flags`` is O_RDONLY or O_RDWR. Raises `RegionRejected`.
     """
+    if "/" in name or name in ("", ".", ".."):
+        raise RegionRejected(RegionReason.NOT_REGULAR, f"{name!r} is not the name of a file")
     try:
-        if "/" in name or name in ("", ".", ".."):
-            raise RegionRejected(RegionReason.NOT_REGULAR, f"{what}: {name!r} is not the name of a file")
         hold = os.open(name, _HOLD, dir_fd=dir_fd)
         try:
             info = os.fstat(hold)
-            check_plain(info, what)
+            check_plain(info)
             if mount_id(hold) != mount_id(dir_fd):
-                raise RegionRejected(RegionReason.OTHER_DEVICE, f"{what} is a mount of its own: left alone")
+                raise RegionRejected(
+                    RegionReason.OTHER_DEVICE,
+                    "something else is mounted over it, so it is not the tenant's file",
+                )
             return _reopen(hold, flags), info
         finally:
             os.close(hold)
     except OSError as error:
-        raise translate(error, what) from None
+        raise translate(error) from None
 
 
 def _reopen(hold: int, flags: int) -> int:
     """Open what an O_PATH descriptor holds; its link in /proc leads to the inode, not to a name."""
     try:
-        return os.open(f"/proc/self/fd/{hold}", (flags | _PLAIN) & ~os.O_NOFOLLOW)
+        return os.open(f"/proc/self/fd/{hold}", flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except FileNotFoundError:
         raise OSError(errno.EIO, "/proc is not mounted here") from None
 
 
-def open_directory(name: str, what: str, dir_fd: int | None = None) -> int:
-    """Open a directory that is no symbolic link, for listing. Raises `RegionRejected`."""
+def open_directory(name: str, dir_fd: int | None = None) -> int:
+    """Open a directory for listing, never through a symbolic link, nor into a mount below ``dir_fd``.
+
+    Raises `RegionRejected`.
+    """
     try:
-        return os.open(name, _DIRECTORY, dir_fd=dir_fd)
+        fd = os.open(name, _DIRECTORY, dir_fd=dir_fd)
     except OSError as error:
         if error.errno == errno.ENOTDIR and _is_link(name, dir_fd):
-            raise RegionRejected(RegionReason.SYMLINK, f"{what} is a symbolic link") from None
-        raise translate(error, what) from None
+            error.errno = errno.ELOOP
+        raise translate(error) from None
+    if dir_fd is None:
+        return fd
+    try:
+        same = mount_id(fd) == mount_id(dir_fd)
+    except OSError as error:
+        os.close(fd)
+        raise translate(error) from None
+    if not same:
+        os.close(fd)
+        raise RegionRejected(RegionReason.OTHER_DEVICE, "it is a mount of its own and is left alone")
+    return fd
 
 
 def _is_link(name: str, dir_fd: int | None) -> bool:
