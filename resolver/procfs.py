@@ -11,11 +11,11 @@ from __future__ import annotations
 import errno
 import os
 import re
-import select
 from fcntl import ioctl
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.errors import AccessDenied, CannotKnow, ProcessGone
+from resolver.handles import handle_alive
 from resolver.types import Process
 
 if TYPE_CHECKING:
@@ -92,11 +92,6 @@ def parse_start_time(stat: bytes) -> int:
     return int(stat[stat.rindex(b")") + 2 :].split(b" ", 20)[19])
 
 
-def parse_stat_state(stat: bytes) -> str:
-    """Field 3 of ``/proc/<pid>/stat``."""
-    return chr(stat[stat.rindex(b")") + 2])
-
-
 def _unescape(field: bytes) -> str:
     """Undo the kernel's octal escapes (blank, tab, newline, backslash) in a mountinfo field."""
     if b"\\" in field:
@@ -148,32 +143,6 @@ class ProcessHandle:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def handle_alive(fd: int, *, is_pidfd: bool) -> bool:
-    """Whether the process behind a pidfd, or behind an open ``/proc/<pid>`` directory, still runs."""
-    if is_pidfd:
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        return not poll.poll(0)
-    try:
-        stat_fd = os.open("stat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=fd)
-    except OSError:
-        return False
-    try:
-        stat = os.read(stat_fd, _FIRST_READ)
-        if parse_stat_state(stat) not in "ZX":
-            return True
-        # A zombie leader is dead only when no thread is left beside it.
-        task_fd = os.open("task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
-        try:
-            return len(os.listdir(task_fd)) > 1
-        finally:
-            os.close(task_fd)
-    except (OSError, ValueError):
-        return False
-    finally:
-        os.close(stat_fd)
 
 
 class Procfs:

@@ -1,0 +1,31 @@
+"""How a child process of the daemon starts: ``python -I -S child.py MODULE NAME PATH...``.
+
+Run as a script without ``site`` and without the package's other modules. It asks the kernel to die with the
+daemon, takes a name that ``ps`` and ``top`` show, and hands over to ``MODULE.main()``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    """Start the module named on the command line; its ``main()`` returns the exit code."""
+    import ctypes
+    import importlib
+    import os
+    import signal
+
+    module, name, *paths = sys.argv[1:]
+    parent = os.getppid()
+    libc = ctypes.CDLL(None)
+    libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    libc.prctl(15, name.encode()[:15])  # PR_SET_NAME
+    if os.getppid() != parent:
+        return 1  # the daemon ended before the kernel knew; nobody would read an answer
+    sys.path[:0] = paths
+    return int(importlib.import_module(module).main())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

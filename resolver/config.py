@@ -1,0 +1,169 @@
+"""The settings: defaults, then a TOML file, then the environment, then flags; the later wins.
+
+The same names everywhere: ``nvml_interval`` in the file, ``RESOLVER_NVML_INTERVAL`` in the environment,
+``--nvml-interval`` on the command line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from resolver.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class HostpidNamespace(StrEnum):
+    """Which number ``hostpid`` must be: decided by the driver's version, or forced."""
+
+    AUTO = "auto"
+    HOST = "host"
+    CONTAINER = "container"
+
+
+class WriteUtilization(StrEnum):
+    """Where ``sm_util`` is written: where no watcher maintains it, everywhere, or nowhere."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class SourceName(StrEnum):
+    """Where PIDs come from. ``auto`` takes the best that works here."""
+
+    AUTO = "auto"
+    SCAN = "scan"
+
+
+class LogFormat(StrEnum):
+    """How log lines look; ``auto``: for people on a terminal, JSON otherwise."""
+
+    AUTO = "auto"
+    JSON = "json"
+    CONSOLE = "console"
+
+
+class LogLevel(StrEnum):
+    """The least important lines that are shown."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+Seconds = Annotated[float, msgspec.Meta(ge=0.01, le=3600)]
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Every setting with its default. Intervals are in seconds; in text ``250ms``, ``1s``, ``2m`` work too."""
+
+    containers_dir: tuple[str, ...] = ("/usr/local/vgpu/containers",)
+    interval: Seconds = 0.25
+    nvml_interval: Seconds = 1.0
+    dry_run: bool = False
+    hostpid_namespace: HostpidNamespace = HostpidNamespace.AUTO
+    write_utilization: WriteUtilization = WriteUtilization.AUTO
+    source: SourceName = SourceName.AUTO
+    log_format: LogFormat = LogFormat.AUTO
+    log_level: LogLevel = LogLevel.INFO
+    run_dir: str = "/run/resolver"
+
+
+#: What a running daemon cannot change; a reload that asks for it says so and keeps the old value.
+FIXED_AT_START = ("run_dir", "log_format", "source", "dry_run")
+
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m)?\s*")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, None: 1.0}
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+_PREFIX = "RESOLVER_"
+
+
+def parse_duration(text: str) -> float:
+    """Seconds from ``250ms``, ``1s``, ``2m`` or a plain number of seconds; ValueError on anything else."""
+    match = _DURATION.fullmatch(text)
+    if not match:
+        raise ValueError(f"{text!r} is no duration: write 250ms, 1s or 2m")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def load(
+    flags: Mapping[str, Any] | None = None, file: str | None = None, environ: Mapping[str, str] | None = None
+) -> Settings:
+    """Put the settings together; `UsageError` names the place, the value and what is allowed instead.
+
+    ``flags`` holds only what was given. ``file`` falls back to ``RESOLVER_CONFIG``.
+    """
+    environ = os.environ if environ is None else environ
+    file = file or environ.get(_PREFIX + "CONFIG")
+    merged: dict[str, Any] = {}
+    for origin, values in (
+        (f"file {file}", _from_file(file) if file else {}),
+        ("environment", _from_environment(environ)),
+        ("command line", dict(flags or {})),
+    ):
+        for name, value in values.items():
+            where = f"{_PREFIX}{name.upper()}" if origin == "environment" else f"{name} ({origin})"
+            merged[name] = _convert(name, value, where)
+    return Settings(**merged)
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            values = tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"the settings file {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the settings file {path} is not valid TOML: {error}") from None
+    return {name.replace("-", "_"): value for name, value in values.items()}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Only names of settings are taken; others with our prefix may be meant for something else."""
+    return {
+        name: environ[_PREFIX + name.upper()]
+        for name in Settings.__struct_fields__
+        if environ.get(_PREFIX + name.upper())
+    }
+
+
+def _convert(name: str, value: Any, where: str) -> Any:
+    """Check one value by the type of its setting."""
+    kinds = {field.name: field.type for field in msgspec.structs.fields(Settings)}
+    if name not in kinds:
+        raise UsageError(f"{where}: there is no such setting; there are {', '.join(kinds)}")
+    kind = kinds[name]
+    try:
+        if isinstance(value, str):
+            value = _from_text(name, value)
+        elif name == "containers_dir" and not isinstance(value, (list, tuple)):
+            raise ValueError("a path or a list of paths is expected")
+        if kind is not bool and isinstance(value, bool):
+            raise ValueError("neither true nor false is meaningful here")
+        return msgspec.convert(value, kind, strict=True)
+    except (ValueError, msgspec.ValidationError) as error:
+        choices = ""
+        if isinstance(kind, type) and issubclass(kind, StrEnum):
+            choices = f": it is one of {', '.join(kind)}"
+        raise UsageError(f"{where}: {value!r} is not possible ({error}){choices}") from None
+
+
+def _from_text(name: str, text: str) -> Any:
+    if name == "containers_dir":
+        return [part for part in text.split(":") if part]
+    if name in ("interval", "nvml_interval"):
+        return parse_duration(text)
+    if name == "dry_run":
+        if text.lower() in _TRUE | _FALSE:
+            return text.lower() in _TRUE
+        raise ValueError("true or false is expected")
+    return text

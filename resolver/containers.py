@@ -1,0 +1,139 @@
+"""Which process a slot belongs to: right PID, right container, maps the very file, held so it cannot change.
+
+The container is told by the process's own mount table: a HAMi container has its directory
+``<hook>/containers/<podUID>_<containerName>`` bind-mounted. Superblock and path inside it are compared
+exactly, so a tenant that makes mounts of its own cannot pass for another container.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from resolver.errors import AccessDenied, ProcessGone, ResolverError
+from resolver.procfs import ProcessHandle, Procfs, TooLarge
+from resolver.types import UnresolvedReason
+
+if TYPE_CHECKING:
+    from resolver.pidmap import PidMap
+
+
+class SharedDirectory(NamedTuple):
+    """A container's directory as the kernel names it: superblock (``major:minor``) and path inside it."""
+
+    device: str
+    root: str
+
+
+def shared_directory(procfs: Procfs, directory_fd: int) -> SharedDirectory:
+    """How the open directory would show in the mount table of a container that has it bind-mounted.
+
+    The superblock comes from our own mount table, not from ``stat``: on btrfs the two differ. Raises
+    ResolverError if the directory is not on any mount that can be seen from here.
+    """
+    path = os.readlink(f"{procfs.root}/self/fd/{directory_fd}")
+    with open(f"{procfs.root}/self/fdinfo/{directory_fd}", encoding="ascii") as info:
+        mount_id = next((int(line.split()[1]) for line in info if line.startswith("mnt_id:")), None)
+    for mount in procfs.mounts("self"):
+        if mount.mount_id == mount_id:
+            inside = path.removeprefix(mount.mount_point.rstrip("/")).strip("/")
+            return SharedDirectory(mount.device, os.path.join(mount.root, inside) if inside else mount.root)
+    raise ResolverError(f"{path} is on no mount that is visible from here, so containers cannot be told by it")
+
+
+class Containers:
+    """Finds the owner of a slot, verified.
+
+    Mount tables are remembered per process, so that a node with hundreds of containers, each with a slot of PID
+    1, costs one read per process and not one per pair. What is remembered only narrows the choice.
+    """
+
+    def __init__(self, procfs: Procfs, pidmap: PidMap) -> None:
+        self._procfs = procfs
+        self._pidmap = pidmap
+        self._mounted: dict[int, tuple[int, int, frozenset[SharedDirectory]]] = {}
+
+    def owner(self, directory: SharedDirectory, inode: int, ns_pid: int) -> ProcessHandle | UnresolvedReason:
+        """The process that knows itself as ``ns_pid``, has ``directory`` mounted and maps its file ``inode``.
+
+        Exactly one process must fit. The caller closes the handle. Everything is checked after the process was
+        taken hold of, so a PID that is used again in between gives GONE or NO_SUCH_PROCESS, never another process.
+        """
+        fitting: list[ProcessHandle] = []
+        seen: set[UnresolvedReason] = set()
+        for host_pid in self._pidmap.candidates(ns_pid):
+            try:
+                if directory in self._directories(host_pid, directory):
+                    fitting.append(self._hold(host_pid, directory, inode, ns_pid))
+            except _Unfit as unfit:
+                seen.add(unfit.reason)
+            except (AccessDenied, TooLarge, ProcessGone) as error:
+                seen.add(_REASONS[type(error)])
+        if len(fitting) == 1 and not seen & _MAY_FIT_TOO:
+            return fitting[0]
+        for handle in fitting:
+            handle.close()
+        if len(fitting) > 1:
+            return UnresolvedReason.AMBIGUOUS
+        if self._pidmap.unreadable:
+            seen.add(UnresolvedReason.ACCESS_DENIED)
+        return next((reason for reason in _WORST_FIRST if reason in seen), UnresolvedReason.NO_SUCH_PROCESS)
+
+    def _directories(self, host_pid: int, wanted: SharedDirectory) -> frozenset[SharedDirectory]:
+        """The HAMi directories in the process's mount table.
+
+        A process can be seen before its runtime has made the mounts, so an answer without the wanted one counts
+        only until the next refresh of the map.
+        """
+        arrival, epoch = self._pidmap.arrival(host_pid), self._pidmap.refreshes
+        known = self._mounted.get(host_pid)
+        if known and known[0] == arrival and (known[1] == epoch or wanted in known[2]):
+            return known[2]
+        found = frozenset(
+            SharedDirectory(mount.device, mount.root)
+            for mount in self._procfs.mounts(host_pid)
+            if "_" in mount.root.rsplit("/", 1)[-1]
+        )
+        if len(self._mounted) > 2 * len(self._pidmap) + 64:
+            self._mounted = {p: entry for p, entry in self._mounted.items() if entry[0] == self._pidmap.arrival(p)}
+        self._mounted[host_pid] = (arrival, epoch, found)
+        return found
+
+    def _hold(self, host_pid: int, directory: SharedDirectory, inode: int, ns_pid: int) -> ProcessHandle:
+        """Take hold of the process, then check everything again; `_Unfit` if it is not the owner after all."""
+        procfs = self._procfs
+        handle = procfs.open_handle(host_pid)
+        try:
+            if handle.process.ns_pids[-1:] != (ns_pid,):
+                raise _Unfit(UnresolvedReason.GONE)
+            if not procfs.has_mount(host_pid, directory.device, directory.root):
+                raise _Unfit(UnresolvedReason.GONE)
+            if not procfs.maps_inode(host_pid, directory.device, inode):
+                raise _Unfit(UnresolvedReason.NOT_MAPPED)
+            if not handle.alive():
+                raise _Unfit(UnresolvedReason.GONE)
+        except BaseException:
+            handle.close()
+            raise
+        return handle
+
+
+class _Unfit(Exception):
+    def __init__(self, reason: UnresolvedReason) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+_REASONS = {
+    AccessDenied: UnresolvedReason.ACCESS_DENIED,
+    TooLarge: UnresolvedReason.TOO_LARGE,
+    ProcessGone: UnresolvedReason.GONE,
+}
+#: A process that could not be looked at may be a second one that fits.
+_MAY_FIT_TOO = {UnresolvedReason.ACCESS_DENIED, UnresolvedReason.TOO_LARGE}
+_WORST_FIRST = (
+    UnresolvedReason.ACCESS_DENIED,
+    UnresolvedReason.TOO_LARGE,
+    UnresolvedReason.NOT_MAPPED,
+    UnresolvedReason.GONE,
+)

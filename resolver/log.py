@@ -1,0 +1,54 @@
+"""Logging by structlog: one event, one line, on standard error.
+
+``json`` for machines, ``console`` for people, ``auto`` takes the one that fits where standard error goes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+def setup(log_format: str, level: str = "info") -> None:
+    """Configure the process's logging. ``log_format`` is ``auto``, ``json`` or ``console``."""
+    terminal = sys.stderr.isatty()
+    if log_format == "auto":
+        log_format = "console" if terminal else "json"
+    renderer: Any
+    if log_format == "json":
+        renderer = structlog.processors.JSONRenderer(sort_keys=False)
+    else:
+        renderer = structlog.dev.ConsoleRenderer(colors=terminal and "NO_COLOR" not in os.environ)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _event_first if log_format == "json" else _as_it_is,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _event_first(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    head = {name: event.pop(name) for name in ("timestamp", "level", "event") if name in event}
+    return head | dict(event)
+
+
+def _as_it_is(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    return event
+
+
+def get() -> Any:
+    """The logger; its methods are ``debug``, ``info``, ``warning``, ``error``, each with key=value pairs."""
+    return structlog.get_logger()

@@ -1,0 +1,145 @@
+"""Children that do the dangerous work: started on first use, bounded in time, killed when late, restarted.
+
+One class serves all of them. A worker speaks one message at a time over a SOCK_SEQPACKET socket on its
+descriptor 0, and dies with the daemon (it asks the kernel for that). What goes wrong is an exception,
+`WorkerFailed`, and a number that is shown; the daemon itself never waits longer than the time limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from resolver.errors import WorkerFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MAX_MESSAGE = 1 << 18
+_FIRST_DELAY = 0.05
+_LONGEST_DELAY = 30.0
+
+
+class Worker:
+    """One kind of child and its present process, if there is one.
+
+    ``module`` has a ``main()`` and is started by `resolver.child` without ``site``, so that it starts in
+    milliseconds and stays small; ``paths`` is where it finds what it imports beside the standard library.
+    ``timeout`` is in seconds, for one request.
+    """
+
+    def __init__(self, name: str, module: str, *paths: str, timeout: float) -> None:
+        self.name = name
+        self.timeout = timeout
+        self.starts = 0
+        self.failures = 0  # deaths, time-outs and malformed answers, ever
+        self.last_failure = ""
+        package = os.path.dirname(os.path.abspath(__file__))
+        script = os.path.join(package, "child.py")
+        self._argv = [sys.executable, "-I", "-S", script, module, name, os.path.dirname(package), *paths]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._in_a_row = 0
+        self._not_before = 0.0
+        self._turn = asyncio.Lock()
+        self._unreaped: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def host_pid(self) -> int | None:
+        """PID of the present child; None between two of them."""
+        return self._process.pid if self._process else None
+
+    async def request(self, message: bytes, descriptors: Sequence[int] = ()) -> bytes:
+        """Send one message, return its answer; `WorkerFailed` when there is none in time.
+
+        Starts the child if there is none. After a failure the next start is immediate, after several in a
+        row it waits (0.05 s doubling to 30 s), and requests fail at once until then.
+        """
+        async with self._turn:
+            channel = self._ensure_started()
+            try:
+                # A thousand descriptors would not fit; callers keep below the kernel's 253 (SCM_MAX_FD).
+                socket.send_fds(channel, [message], list(descriptors))
+                loop = asyncio.get_running_loop()
+                answer = await asyncio.wait_for(loop.sock_recv(channel, _MAX_MESSAGE), self.timeout)
+            except TimeoutError:
+                raise self._failed(f"did not answer within {self.timeout:g} s") from None
+            except OSError as error:
+                raise self._failed(f"broke off: {error.strerror}") from None
+            except asyncio.CancelledError:
+                self.stop()  # its answer would be taken for the next request's
+                raise
+            if not answer:
+                raise self._failed(self._how_it_ended())
+            self._in_a_row = 0
+            return answer
+
+    def malformed(self, what: str) -> WorkerFailed:
+        """The answer made no sense: end the child, and return the error to raise."""
+        return self._failed(what)
+
+    def _ensure_started(self) -> socket.socket:
+        self._unreaped = [process for process in self._unreaped if process.poll() is None]
+        if self._channel is not None:
+            return self._channel
+        wait = self._not_before - time.monotonic()
+        if wait > 0:
+            raise WorkerFailed(f"the {self.name} failed {self._in_a_row} times in a row; next start in {wait:.1f} s")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        try:
+            # A group of its own: Ctrl-C at a terminal is for the daemon, which ends its children itself.
+            self._process = subprocess.Popen(
+                self._argv, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, process_group=0
+            )
+        except OSError as error:
+            ours.close()
+            raise self._failed(f"could not be started: {error.strerror}") from None
+        finally:
+            theirs.close()
+        self.starts += 1
+        self._channel = ours
+        return ours
+
+    def _how_it_ended(self) -> str:
+        process = self._process
+        if process is None:
+            return "ended"
+        try:
+            code = process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            return "closed its socket"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with code {code}"
+
+    def _failed(self, what: str) -> WorkerFailed:
+        self.stop()
+        self.failures += 1
+        self._in_a_row += 1
+        if self._in_a_row > 1:
+            delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** min(self._in_a_row - 2, 20))
+            self._not_before = time.monotonic() + delay
+        self.last_failure = f"the {self.name} {what}"
+        return WorkerFailed(self.last_failure)
+
+    def stop(self) -> None:
+        """End the present child now. One that hangs in the kernel is left to die and reaped later."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.1)
+        if process.returncode is None:
+            self._unreaped.append(process)
