@@ -1,0 +1,127 @@
+"""Container ids and pod UIDs in cgroup paths: pure functions over text.
+
+What a container runtime calls a container's cgroup is nowhere specified; the forms below are those of
+containerd, CRI-O, Docker and Podman with the systemd and with the cgroupfs driver. A 64-digit hexadecimal
+id is what they share. Names that carry none (``ctr``, plain ``runc``) cannot be told by a pattern: they
+give None here, and are found only by somebody who knows the name (`parts_of`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# 64 digits that end a path component, or end it but for the unit's suffix. The kernel appends " (deleted)"
+# to the path of a removed cgroup that still holds a zombie (proc_cgroup_show in kernel/cgroup/cgroup.c).
+_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?=(?:\.scope)?(?: \(deleted\))?(?:/|\n|\Z))")
+# An API server's UID, or the hash that kubelet gives a static pod. Systemd slices have '_' for '-'.
+_POD = re.compile(
+    r"(?<![0-9A-Za-z_])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9A-Za-z_-])"
+)
+_RUNTIMES = {
+    "cri-containerd": "containerd",
+    "crio": "cri-o",
+    "docker": "docker",
+    "libpod": "podman",
+    "libpod-payload": "podman",
+    "nerdctl": "containerd",
+}
+
+
+class ContainerCgroup(NamedTuple):
+    """What a cgroup path says about its container.
+
+    ``container_id`` has 64 hexadecimal digits. ``pod_uid`` has dashes, or is the 32-digit hash of a static
+    pod. ``runtime`` is None where the path does not tell.
+    """
+
+    container_id: str
+    pod_uid: str | None
+    runtime: str | None
+
+
+def parse_cgroup_path(path: str) -> ContainerCgroup | None:
+    """The innermost container of one cgroup path; an outer id is that of its node (kind, k3d)."""
+    if len(path) < 64:
+        return None
+    for match in reversed(list(_ID.finditer(path))):
+        start = path.rfind("/", 0, match.start()) + 1
+        prefix = path[start : match.start()]
+        if not _is_container(prefix):
+            continue
+        return ContainerCgroup(match[0], _last_pod(path[: match.start()]), _runtime(path[:start], prefix))
+    return None
+
+
+def parse_cgroup(text: str) -> ContainerCgroup | None:
+    """The container in a whole ``/proc/<pid>/cgroup``: of the first line that has one.
+
+    v1 has a line per hierarchy, v2 a single ``0::`` line, hybrids have both, and a process need not be in
+    its container's cgroup in each of them.
+    """
+    if _ID.search(text) is None:
+        return None
+    for path in cgroup_paths(text):
+        if (found := parse_cgroup_path(path)) is not None:
+            return found
+    return None
+
+
+def pod_uid_of(text: str) -> str | None:
+    """The innermost pod UID in a path or in a whole ``/proc/<pid>/cgroup``, with or without a container."""
+    for path in cgroup_paths(text):
+        if (pod_uid := _last_pod(path)) is not None:
+            return pod_uid
+    return None
+
+
+def cgroup_paths(text: str) -> Iterator[str]:
+    """The path of every line of ``/proc/<pid>/cgroup`` (``hierarchy:controllers:path``, cgroups(7)).
+
+    A line that is a path already comes back as it is.
+    """
+    for line in text.split("\n"):
+        if line.startswith("/"):
+            yield line
+        elif ":/" in line:
+            yield line[line.index(":/") + 1 :]
+
+
+def container_id_of(name: str) -> str | None:
+    """The container id in one component of a path, that is, in the name of a cgroup directory."""
+    match = _ID.search(name)
+    return match[0] if match is not None and _is_container(name[: match.start()]) else None
+
+
+def parts_of(path: str) -> list[str]:
+    """The components of a path, outermost first, for those who look for a name that has no pattern."""
+    return path.removesuffix(" (deleted)").split("/")
+
+
+def strip_scheme(text: str) -> str:
+    """An id as people paste it, without ``containerd://``, ``docker://``, ``cri-o://`` or any other."""
+    scheme, separator, rest = text.partition("://")
+    return rest if separator and "/" not in scheme else text
+
+
+def _is_container(prefix: str) -> bool:
+    """Whether what stands before the 64 digits in their component names a container.
+
+    It is nothing, ``<runtime>-``, or, where both cgroup drivers got mixed up, ``<slice>:<runtime>:``.
+    Conmon is the monitor that CRI-O and Podman start beside a container, outside of it.
+    """
+    return not prefix or (prefix[-1] in "-:" and not prefix.endswith("conmon-"))
+
+
+def _last_pod(path: str) -> str | None:
+    pods = _POD.findall(path)
+    return pods[-1].replace("_", "-") if pods else None
+
+
+def _runtime(parent: str, prefix: str) -> str | None:
+    if prefix:
+        return _RUNTIMES.get(prefix[:-1].rpartition(":")[2])
+    return "docker" if parent.endswith("/docker/") else None
