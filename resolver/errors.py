@@ -6,7 +6,9 @@
       +-- UsageError              the command line or the settings are wrong           (exit 2)
       +-- CannotKnow              this process lacks what it takes to know the answer  (exit 4)
       |     +-- AccessDenied      the kernel refused a read in /proc
-      +-- ProcessGone             the process ended while it was looked at
+      +-- ProcessGone             the process ended while it was looked at             (exit 1)
+      +-- NotFound                everything was seen, and what was asked for is not there (exit 1)
+      +-- Ambiguous               what was asked for fits several things; carries them (exit 3)
       +-- RegionRejected          a file is no shared region that may be touched; carries a reason
       +-- WorkerFailed            a child died, hung or spoke nonsense
 
@@ -37,6 +39,18 @@ class AccessDenied(CannotKnow):
 
 class ProcessGone(ResolverError):
     """The process ended: ENOENT between list and open, ESRCH between open and read."""
+
+
+class NotFound(ResolverError):
+    """Everything that could hold the answer was read, and it is not there."""
+
+
+class Ambiguous(ResolverError):
+    """Several things fit. ``candidates`` has a line for each, with what to ask for instead."""
+
+    def __init__(self, message: str, candidates: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.candidates = candidates
 
 
 class RegionRejected(ResolverError):
