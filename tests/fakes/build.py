@@ -1,0 +1,110 @@
+"""Builds the C parts of the miniature node; the result is cached by the hash of the sources.
+
+`build(outdir)` gives the directory that holds
+
+- `nvml-550/`, `nvml-510/`, `nvml-470/`: one `libnvidia-ml.so.1` each, with the symbols that a driver of at
+  least that series exports (470 has no `_v3` process list, 510 no `nvmlDeviceGetProcessesUtilizationInfo`);
+- `tenant`: the process that uses HAMi's cache protocol;
+- `container-init`: the first process of a container.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).resolve().parent
+FLAGS: Final = ("-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread")
+NVML_SERIES: Final = (550, 510, 470)
+TENANT_SOURCES: Final = ("tenant.c", "region.c", "driver.c", "watcher.c", "mover.c")
+
+
+class BuildError(RuntimeError):
+    """The C parts cannot be built: no compiler, or the compiler's complaint."""
+
+
+def default_outdir() -> Path:
+    """Where the tests and the demo keep the result: out of the source tree, private to this user."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "resolver-fakes"
+
+
+def build(outdir: Path | None = None) -> Path:
+    """Compiles what is not there yet and returns the directory with the results (absolute).
+
+    Raises BuildError when there is no C compiler or the sources do not compile without a warning.
+    """
+    base = (outdir or default_outdir()).resolve()
+    base.mkdir(parents=True, exist_ok=True)
+    result = base / _source_hash()
+    with (base / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs at once: the second waits and finds the result
+        if not result.is_dir():
+            _drop_old(base)
+            scratch = Path(tempfile.mkdtemp(dir=base))
+            try:
+                _compile_all(scratch)
+                scratch.chmod(0o755)
+                scratch.rename(result)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+    return result
+
+
+def library_dir(built: Path, driver_version: str) -> Path:
+    """The directory of the `libnvidia-ml.so.1` that a node with this driver has, below `build()`'s result."""
+    major = int(driver_version.split(".", 1)[0])
+    for series in NVML_SERIES:
+        if major >= series:
+            return built / f"nvml-{series}"
+    raise ValueError(f"driver {driver_version} is older than the oldest stand-in ({NVML_SERIES[-1]})")
+
+
+def _source_hash() -> str:
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    for path in [*sorted(p for p in HERE.rglob("*") if p.suffix in (".c", ".h")), Path(__file__)]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _drop_old(base: Path) -> None:
+    yesterday = time.time() - 86400  # younger ones may be in use by another checkout's tests
+    for old in base.iterdir():
+        if old.is_dir() and old.stat().st_mtime < yesterday:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _compile_all(out: Path) -> None:
+    for series in NVML_SERIES:
+        directory = out / f"nvml-{series}"
+        directory.mkdir()
+        library = directory / "libnvidia-ml.so.1"
+        shared = (
+            "-shared",
+            "-fPIC",
+            "-fvisibility=hidden",
+            "-Wl,-soname,libnvidia-ml.so.1",
+            f"-DNVML_SINCE={series}",
+        )
+        _cc(*shared, "-o", str(library), str(HERE / "nvml" / "nvml.c"))
+    tenant = [str(HERE / "tenant" / name) for name in TENANT_SOURCES]
+    _cc("-o", str(out / "tenant"), *tenant, "-ldl")
+    _cc("-o", str(out / "container-init"), str(HERE / "container_init.c"))
+
+
+def _cc(*arguments: str) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise BuildError(
+            "no C compiler: `cc` is not on PATH. Run `make setup` as root, or install gcc and libc6-dev."
+        )
+    done = subprocess.run((compiler, *FLAGS, *arguments), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BuildError(f"{compiler} failed ({done.returncode}) on {arguments[-1]}:\n{done.stderr}")

@@ -1,0 +1,147 @@
+"""Cgroups for containers in miniature: the runtimes' path formats, on whatever hierarchies this node has."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+PREFIX: Final = "resolver-node-"
+NODE_CONTAINER_ID: Final = "d0" * 32  # the outer container of a node that is a container itself (kind)
+
+
+#: The path below the hierarchy's root, by format. `slice` and `pods` are the pod's cgroup as the systemd and
+#: the cgroupfs driver name it, `id` is the container's, `node` that of the outer container on a kind node.
+FORMATS: Final = {
+    "containerd-systemd": "{slice}/cri-containerd-{id}.scope",
+    "containerd-cgroupfs": "{pods}/{id}",
+    "containerd-mixed": "system.slice/{last_slice}:cri-containerd:{id}",
+    "crio-systemd": "{slice}/crio-{id}.scope",
+    "crio-systemd-child": "{slice}/crio-{id}.scope/container",
+    "crio-cgroupfs": "{pods}/crio-{id}",
+    "docker-systemd": "{slice}/docker-{id}.scope",
+    "docker-cgroupfs": "{pods}/{id}",
+    "docker-alone-systemd": "system.slice/docker-{id}.scope",
+    "docker-alone-cgroupfs": "docker/{id}",
+    "podman-systemd": "machine.slice/libpod-{id}.scope/container",
+    "podman-cgroupfs": "libpod_parent/libpod-{id}",
+    "kind-systemd": "kubelet.slice/{kubelet_slice}/cri-containerd-{id}.scope",
+    "kind-cgroupfs": "docker/{node}/kubelet/{pods}/{id}",
+}
+
+
+def cgroup_path(cgroup_format: str, qos: str, pod_uid: str, container_id: str) -> str:
+    """One container's path, relative. `qos` is guaranteed, burstable or besteffort. Raises KeyError."""
+    pod = pod_uid.replace("-", "_")
+    levels = ["kubepods", f"kubepods-{qos}", f"kubepods-{qos}-pod{pod}"]
+    if qos == "guaranteed":  # has no level of its own
+        levels = ["kubepods", f"kubepods-pod{pod}"]
+    return FORMATS[cgroup_format].format(
+        slice="/".join(f"{level}.slice" for level in levels),
+        last_slice=f"{levels[-1]}.slice",
+        kubelet_slice="/".join(f"kubelet-{level}.slice" for level in levels),
+        pods=f"kubepods/pod{pod_uid}" if qos == "guaranteed" else f"kubepods/{qos}/pod{pod_uid}",
+        id=container_id,
+        node=NODE_CONTAINER_ID,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """One mounted cgroup file system; `controllers` is empty for version 2."""
+
+    mount: Path
+    controllers: str
+
+
+def hierarchies() -> list[Hierarchy]:
+    """All mounted hierarchies, version 2 first, then systemd's own, then the rest."""
+    found: list[Hierarchy] = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, right = line.split(" - ", 1)
+        kind, _, options = right.split(" ", 2)
+        mount = Path(left.split(" ")[4])
+        if kind == "cgroup2":
+            found.append(Hierarchy(mount, ""))
+        elif kind == "cgroup":
+            found.append(Hierarchy(mount, options.split("rw,", 1)[-1]))
+    return sorted(
+        found, key=lambda h: (h.controllers != "", "name=systemd" not in h.controllers, str(h.mount))
+    )
+
+
+class CgroupTree:
+    """Our own subtree in one hierarchy, and the directories made in it. Removed by `close()`.
+
+    `root` is None, and `why_not` says why, when this user cannot make a cgroup anywhere.
+    """
+
+    def __init__(self) -> None:
+        self.root: Path | None = None
+        self.why_not = ""
+        name = f"{PREFIX}{os.getpid()}-{time.monotonic_ns():x}"
+        reasons = []
+        for hierarchy in hierarchies():
+            _remove_leftovers(hierarchy.mount)
+            base = hierarchy.mount / _own_path(hierarchy) / name
+            for candidate in (hierarchy.mount / name, base):
+                try:
+                    candidate.mkdir()
+                    if not os.access(candidate / "cgroup.procs", os.W_OK):
+                        raise PermissionError(13, "cgroup.procs is not writable", str(candidate))
+                except OSError as error:
+                    reasons.append(str(error))
+                else:
+                    self.root = candidate
+                    return
+        self.why_not = "; ".join(dict.fromkeys(reasons)) or "no cgroup file system is mounted"
+
+    def make(self, cgroup_format: str, qos: str, pod_uid: str, container_id: str) -> Path | None:
+        """The directory for one container, None without a tree. Raises KeyError for an unknown format."""
+        path = cgroup_path(cgroup_format, qos, pod_uid, container_id)
+        if self.root is None:
+            return None
+        directory = self.root / path
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
+    def close(self) -> None:
+        """Removes the whole subtree; every process in it must have ended."""
+        if self.root is not None:
+            _remove_tree(self.root)
+
+
+def _own_path(hierarchy: Hierarchy) -> str:
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == hierarchy.controllers or (controllers and controllers in hierarchy.controllers):
+            return path.lstrip("/")
+    return ""
+
+
+def _remove_tree(root: Path) -> None:
+    for directory, _, _ in os.walk(root, topdown=False):
+        deadline = time.monotonic() + 2
+        while True:
+            try:
+                os.rmdir(directory)
+            except FileNotFoundError:
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)  # the last process has died and is just being taken out
+            else:
+                break
+
+
+def _remove_leftovers(mount: Path) -> None:
+    """What a killed node left: its processes died with it, its cgroups could not."""
+    for old in mount.glob(f"{PREFIX}*"):
+        maker = old.name.removeprefix(PREFIX).split("-", 1)[0]
+        if not Path(f"/proc/{maker}").exists():
+            with contextlib.suppress(OSError):
+                _remove_tree(old)

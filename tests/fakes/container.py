@@ -1,0 +1,240 @@
+"""A container in miniature: namespaces, a cgroup, the bind mount, and what runs in it."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from tests.fakes.gpu import Device
+from tests.fakes.process import START_TIMEOUT_S, NodeError, Process, Tenant, readable
+from tests.fakes.regions import Region, monitor_view, read_region
+
+if TYPE_CHECKING:
+    from tests.fakes.node import Node
+
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+class Container:
+    """A container: namespaces, a cgroup, and the bind mount; made by `Node.container`."""
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        pod_uid: str,
+        name: str,
+        cgroup_format: str,
+        layout: str,
+        sm_limit: int,
+        qos: str,
+        pid_namespace: Literal["own", "host"] | Container,
+        devices: Sequence[Device],
+        priority: int,
+    ) -> None:
+        self.node = node
+        self.pod_uid, self.name = pod_uid, name
+        self.cgroup_format, self.layout, self.sm_limit, self.qos = cgroup_format, layout, sm_limit, qos
+        self.pid_namespace = pid_namespace
+        self.devices = tuple(devices)
+        self.priority = priority
+        self.directory = node.containers_dir / f"{pod_uid}_{name}"
+        self.directory.mkdir(exist_ok=True)
+        self.directory.chmod(0o777)
+        self.cache_name = f"{uuid.uuid4()}.cache"
+        self.processes: list[Process] = []
+        self._running = False
+        self._start()
+
+    # ---- its life ----------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self.container_id = secrets.token_hex(32)
+        self.cgroup = self.node.cgroups.make(self.cgroup_format, self.qos, self.pod_uid, self.container_id)
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        arguments = [
+            str(self.node.built / "container-init"),
+            *("--control", str(theirs.fileno())),
+            *("--parent", str(os.getpid())),
+            *("--bind", str(self.directory)),
+            *("--pidns", self._pidns_argument()),
+        ]
+        if self.cgroup is not None:
+            arguments += ["--cgroup", str(self.cgroup / "cgroup.procs")]
+        with theirs:
+            self._launcher = subprocess.Popen(
+                arguments,
+                pass_fds=(theirs.fileno(),),
+                env=self.node.tenant_environment(),
+                stdin=subprocess.DEVNULL,
+            )
+        try:
+            self.init_host_pid = self._started(f"container {self.name}")
+            self.pidns = os.stat(f"/proc/{self.init_host_pid}/ns/pid").st_ino
+            self._init_pidfd = os.pidfd_open(self.init_host_pid)
+        except BaseException:
+            self._launcher.kill()
+            self._launcher.wait()
+            self._control.close()
+            raise
+        self._running = True
+
+    def _pidns_argument(self) -> str:
+        if isinstance(self.pid_namespace, Container):
+            return f"/proc/{self.pid_namespace.init_host_pid}/ns/pid"
+        return "host" if self.pid_namespace == "host" else "new"
+
+    def _started(self, what: str) -> int:
+        """Waits for a new process to report; its host PID is the one in the kernel's credentials."""
+        if not readable(self._control.fileno(), START_TIMEOUT_S):
+            raise NodeError(f"{what} did not start within {START_TIMEOUT_S} s")
+        text, ancillary, _, _ = self._control.recvmsg(64, socket.CMSG_SPACE(_CREDENTIALS.size))
+        if text != b"started":
+            raise NodeError(f"{what} did not start; the reason is on standard error")
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+                host_pid: int = _CREDENTIALS.unpack(data)[0]
+                return host_pid
+        raise NodeError(f"the kernel gave no credentials with the report of {what}")
+
+    def stop(self) -> None:
+        """Kills every process of the container and waits for them; the directory and its file stay."""
+        if not self._running:
+            return
+        self._running = False
+        for process in self.processes:
+            process.kill()  # with a PID namespace of its own the first process takes the others along
+            process.close()
+        self.processes.clear()
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
+        self._launcher.wait(START_TIMEOUT_S)
+        os.close(self._init_pidfd)
+        self._control.close()
+        if self.cgroup is not None:
+            _remove_cgroup(self.cgroup)
+
+    def restart(self) -> None:
+        """What a kubelet does: all killed, a new id, new namespaces; same directory, same cache file."""
+        self.stop()
+        self._start()
+
+    # ---- what runs in it ---------------------------------------------------------------------------
+
+    @property
+    def cache(self) -> Path:
+        """The cache file on the host's side."""
+        return self.directory / self.cache_name
+
+    def region(self) -> Region:
+        """The region as it is now, read from the file."""
+        return read_region(self.cache.read_bytes())
+
+    def monitor_view(self) -> dict[str, int]:
+        """What HAMi's monitor would report now: per device UUID, percent."""
+        return monitor_view(self.cache.read_bytes())
+
+    def spawn(self, arguments: Sequence[str], *, nested: bool = False) -> Process:
+        """Starts any program in the container; `nested` gives it a PID namespace of its own below."""
+        host_pid, stdin, stdout = self._spawn(arguments, nested=nested)
+        return self._keep(Process(host_pid, stdin, stdout))
+
+    def tenant(
+        self,
+        *,
+        load: int = 0,
+        guess: str | int = "list",
+        devices: Sequence[Device] | None = None,
+        memory: int = 512 << 20,
+        nested: bool = False,
+        options: Sequence[str] = (),
+    ) -> Tenant:
+        """Starts a tenant and waits until it is ready: slot taken, contexts made, host PID guessed.
+
+        `load` is in percent of each of `devices` (default: all of the container's). `guess` is how it gets
+        its host PID: `list` (as upstream), `none`, `self` (its own container PID), `wrong` (nobody's), or a
+        number.
+        """
+        arguments = self.tenant_arguments(load=load, guess=guess, devices=devices, memory=memory)
+        host_pid, stdin, stdout = self._spawn([*arguments, *options], nested=nested)
+        tenant = Tenant(host_pid, stdin, stdout, load)
+        self.processes.append(tenant)
+        tenant.read_line()
+        return tenant
+
+    def mover(self, moves: int, *, slots: int = 8) -> Process:
+        """Starts `moves` compaction moves: waits for a line on its input, ends with a verdict in JSON."""
+        arguments = [*self.tenant_arguments(), "--mover", str(moves), "--slots", str(slots)]
+        return self.spawn(arguments)
+
+    def tenant_arguments(
+        self,
+        *,
+        load: int = 0,
+        guess: str | int = "list",
+        devices: Sequence[Device] | None = None,
+        memory: int = 512 << 20,
+    ) -> list[str]:
+        """The command line of a tenant of this container."""
+        arguments = [str(self.node.built / "tenant"), "--cache", f"/usr/local/vgpu/{self.cache_name}"]
+        for device in self.devices:
+            arguments += ["--uuid", device.uuid]
+        for device in devices or ():
+            arguments += ["--use", device.uuid]
+        arguments += [
+            "--layout",
+            self.layout,
+            "--sm-limit",
+            str(self.sm_limit),
+            "--priority",
+            str(self.priority),
+        ]
+        arguments += ["--memory", str(memory), "--load", str(load), "--guess", str(guess)]
+        return [*arguments, "--driver-socket", str(self.node.driver_socket)]
+
+    def _spawn(self, arguments: Sequence[str], *, nested: bool) -> tuple[int, int, int]:
+        stdin_r, stdin_w = os.pipe()
+        stdout_r, stdout_w = os.pipe()
+        request = (b"n" if nested else b"-") + b"".join(os.fsencode(word) + b"\0" for word in arguments)
+        descriptors = array.array("i", [stdin_r, stdout_w])
+        try:
+            self._control.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+        finally:
+            os.close(stdin_r)
+            os.close(stdout_w)
+        return self._started(f"{arguments[0]} in container {self.name}"), stdin_w, stdout_r
+
+    def _keep(self, process: Process) -> Process:
+        self.processes.append(process)
+        return process
+
+
+def _remove_cgroup(directory: Path) -> None:
+    """Kills who is left, and removes the container's own level: its pod's may have other containers."""
+    deadline = time.monotonic() + 2
+    while True:
+        try:
+            for host_pid in (directory / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(host_pid), signal.SIGKILL)
+            directory.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+        else:
+            return

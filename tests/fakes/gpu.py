@@ -1,0 +1,283 @@
+"""The kernel driver's side of the GPU stand-in: it knows which process really uses which device.
+
+A tenant connects to a Unix socket and says what a CUDA program would do:
+
+    context <device uuid> <bytes>              -> ok
+    load <device uuid> <sm> [<mem> <enc> <dec>] -> ok          (percent; 0 is idle)
+
+Who it is comes from the kernel (SO_PEERCRED), as it does for a real driver, never from what it says. A closed
+connection is a process that has ended: its entry leaves the process list, its samples stay in the buffer.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tests.fakes.chain import Chain, read_chain, thread_chain
+from tests.fakes.state import DEVICES, PROCESSES, SAMPLES, ChainStruct, StateFile
+
+SAMPLE_PERIOD_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device as NVML shows it; the order of a list of these is the index order."""
+
+    uuid: str
+    name: str = "NVIDIA Stand-in 24GB"
+    minor: int = 0
+    memory_total: int = 24 << 30
+    mig_enabled: bool = False
+    lost: bool = False
+    temperature_c: int = 61
+    power_mw: int = 180_000
+
+
+DEFAULT_DEVICES: Final = (
+    Device("GPU-5a3c1e70-8d42-4f6b-9b1e-2f7d0c9a4e01", minor=1),
+    Device("GPU-c0ffee12-3b7a-4d5c-8e9f-a1b2c3d4e502", minor=0),
+)
+
+
+@dataclass(slots=True)
+class Load:
+    memory: int = 0
+    sm: int = 0
+    mem: int = 0
+    enc: int = 0
+    dec: int = 0
+
+
+@dataclass(slots=True)
+class Client:
+    """A connected process. `on` maps a device's index to what the process does there."""
+
+    chain: Chain
+    thread_chain: Chain | None = None
+    on: dict[int, Load] = field(default_factory=dict)
+    received: bytes = b""
+
+
+class Gpu:
+    """The driver of a miniature node. Use as a context manager; everything runs in one thread."""
+
+    def __init__(
+        self,
+        state_path: Path,
+        socket_path: Path,
+        driver_version: str,
+        devices: Sequence[Device] = DEFAULT_DEVICES,
+        sample_period_s: float = SAMPLE_PERIOD_S,
+    ) -> None:
+        if len(devices) > DEVICES:
+            raise ValueError(f"{len(devices)} devices: the state file has room for {DEVICES}")
+        self.state_path = state_path
+        self.socket_path = socket_path
+        self.devices = tuple(devices)
+        self._period_s = sample_period_s
+        self._driver_version = driver_version
+        self._list_threads = False
+        self._lock = threading.RLock()
+        self._clients: dict[int, Client] = {}
+        self._stop_r, self._stop_w = -1, -1
+
+    def __enter__(self) -> Self:
+        self._state = StateFile(self.state_path)
+        with self._state.writing() as s:
+            s.driver_version = self._driver_version.encode()
+            s.driver_pidns = os.stat("/proc/self/ns/pid").st_ino
+        self.set_devices(self.devices)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with suppress(FileNotFoundError):
+            self.socket_path.unlink()
+        self._listener.bind(str(self.socket_path))
+        self.socket_path.chmod(0o666)
+        self._listener.listen(64)
+        self._stop_r, self._stop_w = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="gpu", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        os.write(self._stop_w, b"x")
+        self._thread.join()
+        self._listener.close()
+        os.close(self._stop_r)
+        os.close(self._stop_w)
+        with suppress(FileNotFoundError):
+            self.socket_path.unlink()
+
+    # ---- what a test turns -------------------------------------------------------------------------
+
+    @property
+    def driver_version(self) -> str:
+        return self._driver_version
+
+    @driver_version.setter
+    def driver_version(self, version: str) -> None:
+        with self._state.writing() as s:
+            self._driver_version = version
+            s.driver_version = version.encode()
+
+    def set_faults(self, faults: int = 0, hang: int = 0, grow: int = 0) -> None:
+        """Replaces all fault switches: bits of `Fault` and `Hang`, none by default.
+
+        `grow` is how often a list grows between size query and fetch, counted in each calling process.
+        """
+        with self._state.writing() as s:
+            s.faults, s.hang, s.grow = faults, hang, grow
+
+    def set_devices(self, devices: Sequence[Device]) -> None:
+        """Replaces the devices. Contexts and samples go by index and stay."""
+        with self._lock, self._state.writing() as s:
+            self.devices = tuple(devices)
+            s.device_count = len(devices)
+            for entry, device in zip(s.devices, devices, strict=False):
+                entry.uuid, entry.name = device.uuid.encode(), device.name.encode()
+                entry.minor, entry.memory_total = device.minor, device.memory_total
+                entry.mig_enabled, entry.lost = int(device.mig_enabled), int(device.lost)
+                entry.temperature_c, entry.power_mw = device.temperature_c, device.power_mw
+
+    def set_list_threads(self, *, on: bool) -> None:
+        """Lists a thread id instead of the process's PID in the process list (HAMi-core issue 112)."""
+        with self._lock:
+            self._list_threads = on
+            self._publish_processes()
+
+    def add_sample(self, chain: Chain, device: int, load: Load, time_us: int | None = None) -> None:
+        """Appends one sample, as the driver's own clock does for every busy process."""
+        with self._state.writing() as s:
+            entry = s.samples[s.samples_total % SAMPLES]
+            entry.time_us = time.time_ns() // 1000 if time_us is None else time_us
+            entry.device = device
+            entry.sm, entry.mem, entry.enc, entry.dec = load.sm, load.mem, load.enc, load.dec
+            _fill_chain(entry.chain, chain)
+            s.samples_total += 1
+
+    # ---- what a test compares with -----------------------------------------------------------------
+
+    def clients(self) -> list[Client]:
+        """The connected processes; their chains are the truth, read from the kernel."""
+        with self._lock:
+            return list(self._clients.values())
+
+    def host_pid(self, pidns: int, ns_pid: int) -> int | None:
+        """The host PID of a connected process by its own PID namespace, or None."""
+        return next((c.chain.host_pid for c in self.clients() if c.chain.levels[-1] == (pidns, ns_pid)), None)
+
+    # ---- the driver's thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._stop_r, selectors.EVENT_READ)
+            due = time.monotonic() + self._period_s
+            while True:
+                for key, _ in selector.select(max(0.0, due - time.monotonic())):
+                    if key.fd == self._stop_r:
+                        for mapped in list(selector.get_map().values()):
+                            if (
+                                isinstance(mapped.fileobj, socket.socket)
+                                and mapped.fileobj is not self._listener
+                            ):
+                                mapped.fileobj.close()
+                        return
+                    if key.fileobj is self._listener:
+                        self._accept(selector)
+                    elif isinstance(key.fileobj, socket.socket) and not self._serve(key.fileobj):
+                        selector.unregister(key.fileobj)
+                        key.fileobj.close()
+                if time.monotonic() >= due:
+                    self._sample()
+                    due += self._period_s
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        connection, _ = self._listener.accept()
+        host_pid, _, _ = struct.unpack(
+            "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        )
+        try:
+            chain = read_chain(host_pid)
+        except OSError:
+            connection.close()  # already gone
+            return
+        selector.register(connection, selectors.EVENT_READ)
+        with self._lock:
+            self._clients[connection.fileno()] = Client(chain, thread_chain(host_pid))
+
+    def _serve(self, connection: socket.socket) -> bool:
+        try:
+            data = connection.recv(4096)
+        except OSError:
+            data = b""
+        with self._lock:
+            client = self._clients[connection.fileno()]
+            if not data:
+                del self._clients[connection.fileno()]
+                self._publish_processes()
+                return False
+            client.received += data
+            while b"\n" in client.received:
+                line, client.received = client.received.split(b"\n", 1)
+                answer = self._command(client, line.decode(errors="replace").split())
+                with suppress(OSError):
+                    connection.send(answer.encode() + b"\n")
+        return True
+
+    def _command(self, client: Client, words: list[str]) -> str:
+        index = {device.uuid: i for i, device in enumerate(self.devices)}
+        match words:
+            case ["context", uuid, memory] if uuid in index:
+                client.on[index[uuid]] = Load(memory=int(memory))
+                client.thread_chain = thread_chain(client.chain.host_pid)
+                self._publish_processes()
+            case ["load", uuid, sm, *rest] if uuid in index and index[uuid] in client.on:
+                load = client.on[index[uuid]]
+                values = [int(sm), *(int(word) for word in rest)]
+                load.sm = values[0]
+                load.mem, load.enc, load.dec = values[1:] if len(values) == 4 else (values[0] // 2, 0, 0)
+                self._sample(only=client)
+            case _:
+                return "error: unknown command, device, or no context on it: " + " ".join(words)
+        return "ok"
+
+    def _sample(self, only: Client | None = None) -> None:
+        with self._lock, self._state.writing():
+            for client in self._clients.values() if only is None else [only]:
+                for device, load in client.on.items():
+                    if load.sm or load.mem or load.enc or load.dec:
+                        self.add_sample(client.chain, device, load)
+
+    def _publish_processes(self) -> None:
+        entries = [(c, device, load) for c in self._clients.values() for device, load in c.on.items()]
+        if len(entries) > PROCESSES:
+            raise RuntimeError(f"{len(entries)} contexts: the state file has room for {PROCESSES}")
+        with self._state.writing() as s:
+            s.process_count = len(entries)
+            for entry, (client, device, load) in zip(s.processes, entries, strict=False):
+                entry.device, entry.memory = device, load.memory
+                threads = self._list_threads and client.thread_chain is not None
+                _fill_chain(
+                    entry.chain, client.thread_chain if threads and client.thread_chain else client.chain
+                )
+            for i, device_entry in enumerate(s.devices):
+                device_entry.memory_used = sum(load.memory for _, device, load in entries if device == i)
+
+
+def _fill_chain(entry: ChainStruct, chain: Chain) -> None:
+    entry.depth = len(chain.levels)
+    for level, (pidns, nr) in zip(entry.level, chain.levels, strict=False):
+        level.pidns, level.nr = pidns, nr

@@ -1,0 +1,121 @@
+"""A GPU node in miniature: real namespaces, real cgroups, real processes; only the GPU is a stand-in.
+
+    with Node(tmp_path, "535.183.01") as node:
+        container = node.container("0f0e...", "train", cgroup_format="crio-systemd", sm_limit=50)
+        tenant = container.tenant(load=87)
+        tenant.host_pid, tenant.ns_pid, tenant.slot()
+
+A node and its containers are made in the main thread: Linux ties "die with your parent" to the thread
+that forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from tests.fakes import build
+from tests.fakes.cgroups import CgroupTree
+from tests.fakes.container import Container
+from tests.fakes.gpu import DEFAULT_DEVICES, Device, Gpu
+from tests.fakes.process import NodeError
+
+
+class Node:
+    """The node: a driver, a containers directory, and the containers. Everything is gone when it is left.
+
+    `left_out` lists, in sentences, what this machine or user could not provide.
+    """
+
+    def __init__(self, root: Path, driver_version: str, devices: Sequence[Device] = DEFAULT_DEVICES) -> None:
+        self.root = root
+        self.containers_dir = root / "vgpu" / "containers"
+        self.driver_socket = root / "driver.sock"
+        self.state_file = root / "nvml-state"
+        self.containers: list[Container] = []
+        self.left_out: list[str] = []
+        self._driver_version, self._devices = driver_version, devices
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            raise NodeError(
+                "a node is made in the main thread: its processes die with the thread that forked them"
+            )
+        self.built = build.build()
+        self.library_dir = build.library_dir(self.built, self._driver_version)
+        self.containers_dir.mkdir(parents=True)
+        self.cgroups = CgroupTree()
+        if self.cgroups.root is None:
+            self.left_out.append(
+                f"cgroups, so container ids cannot be read from them: {self.cgroups.why_not}"
+            )
+        try:
+            self.gpu = Gpu(
+                self.state_file, self.driver_socket, self._driver_version, self._devices
+            ).__enter__()
+        except BaseException:
+            self.cgroups.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        with contextlib.ExitStack() as stack:  # each step runs, whatever the one before ran into
+            stack.callback(shutil.rmtree, self.root / "vgpu", ignore_errors=True)
+            stack.callback(self.cgroups.close)
+            stack.callback(self.gpu.__exit__, None, None, None)
+            for container in self.containers:
+                stack.callback(container.stop)
+
+    def environment(self) -> dict[str, str]:
+        """The environment in which `libnvidia-ml.so.1` is the stand-in and speaks for this node's driver."""
+        paths = [str(self.library_dir), os.environ.get("LD_LIBRARY_PATH", "")]
+        return {
+            **os.environ,
+            "LD_LIBRARY_PATH": ":".join(path for path in paths if path),
+            "NVML_STANDIN_STATE": str(self.state_file),
+        }
+
+    def tenant_environment(self) -> dict[str, str]:
+        """The little that a container's processes need."""
+        full = self.environment()
+        return {
+            name: full[name] for name in ("PATH", "LD_LIBRARY_PATH", "NVML_STANDIN_STATE") if name in full
+        }
+
+    def container(
+        self,
+        pod_uid: str | None = None,
+        name: str = "main",
+        *,
+        cgroup_format: str = "containerd-systemd",
+        layout: str = "v1.2",
+        sm_limit: int = 50,
+        qos: str = "burstable",
+        pid_namespace: Literal["own", "host"] | Container = "own",
+        devices: Sequence[Device] | None = None,
+        priority: int = 0,
+    ) -> Container:
+        """Starts a container. `sm_limit` 0: no core limit, no watcher. `pid_namespace` may be another's."""
+        container = Container(
+            self,
+            pod_uid=pod_uid or str(uuid.uuid4()),
+            name=name,
+            cgroup_format=cgroup_format,
+            layout=layout,
+            sm_limit=sm_limit,
+            qos=qos,
+            pid_namespace=pid_namespace,
+            devices=devices if devices is not None else self._devices[:1],
+            priority=priority,
+        )
+        self.containers.append(container)
+        return container

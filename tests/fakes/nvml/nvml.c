@@ -1,0 +1,671 @@
+/*
+ * A stand-in for libnvidia-ml.so.1: NVML's ABI over a state file (state.h) named by NVML_STANDIN_STATE.
+ *
+ * Which PIDs a caller sees follows the driver version in the state, as measured on real drivers:
+ *
+ *   driver                      compute process list         utilization samples
+ *   up to 535.104.05            host                         host
+ *   535.113.01 to 560.35.03     container, memory reads 0    host
+ *   565.57.01 to 565.77         container                    host
+ *   570.86.15 and later         container                    container
+ *
+ * A caller in the initial PID namespace, or in the one the driver runs in, always sees host PIDs. Where PIDs
+ * are translated, a process that has none in the caller's namespace keeps its host number.
+ *
+ * NVML_SINCE (550, 510 or 470) is the oldest driver this build belongs to; newer symbols are left out, so that
+ * a caller meets the same missing symbols as on a real node.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "state.h"
+
+#ifndef NVML_SINCE
+#define NVML_SINCE 550
+#endif
+#define API __attribute__((visibility("default")))
+
+typedef enum {
+    NVML_SUCCESS = 0,
+    NVML_ERROR_UNINITIALIZED = 1,
+    NVML_ERROR_INVALID_ARGUMENT = 2,
+    NVML_ERROR_NOT_SUPPORTED = 3,
+    NVML_ERROR_NOT_FOUND = 6,
+    NVML_ERROR_INSUFFICIENT_SIZE = 7,
+    NVML_ERROR_DRIVER_NOT_LOADED = 9,
+    NVML_ERROR_GPU_IS_LOST = 15,
+    NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18,
+    NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
+    NVML_ERROR_UNKNOWN = 999,
+} nvmlReturn_t;
+
+typedef struct standin_handle *nvmlDevice_t;
+struct standin_handle {
+    unsigned index;
+};
+
+typedef struct {
+    unsigned int pid;
+    unsigned long long usedGpuMemory;
+} nvmlProcessInfo_v1_t;
+
+typedef struct {
+    unsigned int pid;
+    unsigned long long usedGpuMemory;
+    unsigned int gpuInstanceId;
+    unsigned int computeInstanceId;
+} nvmlProcessInfo_v2_t;
+
+typedef struct {
+    unsigned int pid;
+    unsigned long long timeStamp;
+    unsigned int smUtil, memUtil, encUtil, decUtil;
+} nvmlProcessUtilizationSample_t;
+
+typedef struct {
+    unsigned long long timeStamp;
+    unsigned int pid;
+    unsigned int smUtil, memUtil, encUtil, decUtil, jpgUtil, ofaUtil;
+} nvmlProcessUtilizationInfo_v1_t;
+
+typedef struct {
+    unsigned int version;
+    unsigned int processSamplesCount;
+    unsigned long long lastSeenTimeStamp;
+    nvmlProcessUtilizationInfo_v1_t *procUtilArray;
+} nvmlProcessesUtilizationInfo_v1_t;
+
+typedef struct {
+    unsigned long long total, free, used;
+} nvmlMemory_t;
+
+typedef struct {
+    unsigned int version;
+    unsigned long long total, reserved, free, used;
+} nvmlMemory_v2_t;
+
+typedef struct {
+    unsigned int gpu, memory;
+} nvmlUtilization_t;
+
+#define MEMORY_V2 ((unsigned)(sizeof(nvmlMemory_v2_t) | (2u << 24)))
+#define PROCESSES_UTILIZATION_V1 ((unsigned)(sizeof(nvmlProcessesUtilizationInfo_v1_t) | (1u << 24)))
+#define INITIAL_PIDNS 0xEFFFFFFCu
+#define MAX_ROWS (STANDIN_PROCESSES + 64)
+
+_Static_assert(sizeof(nvmlProcessInfo_v1_t) == 16, "nvmlProcessInfo_v1_t");
+_Static_assert(sizeof(nvmlProcessInfo_v2_t) == 24, "nvmlProcessInfo_v2_t");
+_Static_assert(sizeof(nvmlProcessUtilizationSample_t) == 32, "nvmlProcessUtilizationSample_t");
+_Static_assert(sizeof(nvmlProcessUtilizationInfo_v1_t) == 40, "nvmlProcessUtilizationInfo_v1_t");
+_Static_assert(PROCESSES_UTILIZATION_V1 == 0x01000018u, "nvmlProcessesUtilizationInfo_v1");
+_Static_assert(MEMORY_V2 == 0x02000028u, "nvmlMemory_v2");
+
+/* A process or a sample as the caller will see it. */
+struct row {
+    unsigned host_pid; /* identity while collecting; never handed out untranslated by accident */
+    unsigned pid;
+    unsigned long long time_us, memory;
+    unsigned sm, mem, enc, dec;
+};
+
+static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic int init_count;
+static const struct standin_state *state; /* mapped by the first init, unmapped never: threads may still read */
+static struct standin_handle handles[STANDIN_DEVICES];
+static _Atomic unsigned grown;
+
+/* ---- the state file ------------------------------------------------------------------------------------- */
+
+static uint64_t read_begin(void)
+{
+    for (int spins = 0;; spins++) {
+        uint64_t seq = __atomic_load_n(&state->seq, __ATOMIC_ACQUIRE);
+        if (!(seq & 1))
+            return seq;
+        if (spins > 100)
+            usleep(50);
+        else
+            sched_yield();
+    }
+}
+
+static int read_retry(uint64_t seq)
+{
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return __atomic_load_n(&state->seq, __ATOMIC_RELAXED) != seq;
+}
+
+static const struct standin_state *map_state(void)
+{
+    const char *path = getenv("NVML_STANDIN_STATE");
+    struct stat st;
+    if (!path)
+        return NULL;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return NULL;
+    void *map = MAP_FAILED;
+    if (fstat(fd, &st) == 0 && st.st_size == (off_t)sizeof(struct standin_state))
+        map = mmap(NULL, sizeof(struct standin_state), PROT_READ, MAP_SHARED, fd, 0);
+    close(fd);
+    if (map == MAP_FAILED)
+        return NULL;
+    const struct standin_state *s = map;
+    if (s->magic != STANDIN_MAGIC || s->version != STANDIN_VERSION || s->size != sizeof(*s)) {
+        munmap(map, sizeof(struct standin_state));
+        return NULL;
+    }
+    return s;
+}
+
+static void hang_while(unsigned call)
+{
+    while (__atomic_load_n(&state->hang, __ATOMIC_ACQUIRE) & call)
+        usleep(20000);
+}
+
+/* ---- which PIDs ------------------------------------------------------------------------------------------ */
+
+static unsigned caller_pidns(void)
+{
+    struct stat st;
+    return stat("/proc/self/ns/pid", &st) == 0 ? (unsigned)st.st_ino : 0;
+}
+
+/* "535.113.01" as one comparable number, 0 when it is not a version. */
+static unsigned long version_number(const char *text)
+{
+    unsigned major = 0, minor = 0, patch = 0;
+    if (sscanf(text, "%u.%u.%u", &major, &minor, &patch) < 1)
+        return 0;
+    return major * 1000000ul + minor * 1000ul + patch;
+}
+
+static int driver_row(const char *driver_version)
+{
+    unsigned long v = version_number(driver_version);
+    if (v < 535113001ul)
+        return 1;
+    if (v < 565000000ul)
+        return 2;
+    return v < 570086015ul ? 3 : 4;
+}
+
+static int sees_host(unsigned pidns)
+{
+    return pidns == INITIAL_PIDNS || pidns == state->driver_pidns;
+}
+
+static unsigned translate(const struct standin_chain *chain, unsigned pidns)
+{
+    unsigned depth = chain->depth < STANDIN_LEVELS ? chain->depth : STANDIN_LEVELS;
+    for (unsigned i = 0; i < depth; i++)
+        if (chain->level[i].pidns == pidns)
+            return (unsigned)chain->level[i].nr;
+    return (unsigned)chain->level[0].nr;
+}
+
+/* ---- collecting rows ------------------------------------------------------------------------------------- */
+
+static unsigned add_faulty_rows(struct row *rows, unsigned n, uint64_t now_us)
+{
+    if ((state->faults & STANDIN_PID_ZERO) && n < MAX_ROWS)
+        rows[n++] = (struct row){.pid = 0, .time_us = now_us, .memory = 1 << 20, .sm = 3};
+    unsigned extra = state->grow ? atomic_load(&grown) : 0;
+    for (unsigned i = 0; i < extra && n < MAX_ROWS; i++) /* numbers no kernel gives out */
+        rows[n++] = (struct row){.pid = 0x7ffffff0u - i, .time_us = now_us, .memory = 1 << 20, .sm = 1};
+    return n;
+}
+
+static uint64_t wall_us(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    return (uint64_t)ts.tv_sec * 1000000u + (uint64_t)ts.tv_nsec / 1000u;
+}
+
+static unsigned collect_processes(unsigned device, struct row *rows)
+{
+    unsigned pidns = caller_pidns(), n;
+    uint64_t seq;
+    do {
+        seq = read_begin();
+        n = 0;
+        int row = driver_row(state->driver_version);
+        int host = row == 1 || sees_host(pidns);
+        for (unsigned i = 0; i < state->process_count && i < STANDIN_PROCESSES; i++) {
+            const struct standin_process *p = &state->processes[i];
+            if (p->device != device)
+                continue;
+            rows[n].host_pid = (unsigned)p->chain.level[0].nr;
+            rows[n].pid = host ? rows[n].host_pid : translate(&p->chain, pidns);
+            rows[n].memory = !host && row == 2 ? 0 : p->memory;
+            n++;
+        }
+        n = add_faulty_rows(rows, n, 0);
+    } while (read_retry(seq));
+    return n;
+}
+
+static int seen(const struct row *rows, unsigned n, unsigned host_pid)
+{
+    for (unsigned i = 0; i < n; i++)
+        if (rows[i].host_pid == host_pid)
+            return 1;
+    return 0;
+}
+
+/* The newest sample of each process after `since_us`; the ring is walked from new to old. */
+static unsigned collect_samples(unsigned device, uint64_t since_us, struct row *rows)
+{
+    unsigned pidns = caller_pidns(), n;
+    uint64_t seq;
+    do {
+        seq = read_begin();
+        n = 0;
+        int host = driver_row(state->driver_version) < 4 || sees_host(pidns);
+        unsigned above = state->faults & STANDIN_VALUES_ABOVE_100 ? 200 : 0;
+        uint64_t total = state->samples_total;
+        for (uint64_t k = 0; k < total && k < STANDIN_SAMPLES && n < STANDIN_PROCESSES; k++) {
+            const struct standin_sample *s = &state->samples[(total - 1 - k) % STANDIN_SAMPLES];
+            unsigned host_pid = (unsigned)s->chain.level[0].nr;
+            if (s->device != device || s->time_us <= since_us || seen(rows, n, host_pid))
+                continue;
+            rows[n].host_pid = host_pid;
+            rows[n].pid = host ? host_pid : translate(&s->chain, pidns);
+            rows[n].time_us = s->time_us;
+            rows[n].sm = s->sm + above;
+            rows[n].mem = s->mem;
+            rows[n].enc = s->enc;
+            rows[n].dec = s->dec;
+            n++;
+        }
+        n = add_faulty_rows(rows, n, wall_us());
+    } while (read_retry(seq));
+    return n;
+}
+
+/* A fetch after which the list has grown, as often as the fault says. */
+static unsigned grow_before_fetch(unsigned n)
+{
+    unsigned limit = __atomic_load_n(&state->grow, __ATOMIC_ACQUIRE);
+    if (!limit)
+        atomic_store(&grown, 0);
+    else if (atomic_load(&grown) < limit) {
+        atomic_fetch_add(&grown, 1);
+        return n + 1;
+    }
+    return n;
+}
+
+/* ---- checks that every call starts with ------------------------------------------------------------------ */
+
+static nvmlReturn_t ready(unsigned call)
+{
+    if (!atomic_load(&init_count))
+        return NVML_ERROR_UNINITIALIZED;
+    hang_while(call);
+    if (state->faults & STANDIN_DRIVER_NOT_LOADED)
+        return NVML_ERROR_DRIVER_NOT_LOADED;
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t ready_device(nvmlDevice_t device, unsigned call)
+{
+    nvmlReturn_t ret = ready(call);
+    if (ret != NVML_SUCCESS)
+        return ret;
+    if (device < handles || device >= handles + STANDIN_DEVICES || device->index >= state->device_count)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return state->devices[device->index].lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+}
+
+static nvmlReturn_t give_text(const char *text, char *out, unsigned length)
+{
+    if (strlen(text) + 1 > length)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    strcpy(out, text);
+    return NVML_SUCCESS;
+}
+
+#define DEVICE_CALL(device, call, argument)                                                                     \
+    do {                                                                                                        \
+        nvmlReturn_t ret_ = ready_device(device, call);                                                         \
+        if (ret_ != NVML_SUCCESS)                                                                               \
+            return ret_;                                                                                        \
+        if (!(argument))                                                                                        \
+            return NVML_ERROR_INVALID_ARGUMENT;                                                                 \
+    } while (0)
+
+#define SYSTEM_CALL(argument)                                                                                   \
+    do {                                                                                                        \
+        nvmlReturn_t ret_ = ready(STANDIN_HANG_COUNT);                                                          \
+        if (ret_ != NVML_SUCCESS)                                                                               \
+            return ret_;                                                                                        \
+        if (!(argument))                                                                                        \
+            return NVML_ERROR_INVALID_ARGUMENT;                                                                 \
+    } while (0)
+
+/* ---- the library ------------------------------------------------------------------------------------------ */
+
+API nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
+{
+    (void)flags;
+    nvmlReturn_t ret = NVML_SUCCESS;
+    pthread_mutex_lock(&init_lock);
+    if (!state || !init_count) {
+        const struct standin_state *fresh = map_state();
+        if (!fresh)
+            ret = NVML_ERROR_DRIVER_NOT_LOADED;
+        else
+            state = fresh;
+    }
+    pthread_mutex_unlock(&init_lock);
+    if (ret != NVML_SUCCESS)
+        return ret;
+    hang_while(STANDIN_HANG_INIT);
+    if (state->faults & STANDIN_DRIVER_NOT_LOADED)
+        return NVML_ERROR_DRIVER_NOT_LOADED;
+    if (version_number(state->driver_version) < NVML_SINCE * 1000000ul)
+        return NVML_ERROR_LIB_RM_VERSION_MISMATCH;
+    pthread_mutex_lock(&init_lock);
+    for (unsigned i = 0; i < STANDIN_DEVICES; i++)
+        handles[i].index = i;
+    init_count++;
+    pthread_mutex_unlock(&init_lock);
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlInit_v2(void)
+{
+    return nvmlInitWithFlags(0);
+}
+
+API nvmlReturn_t nvmlShutdown(void)
+{
+    if (!atomic_load(&init_count))
+        return NVML_ERROR_UNINITIALIZED;
+    hang_while(STANDIN_HANG_SHUTDOWN);
+    pthread_mutex_lock(&init_lock);
+    nvmlReturn_t ret = init_count > 0 ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
+    if (ret == NVML_SUCCESS)
+        init_count--;
+    pthread_mutex_unlock(&init_lock);
+    return ret;
+}
+
+API const char *nvmlErrorString(nvmlReturn_t result)
+{
+    switch (result) {
+    case NVML_SUCCESS: return "Success";
+    case NVML_ERROR_UNINITIALIZED: return "Uninitialized";
+    case NVML_ERROR_INVALID_ARGUMENT: return "Invalid Argument";
+    case NVML_ERROR_NOT_SUPPORTED: return "Not Supported";
+    case NVML_ERROR_NOT_FOUND: return "Not Found";
+    case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
+    case NVML_ERROR_DRIVER_NOT_LOADED: return "Driver Not Loaded";
+    case NVML_ERROR_GPU_IS_LOST: return "GPU is lost";
+    case NVML_ERROR_LIB_RM_VERSION_MISMATCH: return "Driver/library version mismatch";
+    case NVML_ERROR_ARGUMENT_VERSION_MISMATCH: return "Argument version mismatch";
+    default: return "Unknown Error";
+    }
+}
+
+API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
+{
+    SYSTEM_CALL(version);
+    return give_text(state->driver_version, version, length);
+}
+
+API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
+{
+    char text[96];
+    SYSTEM_CALL(version);
+    snprintf(text, sizeof text, "12.%s", state->driver_version);
+    return give_text(text, version, length);
+}
+
+API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
+{
+    SYSTEM_CALL(version);
+    *version = driver_row(state->driver_version) == 4 ? 12080 : 12020;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
+{
+    return nvmlSystemGetCudaDriverVersion_v2(version);
+}
+
+API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
+{
+    SYSTEM_CALL(count);
+    *count = state->device_count;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
+{
+    SYSTEM_CALL(device);
+    if (index >= state->device_count)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *device = &handles[index];
+    return state->devices[index].lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
+{
+    SYSTEM_CALL(device);
+    if (!uuid)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    for (unsigned i = 0; i < state->device_count; i++)
+        if (strcmp(state->devices[i].uuid, uuid) == 0) {
+            *device = &handles[i];
+            return state->devices[i].lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+        }
+    return NVML_ERROR_NOT_FOUND;
+}
+
+API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
+{
+    DEVICE_CALL(device, STANDIN_HANG_DEVICE, uuid);
+    return give_text(state->devices[device->index].uuid, uuid, length);
+}
+
+API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
+{
+    DEVICE_CALL(device, STANDIN_HANG_DEVICE, name);
+    return give_text(state->devices[device->index].name, name, length);
+}
+
+API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
+{
+    DEVICE_CALL(device, STANDIN_HANG_DEVICE, index);
+    *index = device->index;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
+{
+    DEVICE_CALL(device, STANDIN_HANG_DEVICE, minor);
+    *minor = state->devices[device->index].minor;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    DEVICE_CALL(device, STANDIN_HANG_DEVICE, memory);
+    const struct standin_device *d = &state->devices[device->index];
+    *memory = (nvmlMemory_t){.total = d->memory_total, .used = d->memory_used, .free = d->memory_total - d->memory_used};
+    return NVML_SUCCESS;
+}
+
+#if NVML_SINCE >= 510
+API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+    DEVICE_CALL(device, STANDIN_HANG_DEVICE, memory);
+    const struct standin_device *d = &state->devices[device->index];
+    if (memory->version != MEMORY_V2)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    memory->total = d->memory_total;
+    memory->reserved = 0;
+    memory->used = d->memory_used;
+    memory->free = d->memory_total - d->memory_used;
+    return NVML_SUCCESS;
+}
+#endif
+
+API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
+{
+    struct row rows[MAX_ROWS];
+    DEVICE_CALL(device, STANDIN_HANG_DEVICE, utilization);
+    unsigned n = collect_samples(device->index, wall_us() - 1000000u, rows), gpu = 0, memory = 0;
+    for (unsigned i = 0; i < n; i++) {
+        gpu += rows[i].sm;
+        memory += rows[i].mem;
+    }
+    utilization->gpu = gpu < 100 ? gpu : 100;
+    utilization->memory = memory < 100 ? memory : 100;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, unsigned int *celsius)
+{
+    DEVICE_CALL(device, STANDIN_HANG_DEVICE, celsius);
+    if (sensor != 0)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *celsius = state->devices[device->index].temperature_c;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *milliwatts)
+{
+    DEVICE_CALL(device, STANDIN_HANG_DEVICE, milliwatts);
+    *milliwatts = state->devices[device->index].power_mw;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
+{
+    DEVICE_CALL(device, STANDIN_HANG_DEVICE, current && pending);
+    *current = *pending = state->devices[device->index].mig_enabled;
+    return NVML_SUCCESS;
+}
+
+/* ---- process lists ------------------------------------------------------------------------------------------ */
+
+/* The size protocol of the process lists: *count is the room in, the number of entries out; an empty list is a
+ * success even with no room; too little room says how much is needed. */
+static nvmlReturn_t list_processes(nvmlDevice_t device, unsigned *count, const void *infos, struct row *rows)
+{
+    DEVICE_CALL(device, STANDIN_HANG_PROCESS_LIST, count);
+    if (*count && !infos)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    unsigned room = *count, n = collect_processes(device->index, rows);
+    unsigned needed = room ? grow_before_fetch(n) : n;
+    if (needed > n)
+        n = collect_processes(device->index, rows);
+    *count = n;
+    return n > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v1_t *infos)
+{
+    struct row rows[MAX_ROWS];
+    nvmlReturn_t ret = list_processes(device, count, infos, rows);
+    for (unsigned i = 0; ret == NVML_SUCCESS && i < *count; i++)
+        infos[i] = (nvmlProcessInfo_v1_t){.pid = rows[i].pid, .usedGpuMemory = rows[i].memory};
+    return ret;
+}
+
+static nvmlReturn_t list_v2(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v2_t *infos)
+{
+    struct row rows[MAX_ROWS];
+    nvmlReturn_t ret = list_processes(device, count, infos, rows);
+    for (unsigned i = 0; ret == NVML_SUCCESS && i < *count; i++)
+        infos[i] = (nvmlProcessInfo_v2_t){.pid = rows[i].pid,
+                                          .usedGpuMemory = rows[i].memory,
+                                          .gpuInstanceId = 0xFFFFFFFFu,
+                                          .computeInstanceId = 0xFFFFFFFFu};
+    return ret;
+}
+
+API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v2_t *infos)
+{
+    return list_v2(device, count, infos);
+}
+
+#if NVML_SINCE >= 510
+API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v2_t *infos)
+{
+    return list_v2(device, count, infos);
+}
+#endif
+
+/* ---- utilization samples ----------------------------------------------------------------------------------- */
+
+/* The size protocol of the samples: nothing newer than `since` is NOT_FOUND, a missing or short buffer is
+ * INSUFFICIENT_SIZE with the number needed, and only a fetch can succeed. */
+static nvmlReturn_t list_samples(unsigned device, unsigned *count, const void *buffer, uint64_t since, struct row *rows)
+{
+    unsigned n = collect_samples(device, since, rows), room = buffer ? *count : 0;
+    if (!n) {
+        *count = 0;
+        return NVML_ERROR_NOT_FOUND;
+    }
+    if (buffer && grow_before_fetch(n) > n)
+        n = collect_samples(device, since, rows);
+    *count = n;
+    return n > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
+                                                 unsigned int *count, unsigned long long since)
+{
+    struct row rows[MAX_ROWS];
+    DEVICE_CALL(device, STANDIN_HANG_UTILIZATION, count);
+    if (state->devices[device->index].mig_enabled || (state->faults & STANDIN_PROCESS_UTILIZATION_UNSUPPORTED))
+        return NVML_ERROR_NOT_SUPPORTED;
+    nvmlReturn_t ret = list_samples(device->index, count, samples, since, rows);
+    for (unsigned i = 0; ret == NVML_SUCCESS && i < *count; i++)
+        samples[i] = (nvmlProcessUtilizationSample_t){.pid = rows[i].pid,
+                                                      .timeStamp = rows[i].time_us,
+                                                      .smUtil = rows[i].sm,
+                                                      .memUtil = rows[i].mem,
+                                                      .encUtil = rows[i].enc,
+                                                      .decUtil = rows[i].dec};
+    return ret;
+}
+
+#if NVML_SINCE >= 550
+API nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_v1_t *info)
+{
+    struct row rows[MAX_ROWS];
+    DEVICE_CALL(device, STANDIN_HANG_UTILIZATION, info);
+    if (info->version != PROCESSES_UTILIZATION_V1)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    if (state->devices[device->index].mig_enabled || (state->faults & STANDIN_PROCESSES_INFO_UNSUPPORTED))
+        return NVML_ERROR_NOT_SUPPORTED;
+    nvmlReturn_t ret = list_samples(device->index, &info->processSamplesCount, info->procUtilArray,
+                                    info->lastSeenTimeStamp, rows);
+    for (unsigned i = 0; ret == NVML_SUCCESS && i < info->processSamplesCount; i++)
+        info->procUtilArray[i] = (nvmlProcessUtilizationInfo_v1_t){.timeStamp = rows[i].time_us,
+                                                                   .pid = rows[i].pid,
+                                                                   .smUtil = rows[i].sm,
+                                                                   .memUtil = rows[i].mem,
+                                                                   .encUtil = rows[i].enc,
+                                                                   .decUtil = rows[i].dec};
+    return ret;
+}
+#endif

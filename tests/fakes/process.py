@@ -1,0 +1,124 @@
+"""Processes in a container in miniature: any program, and the tenant with its commands."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import time
+from pathlib import Path
+from typing import Any, Final
+
+START_TIMEOUT_S: Final = 10.0
+
+
+class NodeError(RuntimeError):
+    """The miniature node cannot do what was asked: what happened, why, and what to do."""
+
+
+class Process:
+    """A process inside a container. `host_pid` comes from the kernel's credentials, `ns_pid` from `/proc`."""
+
+    def __init__(self, host_pid: int, stdin: int, stdout: int) -> None:
+        self.host_pid = host_pid
+        self.pidns = os.stat(f"/proc/{host_pid}/ns/pid").st_ino
+        self.ns_pid = _innermost_pid(host_pid)
+        self._pidfd = os.pidfd_open(host_pid)
+        self._stdin, self._stdout = stdin, stdout
+        self._pending = b""
+
+    def read_line(self, timeout_s: float = START_TIMEOUT_S) -> str:
+        """The next line of its standard output. Raises NodeError when it ends or stays silent."""
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._pending:
+            if not readable(self._stdout, deadline - time.monotonic()):
+                raise NodeError(f"process {self.host_pid} said nothing for {timeout_s} s")
+            data = os.read(self._stdout, 65536)
+            if not data:
+                raise NodeError(f"process {self.host_pid} has ended; its message is on standard error")
+            self._pending += data
+        line, self._pending = self._pending.split(b"\n", 1)
+        return line.decode()
+
+    def write_line(self, text: str) -> None:
+        """One line to its standard input."""
+        os.write(self._stdin, text.encode() + b"\n")
+
+    @property
+    def alive(self) -> bool:
+        return not readable(self._pidfd, 0)
+
+    def kill(self) -> None:
+        """SIGKILL, and waits until it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self.wait()
+
+    def terminate(self) -> None:
+        """SIGTERM, and waits until it is gone: a clean exit."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+        self.wait()
+
+    def wait(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Until it has ended. Raises NodeError after the time limit."""
+        if not readable(self._pidfd, timeout_s):
+            raise NodeError(f"process {self.host_pid} has not ended within {timeout_s} s")
+
+    def close(self) -> None:
+        """Lets go of the descriptors; the process itself belongs to its container."""
+        for fd in (self._pidfd, self._stdin, self._stdout):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+class Tenant(Process):
+    """A process that uses HAMi's cache protocol and the GPU (`tenant/tenant.c`)."""
+
+    def __init__(self, host_pid: int, stdin: int, stdout: int, load: int) -> None:
+        super().__init__(host_pid, stdin, stdout)
+        self.load = load
+
+    def command(self, text: str) -> Any:  # noqa: ANN401 (JSON: the caller knows what it asked for)
+        """Sends one command, returns its JSON answer. Raises NodeError when the tenant refuses."""
+        self.write_line(text)
+        answer = json.loads(self.read_line())
+        if isinstance(answer, dict) and "error" in answer:
+            raise NodeError(f"tenant {self.ns_pid} refused `{text}`: {answer['error']}")
+        return answer
+
+    def slot(self) -> dict[str, Any]:
+        """Its own slot: index, pid, hostpid, status, sm_util and monitorused per device."""
+        answer: dict[str, Any] = self.command("slot")
+        return answer
+
+    def set_load(self, load: int) -> None:
+        """The percentage it uses of each of its devices from now on."""
+        self.command(f"load {load}")
+        self.load = load
+
+    def fork(self) -> int:
+        """Forks a child that takes a slot of its own; returns the child's PID in the container."""
+        ns_pid: int = self.command("fork")["ns_pid"]
+        return ns_pid
+
+    def stop(self) -> None:
+        """A clean exit, which leaves pid 0 and status 0 in the slot."""
+        if self.alive:
+            self.write_line("quit")
+        self.wait()
+
+
+def readable(fd: int, timeout_s: float) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(fd, selectors.EVENT_READ)
+        return bool(selector.select(max(0.0, timeout_s)))
+
+
+def _innermost_pid(host_pid: int) -> int:
+    for line in Path(f"/proc/{host_pid}/status").read_text().splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[-1])
+    raise NodeError(f"/proc/{host_pid}/status has no NSpid line: the kernel is older than 4.1")

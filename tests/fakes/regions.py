@@ -1,0 +1,141 @@
+"""The shared region as the tests know it: offsets of the five layouts, and what HAMi's monitor would report.
+
+Kept apart from the code under test on purpose: a wrong offset there must not be wrong here, too. The tables
+say the same as `tenant/region.c`; the files in `tests/fixtures/regions` hold both to account.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+MAGIC: Final = 19920718
+DEVICES: Final = 16
+SLOTS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Byte offsets of one released layout; None where it has no such field. The file is `size` + 1 bytes."""
+
+    name: str
+    size: int
+    minor_version: int | None
+    owner_pid: int
+    sem: int
+    device_num: int
+    procs: int
+    proc_num: int
+    slot_size: int
+    seqlock: int | None
+    used: int
+    used_size: int
+    monitorused: int
+    device_util: int | None
+    device_util_size: int
+    status: int
+
+    @property
+    def uuids(self) -> int:
+        return self.device_num + 8
+
+    @property
+    def limit(self) -> int:
+        return self.uuids + DEVICES * 96
+
+    @property
+    def sm_limit(self) -> int:
+        return self.limit + DEVICES * 8
+
+
+# In the order of the fields above.
+_ROWS: Final = (
+    ("v0-no-util", 804680, None, 8, 16, 48, 1848, 804664, 784, None, 8, 40, 648, None, 0, 776),
+    ("v0", 1197896, None, 8, 16, 48, 1848, 1197880, 1168, None, 8, 40, 648, 776, 24, 1160),
+    ("v1.1", 2008952, 1, 16, 24, 56, 1856, 2008896, 1960, None, 8, 64, 1032, 1160, 48, 1928),
+    ("v1.1-shifted", 2008984, 1, 16, 24, 88, 1888, 2008928, 1960, 8, 16, 64, 1040, 1168, 48, 1936),
+    ("v1.2", 2008952, 2, 16, 24, 56, 1856, 2008896, 1960, 1936, 8, 64, 1032, 1160, 48, 1928),
+)
+LAYOUTS: Final = {row[0]: Layout(*row) for row in _ROWS}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcSlot:
+    """One slot; one entry per device in use; sm_util is percent, and 0 where there is no such field."""
+
+    index: int
+    pid: int
+    hostpid: int
+    status: int
+    sm_util: tuple[int, ...]
+    monitorused: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    layout: Layout
+    owner_pid: int
+    uuids: tuple[str, ...]
+    slots: tuple[ProcSlot, ...]
+
+    def slot(self, pid: int) -> ProcSlot | None:
+        """The slot with this container PID, None when there is none."""
+        return next((slot for slot in self.slots if slot.pid == pid), None)
+
+
+def layout_of(data: bytes) -> Layout:
+    """The layout of a file's content. Raises ValueError when it is none of the five."""
+    minor = struct.unpack_from("<i", data, 8)[0]
+    for layout in LAYOUTS.values():
+        if len(data) == layout.size + 1 and layout.minor_version in (None, minor):
+            return layout
+    raise ValueError(f"{len(data)} bytes, minor version {minor}: not a released layout")
+
+
+def read_region(data: bytes) -> Region:
+    """Everything a test looks at. Raises ValueError for a file that is no region."""
+    layout = layout_of(data)
+    if struct.unpack_from("<i", data, 0)[0] != MAGIC:
+        raise ValueError("the region is not initialised")
+    devices = min(struct.unpack_from("<Q", data, layout.device_num)[0], DEVICES)
+    uuids = (data[at : at + 96].split(b"\0", 1)[0].decode() for at in _places(layout.uuids, 96, devices))
+    count = struct.unpack_from("<i", data, layout.proc_num)[0]
+    return Region(
+        layout=layout,
+        owner_pid=struct.unpack_from("<Q", data, layout.owner_pid)[0],
+        uuids=tuple(uuids),
+        slots=tuple(_slot(data, layout, index, devices) for index in range(max(0, min(count, SLOTS)))),
+    )
+
+
+def monitor_view(data: bytes) -> dict[str, int]:
+    """What HAMi's monitor reports for one container: per device, the sum of sm_util over slots in use.
+
+    It looks at `status` only; neither `pid` nor `hostpid` matters to it.
+    """
+    region = read_region(data)
+    live = [slot for slot in region.slots if slot.status != 0]
+    return {uuid: sum(slot.sm_util[i] for slot in live) for i, uuid in enumerate(region.uuids)}
+
+
+def _places(first: int, step: int, count: int) -> range:
+    return range(first, first + step * count, step)
+
+
+def _slot(data: bytes, layout: Layout, index: int, devices: int) -> ProcSlot:
+    at = layout.procs + index * layout.slot_size
+    pid, hostpid = struct.unpack_from("<ii", data, at)
+    if layout.device_util is None:
+        sm_util: tuple[int, ...] = (0,) * devices
+    else:
+        utils = _places(at + layout.device_util + 16, layout.device_util_size, devices)
+        sm_util = tuple(struct.unpack_from("<Q", data, place)[0] for place in utils)
+    return ProcSlot(
+        index=index,
+        pid=pid,
+        hostpid=hostpid,
+        status=struct.unpack_from("<i", data, at + layout.status)[0],
+        sm_util=sm_util,
+        monitorused=struct.unpack_from(f"<{devices}Q", data, at + layout.monitorused),
+    )

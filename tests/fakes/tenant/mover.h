@@ -1,0 +1,9 @@
+#ifndef TENANT_MOVER_H
+#define TENANT_MOVER_H
+
+#include "region.h"
+
+/* Runs `moves` compaction moves and prints the verdict as one JSON line; returns the exit status. */
+int mover_run(struct region *r, long moves, int slots);
+
+#endif
