@@ -21,7 +21,7 @@ setup-dev:
 
 .PHONY: run
 run: setup ## run the daemon on this node
-	@$(BIN)/resolver run $(ARGS)
+	@exec $(BIN)/resolver run $(ARGS)
 
 .PHONY: demo
 demo: setup ## a node in miniature, repaired before your eyes (needs root; no GPU)

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Writes the three lock files from pyproject.toml. Every hash of every published wheel goes in, so that one
-# lock serves Python 3.11 to 3.13 on x86-64 and arm64. Where the files come from is this machine's business:
+# lock serves Python 3.11 to 3.13 on x86-64 and arm64; it is resolved by the oldest of them (PYTHON=... for another). Where the files come from is this machine's business:
 # no index, host or local path is written down.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 tools=$(mktemp -d)
 trap 'rm -rf "$tools"' EXIT
-"${PYTHON:-python3}" -m venv "$tools"
+"${PYTHON:-python3.11}" -m venv "$tools"
 "$tools/bin/pip" install --quiet --disable-pip-version-check pip-tools
 
 compile() {
