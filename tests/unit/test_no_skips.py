@@ -14,14 +14,14 @@ WAYS_OUT = {
     "marker": "import pytest\n@pytest.mark.skipif(True, reason='no GPU')\ndef test():\n    assert True\n",
     "whole file": "import pytest\npytest.importorskip('no_such_module')\ndef test():\n    assert True\n",
     "expected failure": "import pytest\n@pytest.mark.xfail\ndef test():\n    assert False\n",
-    "fixture": "import pytest\n@pytest.fixture\ndef f():\n    pytest.skip('no GPU')\ndef test(f):\n    assert f\n",
+    "fixture": "import pytest\n@pytest.fixture\ndef f():\n    pytest.skip('no GPU')\ndef test(f): assert f\n",
 }
 
 
 def run_pytest(source: str, place: Path, root: Path) -> subprocess.CompletedProcess[str]:
     shutil.copy(root / "tests/conftest.py", place / "conftest.py")
     (place / "test_it.py").write_text(source)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", place, place]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={place}"]
     return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
 
 
