@@ -38,7 +38,9 @@ def shared_directory(procfs: Procfs, directory_fd: int) -> SharedDirectory:
         if mount.mount_id == mount_id:
             inside = path.removeprefix(mount.mount_point.rstrip("/")).strip("/")
             return SharedDirectory(mount.device, os.path.join(mount.root, inside) if inside else mount.root)
-    raise ResolverError(f"{path} is on no mount that is visible from here, so containers cannot be told by it")
+    raise ResolverError(
+        f"{path} is on no mount that is visible from here, so containers cannot be told by it"
+    )
 
 
 class Containers:
@@ -51,7 +53,8 @@ class Containers:
     def __init__(self, procfs: Procfs, pidmap: PidMap) -> None:
         self._procfs = procfs
         self._pidmap = pidmap
-        self._mounted: dict[int, tuple[int, int, frozenset[SharedDirectory]]] = {}
+        #: host PID -> its arrival, the refresh it was read in, and its HAMi directories with their mount points
+        self._mounted: dict[int, tuple[int, int, dict[SharedDirectory, str]]] = {}
 
     def owner(self, directory: SharedDirectory, inode: int, ns_pid: int) -> ProcessHandle | UnresolvedReason:
         """The process that knows itself as ``ns_pid``, has ``directory`` mounted and maps its file ``inode``.
@@ -79,8 +82,23 @@ class Containers:
             seen.add(UnresolvedReason.ACCESS_DENIED)
         return next((reason for reason in _WORST_FIRST if reason in seen), UnresolvedReason.NO_SUCH_PROCESS)
 
-    def _directories(self, host_pid: int, wanted: SharedDirectory) -> frozenset[SharedDirectory]:
-        """The HAMi directories in the process's mount table.
+    def visible(self, directory: SharedDirectory) -> bool:
+        """Whether the container runs and its processes are processes of this kernel.
+
+        Told by a PID 1 that has the directory mounted at HAMi's place. Only then does the absence of a process
+        mean that it ended: the processes of a Kata guest are never seen here, and their slots are true.
+        """
+        for host_pid in self._pidmap.candidates(1):
+            try:
+                mount_point = self._directories(host_pid, directory).get(directory, "")
+            except (AccessDenied, TooLarge, ProcessGone):
+                continue
+            if mount_point.rsplit("/", 1)[-1] == "vgpu":
+                return True
+        return False
+
+    def _directories(self, host_pid: int, wanted: SharedDirectory) -> dict[SharedDirectory, str]:
+        """The HAMi directories in the process's mount table, each with its mount point.
 
         A process can be seen before its runtime has made the mounts, so an answer without the wanted one counts
         only until the next refresh of the map.
@@ -89,13 +107,15 @@ class Containers:
         known = self._mounted.get(host_pid)
         if known and known[0] == arrival and (known[1] == epoch or wanted in known[2]):
             return known[2]
-        found = frozenset(
-            SharedDirectory(mount.device, mount.root)
+        found = {
+            SharedDirectory(mount.device, mount.root): mount.mount_point
             for mount in self._procfs.mounts(host_pid)
             if "_" in mount.root.rsplit("/", 1)[-1]
-        )
+        }
         if len(self._mounted) > 2 * len(self._pidmap) + 64:
-            self._mounted = {p: entry for p, entry in self._mounted.items() if entry[0] == self._pidmap.arrival(p)}
+            self._mounted = {
+                p: entry for p, entry in self._mounted.items() if entry[0] == self._pidmap.arrival(p)
+            }
         self._mounted[host_pid] = (arrival, epoch, found)
         return found
 

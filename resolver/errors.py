@@ -66,4 +66,13 @@ class RegionRejected(ResolverError):
 
 
 class WorkerFailed(ResolverError):
-    """A child process died, did not answer in time, or answered something malformed."""
+    """A child process died, did not answer in time, or answered something malformed.
+
+    ``waiting``: no child was asked, the next start is put off. ``own_fault``: it hung, or died by a signal that
+    what it worked on can cause (SIGBUS, SIGSEGV).
+    """
+
+    def __init__(self, message: str, *, waiting: bool = False, own_fault: bool = False) -> None:
+        super().__init__(message)
+        self.waiting = waiting
+        self.own_fault = own_fault

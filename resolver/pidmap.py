@@ -95,5 +95,7 @@ class PidMap:
 
     def _bury(self, now: float) -> None:
         stones = self._tombstones
-        while stones and (len(stones) > _TOMBSTONES or next(iter(stones.values())) < now - _TOMBSTONE_SECONDS):
+        while stones and (
+            len(stones) > _TOMBSTONES or next(iter(stones.values())) < now - _TOMBSTONE_SECONDS
+        ):
             stones.popitem(last=False)

@@ -12,14 +12,14 @@ import errno
 import os
 import re
 from fcntl import ioctl
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from resolver.errors import AccessDenied, CannotKnow, ProcessGone
 from resolver.handles import handle_alive
 from resolver.types import Process
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 #: Inode of the initial PID namespace, fixed since Linux 3.8 (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 HOST_PIDNS = 0xEFFFFFFC
@@ -29,6 +29,7 @@ MAX_TENANT_FILE = 16 << 20
 NS_GET_PARENT = 0xB702
 
 _FIRST_READ = 4096
+_CAP_SYS_PTRACE = 19  # include/uapi/linux/capability.h
 _DIGITS = frozenset("123456789")
 
 
@@ -138,7 +139,7 @@ class ProcessHandle:
             os.close(self.fd)
             self.fd = -1
 
-    def __enter__(self) -> ProcessHandle:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -259,7 +260,8 @@ class Procfs:
         """
         major, minor = map(int, device.split(":"))
         wanted = re.compile(
-            rb"^[0-9a-f]+-[0-9a-f]+ [r-][w-][x-][sp] [0-9a-f]+ %02x:%02x %d(?:[ \n]|$)" % (major, minor, inode),
+            rb"^[0-9a-f]+-[0-9a-f]+ [r-][w-][x-][sp] [0-9a-f]+ %02x:%02x %d(?:[ \n]|$)"
+            % (major, minor, inode),
             re.MULTILINE,
         )
         return wanted.search(self._read(f"{host_pid}/maps")) is not None
@@ -343,6 +345,29 @@ class Procfs:
                 f"{self.root} is mounted with hidepid and hides other users' processes: run as root with "
                 f"CAP_SYS_PTRACE, or remount it with: mount -o remount,hidepid=0 {self.root}"
             )
+
+    def require_all_processes(self, mounts: Iterable[Mount]) -> None:
+        """Raise `CannotKnow` if hidepid hides any process from us, process 1 or not.
+
+        ``mounts`` is our own mount table. Members of the group ``gid=`` see all but with hidepid=ptraceable.
+        """
+        options = ""
+        for mount in mounts:
+            if mount.fs_type == "proc" and mount.mount_point == self.root:
+                options = mount.super_options  # the last one covers those before
+        hidden = dict(option.split("=", 1) for option in options.split(",") if "=" in option)
+        if hidden.get("hidepid", "0") in ("0", "off"):
+            return
+        capabilities = re.search(rb"^CapEff:\s*([0-9a-f]+)$", self._read("self/status"), re.MULTILINE)
+        if capabilities is not None and int(capabilities[1], 16) >> _CAP_SYS_PTRACE & 1:
+            return
+        groups = {*os.getgroups(), os.getegid()}
+        if hidden["hidepid"] not in ("ptraceable", "4") and int(hidden.get("gid", -1)) in groups:
+            return
+        raise CannotKnow(
+            f"{self.root} is mounted with hidepid={hidden['hidepid']} and hides processes from this one: "
+            f"give it CAP_SYS_PTRACE, or remount with: mount -o remount,hidepid=0 {self.root}"
+        )
 
 
 def _translate(error: OSError, what: str) -> Exception:

@@ -70,14 +70,15 @@ class Worker:
                 loop = asyncio.get_running_loop()
                 answer = await asyncio.wait_for(loop.sock_recv(channel, _MAX_MESSAGE), self.timeout)
             except TimeoutError:
-                raise self._failed(f"did not answer within {self.timeout:g} s") from None
+                raise self._failed(f"did not answer within {self.timeout:g} s", own_fault=True) from None
             except OSError as error:
                 raise self._failed(f"broke off: {error.strerror}") from None
             except asyncio.CancelledError:
                 self.stop()  # its answer would be taken for the next request's
                 raise
             if not answer:
-                raise self._failed(self._how_it_ended())
+                how, own_fault = self._how_it_ended()
+                raise self._failed(how, own_fault=own_fault)
             self._in_a_row = 0
             return answer
 
@@ -91,7 +92,10 @@ class Worker:
             return self._channel
         wait = self._not_before - time.monotonic()
         if wait > 0:
-            raise WorkerFailed(f"the {self.name} failed {self._in_a_row} times in a row; next start in {wait:.1f} s")
+            raise WorkerFailed(
+                f"the {self.name} failed {self._in_a_row} times in a row; next start in {wait:.1f} s",
+                waiting=True,
+            )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
@@ -108,19 +112,17 @@ class Worker:
         self._channel = ours
         return ours
 
-    def _how_it_ended(self) -> str:
+    def _how_it_ended(self) -> tuple[str, bool]:
         process = self._process
-        if process is None:
-            return "ended"
         try:
-            code = process.wait(0.2)
+            code = process.wait(0.2) if process else 0
         except subprocess.TimeoutExpired:
-            return "closed its socket"
+            return "closed its socket", True
         if code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"ended with code {code}"
+            return f"was killed by {signal.Signals(-code).name}", -code in (signal.SIGBUS, signal.SIGSEGV)
+        return f"ended with code {code}", False
 
-    def _failed(self, what: str) -> WorkerFailed:
+    def _failed(self, what: str, *, own_fault: bool = False) -> WorkerFailed:
         self.stop()
         self.failures += 1
         self._in_a_row += 1
@@ -128,7 +130,7 @@ class Worker:
             delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** min(self._in_a_row - 2, 20))
             self._not_before = time.monotonic() + delay
         self.last_failure = f"the {self.name} {what}"
-        return WorkerFailed(self.last_failure)
+        return WorkerFailed(self.last_failure, own_fault=own_fault)
 
     def stop(self) -> None:
         """End the present child now. One that hangs in the kernel is left to die and reaped later."""

@@ -34,7 +34,9 @@ def main(argv: list[str] | None = None) -> int:
     command = arguments[0]
     module = importlib.import_module(f"resolver.cli.{command}")
     parser = argparse.ArgumentParser(
-        prog=f"resolver {command}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"resolver {command}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
     try:

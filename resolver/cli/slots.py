@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the files; 1 if one of them could not be read, else 0."""
     if not args.paths and not os.path.isdir(DEFAULT_DIRECTORY):
         raise ResolverError(
-            f"{DEFAULT_DIRECTORY} is not there: HAMi's device plugin makes it on a GPU node. Run this on such "
-            "a node, in a container that has the directory mounted, or give the PATH of a .cache file"
+            f"{DEFAULT_DIRECTORY} is not there: HAMi's device plugin makes it on a GPU node. Run this on "
+            "such a node, in a container that has the directory mounted, or give the PATH of a .cache file"
         )
     files = [region for path in args.paths or [DEFAULT_DIRECTORY] for region in read_path(path)]
     if args.json:
@@ -153,8 +153,9 @@ def _failed(path: str, why: RegionRejected) -> dict[str, Any]:
 def _rows(region: dict[str, Any]) -> list[Row]:
     container = _printable(_container(region["path"]))
     if "error" in region:
-        name = os.path.basename(region["path"])
-        text = region["error"] if name in container else f"{name}: {region['error']}"
+        name, text = os.path.basename(region["path"]), region["error"]
+        if name.endswith(".cache") and container != _printable(region["path"]):
+            text = f"{name}: {text}"
         return [(container, *[_NO_VALUE] * 7, f"{region['reason']}: {_printable(text)}")]
     if not region["slots"]:
         return [(container, region["layout"], *[_NO_VALUE] * 6, "no process has a slot")]

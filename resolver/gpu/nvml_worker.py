@@ -7,7 +7,7 @@ One JSON object each way over the SOCK_SEQPACKET socket on descriptor 0::
 
     {"call": "devices"}                            -> {"driver_version": str, "devices": [{"index": int,
                                                        "uuid": str, "name": str, "mig": bool}]}
-    {"call": "samples", "index": i, "since": us}   -> {"status": "ok", "samples": [[pid, us, sm], ...],
+    {"call": "samples", "uuid": str, "since": us}  -> {"status": "ok", "samples": [[pid, us, sm], ...],
                                                        "dropped": [[pid, us, sm], ...]}
                                                     | {"status": "unsupported", "text": str}
     anything that fails                            -> {"error": NVML's name of it, "code": int, "text": str}
@@ -37,7 +37,10 @@ def main() -> int:
 
     channel = socket.socket(fileno=os.dup(0))
     nvml = Nvml(pynvml)
-    calls: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"devices": nvml.devices, "samples": nvml.samples}
+    calls: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+        "devices": nvml.devices,
+        "samples": nvml.samples,
+    }
     while message := channel.recv(1 << 16):
         request = json.loads(message)
         try:
@@ -70,7 +73,7 @@ class Nvml:
             try:
                 self._pynvml.nvmlShutdown()
             except self._pynvml.NVMLError as second:
-                print(f"resolver: NVML could not be shut down after {error}: {second}", file=sys.stderr)
+                sys.stderr.write(f"resolver: NVML could not be shut down after {error}: {second}\n")
         name = type(error).__name__.removeprefix("NVMLError_") or "Unknown"
         return {"error": name, "code": error.value, "text": str(error)}
 
@@ -116,7 +119,8 @@ class Nvml:
         """
         self._ensure_initialized()
         nvml = self._pynvml
-        handle = nvml.nvmlDeviceGetHandleByIndex(request["index"])
+        # By UUID: an index is another device's as soon as one falls off the bus.
+        handle = nvml.nvmlDeviceGetHandleByUUID(request["uuid"])
         try:
             raw = self._fetch(nvml.nvmlDeviceGetProcessUtilization, handle, request["since"])
         except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound) as error:
@@ -124,7 +128,8 @@ class Nvml:
                 raw = self._fetch(nvml.nvmlDeviceGetProcessesUtilizationInfo, handle, request["since"])
             except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
                 return {"status": "unsupported", "text": str(error)}
-        kept, dropped = [], []
+        kept: list[list[int]] = []
+        dropped: list[list[int]] = []
         for sample in raw:
             plausible = sample.pid > 0 and sample.smUtil <= 100
             (kept if plausible else dropped).append([sample.pid, sample.timeStamp, sample.smUtil])

@@ -41,7 +41,9 @@ def decide(setting: HostpidNamespace, driver_version: str | None) -> Policy:
     if setting is not HostpidNamespace.AUTO:
         return Policy(setting, f"forced by hostpid_namespace = {setting.value}")
     if driver_version is None:
-        return Policy(None, "NVML has not told the driver's version yet; --hostpid-namespace decides without it")
+        return Policy(
+            None, "NVML has not told the driver's version yet; --hostpid-namespace decides without it"
+        )
     version = parse_driver_version(driver_version)
     if version is None:
         return Policy(None, f"driver version {driver_version!r} is not understood; set --hostpid-namespace")
@@ -49,9 +51,12 @@ def decide(setting: HostpidNamespace, driver_version: str | None) -> Policy:
         return Policy(HostpidNamespace.HOST, f"driver {driver_version}: samples carry host PIDs up to 565.77")
     if version >= FIRST_CONTAINER:
         return Policy(
-            HostpidNamespace.CONTAINER, f"driver {driver_version}: samples carry container PIDs from 570.86.15 on"
+            HostpidNamespace.CONTAINER,
+            f"driver {driver_version}: samples carry container PIDs from 570.86.15 on",
         )
-    return Policy(None, f"driver {driver_version} lies between those known to differ; set --hostpid-namespace")
+    return Policy(
+        None, f"driver {driver_version} lies between those known to differ; set --hostpid-namespace"
+    )
 
 
 def classify(hostpid: int, wanted: int, other_number: int, *, shared: bool) -> RepairReason | None:

@@ -18,8 +18,18 @@ checked again after, and the change is taken back if the slot moved in between.
 
 from __future__ import annotations
 
+import mmap
+import os
+import socket
 import struct
 import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from resolver.handles import handle_alive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HEAD = struct.Struct("<II")
 #: handle index (-1: none), handle is a pidfd, guard offset, guard value, target offset, expected, new
@@ -42,76 +52,10 @@ _ACQ_REL, _ACQUIRE = 4, 2  # __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE
 def main() -> int:
     """Serve orders until the daemon closes the socket."""
     import array
-    import contextlib
-    import ctypes
-    import mmap
-    import os
-    import socket
-
-    from resolver.handles import handle_alive
-
-    try:
-        swap = ctypes.CDLL("libatomic.so.1").__atomic_compare_exchange_8
-    except OSError:
-        print("libatomic.so.1 is missing: apt-get install libatomic1", file=sys.stderr)
-        return 3
-    swap.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_int)
-    swap.restype = ctypes.c_bool
-    page_bytes = mmap.ALLOCATIONGRANULARITY
-
-    def word(fd: int, offset: int) -> int | None:
-        text = os.pread(fd, 8, offset)
-        return int.from_bytes(text, "little") if len(text) == 8 else None
-
-    def carry_out(fd: int, handles: list[int], order: tuple[int, ...]) -> tuple[int, int]:
-        handle, is_pidfd, guard_at, guard, target_at, expected, new = order
-        if guard_at != target_at and word(fd, guard_at) != guard:
-            return DIFFERENT, 0
-        start = target_at - target_at % page_bytes
-        page = mmap.mmap(fd, page_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=start)
-        try:
-            cell = ctypes.c_uint64.from_buffer(page, target_at - start)
-            try:
-                at, found = ctypes.addressof(cell), ctypes.c_uint64(expected)
-                if not swap(at, ctypes.addressof(found), new, _ACQ_REL, _ACQUIRE):
-                    return DIFFERENT, found.value
-                undo = 0
-                if handle >= 0 and not handle_alive(handles[handle], is_pidfd=bool(is_pidfd)):
-                    undo = OWNER_GONE
-                elif guard_at != target_at and word(fd, guard_at) != guard:
-                    undo = MOVED
-                if undo:
-                    found = ctypes.c_uint64(new)
-                    swap(at, ctypes.addressof(found), expected, _ACQ_REL, _ACQUIRE)
-                    return undo, found.value
-                back = word(fd, target_at)
-                return (DONE, back) if back is not None else (WRONG_SIZE, 0)
-            finally:
-                del cell  # a page with a view on it cannot be closed
-        finally:
-            page.close()
-
-    def serve(message: bytes, received: list[int]) -> bytes:
-        file_bytes, count = HEAD.unpack_from(message)
-        orders = [ORDER.unpack_from(message, HEAD.size + i * ORDER.size) for i in range(count)]
-        try:
-            # The daemon reads only; the right to write exists in this process alone, for this message.
-            fd = os.open(f"/proc/self/fd/{received[0]}", os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        except OSError:
-            return RESULT.pack(NOT_WRITABLE, 0) * count
-        try:
-            answer = bytearray()
-            for order in orders:
-                if os.fstat(fd).st_size != file_bytes:
-                    answer += RESULT.pack(WRONG_SIZE, 0)
-                else:
-                    answer += RESULT.pack(*carry_out(fd, received[1:], order))
-            return bytes(answer)
-        finally:
-            os.close(fd)
 
     channel = socket.socket(fileno=os.dup(0))
     room = socket.CMSG_SPACE((MAX_ORDERS + 1) * array.array("i").itemsize)
+    atomics = Atomics()
     while True:
         message, ancillary, _flags, _address = channel.recvmsg(1 << 16, room)
         received = array.array("i")
@@ -121,12 +65,107 @@ def main() -> int:
         if not message:
             return 0
         try:
-            channel.send(serve(message, list(received)))
+            channel.send(serve(atomics, message, list(received)))
         finally:
             for fd in received:
-                with contextlib.suppress(OSError):
-                    os.close(fd)
+                os.close(fd)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def serve(atomics: Atomics, message: bytes, descriptors: list[int]) -> bytes:
+    """Carry out the orders of one message; the first descriptor is the region's file."""
+    file_bytes, count = HEAD.unpack_from(message)
+    try:
+        # The daemon reads only; the right to write exists in this process alone, for this message.
+        flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        fd = os.open(f"/proc/self/fd/{descriptors[0]}", flags)
+    except OSError:
+        return RESULT.pack(NOT_WRITABLE, 0) * int(count)
+    try:
+        answer = b""
+        for index in range(count):
+            order = ORDER.unpack_from(message, HEAD.size + index * ORDER.size)
+            if os.fstat(fd).st_size == file_bytes:
+                answer += RESULT.pack(*carry_out(atomics, fd, descriptors[1:], order))
+            else:
+                answer += RESULT.pack(WRONG_SIZE, 0)
+        return answer
+    finally:
+        os.close(fd)
+
+
+def carry_out(atomics: Atomics, fd: int, handles: list[int], order: tuple[int, ...]) -> tuple[int, int]:
+    """One order: its outcome, and the word that was found."""
+    handle, is_pidfd, guard_at, guard, target_at, expected, new = order
+    guarded = guard_at != target_at
+    if guarded and _word(fd, guard_at) != guard:
+        return DIFFERENT, 0
+    with atomics.page(fd, target_at) as cell:
+        found = cell.swap(expected, new)
+        if found != expected:
+            return DIFFERENT, found
+        undo = 0
+        if handle >= 0 and not handle_alive(handles[handle], is_pidfd=bool(is_pidfd)):
+            undo = OWNER_GONE
+        elif guarded and _word(fd, guard_at) != guard:
+            undo = MOVED
+        if undo:
+            return undo, cell.swap(new, expected)
+        back = _word(fd, target_at)
+        return (WRONG_SIZE, 0) if back is None else (DONE, back)
+
+
+def _word(fd: int, offset: int) -> int | None:
+    text = os.pread(fd, 8, offset)
+    return int.from_bytes(text, "little") if len(text) == 8 else None
+
+
+class Atomics:
+    """The compare-and-swap of libatomic, on one page of a file at a time."""
+
+    def __init__(self) -> None:
+        import ctypes
+
+        self.ctypes = ctypes
+        try:
+            self.compare_exchange = getattr(ctypes.CDLL("libatomic.so.1"), "__atomic_compare_exchange_8")
+        except OSError:
+            sys.exit(
+                "resolver: libatomic.so.1 is missing, so no slot can be written: apt-get install libatomic1"
+            )
+        pointer, word, order = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
+        self.compare_exchange.argtypes = (pointer, pointer, word, order, order)
+        self.compare_exchange.restype = ctypes.c_bool
+
+    @contextmanager
+    def page(self, fd: int, offset: int) -> Iterator[Cell]:
+        """Map the page that holds the word at ``offset`` for as long as the block runs."""
+        start = offset - offset % mmap.ALLOCATIONGRANULARITY
+        page = mmap.mmap(
+            fd, mmap.ALLOCATIONGRANULARITY, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=start
+        )
+        cell = Cell(self, page, offset - start)
+        try:
+            yield cell
+        finally:
+            cell.release()
+            page.close()
+
+
+class Cell:
+    """One aligned 8-byte word of a mapped page."""
+
+    def __init__(self, atomics: Atomics, page: mmap.mmap, offset: int) -> None:
+        self._atomics = atomics
+        self._word: Any = atomics.ctypes.c_uint64.from_buffer(page, offset)
+
+    def swap(self, expected: int, new: int) -> int:
+        """Put ``new`` where ``expected`` is; returns what was there, which is ``expected`` on success."""
+        ctypes = self._atomics.ctypes
+        found = ctypes.c_uint64(expected)
+        at = ctypes.addressof(self._word)
+        self._atomics.compare_exchange(at, ctypes.addressof(found), new, _ACQ_REL, _ACQUIRE)
+        return int(found.value)
+
+    def release(self) -> None:
+        """Let go of the page; one with a view on it cannot be closed."""
+        self._word = None

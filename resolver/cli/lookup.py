@@ -1,0 +1,53 @@
+"""Print the host PID of a process that is known by its PID inside a container.
+
+CONTAINER is an id as any tool prints it (with or without containerd://, docker://, cri-o://), the first 6
+or more characters of one, or POD_UID/CONTAINER_NAME. PID is a number of the container's own PID namespace.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from resolver.errors import Ambiguous
+from resolver.lookup import lookup
+from resolver.procfs import Procfs
+
+if TYPE_CHECKING:
+    import argparse
+
+HELP = "print the host PID of a PID inside a container"
+EXIT_AMBIGUOUS = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("cid", metavar="CONTAINER", help="id, start of an id, or POD_UID/CONTAINER_NAME")
+    parser.add_argument("ns_pid", metavar="PID", type=int, help="the PID as the container sees it")
+    parser.add_argument(
+        "--pidns",
+        metavar="INODE",
+        type=int,
+        help="PID is one of this (nested) PID namespace of the container",
+    )
+    parser.add_argument("--json", action="store_true", help="print all that is known about the process")
+    parser.epilog = (
+        "exit status: 0 found, 1 not found, 2 wrong usage, 3 ambiguous (the candidates are on standard\n"
+        "error), 4 cannot know (what is missing, and how to give it, is on standard error)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer on standard output; errors but ambiguity are the dispatcher's."""
+    try:
+        found = lookup(Procfs(), args.cid, args.ns_pid, pidns=args.pidns)
+    except Ambiguous as error:
+        print(f"resolver lookup: {error}", *error.candidates, sep="\n  ", file=sys.stderr)
+        return EXIT_AMBIGUOUS
+    if args.json:
+        import json
+
+        print(json.dumps(found._asdict(), indent=2))
+    else:
+        print(found.host_pid)
+    return 0

@@ -1,0 +1,113 @@
+"""Joins utilization samples with the processes that own slots.
+
+Per process and device there are three answers: a value, 0 (the device was asked and the process had no sample
+in the last second), and unknown (None). A sample that finds no slot keeps a reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from resolver.cgroup import parse_cgroup
+from resolver.errors import AccessDenied, ProcessGone
+from resolver.gpu.sampler import OK
+from resolver.types import SampleReason
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Mapping
+
+    from resolver.gpu.sampler import Collection
+    from resolver.pidmap import PidMap
+    from resolver.procfs import Procfs
+
+
+class Orphan(NamedTuple):
+    """A sample without a slot. ``host_pid`` as NVML gave it, utilization in per cent."""
+
+    host_pid: int
+    device_uuid: str
+    sm_util: int
+    reason: SampleReason
+
+
+class Joined(NamedTuple):
+    """What NVML says per process and device."""
+
+    at: float
+    error: str
+    values: Mapping[tuple[int, str], int]
+    unknown: frozenset[tuple[int, str]]
+    asked: frozenset[str]  # UUIDs of the devices that answered
+    orphans: tuple[Orphan, ...]
+
+    def utilization(self, host_pid: int, device_uuid: str) -> int | None:
+        """SM utilization in per cent: 0 when idle, None when it is not known."""
+        if device_uuid not in self.asked or (host_pid, device_uuid) in self.unknown:
+            return None
+        return self.values.get((host_pid, device_uuid), 0)
+
+    def orphan_reasons(self) -> Counter[SampleReason]:
+        """How many samples found no slot, by reason."""
+        return Counter(orphan.reason for orphan in self.orphans)
+
+
+NOTHING = Joined(0.0, "NVML was not asked yet", {}, frozenset(), frozenset(), ())
+
+
+def join(
+    collection: Collection,
+    owners: Container[int],
+    hami_containers: Container[str],
+    procfs: Procfs,
+    pidmap: PidMap,
+) -> Joined:
+    """Find the process, and whether it owns a slot, for every sample of a collection.
+
+    ``owners`` are host PIDs that own a slot; ``hami_containers`` the ids of containers that have a region.
+    NVML may list a thread's id: it is mapped to its process.
+    """
+    values: dict[tuple[int, str], int] = {}
+    unknown: set[tuple[int, str]] = set()
+    orphans: list[Orphan] = []
+    places: dict[int, int | SampleReason] = {}
+
+    def place(nvml_pid: int) -> int | SampleReason:
+        if nvml_pid not in places:
+            places[nvml_pid] = _place(nvml_pid, owners, hami_containers, procfs, pidmap)
+        return places[nvml_pid]
+
+    for uuid, device in collection.devices.items():
+        for nvml_pid, (_stamp, sm_util) in device.newest.items():
+            found = place(nvml_pid)
+            if isinstance(found, SampleReason):
+                orphans.append(Orphan(nvml_pid, uuid, sm_util, found))
+            else:
+                # Several threads of one process can be listed: its load is the largest of them, not their sum.
+                values[found, uuid] = max(values.get((found, uuid), 0), min(sm_util, 100))
+        for nvml_pid in device.dropped:
+            found = place(nvml_pid)
+            if not isinstance(found, SampleReason):
+                unknown.add((found, uuid))
+    asked = frozenset(uuid for uuid, device in collection.devices.items() if device.status == OK)
+    return Joined(collection.at, collection.error, values, frozenset(unknown), asked, tuple(orphans))
+
+
+def _place(
+    nvml_pid: int, owners: Container[int], hami_containers: Container[str], procfs: Procfs, pidmap: PidMap
+) -> int | SampleReason:
+    """The host PID of the slot's owner that a sample belongs to, or why there is none."""
+    if nvml_pid in owners:
+        return nvml_pid
+    try:
+        tgid = procfs.status(nvml_pid).tgid
+        if tgid in owners:
+            return tgid
+        container = parse_cgroup(procfs.cgroup(tgid))
+    except (ProcessGone, AccessDenied):
+        return SampleReason.PROCESS_ENDED if pidmap.ended_recently(nvml_pid) else SampleReason.PID_UNKNOWN
+    if container is None:
+        return SampleReason.NOT_IN_CONTAINER
+    return (
+        SampleReason.NO_SLOT if container.container_id in hami_containers else SampleReason.NO_SHARED_REGION
+    )
