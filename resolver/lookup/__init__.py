@@ -79,10 +79,7 @@ def lookup(
     members = members_of(procfs, container.host_pids)
     if not members:
         raise ProcessGone(f"container {container.container_id} ended while it was looked at")
-    if pidns is not None:
-        namespace = nested_namespace(procfs, members, pidns)
-    else:
-        namespace = own_namespace(procfs, members)
+    namespace = own_namespace(procfs, members) if pidns is None else nested_namespace(procfs, members, pidns)
     fitting = numbered(procfs, members, namespace, ns_pid)
     if not fitting:
         source = "scan"
