@@ -1,0 +1,59 @@
+"""Cache files for tests: the recorded ones, as they are or with single words changed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import struct
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+RECORDED = Path(__file__).parent.parent / "fixtures" / "regions"
+NAMES = ("v0-no-util", "v0", "v1.1", "v1.1-shifted", "v1.2")
+POD_UID = "8d2f0c7e-51b4-4b8a-9a36-3d6f2b7d1c01"
+
+
+@cache
+def recorded(name: str) -> bytes:
+    """The recorded file of a layout."""
+    return gzip.decompress((RECORDED / f"{name}.cache.gz").read_bytes())
+
+
+@cache
+def _expected(name: str) -> str:
+    return (RECORDED / f"{name}.json").read_text()
+
+
+def expected(name: str) -> dict[str, Any]:
+    """What is in it."""
+    content: dict[str, Any] = json.loads(_expected(name))
+    return content
+
+
+def write(path: Path, data: bytes) -> Path:
+    """Write a file as a tenant leaves it: sparse where it is zero."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        for start in range(0, len(data), 4096):
+            page = data[start : start + 4096]
+            if page.count(0) != len(page):
+                file.seek(start)
+                file.write(page)
+        file.truncate(len(data))
+    return path
+
+
+def container(containers: Path, name: str = "main", layout: str = "v1.2", pod_uid: str = POD_UID) -> Path:
+    """A container's directory with one good file in it; returns the file."""
+    return write(containers / f"{pod_uid}_{name}" / "6f1e2d3c.cache", recorded(layout))
+
+
+def poke(path: Path, offset: int, code: str, *values: int | bytes) -> None:
+    """Change some words of a file in place."""
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.pwrite(fd, struct.pack("<" + code, *values), offset)
+    finally:
+        os.close(fd)

@@ -1,0 +1,387 @@
+"""Reading one region again and again, and finding regions, on real files."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from resolver.errors import RegionRejected
+from resolver.hami import finder as finder_module
+from resolver.hami.finder import RegionFinder
+from resolver.hami.layout import LAYOUTS
+from resolver.hami.openat import open_plain
+from resolver.hami.region import SharedRegion, open_region
+from resolver.types import RegionReason
+from tests.fakes.cachefiles import NAMES, POD_UID, container, expected, poke, recorded, write
+
+V1_2 = LAYOUTS["v1.2"]
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def opened(path: Path) -> SharedRegion:
+    dir_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return open_region(dir_fd, path.name, str(path))
+    finally:
+        os.close(dir_fd)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return container(tmp_path)
+
+
+@pytest.fixture
+def region(file: Path) -> Iterator[SharedRegion]:
+    with opened(file) as shared_region:
+        yield shared_region
+
+
+def refused(region: SharedRegion) -> RegionReason:
+    with pytest.raises(RegionRejected) as caught:
+        region.read()
+    return caught.value.reason
+
+
+# -- one region -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_quick_view_and_the_dump_say_what_the_json_says(name: str, tmp_path: Path) -> None:
+    content = expected(name)
+    path = container(tmp_path, layout=name)
+    with opened(path) as region:
+        view, dump = region.read(), region.dump()
+
+    assert region.layout.name == name
+    assert {key: dump[key] for key in content} == content
+    assert dump["path"] == str(path)
+    assert view.device_num == content["device_num"]
+    assert list(view.uuids) == content["uuids"]
+    assert list(view.sm_limit) == content["sm_limit"]
+    assert view.proc_num == content["proc_num"]
+    assert view.utilization_switch == content["utilization_switch"]
+    for slot, wanted in zip(view.slots, content["slots"], strict=True):
+        assert slot[:4] == tuple(wanted[key] for key in ("index", "pid", "hostpid", "status"))
+        assert list(slot.sm_util) == [util["sm_util"] for util in wanted.get("device_util", [])]
+
+
+def test_a_region_knows_whose_it_is(region: SharedRegion, file: Path) -> None:
+    assert region.path == str(file)
+    assert region.dir_name == f"{POD_UID}_main"
+    assert (region.pod_uid, region.container_name) == (POD_UID, "main")
+    assert region.identity == (file.stat().st_dev, file.stat().st_ino)
+    assert os.get_inheritable(region.fd) is False
+
+
+def test_a_region_outside_a_containers_directory_names_no_container(tmp_path: Path) -> None:
+    with opened(write(tmp_path / "plain" / "cudevshr.cache", recorded("v1.1"))) as region:
+        assert (region.pod_uid, region.container_name) == ("", "")
+
+
+def test_nothing_changed_gives_the_same_object(region: SharedRegion, file: Path) -> None:
+    view = region.read()
+    assert region.read() is view
+    poke(file, V1_2.slot_offset(0) + V1_2.used, "Q", 12345)  # memory is nothing that this view shows
+    poke(file, V1_2.proc_num + 8, "i", 77)  # nor is recent_kernel
+    assert region.read() is view
+
+
+@pytest.mark.parametrize(
+    ("offset", "code", "value", "field"),
+    [
+        (V1_2.hostpid_word(0) + 4, "i", 4711, "slots"),
+        (V1_2.hostpid_word(3), "i", 9, "slots"),
+        (V1_2.slot_offset(1) + V1_2.status, "i", 0, "slots"),
+        (V1_2.sm_util_offset(2, 1), "Q", 99, "slots"),
+        (V1_2.owner_pid, "Q", 23, "owner_pid"),
+        (V1_2.sm_limit + 8, "Q", 55, "sm_limit"),
+        (V1_2.uuids, "3s", b"MIG", "uuids"),
+        (V1_2.proc_num + 4, "i", 0, "utilization_switch"),
+        (V1_2.proc_num, "i", 2, "proc_num"),
+    ],
+)
+def test_a_change_shows_in_the_next_view(
+    region: SharedRegion, file: Path, offset: int, code: str, value: int | bytes, field: str
+) -> None:
+    before = region.read()
+    poke(file, offset, code, value)
+    after = region.read()
+    changed = {name for name in before._fields if getattr(before, name) != getattr(after, name)}
+    assert changed == ({field, "slots"} if field == "proc_num" else {field})
+
+
+def test_a_changed_device_count_changes_the_lists(region: SharedRegion, file: Path) -> None:
+    region.read()
+    poke(file, V1_2.device_num, "Q", 1)
+    view = region.read()
+    assert (len(view.uuids), len(view.sm_limit), len(view.slots[0].sm_util)) == (1, 1, 1)
+    poke(file, V1_2.device_num, "Q", 0)
+    assert region.read().slots[2] == (2, 23, 41234, 1, ())
+
+
+def test_all_1024_slots_can_be_in_use(region: SharedRegion, file: Path) -> None:
+    poke(file, V1_2.proc_num, "i", 1024)
+    poke(file, V1_2.slot_offset(1023), "ii", 5, 6)
+    assert region.read().slots[1023][:3] == (1023, 5, 6)
+
+
+def test_a_truncated_file_is_refused(region: SharedRegion, file: Path) -> None:
+    for size in (0, 100, V1_2.slot_offset(2), V1_2.size):
+        os.truncate(file, size)
+        assert refused(region) is RegionReason.TRUNCATED
+
+
+def test_a_grown_file_is_refused(region: SharedRegion, file: Path) -> None:
+    os.truncate(file, V1_2.file_bytes + 1)
+    assert refused(region) is RegionReason.UNKNOWN_SIZE
+
+
+def test_a_deleted_file_is_gone(region: SharedRegion, file: Path) -> None:
+    file.unlink()
+    assert refused(region) is RegionReason.GONE
+
+
+def test_a_second_name_is_refused(region: SharedRegion, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "second").hardlink_to(file)
+    assert refused(region) is RegionReason.HARD_LINK
+
+
+@pytest.mark.parametrize(
+    ("offset", "code", "value", "reason"),
+    [
+        (0, "i", 0, RegionReason.NOT_INITIALIZED),
+        (8, "I", 1, RegionReason.UNKNOWN_VERSION),  # another layout than at its opening
+        (8, "I", 9, RegionReason.UNKNOWN_VERSION),
+        (V1_2.device_num, "Q", 17, RegionReason.BAD_HEADER),
+        (V1_2.device_num, "Q", 2**64 - 1, RegionReason.BAD_HEADER),
+        (V1_2.uuids + 96, "B", 7, RegionReason.BAD_HEADER),
+        (V1_2.proc_num, "i", -1, RegionReason.BAD_HEADER),
+        (V1_2.proc_num, "i", 2**31 - 1, RegionReason.BAD_HEADER),
+    ],
+)
+def test_a_header_that_goes_wrong_is_refused_every_time(
+    region: SharedRegion, file: Path, offset: int, code: str, value: int, reason: RegionReason
+) -> None:
+    region.read()
+    poke(file, offset, code, value)
+    assert refused(region) is reason
+    assert refused(region) is reason
+
+
+def test_closing_twice_does_no_harm(region: SharedRegion) -> None:
+    region.close()
+    region.close()
+    assert refused(region) is RegionReason.IO_ERROR
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../main", "a/b.cache"])
+def test_only_a_single_name_is_opened(tmp_path: Path, name: str) -> None:
+    dir_fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with pytest.raises(RegionRejected, match="is not the name of a file"):
+            open_plain(dir_fd, name)
+    finally:
+        os.close(dir_fd)
+
+
+# -- finding ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def find(tmp_path: Path, clock: Clock) -> Iterator[RegionFinder]:
+    finder = RegionFinder([str(tmp_path)], clock)
+    yield finder
+    finder.close()
+
+
+def test_regions_come_and_go_with_their_files(find: RegionFinder, tmp_path: Path) -> None:
+    assert find.refresh(full=True) == ([], [], [])
+    first, second = container(tmp_path, "main"), container(tmp_path, "side")
+
+    added = find.refresh(full=False).added
+    assert {region.path for region in added} == {str(first), str(second)} == find.regions.keys()
+    assert find.refresh(full=False) == find.refresh(full=True) == ([], [], [])
+
+    first.unlink()
+    gone = find.regions[str(first)]
+    assert find.refresh(full=False).removed == [gone]
+    assert gone.fd == -1
+
+    second.unlink()
+    second.parent.rmdir()
+    assert [region.path for region in find.refresh(full=False).removed] == [str(second)]
+    assert not find.regions
+    assert not find.rejected
+    assert not find.counts
+
+
+def test_a_replaced_file_is_another_region(find: RegionFinder, tmp_path: Path) -> None:
+    path = container(tmp_path)
+    (old,) = find.refresh(full=True).added
+    write(path.parent / "new", recorded("v1.1")).rename(path)
+    changes = find.refresh(full=False)
+    assert changes.removed == [old]
+    assert [region.layout.name for region in changes.added] == ["v1.1"]
+
+
+def test_a_replaced_container_directory_takes_its_regions_along(find: RegionFinder, tmp_path: Path) -> None:
+    path = container(tmp_path)
+    (old,) = find.refresh(full=True).added
+    path.parent.rename(tmp_path / "elsewhere")
+    container(tmp_path)
+    changes = find.refresh(full=False)
+    assert changes.removed == [old]
+    assert [region.path for region in changes.added] == [str(path)]
+
+
+def test_a_file_that_is_still_being_made_is_taken_as_soon_as_it_is_ready(
+    find: RegionFinder, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "uid_name" / "x.cache", b"")
+    for size, reason in ((0, RegionReason.UNKNOWN_SIZE), (V1_2.file_bytes, RegionReason.NOT_INITIALIZED)):
+        os.truncate(path, size)
+        for _ in range(3):
+            assert not find.refresh(full=False).added
+            assert find.rejected == {str(path): reason}
+    poke(path, 0, "iII", 19920718, 1, 2)
+    assert [region.path for region in find.refresh(full=False).added] == [str(path)]
+    assert find.rejected == {}
+    assert find.counts == {RegionReason.UNKNOWN_SIZE: 1, RegionReason.NOT_INITIALIZED: 1}
+
+
+def test_an_old_broken_file_is_tried_ever_more_rarely_but_for_ever(
+    find: RegionFinder, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = container(tmp_path)
+    poke(path, V1_2.proc_num, "i", -1)
+    tries = []
+
+    def noted(dir_fd: int, name: str, path: str) -> SharedRegion:
+        tries.append(clock.now)
+        return open_region(dir_fd, name, path)
+
+    monkeypatch.setattr(finder_module, "open_region", noted)
+    for _ in range(4 * 120):
+        find.refresh(full=False)
+        clock.now += 0.25
+    pauses = [later - earlier for earlier, later in pairwise(tries)]
+    assert pauses == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert find.counts == {RegionReason.BAD_HEADER: 1}
+
+    poke(path, V1_2.proc_num, "i", 4)
+    clock.now += 30
+    assert find.refresh(full=False).added
+    assert find.rejected == {}
+
+
+def test_a_region_that_a_reader_refused_is_closed_and_tried_again(
+    find: RegionFinder, tmp_path: Path, clock: Clock
+) -> None:
+    path = container(tmp_path)
+    (region,) = find.refresh(full=True).added
+    poke(path, V1_2.device_num, "Q", 99)
+    with pytest.raises(RegionRejected) as caught:
+        region.read()
+    find.reject(region, caught.value)
+    assert (region.fd, find.regions, find.rejected) == (-1, {}, {str(path): RegionReason.BAD_HEADER})
+    assert find.refresh(full=True) == ([], [], [])
+
+    poke(path, V1_2.device_num, "Q", 2)
+    clock.now += 0.25
+    assert [again.path for again in find.refresh(full=False).added] == [str(path)]
+    find.reject(region, caught.value)  # of the one that was closed long ago
+    assert find.regions.keys() == {str(path)}
+
+
+def test_a_containers_directory_that_is_not_there_is_waited_for(tmp_path: Path, clock: Clock) -> None:
+    late = tmp_path / "hook" / "containers"
+    find = RegionFinder([str(late), str(tmp_path / "other")], clock)
+    assert find.refresh(full=True) == ([], [], [])
+    assert find.missing_dirs == {str(late), str(tmp_path / "other")}
+    path = container(late)
+    assert [region.path for region in find.refresh(full=False).added] == [str(path)]
+    assert find.missing_dirs == {str(tmp_path / "other")}
+
+    late.rename(tmp_path / "away")
+    assert len(find.refresh(full=False).removed) == 1
+    assert str(late) in find.missing_dirs
+    container(late)
+    assert len(find.refresh(full=False).added) == 1
+    find.close()
+    assert find.regions == {}
+
+
+def test_other_things_in_a_containers_directory_are_none_of_ours(find: RegionFinder, tmp_path: Path) -> None:
+    for name in ("vgpulock", "_x", "y_", "lost+found"):
+        write(tmp_path / name / "a.cache", recorded("v1.2"))
+    write(tmp_path / "file_name", b"")
+    write(tmp_path / "uid_name" / "libvgpu.so", b"")
+    assert find.refresh(full=True) == ([], [], [])
+    assert find.rejected == {}
+
+
+def test_without_descriptors_it_says_so_and_goes_on_when_there_are_some(
+    find: RegionFinder, tmp_path: Path, clock: Clock
+) -> None:
+    kept = container(tmp_path, "kept")
+    find.refresh(full=True)
+    late = container(tmp_path, "late")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        for full in (False, True):
+            changes = find.refresh(full=full)
+            assert (changes.added, changes.removed) == ([], [])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert RegionReason.IO_ERROR in find.rejected.values()
+    assert find.regions[str(kept)].read().proc_num == 4
+
+    clock.now += 1
+    assert [region.path for region in find.refresh(full=False).added] == [str(late)]
+    assert find.rejected == {}
+
+
+@pytest.mark.parametrize("spare", range(1, 6))
+def test_with_too_few_descriptors_no_step_of_opening_leaks_or_fails(
+    find: RegionFinder, tmp_path: Path, clock: Clock, spare: int
+) -> None:
+    path = container(tmp_path)
+    os.close(os.open(tmp_path, os.O_RDONLY))
+    before = set(os.listdir("/proc/self/fd"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, before))
+    fillers = [os.dup(0) for _ in range(highest + 1 - len(before))]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + spare, limits[1]))
+    try:
+        find.refresh(full=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for fd in fillers:
+            os.close(fd)
+    clock.now += 1
+    find.refresh(full=True)
+    assert find.regions.keys() == {str(path)}
+    find.close()
+    assert set(os.listdir("/proc/self/fd")) == before
