@@ -269,10 +269,8 @@ class Gpu:
             s.process_count = len(entries)
             for entry, (client, device, load) in zip(s.processes, entries, strict=False):
                 entry.device, entry.memory = device, load.memory
-                threads = self._list_threads and client.thread_chain is not None
-                _fill_chain(
-                    entry.chain, client.thread_chain if threads and client.thread_chain else client.chain
-                )
+                listed = client.thread_chain if self._list_threads else None
+                _fill_chain(entry.chain, listed or client.chain)
             for i, device_entry in enumerate(s.devices):
                 device_entry.memory_used = sum(load.memory for _, device, load in entries if device == i)
 

@@ -81,7 +81,7 @@ class Tenant(Process):
         super().__init__(host_pid, stdin, stdout)
         self.load = load
 
-    def command(self, text: str) -> Any:  # noqa: ANN401 (JSON: the caller knows what it asked for)
+    def command(self, text: str) -> Any:
         """Sends one command, returns its JSON answer. Raises NodeError when the tenant refuses."""
         self.write_line(text)
         answer = json.loads(self.read_line())

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -11,14 +12,26 @@
 
 static int connection = -1;
 
+/* CUDA starts threads of its own before the first context exists; some drivers list one of them. */
+static void *driver_thread(void *unused)
+{
+    (void)unused;
+    for (;;)
+        pause();
+    return NULL;
+}
+
 int driver_connect(const char *socket_path)
 {
+    pthread_t thread;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (strlen(socket_path) >= sizeof address.sun_path) {
         fprintf(stderr, "tenant: the driver socket's path is longer than a socket path can be: %s\n", socket_path);
         return -1;
     }
     strcpy(address.sun_path, socket_path);
+    if (pthread_create(&thread, NULL, driver_thread, NULL) != 0)
+        return -1;
     connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (connection < 0 || connect(connection, (struct sockaddr *)&address, sizeof address) < 0) {
         fprintf(stderr, "tenant: cannot reach the driver at %s: %s\n", socket_path, strerror(errno));

@@ -1,0 +1,143 @@
+"""The real nvidia-ml-py in a process of its own: LD_LIBRARY_PATH chooses NVML, and is read at start only.
+
+    with Probe(node.environment()) as nvml:
+        nvml("nvmlInit")
+        nvml("nvmlDeviceGetUUID", device(0))
+
+Run as a program it is the child: one JSON request per line, one answer per line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import selectors
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+DEVICE_KEY = "device"
+
+
+def device(index: int) -> dict[str, int]:
+    """As an argument of a call: the handle of the device with this index."""
+    return {DEVICE_KEY: index}
+
+
+class NvmlCallError(Exception):
+    """The call raised; the message is the name of nvidia-ml-py's exception, as in `NVMLError_NotFound`."""
+
+
+class Probe:
+    """A child with nvidia-ml-py. `prefix` goes before its command, for example nsenter."""
+
+    def __init__(self, environment: dict[str, str], prefix: Sequence[str] = ()) -> None:
+        self._environment, self._prefix = environment, prefix
+
+    def __enter__(self) -> Self:
+        self._child = subprocess.Popen(
+            [*self._prefix, sys.executable, __file__],
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._child.kill()
+        self._child.communicate()
+
+    def send(self, name: str, *arguments: object) -> None:
+        """Starts a call without waiting for it."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps([name, arguments]) + "\n")
+        self._child.stdin.flush()
+
+    def answers_within(self, seconds: float) -> bool:
+        """Whether the call that was sent has an answer within this time."""
+        assert self._child.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._child.stdout, selectors.EVENT_READ)
+            return bool(selector.select(seconds))
+
+    def receive(self, timeout_s: float = 10.0) -> Any:
+        """The answer to the call that was sent. Raises NvmlCallError, or TimeoutError when it hangs."""
+        assert self._child.stdout is not None
+        if not self.answers_within(timeout_s):
+            raise TimeoutError(f"no answer within {timeout_s} s")
+        answer = json.loads(self._child.stdout.readline())
+        if "error" in answer:
+            raise NvmlCallError(answer["error"])
+        return answer["result"]
+
+    def __call__(self, name: str, *arguments: object) -> Any:
+        self.send(name, *arguments)
+        return self.receive()
+
+
+def _plain(value: object) -> object:
+    """Structures, friendly objects and lists of them as JSON."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, ctypes.Structure):
+        return {field[0]: getattr(value, field[0]) for field in value._fields_}
+    if hasattr(value, "__dict__"):
+        return {key: _plain(item) for key, item in vars(value).items()}
+    return value
+
+
+def _serve() -> None:
+    import pynvml
+
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        try:
+            real = [
+                pynvml.nvmlDeviceGetHandleByIndex(a[DEVICE_KEY]) if isinstance(a, dict) else a
+                for a in arguments
+            ]
+            function = getattr(sys.modules[__name__], name, None) or getattr(pynvml, name)
+            answer: dict[str, object] = {"result": _plain(function(*real))}
+        except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError) as error:
+            answer = {"error": type(error).__name__}
+        print(json.dumps(answer), flush=True)
+
+
+# Calls below nvidia-ml-py's own protocol, by names that it does not have.
+
+
+def status_with_nulls(name: str, handle: object, pointers: int) -> int:
+    """The raw status of a call that gets null for every pointer."""
+    import pynvml
+
+    status: int = pynvml._nvmlGetFunctionPointer(name)(handle, *([None] * pointers))
+    return status
+
+
+def samples_into(handle: object, room: int, since_us: int) -> tuple[int, int]:
+    """(status, count) of nvmlDeviceGetProcessUtilization with a buffer of `room` entries."""
+    import pynvml
+
+    count = ctypes.c_uint(room)
+    buffer = (pynvml.c_nvmlProcessUtilizationSample_t * room)()
+    call = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetProcessUtilization")
+    return call(handle, buffer, ctypes.byref(count), ctypes.c_ulonglong(since_us)), count.value
+
+
+def list_into(handle: object, room: int) -> tuple[int, int]:
+    """(status, count) of nvmlDeviceGetComputeRunningProcesses_v3 with a buffer of `room` entries."""
+    import pynvml
+
+    count = ctypes.c_uint(room)
+    buffer = (pynvml.c_nvmlProcessInfo_v3_t * max(1, room))()
+    call = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetComputeRunningProcesses_v3")
+    return call(handle, ctypes.byref(count), buffer), count.value
+
+
+if __name__ == "__main__":
+    _serve()
