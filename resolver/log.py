@@ -49,6 +49,23 @@ def _as_it_is(_logger: object, _method: str, event: MutableMapping[str, Any]) ->
     return event
 
 
-def get() -> Any:
-    """The logger; its methods are ``debug``, ``info``, ``warning``, ``error``, each with key=value pairs."""
-    return structlog.get_logger()
+class Journal:
+    """The logger, and a memory of what is wrong, so that each trouble is said when it begins and when it ends."""
+
+    def __init__(self) -> None:
+        self._troubles: dict[str, str] = {}
+
+    @property
+    def log(self) -> Any:
+        """The logger; ``debug``, ``info``, ``warning``, ``error``, ``exception``, each with key=value pairs."""
+        return structlog.get_logger()
+
+    def trouble(self, what: str, why: str, begins: str, ends: str, **where: str) -> None:
+        """Log ``begins`` when ``why`` is new, ``ends`` when it has become empty, nothing while it stays."""
+        before = self._troubles.pop(what, "")
+        if why:
+            self._troubles[what] = why
+        if why and why != before:
+            self.log.warning(begins, why=why, **where)
+        elif before and not why:
+            self.log.info(ends, **where)

@@ -89,7 +89,7 @@ async def _forever(settings: Settings, load: Any) -> None:
         try:
             service.reload(load())
         except UsageError as error:
-            service.log.error("settings_refused", why=str(error), kept="the settings in force")
+            service.journal.log.error("settings_refused", why=str(error), kept="the settings in force")
 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, service.stop)

@@ -1,0 +1,332 @@
+"""A pass over the slots: find regions, read them, find owners, have the slot writer repair what is wrong."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from resolver.containers import Containers, shared_directory
+from resolver.errors import RegionRejected, ResolverError, WorkerFailed
+from resolver.hami import writer
+from resolver.hami.finder import RegionFinder
+from resolver.hami.openat import open_directory
+from resolver.hami.repairs import Order, RegionRepairs, SlotState, encode
+from resolver.owners import Owners
+from resolver.procfs import ProcessHandle, Procfs
+from resolver.snapshot import RegionReport, SlotReport
+from resolver.types import UnresolvedReason
+from resolver.workers import Worker
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from resolver.config import Settings
+    from resolver.hami.policy import Policy
+    from resolver.join import Joined
+    from resolver.log import Journal
+    from resolver.pidmap import PidMap
+
+_DISCOVER_EVERY = 1.0
+_WRITER_SECONDS = 1.0
+_DEATHS_BEFORE_QUARANTINE = 3
+
+
+class Repairer:
+    """Every region of the node and what is known of its slots."""
+
+    def __init__(
+        self, settings: Settings, procfs: Procfs, pidmap: PidMap, counters: Counter[str], journal: Journal
+    ) -> None:
+        self.settings = settings
+        self.procfs = procfs
+        self.pidmap = pidmap
+        self.counters = counters
+        self.journal = journal
+        self.regions: dict[str, RegionRepairs] = {}
+        self.owners = Owners(procfs)
+        self.finder = RegionFinder(settings.containers_dir)
+        self.writer = Worker("slot writer", "resolver.hami.writer", timeout=_WRITER_SECONDS)
+        self._containers = Containers(procfs, pidmap)
+        self._next_discovery = 0.0
+
+    async def pass_once(self, policy: Policy, joined: Joined, *, patient: bool = True) -> None:
+        """One pass. ``patient=False``: look into ``/proc`` at any cost, this pass is the only one."""
+        now = time.monotonic()
+        self._discover(now)
+        self.owners.ended()
+        for path, repairs in list(self.regions.items()):
+            try:
+                gone = repairs.observe(repairs.region.read())
+            except RegionRejected as why:
+                self._count_rejected(path, why)
+                self.finder.reject(repairs.region, why)
+                self.drop(path)
+                continue
+            for state in gone:
+                self.owners.unwatch(state)
+        self._find_owners(now, patient=patient)
+        for repairs in list(self.regions.values()):
+            await self._repair(repairs, now, policy, joined)
+
+    def use(self, settings: Settings) -> None:
+        """Take over new settings; between two passes only."""
+        if settings.containers_dir != self.settings.containers_dir:
+            self._drop_all()
+            self.finder, self._next_discovery = RegionFinder(settings.containers_dir), 0.0
+        self.settings = settings
+
+    def close(self) -> None:
+        """Give everything back: the child, handles, files."""
+        self.writer.stop()
+        self._drop_all()
+        self.owners.close()
+
+    # -- regions ------------------------------------------------------------------------------------
+
+    def _discover(self, now: float) -> None:
+        full = now >= self._next_discovery
+        if full:
+            self._next_discovery = now + _DISCOVER_EVERY
+        changes = self.finder.refresh(full)
+        for region in changes.removed:
+            self.drop(region.path)
+        for region in changes.added:
+            try:
+                dir_fd = open_directory(os.path.dirname(region.path))
+                try:
+                    directory = shared_directory(self.procfs, dir_fd)
+                finally:
+                    os.close(dir_fd)
+            except (OSError, ResolverError) as error:
+                self.journal.log.warning("region_unusable", path=region.path, why=str(error))
+                continue
+            self.regions[region.path] = RegionRepairs(region, directory)
+            self.journal.log.info(
+                "region_found", container=region.dir_name, path=region.path, layout=region.layout.name
+            )
+        for path, why in changes.rejected:
+            self._count_rejected(path, why)
+        for path in self.settings.containers_dir:
+            missing = path.rstrip("/") in self.finder.missing_dirs or path in self.finder.missing_dirs
+            trouble = "it does not exist; waiting for it" if missing else ""
+            self.journal.trouble(
+                f"dir {path}", trouble, "containers_dir_missing", "containers_dir_found", path=path
+            )
+
+    def _count_rejected(self, path: str, why: RegionRejected) -> None:
+        self.counters[f"rejected_{why.reason}"] += 1
+        self.journal.log.warning("region_rejected", path=path, reason=why.reason, why=why.detail)
+
+    def drop(self, path: str) -> None:
+        """Give up a region that is gone; nothing happens if it is not known."""
+        repairs = self.regions.pop(path, None)
+        if repairs is not None:
+            self._release(repairs)
+            self.journal.log.info("region_gone", container=repairs.region.dir_name, path=path)
+
+    def _release(self, repairs: RegionRepairs) -> None:
+        for state in repairs.states.values():
+            self.owners.unwatch(state)
+        repairs.close()
+
+    def _drop_all(self) -> None:
+        for repairs in self.regions.values():
+            self._release(repairs)
+        self.regions.clear()
+        self.finder.close()
+
+    # -- processes ----------------------------------------------------------------------------------
+
+    def _find_owners(self, now: float, *, patient: bool) -> None:
+        due = [
+            (repairs, state)
+            for repairs in self.regions.values()
+            for state in repairs.states.values()
+            if state.due(now)
+        ]
+        # The map has to be younger than the sight of the slot: then a process that is not in it does not exist.
+        if not due or not self.pidmap.refresh(unhurried=patient):
+            return
+        for repairs, state in due:
+            found = self._containers.owner(repairs.directory, repairs.region.inode, state.slot.pid)
+            state.found(found, now)
+            if isinstance(found, ProcessHandle):
+                self.owners.watch(state, found)
+            elif found is UnresolvedReason.NO_SUCH_PROCESS and state.looks > 1 and not state.dead:
+                others = any(other.owner is not None for other in repairs.states.values())
+                state.dead = others or self._containers.visible(repairs.directory)
+
+    # -- writing ------------------------------------------------------------------------------------
+
+    async def _repair(self, repairs: RegionRepairs, now: float, policy: Policy, joined: Joined) -> None:
+        def conflict(state: SlotState, wait: float) -> None:
+            self.counters["conflicts"] += 1
+            self.journal.log.warning(
+                "conflict",
+                container=repairs.region.dir_name,
+                slot=state.slot.index,
+                ns_pid=state.slot.pid,
+                hostpid=state.slot.hostpid,
+                why="another writer changed hostpid back",
+                next_try_seconds=wait,
+            )
+
+        orders = list(
+            repairs.plan(now, policy, joined.utilization, self.settings.write_utilization, conflict)
+        )
+        if self.settings.dry_run:
+            for order in orders:
+                self._would_write(repairs, order)
+            return
+        for start in range(0, len(orders), writer.MAX_ORDERS):
+            if not await self._carry_out(repairs, orders[start : start + writer.MAX_ORDERS]):
+                return
+
+    async def _carry_out(self, repairs: RegionRepairs, orders: list[Order]) -> bool:
+        region = repairs.region
+        message, handles = encode(orders, region.layout.file_bytes)
+        try:
+            answer = await self.writer.request(message, [region.fd, *handles])
+            if len(answer) != writer.RESULT.size * len(orders):
+                raise self.writer.malformed("answered something malformed")
+        except WorkerFailed as error:
+            self._writer_failed(repairs, error)
+            return False
+        repairs.writer_deaths = 0
+        for order, (outcome, word) in zip(orders, writer.RESULT.iter_unpack(answer), strict=True):
+            self._written(repairs, order, outcome, word)
+        return True
+
+    def _writer_failed(self, repairs: RegionRepairs, error: WorkerFailed) -> None:
+        """Leave the file alone for a while if it is to blame; a writer that somebody killed is tried again."""
+        if error.waiting:
+            return
+        self.counters["writer_failures"] += 1
+        repairs.writer_deaths += 1
+        if error.own_fault or repairs.writer_deaths >= _DEATHS_BEFORE_QUARANTINE:
+            repairs.writer_deaths = 0
+            self.counters["quarantines"] += 1
+            seconds = repairs.quarantine(time.monotonic())
+            self.journal.log.warning(
+                "region_quarantined", container=repairs.region.dir_name, why=str(error), seconds=seconds
+            )
+        else:
+            self.journal.log.warning("writer_failed", container=repairs.region.dir_name, why=str(error))
+
+    def _written(self, repairs: RegionRepairs, order: Order, outcome: int, word: int) -> None:
+        state = order.state
+        if outcome == writer.DONE and word == order.new:
+            if order.device is None:
+                self._repaired(repairs, order)
+            else:
+                self.counters["utilization_writes"] += 1
+        elif outcome == writer.OWNER_GONE:
+            self.counters["writes_undone"] += 1
+            state.reason = UnresolvedReason.GONE
+        elif outcome == writer.MOVED:
+            self.counters["writes_undone"] += 1
+        elif outcome == writer.NOT_WRITABLE:
+            state.reason = UnresolvedReason.WRITE_FAILED
+            why = "it cannot be opened for writing; mount the containers directory read-write"
+            self.journal.trouble(
+                f"write {repairs.region.path}", why, "write_failed", "", path=repairs.region.path
+            )
+        elif order.device is None:
+            self.counters["writes_missed"] += 1
+            state.reason = UnresolvedReason.CHANGED
+
+    def _repaired(self, repairs: RegionRepairs, order: Order) -> None:
+        state = order.state
+        self.counters[f"repairs_{order.reason}"] += 1
+        state.written, state.repaired, state.reason = True, order.reason, None
+        state.wrong_since = None
+        self.journal.log.info("repair", **_about(repairs, order))
+
+    def _would_write(self, repairs: RegionRepairs, order: Order) -> None:
+        """Say once per generation and value what would be written."""
+        state = order.state
+        if (order.device, order.new) in state.announced:
+            return
+        state.announced.add((order.device, order.new))
+        if order.device is None:
+            self.counters[f"would_repair_{order.reason}"] += 1
+            self.journal.log.info("would_repair", **_about(repairs, order))
+        else:
+            self.journal.log.info(
+                "would_write_utilization",
+                container=repairs.region.dir_name,
+                slot=order.slot,
+                ns_pid=state.slot.pid,
+                device=order.device,
+                before=order.expected,
+                after=order.new,
+            )
+
+    # -- the picture --------------------------------------------------------------------------------
+
+    def reports(self, joined: Joined) -> tuple[RegionReport, ...]:
+        """Every region and slot, for the snapshot."""
+        return tuple(_region_report(repairs, joined) for repairs in self.regions.values())
+
+
+def _about(repairs: RegionRepairs, order: Order) -> dict[str, Any]:
+    """The fields of a log line about a ``hostpid``."""
+    state, region = order.state, repairs.region
+    owner = state.owner.process if state.owner else None
+    return {
+        "container": region.dir_name,
+        "pod_uid": region.pod_uid,
+        "container_name": region.container_name,
+        "slot": order.slot,
+        "ns_pid": state.slot.pid,
+        "host_pid": owner.host_pid if owner else None,
+        "reason": order.reason,
+        "before": state.slot.hostpid,
+        "after": order.new >> 32,
+    }
+
+
+def _region_report(repairs: RegionRepairs, joined: Joined) -> RegionReport:
+    region, view = repairs.region, repairs.view
+    uuids = view.uuids if view else ()
+    slots = [_slot_report(state, uuids, joined) for state in repairs.states.values()]
+    for index, why in repairs.odd.items():
+        slot = view.slots[index] if view else None
+        if slot:
+            slots.append(
+                SlotReport(
+                    slot.pid,
+                    index,
+                    slot.hostpid,
+                    None,
+                    False,
+                    why,
+                    None,
+                    slot.sm_util,
+                    (None,) * len(uuids),
+                )
+            )
+    return RegionReport(
+        region.path, region.pod_uid, region.container_name, region.layout.name, uuids, tuple(slots)
+    )
+
+
+def _slot_report(state: SlotState, uuids: tuple[str, ...], joined: Joined) -> SlotReport:
+    slot, owner = state.slot, state.owner
+    utilization: tuple[int | None, ...]
+    if owner is None:
+        utilization = ((0 if state.dead else None),) * len(uuids)
+    else:
+        utilization = tuple(joined.utilization(owner.process.host_pid, uuid) for uuid in uuids)
+    return SlotReport(
+        ns_pid=slot.pid,
+        slot=slot.index,
+        hostpid=slot.hostpid,
+        host_pid=owner.process.host_pid if owner else None,
+        dead=state.dead,
+        unresolved=None if state.dead else state.reason,
+        repaired=state.repaired,
+        sm_util=slot.sm_util,
+        utilization=utilization,
+    )
