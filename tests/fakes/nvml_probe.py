@@ -49,8 +49,11 @@ class Probe:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self._child.kill()
-        self._child.communicate()
+        try:
+            self._child.communicate(timeout=2)  # the end of its input is the end of the child
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.communicate()
 
     def send(self, name: str, *arguments: object) -> None:
         """Starts a call without waiting for it."""
