@@ -308,7 +308,7 @@ class RegionFinder:
         if candidate.accepted_at and now - candidate.accepted_at > GOOD:
             candidate.pause = FIRST_PAUSE
         candidate.retry_at = now + candidate.pause
-        candidate.pause = max(2 * candidate.pause, LONGEST_PAUSE)
+        candidate.pause = min(2 * candidate.pause, LONGEST_PAUSE)
 
     def _report(self, path: str, why: RegionRejected) -> None:
         if self.rejected.get(path) is not why.reason:
