@@ -79,7 +79,7 @@ def test_a_python_package_that_cannot_be_had_is_named(checkout: Path) -> None:
 
 
 def test_a_second_run_does_nothing_and_says_nothing(root: Path) -> None:
-    command = [root / "scripts/setup.sh", "dev"]
+    command = [str(root / "scripts/setup.sh"), "dev"]
     subprocess.run(command, capture_output=True, check=True)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
