@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from tests.fakes.gpu import Device
 from tests.fakes.process import START_TIMEOUT_S, NodeError, Process, Tenant, readable
-from tests.fakes.regions import Region, monitor_view, read_region
+from tests.fakes.regions import Region, monitor_view, read_file
 
 if TYPE_CHECKING:
     from tests.fakes.node import Node
@@ -140,11 +140,11 @@ class Container:
 
     def region(self) -> Region:
         """The region as it is now, read from the file."""
-        return read_region(self.cache.read_bytes())
+        return read_file(self.cache)
 
     def monitor_view(self) -> dict[str, int]:
         """What HAMi's monitor would report now: per device UUID, percent."""
-        return monitor_view(self.cache.read_bytes())
+        return monitor_view(self.region())
 
     def spawn(self, arguments: Sequence[str], *, nested: bool = False) -> Process:
         """Starts any program in the container; `nested` gives it a PID namespace of its own below."""

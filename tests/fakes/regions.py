@@ -6,8 +6,11 @@ say the same as `tenant/region.c`; the files in `tests/fixtures/regions` hold bo
 
 from __future__ import annotations
 
+import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 MAGIC: Final = 19920718
@@ -84,39 +87,51 @@ class Region:
         return next((slot for slot in self.slots if slot.pid == pid), None)
 
 
-def layout_of(data: bytes) -> Layout:
-    """The layout of a file's content. Raises ValueError when it is none of the five."""
-    minor = struct.unpack_from("<i", data, 8)[0]
-    for layout in LAYOUTS.values():
-        if len(data) == layout.size + 1 and layout.minor_version in (None, minor):
-            return layout
-    raise ValueError(f"{len(data)} bytes, minor version {minor}: not a released layout")
+Read = Callable[[int, int], bytes]  # (offset, length) -> bytes
 
 
 def read_region(data: bytes) -> Region:
     """Everything a test looks at. Raises ValueError for a file that is no region."""
-    layout = layout_of(data)
-    if struct.unpack_from("<i", data, 0)[0] != MAGIC:
-        raise ValueError("the region is not initialised")
-    devices = min(struct.unpack_from("<Q", data, layout.device_num)[0], DEVICES)
-    uuids = (data[at : at + 96].split(b"\0", 1)[0].decode() for at in _places(layout.uuids, 96, devices))
-    count = struct.unpack_from("<i", data, layout.proc_num)[0]
-    return Region(
-        layout=layout,
-        owner_pid=struct.unpack_from("<Q", data, layout.owner_pid)[0],
-        uuids=tuple(uuids),
-        slots=tuple(_slot(data, layout, index, devices) for index in range(max(0, min(count, SLOTS)))),
-    )
+    return _parse(len(data), lambda offset, length: data[offset : offset + length])
 
 
-def monitor_view(data: bytes) -> dict[str, int]:
+def read_file(path: Path) -> Region:
+    """The same from a file, of which only the header, the used slots and the tail are read."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _parse(os.fstat(fd).st_size, lambda offset, length: os.pread(fd, length, offset))
+    finally:
+        os.close(fd)
+
+
+def monitor_view(region: Region) -> dict[str, int]:
     """What HAMi's monitor reports for one container: per device, the sum of sm_util over slots in use.
 
     It looks at `status` only; neither `pid` nor `hostpid` matters to it.
     """
-    region = read_region(data)
     live = [slot for slot in region.slots if slot.status != 0]
     return {uuid: sum(slot.sm_util[i] for slot in live) for i, uuid in enumerate(region.uuids)}
+
+
+def _parse(length: int, read: Read) -> Region:
+    head = read(0, 4096)
+    magic, minor = struct.unpack_from("<i4xi", head)
+    layouts = [
+        one for one in LAYOUTS.values() if length == one.size + 1 and one.minor_version in (None, minor)
+    ]
+    if magic != MAGIC or not layouts:
+        raise ValueError(f"{length} bytes, magic {magic}, minor version {minor}: not a released layout")
+    layout = layouts[0]
+    devices = min(struct.unpack_from("<Q", head, layout.device_num)[0], DEVICES)
+    uuids = (head[at : at + 96].split(b"\0", 1)[0].decode() for at in _places(layout.uuids, 96, devices))
+    count = max(0, min(struct.unpack("<i", read(layout.proc_num, 4))[0], SLOTS))
+    places = _places(layout.procs, layout.slot_size, count)
+    return Region(
+        layout=layout,
+        owner_pid=struct.unpack_from("<Q", head, layout.owner_pid)[0],
+        uuids=tuple(uuids),
+        slots=tuple(_slot(read(at, layout.slot_size), layout, i, devices) for i, at in enumerate(places)),
+    )
 
 
 def _places(first: int, step: int, count: int) -> range:
@@ -124,18 +139,17 @@ def _places(first: int, step: int, count: int) -> range:
 
 
 def _slot(data: bytes, layout: Layout, index: int, devices: int) -> ProcSlot:
-    at = layout.procs + index * layout.slot_size
-    pid, hostpid = struct.unpack_from("<ii", data, at)
+    pid, hostpid = struct.unpack_from("<ii", data)
     if layout.device_util is None:
         sm_util: tuple[int, ...] = (0,) * devices
     else:
-        utils = _places(at + layout.device_util + 16, layout.device_util_size, devices)
+        utils = _places(layout.device_util + 16, layout.device_util_size, devices)
         sm_util = tuple(struct.unpack_from("<Q", data, place)[0] for place in utils)
     return ProcSlot(
         index=index,
         pid=pid,
         hostpid=hostpid,
-        status=struct.unpack_from("<i", data, at + layout.status)[0],
+        status=struct.unpack_from("<i", data, layout.status)[0],
         sm_util=sm_util,
-        monitorused=struct.unpack_from(f"<{devices}Q", data, at + layout.monitorused),
+        monitorused=struct.unpack_from(f"<{devices}Q", data, layout.monitorused),
     )

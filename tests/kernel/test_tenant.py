@@ -161,7 +161,7 @@ def test_our_offsets_read_the_files_that_upstream_wrote(layout: str) -> None:
         assert list(slot.sm_util) == (utils or [0, 0])
     live = [s for s in told["slots"] if s["status"] != 0]
     sums = [sum(s["device_util"][i]["sm_util"] for s in live if "device_util" in s) for i in range(2)]
-    assert list(monitor_view(data).values()) == sums
+    assert list(monitor_view(region).values()) == sums
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -7,8 +7,8 @@
  *          [--guess list|none|self|wrong|NUMBER] [--lock-timeout-ms N] [--lock-tries N] [--mover N [--slots N]]
  *
  * `--use` names the devices this process makes a context on (default: all of the region's). Prints one JSON line
- * when ready, then answers each line on standard input with one: load N, slot, slots, fork, lock, unlock, compact,
- * quit. SIGTERM and the end of standard input are a clean exit.
+ * when ready, then answers each line on standard input with one: load N, hostpid N, slot, slots, fork, lock, unlock,
+ * compact, quit. SIGTERM and the end of standard input are a clean exit.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -186,7 +186,10 @@ static void answer(const char *line, int signals)
     int number;
     if (sscanf(line, "load %d", &number) == 1)
         printf(set_load(number) == 0 ? "{\"load\":%d}\n" : "{\"error\":\"load %d\"}\n", number);
-    else if (strcmp(line, "slot") == 0)
+    else if (sscanf(line, "hostpid %d", &number) == 1) {
+        set_own_hostpid(number);
+        print_own_slot();
+    } else if (strcmp(line, "slot") == 0)
         print_own_slot();
     else if (strcmp(line, "slots") == 0)
         print_slots();

@@ -79,14 +79,14 @@ static void refill_device(int device)
     for (int i = 0; i < listed; i++) {
         int slot = slot_with_hostpid(list[i].pid);
         if (slot >= 0)
-            *slot_monitorused(region, slot, device) += list[i].memory;
+            *slot_monitorused(region, slot, device) = list[i].memory;
     }
     int sampled = nvml_samples(gpu.uuids[device], second_ago, samples);
     for (int i = 0; i < sampled; i++) {
         int slot = slot_with_hostpid(samples[i].pid);
         uint64_t *sm = slot >= 0 ? slot_sm_util(region, slot, device) : NULL;
         if (sm)
-            *sm += samples[i].sm;
+            *sm = samples[i].sm;
     }
 }
 

@@ -1,0 +1,157 @@
+"""`make demo`: a GPU node in miniature, everything on it wrong, and the real `resolver run` that makes it right.
+
+Exit status: 0 if every value is right in the end, 1 if one is not, 2 if this machine cannot run it (and what is
+missing is said).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.fakes.build import BuildError
+from tests.fakes.daemon import RESOLVER, Daemon
+from tests.fakes.demo_view import Plain, make_view
+from tests.fakes.measure import Row, before, until_true, verdict
+from tests.fakes.node import Node
+from tests.fakes.process import NodeError
+from tests.fakes.scene import DRIVERS, Case, full_scene, settle, short_scene
+
+INSIDE = "RESOLVER_DEMO_IN_USER_NAMESPACE"
+
+
+class CannotRun(Exception):
+    """What is missing on this machine, and what to do about it."""
+
+
+def main() -> int:
+    """Runs it all; see the module's docstring for the exit status."""
+    view = make_view()
+    try:
+        _need_root_or_a_user_namespace()
+        with tempfile.TemporaryDirectory(prefix="resolver-demo-") as root:
+            Path(root).chmod(0o755)
+            return 0 if _show(view, Path(root)) else 1
+    except (CannotRun, BuildError, NodeError) as error:
+        view.result(f"The demo cannot run here: {error}", ok=False)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _need_root_or_a_user_namespace() -> None:
+    """Without root, starts itself again as the root of a user namespace, or says what forbids that."""
+    if os.geteuid() == 0:
+        return
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        raise CannotRun(
+            "without root it needs `unshare`: install util-linux, or run it as root: sudo make demo"
+        )
+    command = (unshare, "--user", "--map-root-user", "--mount")
+    test = subprocess.run((*command, "true"), capture_output=True, text=True, check=False)
+    if test.returncode != 0:
+        raise CannotRun(
+            f"it is not run by root, and user namespaces are not allowed here ({test.stderr.strip()}). "
+            "Run it as root: sudo make demo; or allow them: kernel.unprivileged_userns_clone=1, "
+            "kernel.apparmor_restrict_unprivileged_userns=0, user.max_user_namespaces above 0"
+        )
+    sys.stdout.flush()
+    os.execve(  # noqa: S606 (no shell is wanted)
+        unshare,
+        (*command, sys.executable, "-m", "tests.fakes.demo", *sys.argv[1:]),
+        os.environ | {INSIDE: "1"},
+    )
+
+
+def _show(view: Plain, root: Path) -> bool:
+    begin = time.monotonic()
+    view.heading("A GPU node in miniature")
+    if os.environ.get(INSIDE):
+        view.say("  Not run by root: everything happens in a user namespace.")
+    results = []
+    for number, (version, listed, samples) in enumerate(DRIVERS):
+        directory = root / f"node-{number}"
+        directory.mkdir()
+        with Node(directory, version) as node:
+            for text in node.left_out:
+                view.say(f"  Left out: {text}")
+            about = f"Driver {version}: its process list has {listed} PIDs, its samples {samples} PIDs"
+            if number == 0:
+                results.append(_whole(view, node, about))
+            else:
+                view.heading(f"{about}, so hostpid must be the {samples} PID")
+                results.append(_run(view, node, short_scene(node, listed, samples)))
+    ok = all(results)
+    words = "Every value is right" if ok else "Not every value is right"
+    view.result(f"\n{words} ({time.monotonic() - begin:.1f} s).", ok=ok)
+    return ok
+
+
+def _whole(view: Plain, node: Node, about: str) -> bool:
+    view.progress("starting six containers with real namespaces, and the processes in them")
+    cases = full_scene(node)
+    view.say(f"  {about}.")
+    time.sleep(1.3)  # watchers look one second back: until then they still see who ended before
+    return _run(view, node, cases, whole=True)
+
+
+def _run(view: Plain, node: Node, cases: list[Case], *, whole: bool = False) -> bool:
+    """One daemon on one node: before, repair, after."""
+    settle(cases)
+    rows = before(cases, view.progress)
+    with Daemon(node) as daemon:
+        until_true(rows, daemon.started_at, daemon)
+        if whole:
+            rows += _latecomer(view, cases[0], daemon)
+        verdict(rows, daemon)
+        if not daemon.alive:
+            raise NodeError(f"the daemon has ended by itself: {daemon.last_words()}")
+        view.table(rows)
+        ok = all(row.ok for row in rows)
+        if whole:
+            view.say("  ms: from the start of the daemon; for the late one, from the start of the process.")
+            view.heading("What HAMi's monitor reports, summed over each container")
+            view.picture(rows)
+            ok = _lookup(view, cases[2]) and ok
+        took = daemon.stop()
+    if daemon.noise:
+        view.say("  WRONG: the daemon said: " + "\n".join(daemon.noise))
+    view.progress(f"the daemon ended {took * 1000:.0f} ms after SIGTERM")
+    return ok and not daemon.noise
+
+
+def _latecomer(view: Plain, like: Case, daemon: Daemon) -> list[Row]:
+    """A process that starts while the daemon runs: this is the delay that a user sees."""
+    view.progress("one more process starts while the daemon runs")
+    begin = time.monotonic()
+    tenant = like.container.tenant(load=5, devices=[like.device])
+    late = Case(like.container, tenant, like.device, "started late", "unmapped", tenant.host_pid, tenant.load)
+    rows = [Row(late, hostpid_before=tenant.ns_pid, sm_before=0)]
+    until_true(rows, begin, daemon)
+    return rows
+
+
+def _lookup(view: Plain, case: Case) -> bool:
+    """The other command, on one of the processes, against the kernel's own word."""
+    container = case.container
+    whose = container.container_id[:12] if container.cgroup else f"{container.pod_uid}/{container.name}"
+    command = [str(RESOLVER), "lookup", whose, str(case.tenant.ns_pid)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    view.heading(f"$ resolver lookup {whose} {case.tenant.ns_pid}")
+    view.say("  " + (done.stdout + done.stderr).strip())
+    right = done.returncode == 0 and done.stdout == f"{case.tenant.host_pid}\n"
+    if not right:
+        view.say(
+            f"  WRONG: it must print {case.tenant.host_pid} and exit with 0, and exited with {done.returncode}"
+        )
+    return right
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Watches slots from outside, by reading the cache files as HAMi's monitor does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tests.fakes.daemon import Daemon
+from tests.fakes.regions import ProcSlot
+from tests.fakes.scene import Case
+
+POLL_S: Final = 0.005
+TIMEOUT_S: Final = 6.0
+STEADY_S: Final = 0.3  # more than two ticks of a watcher
+
+
+@dataclass(slots=True)
+class Row:
+    """One slot before and after. Utilization in percent, None where the layout has none."""
+
+    case: Case
+    hostpid_before: int
+    sm_before: int | None
+    hostpid_after: int = 0
+    sm_after: int | None = None
+    repaired_ms: float | None = None  # until hostpid was right
+    true_ms: float | None = None  # until sm_util was true, too
+    reason: str = ""
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.wrong
+
+
+def look(case: Case) -> tuple[ProcSlot, int | None]:
+    """A case's slot as it is now, and its utilization on its device. Raises LookupError when it is gone."""
+    region = case.container.region()
+    slot = region.slot(case.tenant.ns_pid)
+    if slot is None:
+        raise LookupError(f"no slot with pid {case.tenant.ns_pid} in {case.container.cache}")
+    if region.layout.device_util is None:
+        return slot, None
+    return slot, slot.sm_util[region.uuids.index(case.device.uuid)]
+
+
+def before(cases: Sequence[Case], progress: Callable[[str], None]) -> list[Row]:
+    """What the files say with nobody there to repair them. Takes as long as two ticks of the watchers.
+
+    A watcher zeroes before it fills, so the largest of many looks is what it maintains.
+    """
+    rows = {id(case): Row(case, look(case)[0].hostpid, look(case)[1]) for case in cases}
+    deadline = time.monotonic() + STEADY_S
+    while time.monotonic() < deadline:
+        for case in cases:
+            row, (_, sm) = rows[id(case)], look(case)
+            if sm is not None:
+                row.sm_before = max(sm, row.sm_before or 0)
+        time.sleep(POLL_S)
+    progress(
+        f"{len(rows)} slots, {sum(row.sm_before != row.case.load for row in rows.values())} of them wrong"
+    )
+    return list(rows.values())
+
+
+def until_true(rows: Sequence[Row], since: float, daemon: Daemon) -> None:
+    """Polls until every slot is right, at most TIMEOUT_S; notes when each became so (milliseconds after `since`)."""
+    deadline = time.monotonic() + TIMEOUT_S
+    waiting = list(rows)
+    while waiting and time.monotonic() < deadline and daemon.alive:
+        for row in waiting:
+            slot, sm = look(row.case)
+            now_ms = (time.monotonic() - since) * 1000
+            if slot.hostpid == row.case.wanted:
+                row.repaired_ms = row.repaired_ms or now_ms
+                if sm == row.case.load:
+                    row.true_ms = now_ms
+        waiting = [row for row in waiting if row.true_ms is None]
+        time.sleep(POLL_S)
+
+
+def verdict(rows: Sequence[Row], daemon: Daemon) -> None:
+    """Fills in what each slot is now and what is wrong with it; nothing may be."""
+    reasons = {(event["container"], event["ns_pid"]): event["reason"] for event in daemon.repairs()}
+    steady = time.monotonic() + STEADY_S
+    for row in rows:
+        row.sm_after = None
+    while time.monotonic() < steady:
+        for row in rows:
+            slot, sm = look(row.case)
+            row.hostpid_after = slot.hostpid
+            if sm is not None:
+                row.sm_after = max(sm, row.sm_after or 0)
+        time.sleep(POLL_S)
+    for row in rows:
+        case = row.case
+        row.reason = reasons.get((case.container.directory.name, case.tenant.ns_pid), "")
+        if row.hostpid_after != case.wanted:
+            row.wrong.append(f"hostpid is {row.hostpid_after}, must be {case.wanted}")
+        if row.sm_after != case.load:
+            row.wrong.append(f"sm_util is {row.sm_after}, the true load is {case.load}")
+        if row.reason != case.reason:
+            row.wrong.append(
+                f"the repair's reason is {row.reason or 'none'}, must be {case.reason or 'none'}"
+            )
+        if row.true_ms is None:
+            row.wrong.append(f"it was not right within {TIMEOUT_S:.0f} s")

@@ -1,0 +1,154 @@
+"""The scene of the demo: containers in which everything has gone wrong that goes wrong on real nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tests.fakes.container import Container
+from tests.fakes.gpu import Device
+from tests.fakes.node import Node
+from tests.fakes.process import Tenant
+
+#: One driver of each kind: (version, whose PIDs the process list has, whose the samples have)
+DRIVERS: Final = (
+    ("560.35.03", "container", "host"),
+    ("535.104.05", "host", "host"),
+    ("565.57.01", "container", "host"),
+    ("570.86.15", "container", "container"),
+)
+
+
+@dataclass(slots=True)
+class Case:
+    """One slot and what must become of it. `load` is the truth in percent, None where no field holds it."""
+
+    container: Container
+    tenant: Tenant
+    device: Device
+    story: str
+    reason: str  # of the repair, as the daemon names it; "" where none is needed
+    wanted: int  # the hostpid it must have in the end
+    load: int | None
+    ended: bool = False  # killed: its utilization must become 0
+
+
+def _case(
+    tenant: Tenant, container: Container, device: Device, story: str, reason: str, *, samples: str = "host"
+) -> Case:
+    return Case(
+        container=container,
+        tenant=tenant,
+        device=device,
+        story=story,
+        reason=reason,
+        wanted=tenant.host_pid if samples == "host" else tenant.ns_pid,
+        load=None if container.layout == "v0-no-util" else tenant.load,
+    )
+
+
+def full_scene(node: Node) -> list[Case]:
+    """Six containers in five layouts; the driver lists container PIDs, its samples have host PIDs."""
+    first, second = node.gpu.devices
+    return [
+        *_training(node, first, second),
+        *_restarted(node, first, second),
+        *_duplicates(node, first),
+        *_no_core_limit(node, second),
+        *_killed(node, first, second),
+        *_oldest_layout(node, second),
+    ]
+
+
+def _training(node: Node, first: Device, second: Device) -> list[Case]:
+    container = node.container(name="train", cgroup_format="containerd-systemd", devices=[first, second])
+    guessed = container.tenant(load=34, devices=[first])
+    raced = container.tenant(load=27, devices=[second], guess="none")
+    return [
+        _case(guessed, container, first, "guessed from the process list", "unmapped"),
+        _case(raced, container, second, "lost the race for its PID", "missing"),
+    ]
+
+
+def _restarted(node: Node, first: Device, second: Device) -> list[Case]:
+    container = node.container(
+        name="serve", cgroup_format="crio-systemd-child", layout="v1.1-shifted", qos="guaranteed",
+        devices=[first, second],
+    )  # fmt: skip
+    before = container.tenant(load=23, devices=[first])
+    before.command(f"hostpid {before.host_pid}")
+    container.restart()
+    after = container.tenant(load=23, devices=[first], guess="none")
+    stranger = container.tenant(load=21, devices=[second], guess="wrong")
+    return [
+        _case(after, container, first, "container was restarted", "stale"),
+        _case(stranger, container, second, "took a stranger's PID", "stale"),
+    ]
+
+
+def _duplicates(node: Node, device: Device) -> list[Case]:
+    container = node.container(
+        name="batch", cgroup_format="docker-cgroupfs", layout="v1.1", qos="besteffort", devices=[device]
+    )
+    right = container.tenant(load=12, guess="none")
+    right.command(f"hostpid {right.host_pid}")
+    twin = container.tenant(load=9, guess=right.host_pid)
+    return [
+        _case(right, container, device, "was right all along", ""),
+        _case(twin, container, device, "has its neighbour's PID", "duplicate"),
+    ]
+
+
+def _no_core_limit(node: Node, device: Device) -> list[Case]:
+    container = node.container(
+        name="notebook", cgroup_format="containerd-cgroupfs", layout="v0", sm_limit=0, devices=[device]
+    )
+    free = container.tenant(load=38)
+    return [_case(free, container, device, "no core limit, no watcher", "unmapped")]
+
+
+def _killed(node: Node, first: Device, second: Device) -> list[Case]:
+    container = node.container(name="etl", cgroup_format="crio-cgroupfs", devices=[first, second])
+    dead = container.tenant(load=45, devices=[second], guess="none")
+    dead.command(f"hostpid {dead.host_pid}")
+    heir = container.tenant(load=17, devices=[first], guess="none")
+    case = _case(dead, container, second, "killed with SIGKILL", "")
+    case.ended, case.load = True, 0
+    return [case, _case(heir, container, first, "never knew its PID", "missing")]
+
+
+def _oldest_layout(node: Node, device: Device) -> list[Case]:
+    container = node.container(
+        name="legacy", cgroup_format="kind-cgroupfs", layout="v0-no-util", devices=[device]
+    )
+    old = container.tenant(load=8)
+    return [_case(old, container, device, "layout without utilization", "unmapped")]
+
+
+def short_scene(node: Node, listed: str, samples: str) -> list[Case]:
+    """Two containers on any driver, with what a tenant there gets wrong."""
+    (device,) = node.gpu.devices[:1]
+    limited = node.container(name="limited", cgroup_format="docker-systemd", devices=[device])
+    missing = limited.tenant(load=41, guess="none")
+    guessed = limited.tenant(load=26)
+    free = node.container(
+        name="free", cgroup_format="crio-systemd", layout="v1.1", sm_limit=0, devices=[device]
+    )
+    wrong = free.tenant(load=19, guess="none")
+    other_number = wrong.ns_pid if samples == "host" else wrong.host_pid
+    wrong.command(f"hostpid {other_number}")
+    guess_reason = "" if listed == samples else "unmapped"
+    story = "what a broker would tell" if samples == "container" else "number of the wrong namespace"
+    return [
+        _case(missing, limited, device, "never knew its PID", "missing", samples=samples),
+        _case(guessed, limited, device, "guessed from the process list", guess_reason, samples=samples),
+        _case(wrong, free, device, story, "unmapped", samples=samples),
+    ]
+
+
+def settle(cases: Sequence[Case]) -> None:
+    """What has to happen after the watchers have filled the region: the killing."""
+    for case in cases:
+        if case.ended:
+            case.tenant.kill()
