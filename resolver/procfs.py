@@ -8,6 +8,7 @@ Parsing bytes and reading files are separate functions. Two errors leave this mo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -236,9 +237,27 @@ class Procfs:
         """The command name, at most 15 bytes and whatever the process chose."""
         return self._read(f"{host_pid}/comm").rstrip(b"\n").decode("utf-8", "backslashreplace")
 
+    def _read_of_any_thread(self, host_pid: int | str, name: str) -> bytes:
+        """A file of the process that its leader has no more once it has exited, while other threads run on."""
+        try:
+            text = self._read(f"{host_pid}/{name}")
+        except ProcessGone:
+            text = b""
+        if text:
+            return text
+        try:
+            tids = os.listdir(f"{self.root}/{host_pid}/task")
+        except OSError as error:
+            raise _translate(error, f"{self.root}/{host_pid}/task") from None
+        for tid in tids:
+            with contextlib.suppress(ProcessGone):
+                if tid != str(host_pid) and (text := self._read(f"{host_pid}/task/{tid}/{name}")):
+                    return text
+        raise ProcessGone(f"{self.root}/{host_pid}/{name}: the process ended")
+
     def mounts(self, host_pid: int | str) -> list[Mount]:
         """The mount table as the process sees it (needs CAP_SYS_PTRACE for others' processes)."""
-        return list(parse_mountinfo(self._read(f"{host_pid}/mountinfo")))
+        return list(parse_mountinfo(self._read_of_any_thread(host_pid, "mountinfo")))
 
     def has_mount(self, host_pid: int, device: str, root: str) -> bool:
         """Whether a directory, given by superblock and path inside it, is mounted in that process's view.
@@ -246,7 +265,7 @@ class Procfs:
         The pair is exact and cannot be forged by a tenant: a bind mount of something inside its own
         directory has a longer root.
         """
-        text = self._read(f"{host_pid}/mountinfo")
+        text = self._read_of_any_thread(host_pid, "mountinfo")
         tail = os.fsencode(root.rsplit("/", 1)[-1])
         if b"\\" not in tail and not re.search(rb"[ \t\n]", tail) and tail not in text:
             return False
@@ -264,7 +283,7 @@ class Procfs:
             % (major, minor, inode),
             re.MULTILINE,
         )
-        return wanted.search(self._read(f"{host_pid}/maps")) is not None
+        return wanted.search(self._read_of_any_thread(host_pid, "maps")) is not None
 
     # -- namespaces ---------------------------------------------------------------------------------
 
@@ -274,7 +293,7 @@ class Procfs:
         try:
             return int(os.readlink(path)[5:-1])  # "pid:[4026531836]"
         except OSError as error:
-            raise _translate(error, path) from None
+            raise self._translate_namespace(error, host_pid) from None
 
     def pidns_chain(self, host_pid: int) -> tuple[int, ...]:
         """Inodes of the process's PID namespaces in the order of ``NSpid:``, innermost last.
@@ -292,10 +311,32 @@ class Procfs:
         except OSError as error:
             if error.errno == errno.ENOTTY:
                 raise CannotKnow("nested PID namespaces need Linux 4.9 or later (NS_GET_PARENT)") from None
-            raise _translate(error, path) from None
+            raise self._translate_namespace(error, host_pid) from None
         finally:
             for fd in opened:
                 os.close(fd)
+
+    def _translate_namespace(self, error: OSError, host_pid: int | str) -> Exception:
+        """The kernel says EACCES for the namespace of an ended process too (fs/proc/namespaces.c).
+
+        It was refused to us only if the process is still there after a second refusal.
+        """
+        if error.errno == errno.EACCES:
+            try:
+                fd = os.open(f"{self.root}/{host_pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except OSError as gone:
+                return _translate(gone, f"{self.root}/{host_pid}")
+            try:
+                os.readlink("ns/pid", dir_fd=fd)
+                return ProcessGone(f"{self.root}/{host_pid}: the process ended, and its PID is used again")
+            except OSError as second:
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    os.stat("status", dir_fd=fd)
+                    return _translate(second, f"{self.root}/{host_pid}/ns/pid")
+                return ProcessGone(f"{self.root}/{host_pid}: the process ended")
+            finally:
+                os.close(fd)
+        return _translate(error, f"{self.root}/{host_pid}/ns/pid")
 
     # -- handles ------------------------------------------------------------------------------------
 
@@ -371,7 +412,8 @@ class Procfs:
 
 
 def _translate(error: OSError, what: str) -> Exception:
-    if error.errno in (errno.ENOENT, errno.ESRCH):
+    # EINVAL: mountinfo of a process that is past exit_task_namespaces (fs/proc_namespace.c)
+    if error.errno in (errno.ENOENT, errno.ESRCH, errno.EINVAL):
         return ProcessGone(f"{what}: the process ended")
     if error.errno in (errno.EACCES, errno.EPERM):
         return AccessDenied(
