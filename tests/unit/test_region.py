@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -232,6 +233,27 @@ def test_regions_come_and_go_with_their_files(find: RegionFinder, tmp_path: Path
     assert not find.regions
     assert not find.rejected
     assert not find.counts
+
+
+def test_a_directory_is_listed_again_while_its_time_stamp_may_hide_a_change(
+    find: RegionFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = container(tmp_path).parent
+    listings = 0
+
+    def noted(dir_fd: int) -> tuple[list[str], bool]:
+        nonlocal listings
+        listings += 1
+        return finder_list(dir_fd)
+
+    finder_list = finder_module.list_caches
+    monkeypatch.setattr(finder_module, "list_caches", noted)
+    for later_ns, wanted in ((10**7, 1), (10**7, 2), (10**9, 3), (10**9, 3), (10**9, 3)):
+        monkeypatch.setattr(time, "time_ns", lambda ns=later_ns: directory.stat().st_ctime_ns + ns)
+        find.refresh(full=False)
+        assert listings == wanted
+    find.refresh(full=True)
+    assert listings == 4
 
 
 def test_a_replaced_file_is_another_region(find: RegionFinder, tmp_path: Path) -> None:
