@@ -82,7 +82,7 @@ class Service:
     async def _every(self, setting: str, step: Callable[[], Awaitable[None]], hurry: asyncio.Event) -> None:
         """Repeat at a fixed pace, sooner in a hurry. A step that took long delays the next, it does not double it."""
         due, errors = time.monotonic(), 0
-        while True:
+        while not self._stopping.is_set():
             try:
                 await step()
                 errors = 0
@@ -94,8 +94,10 @@ class Service:
                 if errors >= _ERRORS_BEFORE_END:
                     raise
             due = max(due + getattr(self.settings, setting), time.monotonic())
+            # Not wait_for: before Python 3.12 it can swallow a cancellation, and the daemon would not end.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(hurry.wait(), due - time.monotonic())
+                async with asyncio.timeout(due - time.monotonic()):
+                    await hurry.wait()
             hurry.clear()
 
     def stop(self) -> None:

@@ -68,7 +68,8 @@ class Worker:
                 # A thousand descriptors would not fit; callers keep below the kernel's 253 (SCM_MAX_FD).
                 socket.send_fds(channel, [message], list(descriptors))
                 loop = asyncio.get_running_loop()
-                answer = await asyncio.wait_for(loop.sock_recv(channel, _MAX_MESSAGE), self.timeout)
+                async with asyncio.timeout(self.timeout):  # not wait_for, see Service._every
+                    answer = await loop.sock_recv(channel, _MAX_MESSAGE)
             except TimeoutError:
                 raise self._failed(f"did not answer within {self.timeout:g} s", own_fault=True) from None
             except OSError as error:
