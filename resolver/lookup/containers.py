@@ -199,11 +199,26 @@ def _by_scan(procfs: Procfs, wanted: Wanted) -> list[Container]:
     for host_pid in procfs.entries():
         try:
             keys = wanted.keys_in(procfs.cgroup(host_pid))
+            if keys and _is_dead(procfs, host_pid):
+                continue
         except ProcessGone:
             continue
         for key in keys:
             by_key.setdefault(key, {})[host_pid] = None
     return _merged((key, [], host_pids) for key, host_pids in by_key.items())
+
+
+def _is_dead(procfs: Procfs, host_pid: int) -> bool:
+    """Whether it only waits for its parent; ``cgroup.procs`` leaves such processes out.
+
+    A leader that ended before its threads is not dead; three links are those of a directory with one task.
+    """
+    if procfs.status(host_pid).state not in "ZX":
+        return False
+    try:
+        return os.stat(f"{procfs.root}/{host_pid}/task").st_nlink <= 3
+    except OSError:
+        return True
 
 
 def _named(procfs: Procfs, wanted: Wanted, containers: list[Container]) -> list[Container]:
