@@ -124,6 +124,9 @@ def _from_file(path: str) -> dict[str, Any]:
         raise UsageError(f"the settings file {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"the settings file {path} is not valid TOML: {error}") from None
+    twice = [name for name in values if "-" in name and name.replace("-", "_") in values]
+    if twice:
+        raise UsageError(f"the settings file {path} has {twice[0]} twice, with a dash and without: keep one")
     return {name.replace("-", "_"): value for name, value in values.items()}
 
 
@@ -143,18 +146,26 @@ def _convert(name: str, value: Any, where: str) -> Any:
         raise UsageError(f"{where}: there is no such setting; there are {', '.join(kinds)}")
     kind = kinds[name]
     try:
-        if isinstance(value, str):
-            value = _from_text(name, value)
-        elif name == "containers_dir" and not isinstance(value, (list, tuple)):
-            raise ValueError("a path or a list of paths is expected")
-        if kind is not bool and isinstance(value, bool):
+        meant = _from_text(name, value) if isinstance(value, str) else value
+        if name == "containers_dir":
+            _check_paths(meant)
+        if kind is not bool and isinstance(meant, bool):
             raise ValueError("neither true nor false is meaningful here")
-        return msgspec.convert(value, kind, strict=True)
-    except (ValueError, msgspec.ValidationError) as error:
+        return msgspec.convert(meant, kind, strict=True)
+    except (ValueError, TypeError, msgspec.ValidationError) as error:
         choices = ""
         if isinstance(kind, type) and issubclass(kind, StrEnum):
             choices = f": it is one of {', '.join(kind)}"
         raise UsageError(f"{where}: {value!r} is not possible ({error}){choices}") from None
+
+
+def _check_paths(value: Any) -> None:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError("a path or a list of paths is expected")
+    if not value:
+        raise ValueError("at least one path is expected")
+    if "" in value:
+        raise ValueError("an empty path leads nowhere")
 
 
 def _from_text(name: str, text: str) -> Any:
