@@ -1,0 +1,366 @@
+"""Every kind of wrong slot is really produced, really repaired, and nothing else is touched."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Mapping
+
+import pytest
+
+from tests.fakes.container import Container
+from tests.fakes.gpu import DEFAULT_DEVICES
+from tests.fakes.node import Node
+from tests.fakes.process import Process, Tenant
+from tests.fakes.regions import LAYOUTS
+from tests.kernel.conftest import (
+    WRITER,
+    Daemon,
+    Start,
+    hostpid_of,
+    lock_words,
+    never,
+    slot_of,
+    until,
+    write_hostpid,
+)
+
+FAST = ("--interval", "50ms", "--nvml-interval", "200ms")
+WITH_UTILIZATION = [name for name in LAYOUTS if name != "v0-no-util"]
+
+
+def repairs_of(daemon: Daemon, container: Container, tenant: Process) -> list[tuple[str, int, int, int]]:
+    """Each repair that was said of a process: reason, before, after, host_pid."""
+    lines = daemon.said("repair", container=container.directory.name, ns_pid=tenant.ns_pid)
+    return [(line["reason"], line["before"], line["after"], line["host_pid"]) for line in lines]
+
+
+def all_right(tenants: Mapping[Tenant, Container]) -> bool:
+    return all(hostpid_of(container, tenant) == tenant.host_pid for tenant, container in tenants.items())
+
+
+def passes(daemon: Daemon, container: Container) -> None:
+    """Waits until the daemon has surely made some more passes: until a new tenant is repaired."""
+    tenant = container.tenant(guess="none")
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a later repair")
+
+
+# ---- the four reasons ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_reason_is_repaired_once(node: Node, start: Start, layout: str) -> None:
+    container = node.container(layout=layout)
+    missing = container.tenant(load=11, guess="none")
+    unmapped = container.tenant(load=22, guess="self")
+    stale = container.tenant(load=5, guess="wrong")
+    twins = [container.tenant(load=3, guess=4711), container.tenant(load=4, guess=4711)]
+    locked = lock_words(container)
+    daemon = start(node, *FAST)
+    tenants = dict.fromkeys((missing, unmapped, stale, *twins), container)
+    until(lambda: all_right(tenants), "five right slots")
+    late = container.tenant(load=6, guess=missing.host_pid)  # another's right number
+    until(lambda: hostpid_of(container, late) == late.host_pid, "the late one's repair")
+    passes(daemon, container)
+    assert repairs_of(daemon, container, missing) == [("missing", 0, missing.host_pid, missing.host_pid)]
+    assert repairs_of(daemon, container, unmapped) == [
+        ("unmapped", unmapped.ns_pid, unmapped.host_pid, unmapped.host_pid)
+    ]
+    assert repairs_of(daemon, container, stale) == [("stale", 999999, stale.host_pid, stale.host_pid)]
+    for twin in twins:
+        assert repairs_of(daemon, container, twin) == [("duplicate", 4711, twin.host_pid, twin.host_pid)]
+    # A slot is missing (0) before it has its guess: the daemon may be the faster one.
+    ((reason, *_),) = repairs_of(daemon, container, late)[-1:]
+    assert reason in ("duplicate", "missing")
+    assert all_right({**tenants, late: container})
+    assert lock_words(container) == locked
+    if layout in WITH_UTILIZATION:
+        until(lambda: sum(container.monitor_view().values()) == 11 + 22 + 5 + 3 + 4 + 6, "the true load")
+        for tenant in (*tenants, late):
+            until(lambda t=tenant: t.slot()["sm_util"] == [t.load], "the tenant's own utilization")  # type: ignore[misc]
+
+
+def test_what_is_right_is_left_alone(node: Node, start: Start) -> None:
+    container = node.container(sm_limit=0)
+    tenant = container.tenant(guess="none")
+    write_hostpid(container, tenant, tenant.host_pid)
+    before, changed_at = container.cache.read_bytes(), container.cache.stat().st_mtime_ns
+    daemon = start(node, *FAST)
+    other = node.container(name="other")
+    passes(daemon, other)
+    passes(daemon, other)
+    assert container.cache.read_bytes() == before
+    assert container.cache.stat().st_mtime_ns == changed_at
+    assert daemon.said("repair", container=container.directory.name) == []
+
+
+def test_two_devices_and_one_in_use(node: Node, start: Start) -> None:
+    container = node.container(devices=DEFAULT_DEVICES, sm_limit=0)
+    tenant = container.tenant(load=40, guess="none", devices=DEFAULT_DEVICES[1:])
+    start(node, *FAST)
+    until(lambda: slot_of(container, tenant.ns_pid).sm_util == (0, 40), "the second device's load")
+    assert hostpid_of(container, tenant) == tenant.host_pid
+
+
+# ---- PID namespaces -----------------------------------------------------------------------------------------------
+
+
+def test_shared_host_and_nested_pid_namespaces(node: Node, start: Start) -> None:
+    first = node.container(name="a")
+    second = node.container(first.pod_uid, "b", pid_namespace=first)
+    on_host = node.container(name="host", pid_namespace="host")
+    nesting = node.container(name="nesting")
+    tenants = {
+        first.tenant(load=1, guess="none"): first,
+        second.tenant(load=2, guess="self"): second,
+        second.tenant(load=3, guess="wrong"): second,
+        on_host.tenant(load=4, guess="none"): on_host,
+        nesting.tenant(load=5, guess="none", nested=True): nesting,
+        nesting.tenant(load=6, guess="self"): nesting,
+    }
+    start(node, *FAST)
+    until(lambda: all_right(tenants), "right slots in every kind of PID namespace")
+    assert [t.ns_pid for t in tenants][3:5] == [[t.host_pid for t in tenants][3], 1]
+    loads = [(first, 1), (second, 5), (on_host, 4), (nesting, 11)]
+    for container, load in loads:
+        until(lambda c=container, n=load: sum(c.monitor_view().values()) == n, f"{load} %")  # type: ignore[misc]
+
+
+def test_a_pid_that_two_processes_of_a_container_have_is_not_guessed(node: Node, start: Start) -> None:
+    """One slot, two nested processes of PID 1 that map the file: nobody can tell whose it is."""
+    container = node.container()
+    container.tenant(guess="none", nested=True)
+    other = container.tenant(guess="none", nested=True)
+    lone = node.container(name="lone").tenant(guess="none")
+    before = container.cache.read_bytes()
+    daemon = start(node, "--once", *FAST)
+    assert daemon.wait() == 1
+    assert container.cache.read_bytes() == before
+    assert hostpid_of(node.containers[1], lone) == lone.host_pid
+    other.kill()
+    start(node, *FAST)
+    until(lambda: container.region().slots[0].hostpid != 0, "the one that is left")
+    assert container.region().slots[0].hostpid == container.processes[0].host_pid
+
+
+# ---- the course of a process's life -------------------------------------------------------------------------------
+
+
+def test_a_restarted_container_takes_its_slot_again_without_a_byte_changing(node: Node, start: Start) -> None:
+    container = node.container()
+    before = container.tenant(guess="none")
+    daemon = start(node, *FAST)
+    until(lambda: hostpid_of(container, before) == before.host_pid, "the first repair")
+    container.restart()
+    after = container.tenant(guess="none")
+    assert (after.ns_pid, after.host_pid != before.host_pid) == (before.ns_pid, True)
+    until(lambda: hostpid_of(container, after) == after.host_pid, "the repair after the restart")
+    assert repairs_of(daemon, container, after) == [
+        ("missing", 0, before.host_pid, before.host_pid),
+        ("stale", before.host_pid, after.host_pid, after.host_pid),
+    ]
+
+
+def test_a_restart_long_ago_is_noticed_too(node: Node, start: Start) -> None:
+    """The slot stays dead until looks at it have become rare; the new owner is found all the same."""
+    container = node.container(sm_limit=0)
+    before = container.tenant(load=30, guess="none")
+    start(node, *FAST)
+    until(lambda: slot_of(container, before.ns_pid).sm_util == (30,), "its load")
+    before.kill()
+    until(lambda: slot_of(container, before.ns_pid).sm_util == (0,), "the dead one's 0")
+    other = node.container(name="other")
+    for _ in range(8):  # looks at the dead slot go by meanwhile
+        tenant = other.tenant(guess="none")
+        until(lambda t=tenant: hostpid_of(other, t) == t.host_pid, "a repair elsewhere")  # type: ignore[misc]
+    container.restart()
+    after = container.tenant(load=20, guess="none")
+    until(lambda: hostpid_of(container, after) == after.host_pid, "the new owner")
+    until(lambda: slot_of(container, after.ns_pid).sm_util == (20,), "the new owner's load")
+
+
+@pytest.mark.parametrize("layout", WITH_UTILIZATION)
+def test_a_killed_tenants_load_is_zeroed_and_its_hostpid_stays(node: Node, start: Start, layout: str) -> None:
+    container = node.container(layout=layout)
+    victim = container.tenant(load=64, guess="none")
+    start(node, *FAST)
+    until(lambda: sum(container.monitor_view().values()) == 64, "its load")
+    victim.kill()
+    until(lambda: sum(container.monitor_view().values()) == 0, "the end of the dead one's load")
+    slot = slot_of(container, victim.ns_pid)
+    assert (slot.hostpid, slot.status, slot.sm_util) == (victim.host_pid, 1, (0,))
+
+
+def test_it_is_noticed_that_a_tenant_was_killed_before_the_daemon_came(node: Node, start: Start) -> None:
+    alone, accompanied = node.container(name="alone"), node.container(name="accompanied", sm_limit=0)
+    lone = alone.tenant(load=64, guess="none")
+    write_hostpid(alone, lone, lone.host_pid)
+    until(lambda: sum(alone.monitor_view().values()) == 64, "its load")
+    first = start(node, *FAST)
+    companion = accompanied.tenant(load=10, guess="none")
+    victims = {lone: alone, accompanied.tenant(load=20, guess="none"): accompanied}
+    until(lambda: sum(accompanied.monitor_view().values()) == 30, "both loads")
+    first.stop()
+    for victim in victims:
+        victim.kill()
+    assert (sum(alone.monitor_view().values()), sum(accompanied.monitor_view().values())) == (64, 30)
+    start(node, *FAST)
+    until(lambda: sum(alone.monitor_view().values()) == 0, "the end of the lone one's load")
+    until(lambda: sum(accompanied.monitor_view().values()) == 10, "the end of the other one's load")
+    for victim, container in victims.items():
+        assert hostpid_of(container, victim) == victim.host_pid
+    assert hostpid_of(accompanied, companion) == companion.host_pid
+
+
+def test_a_stopped_container_is_not_called_dead_while_nothing_of_it_can_be_seen(
+    node: Node, start: Start
+) -> None:
+    """No process of it in this kernel's view, as with a virtual machine: its values are not touched."""
+    container = node.container()
+    victim = container.tenant(load=64, guess="none")
+    write_hostpid(container, victim, victim.host_pid)
+    until(lambda: sum(container.monitor_view().values()) == 64, "its load")
+    container.stop()
+    before = container.cache.read_bytes()
+    daemon = start(node, *FAST)
+    for _ in range(3):
+        passes(daemon, node.container(name=f"other{_}"))
+    assert container.cache.read_bytes() == before
+
+
+EXECING = """
+    import mmap, os, struct, sys
+    path, procs, proc_num, status, *program = sys.argv[1:]
+    fd = os.open(path, os.O_RDWR)
+    region = mmap.mmap(fd, 0)
+    (count,) = struct.unpack_from("<i", region, int(proc_num))
+    at = int(procs) + count * {slot_size}
+    struct.pack_into("<ii", region, at, os.getpid(), 0)
+    struct.pack_into("<i", region, at + int(status), 1)
+    struct.pack_into("<i", region, int(proc_num), count + 1)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    os.execv(program[0], program)
+"""
+
+
+def execing(container: Container, *program: str) -> Process:
+    """A process that takes a slot without a word to anybody, and becomes another program when told to."""
+    layout = LAYOUTS[container.layout]
+    script = textwrap.dedent(EXECING.format(slot_size=layout.slot_size))
+    places = [f"/usr/local/vgpu/{container.cache_name}", layout.procs, layout.proc_num, layout.status]
+    process = container.spawn([sys.executable, "-I", "-c", script, *map(str, places), *program])
+    assert process.read_line() == "ready"
+    return process
+
+
+def test_a_process_that_execs_keeps_its_slot_right(node: Node, start: Start) -> None:
+    container = node.container()
+    first = container.tenant(guess="none")  # it makes the file
+    process = execing(container, *container.tenant_arguments(load=35, guess="none"))
+    daemon = start(node, *FAST)
+    until(lambda: slot_of(container, process.ns_pid).hostpid == process.host_pid, "the repair")
+    process.write_line("now")
+    until(lambda: "ready" in process.read_line(), "the tenant that it became")
+    until(lambda: slot_of(container, process.ns_pid).sm_util == (35,), "its load, by its own watcher")
+    assert slot_of(container, process.ns_pid).hostpid == process.host_pid
+    assert hostpid_of(container, first) == first.host_pid
+    assert len(repairs_of(daemon, container, process)) == 1
+
+
+def test_a_process_that_has_become_a_program_without_the_file_is_nobody(node: Node, start: Start) -> None:
+    container = node.container(sm_limit=0)
+    container.tenant(guess="none").stop()
+    process = execing(container, "/bin/sleep", "1000")
+    process.write_line("now")
+    until(lambda: os.readlink(f"/proc/{process.host_pid}/exe").endswith(("sleep", "coreutils")), "the exec")
+    before = container.cache.read_bytes()
+    daemon = start(node, "--once")
+    assert daemon.wait() == 1
+    assert container.cache.read_bytes() == before
+
+
+# ---- utilization --------------------------------------------------------------------------------------------------
+
+
+def test_auto_writes_only_where_nobody_else_does(node: Node, start: Start) -> None:
+    free, watched = node.container(name="free", sm_limit=0), node.container(name="watched")
+    free_one, watched_one = free.tenant(load=70, guess="none"), watched.tenant(load=30, guess="none")
+    daemon = start(node, *FAST)
+    until(lambda: sum(free.monitor_view().values()) == 70, "the load where there is no watcher")
+    until(lambda: sum(watched.monitor_view().values()) == 30, "the load that the watcher writes")
+    free_one.set_load(0)
+    watched_one.set_load(0)
+    until(lambda: sum(free.monitor_view().values()) == 0, "idleness where there is no watcher")
+    until(lambda: sum(watched.monitor_view().values()) == 0, "idleness that the watcher writes")
+    daemon.stop()
+    assert daemon.counters()["utilization_writes"] == 2  # 70, and 0: both in the container without a watcher
+
+
+def test_never_writes_no_utilization_and_repairs_all_the_same(node: Node, start: Start) -> None:
+    container = node.container(sm_limit=0)
+    tenant = container.tenant(load=70, guess="none")
+    daemon = start(node, "--write-utilization", "never", *FAST)
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair")
+    never(lambda: sum(container.monitor_view().values()), "a utilization that nobody wrote", 1.0)
+    daemon.stop()
+    assert "utilization_writes" not in daemon.counters()
+
+
+def test_always_writes_beside_the_watcher(node: Node, start: Start) -> None:
+    watched = node.container()
+    tenant = watched.tenant(load=45, guess="none")
+    daemon = start(node, "--write-utilization", "always", *FAST)
+    until(lambda: tenant.slot()["sm_util"] == [45], "the true load")
+    tenant.set_load(80)
+    until(lambda: tenant.slot()["sm_util"] == [80], "the new load")
+    until(lambda: sum(watched.monitor_view().values()) == 80, "the same in the monitor")
+    daemon.stop()
+    assert hostpid_of(watched, tenant) == tenant.host_pid
+
+
+def test_a_layout_without_utilization_gets_its_hostpid_only(node: Node, start: Start) -> None:
+    container = node.container(layout="v0-no-util", sm_limit=0)
+    tenant = container.tenant(load=70, guess="none")
+    daemon = start(node, "--write-utilization", "always", *FAST)
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair")
+    daemon.stop()
+    assert "utilization_writes" not in daemon.counters()
+
+
+# ---- restraint ----------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_writes_not_one_byte(node: Node, start: Start) -> None:
+    containers = [
+        node.container(name=name, layout=name, sm_limit=limit)
+        for name, limit in zip(LAYOUTS, (50, 0, 50, 0, 0), strict=True)
+    ]
+    tenants = {c.tenant(load=60, guess="none"): c for c in containers}
+    before = [(c.cache.read_bytes(), c.cache.stat().st_mtime_ns) for c in containers]
+    daemon = start(node, "--dry-run", *FAST)
+    for tenant, container in tenants.items():
+        line = daemon.wait_for("would_repair", container=container.directory.name, ns_pid=tenant.ns_pid)
+        assert (line["reason"], line["before"], line["after"]) == ("missing", 0, tenant.host_pid)
+    never(lambda: WRITER in daemon.children(), "a slot writer in a dry run", 1.0)
+    assert [(c.cache.read_bytes(), c.cache.stat().st_mtime_ns) for c in containers] == before
+    assert len(daemon.said("would_repair")) == len(tenants)  # each once, not each pass
+    assert daemon.said("repair") == []
+
+
+def test_another_writer_is_not_fought(node: Node, start: Start) -> None:
+    container = node.container(sm_limit=0)
+    tenant = container.tenant(guess="none")
+    daemon = start(node, *FAST)
+    for tries, wait in enumerate((0.5, 1.0, 2.0), 1):
+        until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair", 10)
+        write_hostpid(container, tenant, 0)
+        line = daemon.wait_for("conflict", count=tries)
+        assert line["next_try_seconds"] == wait
+        never(lambda: hostpid_of(container, tenant) != 0, "a repair during the back-off", 0.8 * wait)
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "peace", 10)
+    passes(daemon, node.container(name="other"))
+    daemon.stop()
+    assert daemon.counters()["conflicts"] == 3
+    assert len(repairs_of(daemon, container, tenant)) == 4
