@@ -22,17 +22,17 @@ def setup(log_format: str, level: str = "info") -> None:
     terminal = sys.stderr.isatty()
     if log_format == "auto":
         log_format = "console" if terminal else "json"
-    renderer: Any
+    shape: list[Any]
     if log_format == "json":
-        renderer = structlog.processors.JSONRenderer(sort_keys=False)
+        # A traceback as text, in one field: the renderer alone would say no more than "exc_info": true.
+        shape = [structlog.processors.format_exc_info, _event_first, structlog.processors.JSONRenderer()]
     else:
-        renderer = structlog.dev.ConsoleRenderer(colors=terminal and "NO_COLOR" not in os.environ)
+        shape = [structlog.dev.ConsoleRenderer(colors=terminal and "NO_COLOR" not in os.environ)]
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            _event_first if log_format == "json" else _as_it_is,
-            renderer,
+            *shape,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
@@ -43,10 +43,6 @@ def setup(log_format: str, level: str = "info") -> None:
 def _event_first(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     head = {name: event.pop(name) for name in ("timestamp", "level", "event") if name in event}
     return head | dict(event)
-
-
-def _as_it_is(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    return event
 
 
 class Journal:

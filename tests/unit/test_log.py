@@ -1,0 +1,141 @@
+"""One event, one line, whatever names tenants give their files; troubles are said when they begin and end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import structlog
+
+from resolver import log
+from resolver.types import RepairReason
+
+HOSTILE = 'a b="c"\n2030-01-01 [info] repair \x1b[31mred\x1b[0m\r\x00\x9b\udcff\u2028end'
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Any:
+    yield
+    structlog.reset_defaults()
+
+
+def said(capsys: pytest.CaptureFixture[str], log_format: str, level: str, tell: Callable[[Any], None]) -> str:
+    log.setup(log_format, level)
+    tell(log.Journal().log)
+    return capsys.readouterr().err
+
+
+def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "json", "info", lambda log: log.info("repair", slot=3, reason=RepairReason.STALE))
+    line = json.loads(text)
+    assert list(line)[:3] == ["timestamp", "level", "event"]
+    assert line["timestamp"].endswith("Z")
+    assert (line["level"], line["event"], line["slot"], line["reason"]) == ("info", "repair", 3, "stale")
+
+
+def test_console_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "console", "info", lambda log: log.info("repair", slot=3, reason=RepairReason.STALE))
+    assert "repair" in text
+    assert "slot=3" in text
+    assert "reason=stale" in text
+    assert "\x1b" not in text  # standard error is no terminal here
+
+
+def test_auto_is_json_where_nobody_reads_along(capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads(said(capsys, "auto", "info", lambda log: log.info("started")))["event"] == "started"
+
+
+@pytest.mark.parametrize(("level", "lines"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
+def test_levels(capsys: pytest.CaptureFixture[str], level: str, lines: int) -> None:
+    def tell(log: Any) -> None:
+        log.debug("a")
+        log.info("b")
+        log.warning("c")
+        log.error("d")
+
+    assert len(said(capsys, "json", level, tell).splitlines()) == lines
+
+
+def test_a_new_level_holds_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    journal = log.Journal()
+    log.setup("json", "error")
+    journal.log.info("before")
+    log.setup("json", "info")
+    journal.log.info("after")
+    assert json.loads(capsys.readouterr().err)["event"] == "after"
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_a_tenant_cannot_write_lines_of_its_own(capsys: pytest.CaptureFixture[str], log_format: str) -> None:
+    text = said(
+        capsys, log_format, "info", lambda log: log.warning("region_rejected", path=HOSTILE, why=HOSTILE)
+    )
+    assert text.count("\n") == 1
+    assert text.endswith("\n")
+    assert text[:-1].isprintable()
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_names_reach_a_narrow_standard_error(log_format: str) -> None:
+    code = (
+        "import sys; from resolver import log; log.setup(sys.argv[1]);"
+        "log.Journal().log.info('region_found', path='/caf\\u00e9/\\udcff\\u4e16')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, log_format],
+        env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"region_found" in done.stderr
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_a_defect_is_shown_with_where_it_happened(
+    capsys: pytest.CaptureFixture[str], log_format: str
+) -> None:
+    def tell(log: Any) -> None:
+        try:
+            raise ZeroDivisionError("the very defect")
+        except ZeroDivisionError:
+            log.exception("internal_error", step="interval")
+
+    text = said(capsys, log_format, "info", tell)
+    if log_format == "json":
+        text = json.loads(text)["exception"]
+    assert "ZeroDivisionError: the very defect" in text
+    assert "test_log.py" in text
+
+
+def test_a_trouble_is_said_when_it_begins_changes_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    log.setup("json")
+    journal = log.Journal()
+
+    def tell(why: str) -> None:
+        journal.trouble("nvml", why, "nvml_unavailable", "nvml_available", device="0")
+
+    for why in ("", "", "no library", "no library", "no driver", "no driver", "", "", "no library"):
+        tell(why)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["event"], line.get("why")) for line in lines] == [
+        ("nvml_unavailable", "no library"),
+        ("nvml_unavailable", "no driver"),
+        ("nvml_available", None),
+        ("nvml_unavailable", "no library"),
+    ]
+    assert all(line["device"] == "0" for line in lines)
+
+
+def test_troubles_of_different_things_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    log.setup("json")
+    journal = log.Journal()
+    for what in ("dir /a", "dir /b"):
+        journal.trouble(what, "missing", "missing", "found")
+    journal.trouble("dir /a", "", "missing", "found")
+    events = [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()]
+    assert events == ["missing", "missing", "found"]
