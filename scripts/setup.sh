@@ -124,6 +124,8 @@ main() {
     python=$(find_python)
     have_venv "$python" || missing+=("$(venv_package "$python")")
     install_packages "${missing[@]}"
+    [[ -w . ]] || die "everything Python goes into $PWD/$VENV, and $(id -un) may not write there." \
+        "Run this as the owner of the checkout, or as root: sudo make setup"
     make_venv "$python"
     install_python
     printf '%s\n' "$state" | tee "$stamp" >"$VENV/.setup-run"

@@ -55,7 +55,14 @@ def setup(place: Path, user: int = 0, **environment: str) -> subprocess.Complete
     )
 
 
+def test_in_a_checkout_that_may_not_be_written_it_says_so(checkout: Path) -> None:
+    done = setup(checkout, user=NOBODY)
+    assert done.returncode == 1
+    assert f"everything Python goes into {checkout}/.venv, and nobody may not write there." in done.stderr
+
+
 def test_without_root_it_names_the_missing_package_and_the_command(checkout: Path) -> None:
+    os.chown(checkout, NOBODY, NOBODY)
     done = setup(checkout, user=NOBODY, PATH=path_without(checkout, "gcc"))
     assert done.returncode == 1
     assert "these Debian packages are missing: gcc\n" in done.stderr
