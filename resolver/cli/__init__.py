@@ -28,7 +28,22 @@ EXIT_CANNOT_KNOW = 4
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the ``resolver`` command; returns the exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        try:
+            return _dispatch(sys.argv[1:] if argv is None else argv)
+        finally:
+            # A short answer is still in the buffer: whether its reader is there shows only now.
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of a pipe (head, less) went away: not an error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in COMMANDS:
         return _top_level(arguments)
     command = arguments[0]
@@ -46,15 +61,14 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(error, UsageError):
             return EXIT_USAGE
         return EXIT_CANNOT_KNOW if isinstance(error, CannotKnow) else EXIT_NOT_FOUND
-    except BrokenPipeError:
-        # The reader of a pipe (head, less) went away: not an error of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return 130
 
 
 def _top_level(arguments: list[str]) -> int:
+    if arguments and not arguments[0].startswith("-"):
+        print(
+            f"resolver: no command {arguments[0]!r}; the commands are: {', '.join(COMMANDS)}", file=sys.stderr
+        )
+        return EXIT_USAGE
     width = max(map(len, COMMANDS))
     parser = argparse.ArgumentParser(
         prog="resolver",
@@ -66,10 +80,6 @@ def _top_level(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"resolver {__version__}")
-    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
-    args, _ = parser.parse_known_args(arguments)
-    if args.command is None:
-        parser.print_help()
-        return 0 if not arguments else EXIT_USAGE
-    print(f"resolver: no command {args.command!r}; the commands are: {', '.join(COMMANDS)}", file=sys.stderr)
-    return EXIT_USAGE
+    parser.parse_args(arguments)  # refuses what it does not know
+    parser.print_help()
+    return 0
