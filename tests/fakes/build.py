@@ -42,7 +42,12 @@ def build(outdir: Path | None = None) -> Path:
     Raises BuildError when there is no C compiler or the sources do not compile without a warning.
     """
     base = (outdir or default_outdir()).resolve()
-    base.mkdir(parents=True, exist_ok=True)
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BuildError(
+            f"cannot make {base} ({error.strerror}): set XDG_CACHE_HOME to a directory of yours"
+        ) from None
     result = base / _source_hash()
     with (base / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs at once: the second waits and finds the result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,21 +84,22 @@ class CgroupTree:
         self.root: Path | None = None
         self.why_not = ""
         name = f"{PREFIX}{os.getpid()}-{time.monotonic_ns():x}"
-        reasons = []
+        refusals: dict[str, list[str]] = {}
         for hierarchy in hierarchies():
             _remove_leftovers(hierarchy.mount)
-            base = hierarchy.mount / _own_path(hierarchy) / name
-            for candidate in (hierarchy.mount / name, base):
+            for parent in (hierarchy.mount, hierarchy.mount / _own_path(hierarchy)):
                 try:
-                    candidate.mkdir()
-                    if not os.access(candidate / "cgroup.procs", os.W_OK):
-                        raise PermissionError(13, "cgroup.procs is not writable", str(candidate))
+                    (parent / name).mkdir()
+                    _try_to_enter(parent / name)
                 except OSError as error:
-                    reasons.append(str(error))
+                    with contextlib.suppress(OSError):
+                        (parent / name).rmdir()
+                    refusals.setdefault(str(error.strerror), []).append(str(parent))
                 else:
-                    self.root = candidate
+                    self.root = parent / name
                     return
-        self.why_not = "; ".join(dict.fromkeys(reasons)) or "no cgroup file system is mounted"
+        reasons = [f"{why} in {', '.join(dict.fromkeys(places))}" for why, places in refusals.items()]
+        self.why_not = "; ".join(reasons) or "no cgroup file system is mounted"
 
     def make(self, cgroup_format: str, qos: str, pod_uid: str, container_id: str) -> Path | None:
         """The directory for one container, None without a tree. Raises KeyError for an unknown format."""
@@ -112,6 +114,12 @@ class CgroupTree:
         """Removes the whole subtree; every process in it must have ended."""
         if self.root is not None:
             _remove_tree(self.root)
+
+
+def _try_to_enter(directory: Path) -> None:
+    """Only a process that really moves tells whether this user may: the rules look at both ends of the way."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
+        (directory / "cgroup.procs").write_text(str(child.pid))
 
 
 def _own_path(hierarchy: Hierarchy) -> str:

@@ -18,6 +18,12 @@ from tests.fakes.node import Node
 from tests.fakes.process import NodeError
 
 RESOLVER: Final = Path(sys.executable).parent / "resolver"
+FIXED: Final = ("--source", "scan", "--log-format", "json")
+BOUND: Final = ("setpriv", "--pdeathsig", "KILL")  # whatever becomes of us, no daemon stays behind
+
+
+class DaemonError(RuntimeError):
+    """The daemon did not do what it must: it ended by itself, or did not end when told to."""
 
 
 class Daemon:
@@ -40,7 +46,7 @@ class Daemon:
         )
         self.started_at = time.monotonic()
         self._child = subprocess.Popen(
-            [str(RESOLVER), "run", *directories, "--source", "scan", "--log-format", "json", *self._options],
+            [*BOUND, str(RESOLVER), "run", *directories, *FIXED, *self._options],
             env=self.node.environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -54,22 +60,22 @@ class Daemon:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        with contextlib.suppress(NodeError):
+        with contextlib.suppress(DaemonError):
             self.stop()
         self._child.kill()
         self._child.wait()
         self._reader.join()
 
     def stop(self, timeout_s: float = 5.0) -> float:
-        """SIGTERM; returns the seconds it took. Raises NodeError when it does not end, or not well."""
+        """SIGTERM; returns the seconds it took. Raises DaemonError when it does not end, or not well."""
         begin = time.monotonic()
         self._child.send_signal(signal.SIGTERM)
         try:
             status = self._child.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise NodeError(f"the daemon did not end within {timeout_s} s of SIGTERM") from None
+            raise DaemonError(f"the daemon did not end within {timeout_s} s of SIGTERM") from None
         if status != 0:
-            raise NodeError(f"the daemon ended with {status}: {self.last_words()}")
+            raise DaemonError(f"the daemon ended with {status}: {self.last_words()}")
         return time.monotonic() - begin
 
     @property

@@ -1,5 +1,7 @@
 """`make demo`: a GPU node in miniature, everything on it wrong, and the real `resolver run` that makes it right.
 
+Options go to `resolver run`; with --dry-run, for example, nothing gets right.
+
 Exit status: 0 if every value is right in the end, 1 if one is not, 2 if this machine cannot run it (and what is
 missing is said).
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +18,7 @@ import time
 from pathlib import Path
 
 from tests.fakes.build import BuildError
-from tests.fakes.daemon import RESOLVER, Daemon
+from tests.fakes.daemon import RESOLVER, Daemon, DaemonError
 from tests.fakes.demo_view import Plain, make_view
 from tests.fakes.measure import Row, before, until_true, verdict
 from tests.fakes.node import Node
@@ -32,6 +35,7 @@ class CannotRun(Exception):
 def main() -> int:
     """Runs it all; see the module's docstring for the exit status."""
     view = make_view()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an orderly end: nothing stays behind
     try:
         _need_root_or_a_user_namespace()
         with tempfile.TemporaryDirectory(prefix="resolver-demo-") as root:
@@ -40,6 +44,9 @@ def main() -> int:
     except (CannotRun, BuildError, NodeError) as error:
         view.result(f"The demo cannot run here: {error}", ok=False)
         return 2
+    except DaemonError as error:
+        view.result(f"\nNot every value is right: {error}", ok=False)
+        return 1
     except KeyboardInterrupt:
         return 130
 
@@ -79,7 +86,7 @@ def _show(view: Plain, root: Path) -> bool:
         directory = root / f"node-{number}"
         directory.mkdir()
         with Node(directory, version) as node:
-            for text in node.left_out:
+            for text in node.left_out if number == 0 else ():
                 view.say(f"  Left out: {text}")
             about = f"Driver {version}: its process list has {listed} PIDs, its samples {samples} PIDs"
             if number == 0:
@@ -87,6 +94,8 @@ def _show(view: Plain, root: Path) -> bool:
             else:
                 view.heading(f"{about}, so hostpid must be the {samples} PID")
                 results.append(_run(view, node, short_scene(node, listed, samples)))
+        if not results[-1]:
+            break
     ok = all(results)
     words = "Every value is right" if ok else "Not every value is right"
     view.result(f"\n{words} ({time.monotonic() - begin:.1f} s).", ok=ok)
@@ -105,13 +114,13 @@ def _run(view: Plain, node: Node, cases: list[Case], *, whole: bool = False) -> 
     """One daemon on one node: before, repair, after."""
     settle(cases)
     rows = before(cases, view.progress)
-    with Daemon(node) as daemon:
+    with Daemon(node, sys.argv[1:]) as daemon:
         until_true(rows, daemon.started_at, daemon)
-        if whole:
+        if whole and all(row.true_ms is not None for row in rows):
             rows += _latecomer(view, cases[0], daemon)
         verdict(rows, daemon)
         if not daemon.alive:
-            raise NodeError(f"the daemon has ended by itself: {daemon.last_words()}")
+            raise DaemonError(f"the daemon has ended by itself: {daemon.last_words()}")
         view.table(rows)
         ok = all(row.ok for row in rows)
         if whole:
@@ -139,8 +148,10 @@ def _latecomer(view: Plain, like: Case, daemon: Daemon) -> list[Row]:
 
 def _lookup(view: Plain, case: Case) -> bool:
     """The other command, on one of the processes, against the kernel's own word."""
-    container = case.container
-    whose = container.container_id[:12] if container.cgroup else f"{container.pod_uid}/{container.name}"
+    if case.container.cgroup is None:
+        view.say("\n  Left out: `resolver lookup`, which knows containers by their cgroups.")
+        return True
+    whose = case.container.container_id[:12]
     command = [str(RESOLVER), "lookup", whose, str(case.tenant.ns_pid)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     view.heading(f"$ resolver lookup {whose} {case.tenant.ns_pid}")

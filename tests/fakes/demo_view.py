@@ -13,6 +13,8 @@ HEAD: Final = (
     "container", "layout", "pid", "what had happened", "hostpid", "repair", "sm_util", "true", "ms", "",
 )  # fmt: skip
 RIGHT: Final = {2, 7, 8}
+STORY: Final = 3
+ROOM: Final = {1: 114, STORY: 100}  # from which width of a terminal on a column is shown
 BAR: Final = 20
 
 
@@ -110,10 +112,11 @@ class Coloured(Plain):
         from rich import box
         from rich.table import Table
 
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for i, name in enumerate(HEAD):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        shown = [i for i in range(len(HEAD)) if self._console.width >= ROOM.get(i, 0)]
+        for i in shown:
             justify: Any = "right" if i in RIGHT else "left"
-            table.add_column(name, justify=justify, no_wrap=i != 3)
+            table.add_column(HEAD[i], justify=justify, no_wrap=i != STORY)
         for row in rows:
             cells = _cells(row)
             cells[0] = f"[cyan]{cells[0]}[/]"
@@ -124,7 +127,7 @@ class Coloured(Plain):
                 cells[i] = f"{shade}{old}[/] -> [green]{new}[/]"
             cells[5] = f"[yellow]{cells[5]}[/]"
             cells[9] = "[bold green]ok[/]" if row.ok else "[bold red]WRONG[/]"
-            table.add_row(*cells)
+            table.add_row(*(cells[i] for i in shown))
         self._console.print(table)
         self._complaints(rows)
 
