@@ -60,7 +60,7 @@ class Containers:
         """The process that knows itself as ``ns_pid``, has ``directory`` mounted and maps its file ``inode``.
 
         Exactly one process must fit. The caller closes the handle. Everything is checked after the process was
-        taken hold of, so a PID that is used again in between gives GONE or NO_SUCH_PROCESS, never another process.
+        taken hold of, so a PID that is used again in between gives NO_SUCH_PROCESS, never another process.
         """
         fitting: list[ProcessHandle] = []
         seen: set[UnresolvedReason] = set()
@@ -70,8 +70,10 @@ class Containers:
                     fitting.append(self._hold(host_pid, directory, inode, ns_pid))
             except _Unfit as unfit:
                 seen.add(unfit.reason)
-            except (AccessDenied, TooLarge, ProcessGone) as error:
+            except (AccessDenied, TooLarge) as error:
                 seen.add(_REASONS[type(error)])
+            except ProcessGone:
+                continue  # also a zombie that nobody reaps: it owns nothing any more
         if len(fitting) == 1 and not seen & _MAY_FIT_TOO:
             return fitting[0]
         for handle in fitting:
@@ -125,13 +127,13 @@ class Containers:
         handle = procfs.open_handle(host_pid)
         try:
             if handle.process.ns_pids[-1:] != (ns_pid,):
-                raise _Unfit(UnresolvedReason.GONE)
+                raise ProcessGone(f"{host_pid} is another process now")
             if not procfs.has_mount(host_pid, directory.device, directory.root):
-                raise _Unfit(UnresolvedReason.GONE)
+                raise ProcessGone(f"{host_pid} is another process now")
             if not procfs.maps_inode(host_pid, directory.device, inode):
                 raise _Unfit(UnresolvedReason.NOT_MAPPED)
             if not handle.alive():
-                raise _Unfit(UnresolvedReason.GONE)
+                raise ProcessGone(f"{host_pid} ended while it was looked at")
         except BaseException:
             handle.close()
             raise
@@ -147,7 +149,6 @@ class _Unfit(Exception):
 _REASONS = {
     AccessDenied: UnresolvedReason.ACCESS_DENIED,
     TooLarge: UnresolvedReason.TOO_LARGE,
-    ProcessGone: UnresolvedReason.GONE,
 }
 #: A process that could not be looked at may be a second one that fits.
 _MAY_FIT_TOO = {UnresolvedReason.ACCESS_DENIED, UnresolvedReason.TOO_LARGE}
@@ -155,5 +156,4 @@ _WORST_FIRST = (
     UnresolvedReason.ACCESS_DENIED,
     UnresolvedReason.TOO_LARGE,
     UnresolvedReason.NOT_MAPPED,
-    UnresolvedReason.GONE,
 )

@@ -15,7 +15,7 @@ from resolver.hami.repairs import Order, RegionRepairs, SlotState, encode
 from resolver.owners import Owners
 from resolver.procfs import ProcessHandle, Procfs
 from resolver.snapshot import RegionReport, SlotReport
-from resolver.types import UnresolvedReason
+from resolver.types import RegionReason, UnresolvedReason
 from resolver.workers import Worker
 
 if TYPE_CHECKING:
@@ -49,12 +49,15 @@ class Repairer:
         self.writer = Worker("slot writer", "resolver.hami.writer", timeout=_WRITER_SECONDS)
         self._containers = Containers(procfs, pidmap)
         self._next_discovery = 0.0
+        self._reports: dict[str, RegionReport] = {}  # of regions that nothing has happened to since
 
     async def pass_once(self, policy: Policy, joined: Joined, *, patient: bool = True) -> None:
         """One pass. ``patient=False``: look into ``/proc`` at any cost, this pass is the only one."""
         now = time.monotonic()
         self._discover(now)
-        self.owners.ended()
+        if self.owners.ended():
+            for repairs in self.regions.values():
+                repairs.unsettle()
         for path, repairs in list(self.regions.items()):
             try:
                 gone = repairs.observe(repairs.region.read())
@@ -65,9 +68,12 @@ class Repairer:
                 continue
             for state in gone:
                 self.owners.unwatch(state)
-        self._find_owners(now, patient=patient)
-        for repairs in list(self.regions.values()):
+        # On a quiet node this is where a pass ends: nothing changed since all was right.
+        busy = [repairs for repairs in self.regions.values() if not repairs.settled(policy, joined)]
+        self._find_owners(busy, now, patient=patient)
+        for repairs in busy:
             await self._repair(repairs, now, policy, joined)
+            self._reports.pop(repairs.region.path, None)
 
     def use(self, settings: Settings) -> None:
         """Take over new settings; between two passes only."""
@@ -99,7 +105,9 @@ class Repairer:
                 finally:
                     os.close(dir_fd)
             except (OSError, ResolverError) as error:
-                self.journal.log.warning("region_unusable", path=region.path, why=str(error))
+                why = RegionRejected(RegionReason.IO_ERROR, f"its directory cannot be used: {error}")
+                self._count_rejected(region.path, why)
+                self.finder.reject(region, why)  # and tried again later
                 continue
             self.regions[region.path] = RegionRepairs(region, directory)
             self.journal.log.info(
@@ -121,6 +129,7 @@ class Repairer:
     def drop(self, path: str) -> None:
         """Give up a region that is gone; nothing happens if it is not known."""
         repairs = self.regions.pop(path, None)
+        self._reports.pop(path, None)
         if repairs is not None:
             self._release(repairs)
             self.journal.log.info("region_gone", container=repairs.region.dir_name, path=path)
@@ -134,17 +143,13 @@ class Repairer:
         for repairs in self.regions.values():
             self._release(repairs)
         self.regions.clear()
+        self._reports.clear()
         self.finder.close()
 
     # -- processes ----------------------------------------------------------------------------------
 
-    def _find_owners(self, now: float, *, patient: bool) -> None:
-        due = [
-            (repairs, state)
-            for repairs in self.regions.values()
-            for state in repairs.states.values()
-            if state.due(now)
-        ]
+    def _find_owners(self, busy: list[RegionRepairs], now: float, *, patient: bool) -> None:
+        due = [(repairs, state) for repairs in busy for state in repairs.states.values() if state.due(now)]
         # The map has to be younger than the sight of the slot: then a process that is not in it does not exist.
         if not due or not self.pidmap.refresh(unhurried=patient):
             return
@@ -175,6 +180,8 @@ class Repairer:
         orders = list(
             repairs.plan(now, policy, joined.utilization, self.settings.write_utilization, conflict)
         )
+        if not orders:
+            repairs.settle(policy, joined)
         if self.settings.dry_run:
             for order in orders:
                 self._would_write(repairs, order)
@@ -267,7 +274,12 @@ class Repairer:
 
     def reports(self, joined: Joined) -> tuple[RegionReport, ...]:
         """Every region and slot, for the snapshot."""
-        return tuple(_region_report(repairs, joined) for repairs in self.regions.values())
+        reports = {
+            path: self._reports.get(path) or _region_report(repairs, joined)
+            for path, repairs in self.regions.items()
+        }
+        self._reports = reports
+        return tuple(reports.values())
 
 
 def _about(repairs: RegionRepairs, order: Order) -> dict[str, Any]:

@@ -57,6 +57,7 @@ class SharedRegion:
         "fd",
         "inode",
         "layout",
+        "mtime_ns",
         "path",
         "pod_uid",
         "st_dev",
@@ -72,6 +73,8 @@ class SharedRegion:
         # Neither a UID nor a Kubernetes container name can hold an underscore.
         pod_uid, underscore, container_name = self.dir_name.partition("_")
         self.pod_uid, self.container_name = (pod_uid, container_name) if underscore else ("", "")
+        #: When the file was last written through a fresh mapping (or by write); a new process in it shows here.
+        self.mtime_ns = info.st_mtime_ns
         self._header_bytes = b""
         self._header = layouts.Header(0, (), ())
         self._raw_slots: list[tuple[int, ...]] = []
@@ -98,6 +101,7 @@ class SharedRegion:
             info = os.fstat(self.fd)
             if info.st_nlink != 1 or info.st_size != layout.size + 1:
                 self._refuse(info)
+            self.mtime_ns = info.st_mtime_ns
             tail = os.pread(self.fd, layouts.TAIL_START_BYTES, layout.proc_num)
             proc_num, utilization_switch = layouts.parse_tail_start(tail)
             length = layout.procs + proc_num * layout.slot_size

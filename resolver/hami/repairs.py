@@ -26,7 +26,7 @@ _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 300.0
 _FIRST_QUARANTINE, _LONGEST_QUARANTINE = 10.0, 3600.0
 #: How often a slot without a process is looked at again, at first each pass, then ever more rarely.
 _EAGER_LOOKS, _LONGEST_LOOK = 4, 30.0
-#: A dead slot can be taken again without a byte of it changing; see `SlotState.due`.
+#: A dead slot can be taken again without a byte of it changing, and on tmpfs without the file's time changing.
 _DEAD_LOOK = 1.0
 
 
@@ -126,14 +126,35 @@ class RegionRepairs:
         self.quarantined_until = 0.0
         self._crowded: frozenset[int] = frozenset()  # hostpids that several slots hold
         self._twice: set[int] = set()  # pids that several slots hold
+        self._mtime_ns = region.mtime_ns
+        self._settled: tuple[object, ...] | None = None  # what the last look was made with, if all was right
 
     def observe(self, view: RegionView) -> list[SlotState]:
         """Take in what the region says now; returns the states of slots that are no longer there."""
+        if self.region.mtime_ns != self._mtime_ns:
+            # A new process touched the file: it may have taken a dead slot again without changing a byte of it.
+            self._mtime_ns = self.region.mtime_ns
+            for state in self.states.values():
+                if state.dead:
+                    state.next_look = 0.0
         if view is self.view:
             return []
         self.view = view
+        slots = self._sort(view)
+        gone = [self.states.pop(ns_pid) for ns_pid in self.states.keys() - slots.keys() - self._twice]
+        for ns_pid, slot in slots.items():
+            known = self.states.get(ns_pid)
+            if known is None:
+                self.states[ns_pid] = SlotState(slot)
+            elif known.slot != slot:
+                known.changed(slot)
+        return gone
+
+    def _sort(self, view: RegionView) -> dict[int, Slot]:
+        """The slots in use by their PID; those that have none of their own go to ``odd``."""
         slots: dict[int, Slot] = {}
         odd: dict[int, UnresolvedReason] = {}
+        twice: set[int] = set()
         holders: dict[int, int] = {}
         for slot in view.slots:
             if slot.status == 0:
@@ -141,25 +162,31 @@ class RegionRepairs:
             holders[slot.hostpid] = holders.get(slot.hostpid, 0) + 1
             if slot.pid <= 0:
                 odd[slot.index] = UnresolvedReason.INVALID_PID
-            elif slot.pid in slots or slot.pid in odd:
-                # The same PID twice: a slot in the middle of a move, or a lie. Neither is to be written.
+            elif slot.pid in twice:
                 odd[slot.index] = UnresolvedReason.AMBIGUOUS
+            elif slot.pid in slots:
+                # The same PID twice: a slot in the middle of a move, or a lie. Neither is to be written.
+                twice.add(slot.pid)
+                odd[slot.index] = odd[slots.pop(slot.pid).index] = UnresolvedReason.AMBIGUOUS
             else:
                 slots[slot.pid] = slot
+        self.odd, self._twice = odd, twice
         self._crowded = frozenset(hostpid for hostpid, count in holders.items() if count > 1)
-        twice = {view.slots[index].pid for index, why in odd.items() if why is UnresolvedReason.AMBIGUOUS}
-        for ns_pid in twice & slots.keys():
-            odd[slots.pop(ns_pid).index] = UnresolvedReason.AMBIGUOUS
-        self.odd = odd
-        gone = [self.states.pop(ns_pid) for ns_pid in self.states.keys() - slots.keys() - twice]
-        for ns_pid, slot in slots.items():
-            state = self.states.get(ns_pid)
-            if state is None:
-                self.states[ns_pid] = SlotState(slot)
-            elif state.slot != slot:
-                state.changed(slot)
-        self._twice = twice
-        return gone
+        return slots
+
+    def settle(self, *inputs: object) -> None:
+        """All was looked at with these inputs and nothing is to be done; remember that, if nothing is open."""
+        right = all(state.owner is not None and state.reason is None for state in self.states.values())
+        self._settled = (self.view, *inputs) if right and not self.odd else None
+
+    def settled(self, *inputs: object) -> bool:
+        """Whether neither the region nor these inputs (told apart by identity) changed since `settle`."""
+        known = self._settled
+        return known is not None and all(a is b for a, b in zip(known, (self.view, *inputs), strict=True))
+
+    def unsettle(self) -> None:
+        """Something happened that the region does not show, such as the end of a process."""
+        self._settled = None
 
     def maintained(self) -> bool:
         """Whether the tenants' own watcher keeps ``sm_util``: there is one if device 0 has a core limit."""
@@ -188,6 +215,9 @@ class RegionRepairs:
         if self.view is None:
             return
         quarantined = now < self.quarantined_until
+        if quarantined:
+            writes = WriteUtilization.NEVER
+        ours = writes is WriteUtilization.ALWAYS or not self.maintained()
         for state in self.states.values():
             if state.slot.pid in self._twice:
                 continue
@@ -198,8 +228,10 @@ class RegionRepairs:
                     state.reason, order = UnresolvedReason.QUARANTINED, None
             if order is not None:
                 yield order
-            elif not quarantined and writes is not WriteUtilization.NEVER:
-                yield from self._utilization(self.view, state, truth, writes)
+            elif writes is not WriteUtilization.NEVER and (
+                state.dead if state.owner is None else ours and state.reason is None
+            ):
+                yield from self._utilization(self.view, state, truth)
 
     def _hostpid(
         self,
@@ -235,25 +267,17 @@ class RegionRepairs:
         return Order(state, slot.index, None, wrong, offset, expected, offset, expected, new)
 
     def _utilization(
-        self,
-        view: RegionView,
-        state: SlotState,
-        truth: Callable[[int, str], int | None],
-        writes: WriteUtilization,
+        self, view: RegionView, state: SlotState, truth: Callable[[int, str], int | None]
     ) -> Iterator[Order]:
-        """Zeroes for the dead; for the living what NVML saw, where no watcher does it."""
+        """Zeroes for the dead; for the living what NVML saw."""
         slot, layout = state.slot, self.region.layout
-        if state.owner is None and not state.dead:
-            return
-        if state.owner is not None and (
-            state.reason is not None or (writes is WriteUtilization.AUTO and self.maintained())
-        ):
-            return
-        guard_offset, guard = layout.hostpid_word(slot.index), slot_word(slot.pid, slot.hostpid)
         for device, present in enumerate(slot.sm_util):
             value = truth(state.owner.process.host_pid, view.uuids[device]) if state.owner else 0
+            if value is None or value == present:
+                continue
             offset = layout.sm_util_offset(slot.index, device)
-            if value is not None and value != present and offset is not None:
+            if offset is not None:
+                guard_offset, guard = layout.hostpid_word(slot.index), slot_word(slot.pid, slot.hostpid)
                 yield Order(state, slot.index, device, None, guard_offset, guard, offset, present, value)
 
     def close(self) -> None:

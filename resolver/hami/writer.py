@@ -23,13 +23,12 @@ import os
 import socket
 import struct
 import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
 from resolver.handles import handle_alive
 
+TYPE_CHECKING = False  # typing itself would be a tenth of this process
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from typing import Any, Self
 
 HEAD = struct.Struct("<II")
 #: handle index (-1: none), handle is a pidfd, guard offset, guard value, target offset, expected, new
@@ -99,7 +98,7 @@ def carry_out(atomics: Atomics, fd: int, handles: list[int], order: tuple[int, .
     guarded = guard_at != target_at
     if guarded and _word(fd, guard_at) != guard:
         return DIFFERENT, 0
-    with atomics.page(fd, target_at) as cell:
+    with Cell(atomics, fd, target_at) as cell:
         found = cell.swap(expected, new)
         if found != expected:
             return DIFFERENT, found
@@ -120,7 +119,7 @@ def _word(fd: int, offset: int) -> int | None:
 
 
 class Atomics:
-    """The compare-and-swap of libatomic, on one page of a file at a time."""
+    """The compare-and-swap of libatomic."""
 
     def __init__(self) -> None:
         import ctypes
@@ -136,27 +135,16 @@ class Atomics:
         self.compare_exchange.argtypes = (pointer, pointer, word, order, order)
         self.compare_exchange.restype = ctypes.c_bool
 
-    @contextmanager
-    def page(self, fd: int, offset: int) -> Iterator[Cell]:
-        """Map the page that holds the word at ``offset`` for as long as the block runs."""
-        start = offset - offset % mmap.ALLOCATIONGRANULARITY
-        page = mmap.mmap(
-            fd, mmap.ALLOCATIONGRANULARITY, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=start
-        )
-        cell = Cell(self, page, offset - start)
-        try:
-            yield cell
-        finally:
-            cell.release()
-            page.close()
-
 
 class Cell:
-    """One aligned 8-byte word of a mapped page."""
+    """One aligned 8-byte word of a file, its page mapped for as long as the ``with`` block runs."""
 
-    def __init__(self, atomics: Atomics, page: mmap.mmap, offset: int) -> None:
+    def __init__(self, atomics: Atomics, fd: int, offset: int) -> None:
         self._atomics = atomics
-        self._word: Any = atomics.ctypes.c_uint64.from_buffer(page, offset)
+        start = offset - offset % mmap.ALLOCATIONGRANULARITY
+        rights = mmap.PROT_READ | mmap.PROT_WRITE
+        self._page = mmap.mmap(fd, mmap.ALLOCATIONGRANULARITY, mmap.MAP_SHARED, rights, offset=start)
+        self._word: Any = atomics.ctypes.c_uint64.from_buffer(self._page, offset - start)
 
     def swap(self, expected: int, new: int) -> int:
         """Put ``new`` where ``expected`` is; returns what was there, which is ``expected`` on success."""
@@ -166,6 +154,9 @@ class Cell:
         self._atomics.compare_exchange(at, ctypes.addressof(found), new, _ACQ_REL, _ACQUIRE)
         return int(found.value)
 
-    def release(self) -> None:
-        """Let go of the page; one with a view on it cannot be closed."""
-        self._word = None
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._word = None  # a page with a view on it cannot be closed
+        self._page.close()

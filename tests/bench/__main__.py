@@ -1,0 +1,83 @@
+"""``make bench``: speed and memory, each beside what it is to be compared with, in one run.
+
+A table for people, and all numbers as JSON in ``bench.json``. Nothing here passes or fails: the bounds in the
+table are what is aimed at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.bench import daemon, passes, scan
+
+
+class Row(NamedTuple):
+    """One line of the table. ``bound`` is in the unit of ``value``; None if nothing is aimed at."""
+
+    name: str
+    value: float
+    unit: str
+    bound: float | None
+    beside: str
+
+
+def main() -> int:
+    """Run everything, or the parts that are named."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("parts", nargs="*", help="scan, lookup, pass, daemon (default: all)")
+    parser.add_argument("--processes", type=int, default=10_000, help="idle processes beside (default 10000)")
+    parser.add_argument("--json", default="bench.json", metavar="FILE")
+    args = parser.parse_args()
+    if os.geteuid() != 0:
+        print("make bench: it makes PID and mount namespaces, so it needs root", file=sys.stderr)
+        return 2
+    wanted = args.parts or ["scan", "lookup", "pass", "daemon"]
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        if {"scan", "lookup"} & set(wanted):
+            progress(f"starting {args.processes} processes in 50 PID namespaces")
+            rows += [Row(*row) for row in scan.measure(args.processes, wanted, progress)]
+        if "pass" in wanted:
+            rows += [Row(*row) for row in passes.measure(Path(scratch), progress)]
+        if "daemon" in wanted:
+            rows += [Row(*row) for row in daemon.measure(Path(scratch), progress)]
+    show(rows)
+    machine = {"kernel": platform.release(), "python": platform.python_version(), "cores": os.cpu_count()}
+    Path(args.json).write_text(
+        json.dumps({"machine": machine, "results": [row._asdict() for row in rows]}, indent=1) + "\n"
+    )
+    return 0
+
+
+def progress(text: str) -> None:
+    """Long work shows what it is at."""
+    print(f"... {text}", file=sys.stderr, flush=True)
+
+
+def show(rows: list[Row]) -> None:
+    """The table: aligned, plain."""
+    width = max(len(row.name) for row in rows)
+    for row in rows:
+        bound = (
+            ""
+            if row.bound is None
+            else f"{'ok' if row.value <= row.bound else 'MISSED':6} (<= {row.bound:g})"
+        )
+        print(f"{row.name:{width}}  {row.value:9.2f} {row.unit:6}  {bound:18}  {row.beside}")
+
+
+def median(values: list[float]) -> float:
+    """The middle one; the mean would be the noise of a busy machine."""
+    return statistics.median(values)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

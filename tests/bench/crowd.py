@@ -1,0 +1,71 @@
+"""The bench's crowd: thousands of idle processes, and regions whose slots they own."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from struct import pack_into
+
+from resolver.hami.layout import LAYOUTS, MAGIC
+from resolver.procfs import Procfs
+
+HERE = Path(__file__).parent
+UUID = b"GPU-5a3c1e70-8d42-4f6b-9b1e-2f7d0c9a4e01"
+FILE = "11111111-2222-3333-4444-555555555555.cache"
+
+
+@contextlib.contextmanager
+def crowd(containers: int, processes: int, directory: Path | None = None) -> Iterator[int]:
+    """That many PID namespaces with that many processes each; gives the host PID of the starter."""
+    with tempfile.TemporaryDirectory() as scratch:
+        program = f"{scratch}/crowd"
+        subprocess.run(["cc", "-O2", "-Wall", "-Werror", "-o", program, HERE / "crowd.c"], check=True)
+        arguments = [program, str(containers), str(processes)]
+        if directory is not None:
+            arguments += [str(directory), FILE]
+        with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
+            if starter.stdout is None or starter.stdout.readline() != b"ready\n":
+                raise RuntimeError("the crowd did not start: it needs root and room for its processes")
+            try:
+                yield starter.pid
+            finally:
+                starter.kill()
+
+
+def make_regions(directory: Path, containers: int, slots: int, *, hostpid: int = 0) -> None:
+    """One region of layout v1.2 per container, with slots for the PIDs 1 to ``slots``."""
+    layout = LAYOUTS["v1.2"]
+    for number in range(containers):
+        data = bytearray(layout.procs + slots * layout.slot_size)
+        pack_into("<iII", data, 0, MAGIC, 1, 2)
+        pack_into("<Q", data, layout.device_num, 1)
+        data[layout.uuids : layout.uuids + len(UUID)] = UUID
+        for index in range(slots):
+            pack_into("<ii", data, layout.slot_offset(index), index + 1, hostpid)
+            pack_into("<i", data, layout.slot_offset(index) + layout.status, 1)
+        where = directory / f"pod-{number}_main"
+        where.mkdir(parents=True)
+        tail = bytearray(layout.size - layout.proc_num)
+        pack_into("<ii", tail, 0, slots, 1)
+        with (where / FILE).open("wb") as file:
+            file.write(data)
+            file.truncate(layout.file_bytes)
+            file.seek(layout.proc_num)
+            file.write(tail)
+
+
+def host_pids(starter: int) -> dict[int, list[int]]:
+    """The truth, from the kernel's own list of children: each container's host PIDs in order of their PID there."""
+    procfs = Procfs()
+    found: dict[int, list[int]] = {}
+    for number, init in enumerate(_children(starter)):
+        members = [init, *_children(init)]
+        found[number] = sorted(members, key=lambda host_pid: procfs.ns_pids(host_pid)[-1])
+    return found
+
+
+def _children(host_pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{host_pid}/task/{host_pid}/children").read_text().split()]

@@ -1,0 +1,85 @@
+"""The whole daemon: from a slot's appearance to its right ``hostpid``, and what it weighs."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.bench.timing import Progress, RowValues
+from tests.fakes.container import Container
+from tests.fakes.node import Node
+from tests.fakes.process import Tenant
+
+_SLOTS = 200
+
+
+def measure(scratch: Path, progress: Progress) -> list[RowValues]:
+    """Start it with its defaults on a node in miniature and let slots appear at random times."""
+    scratch.joinpath("node").mkdir()
+    with Node(scratch / "node", "535.183.01") as node:
+        containers = [node.container(name=f"c{number}") for number in range(4)]
+        for container in containers:
+            container.tenant(load=10, guess="none")
+        arguments = [sys.executable, "-m", "resolver", "run", "--containers-dir", str(node.containers_dir)]
+        arguments += ["--run-dir", str(scratch / "run"), "--log-level", "error"]
+        daemon = subprocess.Popen(arguments, env=node.environment())
+        try:
+            progress(f"{_SLOTS} slots appear, one after the other")
+            milliseconds = sorted(_until_repaired(random.choice(containers)) * 1e3 for _ in range(_SLOTS))
+            progress("what the daemon weighs after that")
+            own, children, cpu = _weight(daemon.pid)
+        finally:
+            daemon.terminate()
+            daemon.wait()
+    p99 = milliseconds[int(len(milliseconds) * 0.99)]
+    return [
+        ("a slot's appearance to its right hostpid, median", statistics.median(milliseconds), "ms", None, ""),
+        ("  99 % of them", p99, "ms", 350.0, f"longest {milliseconds[-1]:.0f} ms"),
+        ("resident memory of the daemon", own, "MiB", 45.0, ""),
+        ("  of all its children", children, "MiB", 30.0, "slot writer and NVML worker"),
+        ("CPU of all of them", cpu, "% core", None, "4 containers, default intervals"),
+    ]
+
+
+def _until_repaired(container: Container) -> float:
+    """Seconds from the moment a tenant has taken a slot to the moment the file has its true host PID."""
+    time.sleep(random.random() * 0.25)
+    tenant = container.tenant(guess="none")
+    began = time.perf_counter()
+    try:
+        while _hostpid(container, tenant) != tenant.host_pid:
+            if time.perf_counter() - began > 5:
+                raise RuntimeError(f"the slot of {tenant.host_pid} was not repaired within 5 s")
+            time.sleep(0.001)
+        return time.perf_counter() - began
+    finally:
+        tenant.stop()
+
+
+def _hostpid(container: Container, tenant: Tenant) -> int | None:
+    slots = container.region().slots
+    return next((slot.hostpid for slot in slots if slot.pid == tenant.ns_pid and slot.status), None)
+
+
+def _weight(daemon: int) -> tuple[float, float, float]:
+    """MiB of the daemon, MiB of its children, and per cent of a core of all of them while nothing happens."""
+    children = [int(child) for child in Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()]
+    everybody = [daemon, *children]
+    before = sum(_cpu_seconds(host_pid) for host_pid in everybody)
+    time.sleep(5)
+    cpu = (sum(_cpu_seconds(host_pid) for host_pid in everybody) - before) / 5 * 100
+    return _rss(daemon), sum(map(_rss, children)), cpu
+
+
+def _rss(host_pid: int) -> float:
+    status = Path(f"/proc/{host_pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+def _cpu_seconds(host_pid: int) -> float:
+    """On-CPU time in seconds, from the scheduler's own nanoseconds."""
+    return int(Path(f"/proc/{host_pid}/schedstat").read_text().split()[0]) / 1e9

@@ -1,0 +1,117 @@
+"""A full scan of ``/proc``, and ``resolver lookup`` without a daemon, on a crowded node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from resolver.pidmap import PidMap
+from resolver.procfs import Procfs
+from resolver.sources.scan import ScanSource
+from tests.bench.crowd import crowd
+from tests.bench.timing import Progress, RowValues, command, medians
+from tests.fakes.cgroups import CgroupTree
+
+
+def measure(processes: int, wanted: Sequence[str], progress: Progress) -> list[RowValues]:
+    """The rows for both; they share the crowd."""
+    rows: list[RowValues] = []
+    with crowd(50, processes // 50):
+        if "scan" in wanted:
+            progress("scanning /proc beside grep, psutil and ps")
+            rows += _scan()
+        if "lookup" in wanted:
+            progress("resolver lookup beside python3 -c pass")
+            rows += _lookup()
+    return rows
+
+
+def _scan() -> list[RowValues]:
+    def ours() -> PidMap:
+        pidmap = PidMap(ScanSource(Procfs()))
+        pidmap.refresh(unhurried=False)
+        return pidmap
+
+    def through_psutil() -> None:
+        # psutil does not give NSpid; uids come from the same file. Without its cache: ours starts anew as well.
+        psutil.process_iter.cache_clear()
+        for _process in psutil.process_iter(["uids"]):
+            pass
+
+    settled = ours()
+
+    def again() -> None:
+        settled.refresh(unhurried=False)
+
+    found = medians(
+        {
+            "scan": ours,
+            "again": again,
+            "grep": command("grep -h NSpid /proc/[0-9]*/status 2>/dev/null || true"),
+            "psutil": through_psutil,
+            "ps": command(["ps", "-e", "-o", "pid,pidns"]),
+        },
+        turns=7,
+    )
+    count = len(settled)
+    scan, grep, psutil_seconds, ps = found["scan"], found["grep"], found["psutil"], found["ps"]
+    return [
+        (f"full scan of {count} processes", scan * 1e3, "ms", None, f"ps {ps * 1e3:.0f} ms"),
+        ("  over grep -h NSpid /proc/[0-9]*/status", scan / grep, "times", 1.2, f"grep {grep * 1e3:.0f} ms"),
+        ("  over psutil", scan / psutil_seconds, "times", 0.5, f"psutil {psutil_seconds * 1e3:.0f} ms"),
+        ("the same again, nothing changed", found["again"] * 1e3, "ms", None, ""),
+    ]
+
+
+@contextlib.contextmanager
+def _container() -> Iterator[tuple[str, int]]:
+    """A process in a container's cgroup: the container's id, and the process's host PID."""
+    tree = CgroupTree()
+    container_id = secrets.token_hex(32)
+    cgroup = tree.make(
+        "containerd-systemd", "burstable", "11111111-2222-3333-4444-555555555555", container_id
+    )
+    if cgroup is None:
+        raise RuntimeError(f"no cgroup can be made: {tree.why_not}")
+    process = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", "sleep", "600"])
+    try:
+        child = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not child.read_text().split():
+            os.sched_yield()
+        host_pid = int(child.read_text().split()[0])
+        (cgroup / "cgroup.procs").write_text(str(host_pid))
+        yield container_id, host_pid
+    finally:
+        process.kill()
+        process.wait()
+        tree.close()
+
+
+def _lookup() -> list[RowValues]:
+    python = sys.executable
+    resolver = str(Path(python).with_name("resolver"))
+    with _container() as (container_id, host_pid):
+        answer = subprocess.run(
+            [resolver, "lookup", container_id, "1"], capture_output=True, text=True, check=True
+        )
+        if int(answer.stdout) != host_pid:
+            raise RuntimeError(f"lookup said {answer.stdout.strip()}, the truth is {host_pid}")
+        found = medians(
+            {
+                "pass": command([python, "-c", "pass"]),
+                "lookup": command([resolver, "lookup", container_id[:12], "1"]),
+            },
+            turns=21,
+        )
+    lookup, nothing = found["lookup"], found["pass"]
+    return [
+        ("resolver lookup, no daemon", lookup * 1e3, "ms", None, f"python3 -c pass {nothing * 1e3:.1f} ms"),
+        ("  over python3 -c pass", lookup / nothing, "times", 5.0, ""),
+    ]

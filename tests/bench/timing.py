@@ -1,0 +1,32 @@
+"""Timing things side by side, in turns, so that a busy moment hits all of them."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+
+#: A row of the bench's table: name, value, unit, bound or None, what stands beside it.
+RowValues = tuple[str, float, str, float | None, str]
+Progress = Callable[[str], None]
+
+
+def medians(steps: dict[str, Callable[[], object]], turns: int) -> dict[str, float]:
+    """Median seconds of each step, run in turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(turns):
+        for name, step in steps.items():
+            began = time.perf_counter()
+            step()
+            seconds[name].append(time.perf_counter() - began)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def command(argv: Sequence[str] | str) -> Callable[[], object]:
+    """A step that runs a command; a string goes through the shell. It has to succeed."""
+
+    def step() -> None:
+        subprocess.run(argv, shell=isinstance(argv, str), check=True, stdout=subprocess.DEVNULL)
+
+    return step
