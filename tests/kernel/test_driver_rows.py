@@ -1,0 +1,280 @@
+"""Which number a slot must hold depends on the driver; what NVML cannot say is unknown, never 0."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.chain import thread_chain
+from tests.fakes.gpu import DEFAULT_DEVICES, Load
+from tests.fakes.node import Node
+from tests.fakes.process import Tenant
+from tests.fakes.state import Fault, Hang
+from tests.kernel.conftest import NVML, Daemon, Start, hostpid_of, never, slot_of, until
+
+FAST = ("--interval", "50ms", "--nvml-interval", "200ms")
+ROWS = (
+    ("525.147.05", "host"),
+    ("535.104.05", "host"),
+    ("535.183.01", "host"),
+    ("560.35.03", "host"),
+    ("565.57.01", "host"),
+    ("565.77", "host"),
+    ("570.86.15", "container"),
+    ("580.65.06", "container"),
+)
+
+
+@contextmanager
+def driver(root: Path, version: str) -> Iterator[Node]:
+    with Node(root, version) as node:
+        assert node.left_out == []
+        yield node
+
+
+def right_number(tenant: Tenant, namespace: str) -> int:
+    return tenant.host_pid if namespace == "host" else tenant.ns_pid
+
+
+# ---- the four rows ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("version", "namespace"), ROWS)
+def test_the_tenants_own_watcher_reports_the_truth(
+    tmp_path: Path, start: Start, version: str, namespace: str
+) -> None:
+    """The watcher runs in the tenant's namespace and trusts nothing but its own NVML and the slot's number."""
+    with driver(tmp_path, version) as node:
+        container, free = node.container(name="watched"), node.container(name="free", sm_limit=0)
+        tenants = {
+            guess: container.tenant(load=load, guess=guess) for guess, load in (("none", 30), ("wrong", 47))
+        }
+        nested = node.container(name="nesting").tenant(load=12, guess="none", nested=True)
+        idle = free.tenant(load=0, guess="self")
+        busy = free.tenant(load=23, guess="none")
+        daemon = start(node, *FAST)
+        for tenant in tenants.values():
+            until(lambda t=tenant: t.slot()["hostpid"] == right_number(t, namespace), "the right number")  # type: ignore[misc]
+            until(lambda t=tenant: t.slot()["sm_util"] == [t.load], "the true load, by its own watcher")  # type: ignore[misc]
+        until(lambda: sum(container.monitor_view().values()) == 77, "the sum, in the monitor")
+        until(lambda: nested.slot()["sm_util"] == [12], "the nested one's load, by its own watcher")
+        assert nested.slot()["hostpid"] == right_number(nested, namespace)
+        until(lambda: busy.slot()["sm_util"] == [23], "the load that no watcher writes")
+        assert idle.slot()["hostpid"] == right_number(idle, namespace)
+        assert idle.slot()["sm_util"] == [0]
+        assert daemon.said("policy")[-1]["hostpid_namespace"] == namespace
+
+
+@pytest.mark.parametrize("version", ["565.78", "566.03", "570.86.10"])
+def test_between_the_known_drivers_nothing_is_written(tmp_path: Path, start: Start, version: str) -> None:
+    with driver(tmp_path, version) as node:
+        container = node.container(sm_limit=0)
+        container.tenant(load=50, guess="none")
+        container.tenant(load=30, guess="self")
+        before = container.cache.read_bytes()
+        daemon = start(node, *FAST)
+        line = daemon.wait_for("policy", hostpid_namespace="unknown", why=_between(version))
+        never(lambda: container.cache.read_bytes() != before, "a write", 1.0)
+        assert "--hostpid-namespace" in line["why"]
+        daemon.stop()
+        once = start(node, "--once")
+        assert once.wait() == 1
+        assert container.cache.read_bytes() == before
+
+
+def _between(version: str) -> str:
+    return f"driver {version} lies between those known to differ; set --hostpid-namespace"
+
+
+@pytest.mark.parametrize("namespace", ["host", "container"])
+@pytest.mark.parametrize("version", ["535.183.01", "566.03", "570.86.15"])
+def test_the_option_overrides_the_driver(tmp_path: Path, start: Start, version: str, namespace: str) -> None:
+    with driver(tmp_path, version) as node:
+        container = node.container()
+        tenants = [container.tenant(guess=guess) for guess in ("none", "wrong")]
+        start(node, "--hostpid-namespace", namespace, *FAST)
+        for tenant in tenants:
+            until(lambda t=tenant: hostpid_of(container, t) == right_number(t, namespace), "the number")  # type: ignore[misc]
+
+
+def test_a_driver_that_is_exchanged_under_the_daemon(node: Node, start: Start) -> None:
+    """The library is loaded anew after an error; what the new driver means for `hostpid` is taken over."""
+    container = node.container()
+    tenant = container.tenant(load=40, guess="none")
+    daemon = start(node, *FAST)
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the host PID")
+    node.gpu.set_faults(faults=Fault.DRIVER_NOT_LOADED)
+    node.gpu.driver_version = "570.86.15"
+    os.kill(daemon.child(NVML), 9)
+    daemon.wait_for("nvml_unavailable")
+    node.gpu.set_faults()
+    daemon.wait_for("policy", hostpid_namespace="container")
+    until(lambda: hostpid_of(container, tenant) == tenant.ns_pid, "the container PID")
+    until(lambda: tenant.slot()["sm_util"] == [40], "the load, by its own watcher")
+
+
+# ---- NVML that fails ----------------------------------------------------------------------------------------------
+
+
+def repaired(daemon: Daemon, node: Node, name: str) -> None:
+    """A new tenant is repaired now, not when a call of five seconds has timed out."""
+    container = node.container(name=name)
+    tenant = container.tenant(guess="none")
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, f"a repair ({name})", 4.0)
+
+
+def test_a_call_that_hangs_costs_a_worker_and_no_repair(node: Node, start: Start) -> None:
+    free = node.container(name="free", sm_limit=0)
+    tenant = free.tenant(load=50, guess="none")
+    daemon = start(node, *FAST)
+    until(lambda: tenant.slot()["sm_util"] == [50], "the load")
+    first = daemon.child(NVML)
+    node.gpu.set_faults(hang=Hang.UTILIZATION)
+    tenant.set_load(0)
+    began = daemon.lines[-1]["at"]
+    repaired(daemon, node, "while-it-hangs")
+    line = daemon.wait_for("nvml_unavailable", timeout_s=8)
+    assert "did not answer within 5 s" in line["why"]
+    assert line["at"] - began > 4.5
+    assert not Path(f"/proc/{first}").exists()
+    # Idle for five seconds, and nobody could know: the last value that was true stays, 0 is not claimed.
+    assert tenant.slot()["sm_util"] == [50]
+    repaired(daemon, node, "after-the-kill")
+    assert tenant.slot()["sm_util"] == [50]
+    node.gpu.set_faults()
+    daemon.wait_for("nvml_available", timeout_s=8)
+    until(lambda: tenant.slot()["sm_util"] == [0], "the truth again")
+    assert daemon.child(NVML) != first
+
+
+def test_an_init_that_hangs_leaves_everything_unknown_until_it_answers(node: Node, start: Start) -> None:
+    free = node.container(name="free", sm_limit=0)
+    tenant = free.tenant(load=50, guess="none")
+    before = free.cache.read_bytes()
+    node.gpu.set_faults(hang=Hang.INIT)
+    daemon = start(node, *FAST)
+    line = daemon.wait_for("nvml_unavailable", timeout_s=8)
+    assert "did not answer within 5 s" in line["why"]
+    assert free.cache.read_bytes() == before  # which number is wanted is not known either
+    node.gpu.set_faults()
+    until(lambda: tenant.slot()["sm_util"] == [50], "the load", 10)
+    assert hostpid_of(free, tenant) == tenant.host_pid
+
+
+def test_a_forced_policy_needs_no_nvml(node: Node, start: Start) -> None:
+    free = node.container(name="free", sm_limit=0)
+    tenant = free.tenant(load=50, guess="none")
+    environment = {name: value for name, value in node.environment().items() if name != "LD_LIBRARY_PATH"}
+    daemon = start(node, "--hostpid-namespace", "host", *FAST, environment=environment)
+    daemon.wait_for("nvml_unavailable")
+    until(lambda: hostpid_of(free, tenant) == tenant.host_pid, "the repair")
+    never(lambda: tenant.slot()["sm_util"] != [0], "a utilization that nobody could know", 0.5)
+    assert len(daemon.said("nvml_unavailable")) == 1  # said once, not each time
+
+
+def test_a_lost_gpu_is_unknown_and_its_neighbour_is_not(node: Node, start: Start) -> None:
+    first, second = DEFAULT_DEVICES
+    lost = node.container(name="lost", sm_limit=0, devices=[first])
+    well = node.container(name="well", sm_limit=0, devices=[second])
+    on_lost, on_well = lost.tenant(load=50, guess="none"), well.tenant(load=20, guess="none")
+    daemon = start(node, *FAST)
+    until(lambda: on_lost.slot()["sm_util"] == [50], "the load on the first")
+    until(lambda: on_well.slot()["sm_util"] == [20], "the load on the second")
+    node.gpu.set_devices([replace(first, lost=True), second])
+    on_lost.set_load(0)
+    on_well.set_load(60)
+    until(lambda: on_well.slot()["sm_util"] == [60], "the new load on the second")
+    repaired(daemon, node, "meanwhile")
+    assert on_lost.slot()["sm_util"] == [50]  # not 0: nobody was asked
+    node.gpu.set_devices([first, second])
+    until(lambda: on_lost.slot()["sm_util"] == [0], "the truth after the GPU has come back")
+
+
+def test_devices_are_told_apart_by_uuid_when_their_order_changes(node: Node, start: Start) -> None:
+    first, second = DEFAULT_DEVICES
+    container = node.container(sm_limit=0, devices=[second])
+    tenant = container.tenant(load=44, guess="none")
+    start(node, *FAST)
+    until(lambda: tenant.slot()["sm_util"] == [44], "the load")
+    assert [device.uuid for device in node.gpu.devices] == [first.uuid, second.uuid]
+    assert container.monitor_view() == {second.uuid: 44}
+
+
+def test_a_list_that_grows_is_asked_again(node: Node, start: Start) -> None:
+    node.gpu.set_faults(grow=3)
+    free = node.container(sm_limit=0)
+    tenant = free.tenant(load=50, guess="none")
+    daemon = start(node, *FAST)
+    until(lambda: slot_of(free, tenant.ns_pid).sm_util == (50,), "the load, in spite of the growth")
+    assert daemon.said("nvml_unavailable") == []
+
+
+def test_values_that_cannot_be_are_unknown(node: Node, start: Start) -> None:
+    free = node.container(sm_limit=0)
+    tenant = free.tenant(load=50, guess="none")
+    daemon = start(node, *FAST)
+    until(lambda: tenant.slot()["sm_util"] == [50], "the load")
+    node.gpu.set_faults(faults=Fault.VALUES_ABOVE_100 | Fault.PID_ZERO)
+    tenant.set_load(70)
+    # More than a second: the last good sample has had its time.
+    never(lambda: tenant.slot()["sm_util"] != [50], "a value made of one that cannot be, or a 0", 1.6)
+    repaired(daemon, node, "meanwhile")
+    node.gpu.set_faults(faults=Fault.PID_ZERO)
+    until(lambda: tenant.slot()["sm_util"] == [70], "the truth, beside a sample with PID 0")
+
+
+def test_a_sample_of_a_thread_is_its_processs(node: Node, start: Start) -> None:
+    free = node.container(sm_limit=0)
+    tenant = free.tenant(load=0, guess="none")
+    thread = thread_chain(tenant.host_pid)
+    assert thread is not None
+    assert thread.host_pid != tenant.host_pid
+    start(node, *FAST)
+    until(lambda: hostpid_of(free, tenant) == tenant.host_pid, "the repair")
+
+    def sampled() -> bool:
+        node.gpu.add_sample(thread, 0, Load(sm=37))
+        return bool(tenant.slot()["sm_util"] == [37])
+
+    until(sampled, "the thread's load, on its process's slot")
+
+
+def test_a_listed_thread_is_a_stale_number(node: Node, start: Start) -> None:
+    node.gpu.set_list_threads(on=True)
+    container = node.container()
+    tenant = container.tenant(load=25)
+    guessed = tenant.slot()["hostpid"]
+    assert guessed not in (0, tenant.ns_pid, tenant.host_pid)
+    daemon = start(node, *FAST)
+    until(lambda: tenant.slot()["sm_util"] == [25], "the load, by its own watcher")
+    assert daemon.wait_for("repair")["reason"] == "stale"
+    assert daemon.wait_for("repair")["before"] == guessed
+
+
+def test_mig_is_unsupported_and_not_idle(tmp_path: Path, start: Start) -> None:
+    devices = [replace(DEFAULT_DEVICES[0], mig_enabled=True)]
+    with Node(tmp_path, "550.54.15", devices) as node:
+        container = node.container(sm_limit=0)
+        tenant = container.tenant(load=50, guess="none")
+        daemon = start(node, "--write-utilization", "always", *FAST)
+        daemon.wait_for("device_without_samples", device=devices[0].uuid)
+        until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair")
+        never(lambda: tenant.slot()["sm_util"] != [0], "a utilization that NVML cannot tell", 0.6)
+        daemon.stop()
+        assert "utilization_writes" not in daemon.counters()
+
+
+def test_only_the_newer_call_answers(node: Node, start: Start) -> None:
+    """As on some Blackwell drivers."""
+    node.gpu.driver_version = "550.54.15"
+    node.gpu.set_faults(faults=Fault.PROCESS_UTILIZATION_UNSUPPORTED)
+    container = node.container(sm_limit=0)
+    tenant = container.tenant(load=50, guess="none")
+    environment = {**node.environment(), "LD_LIBRARY_PATH": str(node.built / "nvml-550")}
+    start(node, *FAST, environment=environment)
+    until(lambda: tenant.slot()["sm_util"] == [50], "the load")
