@@ -63,34 +63,47 @@ class Worker:
         row it waits (0.05 s doubling to 30 s), and requests fail at once until then.
         """
         async with self._turn:
-            channel = self._ensure_started()
+            channel = self._send(message, list(descriptors))
             try:
-                # A thousand descriptors would not fit; callers keep below the kernel's 253 (SCM_MAX_FD).
-                socket.send_fds(channel, [message], list(descriptors))
-                loop = asyncio.get_running_loop()
                 async with asyncio.timeout(self.timeout):  # not wait_for, see Service._every
-                    answer = await loop.sock_recv(channel, _MAX_MESSAGE)
+                    answer = await asyncio.get_running_loop().sock_recv(channel, _MAX_MESSAGE)
             except TimeoutError:
                 raise self._failed(f"did not answer within {self.timeout:g} s", own_fault=True) from None
+            except ConnectionResetError:
+                answer = b""  # it ended before it took the message
             except OSError as error:
                 raise self._failed(f"broke off: {error.strerror}") from None
             except asyncio.CancelledError:
                 self.stop()  # its answer would be taken for the next request's
                 raise
             if not answer:
-                how, own_fault = self._how_it_ended()
-                raise self._failed(how, own_fault=own_fault)
+                raise self._ended()
             self._in_a_row = 0
             return answer
+
+    def _send(self, message: bytes, descriptors: list[int]) -> socket.socket:
+        """Give the message to the child. One that ended while it was idle took nothing: its successor gets it."""
+        while True:
+            idle = self._channel is not None
+            channel = self._channel or self._start()
+            try:
+                # A thousand descriptors would not fit; callers keep below the kernel's 253 (SCM_MAX_FD).
+                socket.send_fds(channel, [message], descriptors)
+            except (BrokenPipeError, ConnectionResetError):
+                error = self._ended()
+                if not idle:
+                    raise error from None
+            except OSError as error:
+                raise self._failed(f"could not be asked: {error.strerror}") from None
+            else:
+                return channel
 
     def malformed(self, what: str) -> WorkerFailed:
         """The answer made no sense: end the child, and return the error to raise."""
         return self._failed(what)
 
-    def _ensure_started(self) -> socket.socket:
+    def _start(self) -> socket.socket:
         self._unreaped = [process for process in self._unreaped if process.poll() is None]
-        if self._channel is not None:
-            return self._channel
         wait = self._not_before - time.monotonic()
         if wait > 0:
             raise WorkerFailed(
@@ -113,15 +126,19 @@ class Worker:
         self._channel = ours
         return ours
 
-    def _how_it_ended(self) -> tuple[str, bool]:
+    def _ended(self) -> WorkerFailed:
+        """It closed its end of the socket: tell how it ended, and return the error to raise."""
         process = self._process
         try:
             code = process.wait(0.2) if process else 0
         except subprocess.TimeoutExpired:
-            return "closed its socket", True
-        if code < 0:
-            return f"was killed by {signal.Signals(-code).name}", -code in (signal.SIGBUS, signal.SIGSEGV)
-        return f"ended with code {code}", False
+            return self._failed("closed its socket", own_fault=True)
+        if code >= 0:
+            return self._failed(f"ended with code {code}")
+        with contextlib.suppress(ValueError):  # not every signal has a name
+            name = signal.Signals(-code).name
+            return self._failed(f"was killed by {name}", own_fault=name in ("SIGBUS", "SIGSEGV"))
+        return self._failed(f"was killed by signal {-code}")
 
     def _failed(self, what: str, *, own_fault: bool = False) -> WorkerFailed:
         self.stop()
