@@ -89,7 +89,7 @@ def lookup(
     for member in fitting:
         found = _verified(procfs, wanted, container, namespace, ns_pid, member, source)
         if found is not None:
-            return found
+            return found._replace(container_name=_name(procfs, members, found.pod_uid))
     raise ProcessGone(
         f"process {ns_pid} of container {container.container_id} ended while it was looked up "
         "(or has ended, and its parent has not waited for it)"
@@ -115,14 +115,13 @@ def _verified(
             cgroup = procfs.cgroup(host_pid)
             if not _is_inside(wanted, container, host_pid, cgroup):
                 return None
-            pod_uid = _pod_uid(cgroup, container.container_id)
             found = Found(
                 container.container_id,
                 ns_pid,
                 host_pid,
                 namespace.pidns,
-                pod_uid,
-                _name(procfs, container, pod_uid),
+                _pod_uid(cgroup, container.container_id),
+                None,  # the container's, not the process's: read from its main process
                 handle.process.start_time,
                 procfs.comm(host_pid),
                 source,
@@ -175,10 +174,10 @@ def _late(
     return []
 
 
-def _name(procfs: Procfs, container: Container, pod_uid: str | None) -> str | None:
+def _name(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str | None:
     """The container's name for people; None as well where its mount table may not be read."""
     try:
-        return name_of(procfs, members_of(procfs, container.host_pids), pod_uid)
+        return name_of(procfs, members, pod_uid)
     except CannotKnow:
         return None
 
