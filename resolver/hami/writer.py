@@ -43,7 +43,7 @@ DIFFERENT = 1  # the word, or the guard, is not what was expected: nothing was c
 OWNER_GONE = 2  # the process ended before the change was certain: taken back
 MOVED = 3  # the slot moved during a utilization write: taken back
 WRONG_SIZE = 4  # the file does not have the layout's size now: not mapped
-NOT_WRITABLE = 5  # it cannot be opened for writing
+NOT_WRITABLE = 5  # it cannot be opened, or not be mapped, for writing
 
 _ACQ_REL, _ACQUIRE = 4, 2  # __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE
 
@@ -83,22 +83,34 @@ def serve(atomics: Atomics, message: bytes, descriptors: list[int]) -> bytes:
         answer = b""
         for index in range(count):
             order = ORDER.unpack_from(message, HEAD.size + index * ORDER.size)
-            if os.fstat(fd).st_size == file_bytes:
-                answer += RESULT.pack(*carry_out(atomics, fd, descriptors[1:], order))
-            else:
-                answer += RESULT.pack(WRONG_SIZE, 0)
+            answer += RESULT.pack(*_try(atomics, fd, file_bytes, descriptors[1:], order))
         return answer
     finally:
         os.close(fd)
 
 
-def carry_out(atomics: Atomics, fd: int, handles: list[int], order: tuple[int, ...]) -> tuple[int, int]:
+def _try(
+    atomics: Atomics, fd: int, file_bytes: int, handles: list[int], order: tuple[int, ...]
+) -> tuple[int, int]:
+    if os.fstat(fd).st_size != file_bytes:
+        return WRONG_SIZE, 0
+    try:
+        return carry_out(atomics, fd, file_bytes, handles, order)
+    except ValueError:  # mmap looks at the size once more: it was truncated in between
+        return WRONG_SIZE, 0
+    except OSError:  # a file system without shared mappings
+        return NOT_WRITABLE, 0
+
+
+def carry_out(
+    atomics: Atomics, fd: int, file_bytes: int, handles: list[int], order: tuple[int, ...]
+) -> tuple[int, int]:
     """One order: its outcome, and the word that was found."""
     handle, is_pidfd, guard_at, guard, target_at, expected, new = order
     guarded = guard_at != target_at
     if guarded and _word(fd, guard_at) != guard:
         return DIFFERENT, 0
-    with Cell(atomics, fd, target_at) as cell:
+    with Cell(atomics, fd, target_at, file_bytes) as cell:
         found = cell.swap(expected, new)
         if found != expected:
             return DIFFERENT, found
@@ -139,11 +151,12 @@ class Atomics:
 class Cell:
     """One aligned 8-byte word of a file, its page mapped for as long as the ``with`` block runs."""
 
-    def __init__(self, atomics: Atomics, fd: int, offset: int) -> None:
+    def __init__(self, atomics: Atomics, fd: int, offset: int, file_bytes: int) -> None:
         self._atomics = atomics
         start = offset - offset % mmap.ALLOCATIONGRANULARITY
+        length = min(mmap.ALLOCATIONGRANULARITY, file_bytes - start)  # mmap refuses more than the file has
         rights = mmap.PROT_READ | mmap.PROT_WRITE
-        self._page = mmap.mmap(fd, mmap.ALLOCATIONGRANULARITY, mmap.MAP_SHARED, rights, offset=start)
+        self._page = mmap.mmap(fd, length, mmap.MAP_SHARED, rights, offset=start)
         self._word: Any = atomics.ctypes.c_uint64.from_buffer(self._page, offset - start)
 
     def swap(self, expected: int, new: int) -> int:
