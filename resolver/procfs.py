@@ -103,7 +103,7 @@ def _unescape(field: bytes) -> str:
 
 def parse_mountinfo(text: bytes) -> Iterator[Mount]:
     """The mounts of a ``mountinfo`` file; lines that are not whole are passed over (proc(5))."""
-    for line in text.splitlines():
+    for line in text.split(b"\n"):  # not splitlines: a path may hold a carriage return
         left, dash, right = line.partition(b" - ")
         fields, tail = left.split(b" "), right.split(b" ")
         if dash and len(fields) >= 6 and len(tail) >= 3:
@@ -347,7 +347,7 @@ class Procfs:
             try:
                 fd, is_pidfd = os.pidfd_open(host_pid), True
             except OSError as error:
-                if error.errno == errno.EINVAL:  # a thread id
+                if error.errno in (errno.EINVAL, errno.ENOENT):  # a thread id; ENOENT since Linux 6.15
                     raise ProcessGone(f"PID {host_pid} is a thread, not a process") from None
                 if error.errno not in (errno.ENOSYS, errno.EPERM):
                     raise _translate(error, f"pidfd of {host_pid}") from None
@@ -357,6 +357,8 @@ class Procfs:
             except OSError as error:
                 raise _translate(error, f"{self.root}/{host_pid}") from None
         try:
+            if not is_pidfd and self.status(host_pid).tgid != host_pid:
+                raise ProcessGone(f"PID {host_pid} is a thread, not a process")
             handle = ProcessHandle(self.process(host_pid), fd, is_pidfd=is_pidfd)
             if handle.alive():
                 return handle
