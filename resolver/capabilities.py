@@ -1,0 +1,84 @@
+"""What the daemon may do, cut down to what it needs.
+
+A root daemon starts with everything. After its source runs it keeps CAP_SYS_PTRACE, to read other processes' mount
+tables and maps, and nothing else; its children can get no more than the bounding set, which is cut down too.
+Numbers are those of include/uapi/linux/capability.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+NUMBERS = {"SETPCAP": 8, "NET_ADMIN": 12, "SYS_PTRACE": 19, "SYS_ADMIN": 21, "PERFMON": 38, "BPF": 39}
+
+#: What each source needs of the daemon while it runs, and of the children that it starts (again).
+WHILE_RUNNING = {
+    "scan": frozenset({"SYS_PTRACE"}),
+    "netlink": frozenset({"SYS_PTRACE"}),
+    "bpf": frozenset({"SYS_PTRACE"}),
+}
+TO_START = {
+    "scan": frozenset({"SYS_PTRACE"}),
+    "netlink": frozenset({"SYS_PTRACE", "NET_ADMIN"}),
+    "bpf": frozenset({"SYS_PTRACE", "BPF", "PERFMON"}),
+}
+
+_VERSION_3 = 0x20080522
+_PR_CAPBSET_DROP = 24
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+
+
+class _Header(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _Half(ctypes.Structure):
+    _fields_ = (
+        ("effective", ctypes.c_uint32),
+        ("permitted", ctypes.c_uint32),
+        ("inheritable", ctypes.c_uint32),
+    )
+
+
+def held() -> frozenset[str]:
+    """Those of `NUMBERS` that this process has in effect."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        mask = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
+    return frozenset(name for name, number in NUMBERS.items() if mask >> number & 1)
+
+
+def limit(running: frozenset[str], children: frozenset[str]) -> None:
+    """Keep ``running`` for this process, and let its children have at most ``children``.
+
+    What is not held is not asked for. Raises OSError if the kernel refuses to give up what is held.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    keep = {NUMBERS[name] for name in children}
+    for number in range(_last_capability() + 1):
+        # Refused without CAP_SETPCAP: then whoever started us has already cut the set down, or may not be helped.
+        if (
+            number not in keep
+            and libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
+            and ctypes.get_errno() == errno.EPERM
+        ):
+            break
+    header, halves = _Header(_VERSION_3, 0), (_Half * 2)()
+    if libc.capget(ctypes.byref(header), halves):
+        raise OSError(ctypes.get_errno(), "capget")
+    mask = sum(1 << NUMBERS[name] for name in running)
+    for index, half in enumerate(halves):
+        kept = half.permitted & (mask >> 32 * index) & 0xFFFFFFFF
+        half.effective, half.permitted, half.inheritable = kept, kept, 0
+    if libc.capset(ctypes.byref(header), halves):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _last_capability() -> int:
+    try:
+        with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 40
