@@ -223,11 +223,13 @@ class Repairer:
 
     def _written(self, repairs: RegionRepairs, order: Order, outcome: int, word: int) -> None:
         state = order.state
-        if outcome == writer.DONE and word == order.new:
-            if order.device is None:
-                self._repaired(repairs, order)
-            else:
-                self.counters["utilization_writes"] += 1
+        if outcome == writer.DONE and order.device is None:
+            # Written, and that once, even if another writer changed it back before it was read back.
+            self._repaired(repairs, order)
+            if word != order.new:
+                state.reason = UnresolvedReason.CHANGED
+        elif outcome == writer.DONE:
+            self.counters["utilization_writes"] += 1
         elif outcome == writer.OWNER_GONE:
             self.counters["writes_undone"] += 1
             state.reason = UnresolvedReason.GONE
@@ -246,7 +248,7 @@ class Repairer:
     def _repaired(self, repairs: RegionRepairs, order: Order) -> None:
         state = order.state
         self.counters[f"repairs_{order.reason}"] += 1
-        state.written, state.repaired, state.reason = True, order.reason, None
+        state.written, state.repaired, state.reason = order.new >> 32, order.reason, None
         state.wrong_since = None
         self.journal.log.info("repair", **_about(repairs, order))
 
@@ -302,7 +304,7 @@ def _about(repairs: RegionRepairs, order: Order) -> dict[str, Any]:
 def _region_report(repairs: RegionRepairs, joined: Joined) -> RegionReport:
     region, view = repairs.region, repairs.view
     uuids = view.uuids if view else ()
-    slots = [_slot_report(state, uuids, joined) for state in repairs.states.values()]
+    slots = [_slot_report(state, uuids, joined) for state in repairs.told_apart()]
     for index, why in repairs.odd.items():
         slot = view.slots[index] if view else None
         if slot:

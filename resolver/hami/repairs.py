@@ -28,6 +28,8 @@ _FIRST_QUARANTINE, _LONGEST_QUARANTINE = 10.0, 3600.0
 _EAGER_LOOKS, _LONGEST_LOOK = 4, 30.0
 #: A dead slot can be taken again without a byte of it changing, and on tmpfs without the file's time changing.
 _DEAD_LOOK = 1.0
+#: Answers that leave it open whether a process owns the slot: what was dead may have been taken again.
+_MAY_LIVE = {UnresolvedReason.AMBIGUOUS, UnresolvedReason.ACCESS_DENIED, UnresolvedReason.TOO_LARGE}
 
 
 class Order(NamedTuple):
@@ -70,7 +72,7 @@ class SlotState:
         self.dead = False
         self.looks = 0  # in vain, in a row
         self.next_look = 0.0
-        self.written = False
+        self.written: int | None = None  # the hostpid of our one write to this generation
         self.announced: set[tuple[int | None, int]] = set()  # (device, value) that a dry run has told
         self.conflicts = 0
         self.not_before = 0.0
@@ -84,10 +86,12 @@ class SlotState:
         """Take in the answer of a search for the owner."""
         if isinstance(result, ProcessHandle):
             self.owner, self.reason, self.dead, self.looks = result, None, False, 0
-            self.written, self.conflicts, self.not_before = False, 0, 0.0
+            self.written, self.conflicts, self.not_before = None, 0, 0.0
             self.announced.clear()
             return
         self.reason = result
+        if result in _MAY_LIVE:
+            self.dead = False
         self.looks += 1
         if self.looks > _EAGER_LOOKS:
             wait = min(_LONGEST_LOOK, 0.5 * 2 ** min(self.looks - _EAGER_LOOKS, 10))
@@ -174,6 +178,10 @@ class RegionRepairs:
         self._crowded = frozenset(hostpid for hostpid, count in holders.items() if count > 1)
         return slots
 
+    def told_apart(self) -> list[SlotState]:
+        """The states of slots that are the only one with their PID; the others are in ``odd``."""
+        return [state for ns_pid, state in self.states.items() if ns_pid not in self._twice]
+
     def settle(self, *inputs: object) -> None:
         """All was looked at with these inputs and nothing is to be done; remember that, if nothing is open."""
         right = all(state.owner is not None and state.reason is None for state in self.states.values())
@@ -218,9 +226,7 @@ class RegionRepairs:
         if quarantined:
             writes = WriteUtilization.NEVER
         ours = writes is WriteUtilization.ALWAYS or not self.maintained()
-        for state in self.states.values():
-            if state.slot.pid in self._twice:
-                continue
+        for state in self.told_apart():
             order = None
             if state.owner is not None:
                 order = self._hostpid(state, state.owner.process.host_pid, now, policy, on_conflict)
@@ -253,11 +259,11 @@ class RegionRepairs:
             return None
         if state.wrong_since is None:
             state.wrong_since = now
-        if state.written:
-            # It was right after our write, and now it is not: somebody else writes it too.
+        if state.written is not None and slot.hostpid != state.written:
+            # It is not what we wrote: somebody else writes it too.
             wait = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(state.conflicts, 20))
             state.conflicts += 1
-            state.written, state.not_before = False, now + wait
+            state.written, state.not_before = None, now + wait
             on_conflict(state, wait)
         if now < state.not_before:
             state.reason = UnresolvedReason.CONFLICT
