@@ -24,7 +24,10 @@ def main() -> int:
     if os.getppid() != parent:
         return 1  # the daemon ended before the kernel knew; nobody would read an answer
     sys.path[:0] = paths
-    return int(importlib.import_module(module).main())
+    try:
+        return int(importlib.import_module(module).main())
+    except (BrokenPipeError, ConnectionResetError):
+        return 1  # the daemon was killed a moment before this process is; nobody would read an answer
 
 
 if __name__ == "__main__":
