@@ -15,6 +15,7 @@ BIN = Path(sys.executable).parent
 CHILDREN = {
     "resolver/hami/writer.py": set[str](),
     "resolver/gpu/nvml_worker.py": {"pynvml"},
+    "resolver/canary.py": set[str](),
 }
 
 
