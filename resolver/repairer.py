@@ -249,6 +249,7 @@ class Repairer:
         state = order.state
         self.counters[f"repairs_{order.reason}"] += 1
         state.written, state.repaired, state.reason = order.new >> 32, order.reason, None
+        state.written_at = order.slot
         state.wrong_since = None
         self.journal.log.info("repair", **_about(repairs, order))
 

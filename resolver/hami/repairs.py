@@ -61,6 +61,7 @@ class SlotState:
         "repaired",
         "slot",
         "written",
+        "written_at",
         "wrong_since",
     )
 
@@ -73,6 +74,7 @@ class SlotState:
         self.looks = 0  # in vain, in a row
         self.next_look = 0.0
         self.written: int | None = None  # the hostpid of our one write to this generation
+        self.written_at: int | None = None  # the slot's index at that time
         self.announced: set[tuple[int | None, int]] = set()  # (device, value) that a dry run has told
         self.conflicts = 0
         self.not_before = 0.0
@@ -259,6 +261,9 @@ class RegionRepairs:
             return None
         if state.wrong_since is None:
             state.wrong_since = now
+        if state.written_at not in (None, slot.index):
+            # A move copied the slot before we wrote, and left what we wrote behind: not another writer's doing.
+            state.written = state.written_at = None
         if state.written is not None and slot.hostpid != state.written:
             # It is not what we wrote: somebody else writes it too.
             wait = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(state.conflicts, 20))
