@@ -105,7 +105,9 @@ def _place(
             return tgid
         container = parse_cgroup(procfs.cgroup(tgid))
     except (ProcessGone, AccessDenied):
-        return SampleReason.PROCESS_ENDED if pidmap.ended_recently(nvml_pid) else SampleReason.PID_UNKNOWN
+        # In the map, but not in /proc: it ended after the map was last refreshed.
+        ended = nvml_pid in pidmap or pidmap.ended_recently(nvml_pid)
+        return SampleReason.PROCESS_ENDED if ended else SampleReason.PID_UNKNOWN
     if container is None:
         return SampleReason.NOT_IN_CONTAINER
     return (

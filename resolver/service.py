@@ -132,6 +132,7 @@ class Service:
         """Ask NVML, join what it says, and see what the driver's version means for ``hostpid``."""
         collection = await self.sampler.collect()
         trouble = self.journal.trouble
+        self.counters["implausible_samples"] = self.sampler.implausible
         trouble("nvml", collection.error, "nvml_unavailable", "nvml_available")
         for uuid, device in collection.devices.items():
             trouble(f"device {uuid}", device.why, "device_without_samples", "device_samples", device=uuid)

@@ -57,6 +57,7 @@ class Nvml:
     def __init__(self, pynvml: Any) -> None:
         self._pynvml = pynvml
         self._initialized = False
+        self._renew = False  # a device was lost: it comes back only with a fresh start of the library
         # Errors after which NVML has to be shut down and started again before it answers anything.
         self._fatal = {
             pynvml.NVML_ERROR_UNINITIALIZED,
@@ -68,14 +69,19 @@ class Nvml:
 
     def failed(self, error: Any) -> dict[str, Any]:
         """Describe an NVML error; shut the library down if it needs a fresh start."""
-        if error.value in self._fatal and self._initialized:
-            self._initialized = False
-            try:
-                self._pynvml.nvmlShutdown()
-            except self._pynvml.NVMLError as second:
-                sys.stderr.write(f"resolver: NVML could not be shut down after {error}: {second}\n")
+        if error.value in self._fatal:
+            self._shut_down()
         name = type(error).__name__.removeprefix("NVMLError_") or "Unknown"
         return {"error": name, "code": error.value, "text": str(error)}
+
+    def _shut_down(self) -> None:
+        if not self._initialized:
+            return
+        self._initialized = self._renew = False
+        try:
+            self._pynvml.nvmlShutdown()
+        except self._pynvml.NVMLError as error:
+            sys.stderr.write(f"resolver: NVML could not be shut down: {error}\n")
 
     def _ensure_initialized(self) -> None:
         if not self._initialized:
@@ -84,6 +90,8 @@ class Nvml:
 
     def devices(self, _request: dict[str, Any]) -> dict[str, Any]:
         """The driver's version and every device that answers; one that does not carries its error."""
+        if self._renew:
+            self._shut_down()
         self._ensure_initialized()
         nvml = self._pynvml
         found = []
@@ -99,7 +107,8 @@ class Nvml:
                     }
                 )
             except nvml.NVMLError as error:
-                # One lost GPU must not hide the others; the fatal cases are met again by its samples.
+                # One lost GPU must not hide the others: they are still asked with the library as it is.
+                self._renew = self._renew or error.value in self._fatal
                 found.append({"index": index, "uuid": "", "name": "", "mig": False, "error": str(error)})
         return {"driver_version": _text(nvml.nvmlSystemGetDriverVersion()), "devices": found}
 

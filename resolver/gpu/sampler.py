@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 #: A sample speaks for this long; then the process is idle. HAMi's own watcher asks for the last second too.
 SAMPLE_SECONDS = 1.0
 _DEVICES_EVERY = 60.0
+_INCOMPLETE_SECONDS = 2.0  # a lost GPU makes the worker start the library anew, each time
 _CALL_SECONDS = 5.0
+#: What a process may answer for ever: a library stays loaded when the driver is replaced, and the dynamic linker
+#: remembers which directories it did not find. A new worker looks anew.
+_OLD_VIEW = ("LibRmVersionMismatch", "LibraryNotFound")
+_RESTART_SECONDS = 10.0
 
 OK, UNSUPPORTED, FAILED = "ok", "unsupported", "failed"
 
@@ -56,8 +61,10 @@ class Sampler:
         self.implausible = 0
         self._devices: list[dict[str, Any]] = []
         self._devices_until = 0.0
+        self._next_restart = 0.0
         self._watermarks: dict[str, int] = {}
         self._newest: dict[str, dict[int, tuple[int, int]]] = {}
+        self._dropped: dict[str, dict[int, int]] = {}  # PID -> time stamp of its last value that cannot be
 
     async def collect(self) -> Collection:
         """Ask every device for what is new. Never raises; what fails is said in the answer."""
@@ -76,13 +83,13 @@ class Sampler:
         answer = await self._call({"call": "devices"})
         self.driver_version = str(answer["driver_version"])
         self._devices = [device for device in answer["devices"] if device["uuid"]]
-        # One device that did not answer is asked again at once, not in a minute.
+        # One device that did not answer is asked again soon, not in a minute.
         complete = len(self._devices) == len(answer["devices"])
-        self._devices_until = time.monotonic() + (_DEVICES_EVERY if complete else 0.0)
+        self._devices_until = time.monotonic() + (_DEVICES_EVERY if complete else _INCOMPLETE_SECONDS)
         uuids = {device["uuid"] for device in self._devices}
-        for gone in self._watermarks.keys() - uuids:
-            del self._watermarks[gone]
-            self._newest.pop(gone, None)
+        for known in (self._watermarks, self._newest, self._dropped):
+            for gone in known.keys() - uuids:
+                del known[gone]
 
     async def _sample(self, device: dict[str, Any]) -> DeviceSamples:
         uuid = device["uuid"]
@@ -90,28 +97,39 @@ class Sampler:
             return DeviceSamples(UNSUPPORTED, "NVML has no process utilization in MIG mode", {}, frozenset())
         now_us = int(time.time() * 1e6)
         oldest = now_us - int(SAMPLE_SECONDS * 1e6)
-        since = self._watermarks.get(uuid, oldest)
+        watermark = self._watermarks.get(uuid, oldest)
+        if not oldest < watermark <= now_us:  # long ago, or the clock was set back
+            watermark = oldest
         try:
-            answer = await self._call({"call": "samples", "uuid": uuid, "since": since})
+            answer = await self._call({"call": "samples", "uuid": uuid, "since": watermark})
         except _NvmlError as error:
             self._devices_until = 0.0
             return DeviceSamples(FAILED, str(error), {}, frozenset())
         if answer["status"] == UNSUPPORTED:
             return DeviceSamples(UNSUPPORTED, answer["text"], {}, frozenset())
-        newest = {p: entry for p, entry in self._newest.get(uuid, {}).items() if entry[0] > oldest}
-        for pid, stamp, sm_util in answer["samples"]:
+        newest = {p: entry for p, entry in self._newest.get(uuid, {}).items() if oldest < entry[0] <= now_us}
+        dropped = {p: stamp for p, stamp in self._dropped.get(uuid, {}).items() if oldest < stamp <= now_us}
+        for pid, told, sm_util in answer["samples"]:
+            stamp = min(told, now_us)  # one from the future would make every later sample look old
             if stamp > oldest and stamp >= newest.get(pid, (0, 0))[0]:
                 newest[pid] = (stamp, sm_util)
-            # A time stamp from the future would make every later sample look old.
-            self._watermarks[uuid] = max(self._watermarks.get(uuid, 0), min(stamp, now_us))
-        self._newest[uuid] = newest
+            watermark = max(watermark, stamp)
+        for pid, told, _ in answer["dropped"]:
+            stamp = min(told, now_us)
+            if stamp > oldest:
+                dropped[pid] = max(dropped.get(pid, 0), stamp)
+            watermark = max(watermark, stamp)
         self.implausible += len(answer["dropped"])
-        dropped = frozenset(pid for pid, stamp, _ in answer["dropped"] if stamp > newest.get(pid, (0, 0))[0])
-        return DeviceSamples(OK, "", newest, dropped)
+        self._watermarks[uuid], self._newest[uuid], self._dropped[uuid] = watermark, newest, dropped
+        unknown = frozenset(pid for pid, stamp in dropped.items() if stamp > newest.get(pid, (0, 0))[0])
+        return DeviceSamples(OK, "", newest, unknown)
 
     async def _call(self, request: dict[str, Any]) -> dict[str, Any]:
         answer = json.loads(await self.worker.request(json.dumps(request).encode()))
         if "error" in answer:
+            if answer["error"] in _OLD_VIEW and time.monotonic() >= self._next_restart:
+                self.worker.stop()
+                self._next_restart = time.monotonic() + _RESTART_SECONDS
             raise _NvmlError(f"NVML: {answer['text']} ({answer['error']})")
         return dict(answer)
 

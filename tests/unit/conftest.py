@@ -1,0 +1,51 @@
+"""A driver in miniature for the tests of what talks to NVML."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import build
+from tests.fakes.chain import Chain
+from tests.fakes.gpu import DEFAULT_DEVICES, Gpu, Load
+
+
+class Driver:
+    """The stand-in driver and the library that children of this process load."""
+
+    def __init__(self, gpu: Gpu, place: Path) -> None:
+        self.gpu = gpu
+        self._library = place / "lib" / "libnvidia-ml.so.1"
+        self.install(gpu.driver_version)
+
+    def install(self, version: str) -> None:
+        """Another driver and its library, as an upgrade leaves them."""
+        self.gpu.driver_version = version
+        self._library.unlink(missing_ok=True)
+        self._library.parent.mkdir(exist_ok=True)
+        self._library.symlink_to(build.library_dir(build.build(), version) / self._library.name)
+
+    def remove(self, *, directory: bool = False) -> None:
+        """No library, or not even the directory that it would be in."""
+        self._library.unlink()
+        if directory:
+            self._library.parent.rmdir()
+
+    def sample(self, host_pid: int, sm: int, device: int = 0, age_s: float = 0.0) -> int:
+        """The driver notes a process's load ``age_s`` ago; returns the time stamp in us."""
+        stamp = time.time_ns() // 1000 - int(age_s * 1e6)
+        chain = Chain(((os.stat("/proc/self/ns/pid").st_ino, host_pid),))
+        self.gpu.add_sample(chain, device, Load(sm=sm), stamp)
+        return stamp
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "lib"))
+    monkeypatch.setenv("NVML_STANDIN_STATE", str(tmp_path / "state"))
+    with Gpu(tmp_path / "state", tmp_path / "driver.sock", "550.54.15", DEFAULT_DEVICES) as gpu:
+        yield Driver(gpu, tmp_path)
