@@ -1,0 +1,118 @@
+"""Attaching to the proc connector: the socket from the opener, the acknowledgement, the self-test.
+
+A request that the kernel refuses is silently ignored, so nothing counts but what was seen to work. The errors of
+the system are translated here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from typing import TYPE_CHECKING
+
+from resolver.errors import CannotKnow
+from resolver.sources.proc_events import NEEDS_NET_ADMIN, NOT_HOST_NETWORK, EventStream
+
+if TYPE_CHECKING:
+    from resolver.procfs import Procfs
+
+_ACK_SECONDS = 1.0
+_OPENER_SECONDS = 10.0
+_USER_NS_INIT = 0xEFFFFFFD  # PROC_USER_INIT_INO in include/linux/proc_ns.h
+_REFUSALS = {
+    "netns": "the host's network namespace could not be entered ({}): " + NOT_HOST_NETWORK,
+    "socket": "this kernel gives no proc connector socket ({}): it needs CONFIG_CONNECTOR; use --source scan",
+    "bind": "the proc connector socket could not be bound ({}): " + NEEDS_NET_ADMIN,
+}
+
+
+def attach(procfs: Procfs, buffer_bytes: int) -> EventStream:
+    """A stream that delivers, proven by a process that was seen to begin and end; `CannotKnow` if there is none."""
+    _require_initial_namespaces(procfs)
+    opener, channel = _start_opener(_host_network(procfs))
+    try:
+        stream = EventStream(_receive_socket(channel))
+        try:
+            stream.grow_buffer(buffer_bytes)
+            stream.listen(_ACK_SECONDS)
+            _test(stream, opener, channel)
+        except BaseException:
+            stream.close()
+            raise
+    finally:
+        channel.close()
+        opener.kill()
+        opener.wait()
+    return stream
+
+
+def _require_initial_namespaces(procfs: Procfs) -> None:
+    procfs.require_host_view()
+    if os.stat(f"{procfs.root}/self/ns/user").st_ino != _USER_NS_INIT:
+        raise CannotKnow(
+            "the proc connector ignores requests from a user namespace, and this process is in one: run it without "
+            "(Kubernetes: hostUsers: true; Docker: --userns=host), or use --source scan"
+        )
+
+
+def _host_network(procfs: Procfs) -> str | None:
+    """The host's network namespace to enter, None if it is ours or cannot be told from ours."""
+    path = f"{procfs.root}/1/ns/net"
+    try:
+        ours, hosts = os.stat(f"{procfs.root}/self/ns/net"), os.stat(path)
+    except OSError:  # without CAP_SYS_PTRACE: the kernel will say if it is another
+        return None
+    return None if (ours.st_dev, ours.st_ino) == (hosts.st_dev, hosts.st_ino) else path
+
+
+def _start_opener(network: str | None) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    script, above = os.path.join(package, "child.py"), os.path.dirname(package)
+    argv = [sys.executable, "-I", "-S", script, "resolver.sources.netlink_opener", "netlink opener", above]
+    argv += [sysconfig.get_paths()["purelib"], *([network] if network else [])]
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(_OPENER_SECONDS)
+    try:
+        return subprocess.Popen(argv, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, process_group=0), ours
+    except OSError as error:
+        ours.close()
+        raise CannotKnow(f"the netlink opener could not be started: {error.strerror}") from None
+    finally:
+        theirs.close()
+
+
+def _receive_socket(channel: socket.socket) -> socket.socket:
+    try:
+        message, descriptors, _flags, _address = socket.recv_fds(channel, 256, 1)
+    except OSError as error:
+        raise CannotKnow(f"the netlink opener did not answer: {error}; use --source scan") from None
+    if message == b"ok" and descriptors:
+        return socket.socket(fileno=descriptors[0])
+    stage, _, number = message.decode().partition(":")
+    name = errno.errorcode.get(int(number or 0), "an unknown error")
+    raise CannotKnow(_REFUSALS.get(stage, "the netlink opener ended without a socket").format(name))
+
+
+def _test(stream: EventStream, opener: subprocess.Popen[bytes], channel: socket.socket) -> None:
+    """Whether the birth and the end of a process that is known to have lived are really reported."""
+    try:
+        channel.send(b"go")
+        host_pid = int(channel.recv(32))
+    except (OSError, ValueError):
+        raise CannotKnow(
+            f"the netlink opener ended early (code {opener.poll()}); use --source scan"
+        ) from None
+    deadline = time.monotonic() + _ACK_SECONDS
+    while stream.drain() or time.monotonic() < deadline:
+        if host_pid in stream.touched and host_pid in stream.ended:
+            return
+        time.sleep(0.001)
+    raise CannotKnow(
+        f"the kernel acknowledged, but did not report process {host_pid} within {_ACK_SECONDS:g} s: "
+        "process events do not work here; use --source scan"
+    )

@@ -1,0 +1,206 @@
+"""The kernel's process events, as they come over a proc connector socket.
+
+What an event says is never believed: it only names a process to look at in ``/proc``. Layouts are those of
+include/uapi/linux/cn_proc.h and connector.h, the same since Linux 3.2: 16 bytes of netlink header, 20 of connector
+header, 40 of event.
+
+No filter is set, neither the kernel's own (6.6+) nor one on the socket: sequence numbers are counted before it,
+and a filtered event would look like a lost one.
+"""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import select
+import struct
+import time
+from typing import TYPE_CHECKING
+
+from resolver.errors import CannotKnow
+
+if TYPE_CHECKING:
+    import socket
+
+#: Netlink family (include/uapi/linux/netlink.h), and the connector's index and multicast group of process events.
+NETLINK_CONNECTOR = 11
+CN_IDX_PROC = 1
+
+#: What the kernel's refusals mean.
+NEEDS_NET_ADMIN = (
+    "the proc connector needs CAP_NET_ADMIN on this kernel: run as root, or give it "
+    "(Kubernetes: securityContext.capabilities.add: [NET_ADMIN])"
+)
+NOT_HOST_NETWORK = (
+    "the proc connector answers only in the host's network namespace, and this process is in another: run it with "
+    "hostNetwork: true (Kubernetes) or --network=host (Docker), or give CAP_SYS_ADMIN and CAP_SYS_PTRACE, "
+    "so that it can be reached through /proc/1/ns/net"
+)
+
+_SO_RCVBUFFORCE = 33  # include/uapi/asm-generic/socket.h
+_LISTEN, _IGNORE = 1, 2
+_NONE, _FORK, _EXEC, _EXIT = 0, 1, 2, 0x80000000
+_NO_CPU = 0xFFFFFFFF  # on acknowledgements before Linux 6.6, which have no sequence number either
+_SEQUENCES = 1 << 32
+
+_REQUEST = struct.Struct("=IHHII IIIIHH I")
+_NLMSG_DONE = 3
+#: cn_msg: idx, val, seq, ack; proc_event: what, cpu, and the first four words of what depends on the event.
+_EVENT = struct.Struct("=16x IIII4x II8x IIII")
+_EVENT_SIZE = 76
+
+#: Most events of one drain: 0.2 s of work. Nobody makes them faster than that for long.
+_MOST_EVENTS = 1 << 17
+
+
+class EventStream:
+    """A bound proc connector socket: what it named since it was last asked, and exactly what it lost.
+
+    ``touched`` are host PIDs that a fork gave to a new process, ``ended`` those whose leader has exited (its
+    threads may run on, and its entry in ``/proc`` stays until it is reaped). ``incomplete``: some event was never
+    seen. Whoever looks at the processes takes them out, and sets ``incomplete`` back.
+
+    ``lost`` counts lost events by CPU. It is exact as soon as the next event of that CPU arrives, from the first
+    event of that CPU on: a number before it is not known to anybody.
+    """
+
+    def __init__(self, channel: socket.socket) -> None:
+        channel.setblocking(False)
+        self._channel = channel
+        self._buffer = bytearray(256)
+        self._next: dict[int, int] = {}
+        self._awaited: int | None = None
+        self._answer: int | None = None
+        self.touched: set[int] = set()
+        self.ended: set[int] = set()
+        self.events = 0
+        self.overruns = 0
+        self.malformed = 0
+        self.lost: dict[int, int] = {}
+        self.incomplete = False
+        self.emptied = False
+
+    def fileno(self) -> int:
+        """The socket's descriptor, for whoever wants to be woken by it."""
+        return self._channel.fileno()
+
+    def grow_buffer(self, size: int) -> int:
+        """Ask for a receive buffer of that many bytes; returns what the kernel gave, by its own accounting."""
+        import socket
+
+        try:
+            self._channel.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size)
+        except PermissionError:  # without CAP_NET_ADMIN as much as net.core.rmem_max allows
+            self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+        return self._channel.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+
+    # -- the request and its answer -----------------------------------------------------------------
+
+    def listen(self, timeout: float) -> None:
+        """Ask for events and wait for the acknowledgement; `CannotKnow` when there is none within ``timeout`` s."""
+        number = secrets.randbits(31)
+        # The acknowledgement goes to every listener. Only its ack number tells ours from theirs: the
+        # sequence number is overwritten since Linux 6.6 (cn_proc_ack in drivers/connector/cn_proc.c).
+        self._awaited, self._answer = number + 1, None
+        self._request(_LISTEN, number)
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        deadline = time.monotonic() + timeout
+        while self._answer is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise CannotKnow(
+                    f"the kernel did not acknowledge the request for process events within {timeout:g} s: it "
+                    "ignores requests from outside the initial PID and user namespaces, and without "
+                    "CONFIG_PROC_EVENTS; use hostPID: true and no user namespace, or --source scan"
+                )
+            poll.poll(left * 1000)
+            self.drain()
+        self._awaited = None
+        if self._answer == errno.EPERM:
+            raise CannotKnow(NEEDS_NET_ADMIN)
+        if self._answer:
+            name = errno.errorcode.get(self._answer, str(self._answer))
+            raise CannotKnow(f"the kernel refused the request for process events ({name}): use --source scan")
+
+    def close(self) -> None:
+        """Tell the kernel that nobody listens any more (closing alone does not), and close the socket."""
+        if self._channel.fileno() < 0:
+            return
+        try:
+            self._request(_IGNORE, 0)
+        except (CannotKnow, OSError):
+            pass  # the socket goes either way
+        finally:
+            self._channel.close()
+
+    def _request(self, operation: int, number: int) -> None:
+        message = _REQUEST.pack(
+            _REQUEST.size, _NLMSG_DONE, 0, 0, 0, CN_IDX_PROC, CN_IDX_PROC, 0, number, 4, 0, operation
+        )
+        try:
+            self._channel.sendto(message, (0, 0))
+        except ConnectionRefusedError:
+            raise CannotKnow(NOT_HOST_NETWORK) from None
+        except PermissionError:
+            raise CannotKnow(NEEDS_NET_ADMIN) from None
+
+    # -- events -------------------------------------------------------------------------------------
+
+    def drain(self, most: int = _MOST_EVENTS) -> int:
+        """Take in what has arrived, at most ``most`` events; returns how many. Never waits.
+
+        ``emptied`` tells whether the socket was empty at the end. OSError if the socket is broken.
+        """
+        before, self.emptied = self.events, False
+        while self.events - before < most:
+            try:
+                self._receive(before + most)
+            except BlockingIOError:
+                self.emptied = True
+                break
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                # Some did not fit and were dropped, and all will be until the socket has been emptied
+                # (NETLINK_S_CONGESTED in net/netlink/af_netlink.c). Said once, and before what did fit.
+                self.overruns += 1
+                self.incomplete = True
+        return self.events - before
+
+    def _receive(self, until: int) -> None:
+        """The loop that a flood runs through: nothing in it that could be outside."""
+        receive, unpack, buffer = self._channel.recv_into, _EVENT.unpack_from, self._buffer
+        touch, end, following = self.touched.add, self.ended.add, self._next
+        events = self.events
+        try:
+            while events < until:
+                size = receive(buffer)
+                events += 1
+                index, value, sequence, ack, what, cpu, first, second, third, fourth = unpack(buffer)
+                if size < _EVENT_SIZE or index != CN_IDX_PROC or value != CN_IDX_PROC:
+                    self.malformed += 1
+                    self.incomplete = True
+                    continue
+                if cpu != _NO_CPU:
+                    if following.get(cpu, sequence) != sequence:
+                        self._count_gap(cpu, sequence)
+                    following[cpu] = (sequence + 1) % _SEQUENCES
+                if what == _FORK:  # parent's tid and tgid, child's tid and tgid; a thread's differ
+                    if third == fourth:
+                        touch(third)
+                elif what == _EXIT:  # tid, tgid
+                    if first == second:
+                        end(first)
+                elif what == _EXEC:  # a thread that execs takes over the PID of a leader that had exited
+                    self.ended.discard(second)
+                elif what == _NONE and ack == self._awaited:
+                    self._answer = first
+        finally:
+            self.events = events
+
+    def _count_gap(self, cpu: int, sequence: int) -> None:
+        missing = (sequence - self._next[cpu]) % _SEQUENCES
+        self.incomplete = True
+        if missing < _SEQUENCES // 2:  # otherwise it went back: the kernel began to count anew
+            self.lost[cpu] = self.lost.get(cpu, 0) + missing
