@@ -1,0 +1,161 @@
+"""The map of processes, fed by a source that is told what to say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resolver import pidmap as module
+from resolver.pidmap import PidMap
+from resolver.sources import Changes
+
+
+class Told:
+    """A source: tells the difference between what it was told last and what it is told now."""
+
+    name = "told"
+
+    def __init__(self) -> None:
+        self.now: dict[int, tuple[int, ...]] = {}
+        self.unreadable = 0
+        self.asked = 0
+        self._known: dict[int, tuple[int, ...]] = {}
+        self._again: set[int] = set()
+
+    def reuse(self, host_pid: int, *ns_pids: int) -> None:
+        self.now[host_pid] = (host_pid, *ns_pids)
+        self._again.add(host_pid)
+
+    def refresh(self) -> Changes:
+        self.asked += 1
+        went = [p for p in self._known if p not in self.now or p in self._again]
+        came = [p for p in self.now if p not in self._known or p in self._again]
+        self._known, self._again = dict(self.now), set()
+        return Changes(came, went, self.unreadable)
+
+    def ns_pids(self) -> Mapping[int, tuple[int, ...]]:
+        return self._known
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock.monotonic))
+    return clock
+
+
+def told(*processes: tuple[int, ...]) -> tuple[Told, PidMap]:
+    source = Told()
+    source.now = {numbers[0]: numbers for numbers in processes}
+    pidmap = PidMap(source)
+    pidmap.refresh(unhurried=False)
+    return source, pidmap
+
+
+def test_candidates_are_found_by_their_own_number() -> None:
+    _, pidmap = told((100, 7), (200, 7), (300, 9, 7), (7,), (400, 7, 1))
+    assert pidmap.candidates(7) == [7, 100, 200, 300]
+    assert pidmap.candidates(1) == [400]
+    assert pidmap.candidates(2) == []
+    assert len(pidmap) == 5
+    assert 300 in pidmap
+    assert 9 not in pidmap
+
+
+def test_an_end_is_remembered_for_a_minute(clock: Clock) -> None:
+    source, pidmap = told((100, 7), (200, 7))
+    del source.now[100]
+    assert not pidmap.ended_recently(100)
+    pidmap.refresh(unhurried=False)
+    assert pidmap.candidates(7) == [200]
+    assert pidmap.ended_recently(100)
+    assert (pidmap.arrival(100), 100 in pidmap) == (0, False)
+    clock.now += 59
+    pidmap.refresh(unhurried=False)
+    assert pidmap.ended_recently(100)
+    clock.now += 2
+    pidmap.refresh(unhurried=False)
+    assert not pidmap.ended_recently(100)
+
+
+def test_a_number_that_is_used_again_is_another_process() -> None:
+    source, pidmap = told((100, 7))
+    first = pidmap.arrival(100)
+    source.reuse(100, 8)
+    pidmap.refresh(unhurried=False)
+    assert pidmap.arrival(100) > first > 0
+    assert (pidmap.candidates(7), pidmap.candidates(8)) == ([], [100])
+    assert not pidmap.ended_recently(100)  # who has the number now runs
+
+
+def test_tombstones_are_bounded() -> None:
+    source, pidmap = told(*((host_pid, 1) for host_pid in range(1, 10_001)))
+    source.now.clear()
+    pidmap.refresh(unhurried=False)
+    stones = sum(pidmap.ended_recently(host_pid) for host_pid in range(1, 10_001))
+    assert stones == module._TOMBSTONES == 8192
+    assert len(pidmap) == 0
+    assert not any((pidmap._by_inner, pidmap._inner_of, pidmap._arrivals))
+
+
+def test_a_refresh_rests_five_times_as_long_as_it_took(clock: Clock) -> None:
+    class Slow(Told):
+        def refresh(self) -> Changes:
+            clock.now += 0.5
+            return super().refresh()
+
+    source = Slow()
+    pidmap = PidMap(source)
+    assert pidmap.refresh()
+    assert pidmap.last_seconds == 0.5
+    clock.now += 1.9  # 2.4 s after the last one began
+    assert not pidmap.refresh()
+    assert source.asked == 1
+    assert pidmap.refresh(unhurried=False)  # a single pass does not wait
+    clock.now += 2.1
+    assert pidmap.refresh()
+    assert source.asked == 3
+
+
+def test_what_could_not_be_read_is_told() -> None:
+    source, pidmap = told((100, 7))
+    source.unreadable = 3
+    pidmap.refresh(unhurried=False)
+    assert pidmap.unreadable == 3
+    source.unreadable = 0
+    pidmap.refresh(unhurried=False)
+    assert (pidmap.unreadable, pidmap.refreshes) == (0, 3)
+
+
+_numbers = st.dictionaries(st.integers(1, 8), st.lists(st.integers(1, 4), max_size=2), max_size=8)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(_numbers, st.sets(st.integers(1, 8))), max_size=6))
+def test_it_says_what_the_source_said_last(rounds: list[tuple[dict[int, list[int]], set[int]]]) -> None:
+    source, pidmap = told()
+    seen: set[int] = set()
+    for now, again in rounds:
+        kept = {p: source.now[p] for p in now.keys() & source.now.keys() - again}
+        source.now = {p: (p, *inner) for p, inner in now.items()} | kept
+        for host_pid in again & now.keys():
+            source.reuse(host_pid, *now[host_pid])
+        pidmap.refresh(unhurried=False)
+        for inner in range(1, 9):
+            assert pidmap.candidates(inner) == sorted(p for p, n in source.now.items() if n[-1] == inner)
+        seen |= source.now.keys()
+        arrivals = [pidmap.arrival(p) for p in source.now]
+        assert len({*arrivals, 0}) == len(arrivals) + 1
+        assert {p for p in seen if pidmap.ended_recently(p)} == seen - source.now.keys()

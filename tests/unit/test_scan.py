@@ -1,0 +1,129 @@
+"""The scan: on a directory that looks like /proc, and on the real one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from resolver.errors import AccessDenied, ProcessGone
+from resolver.procfs import Procfs
+from resolver.sources import Source
+from resolver.sources.choose import choose
+from resolver.sources.scan import ScanSource
+
+
+def put(root: Path, host_pid: int, *ns_pids: int, status: str | None = None) -> None:
+    """A process under ``root``; one that is there already is replaced by another, with another inode."""
+    place = root / str(host_pid)
+    if place.exists():
+        place.rename(root / "gone")  # kept until the new one exists, so that their inodes differ
+    place.mkdir()
+    numbers = "\t".join(map(str, (host_pid, *ns_pids)))
+    (place / "status").write_text(
+        status or f"Name:\tx\nState:\tS\nTgid:\t{host_pid}\nPPid:\t1\nNSpid:\t{numbers}\n"
+    )
+    shutil.rmtree(root / "gone", ignore_errors=True)
+
+
+def test_first_everything_then_what_is_new(tmp_path: Path) -> None:
+    source = ScanSource(Procfs(str(tmp_path)))
+    put(tmp_path, 100, 1)
+    put(tmp_path, 101, 7, 1)
+    for name in ("self", "sys", "1x"):
+        (tmp_path / name).write_text("")
+    shutil.rmtree(tmp_path / "1x", ignore_errors=True)
+    (tmp_path / "1x").unlink()
+    changes = source.refresh()
+    assert (sorted(changes.came), changes.went, changes.unreadable) == ([100, 101], [], 0)
+    assert source.ns_pids() == {100: (100, 1), 101: (101, 7, 1)}
+    put(tmp_path, 102, 2)
+    shutil.rmtree(tmp_path / "100")
+    changes = source.refresh()
+    assert (changes.came, changes.went) == ([102], [100])
+    assert source.ns_pids() == {101: (101, 7, 1), 102: (102, 2)}
+    changes = source.refresh()
+    assert (changes.came, changes.went, changes.unreadable) == ([], [], 0)
+
+
+def test_what_is_known_is_not_read_again(tmp_path: Path) -> None:
+    source = ScanSource(Procfs(str(tmp_path)))
+    put(tmp_path, 100, 1)
+    source.refresh()
+    (tmp_path / "100" / "status").unlink()
+    assert source.refresh().went == []
+    assert source.ns_pids() == {100: (100, 1)}
+
+
+def test_a_number_that_is_used_again_is_noticed_by_the_inode(tmp_path: Path) -> None:
+    source = ScanSource(Procfs(str(tmp_path)))
+    put(tmp_path, 100, 1)
+    source.refresh()
+    put(tmp_path, 100, 9)
+    changes = source.refresh()
+    assert (changes.came, changes.went) == ([100], [100])
+    assert source.ns_pids() == {100: (100, 9)}
+
+
+def test_a_process_that_ends_before_it_is_read_was_never_there(tmp_path: Path) -> None:
+    source = ScanSource(Procfs(str(tmp_path)))
+    (tmp_path / "100").mkdir()
+    changes = source.refresh()
+    assert (changes.came, changes.went, changes.unreadable) == ([], [], 0)
+    put(tmp_path, 100, 1)
+    assert source.refresh().came == [100]
+
+
+def test_one_that_may_not_be_read_is_counted_and_tried_again(tmp_path: Path) -> None:
+    class Forbidding(Procfs):
+        forbidden: frozenset[int] = frozenset({100})
+
+        def ns_pids(self, host_pid: int) -> tuple[int, ...]:
+            if host_pid in self.forbidden:
+                raise AccessDenied("no")
+            return super().ns_pids(host_pid)
+
+    procfs = Forbidding(str(tmp_path))
+    source = ScanSource(procfs)
+    put(tmp_path, 100, 1)
+    put(tmp_path, 101, 2)
+    for _ in range(2):
+        assert source.refresh().unreadable == 1
+        assert source.ns_pids() == {101: (101, 2)}
+    procfs.forbidden = frozenset()
+    changes = source.refresh()
+    assert (changes.came, changes.unreadable) == ([100], 0)
+
+
+def test_a_kernel_without_nspid_tells_nothing(tmp_path: Path) -> None:
+    source = ScanSource(Procfs(str(tmp_path)))
+    put(tmp_path, 100, status="Name:\tx\nTgid:\t100\n")
+    source.refresh()
+    assert source.ns_pids() == {100: ()}
+
+
+def test_real_processes_come_and_go() -> None:
+    source: Source = ScanSource(Procfs())
+    source.refresh()
+    assert source.ns_pids()[os.getpid()][0] == os.getpid()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert process.pid in source.refresh().came
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert process.pid not in source.refresh().went  # unreaped: its number is not free yet
+    assert process.pid in source.refresh().went
+    with pytest.raises(ProcessGone):
+        Procfs().ns_pids(process.pid)
+
+
+@pytest.mark.parametrize("name", ["auto", "scan"])
+def test_the_scan_can_be_chosen(name: str) -> None:
+    assert choose(name, Procfs()).name == "scan"
+
+
+def test_nothing_else_can() -> None:
+    with pytest.raises(ValueError, match="tea-leaves"):
+        choose("tea-leaves", Procfs())
