@@ -25,6 +25,7 @@ _ACK_SECONDS = 1.0
 _OPENER_SECONDS = 10.0
 _USER_NS_INIT = 0xEFFFFFFD  # PROC_USER_INIT_INO in include/linux/proc_ns.h
 _REFUSALS = {
+    "import": "pyroute2 cannot be loaded ({}): install it (make setup), or use --source scan",
     "netns": "the host's network namespace could not be entered ({}): " + NOT_HOST_NETWORK,
     "socket": "this kernel gives no proc connector socket ({}): it needs CONFIG_CONNECTOR; use --source scan",
     "bind": "the proc connector socket could not be bound ({}): " + NEEDS_NET_ADMIN,
@@ -34,9 +35,9 @@ _REFUSALS = {
 def attach(procfs: Procfs, buffer_bytes: int) -> EventStream:
     """A stream that delivers, proven by a process that was seen to begin and end; `CannotKnow` if there is none."""
     _require_initial_namespaces(procfs)
-    opener, channel = _start_opener(_host_network(procfs))
+    opener, channel = _start_opener()
     try:
-        stream = EventStream(_receive_socket(channel))
+        stream = EventStream(_receive_socket(channel, _host_network(procfs) or "ours"))
         try:
             stream.grow_buffer(buffer_bytes)
             stream.listen(_ACK_SECONDS)
@@ -61,8 +62,12 @@ def _require_initial_namespaces(procfs: Procfs) -> None:
 
 
 def _host_network(procfs: Procfs) -> str | None:
-    """The host's network namespace to enter, None if it is ours or cannot be told from ours."""
-    path = f"{procfs.root}/1/ns/net"
+    """The host's network namespace to enter, None if it is ours or cannot be told from ours.
+
+    That of kthreadd, always 2 (rest_init in init/main.c): kernel threads never leave the initial namespaces,
+    while those of process 1 may be another's, and refused when it has capabilities that this process has not.
+    """
+    path = f"{procfs.root}/2/ns/net"
     try:
         ours, hosts = os.stat(f"{procfs.root}/self/ns/net"), os.stat(path)
     except OSError:  # without CAP_SYS_PTRACE: the kernel will say if it is another
@@ -70,11 +75,11 @@ def _host_network(procfs: Procfs) -> str | None:
     return None if (ours.st_dev, ours.st_ino) == (hosts.st_dev, hosts.st_ino) else path
 
 
-def _start_opener(network: str | None) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _start_opener() -> tuple[subprocess.Popen[bytes], socket.socket]:
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     script, above = os.path.join(package, "child.py"), os.path.dirname(package)
     argv = [sys.executable, "-I", "-S", script, "resolver.sources.netlink_opener", "netlink opener", above]
-    argv += [sysconfig.get_paths()["purelib"], *([network] if network else [])]
+    argv.append(sysconfig.get_paths()["purelib"])
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(_OPENER_SECONDS)
     try:
@@ -86,8 +91,9 @@ def _start_opener(network: str | None) -> tuple[subprocess.Popen[bytes], socket.
         theirs.close()
 
 
-def _receive_socket(channel: socket.socket) -> socket.socket:
+def _receive_socket(channel: socket.socket, network: str) -> socket.socket:
     try:
+        channel.send(network.encode())
         message, descriptors, _flags, _address = socket.recv_fds(channel, 256, 1)
     except OSError as error:
         raise CannotKnow(f"the netlink opener did not answer: {error}; use --source scan") from None

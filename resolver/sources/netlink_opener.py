@@ -3,11 +3,10 @@
 pyroute2 weighs 13 MiB and runs an event loop of its own; neither has a place in the daemon. Entering the host's
 network namespace is a thing for a process that ends, too. Over the SOCK_SEQPACKET socket on descriptor 0:
 
-1. ``ok`` with the bound socket, or ``<what failed>:<errno>``, where what failed is ``netns``, ``socket`` or ``bind``;
-2. after any message from the daemon it makes the events of the self-test: one on every CPU that it may use, so
-   that losses can be counted from then on, and a child that ends. It answers with that child's PID, and ends.
-
-The one argument after the paths, if there is one, is the network namespace to enter.
+1. it is told the path of the network namespace to enter, or ``ours``, and answers ``ok`` with the bound socket, or
+   ``<what failed>:<errno>``, where what failed is ``import``, ``netns``, ``socket`` or ``bind``;
+2. after another message it makes the events of the self-test: one on every CPU that it may use, so that losses
+   can be counted from then on, and a child that ends. It answers with that child's PID, and ends.
 """
 
 from __future__ import annotations
@@ -15,26 +14,30 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 from typing import Any
 
 
 def main() -> int:
     """Hand over a socket, make the self-test's events, end."""
     channel = socket.socket(fileno=os.dup(0))
-    stage = "netns"
+    network, stage = channel.recv(256).decode(), "import"
     try:
         from pyroute2 import netns  # type: ignore[import-untyped]
         from pyroute2.netlink.connector.cn_proc import ProcEventSocket  # type: ignore[import-untyped]
 
-        if sys.argv[-1].endswith("/ns/net"):
-            netns.setns(sys.argv[-1], flags=0, fork=False)
+        stage = "netns"
+        if network != "ours":
+            netns.setns(network, flags=0, fork=False)
         stage = "socket"
         connector: Any = ProcEventSocket()
         descriptor = connector.asyncore.socket.fileno()
         stage = "bind"
         connector.bind()
-    except (OSError, KeyError) as error:  # KeyError: every bind() failed, whatever the reason
+    except (
+        ImportError,
+        OSError,
+        KeyError,
+    ) as error:  # KeyError: no bind() succeeded, pyroute2 keeps the reason
         channel.send(f"{stage}:{getattr(error, 'errno', None) or 0}".encode())
         return 1
     socket.send_fds(channel, [b"ok"], [descriptor])

@@ -34,7 +34,7 @@ NEEDS_NET_ADMIN = (
 NOT_HOST_NETWORK = (
     "the proc connector answers only in the host's network namespace, and this process is in another: run it with "
     "hostNetwork: true (Kubernetes) or --network=host (Docker), or give CAP_SYS_ADMIN and CAP_SYS_PTRACE, "
-    "so that it can be reached through /proc/1/ns/net"
+    "so that it can be reached through /proc/2/ns/net"
 )
 
 _SO_RCVBUFFORCE = 33  # include/uapi/asm-generic/socket.h
