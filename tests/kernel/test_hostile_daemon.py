@@ -345,26 +345,31 @@ def _cut(path: Path) -> Iterator[None]:
 
 
 CUTTER = """
-    import mmap, os, struct, sys
-    path, procs, size, proc_num, status, index = sys.argv[1], *map(int, sys.argv[2:])
+    import mmap, os, signal, struct, sys, time
+    path, procs, size, proc_num, status, first, members = sys.argv[1], *map(int, sys.argv[2:])
     fd = os.open(path, os.O_RDWR)
     length = os.fstat(fd).st_size
-    held = mmap.mmap(fd, length)  # it is the owner by every rule
-    at = procs + index * size
-    os.pwrite(fd, struct.pack("<ii", os.getpid(), 0), at)
-    os.pwrite(fd, struct.pack("<i", 1), at + status)
-    os.pwrite(fd, struct.pack("<i", index + 1), proc_num)
-    tail, word, state = os.pread(fd, 8, proc_num), os.pread(fd, 8, at), os.pread(fd, 4, at + status)
+    held = mmap.mmap(fd, length)  # this process and its children are owners by every rule
+    for index in range(first, first + members):
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        at = procs + index * size
+        os.pwrite(fd, struct.pack("<ii", child, 0), at)
+        os.pwrite(fd, struct.pack("<i", 1), at + status)
+    os.pwrite(fd, struct.pack("<i", first + members), proc_num)
+    tail = os.pread(fd, 8, proc_num)
+    slots = os.pread(fd, members * size, procs + first * size)
     print("ready", flush=True)
     sys.stdin.readline()
     while True:
         os.ftruncate(fd, 8192)
-        os.ftruncate(fd, length)
-        os.pwrite(fd, word, at)
-        os.pwrite(fd, state, at + status)
-        os.pwrite(fd, tail, proc_num)
-        for _ in range(2000):
+        for _ in range(200):
             pass
+        os.ftruncate(fd, length)
+        os.pwrite(fd, slots, procs + first * size)
+        os.pwrite(fd, tail, proc_num)
+        time.sleep(0.001)
 """
 
 
@@ -373,13 +378,13 @@ def test_a_tenant_that_cuts_its_file_is_left_alone_for_a_while(node: Node, start
     good = Good(node, "good")
     cut = node.container(name="cut", sm_limit=0)
     cut.tenant(guess="none").stop()
-    numbers = [V1_2.procs, V1_2.slot_size, V1_2.proc_num, V1_2.status, 700]
+    numbers = [V1_2.procs, V1_2.slot_size, V1_2.proc_num, V1_2.status, 200, 100]
     path = f"/usr/local/vgpu/{cut.cache_name}"
     script = textwrap.dedent(CUTTER)
     cutter = cut.spawn([sys.executable, "-I", "-c", script, path, *map(str, numbers)])
     assert cutter.read_line() == "ready"
     daemon = start(node, "--interval", "10ms", "--hostpid-namespace", "host")
-    daemon.wait_for("repair", container=cut.directory.name)
+    daemon.wait_for("repair", container=cut.directory.name, count=100)
     cutter.write_line("go")
     seen: list[Line] = []
     deadline = time.monotonic() + 40
