@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from resolver.errors import Ambiguous
+from resolver.errors import Ambiguous, CannotKnow
 from resolver.lookup import lookup
 from resolver.procfs import Procfs
 
@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     except Ambiguous as error:
         print(f"resolver lookup: {error}", *error.candidates, sep="\n  ", file=sys.stderr)
         return EXIT_AMBIGUOUS
+    except OSError as error:  # out of descriptors or memory: no answer, and not the answer that there is none
+        raise CannotKnow(f"the system refused to tell: {error}") from error
     if args.json:
         import json
 

@@ -149,7 +149,9 @@ def name_of(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str |
         return None  # nothing in a mount table could be told apart from another pod's
     for member in sorted(members, key=lambda member: (len(member.ns_pids), member.ns_pids[-1])):
         try:
-            return container_name(procfs.mounts(member.host_pid), pod_uid)
+            name = container_name(procfs.mounts(member.host_pid), pod_uid)
+            if procfs.ns_pids(member.host_pid) == member.ns_pids:  # and its PID was not used again
+                return name
         except ProcessGone:
             continue
     return None
@@ -249,10 +251,17 @@ def _not_found(procfs: Procfs, wanted: Wanted) -> ResolverError:
             f"give {SHORTEST_PREFIX} or more characters"
         )
     what = f"pod {wanted.pod_uid}" if wanted.in_pod else f"container {wanted.text!r}"
-    if os.readlink(f"{procfs.root}/self/ns/cgroup") != _HOST_CGROUPNS:
+    if _in_private_cgroupns(procfs):
         return CannotKnow(
             f"no process of {what} can be seen, but this process runs in a private cgroup namespace, where "
             "its own container's id is hidden, and that might be the one: run it on the host, or with "
             "--cgroupns=host (Docker)"
         )
     return NotFound(f"no process on this node is in {what}: is it running, and on this node?")
+
+
+def _in_private_cgroupns(procfs: Procfs) -> bool:
+    try:
+        return os.readlink(f"{procfs.root}/self/ns/cgroup") != _HOST_CGROUPNS
+    except FileNotFoundError:
+        return False  # before Linux 4.6 there was but one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.errors import Ambiguous, CannotKnow, NotFound, ProcessGone
@@ -138,7 +139,7 @@ def _made_inside(procfs: Procfs, top: list[Member], inits: list[Member]) -> bool
     if any(_parent(procfs, member.host_pid) in outer for member in inits):
         return True
     born_top, born_init = _first_start(procfs, top), _first_start(procfs, inits)
-    if born_top == born_init:
+    if born_top == born_init or (born_top < born_init and _from_outside(procfs, top)):
         raise Ambiguous(
             "the container's own PID namespace cannot be told from one made inside it: choose with --pidns",
             tuple(
@@ -148,6 +149,18 @@ def _made_inside(procfs: Procfs, top: list[Member], inits: list[Member]) -> bool
             ),
         )
     return born_top < born_init
+
+
+def _from_outside(procfs: Procfs, members: list[Member]) -> bool:
+    """Whether all have the host's mounts, which no runtime leaves to a container, but a container can enter.
+
+    Process 2 is kthreadd, which always has them; process 1 may be closed even to CAP_SYS_PTRACE.
+    """
+    try:
+        host = os.readlink(f"{procfs.root}/2/ns/mnt")
+        return all(os.readlink(f"{procfs.root}/{member.host_pid}/ns/mnt") == host for member in members)
+    except OSError:
+        return False
 
 
 def _parent(procfs: Procfs, host_pid: int) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +39,10 @@ FORMATS = {
     "drivers mixed up": (f"{SLICE}:cri-containerd:{A}", UID),
     "kind in docker": (f"/docker/{B}/kubelet{POD}/{A}", UID),
 }
+
+
+#: Start times have 10 ms; processes that are further apart have different ones.
+TICK = 0.03
 
 
 def run(*arguments: str | int, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -245,26 +251,33 @@ def ns_pids_of(told: Told) -> list[int]:
     raise AssertionError("no NSpid")
 
 
-@pytest.fixture
-def stranger() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of the host that is older than the containers."""
+@contextlib.contextmanager
+def host_process() -> Iterator[int]:
+    """A process that no container has started."""
     with subprocess.Popen(["sleep", "1000"]) as process:
-        yield process
-        process.kill()
+        try:
+            yield process.pid
+        finally:
+            process.kill()
 
 
-def test_a_host_process_moved_into_the_cgroup(start: Start, stranger: subprocess.Popen[bytes]) -> None:
-    container = start(A, f"{POD}/{A}")
-    # While it is the younger one (an exec in the making), the container's namespace stays its own.
-    with subprocess.Popen(["sleep", "1000"]) as younger:
-        move(younger.pid, container)
-        assert host_pid(A, 1) == container.main.host_pid
-        younger.kill()
-    # An older one cannot be told from the main process of a container of the host's namespace. Whatever is
-    # answered, it is no process of another container.
-    move(stranger.pid, container)
-    assert host_pid(A, stranger.pid) == stranger.pid
-    assert host_pid(A, 1, "--pidns", pidns_of(container.main.host_pid)) == container.main.host_pid
+def test_a_host_process_moved_into_the_cgroup(start: Start) -> None:
+    with host_process() as older:
+        time.sleep(TICK)
+        container = start(A, f"{POD}/{A}")
+        time.sleep(TICK)
+        # While it is the younger one (an exec in the making), the container's namespace stays its own.
+        with host_process() as younger:
+            move(younger, container)
+            assert host_pid(A, 1) == container.main.host_pid
+        # An older one might be the main process of a container that has entered the host's namespaces.
+        move(older, container)
+        own = pidns_of(container.main.host_pid)
+        complaint = refused(3, A, 1)
+        assert f"--pidns {own} " in complaint
+        assert f"--pidns {HOST_PIDNS} " in complaint
+        assert host_pid(A, 1, "--pidns", own) == container.main.host_pid
+        assert host_pid(A, older, "--pidns", HOST_PIDNS) == older
 
 
 def move(pid: int, container: RuncContainer) -> None:
@@ -334,18 +347,26 @@ def test_with_hidepid_and_without_the_capability(start: Start) -> None:
     assert "hidepid" in refused(4, A, 1, prefix=(*hidden, *drop))
 
 
-def test_without_permission(start: Start, root: Path) -> None:
+# The checkout may be where others than root have no way to it: things are given up after the imports.
+GIVE_UP = {
+    "root": ("os.setgroups([]); os.setgid(65534); os.setuid(65534)", "CAP_SYS_PTRACE"),
+    "descriptors": ("resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))", "refused to tell"),
+}
+
+
+@pytest.mark.parametrize("what", GIVE_UP)
+def test_without(start: Start, root: Path, what: str) -> None:
     start(A, f"{POD}/{A}")
-    # The checkout may be where others than root have no way to it, so root is given up after the imports.
+    give_up, complaint = GIVE_UP[what]
     code = (
-        "import os, sys; from resolver import cli; from resolver.cli import lookup;"
-        "os.setgroups([]); os.setgid(65534); os.setuid(65534); raise SystemExit(cli.main(sys.argv[1:]))"
+        "import os, resource, shutil, locale, sys; from resolver import cli; from resolver.cli import lookup;"
+        f"{give_up}; raise SystemExit(cli.main(sys.argv[1:]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "lookup", A, "1"], cwd=root, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (4, ""), done
-    assert "CAP_SYS_PTRACE" in done.stderr
+    assert complaint in done.stderr
 
 
 @pytest.mark.parametrize(

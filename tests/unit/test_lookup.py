@@ -233,6 +233,19 @@ def test_the_hosts_with_one_made_inside_whose_parent_ended(make_proc: MakeProc) 
     assert own(make_proc, (50, (), HOST_PIDNS, 9, 5), (60, (1,), 901, 1, 6)) == HOST
 
 
+def test_the_hosts_mounts_are_no_containers(make_proc: MakeProc, tmp_path: Path) -> None:
+    processes = (50, (), HOST_PIDNS, 9, 5), (60, (1,), 901, 1, 6)
+    procfs, members = make_proc(*processes)
+    (tmp_path / "2/ns").mkdir(parents=True)
+    (tmp_path / "2/ns/mnt").symlink_to("mnt:[4026531832]")
+    (tmp_path / "50/ns/mnt").symlink_to("mnt:[4026532001]")
+    assert own_namespace(procfs, members) == HOST
+    (tmp_path / "50/ns/mnt").unlink()
+    (tmp_path / "50/ns/mnt").symlink_to("mnt:[4026531832]")
+    with pytest.raises(Ambiguous):
+        own_namespace(procfs, members)
+
+
 def test_its_own_with_a_younger_process_of_the_host(make_proc: MakeProc) -> None:
     assert own(make_proc, (70, (), HOST_PIDNS, 9, 8), (60, (1,), 901, 1, 6)) == Namespace(901, 1)
 
