@@ -1,0 +1,504 @@
+"""Passes over real files with the real writer; only who owns a slot is told by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver import log
+from resolver.config import HostpidNamespace, Settings, WriteUtilization
+from resolver.containers import SharedDirectory
+from resolver.errors import WorkerFailed
+from resolver.hami import layout as layouts
+from resolver.hami import writer
+from resolver.hami.policy import Policy
+from resolver.join import NOTHING, Joined
+from resolver.pidmap import PidMap
+from resolver.procfs import ProcessHandle, Procfs
+from resolver.repairer import Repairer
+from resolver.snapshot import SlotReport
+from resolver.sources.scan import ScanSource
+from resolver.types import RegionReason, RepairReason, UnresolvedReason
+from tests.fakes import cachefiles
+
+V1_2 = layouts.LAYOUTS["v1.2"]
+HOST = Policy(HostpidNamespace.HOST, "")
+UUID = "GPU-a"
+
+Lines = Callable[[], list[dict[str, Any]]]
+
+
+class ToldOwners:
+    """Stands where `Containers` is: what it would find."""
+
+    def __init__(self) -> None:
+        self.host_pids: dict[int, int] = {}
+        self.reasons: dict[int, UnresolvedReason] = {}
+        self.runs = False
+        self.asked: Counter[int] = Counter()
+
+    def owner(self, directory: SharedDirectory, inode: int, ns_pid: int) -> ProcessHandle | UnresolvedReason:
+        assert directory.root
+        assert inode
+        self.asked[ns_pid] += 1
+        if ns_pid in self.host_pids:
+            return Procfs().open_handle(self.host_pids[ns_pid])
+        return self.reasons.get(ns_pid, UnresolvedReason.NO_SUCH_PROCESS)
+
+    def visible(self, directory: SharedDirectory) -> bool:
+        return self.runs and bool(directory.root)
+
+
+class Bench:
+    def __init__(self, place: Path, stack: ExitStack, **settings: Any) -> None:
+        self.place, self.stack = place, stack
+        self.counters: Counter[str] = Counter()
+        self.told = ToldOwners()
+        procfs = Procfs()
+        self.pidmap = PidMap(ScanSource(procfs))
+        self.settings = Settings(containers_dir=(str(place),), **settings)
+        self.repairer = Repairer(self.settings, procfs, self.pidmap, self.counters, log.Journal())
+        self.repairer._containers = self.told  # type: ignore[assignment]
+        self.joined = NOTHING
+        self.runner = asyncio.Runner()
+        stack.callback(self.runner.close)
+        stack.callback(self.repairer.close)
+
+    def file(self, *slots: tuple[int, int], name: str = "main", sm_util: int = 0) -> Path:
+        """A region whose slots are these ``(pid, hostpid)``, all in use, with one device."""
+        data = bytearray(cachefiles.recorded("v1.2"))
+        struct.pack_into("<Q", data, V1_2.device_num, 1)
+        struct.pack_into("<96s", data, V1_2.uuids, UUID.encode())
+        struct.pack_into("<Q", data, V1_2.sm_limit, 0)
+        data[V1_2.procs : V1_2.proc_num] = bytes(V1_2.proc_num - V1_2.procs)
+        struct.pack_into("<i", data, V1_2.proc_num, len(slots))
+        for index, (pid, hostpid) in enumerate(slots):
+            struct.pack_into("<ii", data, V1_2.slot_offset(index), pid, hostpid)
+            struct.pack_into("<i", data, V1_2.slot_offset(index) + V1_2.status, 1)
+            struct.pack_into("<Q", data, V1_2.sm_util_offset(index, 0) or 0, sm_util)
+        return cachefiles.write(self.place / f"uid_{name}" / "a.cache", bytes(data))
+
+    def child(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(["sleep", "60"])
+        self.stack.callback(process.wait)
+        self.stack.callback(process.kill)
+        return process
+
+    def sees(self, load: int | None = None) -> None:
+        """What NVML says of every owner from now on; None: nothing."""
+        values = {} if load is None else {(host_pid, UUID): load for host_pid in self.told.host_pids.values()}
+        self.joined = Joined(1.0, "", values, frozenset(), frozenset({UUID}), ())
+
+    def step(self, policy: Policy = HOST) -> None:
+        self.runner.run(self.repairer.pass_once(policy, self.joined, patient=False))
+
+    def reports(self) -> dict[int, SlotReport]:
+        return {slot.slot: slot for region in self.repairer.reports(self.joined) for slot in region.slots}
+
+
+def slot(path: Path, index: int = 0) -> tuple[int, int, int]:
+    """``(pid, hostpid, sm_util)`` as the file has it."""
+    data = path.read_bytes()
+    pid, hostpid = struct.unpack_from("<ii", data, V1_2.slot_offset(index))
+    return pid, hostpid, struct.unpack_from("<Q", data, V1_2.sm_util_offset(index, 0) or 0)[0]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
+    """The log lines of the test."""
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", written)
+    log.setup("json")
+    return lambda: [json.loads(line) for line in written.getvalue().splitlines()]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, stack: ExitStack, lines: Lines) -> Bench:
+    return Bench(tmp_path, stack)
+
+
+def events(lines: Lines, event: str) -> list[dict[str, Any]]:
+    return [line for line in lines() if line["event"] == event]
+
+
+# ---- repairs -----------------------------------------------------------------------------------
+
+
+def test_a_repair_is_one_write_one_line_and_one_report(bench: Bench, lines: Lines) -> None:
+    path, process = bench.file((7, 0), (9, 4)), bench.child()
+    bench.told.host_pids = {7: process.pid}
+    for _ in range(4):
+        bench.step()
+    assert slot(path) == (7, process.pid, 0)
+    assert slot(path, 1) == (9, 4, 0)
+    assert bench.counters["repairs_missing"] == 1
+    (line,) = events(lines, "repair")
+    assert {
+        key: line[key] for key in ("container", "slot", "ns_pid", "host_pid", "reason", "before", "after")
+    } == {
+        "container": "uid_main",
+        "slot": 0,
+        "ns_pid": 7,
+        "host_pid": process.pid,
+        "reason": "missing",
+        "before": 0,
+        "after": process.pid,
+    }
+    report = bench.reports()
+    assert (report[0].host_pid, report[0].hostpid, report[0].repaired) == (
+        process.pid,
+        process.pid,
+        RepairReason.MISSING,
+    )
+    assert (report[0].unresolved, report[0].dead) == (None, False)
+    assert (report[1].host_pid, report[1].unresolved) == (None, UnresolvedReason.NO_SUCH_PROCESS)
+    assert bench.told.asked[7] == 1
+
+
+def test_a_region_in_which_all_is_right_is_not_even_asked_about(bench: Bench) -> None:
+    process = bench.child()
+    bench.file((7, process.pid))
+    bench.told.host_pids = {7: process.pid}
+    for _ in range(5):
+        bench.step()
+    assert bench.repairer.writer.starts == 0
+    assert bench.pidmap.refreshes == 1
+
+
+def test_a_dry_run_says_it_once_and_writes_nothing(tmp_path: Path, stack: ExitStack, lines: Lines) -> None:
+    bench = Bench(tmp_path, stack, dry_run=True, write_utilization=WriteUtilization.ALWAYS)
+    path, process = bench.file((7, 0)), bench.child()
+    bench.told.host_pids = {7: process.pid}
+    bench.sees(40)
+    before = path.read_bytes()
+    for _ in range(3):
+        bench.step()
+    said = lines()
+    assert [(line["slot"], line["after"]) for line in said if line["event"] == "would_repair"] == [
+        (0, process.pid)
+    ]
+    assert (path.read_bytes(), bench.repairer.writer.starts) == (before, 0)
+    assert bench.counters["would_repair_missing"] == 1
+    assert bench.counters["repairs_missing"] == 0
+
+
+def test_more_orders_than_fit_in_one_message(bench: Bench) -> None:
+    process, many = bench.child(), 300
+    path = bench.file(*((n + 1, 0) for n in range(many)))
+    bench.told.host_pids = dict.fromkeys(range(1, many + 1), process.pid)
+    bench.step()
+    assert {slot(path, index)[1] for index in range(many)} == {process.pid}
+    assert bench.counters["repairs_missing"] == many
+
+
+def test_utilization_comes_and_goes(bench: Bench) -> None:
+    path, process = bench.file((7, 0), sm_util=99), bench.child()
+    bench.told.host_pids = {7: process.pid}
+    bench.step()
+    assert slot(path) == (7, process.pid, 99)  # NVML was not asked: unknown is not 0
+    assert bench.reports()[0].utilization == (None,)
+    for load, value in ((40, 40), (55, 55), (None, 0)):
+        bench.sees(load)
+        bench.step()
+        bench.step()
+        assert slot(path)[2] == value
+        assert bench.reports()[0].utilization == (value,)
+    assert bench.counters["utilization_writes"] == 3
+
+
+# ---- the ends of processes ---------------------------------------------------------------------
+
+
+def test_a_killed_process_leaves_a_dead_slot_without_load(bench: Bench) -> None:
+    path, process = bench.file((7, 0)), bench.child()
+    bench.told.host_pids = {7: process.pid}
+    bench.sees(40)
+    for _ in range(2):
+        bench.step()
+    assert slot(path) == (7, process.pid, 40)
+    process.kill()
+    process.wait()
+    del bench.told.host_pids[7]
+    bench.step()
+    assert slot(path) == (7, process.pid, 0)
+    bench.step()
+    report = bench.reports()[0]
+    assert (report.dead, report.unresolved, report.host_pid, report.utilization) == (True, None, None, (0,))
+    assert process.pid not in bench.repairer.owners
+
+
+@pytest.mark.parametrize(
+    ("runs", "other", "dead"), [(False, False, False), (True, False, True), (False, True, True)]
+)
+def test_a_process_nobody_ever_saw_is_dead_only_where_others_are_seen(
+    bench: Bench, *, runs: bool, other: bool, dead: bool
+) -> None:
+    process = bench.child()
+    path = bench.file((7, 815), (9, process.pid), sm_util=30)
+    bench.told.runs = runs
+    bench.told.host_pids = {9: process.pid} if other else {}
+    bench.step()
+    assert slot(path)[2] == 30  # one look in vain proves nothing
+    for _ in range(3):
+        bench.step()
+    assert bench.reports()[0].dead is dead
+    assert slot(path) == (7, 815, 0 if dead else 30)
+
+
+@pytest.mark.parametrize("reason", [UnresolvedReason.ACCESS_DENIED, UnresolvedReason.AMBIGUOUS])
+def test_what_cannot_be_known_is_not_dead(bench: Bench, reason: UnresolvedReason) -> None:
+    path, process = bench.file((7, 815), sm_util=30), bench.child()
+    bench.told.host_pids, bench.told.runs = {7: process.pid}, True
+    bench.step()
+    process.kill()
+    process.wait()
+    bench.told.host_pids, bench.told.reasons = {}, {7: reason}
+    for _ in range(4):
+        bench.step()
+    assert slot(path)[2] == 30
+    assert (bench.reports()[0].dead, bench.reports()[0].unresolved) == (False, reason)
+
+
+def test_nothing_is_kept_of_a_region_that_goes(bench: Bench) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    process = bench.child()
+    path = bench.file(*((n, 0) for n in range(1, 20)))
+    bench.told.host_pids = dict.fromkeys(range(1, 20), process.pid)
+    bench.step()
+    assert process.pid in bench.repairer.owners
+    path.unlink()
+    bench.step()
+    assert bench.repairer.regions == {}
+    assert process.pid not in bench.repairer.owners
+    bench.repairer.close()
+    bench.runner.close()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_another_containers_dir_lets_the_old_one_go(bench: Bench, tmp_path: Path) -> None:
+    bench.file((7, 0))
+    bench.step()
+    (tmp_path / "new").mkdir()
+    bench.repairer.use(Settings(containers_dir=(str(tmp_path / "new"),)))
+    assert bench.repairer.regions == {}
+    bench.step()
+    assert bench.repairer.regions == {}
+
+
+# ---- other writers -----------------------------------------------------------------------------
+
+
+def rewrite(path: Path, hostpid: int) -> None:
+    cachefiles.poke(path, V1_2.slot_offset(0) + 4, "i", hostpid)
+
+
+def test_another_writer_is_a_conflict_and_is_waited_for(bench: Bench, lines: Lines) -> None:
+    path, process = bench.file((7, 0)), bench.child()
+    bench.told.host_pids = {7: process.pid}
+    bench.step()
+    rewrite(path, 815)
+    for _ in range(4):
+        bench.step()
+    assert slot(path)[1] == 815
+    assert bench.counters["conflicts"] == 1
+    (line,) = events(lines, "conflict")
+    assert (line["hostpid"], line["next_try_seconds"], line["ns_pid"]) == (815, 0.5, 7)
+    assert bench.reports()[0].unresolved is UnresolvedReason.CONFLICT
+    next(iter(bench.repairer.regions.values())).states[7].not_before = 0.0
+    bench.step()
+    assert slot(path)[1] == process.pid
+
+
+class Answering:
+    """Stands where the writer is, and answers as it is told; nothing is written."""
+
+    def __init__(self, *answers: tuple[int, int] | Exception | bytes) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    async def request(self, message: bytes, descriptors: Sequence[int] = ()) -> bytes:
+        self.asked += 1
+        assert descriptors
+        _, count = writer.HEAD.unpack_from(message)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if isinstance(answer, bytes) else writer.RESULT.pack(*answer) * count
+
+    def malformed(self, what: str) -> WorkerFailed:
+        return WorkerFailed(what)
+
+    def stop(self) -> None:
+        """Nothing to end."""
+
+
+def with_answers(bench: Bench, *answers: tuple[int, int] | Exception | bytes) -> Path:
+    bench.repairer.writer = Answering(*answers)  # type: ignore[assignment]
+    path, process = bench.file((7, 0)), bench.child()
+    bench.told.host_pids = {7: process.pid}
+    return path
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "counter"),
+    [
+        (writer.DIFFERENT, UnresolvedReason.CHANGED, "writes_missed"),
+        (writer.WRONG_SIZE, UnresolvedReason.CHANGED, "writes_missed"),
+        (writer.OWNER_GONE, UnresolvedReason.GONE, "writes_undone"),
+        (writer.NOT_WRITABLE, UnresolvedReason.WRITE_FAILED, ""),
+    ],
+)
+def test_a_write_that_did_not_happen_is_unresolved_and_tried_again(
+    bench: Bench, outcome: int, reason: UnresolvedReason, counter: str
+) -> None:
+    with_answers(bench, (outcome, 0), (outcome, 0))
+    bench.step()
+    assert bench.reports()[0].unresolved is reason
+    assert not counter or bench.counters[counter] == 1
+    assert bench.counters["repairs_missing"] == 0
+    bench.step()
+    assert bench.repairer.writer.asked == 2  # type: ignore[attr-defined]
+    assert bench.counters["conflicts"] == 0
+
+
+def test_a_write_that_was_changed_back_before_it_was_read_back_was_one(bench: Bench) -> None:
+    with_answers(bench, (writer.DONE, 0xBAD))
+    for _ in range(4):
+        bench.step()
+    assert bench.repairer.writer.asked == 1  # type: ignore[attr-defined]
+    assert bench.counters["conflicts"] == 1
+    assert bench.reports()[0].unresolved is UnresolvedReason.CONFLICT
+
+
+# ---- a writer that fails -----------------------------------------------------------------------
+
+BUS = WorkerFailed("the slot writer was killed by SIGBUS", own_fault=True)
+KILLED = WorkerFailed("the slot writer was killed by SIGKILL")
+WAITING = WorkerFailed("the slot writer failed twice", waiting=True)
+
+
+def test_a_file_that_kills_the_writer_is_quarantined(bench: Bench, lines: Lines) -> None:
+    with_answers(bench, BUS)
+    for _ in range(3):
+        bench.step()
+    assert bench.repairer.writer.asked == 1  # type: ignore[attr-defined]
+    assert (bench.counters["quarantines"], bench.counters["writer_failures"]) == (1, 1)
+    assert bench.reports()[0].unresolved is UnresolvedReason.QUARANTINED
+    (line,) = events(lines, "region_quarantined")
+    assert (line["container"], line["seconds"]) == ("uid_main", 10.0)
+
+
+def test_a_writer_that_somebody_kills_is_not_the_files_fault_until_it_looks_like_it(bench: Bench) -> None:
+    with_answers(bench, KILLED, KILLED, WAITING, WAITING, WAITING, KILLED)
+    for _ in range(5):
+        bench.step()
+    assert (bench.counters["quarantines"], bench.counters["writer_failures"]) == (0, 2)
+    bench.step()
+    assert (bench.counters["quarantines"], bench.counters["writer_failures"]) == (1, 3)
+
+
+def test_an_answer_forgives(bench: Bench) -> None:
+    with_answers(bench, KILLED, KILLED, (writer.DIFFERENT, 0), KILLED, KILLED)
+    for _ in range(5):
+        bench.step()
+    assert bench.counters["quarantines"] == 0
+
+
+@pytest.mark.parametrize("answer", [b"x", b"\0" * writer.RESULT.size * 2])
+def test_a_malformed_answer_is_a_failure(bench: Bench, answer: bytes) -> None:
+    with_answers(bench, answer)
+    bench.step()
+    assert bench.counters["writer_failures"] == 1
+
+
+def test_one_files_quarantine_is_no_other_files(bench: Bench) -> None:
+    process = bench.child()
+    first, second = bench.file((7, 0), name="bad"), bench.file((8, 0), name="good")
+    bench.told.host_pids = {7: process.pid, 8: process.pid}
+    real = bench.repairer.writer
+
+    class DiesOn(Answering):
+        async def request(self, message: bytes, descriptors: Sequence[int] = ()) -> bytes:
+            if os.path.samestat(os.fstat(descriptors[0]), first.stat()):
+                raise BUS
+            return await real.request(message, descriptors)
+
+    bench.repairer.writer = DiesOn()  # type: ignore[assignment]
+    bench.stack.callback(real.stop)
+    bench.step()
+    assert slot(first)[1] == 0
+    assert slot(second)[1] == process.pid
+
+
+def test_a_writer_that_is_killed_while_idle_costs_no_pass(bench: Bench) -> None:
+    path, process = bench.file((7, 0), (8, 0)), bench.child()
+    bench.told.host_pids = {7: process.pid}
+    bench.step()
+    assert bench.repairer.writer.host_pid
+    os.kill(bench.repairer.writer.host_pid, signal.SIGKILL)
+    bench.told.host_pids[8] = process.pid
+    bench.step()
+    assert slot(path, 1)[1] == process.pid
+    assert bench.counters["writer_failures"] == 0
+
+
+# ---- what cannot be read -----------------------------------------------------------------------
+
+
+def test_a_file_that_is_cut_is_given_up_and_others_go_on(bench: Bench, lines: Lines) -> None:
+    process = bench.child()
+    first, second = bench.file((7, 0), name="bad"), bench.file((8, 0), name="good")
+    bench.step()
+    os.truncate(first, 100)
+    bench.told.host_pids = {7: process.pid, 8: process.pid}
+    bench.step()
+    assert (first.stat().st_size, slot(second)[1]) == (100, process.pid)
+    assert bench.counters[f"rejected_{RegionReason.TRUNCATED}"] == 1
+    assert [line["path"] for line in events(lines, "region_rejected")] == [str(first)]
+    assert [report.path for report in bench.repairer.reports(bench.joined)] == [str(second)]
+
+
+def test_slots_that_are_no_slots_are_reported(bench: Bench) -> None:
+    bench.file((0, 0), (-5, 1), (7, 0), (7, 0), (9, 0))
+    bench.step()
+    assert {index: report.unresolved for index, report in bench.reports().items()} == {
+        0: UnresolvedReason.INVALID_PID,
+        1: UnresolvedReason.INVALID_PID,
+        2: UnresolvedReason.AMBIGUOUS,
+        3: UnresolvedReason.AMBIGUOUS,
+        4: UnresolvedReason.NO_SUCH_PROCESS,
+    }
+
+
+def test_a_directory_that_is_missing_is_said_once_and_found_later(
+    tmp_path: Path, stack: ExitStack, lines: Lines
+) -> None:
+    place = tmp_path / "later"
+    bench = Bench(place, stack)
+    for _ in range(3):
+        bench.step()
+    bench.file((7, 0))
+    bench.repairer._next_discovery = 0.0
+    bench.step()
+    names = [line["event"] for line in lines()]
+    assert names.count("containers_dir_missing") == names.count("containers_dir_found") == 1
+    assert len(bench.repairer.regions) == 1
