@@ -170,7 +170,7 @@ def test_a_repair_is_one_write_one_line_and_one_report(bench: Bench, lines: Line
         RepairReason.MISSING,
     )
     assert (report[0].unresolved, report[0].dead) == (None, False)
-    assert (report[1].host_pid, report[1].unresolved) == (None, UnresolvedReason.NO_SUCH_PROCESS)
+    assert (report[1].host_pid, report[1].unresolved, report[1].dead) == (None, None, True)
     assert bench.told.asked[7] == 1
 
 
