@@ -74,6 +74,10 @@ class Containers:
                 seen.add(_REASONS[type(error)])
             except ProcessGone:
                 continue  # also a zombie that nobody reaps: it owns nothing any more
+            except OSError:  # no descriptors left: none must be lost
+                for handle in fitting:
+                    handle.close()
+                raise
         if len(fitting) == 1 and not seen & _MAY_FIT_TOO:
             return fitting[0]
         for handle in fitting:

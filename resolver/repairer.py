@@ -134,6 +134,14 @@ class Repairer:
             self._release(repairs)
             self.journal.log.info("region_gone", container=repairs.region.dir_name, path=path)
 
+    def shed(self) -> None:
+        """Descriptors ran out: give up half of the regions, so that there are some for the work on the others."""
+        self.finder.max_regions = max(1, len(self.regions) // 2)
+        why = RegionRejected(RegionReason.IO_ERROR, "it was given up, all descriptors are in use")
+        for path, repairs in list(self.regions.items())[self.finder.max_regions :]:
+            self.finder.reject(repairs.region, why)
+            self.drop(path)
+
     def _release(self, repairs: RegionRepairs) -> None:
         for state in repairs.states.values():
             self.owners.unwatch(state)

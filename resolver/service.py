@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import resource
 import time
 from collections import Counter
@@ -86,19 +87,29 @@ class Service:
             try:
                 await step()
                 errors = 0
-            except Exception:
-                # A defect of ours, or a file system that fails in a new way: shown, counted, and survived.
-                errors += 1
-                self.counters["internal_errors"] += 1
-                self.journal.log.exception("internal_error", step=setting)
-                if errors >= _ERRORS_BEFORE_END:
-                    raise
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._out_of_descriptors()
+                else:
+                    # A defect of ours, or a file system that fails in a new way: shown, counted, and survived.
+                    errors += 1
+                    self.counters["internal_errors"] += 1
+                    self.journal.log.exception("internal_error", step=setting)
+                    if errors >= _ERRORS_BEFORE_END:
+                        raise
             due = max(due + getattr(self.settings, setting), time.monotonic())
             # Not wait_for: before Python 3.12 it can swallow a cancellation, and the daemon would not end.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(due - time.monotonic()):
                     await hurry.wait()
             hurry.clear()
+
+    def _out_of_descriptors(self) -> None:
+        self.counters["out_of_descriptors"] += 1
+        self.repairer.shed()
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        why = f"all {limit} descriptors are in use, so some regions are not looked after: raise the limit (ulimit -n)"
+        self.journal.trouble("descriptors", why, "out_of_descriptors", "")
 
     def stop(self) -> None:
         """End `run` now."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -110,7 +111,9 @@ class Worker:
                 f"the {self.name} failed {self._in_a_row} times in a row; next start in {wait:.1f} s",
                 waiting=True,
             )
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET
+        )  # OSError: no descriptors left
         ours.setblocking(False)
         try:
             # A group of its own: Ctrl-C at a terminal is for the daemon, which ends its children itself.
@@ -119,6 +122,8 @@ class Worker:
             )
         except OSError as error:
             ours.close()
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
             raise self._failed(f"could not be started: {error.strerror}") from None
         finally:
             theirs.close()

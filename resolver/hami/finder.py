@@ -9,6 +9,7 @@ ever.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import Counter
 from itertools import islice
@@ -121,6 +122,7 @@ class RegionFinder:
         self.rejected: dict[str, RegionReason] = {}
         self.counts: Counter[RegionReason] = Counter()
         self.missing_dirs: set[str] = set()
+        self.max_regions = sys.maxsize  # lowered by whoever finds that descriptors have run out
         self._roots = [_Root(path) for path in dict.fromkeys(containers_dirs)]
         self._order: list[_Directory] = []
         self._accepted: dict[str, _Candidate] = {}
@@ -280,6 +282,9 @@ class RegionFinder:
 
     def _try(self, candidate: _Candidate, dir_fd: int, now: float) -> None:
         try:
+            if len(self.regions) >= self.max_regions:
+                detail = "there are not enough descriptors for more regions: raise the limit (ulimit -n)"
+                raise RegionRejected(RegionReason.IO_ERROR, detail)
             region = open_region(dir_fd, candidate.name, candidate.path)
             try:
                 region.read()
