@@ -1,0 +1,394 @@
+"""The daemon as an operator meets it: starting, ending, reloading, waiting, refusing, and what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import resource
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from resolver.config import HostpidNamespace, Settings
+from resolver.procfs import Procfs
+from resolver.service import Service
+from tests.fakes.node import Node
+from tests.fakes.state import Hang
+from tests.kernel.conftest import (
+    NVML,
+    ROOT,
+    WRITER,
+    Start,
+    cpu_seconds,
+    hostpid_of,
+    never,
+    runs,
+    slot_of,
+    until,
+)
+
+FAST = ("--interval", "50ms", "--nvml-interval", "200ms")
+
+
+def run(
+    node: Node, *arguments: str, wrapper: tuple[str, ...] = (), environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`resolver run` to its end."""
+    command = [*wrapper, sys.executable, "-m", "resolver", "run", *arguments]
+    if "--containers-dir" not in arguments:
+        command += ["--containers-dir", str(node.containers_dir)]
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment or node.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+
+
+def once(node: Node, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run(node, "--once", "--run-dir", str(node.root / "run"), *arguments)
+
+
+# ---- once ---------------------------------------------------------------------------------------------------------
+
+
+def test_once_repairs_and_sums_up(node: Node) -> None:
+    container, free = node.container(), node.container(name="free", sm_limit=0)
+    tenant, busy = container.tenant(load=20, guess="none"), free.tenant(load=33, guess="wrong")
+    done = once(node)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["2 regions, 2 slots in use, 0 of them dead", "repaired: 1 missing, 1 stale"]
+    assert lines[2] == "hostpid: host (driver 535.183.01: samples carry host PIDs up to 565.77)"
+    assert lines[3] == "NVML: driver 535.183.01"
+    assert (hostpid_of(container, tenant), hostpid_of(free, busy)) == (tenant.host_pid, busy.host_pid)
+    assert slot_of(free, busy.ns_pid).sm_util == (33,)
+    again = once(node)
+    assert again.returncode == 0
+    assert "repaired: nothing" in again.stdout.splitlines()
+
+
+def test_once_says_what_stayed_unresolved(node: Node) -> None:
+    container = node.container()
+    container.tenant(guess="none", nested=True)
+    container.tenant(guess="none", nested=True)
+    done = once(node)
+    assert done.returncode == 1
+    unresolved = f"unresolved: {container.directory.name} slot 0 pid 1: ambiguous"
+    assert unresolved in done.stdout.splitlines()
+
+
+def test_once_calls_a_dead_slot_dead_and_not_unresolved(node: Node) -> None:
+    container = node.container()
+    container.tenant(guess="none").kill()
+    done = once(node)
+    assert done.returncode == 0, done.stdout
+    assert "1 regions, 1 slots in use, 1 of them dead" in done.stdout
+
+
+def test_once_without_a_containers_directory(node: Node) -> None:
+    missing = str(node.root / "nowhere")
+    done = once(node, "--containers-dir", missing)
+    assert done.returncode == 1
+    assert f"{missing} does not exist: is HAMi installed on this node?" in done.stdout
+
+
+def test_once_without_nvml_says_so(node: Node) -> None:
+    node.container().tenant(guess="none")
+    environment = {k: v for k, v in node.environment().items() if k != "LD_LIBRARY_PATH"}
+    done = run(node, "--once", "--run-dir", str(node.root / "run"), environment=environment)
+    assert done.returncode == 1
+    assert "NVML: NVML: " in done.stdout
+    assert "driver_unknown" in done.stdout
+
+
+# ---- ending -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_cleanly_at_once(node: Node, start: Start, number: signal.Signals) -> None:
+    container = node.container()
+    tenant = container.tenant(guess="none")
+    daemon = start(node, *FAST)
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "it at work")
+    children = daemon.children()
+    assert set(children) == {WRITER, NVML}
+    began = time.monotonic()
+    daemon.signal(number)
+    assert daemon.wait(2) == 0
+    assert time.monotonic() - began < 2
+    assert not any(map(runs, children.values()))
+    assert daemon.lines[-1]["event"] == "stopped"
+    assert daemon.lines[-1]["repairs_missing"] == 1
+
+
+@pytest.mark.parametrize("call", [Hang.INIT, Hang.UTILIZATION])
+def test_it_ends_while_nvml_hangs(node: Node, start: Start, call: Hang) -> None:
+    node.gpu.set_faults(hang=call)
+    daemon = start(node, *FAST)
+    worker = daemon.child(NVML)
+    began = time.monotonic()
+    assert daemon.stop(within_s=2) == 0
+    assert time.monotonic() - began < 2
+    until(lambda: not runs(worker), "the end of the worker")
+
+
+def test_it_ends_whenever_it_is_told_to(node: Node, start: Start) -> None:
+    """At any moment: a signal that falls together with a wait's end must not be lost."""
+    chance = random.Random(11)
+    node.container(sm_limit=0).tenant(load=10, guess="none")
+    for _ in range(25):
+        daemon = start(node, "--interval", "10ms", "--nvml-interval", "10ms")
+        daemon.wait_for("started")
+        time.sleep(chance.uniform(0, 0.12))
+        assert daemon.stop(within_s=2) == 0
+
+
+# ---- settings -----------------------------------------------------------------------------------------------------
+
+
+def test_a_reload_takes_new_settings_and_refuses_bad_ones(node: Node, start: Start) -> None:
+    container = node.container(sm_limit=0)
+    tenant = container.tenant(load=40, guess="none")
+    settings = node.root / "resolver.toml"
+    settings.write_text('interval = "50ms"\nnvml-interval = "200ms"\nwrite_utilization = "never"\n')
+    daemon = start(node, "--config", str(settings))
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair")
+    assert tenant.slot()["sm_util"] == [0]
+
+    for number, bad in enumerate(
+        ('interval = "soon"\n', "interval = [\n", "no_such = 1\n", "interval = 0\n"), 1
+    ):
+        settings.write_text(bad)
+        daemon.signal(signal.SIGHUP)
+        line = daemon.wait_for("settings_refused", count=number)
+        assert str(settings) in line["why"]
+    settings.unlink()
+    daemon.signal(signal.SIGHUP)
+    assert "cannot be read" in daemon.wait_for("settings_refused", count=5)["why"]
+    assert tenant.slot()["sm_util"] == [0]
+
+    settings.write_text('interval = "20ms"\nnvml_interval = "200ms"\nrun_dir = "/elsewhere"\n')
+    daemon.signal(signal.SIGHUP)
+    line = daemon.wait_for("settings_reloaded")
+    assert sorted(line["changed"]) == ["interval", "write_utilization"]
+    until(lambda: tenant.slot()["sm_util"] == [40], "what the new settings ask for")
+    assert len(daemon.said("settings_reloaded")) == 1
+
+
+def test_a_reload_can_force_the_policy_and_change_the_directories(node: Node, start: Start) -> None:
+    node.gpu.driver_version = "566.03"
+    container = node.container()
+    tenant = container.tenant(guess="none")
+    settings = node.root / "resolver.toml"
+    settings.write_text("")
+    daemon = start(node, "--config", str(settings), *FAST)
+    daemon.wait_for("policy", hostpid_namespace="unknown", why=_UNKNOWN)
+    settings.write_text('hostpid_namespace = "host"\n')
+    daemon.signal(signal.SIGHUP)
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair by the forced policy")
+
+
+_UNKNOWN = "driver 566.03 lies between those known to differ; set --hostpid-namespace"
+
+
+# ---- one per node -------------------------------------------------------------------------------------------------
+
+
+def test_a_second_writer_is_refused_and_a_second_reader_is_not(node: Node, start: Start) -> None:
+    container = node.container()
+    first = start(node, *FAST)
+    first.wait_for("started")
+    second = once(node)
+    assert second.returncode == 2
+    assert second.stdout == ""
+    assert f"another resolver (PID {first.process.pid}) already writes on this node" in second.stderr
+    assert "--dry-run" in second.stderr
+    tenant = container.tenant(guess="none")
+    dry = start(node, "--dry-run", *FAST)
+    dry.wait_for("started")
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the first one's repair")
+    assert first.stop() == 0
+    assert once(node).returncode == 0
+
+
+def test_a_run_directory_that_cannot_be_used(node: Node) -> None:
+    (node.root / "file").write_text("")
+    done = run(node, "--run-dir", str(node.root / "file" / "below"))
+    assert done.returncode == 2
+    assert "the run directory" in done.stderr
+    assert "--run-dir" in done.stderr
+
+
+def test_a_link_in_the_locks_place_is_not_followed(node: Node) -> None:
+    (node.root / "run").mkdir()
+    (node.root / "precious").write_text("untouched")
+    (node.root / "run" / "lock").symlink_to(node.root / "precious")
+    assert once(node).returncode == 2
+    assert (node.root / "precious").read_text() == "untouched"
+
+
+def test_it_refuses_to_start_where_host_pids_cannot_be_seen(node: Node) -> None:
+    wrapper = ("unshare", "--pid", "--fork", "--mount-proc")
+    done = run(node, "--once", "--run-dir", str(node.root / "run"), wrapper=wrapper)
+    assert done.returncode == 4
+    assert "not in the host's PID namespace" in done.stderr
+    assert "hostPID: true" in done.stderr
+
+
+# ---- waiting ------------------------------------------------------------------------------------------------------
+
+
+def test_it_waits_for_the_containers_directory(node: Node, start: Start) -> None:
+    container = node.container()
+    tenant = container.tenant(guess="none")
+    place = node.root / "later"
+    daemon = start(node, *FAST, containers_dir=place)
+    daemon.wait_for("containers_dir_missing", path=str(place))
+    never(lambda: len(daemon.said("containers_dir_missing")) > 1, "the same said again", 1.5)
+    place.symlink_to(node.containers_dir)
+    daemon.wait_for("containers_dir_found", path=str(place))
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair")
+    place.unlink()
+    daemon.wait_for("containers_dir_missing", count=2)
+    daemon.wait_for("region_gone")
+
+
+def test_it_waits_for_nvml(node: Node, start: Start) -> None:
+    container = node.container(sm_limit=0)
+    tenant = container.tenant(load=27, guess="none")
+    libraries = node.root / "lib"
+    libraries.mkdir()
+    environment = {**node.environment(), "LD_LIBRARY_PATH": str(libraries)}
+    before = container.cache.read_bytes()
+    daemon = start(node, *FAST, environment=environment)
+    daemon.wait_for("nvml_unavailable")
+    never(lambda: len(daemon.said("nvml_unavailable")) > 1, "the same said again", 1.0)
+    assert container.cache.read_bytes() == before
+    shutil.copy(node.library_dir / "libnvidia-ml.so.1", libraries)
+    daemon.wait_for("nvml_available")
+    until(lambda: tenant.slot()["sm_util"] == [27], "the load")
+    assert hostpid_of(container, tenant) == tenant.host_pid
+
+
+def test_a_container_that_comes_and_goes(node: Node, start: Start) -> None:
+    daemon = start(node, *FAST)
+    daemon.wait_for("started")
+    for turn in range(3):
+        container = node.container(name=f"turn-{turn}")
+        tenant = container.tenant(guess="none")
+        until(lambda c=container, t=tenant: hostpid_of(c, t) == t.host_pid, "the repair")  # type: ignore[misc]
+        container.stop()
+        shutil.rmtree(container.directory)
+        daemon.wait_for("region_gone", container=container.directory.name)
+    until(lambda: len(_descriptors(daemon.process.pid)) < 25, "descriptors given back")
+
+
+def _descriptors(host_pid: int) -> list[str]:
+    return os.listdir(f"/proc/{host_pid}/fd")
+
+
+# ---- quiet and thrifty --------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_said_and_little_is_done_while_nothing_happens(node: Node, start: Start) -> None:
+    containers = [node.container(name=f"c{n}") for n in range(4)]
+    tenants = [container.tenant(load=5, guess="none") for container in containers]
+    daemon = start(node)
+    for container, tenant in zip(containers, tenants, strict=True):
+        until(lambda c=container, t=tenant: hostpid_of(c, t) == t.host_pid, "the repairs")  # type: ignore[misc]
+    said, spent, began = len(daemon.lines), cpu_seconds(daemon.process.pid), time.monotonic()
+    never(lambda: len(daemon.lines) != said, "a line about nothing", 3.0)
+    share = (cpu_seconds(daemon.process.pid) - spent) / (time.monotonic() - began)
+    print(f"idle beside 4 busy containers: {share:.2%} of a core")
+    assert share < 0.05
+
+
+def test_with_hardly_any_descriptors_it_does_what_it_can(node: Node, start: Start) -> None:
+    containers = [node.container(name=f"c{n}") for n in range(70)]
+    tenants = [container.tenant(guess="none") for container in containers]
+    limit = ("prlimit", "--nofile=64:64")
+    daemon = start(node, *FAST, "--hostpid-namespace", "host", wrapper=limit)
+
+    def right() -> int:
+        return sum(hostpid_of(c, t) == t.host_pid for c, t in zip(containers, tenants, strict=True))
+
+    until(lambda: right() >= 10, "some repairs")
+    line = daemon.wait_for("out_of_descriptors")
+    assert "raise the limit (ulimit -n)" in line["why"]
+    never(lambda: daemon.process.poll() is not None, "its end", 1.0)
+    print(f"{right()} of {len(tenants)} repaired with 64 descriptors")
+    assert all(hostpid_of(c, t) in (0, t.host_pid) for c, t in zip(containers, tenants, strict=True))
+    kept = {line["container"] for line in daemon.said("repair")}
+    for container in containers:  # those that are looked after stay looked after
+        if container.directory.name in kept - {line["container"] for line in daemon.said("region_gone")}:
+            tenant = container.tenant(guess="none")
+            until(lambda c=container, t=tenant: hostpid_of(c, t) == t.host_pid, "a later repair")  # type: ignore[misc]
+            break
+    else:
+        pytest.fail("no region is looked after")
+    soft, _ = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
+    assert soft == 64
+
+
+def test_the_lock_file_is_ours_alone(node: Node, start: Start) -> None:
+    daemon = start(node, *FAST)
+    daemon.wait_for("started")
+    lock = Path(daemon.run_dir) / "lock"
+    assert lock.read_text() == f"{daemon.process.pid}\n"
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o600
+
+
+# ---- kernels before 5.3 -------------------------------------------------------------------------------------------
+
+
+def test_without_pidfds(node: Node, tmp_path: Path) -> None:
+    """Processes are held by their open /proc directories, here and in the writer."""
+    container = node.container(sm_limit=0)
+    tenant, victim = container.tenant(load=20, guess="none"), container.tenant(load=30, guess="self")
+    settings = Settings(
+        containers_dir=(str(node.containers_dir),),
+        hostpid_namespace=HostpidNamespace.HOST,
+        run_dir=str(tmp_path / "run"),
+    )
+
+    async def passes() -> None:
+        service = Service(settings, Procfs(use_pidfd=False))
+        try:
+            for _ in range(3):
+                await service.pass_once(patient=False)
+            owners = [s.owner for r in service.repairer.regions.values() for s in r.states.values()]
+            assert [owner is not None and owner.is_pidfd for owner in owners] == [False, False]
+            assert hostpid_of(container, tenant) == tenant.host_pid
+            assert hostpid_of(container, victim) == victim.host_pid
+            victim.kill()
+            for _ in range(3):
+                await service.pass_once(patient=False)
+            (state,) = [
+                s
+                for r in service.repairer.regions.values()
+                for s in r.states.values()
+                if s.slot.pid == victim.ns_pid
+            ]
+            assert state.dead
+            container.restart()
+            after = container.tenant(guess="none")
+            assert after.ns_pid == tenant.ns_pid
+            for _ in range(3):
+                await service.pass_once(patient=False)
+            assert hostpid_of(container, after) == after.host_pid
+        finally:
+            service.close()
+        assert service.counters["internal_errors"] == 0
+
+    asyncio.run(passes())
