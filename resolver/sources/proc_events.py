@@ -139,7 +139,7 @@ class EventStream:
             _REQUEST.size, _NLMSG_DONE, 0, 0, 0, CN_IDX_PROC, CN_IDX_PROC, 0, number, 4, 0, operation
         )
         try:
-            self._channel.sendto(message, (0, 0))
+            self._channel.send(message)  # to the kernel, where nothing else was said
         except ConnectionRefusedError:
             raise CannotKnow(NOT_HOST_NETWORK) from None
         except PermissionError:
