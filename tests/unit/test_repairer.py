@@ -9,11 +9,12 @@ import os
 import signal
 import struct
 import subprocess
-import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,7 +127,7 @@ def stack() -> Iterator[ExitStack]:
 def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
     """The log lines of the test."""
     written = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", written)
+    monkeypatch.setattr(log, "sys", SimpleNamespace(stderr=written))
     log.setup("json")
     return lambda: [json.loads(line) for line in written.getvalue().splitlines()]
 
@@ -454,7 +455,10 @@ def test_a_writer_that_is_killed_while_idle_costs_no_pass(bench: Bench) -> None:
     bench.told.host_pids = {7: process.pid}
     bench.step()
     assert bench.repairer.writer.host_pid
-    os.kill(bench.repairer.writer.host_pid, signal.SIGKILL)
+    with Procfs().open_handle(bench.repairer.writer.host_pid) as handle:
+        os.kill(bench.repairer.writer.host_pid, signal.SIGKILL)
+        while handle.alive():
+            time.sleep(0.001)
     bench.told.host_pids[8] = process.pid
     bench.step()
     assert slot(path, 1)[1] == process.pid

@@ -14,6 +14,7 @@ import pytest
 
 from resolver.gpu import sampler as module
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED, Collection, Sampler
+from resolver.procfs import Procfs
 from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.state import Fault, Hang
 from tests.unit.conftest import Driver
@@ -226,7 +227,10 @@ def test_a_failure_is_not_idle(driver: Driver, bench: Bench, how: str) -> None:
 def test_a_killed_worker_is_not_even_noticed(driver: Driver, bench: Bench) -> None:
     bench.collect()
     assert bench.sampler.worker.host_pid
-    os.kill(bench.sampler.worker.host_pid, signal.SIGKILL)
+    with Procfs().open_handle(bench.sampler.worker.host_pid) as handle:
+        os.kill(bench.sampler.worker.host_pid, signal.SIGKILL)
+        while handle.alive():
+            time.sleep(0.001)
     driver.sample(4711, 30)
     assert bench.load() == {4711: 30}
 

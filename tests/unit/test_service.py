@@ -1,0 +1,279 @@
+"""The daemon's pace, its settings and its end; the slots themselves are in test_repairer and tests/kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from resolver import log, service
+from resolver.config import HostpidNamespace, LogLevel, Settings
+from resolver.join import NOTHING, Joined, Orphan
+from resolver.service import Service
+from resolver.snapshot import RegionReport, SlotReport, Snapshot
+from resolver.types import SampleReason, UnresolvedReason
+from tests.fakes import cachefiles
+from tests.fakes.state import Fault, Hang
+from tests.unit.conftest import Driver
+
+Lines = Callable[[], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
+    written = io.StringIO()
+    monkeypatch.setattr(log, "sys", SimpleNamespace(stderr=written))
+    log.setup("json", "debug")
+    return lambda: [json.loads(line) for line in written.getvalue().splitlines()]
+
+
+def settings(place: Path, **more: Any) -> Settings:
+    return Settings(containers_dir=(str(place),), **{"interval": 0.01, "nvml_interval": 0.01, **more})
+
+
+def events(lines: Lines) -> Counter[str]:
+    return Counter(line["event"] for line in lines())
+
+
+async def while_running(daemon: Service, scene: Callable[[], Any]) -> None:
+    """Run the daemon until the scene is over; it must end within two seconds of being told."""
+    running = asyncio.create_task(daemon.run())
+    try:
+        await scene()
+    finally:
+        asked = time.monotonic()
+        daemon.stop()
+        await running
+    assert time.monotonic() - asked < 2
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens outside of this loop, too
+            await asyncio.sleep(0.005)
+
+
+def test_it_starts_works_and_stops(driver: Driver, tmp_path: Path, lines: Lines) -> None:
+    async def main() -> None:
+        daemon = Service(settings(tmp_path))
+
+        async def scene() -> None:
+            await until(lambda: daemon.passes >= 5 and daemon.joined.at)
+
+        await while_running(daemon, scene)
+        assert daemon.snapshot is not None
+        assert (daemon.snapshot.policy, daemon.snapshot.driver_version) == ("host", "550.54.15")
+        assert daemon.sampler.worker.host_pid is None
+        assert daemon.repairer.writer.host_pid is None
+
+    asyncio.run(main())
+    said = events(lines)
+    assert (said["started"], said["stopped"], said["policy"], said["internal_error"]) == (1, 1, 1, 0)
+
+
+def test_it_ends_though_the_driver_hangs(driver: Driver, tmp_path: Path, lines: Lines) -> None:
+    async def main() -> None:
+        driver.gpu.set_faults(hang=Hang.INIT)
+        daemon = Service(settings(tmp_path))
+
+        async def scene() -> None:
+            await until(lambda: daemon.passes >= 20)  # no pass waits for the driver
+
+        await while_running(daemon, scene)
+
+    asyncio.run(main())
+    assert events(lines)["stopped"] == 1
+
+
+def test_troubles_are_said_once_and_their_end_too(driver: Driver, tmp_path: Path, lines: Lines) -> None:
+    async def main() -> None:
+        driver.gpu.set_faults(Fault.DRIVER_NOT_LOADED)
+        daemon = Service(settings(tmp_path / "later"))
+
+        async def scene() -> None:
+            await until(lambda: daemon.passes >= 5 and daemon.joined is not NOTHING)
+            await asyncio.sleep(0.1)
+            driver.gpu.set_faults()
+            (tmp_path / "later").mkdir()
+            await until(lambda: events(lines)["nvml_available"] and events(lines)["containers_dir_found"])
+
+        await while_running(daemon, scene)
+
+    asyncio.run(main())
+    said = events(lines)
+    for event in ("nvml_unavailable", "nvml_available", "containers_dir_missing", "containers_dir_found"):
+        assert said[event] == 1, event
+
+
+def test_implausible_samples_are_counted(driver: Driver, tmp_path: Path, lines: Lines) -> None:
+    async def main() -> None:
+        driver.sample(4711, 230)
+        daemon = Service(settings(tmp_path))
+        try:
+            await daemon.collect_once()
+            await daemon.collect_once()
+            assert daemon.picture().counters["implausible_samples"] == 1
+        finally:
+            daemon.close()
+
+    asyncio.run(main())
+
+
+def test_a_reload_takes_what_can_change_and_says_what_cannot(
+    driver: Driver, tmp_path: Path, lines: Lines
+) -> None:
+    (tmp_path / "new").mkdir()
+    cachefiles.container(tmp_path / "new")
+    old = settings(tmp_path, log_level=LogLevel.DEBUG)
+    new = settings(
+        tmp_path / "new",
+        interval=0.02,
+        hostpid_namespace=HostpidNamespace.CONTAINER,
+        run_dir="/elsewhere",
+        dry_run=True,
+        log_level=LogLevel.DEBUG,
+    )
+
+    async def main() -> None:
+        daemon = Service(old)
+
+        async def scene() -> None:
+            await until(lambda: daemon.passes >= 2)
+            daemon.reload(new)
+            await until(lambda: daemon.repairer.regions)
+
+        await while_running(daemon, scene)
+        assert daemon.settings.interval == 0.02
+        assert daemon.policy.namespace is HostpidNamespace.CONTAINER
+        assert (daemon.settings.run_dir, daemon.settings.dry_run) == (old.run_dir, False)
+        assert daemon.repairer.settings is daemon.settings
+
+    asyncio.run(main())
+    (line,) = (line for line in lines() if line["event"] == "settings_reloaded")
+    assert sorted(line["need_a_restart"]) == ["dry_run", "run_dir"]
+    assert sorted(line["changed"]) == ["containers_dir", "hostpid_namespace", "interval"]
+
+
+def test_a_reload_does_not_wait_for_the_next_pass(driver: Driver, tmp_path: Path, lines: Lines) -> None:
+    async def main() -> None:
+        daemon = Service(settings(tmp_path, interval=60.0, nvml_interval=60.0))
+
+        async def scene() -> None:
+            await until(lambda: daemon.passes >= 1 and daemon.policy.namespace)
+            daemon.reload(settings(tmp_path, interval=30.0))
+            await until(lambda: daemon.settings.interval == 30.0)
+
+        await while_running(daemon, scene)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("errors", [3, 1000])
+def test_a_defect_is_shown_and_survived_but_not_for_ever(
+    driver: Driver, tmp_path: Path, lines: Lines, errors: int
+) -> None:
+    left = errors
+
+    async def main() -> None:
+        daemon = Service(settings(tmp_path))
+        real = daemon.repairer.pass_once
+
+        async def failing(*args: Any, **kwargs: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left >= 0:
+                raise ZeroDivisionError("a defect")
+            await real(*args, **kwargs)
+
+        daemon.repairer.pass_once = failing  # type: ignore[method-assign]
+        if errors == 3:
+
+            async def scene() -> None:
+                await until(lambda: daemon.passes >= 3)
+
+            await while_running(daemon, scene)
+        else:
+            with pytest.raises(ZeroDivisionError, match="a defect"):
+                await daemon.run()
+        assert daemon.counters["internal_errors"] == min(errors, service._ERRORS_BEFORE_END)
+
+    asyncio.run(main())
+    shown = [line for line in lines() if line["event"] == "internal_error"]
+    assert len(shown) == min(errors, service._ERRORS_BEFORE_END)
+    assert "ZeroDivisionError: a defect" in shown[0]["exception"]
+
+
+def test_a_step_that_takes_long_delays_the_next_and_does_not_double_it(
+    driver: Driver, tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[float] = []
+
+    async def main() -> None:
+        daemon = Service(settings(tmp_path, interval=0.05))
+
+        async def step(**_: Any) -> None:
+            began.append(time.monotonic())
+            if len(began) == 3:
+                await asyncio.sleep(0.3)
+
+        monkeypatch.setattr(daemon, "pass_once", step)
+
+        async def scene() -> None:
+            await until(lambda: len(began) >= 7)
+
+        await while_running(daemon, scene)
+
+    asyncio.run(main())
+    assert began[6] - began[3] >= 0.05  # what was missed is not made up for, that would be at once
+
+
+# ---- the picture -------------------------------------------------------------------------------
+
+
+def test_a_snapshot_tells_what_is_unresolved() -> None:
+    def slot(reason: UnresolvedReason | None) -> SlotReport:
+        return SlotReport(7, 0, 0, None, False, reason, None, (0,), (None,))
+
+    wrong, right = slot(UnresolvedReason.NOT_MAPPED), slot(None)
+    first = RegionReport("/a", "uid", "a", "v1.2", ("GPU-a",), (wrong, right))
+    second = RegionReport("/b", "uid", "b", "v1.2", ("GPU-a",), (right, wrong, wrong))
+    snapshot = Snapshot(0.0, 1, "scan", 5, "host", "", None, (first, second), {}, (), NOTHING, {})
+    assert snapshot.unresolved() == [(first, wrong), (second, wrong), (second, wrong)]
+
+
+def test_orphans_are_counted_by_their_reason() -> None:
+    reasons = [SampleReason.NO_SLOT, SampleReason.PID_UNKNOWN, SampleReason.NO_SLOT]
+    orphans = tuple(Orphan(5, "GPU-a", 3, reason) for reason in reasons)
+    joined = Joined(0.0, "", {}, frozenset(), frozenset(), orphans)
+    assert joined.orphan_reasons() == {SampleReason.NO_SLOT: 2, SampleReason.PID_UNKNOWN: 1}
+
+
+def test_a_picture_stays_as_it_was_taken(driver: Driver, tmp_path: Path, lines: Lines) -> None:
+    async def main() -> None:
+        cachefiles.container(tmp_path)
+        daemon = Service(settings(tmp_path))
+        try:
+            await daemon.pass_once(patient=False)
+            before = daemon.snapshot
+            assert before is not None
+            copy = json.dumps(before, default=str)
+            daemon.counters["made_up"] += 1
+            (tmp_path / f"{cachefiles.POD_UID}_main" / "6f1e2d3c.cache").unlink()
+            await daemon.pass_once(patient=False)
+            assert daemon.snapshot is not before
+            assert json.dumps(before, default=str) == copy
+            assert len(before.regions) == 1
+            assert daemon.snapshot is not None
+            assert daemon.snapshot.regions == ()
+        finally:
+            daemon.close()
+
+    asyncio.run(main())
