@@ -1,0 +1,150 @@
+"""Where the running kernel keeps its fields, read from its own description (BTF, Documentation/bpf/btf.rst).
+
+Standard library only: the loader uses it under whichever Python has bcc. The walk stops as soon as every
+structure that is asked for was seen, which is well before the end.
+"""
+
+from __future__ import annotations
+
+import struct
+
+_MAGIC = 0xEB9F
+_STRUCT, _UNION = 4, 5
+#: Words after the three of every type, by its kind: (fixed, for each of vlen). 0 is no kind.
+_TAIL = {
+    1: (1, 0),  # int
+    2: (0, 0),  # pointer
+    3: (3, 0),  # array
+    4: (0, 3),  # struct
+    5: (0, 3),  # union
+    6: (0, 2),  # enum
+    7: (0, 0),  # forward
+    8: (0, 0),  # typedef
+    9: (0, 0),  # volatile
+    10: (0, 0),  # const
+    11: (0, 0),  # restrict
+    12: (0, 0),  # function
+    13: (0, 2),  # prototype
+    14: (1, 0),  # variable
+    15: (0, 3),  # section
+    16: (0, 0),  # float
+    17: (1, 0),  # declaration tag
+    18: (0, 0),  # type tag
+    19: (0, 3),  # 64-bit enum
+}
+
+
+class BtfError(Exception):
+    """The description is not one, or lacks what is asked for; ``str()`` says which."""
+
+
+class Btf:
+    """The structures of one BTF blob, found by name."""
+
+    def __init__(self, blob: bytes) -> None:
+        if len(blob) < 24:
+            raise BtfError("it is shorter than its own header")
+        magic, version, _flags, length, types, types_size, strings, strings_size = struct.unpack_from(
+            "<HBBIIIII", blob
+        )
+        if magic != _MAGIC or version != 1:
+            raise BtfError(f"it starts with {magic:#06x} version {version}, not with 0xeb9f version 1")
+        start, end = length + types, length + types + types_size
+        first, last = length + strings, length + strings + strings_size
+        if end > len(blob) or last > len(blob) or types_size % 4:
+            raise BtfError("it is cut off")
+        self._words = memoryview(blob)[start:end].cast("I")
+        self._strings = blob[first:last]
+        self._starts = [0]  # by type id; 0 is void and has no description
+        self._next = 0
+        self._by_name: dict[int, int] = {}
+
+    def offset(self, name: str, *members: str) -> int:
+        """Bytes from the start of ``struct name`` to its member; several names go down into its members.
+
+        Members of anonymous structures and unions count as the outer structure's own. Raises `BtfError` if there
+        is no such structure or member, or if it does not start at a whole byte.
+        """
+        where = self._find(name)
+        total = 0
+        for member in members:
+            if where is None:
+                raise BtfError(f"struct {name} has no structure on the way to {'.'.join(members)}")
+            found = self._member(where, self._name(member))
+            if found is None:
+                raise BtfError(f"struct {name} has no member {'.'.join(members)}")
+            bits, type_id = found
+            total += bits
+            where = self._structure(type_id)
+        if total % 8:
+            raise BtfError(f"struct {name} has {'.'.join(members)} as a bit field")
+        return total // 8
+
+    def size(self, name: str) -> int:
+        """Bytes of ``struct name``."""
+        return self._words[self._find(name) + 2]
+
+    def _name(self, text: str) -> int:
+        """Offset of a name in the string section; -1 if nothing is called so."""
+        found = self._strings.find(b"\0" + text.encode() + b"\0")
+        return found + 1 if found >= 0 else -1
+
+    def _find(self, name: str) -> int:
+        wanted = self._name(name)
+        while wanted not in self._by_name:
+            if wanted < 0 or not self._walk(1024):
+                raise BtfError(f"it describes no struct {name}")
+        return self._by_name[wanted]
+
+    def _walk(self, count: int) -> bool:
+        """Go on by that many types; False at the end."""
+        words, starts, at, end = self._words, self._starts, self._next, len(self._words)
+        for _ in range(count):
+            if at + 3 > end:
+                break
+            info = words[at + 1]
+            kind = info >> 24 & 0x1F
+            if kind not in _TAIL:
+                raise BtfError(f"type {len(starts)} is of kind {kind}, which is newer than this program")
+            if kind == _STRUCT:
+                self._by_name.setdefault(words[at], at)
+            starts.append(at)
+            fixed, each = _TAIL[kind]
+            at += 3 + fixed + each * (info & 0xFFFF)
+        moved = at > self._next
+        self._next = at
+        return moved
+
+    def _start(self, type_id: int) -> int:
+        while type_id >= len(self._starts):
+            if not self._walk(1024):
+                raise BtfError(f"it refers to type {type_id}, which is not there")
+        return self._starts[type_id]
+
+    def _structure(self, type_id: int) -> int | None:
+        """Where a structure or union is described, through typedefs and qualifiers; None if it is another type."""
+        for _ in range(16):
+            at = self._start(type_id)
+            kind = self._words[at + 1] >> 24 & 0x1F
+            if kind in (_STRUCT, _UNION):
+                return at
+            if kind not in (8, 9, 10, 11, 18):
+                return None
+            type_id = self._words[at + 2]
+        return None
+
+    def _member(self, at: int, wanted: int) -> tuple[int, int] | None:
+        """Bit offset and type of a member, also of one inside an anonymous member."""
+        words = self._words
+        info = words[at + 1]
+        for member in range(at + 3, at + 3 + 3 * (info & 0xFFFF), 3):
+            name, type_id, bits = words[member], words[member + 1], words[member + 2]
+            if info >> 31:  # the offset shares its word with the width of a bit field
+                bits &= 0xFFFFFF
+            if name == wanted:
+                return bits, type_id
+            if name == 0 and (inner := self._structure(type_id)) is not None:
+                found = self._member(inner, wanted)
+                if found is not None:
+                    return bits + found[0], found[1]
+        return None

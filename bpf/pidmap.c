@@ -1,0 +1,301 @@
+/* The map of a node's processes, kept by the kernel itself.
+ *
+ * Sees every process of the node from its fork to the end of its last thread, with its number in each of its PID
+ * namespaces. Does not see: processes that exist before it is attached (the iterator at the end seeds those),
+ * threads, and what a process does. It never wakes user space.
+ *
+ * Since Linux 5.8 (task iterators, CAP_BPF, CAP_PERFMON), with BTF. It includes no kernel header: the TASK_,
+ * SIGNAL_, PID_, UPID_ and PIDNS_ offsets come from the running kernel's BTF by -D, as do the sizes of the maps.
+ */
+#include "pidmap.h"
+
+#define E2BIG 7
+#define EEXIST 17
+
+BPF_TABLE("hash", struct level, struct process, processes, PROCESS_LEVELS);
+BPF_TABLE("hash", u32, struct process, tgids, PROCESSES);
+BPF_TABLE("hash", u32, struct init, namespaces, NAMESPACES);
+BPF_TABLE("lru_hash", u32, struct tombstone, tombstones, TOMBSTONES);
+BPF_TABLE("percpu_array", u32, struct counters, counters, 1);
+/* A tombstone is too much for the stack once it is written at a computed index (allowed since 5.12 only). */
+BPF_TABLE("percpu_array", u32, struct tombstone, scratch, 1);
+
+struct seq_file;
+struct task_struct;
+struct bpf_iter_meta {
+    struct seq_file *seq;
+    u64 session_id;
+    u64 seq_num;
+};
+struct bpf_iter__task {
+    struct bpf_iter_meta *meta;
+    struct task_struct *task;
+};
+
+/* `offset` of one of the numbers in struct counters. A macro may not name a map. */
+static __always_inline void count_at(u32 offset)
+{
+    u32 zero = 0;
+    struct counters *mine = counters.lookup(&zero);
+    if (mine)
+        *(u64 *)((char *)mine + offset) += 1;
+}
+
+#define COUNT(what) count_at(__builtin_offsetof(struct counters, what))
+
+static __always_inline void count_failure(int error)
+{
+    if (error == -E2BIG)
+        COUNT(full);
+    else
+        COUNT(update_failed);
+}
+
+static __always_inline int read(void *to, u32 size, u64 from)
+{
+    return bpf_probe_read_kernel(to, size, (void *)from);
+}
+
+/* `pid` is the address of the struct pid, `level` at most its own level. A failed read leaves zeros. */
+static __always_inline int read_level(u64 pid, u32 level, struct level *to)
+{
+    u64 upid = pid + PID_NUMBERS + (u64)level * UPID_SIZE;
+    u64 pidns = 0;
+    int error = read(&to->ns_pid, sizeof(to->ns_pid), upid + UPID_NR);
+    error |= read(&pidns, sizeof(pidns), upid + UPID_NS);
+    error |= read(&to->pidns, sizeof(to->pidns), pidns + PIDNS_INUM);
+    if (error)
+        COUNT(read_failed);
+    return error;
+}
+
+/* Threads that have not yet begun to exit, in the whole group; -1 if that cannot be read. */
+static __always_inline int live_threads(u64 task)
+{
+    u64 signal = 0;
+    int live = 0;
+    int error = read(&signal, sizeof(signal), task + TASK_SIGNAL);
+    error |= read(&live, sizeof(live), signal + SIGNAL_LIVE);
+    if (error) {
+        COUNT(read_failed);
+        return -1;
+    }
+    return live;
+}
+
+/* Whether a task leads its group, and the number of the group. */
+static __always_inline bool leads(u64 task, u32 *tgid)
+{
+    u32 tid = 0;
+    int error = read(&tid, sizeof(tid), task + TASK_PID);
+    error |= read(tgid, sizeof(*tgid), task + TASK_TGID);
+    if (error)
+        COUNT(read_failed);
+    return !error && tid == *tgid;
+}
+
+/* What is the same in all entries of a process. `leader` is the address of the group leader's task_struct. */
+static __always_inline int read_process(u64 leader, u32 host_tgid, struct process *process, u64 *pid, u32 *level)
+{
+    int error = read(&process->start_time, sizeof(process->start_time), leader + TASK_START);
+    error |= read(pid, sizeof(*pid), leader + TASK_THREAD_PID);
+    error |= read(level, sizeof(*level), *pid + PID_LEVEL);
+    if (error) {
+        COUNT(read_failed);
+        return error;
+    }
+    if (*level >= MAX_LEVELS) {
+        *level = MAX_LEVELS - 1;
+        COUNT(levels_truncated);
+    }
+    process->host_tgid = host_tgid;
+    process->levels = *level + 1;
+    process->next.pidns = HOST_PIDNS;
+    process->next.ns_pid = host_tgid;
+    return 0;
+}
+
+static __always_inline bool same(const struct process *one, const struct process *other)
+{
+    return !((one->start_time ^ other->start_time) | (one->host_tgid ^ other->host_tgid));
+}
+
+/* Every entry but the one in `tgids`; afterwards `process` is that one.
+ *
+ * The iterator (`seeding`) leaves alone what is right already. `known`: the entry in `tgids`, which is written
+ * last, was there before, so that a level that is not there was lost and is not merely on its way.
+ */
+static __always_inline void store_levels(u64 pid, u32 level, struct process *process, bool seeding, bool known)
+{
+    int error;
+    for (u32 i = 1; i < MAX_LEVELS; i++) {
+        struct level key = {};
+        struct process *old;
+        if (i > level || read_level(pid, i, &key))
+            break;
+        process->level = i;
+        old = seeding ? processes.lookup(&key) : NULL;
+        if (!old || !same(old, process)) {
+            error = processes.update(&key, process);
+            if (error)
+                count_failure(error);
+            else if (known)
+                COUNT(levels_mended);
+        }
+        if (key.ns_pid == 1) {
+            struct init init = {.start_time = process->start_time, .host_tgid = process->host_tgid};
+            error = namespaces.update(&key.pidns, &init);
+            if (error)
+                count_failure(error);
+        }
+        process->next = key;
+    }
+    process->level = 0;
+}
+
+/* A process that begins, or that was missed. `leader` is the address of its task_struct. */
+static __always_inline void store(u64 leader, u32 host_tgid)
+{
+    struct process process = {}, *old;
+    u64 pid = 0;
+    u32 level = 0;
+    int error;
+    if (read_process(leader, host_tgid, &process, &pid, &level))
+        return;
+    store_levels(pid, level, &process, false, false);
+    error = tgids.insert(&host_tgid, &process);
+    if (error == -EEXIST) {
+        old = tgids.lookup(&host_tgid);
+        if (old && old->start_time == process.start_time) {
+            COUNT(overtaken);
+            return;
+        }
+        COUNT(replaced);
+        error = tgids.update(&host_tgid, &process);
+    }
+    if (error)
+        count_failure(error);
+}
+
+/* A process that ended. It keeps its numbers until it is reaped, so the entries under them are its own. */
+static __always_inline void bury(u64 leader, u32 host_tgid)
+{
+    struct process process = {};
+    struct tombstone *grave;
+    u64 pid = 0;
+    u32 level = 0, zero = 0;
+    tgids.delete(&host_tgid);
+    grave = scratch.lookup(&zero);
+    if (!grave || read_process(leader, host_tgid, &process, &pid, &level))
+        return;
+    __builtin_memset(grave, 0, sizeof(*grave));
+    grave->start_time = process.start_time;
+    grave->exit_time = bpf_ktime_get_boot_ns();
+    grave->host_tgid = host_tgid;
+    grave->levels = process.levels;
+    grave->level[0] = process.next;
+    for (u32 i = 1; i < MAX_LEVELS; i++) {
+        struct level key = {};
+        if (i > level || read_level(pid, i, &key))
+            break;
+        processes.delete(&key);
+        if (key.ns_pid == 1)
+            namespaces.delete(&key.pidns);
+        grave->level[i] = key;
+    }
+    if (tombstones.update(&host_tgid, grave))
+        COUNT(update_failed);
+}
+
+/* What the iterator put in for a process that ended meanwhile; its numbers may be another's by now. */
+static __always_inline void withdraw(u64 pid, u32 level, struct process *mine)
+{
+    struct process *there = tgids.lookup(&mine->host_tgid);
+    if (there && same(there, mine))
+        tgids.delete(&mine->host_tgid);
+    for (u32 i = 1; i < MAX_LEVELS; i++) {
+        struct level key = {};
+        struct init *first;
+        if (i > level || read_level(pid, i, &key))
+            break;
+        there = processes.lookup(&key);
+        if (there && same(there, mine))
+            processes.delete(&key);
+        first = namespaces.lookup(&key.pidns);
+        if (first && first->start_time == mine->start_time)
+            namespaces.delete(&key.pidns);
+    }
+}
+
+/* args: struct task_struct *parent, *child. The child does not run yet, so its exit cannot come first. */
+int on_fork(struct bpf_raw_tracepoint_args *ctx)
+{
+    u32 tgid = 0;
+    if (leads(ctx->args[1], &tgid))
+        store(ctx->args[1], tgid);
+    return 0;
+}
+
+/* args: struct task_struct *task, pid_t old_pid, struct linux_binprm *. A thread that calls exec takes over its
+ * leader's PID and start time (de_thread in fs/exec.c), so nothing changes but for a process that was missed.
+ */
+int on_exec(struct bpf_raw_tracepoint_args *ctx)
+{
+    u32 tgid = bpf_get_current_pid_tgid() >> 32;
+    if (!tgids.lookup(&tgid)) {
+        COUNT(mended_at_exec);
+        store(ctx->args[0], tgid);
+    }
+    return 0;
+}
+
+/* args: struct task_struct *. Called by each thread; the last of the group finds signal->live at 0, because do_exit
+ * counts down before it comes here. Two last threads may both find it so: the second repeats what the first did,
+ * and the leader is reaped after both.
+ */
+int on_exit(struct bpf_raw_tracepoint_args *ctx)
+{
+    u64 leader = 0;
+    if (live_threads(ctx->args[0]) != 0)
+        return 0;
+    if (read(&leader, sizeof(leader), ctx->args[0] + TASK_GROUP_LEADER))
+        COUNT(read_failed);
+    else
+        bury(leader, bpf_get_current_pid_tgid() >> 32);
+    return 0;
+}
+
+/* Runs over every task when its descriptor is read: seeds, mends, and says which processes there are. */
+int bpf_iter__task(struct bpf_iter__task *ctx)
+{
+    struct seq_file *seq = ctx->meta->seq;
+    u64 task = (u64)ctx->task, pid = 0;
+    struct process process = {}, *old;
+    struct present present = {};
+    u32 tgid = 0, level = 0;
+    bool known;
+    int error = 0;
+    if (!task || !leads(task, &tgid) || read_process(task, tgid, &process, &pid, &level))
+        return 0;
+    present.start_time = process.start_time;
+    present.host_tgid = tgid;
+    present.ends = live_threads(task) <= 0;
+    if (present.ends)
+        goto report;
+    old = tgids.lookup(&tgid);
+    known = old && same(old, &process);
+    store_levels(pid, level, &process, true, known);
+    if (!known) {
+        error = tgids.update(&tgid, &process);
+        if (error)
+            count_failure(error);
+    }
+    present.ends = live_threads(task) <= 0;
+    if (present.ends)
+        withdraw(pid, level, &process);
+    else if (!known && !error)
+        COUNT(seeded);
+report:
+    bpf_seq_write(seq, &present, sizeof(present)); /* that it did not fit, the kernel sees, and calls again */
+    return 0;
+}

@@ -1,0 +1,69 @@
+/* What pidmap.c and resolver/sources/bpf.py share: limits and the layout of every key and value.
+ *
+ * A test compiles this header and compares it with the Python side. Every size in it is fixed, the widest members
+ * come first, padding is explicit. Times are nanoseconds since boot, suspend included (CLOCK_BOOTTIME).
+ */
+#pragma once
+
+#include <linux/types.h>
+
+/* MAX_PID_NS_LEVEL in kernel/pid_namespace.c is 32, and the initial namespace is level 0. */
+#define MAX_LEVELS 33
+
+/* PROC_PID_INIT_INO in include/linux/proc_ns.h: the initial PID namespace. */
+#define HOST_PIDNS 0xEFFFFFFCU
+
+/* The number of a process in one of its PID namespaces. Key of `processes`. */
+struct level {
+    __u32 pidns; /* inode */
+    __u32 ns_pid;
+};
+
+/* Value of `tgids`, whose key is a host tgid, and of `processes`.
+ *
+ * The levels of a process form a ring: its entry in `tgids` names its innermost level, each entry in `processes`
+ * names the next level outwards. Level 0 is not in `processes`: its ns_pid is the host tgid, the key of `tgids`.
+ */
+struct process {
+    __u64 start_time; /* task_struct.start_boottime of the leader */
+    __u32 host_tgid;
+    __u16 level; /* of this entry: 0 is the host's */
+    __u16 levels; /* how many this process has */
+    struct level next;
+};
+
+/* Value of `namespaces`, whose key is the inode of a PID namespace: the process that is PID 1 in it. */
+struct init {
+    __u64 start_time;
+    __u32 host_tgid;
+    __u32 padding;
+};
+
+/* Value of `tombstones`, whose key is a host tgid: the last process with that number that ended. */
+struct tombstone {
+    __u64 start_time;
+    __u64 exit_time;
+    __u32 host_tgid;
+    __u32 levels;
+    struct level level[MAX_LEVELS]; /* outermost first */
+};
+
+/* The one value of `counters`, per CPU. */
+struct counters {
+    __u64 full; /* a map had no room: processes are missing until a reconciliation finds room for them */
+    __u64 update_failed; /* a map refused for another reason */
+    __u64 read_failed; /* kernel memory could not be read */
+    __u64 levels_truncated; /* a process in more namespaces than MAX_LEVELS */
+    __u64 replaced; /* an entry of an earlier process was still there: its exit was missed */
+    __u64 seeded; /* put in by the iterator */
+    __u64 levels_mended; /* levels put in by the iterator for processes that it did know */
+    __u64 overtaken; /* of those seeded, processes whose fork event came only then: not missed */
+    __u64 mended_at_exec; /* processes first seen when they called exec */
+};
+
+/* What the iterator writes for each process that is not reaped. */
+struct present {
+    __u64 start_time;
+    __u32 host_tgid;
+    __u32 ends; /* 1 if its last thread ends or has ended: not in the maps, or not for long */
+};
