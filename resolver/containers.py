@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.cgroup import parse_cgroup
 from resolver.errors import AccessDenied, ProcessGone, ResolverError
 from resolver.procfs import ProcessHandle, Procfs, TooLarge
 from resolver.types import UnresolvedReason
@@ -53,8 +54,8 @@ class Containers:
     def __init__(self, procfs: Procfs, pidmap: PidMap) -> None:
         self._procfs = procfs
         self._pidmap = pidmap
-        #: host PID -> its arrival, the refresh it was read in, and its HAMi directories with their mount points
-        self._mounted: dict[int, tuple[int, int, dict[SharedDirectory, str]]] = {}
+        #: host PID -> its arrival, the refresh it was read in, its HAMi directories with their mount points, or why not
+        self._mounted: dict[int, tuple[int, int, dict[SharedDirectory, str], str]] = {}
 
     def owner(self, directory: SharedDirectory, inode: int, ns_pid: int) -> ProcessHandle | UnresolvedReason:
         """The process that knows itself as ``ns_pid``, has ``directory`` mounted and maps its file ``inode``.
@@ -63,6 +64,7 @@ class Containers:
         taken hold of, so a PID that is used again in between gives NO_SUCH_PROCESS, never another process.
         """
         fitting: list[ProcessHandle] = []
+        hidden: list[int] = []  # could not be looked at, so each may be a second one that fits
         seen: set[UnresolvedReason] = set()
         for host_pid in self._pidmap.candidates(ns_pid):
             try:
@@ -72,13 +74,14 @@ class Containers:
                 seen.add(unfit.reason)
             except (AccessDenied, TooLarge) as error:
                 seen.add(_REASONS[type(error)])
+                hidden.append(host_pid)
             except ProcessGone:
                 continue  # also a zombie that nobody reaps: it owns nothing any more
             except OSError:  # no descriptors left: none must be lost
                 for handle in fitting:
                     handle.close()
                 raise
-        if len(fitting) == 1 and not seen & _MAY_FIT_TOO:
+        if len(fitting) == 1 and not self._any_beside(fitting[0].process.host_pid, hidden):
             return fitting[0]
         for handle in fitting:
             handle.close()
@@ -87,6 +90,20 @@ class Containers:
         if self._pidmap.unreadable:
             seen.add(UnresolvedReason.ACCESS_DENIED)
         return next((reason for reason in _WORST_FIRST if reason in seen), UnresolvedReason.NO_SUCH_PROCESS)
+
+    def _any_beside(self, host_pid: int, others: list[int]) -> bool:
+        """Whether any of the others may be in that process's container, as far as their cgroups tell.
+
+        A tenant that makes itself unreadable (a mount table of many MiB) hides nobody's owner but its own.
+        """
+        if not others:
+            return False
+        try:
+            ids = [parse_cgroup(self._procfs.cgroup(each)) for each in (host_pid, *others)]
+        except (AccessDenied, ProcessGone):
+            return True
+        own = ids[0]
+        return own is None or any(it is None or it.container_id == own.container_id for it in ids[1:])
 
     def visible(self, directory: SharedDirectory) -> bool:
         """Whether the container runs and its processes are processes of this kernel.
@@ -112,17 +129,24 @@ class Containers:
         arrival, epoch = self._pidmap.arrival(host_pid), self._pidmap.refreshes
         known = self._mounted.get(host_pid)
         if known and known[0] == arrival and (known[1] == epoch or wanted in known[2]):
+            if known[3]:
+                raise TooLarge(known[3])
             return known[2]
-        found = {
-            SharedDirectory(mount.device, mount.root): mount.mount_point
-            for mount in self._procfs.mounts(host_pid)
-            if "_" in mount.root.rsplit("/", 1)[-1]
-        }
+        found: dict[SharedDirectory, str] = {}
+        too_large = ""
+        try:
+            for mount in self._procfs.mounts(host_pid):
+                if "_" in mount.root.rsplit("/", 1)[-1]:
+                    found[SharedDirectory(mount.device, mount.root)] = mount.mount_point
+        except TooLarge as error:
+            too_large = str(error)  # remembered, too: it is the dearest answer of all
         if len(self._mounted) > 2 * len(self._pidmap) + 64:
             self._mounted = {
                 p: entry for p, entry in self._mounted.items() if entry[0] == self._pidmap.arrival(p)
             }
-        self._mounted[host_pid] = (arrival, epoch, found)
+        self._mounted[host_pid] = (arrival, epoch, found, too_large)
+        if too_large:
+            raise TooLarge(too_large)
         return found
 
     def _hold(self, host_pid: int, directory: SharedDirectory, inode: int, ns_pid: int) -> ProcessHandle:
@@ -154,8 +178,6 @@ _REASONS = {
     AccessDenied: UnresolvedReason.ACCESS_DENIED,
     TooLarge: UnresolvedReason.TOO_LARGE,
 }
-#: A process that could not be looked at may be a second one that fits.
-_MAY_FIT_TOO = {UnresolvedReason.ACCESS_DENIED, UnresolvedReason.TOO_LARGE}
 _WORST_FIRST = (
     UnresolvedReason.ACCESS_DENIED,
     UnresolvedReason.TOO_LARGE,

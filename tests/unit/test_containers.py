@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -222,6 +223,45 @@ def test_a_file_that_is_blown_up_is_not_read(
     with (place / name).open("a") as file:
         file.write("x" * (1 << 18) + "\n")
     assert proc.find(7) is UnresolvedReason.TOO_LARGE
+
+
+def test_a_neighbour_that_makes_itself_unreadable_hides_nobody_else(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Procfs._read, "__defaults__", (1 << 16,))
+    proc.put(100, 7)
+    hostile = proc.put(101, 7, mounts="x" * (1 << 18) + "\n")
+    assert proc.find(7) is UnresolvedReason.TOO_LARGE  # neither is known to be in a container
+    (proc.root / "100" / "cgroup").write_text(f"0::/docker/{'a' * 64}\n")
+    assert proc.find(7) is UnresolvedReason.TOO_LARGE
+    (hostile / "cgroup").write_text(f"0::/docker/{'b' * 64}\n")
+    assert proc.find(7) == 100
+    (hostile / "cgroup").write_text(f"0::/docker/{'a' * 64}\n")
+    assert proc.find(7) is UnresolvedReason.TOO_LARGE
+    proc.put(101, 7, mounts="x" * (1 << 18) + "\n")
+    (proc.root / "100" / "maps").write_text("")
+    assert proc.find(7) is UnresolvedReason.TOO_LARGE
+
+
+def test_a_mount_table_that_is_too_large_is_read_once_per_refresh(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Procfs._read, "__defaults__", (1 << 16,))
+    reads: Counter[int] = Counter()
+
+    class Counting(Procfs):
+        def mounts(self, host_pid: int | str) -> list[procfs_module.Mount]:
+            reads[int(host_pid)] += 1
+            return super().mounts(host_pid)
+
+    proc.containers = Containers(Counting(proc.procfs.root, use_pidfd=False), proc.pidmap)
+    proc.put(101, 7, mounts="x" * (1 << 18) + "\n")
+    for refreshes in (1, 2):
+        proc.pidmap.refresh(unhurried=False)
+        for number in range(20):
+            directory = SharedDirectory(DEVICE, f"{HOOK}/uid-{number}_main")
+            assert proc.containers.owner(directory, INODE, 7) is UnresolvedReason.TOO_LARGE
+        assert reads[101] == refreshes
 
 
 @pytest.mark.parametrize("missing", ["mountinfo", "maps", "stat", "status"])
