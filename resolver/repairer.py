@@ -231,6 +231,7 @@ class Repairer:
 
     def _written(self, repairs: RegionRepairs, order: Order, outcome: int, word: int) -> None:
         state = order.state
+        self._writable(repairs, outcome)
         if outcome == writer.DONE and order.device is None:
             # Written, and that once, even if another writer changed it back before it was read back.
             self._repaired(repairs, order)
@@ -245,13 +246,18 @@ class Repairer:
             self.counters["writes_undone"] += 1
         elif outcome == writer.NOT_WRITABLE:
             state.reason = UnresolvedReason.WRITE_FAILED
-            why = "it cannot be opened for writing; mount the containers directory read-write"
-            self.journal.trouble(
-                f"write {repairs.region.path}", why, "write_failed", "", path=repairs.region.path
-            )
         elif order.device is None:
             self.counters["writes_missed"] += 1
             state.reason = UnresolvedReason.CHANGED
+
+    def _writable(self, repairs: RegionRepairs, outcome: int) -> None:
+        """Say once that a file cannot be written, and once that it can again; other outcomes tell neither."""
+        if outcome not in (writer.DONE, writer.NOT_WRITABLE):
+            return
+        path, why = repairs.region.path, ""
+        if outcome == writer.NOT_WRITABLE:
+            why = "it cannot be opened for writing; mount the containers directory read-write"
+        self.journal.trouble(f"write {path}", why, "write_failed", "write_works_again", path=path)
 
     def _repaired(self, repairs: RegionRepairs, order: Order) -> None:
         state = order.state

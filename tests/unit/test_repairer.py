@@ -381,6 +381,15 @@ def test_a_write_that_did_not_happen_is_unresolved_and_tried_again(
     assert bench.counters["conflicts"] == 0
 
 
+def test_a_file_that_cannot_be_written_is_said_once_and_its_end_too(bench: Bench, lines: Lines) -> None:
+    refused = (writer.NOT_WRITABLE, 0)
+    with_answers(bench, refused, refused, (writer.DIFFERENT, 0), refused, (writer.DONE, 0))
+    for _ in range(5):
+        bench.step()
+    names = Counter(line["event"] for line in lines())
+    assert (names["write_failed"], names["write_works_again"]) == (1, 1)
+
+
 def test_a_write_that_was_changed_back_before_it_was_read_back_was_one(bench: Bench) -> None:
     with_answers(bench, (writer.DONE, 0xBAD))
     for _ in range(4):
