@@ -82,6 +82,8 @@ def join(
             found = place(nvml_pid)
             if isinstance(found, SampleReason):
                 orphans.append(Orphan(nvml_pid, uuid, sm_util, found))
+                # Its slot may be found before NVML is asked again; then it is not idle, but unknown until then.
+                unknown.add((nvml_pid, uuid))
             else:
                 # Several threads of one process can be listed: its load is the largest of them, not their sum.
                 values[found, uuid] = max(values.get((found, uuid), 0), min(sm_util, 100))
