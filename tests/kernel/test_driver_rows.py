@@ -278,3 +278,18 @@ def test_only_the_newer_call_answers(node: Node, start: Start) -> None:
     environment = {**node.environment(), "LD_LIBRARY_PATH": str(node.built / "nvml-550")}
     start(node, *FAST, environment=environment)
     until(lambda: tenant.slot()["sm_util"] == [50], "the load")
+
+
+def test_a_slot_that_is_found_after_its_sample_is_not_called_idle(node: Node, start: Start) -> None:
+    """NVML's answer is older than the sight of the slot: until the next one its load is unknown, not 0."""
+    container = node.container(sm_limit=0)
+    tenant = container.tenant(load=50, guess="none")
+    first = start(node, *FAST)
+    until(lambda: tenant.slot()["sm_util"] == [50], "the load")
+    first.stop()
+    place = node.root / "later"
+    daemon = start(node, "--interval", "50ms", "--nvml-interval", "1s", containers_dir=place)
+    daemon.wait_for("policy", hostpid_namespace="host")
+    place.symlink_to(node.containers_dir)
+    daemon.wait_for("region_found")
+    never(lambda: slot_of(container, tenant.ns_pid).sm_util != (50,), "a 0 that nobody could know", 1.5)
