@@ -62,6 +62,7 @@ class NetlinkSource:
         self._next_reconcile = time.monotonic() + _RECONCILE_SECONDS
         self._overruns_before = 0
         self._overruns_in_a_row = 0
+        self._broken = ""
         self.rescans = 0
         self.listings = 0
         self.drift = 0
@@ -90,7 +91,10 @@ class NetlinkSource:
         return sum(self._stream.lost.values())
 
     def healthy(self) -> bool:
-        """Whether events can be relied on; if not, ``why`` says the reason."""
+        """Whether events could be relied on at the last refresh; if not, ``why`` says the reason.
+
+        Answers are right either way. Full buffers pass; drift and a broken socket stay until it is opened anew.
+        """
         return not self.why
 
     def fileno(self) -> int:
@@ -116,7 +120,7 @@ class NetlinkSource:
         try:
             stream.drain()
         except OSError as error:
-            self.why = f"the proc connector socket failed: {error.strerror}"
+            self._broken = f"the proc connector socket failed: {error.strerror}"
             stream.incomplete = True
         if len(stream.touched) + len(stream.ended) > _MOST_NAMED:
             stream.incomplete = True
@@ -161,10 +165,14 @@ class NetlinkSource:
     def _judge(self) -> None:
         overruns, self._overruns_before = self._stream.overruns - self._overruns_before, self._stream.overruns
         self._overruns_in_a_row = self._overruns_in_a_row + 1 if overruns else 0
-        if self._overruns_in_a_row >= _OVERRUNS_UNHEALTHY:
-            self.why = f"the buffer for process events was full {self._overruns_in_a_row} refreshes in a row"
+        if self._broken:
+            self.why = self._broken
         elif self.drift:
             self.why = f"{self.drift} processes came or went without an event from the proc connector"
+        elif self._overruns_in_a_row >= _OVERRUNS_UNHEALTHY:
+            self.why = f"the buffer for process events was full {self._overruns_in_a_row} refreshes in a row"
+        else:
+            self.why = ""
 
     # -- looking into /proc -------------------------------------------------------------------------
 

@@ -1,0 +1,585 @@
+"""The proc connector on this kernel: held against `/proc` while processes come and go, flooded, refused.
+
+What it is compared with is never the source's own word: `/proc` is read here by a parser of this file, events are
+counted by a second socket of this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+from resolver.procfs import Procfs
+from resolver.sources.netlink import BUFFER_BYTES, NetlinkSource, open_netlink
+from tests.kernel.conftest import until
+
+ROOT: Final = Path(__file__).parent.parent.parent
+#: Makes processes as told by lines on standard input; answers each with a line.
+CHURN: Final = r"""
+#define _GNU_SOURCE
+#include <linux/sched.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static pid_t kept[100000];
+static int count;
+
+static void *run_on(void *exec) {
+    usleep(50000);
+    if (exec) execl("/bin/sleep", "sleep", "1000", NULL);
+    pause();
+    return NULL;
+}
+
+static void with_thread(void *exec, int leader_leaves) {
+    pthread_t thread;
+    pthread_create(&thread, NULL, run_on, exec);
+    if (leader_leaves) pthread_exit(NULL);
+    pause();
+}
+
+static pid_t fork_as(int ns_pid, int host_pid) {
+    pid_t wanted[] = {ns_pid, host_pid};
+    struct clone_args arguments = {.exit_signal = SIGCHLD, .set_tid = (unsigned long)wanted, .set_tid_size = 2};
+    return syscall(SYS_clone3, &arguments, sizeof arguments);
+}
+
+int main(void) {
+    char line[64];
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    puts("ready");
+    while (fgets(line, sizeof line, stdin)) {
+        char what = 0;
+        int first = 0, second = 0;
+        pid_t child = 0;
+        sscanf(line, "%c %d %d", &what, &first, &second);
+        switch (what) {
+        case 'f':  /* fork so many, keep so many of them, evenly spread */
+            for (int i = 0; i < first; i++) {
+                if ((child = fork()) == 0) {
+                    if (i % (first / second)) _exit(0);
+                    for (;;) pause();
+                }
+                if (i % (first / second) == 0) kept[count++] = child;
+                else waitpid(child, NULL, 0);
+            }
+            break;
+        case 'z':  /* leave so many unreaped */
+            for (int i = 0; i < first; i++) {
+                if ((child = fork()) == 0) _exit(0);
+                siginfo_t info;
+                waitid(P_PID, child, &info, WEXITED | WNOWAIT);
+                kept[count++] = child;
+            }
+            break;
+        case 'l':  /* the leader leaves, a thread stays */
+            if ((child = fork()) == 0) with_thread(NULL, 1);
+            kept[count++] = child;
+            break;
+        case 'x':  /* a thread execs; the leader leaves before, or not */
+            if ((child = fork()) == 0) with_thread("", first);
+            kept[count++] = child;
+            break;
+        case 'p':  /* a child with these numbers, inside and outside */
+            if ((child = fork_as(first, second)) == 0) for (;;) pause();
+            kept[count++] = child;
+            break;
+        case 'e':  /* end and reap all */
+            while (count) {
+                kill(kept[--count], SIGKILL);
+                waitpid(kept[count], NULL, 0);
+            }
+            break;
+        }
+        printf("%d\n", child);
+    }
+    return 0;
+}
+"""
+
+
+class Known(NamedTuple):
+    """A process as `/proc` has it."""
+
+    start_time: str
+    ns_pids: tuple[int, ...]
+
+
+class Churn:
+    """The program above, alone in a PID namespace; host PIDs of its children by number inside."""
+
+    def __init__(self, program: Path, *wrapper: str) -> None:
+        command = [*wrapper, "unshare", "--pid", "--fork", "--kill-child", str(program)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._line()
+        (self.host_pid,) = children(self.process.pid)
+
+    def begin(self, what: str) -> None:
+        """Have it begun; `end` waits for the end of it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(what + "\n")
+        self.process.stdin.flush()
+
+    def busy(self) -> bool:
+        """Whether it is still at it."""
+        assert self.process.stdout is not None
+        return not select.select([self.process.stdout], [], [], 0)[0]
+
+    def end(self) -> int:
+        return int(self._line())
+
+    def __call__(self, what: str) -> int:
+        """Have it done; returns the PID, inside, of the last child that was made."""
+        self.begin(what)
+        return self.end()
+
+    def child(self, ns_pid: int) -> int:
+        """The host's number of one of its children."""
+        (found,) = [pid for pid in children(self.host_pid) if read(pid).ns_pids[-1] == ns_pid]
+        return found
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        line: str = self.process.stdout.readline()
+        assert line, "the churn program has ended"
+        return line
+
+    def close(self) -> None:
+        with self.process:
+            self.process.kill()
+
+
+def children(host_pid: int) -> list[int]:
+    return list(map(int, Path(f"/proc/{host_pid}/task/{host_pid}/children").read_text().split()))
+
+
+def read(host_pid: int) -> Known:
+    stat = Path(f"/proc/{host_pid}/stat").read_text()
+    status = Path(f"/proc/{host_pid}/status").read_text()
+    (numbers,) = [line for line in status.splitlines() if line.startswith("NSpid:")]
+    return Known(stat.rsplit(")", 1)[1].split()[19], tuple(map(int, numbers.split()[1:])))
+
+
+def processes() -> dict[int, Known]:
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found[int(name)] = read(int(name))
+    return found
+
+
+class Checked:
+    """A source, and what a reader of its changes alone would know."""
+
+    def __init__(self, source: NetlinkSource) -> None:
+        self.source = source
+        self.told: set[int] = set()
+
+    def refresh(self) -> tuple[set[int], set[int]]:
+        changes = self.source.refresh()
+        assert len(set(changes.came)) == len(changes.came)
+        assert set(changes.went) <= self.told
+        self.told -= set(changes.went)
+        assert not self.told & set(changes.came)
+        self.told |= set(changes.came)
+        assert self.told == set(self.source.ns_pids())
+        return set(changes.came), set(changes.went)
+
+    def agree(self) -> tuple[set[int], set[int]]:
+        """Refresh, and compare with `/proc` before and after."""
+        before = processes()
+        came, went = self.refresh()
+        after = processes()
+        known = self.source.ns_pids()
+        throughout = {pid: seen for pid, seen in before.items() if after.get(pid) == seen}
+        assert {pid: known.get(pid) for pid in throughout} == {p: s.ns_pids for p, s in throughout.items()}
+        # What was in neither listing can only have been seen in between, by this very refresh.
+        assert known.keys() - before.keys() - after.keys() <= came
+        return came, went
+
+
+def python(code: str, *wrapper: str) -> tuple[int, str]:
+    """Exit code and output of a Python that runs in other circumstances."""
+    command = [*wrapper, sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=30)
+    assert done.stderr == ""
+    return done.returncode, done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("churn")
+    (directory / "churn.c").write_text(CHURN)
+    flags = ("-O2", "-Wall", "-Wextra", "-Werror", "-pthread")
+    subprocess.run(["gcc", *flags, "-o", "churn", "churn.c"], cwd=directory, check=True)
+    return directory / "churn"
+
+
+@pytest.fixture
+def churn(program: Path) -> Iterator[Churn]:
+    churn = Churn(program)
+    yield churn
+    churn.close()
+
+
+@pytest.fixture
+def checked() -> Iterator[Checked]:
+    checked = Checked(open_netlink(Procfs()))
+    checked.refresh()
+    yield checked
+    assert checked.source.why == ""
+    assert checked.source.drift == 0
+    checked.source.close()
+
+
+# ---- right, whatever happens --------------------------------------------------------------------------------------
+
+
+def test_20000_forks_and_never_a_difference_to_proc(checked: Checked, churn: Churn) -> None:
+    seen = checked.source.events
+    for _ in range(20):
+        came, _went = checked.agree()
+        churn("f 1000 10")
+    came, _went = checked.agree()
+    assert len(came & set(children(churn.host_pid))) == 10
+    staying = set(children(churn.host_pid))
+    assert len(staying) == 200
+    assert staying <= checked.source.ns_pids().keys()
+    churn("e")
+    _came, went = checked.agree()
+    assert staying <= went
+    assert checked.source.events - seen >= 2 * 20_000
+    assert (checked.source.overruns, checked.source.lost, checked.source.rescans) == (0, 0, 0)
+
+
+def test_while_processes_come_and_go_nothing_is_wrong(checked: Checked, churn: Churn) -> None:
+    """No pause to compare in: only what `/proc` says before and after is held against it."""
+    churn.begin("f 6000 300")
+    refreshes = 0
+    while churn.busy():
+        checked.agree()
+        refreshes += 1
+    churn.end()
+    assert refreshes >= 10
+    assert len(children(churn.host_pid)) == 300
+    checked.agree()
+
+
+def test_a_zombie_is_there_until_it_is_reaped(checked: Checked, churn: Churn) -> None:
+    churn("z 30")
+    zombies = set(children(churn.host_pid))
+    came, _went = checked.agree()
+    assert len(zombies) == 30
+    assert zombies <= came
+    late = Checked(open_netlink(Procfs()))  # their events were over before it began
+    late.refresh()
+    churn("e")
+    for one in (checked, late):
+        _came, went = one.agree()
+        assert zombies <= went
+    late.source.close()
+
+
+def test_a_leader_that_left_is_there_as_long_as_a_thread_is(checked: Checked, churn: Churn) -> None:
+    host_pid = churn.child(churn("l"))
+    until(lambda: "State:\tZ" in Path(f"/proc/{host_pid}/status").read_text(), "the leader's end")
+    came, _went = checked.agree()
+    assert host_pid in came
+    for _ in range(3):
+        came, went = checked.agree()
+        assert host_pid not in came | went
+    churn("e")
+    _came, went = checked.agree()
+    assert host_pid in went
+
+
+@pytest.mark.parametrize("leader_leaves", [0, 1])
+def test_a_thread_that_execs_keeps_the_process(checked: Checked, churn: Churn, leader_leaves: int) -> None:
+    host_pid = churn.child(churn(f"x {leader_leaves}"))
+    checked.agree()
+    assert host_pid in checked.told
+    until(lambda: Path(f"/proc/{host_pid}/comm").read_text() == "sleep\n", "the exec of the thread")
+    came, went = checked.agree()
+    assert host_pid not in came | went
+    churn("e")
+    _came, went = checked.agree()
+    assert host_pid in went
+
+
+def test_a_pid_that_is_used_again_at_once_is_another_process(checked: Checked, churn: Churn) -> None:
+    ns_pid = churn("f 1 1")
+    host_pid = churn.child(ns_pid)
+    checked.agree()
+    for other in (7777, 7778, 7779):
+        churn("e")
+        assert churn(f"p {other} {host_pid}") == other, "clone3 with set_tid needs CAP_SYS_ADMIN, Linux 5.5"
+        came, went = checked.agree()
+        assert (host_pid in came, host_pid in went) == (True, True)
+        assert checked.source.ns_pids()[host_pid] == (host_pid, other)
+
+
+def test_threads_are_not_taken_for_processes(checked: Checked) -> None:
+    code = """
+        import os, threading
+        threads = [threading.Thread(target=int) for _ in range(1000)]
+        for thread in threads:
+            thread.start()
+            thread.join()
+        print(os.getpid(), *{thread.native_id for thread in threads})
+    """
+    events = checked.source.events
+    host_pid, *tids = map(int, python(code)[1].split())
+    checked.source.drain()
+    stream = checked.source._stream
+    assert checked.source.events - events >= 2000
+    assert len(tids) >= 900
+    assert {host_pid} == (stream.touched | stream.ended) & {host_pid, *tids}
+    checked.agree()
+
+
+def test_nothing_happening_costs_nothing(checked: Checked) -> None:
+    """One system call: a refresh without news must not read `/proc` (here 2 us, a listing alone 100 us)."""
+    best = 1.0
+    for _ in range(300):
+        began = time.perf_counter()
+        checked.source.refresh()
+        best = min(best, time.perf_counter() - began)
+    assert best < 20e-6
+
+
+# ---- losses -------------------------------------------------------------------------------------------------------
+
+
+class Witness:
+    """A second listener with room for everything: which sequence numbers each CPU really used."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 11)
+        self._socket.bind((0, 1))
+        self._socket.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)
+        self._socket.setblocking(False)
+        self._socket.send(struct.pack("=IHHII IIIIHHI", 40, 3, 0, 0, 0, 1, 1, 0, 0, 4, 0, 1))
+        self.seen: set[tuple[int, int]] = set()
+        self.of_parent: dict[int, int] = {}
+
+    def take(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while message := self._socket.recv(256):
+                (sequence,) = struct.unpack_from("=I", message, 24)
+                what, cpu, _at, _tid, tgid = struct.unpack_from("=IIQII", message, 36)
+                self.seen.add((cpu, sequence))
+                if what == 1:
+                    self.of_parent[tgid] = self.of_parent.get(tgid, 0) + 1
+
+    def close(self) -> None:
+        self._socket.send(struct.pack("=IHHII IIIIHHI", 40, 3, 0, 0, 0, 1, 1, 0, 0, 4, 0, 2))
+        self._socket.close()
+
+
+def narrow() -> NetlinkSource:
+    """A source with room for some ten events."""
+    source = open_netlink(Procfs())
+    source._stream.grow_buffer(4096)
+    return source
+
+
+def on_cpu_0() -> None:
+    """Two events and more on that CPU: the next event after a loss is what tells how much it was."""
+    subprocess.run(["taskset", "--cpu-list", "0", "true"], check=True)
+
+
+def test_a_flood_is_counted_to_the_last_event_and_recovered_from(program: Path) -> None:
+    witness = Witness()
+    checked = Checked(narrow())
+    source, stream = checked.source, checked.source._stream
+    churn = Churn(program, "taskset", "--cpu-list", "0")
+    try:
+        checked.agree()
+        first, received, lost = dict(stream._next), source.events, source.lost
+        assert set(first) == os.sched_getaffinity(0)
+        for _ in range(3):
+            rescans = source.rescans
+            churn("f 1500 20")
+            checked.agree()
+            assert source.rescans > rescans
+            assert len(children(churn.host_pid)) % 20 == 0
+            assert set(children(churn.host_pid)) <= checked.told
+        staying = set(children(churn.host_pid))
+        assert len(staying) == 60
+        churn("e")
+        stream.grow_buffer(BUFFER_BYTES)
+        checked.agree()
+        assert not staying & checked.told
+        on_cpu_0()
+        checked.agree()
+        witness.take()
+        used = {(cpu, n) for cpu, n in witness.seen if cpu in first and first[cpu] <= n < stream._next[cpu]}
+        assert witness.of_parent[churn.host_pid] == 4500
+        assert source.lost - lost == len(used) - (source.events - received)
+        assert source.lost_by_cpu[0] > 8000
+        assert source.overruns >= 3
+    finally:
+        churn.close()
+        source.close()
+        witness.close()
+
+
+def test_a_source_that_never_keeps_up_says_so(program: Path) -> None:
+    checked = Checked(narrow())
+    churn = Churn(program)
+    try:
+        for _ in range(8):
+            churn("f 200 1")
+            checked.agree()
+        assert not checked.source.healthy()
+        assert "refreshes in a row" in checked.source.why
+        checked.source._stream.grow_buffer(BUFFER_BYTES)
+        checked.refresh()  # takes in what came before
+        checked.refresh()
+        assert checked.source.healthy()
+    finally:
+        churn.close()
+        checked.source.close()
+
+
+# ---- where it cannot work, and says so ----------------------------------------------------------------------------
+
+OPEN: Final = """
+    import os, subprocess, sys
+    from resolver.errors import CannotKnow
+    from resolver.procfs import Procfs
+    from resolver.sources.netlink import open_netlink
+    try:
+        source = open_netlink(Procfs())
+    except CannotKnow as error:
+        print(error)
+        sys.exit(4)
+    source.refresh()
+    child = subprocess.Popen(["sleep", "1000"])
+    print(source.refresh().came.count(child.pid), end=" ")
+    child.kill()
+    child.wait()
+    print(source.refresh().went.count(child.pid), source.events > 5, source._stream.grow_buffer(4096) > 0)
+"""
+
+
+def without(*capabilities: str) -> tuple[str, ...]:
+    kept = ",".join(["-all", *(f"+{name}" for name in capabilities)])
+    return ("setpriv", "--inh-caps", "-all", "--bounding-set", kept)
+
+
+def test_from_another_network_namespace_it_reaches_the_hosts() -> None:
+    assert python(OPEN, "unshare", "--net") == (0, "1 1 True True")
+    assert python(OPEN, "unshare", "--net", *without("sys_admin", "sys_ptrace")) == (0, "1 1 True True")
+
+
+@pytest.mark.parametrize("capabilities", [(), ("sys_ptrace",), ("net_admin",)])
+def test_without_a_way_to_the_hosts_network_namespace(capabilities: tuple[str, ...]) -> None:
+    code, said = python(OPEN, "unshare", "--net", *without(*capabilities))
+    assert code == 4
+    assert "only in the host's network namespace, and this process is in another" in said
+    assert "hostNetwork: true" in said
+
+
+def test_in_a_pid_namespace() -> None:
+    code, said = python(OPEN, "unshare", "--pid", "--fork", "--mount-proc")
+    assert code == 4
+    assert "not in the host's PID namespace" in said
+    assert "hostPID: true" in said
+
+
+def test_in_a_user_namespace() -> None:
+    code, said = python(OPEN, "unshare", "--user", "--map-root-user")
+    assert code == 4
+    assert "from a user namespace, and this process is in one" in said
+
+
+def test_without_any_capability_it_works_or_says_which_it_needs() -> None:
+    """Listening needs CAP_NET_ADMIN before Linux 6.6, and none since."""
+    release = tuple(map(int, os.uname().release.split(".")[:2]))
+    code, said = python(OPEN, *without())
+    if release >= (6, 6):
+        assert (code, said) == (0, "1 1 True True")
+    else:
+        assert code == 4
+        assert "needs CAP_NET_ADMIN" in said
+    assert python(OPEN, *without("net_admin")) == (0, "1 1 True True")
+
+
+def test_a_request_that_is_ignored_ends_in_time_with_a_sentence() -> None:
+    """The kernel says nothing at all to a request from another PID namespace (cn_proc_mcast_ctl)."""
+    ask = """
+        import socket, time
+        from resolver.errors import CannotKnow
+        from resolver.sources.proc_events import EventStream
+        channel = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 11)
+        channel.bind((0, 1))
+        began = time.monotonic()
+        try:
+            EventStream(channel).listen(0.3)
+        except CannotKnow as error:
+            print(0.3 <= time.monotonic() - began < 0.6, error)
+    """
+    code, said = python(ask, "unshare", "--pid", "--fork")
+    assert code == 0
+    assert said.startswith(
+        "True the kernel did not acknowledge the request for process events within 0.3 s: "
+    )
+
+
+def test_the_acknowledgement_of_another_listener_is_not_taken_for_ours() -> None:
+    """Every listener gets every acknowledgement; one that comes while we are ignored proves nothing."""
+    ask = """
+        import socket, struct, sys
+        from resolver.errors import CannotKnow
+        from resolver.sources.proc_events import EventStream
+        channel = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 11)
+        channel.bind((0, 1))
+        print("ready", flush=True)
+        sys.stdin.readline()
+        stream = EventStream(channel)
+        try:
+            stream.listen(0.3)
+        except CannotKnow as error:
+            print(stream.events > 0, error)
+    """
+    command = ["unshare", "--pid", "--fork", sys.executable, "-c", textwrap.dedent(ask)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        witness = Witness()  # its acknowledgement goes to both
+        said, _ = process.communicate("go\n", timeout=10)
+        witness.close()
+    assert said.startswith("True the kernel did not acknowledge")
+
+
+def test_it_leaves_nothing_behind() -> None:
+    descriptors = set(os.listdir("/proc/self/fd"))
+    source = open_netlink(Procfs())
+    assert children(os.getpid()) == []
+    assert len(os.listdir("/proc/self/fd")) == len(descriptors) + 1
+    source.close()
+    source.close()
+    assert set(os.listdir("/proc/self/fd")) == descriptors
+    assert "pyroute2" not in sys.modules
