@@ -112,7 +112,7 @@ class NetlinkSource:
         return self._ns_pids
 
     def drain(self) -> None:
-        """Take in events between refreshes, so that the buffer does not overflow; 1.2 us for each.
+        """Take in events between refreshes, so that the buffer does not overflow; some 1.5 us for each.
 
         Bounded in time (131,072 events) and in memory.
         """

@@ -124,7 +124,11 @@ class EventStream:
             raise CannotKnow(f"the kernel refused the request for process events ({name}): use --source scan")
 
     def close(self) -> None:
-        """Tell the kernel that nobody listens any more (closing alone does not), and close the socket."""
+        """Tell the kernel that nobody listens any more, and close the socket.
+
+        Closing alone does not tell it, so after a SIGKILL its count of listeners stays one too high. It then prepares
+        events that nobody gets (cn_netlink_send_mult in drivers/connector/connector.c returns early).
+        """
         if self._channel.fileno() < 0:
             return
         try:

@@ -13,6 +13,7 @@ import socket
 import struct
 import subprocess
 import sys
+import sysconfig
 import textwrap
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
+from resolver.errors import CannotKnow
 from resolver.procfs import Procfs
 from resolver.sources.netlink import BUFFER_BYTES, NetlinkSource, open_netlink
 from tests.kernel.conftest import until
@@ -572,6 +574,21 @@ def test_the_acknowledgement_of_another_listener_is_not_taken_for_ours() -> None
         said, _ = process.communicate("go\n", timeout=10)
         witness.close()
     assert said.startswith("True the kernel did not acknowledge")
+
+
+def test_without_pyroute2_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"purelib": str(tmp_path)})
+    with pytest.raises(CannotKnow, match=r"^pyroute2 cannot be loaded .*: install it"):
+        open_netlink(Procfs())
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/does/not/exist"])
+def test_an_opener_that_does_not_run_is_a_sentence(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptors = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(sys, "executable", program)
+    with pytest.raises(CannotKnow, match="the netlink opener"):
+        open_netlink(Procfs())
+    assert os.listdir("/proc/self/fd") == descriptors
 
 
 def test_it_leaves_nothing_behind() -> None:
