@@ -55,7 +55,7 @@ class Containers:
         self._procfs = procfs
         self._pidmap = pidmap
         #: host PID -> its arrival, the refresh it was read in, its HAMi directories with their mount points, or why not
-        self._mounted: dict[int, tuple[int, int, dict[SharedDirectory, str], str]] = {}
+        self._mounted: dict[int, tuple[tuple[int, int], int, dict[SharedDirectory, str], str]] = {}
 
     def owner(self, directory: SharedDirectory, inode: int, ns_pid: int) -> ProcessHandle | UnresolvedReason:
         """The process that knows itself as ``ns_pid``, has ``directory`` mounted and maps its file ``inode``.
@@ -87,7 +87,7 @@ class Containers:
             handle.close()
         if len(fitting) > 1:
             return UnresolvedReason.AMBIGUOUS
-        if self._pidmap.unreadable:
+        if self._pidmap.incomplete():
             seen.add(UnresolvedReason.ACCESS_DENIED)
         return next((reason for reason in _WORST_FIRST if reason in seen), UnresolvedReason.NO_SUCH_PROCESS)
 

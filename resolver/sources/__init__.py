@@ -1,6 +1,8 @@
 """Where PIDs come from. One protocol; `choose` takes the best source that works here.
 
-A source answers from what it knows and never guesses; whoever writes or prints an answer verifies it first.
+There are two kinds: a *lister* reads what came and went and is indexed by `listing.Listing`; the kernel's own map is
+asked directly (`mapped.Mapped`). A source answers from what it knows and never guesses; whoever writes or
+prints an answer verifies it first.
 """
 
 from __future__ import annotations
@@ -16,15 +18,42 @@ class Source(Protocol):
 
     name: str
 
-    def refresh(self) -> Changes:
-        """Bring the source up to date with every process that exists at the time of the call."""
+    def refresh(self) -> None:
+        """Know of every process that exists at the time of the call."""
 
-    def ns_pids(self) -> Mapping[int, tuple[int, ...]]:
-        """``{host_pid: its NSpid numbers, outermost first}`` as of the last refresh. Not to be changed."""
+    def tend(self) -> None:
+        """Called with every pass, whether anything is asked or not: cheap upkeep."""
+
+    def candidates(self, ns_pid: int) -> list[int]:
+        """Host PIDs of every process, in whatever namespace, whose own (innermost) number is ``ns_pid``."""
+
+    def arrival(self, host_pid: int) -> int:
+        """A number that this source never uses again for another process with that PID; 0 if it is not known."""
+
+    def ended_recently(self, host_pid: int) -> bool:
+        """Whether a process with that host PID ended within the last minute."""
+
+    def incomplete(self) -> str:
+        """Why a process that is not found may exist all the same; empty if it does not."""
+
+    def trouble(self) -> str:
+        """Why this source must not be used any more; empty while it works."""
+
+    def counters(self) -> Mapping[str, int]:
+        """What was lost, missed and mended, ever."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+    def __len__(self) -> int:
+        """How many processes are known."""
+
+    def __contains__(self, host_pid: object) -> bool:
+        """Whether a process with that host PID is known."""
 
 
 class Changes:
-    """What a refresh found: host PIDs that came, host PIDs that went, and how many could not be read."""
+    """What a lister found: host PIDs that came, host PIDs that went, and how many could not be read."""
 
     __slots__ = ("came", "unreadable", "went")
 
@@ -32,3 +61,15 @@ class Changes:
         self.came = came
         self.went = went
         self.unreadable = unreadable
+
+
+class Lister(Protocol):
+    """A source that knows processes by listing them."""
+
+    name: str
+
+    def refresh(self) -> Changes:
+        """What changed since the last call, up to now."""
+
+    def ns_pids(self) -> Mapping[int, tuple[int, ...]]:
+        """``{host_pid: its NSpid numbers, outermost first}`` as of the last refresh. Not to be changed."""

@@ -42,7 +42,7 @@ class _Seen(NamedTuple):
 
 
 class NetlinkSource:
-    """A `resolver.sources.Source` over a `Procfs` and a proc connector socket.
+    """A `resolver.sources.Lister` over a `Procfs` and a proc connector socket.
 
     Counters: ``rescans`` (full scans because events were lost, the first one not among them), ``listings``,
     ``drift`` (differences to a listing that no event explained), and those of the stream: ``events``, ``overruns``,
@@ -96,6 +96,15 @@ class NetlinkSource:
         Answers are right either way. Full buffers pass; drift and a broken socket stay until it is opened anew.
         """
         return not self.why
+
+    def trouble(self) -> str:
+        """Why it must not be used any more; empty while it works."""
+        return self.why
+
+    def counters(self) -> Mapping[str, int]:
+        """What it counted so far, for people and metrics."""
+        names = ("events", "lost", "overruns", "rescans", "listings", "drift")
+        return {name: getattr(self, name) for name in names}
 
     def fileno(self) -> int:
         """The socket, readable when there are events. Nobody needs to wait for it."""

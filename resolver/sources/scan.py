@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ScanSource:
-    """A `resolver.sources.Source` over a `Procfs`."""
+    """A `resolver.sources.Lister` over a `Procfs`."""
 
     name = "scan"
 

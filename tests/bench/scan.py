@@ -14,6 +14,7 @@ import psutil
 
 from resolver.pidmap import PidMap
 from resolver.procfs import Procfs
+from resolver.sources.listing import Listing
 from resolver.sources.scan import ScanSource
 from tests.bench.crowd import crowd
 from tests.bench.timing import Progress, RowValues, command, medians
@@ -35,7 +36,7 @@ def measure(processes: int, wanted: Sequence[str], progress: Progress) -> list[R
 
 def _scan() -> list[RowValues]:
     def ours() -> PidMap:
-        pidmap = PidMap(ScanSource(Procfs()))
+        pidmap = PidMap(Listing(ScanSource(Procfs())))
         pidmap.refresh(unhurried=False)
         return pidmap
 

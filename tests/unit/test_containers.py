@@ -15,6 +15,7 @@ from resolver.containers import Containers, SharedDirectory, shared_directory
 from resolver.errors import ResolverError
 from resolver.pidmap import PidMap
 from resolver.procfs import ProcessHandle, Procfs
+from resolver.sources.listing import Listing
 from resolver.sources.scan import ScanSource
 from resolver.types import UnresolvedReason
 
@@ -46,7 +47,7 @@ class FakeProc:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.procfs = Procfs(str(root), use_pidfd=False)
-        self.pidmap = PidMap(ScanSource(self.procfs))
+        self.pidmap = PidMap(Listing(ScanSource(self.procfs)))
         self.containers = Containers(self.procfs, self.pidmap)
 
     def put(

@@ -16,6 +16,7 @@ from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED, Collection, DeviceSamp
 from resolver.join import NOTHING, Joined, Orphan, join
 from resolver.pidmap import PidMap
 from resolver.procfs import Procfs
+from resolver.sources.listing import Listing
 from resolver.sources.scan import ScanSource
 from resolver.types import SampleReason
 
@@ -37,7 +38,9 @@ def joined(
     procfs = procfs or Procfs()
     every = {"GPU-a": device(load)} if load is not None else {}
     collection = Collection(5.0, "", "550.54.15", {**every, **devices})
-    return join(collection, owners or set(), hami or set(), procfs, pidmap or PidMap(ScanSource(procfs)))
+    return join(
+        collection, owners or set(), hami or set(), procfs, pidmap or PidMap(Listing(ScanSource(procfs)))
+    )
 
 
 @pytest.fixture
@@ -97,7 +100,7 @@ def test_before_nvml_was_asked_nothing_is_known() -> None:
 def test_a_failed_collection_knows_nothing() -> None:
     procfs = Procfs()
     failed = Collection(5.0, "no library", None, {})
-    result = join(failed, {10}, set(), procfs, PidMap(ScanSource(procfs)))
+    result = join(failed, {10}, set(), procfs, PidMap(Listing(ScanSource(procfs))))
     assert (result.error, result.at, result.utilization(10, "GPU-a")) == ("no library", 5.0, None)
 
 
@@ -159,7 +162,7 @@ def test_this_very_process_is_in_no_container_of_hami() -> None:
 @pytest.mark.parametrize("refreshed", [True, False], ids=["map saw the end", "map has not looked since"])
 def test_a_process_that_ended(*, refreshed: bool) -> None:
     procfs = Procfs()
-    pidmap = PidMap(ScanSource(procfs))
+    pidmap = PidMap(Listing(ScanSource(procfs)))
     with subprocess.Popen(["sleep", "60"]) as process:
         pidmap.refresh(unhurried=False)
         process.kill()

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from resolver import pidmap as module
 from resolver.pidmap import PidMap
-from resolver.sources import Changes
+from resolver.sources import Changes, listing
+from resolver.sources.listing import Listing
 
 
 class Told:
@@ -52,14 +53,15 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock.monotonic))
+    for timed in (module, listing):
+        monkeypatch.setattr(timed, "time", SimpleNamespace(monotonic=clock.monotonic))
     return clock
 
 
 def told(*processes: tuple[int, ...]) -> tuple[Told, PidMap]:
     source = Told()
     source.now = {numbers[0]: numbers for numbers in processes}
-    pidmap = PidMap(source)
+    pidmap = PidMap(Listing(source))
     pidmap.refresh(unhurried=False)
     return source, pidmap
 
@@ -81,7 +83,7 @@ def test_an_end_is_remembered_for_a_minute(clock: Clock) -> None:
     pidmap.refresh(unhurried=False)
     assert pidmap.candidates(7) == [200]
     assert pidmap.ended_recently(100)
-    assert (pidmap.arrival(100), 100 in pidmap) == (0, False)
+    assert (pidmap.arrival(100), 100 in pidmap) == ((0, 0), False)
     clock.now += 59
     pidmap.refresh(unhurried=False)
     assert pidmap.ended_recently(100)
@@ -95,7 +97,7 @@ def test_a_number_that_is_used_again_is_another_process() -> None:
     first = pidmap.arrival(100)
     source.reuse(100, 8)
     pidmap.refresh(unhurried=False)
-    assert pidmap.arrival(100) > first > 0
+    assert pidmap.arrival(100) > first > (0, 0)
     assert (pidmap.candidates(7), pidmap.candidates(8)) == ([], [100])
     assert not pidmap.ended_recently(100)  # who has the number now runs
 
@@ -105,9 +107,11 @@ def test_tombstones_are_bounded() -> None:
     source.now.clear()
     pidmap.refresh(unhurried=False)
     stones = sum(pidmap.ended_recently(host_pid) for host_pid in range(1, 10_001))
-    assert stones == module._TOMBSTONES == 8192
+    assert stones == listing._TOMBSTONES == 8192
+    index = pidmap.source
+    assert isinstance(index, Listing)
     assert len(pidmap) == 0
-    assert not any((pidmap._by_inner, pidmap._inner_of, pidmap._arrivals))
+    assert not any((index._by_inner, index._inner_of, index._arrivals))
 
 
 def test_a_refresh_rests_five_times_as_long_as_it_took(clock: Clock) -> None:
@@ -117,7 +121,7 @@ def test_a_refresh_rests_five_times_as_long_as_it_took(clock: Clock) -> None:
             return super().refresh()
 
     source = Slow()
-    pidmap = PidMap(source)
+    pidmap = PidMap(Listing(source))
     assert pidmap.refresh()
     assert pidmap.last_seconds == 0.5
     clock.now += 1.9  # 2.4 s after the last one began
@@ -133,10 +137,10 @@ def test_what_could_not_be_read_is_told() -> None:
     source, pidmap = told((100, 7))
     source.unreadable = 3
     pidmap.refresh(unhurried=False)
-    assert pidmap.unreadable == 3
+    assert pidmap.incomplete() == "3 processes could not be read"
     source.unreadable = 0
     pidmap.refresh(unhurried=False)
-    assert (pidmap.unreadable, pidmap.refreshes) == (0, 3)
+    assert (pidmap.incomplete(), pidmap.refreshes) == ("", 3)
 
 
 _numbers = st.dictionaries(st.integers(1, 8), st.lists(st.integers(1, 4), max_size=2), max_size=8)
@@ -157,5 +161,27 @@ def test_it_says_what_the_source_said_last(rounds: list[tuple[dict[int, list[int
             assert pidmap.candidates(inner) == sorted(p for p, n in source.now.items() if n[-1] == inner)
         seen |= source.now.keys()
         arrivals = [pidmap.arrival(p) for p in source.now]
-        assert len({*arrivals, 0}) == len(arrivals) + 1
+        assert len({*arrivals, (0, 0)}) == len(arrivals) + 1
         assert {p for p in seen if pidmap.ended_recently(p)} == seen - source.now.keys()
+
+
+def test_another_source_takes_over_and_what_the_first_counted_stays() -> None:
+    class Counting(Told):
+        closed = False
+
+        def counters(self) -> Mapping[str, int]:
+            return {"lost": 3}
+
+        def close(self) -> None:
+            self.closed = True
+
+    first, second = Counting(), Told()
+    second.now = {100: (100, 7)}
+    pidmap = PidMap(Listing(first))
+    before = pidmap.arrival(100)
+    pidmap.use(Listing(second))
+    assert first.closed
+    assert pidmap.refresh()
+    assert pidmap.candidates(7) == [100]
+    assert pidmap.arrival(100) != before
+    assert pidmap.counters() == {"lost": 3}

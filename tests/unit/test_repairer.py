@@ -31,6 +31,7 @@ from resolver.pidmap import PidMap
 from resolver.procfs import ProcessHandle, Procfs
 from resolver.repairer import Repairer
 from resolver.snapshot import SlotReport
+from resolver.sources.listing import Listing
 from resolver.sources.scan import ScanSource
 from resolver.types import RegionReason, RepairReason, UnresolvedReason
 from tests.fakes import cachefiles
@@ -69,7 +70,7 @@ class Bench:
         self.counters: Counter[str] = Counter()
         self.told = ToldOwners()
         procfs = Procfs()
-        self.pidmap = PidMap(ScanSource(procfs))
+        self.pidmap = PidMap(Listing(ScanSource(procfs)))
         self.settings = Settings(containers_dir=(str(place),), **settings)
         self.repairer = Repairer(self.settings, procfs, self.pidmap, self.counters, log.Journal())
         self.repairer._containers = self.told  # type: ignore[assignment]

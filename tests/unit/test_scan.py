@@ -11,8 +11,7 @@ import pytest
 
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.procfs import Procfs
-from resolver.sources import Source
-from resolver.sources.choose import choose
+from resolver.sources import Lister
 from resolver.sources.scan import ScanSource
 
 
@@ -106,7 +105,7 @@ def test_a_kernel_without_nspid_tells_nothing(tmp_path: Path) -> None:
 
 
 def test_real_processes_come_and_go() -> None:
-    source: Source = ScanSource(Procfs())
+    source: Lister = ScanSource(Procfs())
     source.refresh()
     assert source.ns_pids()[os.getpid()][0] == os.getpid()
     with subprocess.Popen(["sleep", "60"]) as process:
@@ -117,13 +116,3 @@ def test_real_processes_come_and_go() -> None:
     assert process.pid in source.refresh().went
     with pytest.raises(ProcessGone):
         Procfs().ns_pids(process.pid)
-
-
-@pytest.mark.parametrize("name", ["auto", "scan"])
-def test_the_scan_can_be_chosen(name: str) -> None:
-    assert choose(name, Procfs()).name == "scan"
-
-
-def test_nothing_else_can() -> None:
-    with pytest.raises(ValueError, match="tea-leaves"):
-        choose("tea-leaves", Procfs())

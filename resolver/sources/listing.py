@@ -1,0 +1,113 @@
+"""An index over a lister: by host PID, and by the PID that a process knows itself by.
+
+A process that ended stays for a minute as a tombstone, so that a utilization sample taken before the end still has an
+owner.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resolver.sources import Lister
+
+_TOMBSTONES = 8192
+_TOMBSTONE_SECONDS = 60.0
+
+
+class Listing:
+    """A `resolver.sources.Source` made of a `resolver.sources.Lister`."""
+
+    def __init__(self, lister: Lister) -> None:
+        self.name = lister.name
+        self.lister = lister
+        self._unreadable = 0
+        self._by_inner: dict[int, set[int]] = {}
+        self._inner_of: dict[int, int] = {}
+        self._arrivals: dict[int, int] = {}
+        self._arrived = 0
+        self._tombstones: OrderedDict[int, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._inner_of)
+
+    def __contains__(self, host_pid: object) -> bool:
+        return host_pid in self._inner_of
+
+    def refresh(self) -> None:
+        """Ask the lister what changed, and bring the index up to date."""
+        now = time.monotonic()
+        changes = self.lister.refresh()
+        for host_pid in changes.went:
+            self._forget(host_pid, now)
+        ns_pids = self.lister.ns_pids()
+        for host_pid in changes.came:
+            numbers = ns_pids.get(host_pid)
+            if numbers is None:
+                continue  # came and went
+            inner = numbers[-1] if numbers else host_pid
+            self._forget(host_pid, now)
+            self._arrived += 1
+            self._inner_of[host_pid], self._arrivals[host_pid] = inner, self._arrived
+            self._by_inner.setdefault(inner, set()).add(host_pid)
+            self._tombstones.pop(host_pid, None)
+        self._unreadable = changes.unreadable
+        stones = self._tombstones
+        while stones and (
+            len(stones) > _TOMBSTONES or next(iter(stones.values())) < now - _TOMBSTONE_SECONDS
+        ):
+            stones.popitem(last=False)
+
+    def tend(self) -> None:
+        """Let a lister with a queue empty it."""
+        drain = getattr(self.lister, "drain", None)
+        if drain is not None:
+            drain()
+
+    def candidates(self, ns_pid: int) -> list[int]:
+        """Host PIDs of every process whose own number is ``ns_pid``."""
+        return sorted(self._by_inner.get(ns_pid, ()))
+
+    def arrival(self, host_pid: int) -> int:
+        """When it was first listed, in order of arrival; 0 if it is not known."""
+        return self._arrivals.get(host_pid, 0)
+
+    def ended_recently(self, host_pid: int) -> bool:
+        """Whether it was listed and is gone since less than a minute."""
+        return host_pid in self._tombstones
+
+    def incomplete(self) -> str:
+        """Processes that could not be read."""
+        return f"{self._unreadable} processes could not be read" if self._unreadable else ""
+
+    def trouble(self) -> str:
+        """What the lister says of its health."""
+        trouble = getattr(self.lister, "trouble", None)
+        return str(trouble()) if trouble is not None else ""
+
+    def counters(self) -> Mapping[str, int]:
+        """What the lister counts."""
+        counters = getattr(self.lister, "counters", None)
+        return dict(counters()) if counters is not None else {}
+
+    def close(self) -> None:
+        """Close the lister, if it holds anything."""
+        close = getattr(self.lister, "close", None)
+        if close is not None:
+            close()
+
+    def _forget(self, host_pid: int, now: float) -> None:
+        inner = self._inner_of.pop(host_pid, None)
+        if inner is None:
+            return
+        del self._arrivals[host_pid]
+        same = self._by_inner[inner]
+        same.discard(host_pid)
+        if not same:
+            del self._by_inner[inner]
+        self._tombstones[host_pid] = now
+        self._tombstones.move_to_end(host_pid)

@@ -1,0 +1,177 @@
+"""The ladder of sources, climbed with stand-ins that work, fail, and fail later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from resolver.errors import CannotKnow
+from resolver.procfs import Procfs
+from resolver.sources import Source, choose
+from resolver.sources.choose import Ladder
+from resolver.sources.listing import Listing
+from resolver.sources.scan import ScanSource
+
+
+class Fickle(Listing):
+    """A scan under another name, that can be told to fail."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(ScanSource(Procfs()))
+        self.name = name
+        self.wrong = ""
+        self.closed = False
+
+    def trouble(self) -> str:
+        return self.wrong
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Room:
+    """What a ladder acts on: the sources that can be opened, the one in use, and what was said."""
+
+    def __init__(self, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.broken: dict[str, str] = {}
+        self.blind: set[str] = set()
+        self.opened: list[str] = []
+        self.source: Source | None = None
+        self.said: list[tuple[str, dict[str, Any]]] = []
+        monkeypatch.setattr(choose, "find_canary", self.canary)
+        self.ladder = Ladder(wanted, Procfs(), 1024, self.use, self.say, self.open)
+
+    def open(self, name: str, _procfs: Procfs, _map_size: int) -> Source:
+        self.opened.append(name)
+        if name in self.broken:
+            raise CannotKnow(self.broken[name])
+        return Fickle(name)
+
+    async def canary(self, source: Source) -> str:
+        return "it is blind" if source.name in self.blind else ""
+
+    def use(self, source: Source) -> None:
+        self.source = source
+
+    def say(self, event: str, **fields: Any) -> None:
+        self.said.append((event, fields))
+
+    @property
+    def name(self) -> str | None:
+        return None if self.source is None else self.source.name
+
+    def in_use(self) -> Fickle:
+        assert isinstance(self.source, Fickle)
+        return self.source
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Room]:
+    return lambda wanted: Room(wanted, monkeypatch)
+
+
+def run(*steps: Coroutine[Any, Any, None]) -> None:
+    async def all_of_them() -> None:
+        for step in steps:
+            await step
+
+    asyncio.run(all_of_them())
+
+
+def test_the_best_is_taken(room: Callable[[str], Room]) -> None:
+    made = room("auto")
+    run(made.ladder.start())
+    assert (made.name, made.opened, made.ladder.why_not) == ("bpf", ["bpf"], {})
+
+
+def test_what_cannot_be_opened_or_is_blind_is_passed_over_and_said_why(room: Callable[[str], Room]) -> None:
+    made = room("auto")
+    made.broken["bpf"] = "this kernel has no BTF"
+    made.blind.add("netlink")
+    run(made.ladder.start())
+    assert made.source is None  # the scan that was there from the start goes on
+    assert made.ladder.why_not == {"bpf": "this kernel has no BTF", "netlink": "it is blind"}
+    assert [fields["source"] for event, fields in made.said if event == "source_unavailable"] == [
+        "bpf",
+        "netlink",
+    ]
+
+
+@pytest.mark.parametrize("wanted", ["bpf", "netlink"])
+def test_one_that_was_asked_for_by_name_has_to_work(wanted: str, room: Callable[[str], Room]) -> None:
+    made = room(wanted)
+    made.broken[wanted] = "CAP_PERFMON is missing"
+    with pytest.raises(
+        CannotKnow, match=rf"--source {wanted} does not work here: CAP_PERFMON is missing\. With"
+    ):
+        run(made.ladder.start())
+
+
+@pytest.mark.parametrize("wanted", ["bpf", "netlink", "scan"])
+def test_one_that_was_asked_for_by_name_is_the_only_one(wanted: str, room: Callable[[str], Room]) -> None:
+    made = room(wanted)
+    run(made.ladder.start())
+    assert (made.name, made.opened) == (wanted, [wanted])
+
+
+def test_it_falls_at_once_and_climbs_back_later(
+    room: Callable[[str], Room], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = room("auto")
+    run(made.ladder.start())
+    made.in_use().wrong = "the map cannot be read"
+    made.broken["bpf"] = "still out of order"
+    run(made.ladder.tend(made.in_use()))
+    assert made.name == "netlink"
+    assert made.said[-2:] == [
+        ("source_failed", {"source": "bpf", "why": "the map cannot be read"}),
+        ("source", {"source": "netlink", "not_used": {"bpf": "the map cannot be read"}}),
+    ]
+    del made.broken["bpf"]
+    run(made.ladder.tend(made.in_use()))
+    assert made.name == "netlink"  # not before its time
+    monkeypatch.setattr(made.ladder, "_next_climb", 0.0)
+    run(made.ladder.tend(made.in_use()))
+    assert (made.name, made.ladder.why_not) == ("bpf", {})
+
+
+def test_a_source_that_goes_blind_is_left(
+    room: Callable[[str], Room], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = room("auto")
+    run(made.ladder.start())
+    made.blind.add("bpf")
+    run(made.ladder.tend(made.in_use()))
+    assert made.name == "bpf"  # not looked at yet
+    monkeypatch.setattr(made.ladder, "_next_check", 0.0)
+    run(made.ladder.tend(made.in_use()))
+    assert (made.name, made.ladder.why_not["bpf"]) == ("netlink", "it is blind")
+
+
+def test_a_source_that_was_asked_for_is_started_anew_and_not_too_often(
+    room: Callable[[str], Room], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = room("netlink")
+    run(made.ladder.start())
+    made.in_use().wrong = "the socket failed"
+    run(*(made.ladder.tend(made.in_use()) for _ in range(3)))
+    assert made.opened == ["netlink"]
+    monkeypatch.setattr(made.ladder, "_next_climb", 0.0)
+    run(made.ladder.tend(made.in_use()))
+    assert made.opened == ["netlink", "netlink"]
+    assert made.in_use().wrong == ""
+
+
+def test_the_real_canary_is_found_by_the_real_scan() -> None:
+    assert asyncio.run(choose.find_canary(Listing(ScanSource(Procfs())))) == ""
+
+
+def test_the_real_canary_is_missed_by_a_source_that_sees_nothing() -> None:
+    class Blind(Listing):
+        def refresh(self) -> None:
+            """Sees nothing."""
+
+    assert "did not see process" in asyncio.run(choose.find_canary(Blind(ScanSource(Procfs()))))
