@@ -6,12 +6,13 @@ or more characters of one, or POD_UID/CONTAINER_NAME. PID is a number of the con
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from typing import TYPE_CHECKING
 
+from resolver import client
 from resolver.errors import Ambiguous, CannotKnow
-from resolver.lookup import lookup
-from resolver.procfs import Procfs
 
 if TYPE_CHECKING:
     import argparse
@@ -30,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="PID is one of this (nested) PID namespace of the container",
     )
+    parser.add_argument(
+        "--socket", metavar="PATH", help="where a running daemon answers (or RESOLVER_SOCKET)"
+    )
     parser.add_argument("--json", action="store_true", help="print all that is known about the process")
     parser.epilog = (
         "exit status: 0 found, 1 not found, 2 wrong usage, 3 ambiguous (the candidates are on standard\n"
@@ -39,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer on standard output; errors but ambiguity are the dispatcher's."""
+    answer = _from_daemon(args)
+    if answer is not None:
+        print(answer.rstrip())
+        return 0
+    from resolver.lookup import lookup
+    from resolver.procfs import Procfs
+
     try:
         found = lookup(Procfs(), args.cid, args.ns_pid, pidns=args.pidns)
     except Ambiguous as error:
@@ -53,3 +64,20 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(found.host_pid)
     return 0
+
+
+def _from_daemon(args: argparse.Namespace) -> str | None:
+    """What a running daemon knows at once; None if there is none, or if the kernel has to be asked all the same.
+
+    It is asked for full ids only: whether the start of one is unique takes a look at every container.
+    """
+    container_id = re.fullmatch(r"(?:[a-z0-9-]+://)?([0-9a-f]{64})", args.cid)
+    if container_id is None or args.pidns is not None or args.ns_pid < 1:
+        return None
+    path = args.socket or os.environ.get("RESOLVER_SOCKET") or client.DEFAULT_SOCKET
+    answer = client.get(
+        f"/v1/lookup?container={container_id[1]}&pid={args.ns_pid}",
+        socket_path=path,
+        accept="application/json" if args.json else "text/plain",
+    )
+    return answer[1] if answer is not None and answer[0] == 200 else None

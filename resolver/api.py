@@ -1,0 +1,109 @@
+"""The daemon's API: HTTP on a Unix socket. It reads; nothing in it changes anything.
+
+``GET /v1/lookup?container=<cid>&pid=<n>`` answers with the JSON of ``resolver lookup --json``, or with the bare host
+PID if ``Accept: text/plain`` is asked for. What the daemon's map does not answer is a 404 of
+``application/problem+json`` (RFC 9457).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from resolver.errors import UsageError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from resolver.lookup.live import LiveLookup
+
+_BACKLOG = 64
+
+
+def application(live: LiveLookup) -> Starlette:
+    """The routes."""
+
+    async def lookup(request: Request) -> Response:
+        query = request.query_params
+        cid, pid = query.get("container", ""), query.get("pid", "")
+        if not cid or not pid.isdigit() or len(pid) > 10:
+            return _problem(400, "container and pid are needed: /v1/lookup?container=<cid>&pid=<n>")
+        found = live.find(cid, int(pid))
+        if found is None:
+            return _problem(404, "the map does not answer this; resolver lookup asks the kernel itself then")
+        if request.headers.get("accept") == "text/plain":
+            return PlainTextResponse(f"{found.host_pid}\n")
+        return Response(
+            msgspec.json.format(msgspec.json.encode(found._asdict())), media_type="application/json"
+        )
+
+    return Starlette(routes=[Route("/v1/lookup", lookup)])
+
+
+def _problem(status: int, detail: str) -> Response:
+    return JSONResponse(
+        {"type": "about:blank", "status": status, "detail": detail},
+        status_code=status,
+        media_type="application/problem+json",
+    )
+
+
+def bind(path: str) -> socket.socket:
+    """A listening socket at ``path``: bound under another name, given its mode, then renamed into place.
+
+    A socket that nobody answers on is replaced; one that somebody answers on is a `UsageError`.
+    """
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        probe.connect(path)
+        raise UsageError(f"another resolver answers at {path}: stop it, or name another with --socket")
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    temporary = f"{path}.{os.getpid()}"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(temporary)
+    os.chmod(temporary, 0o600)
+    listener.listen(_BACKLOG)
+    os.rename(temporary, path)
+    return listener
+
+
+class _Server(uvicorn.Server):
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        """Signals are the daemon's."""
+        return contextlib.nullcontext()
+
+
+async def serve(live: LiveLookup, listener: socket.socket, path: str) -> None:
+    """Answer until cancelled, then remove the socket."""
+    config = uvicorn.Config(
+        application(live),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        http="h11",
+        loop="asyncio",
+        timeout_keep_alive=5,
+        limit_concurrency=_BACKLOG,
+    )
+    server = _Server(config)
+    try:
+        await server.serve(sockets=[listener])
+    except asyncio.CancelledError:
+        server.should_exit = True
+        raise
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        listener.close()
