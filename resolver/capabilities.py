@@ -11,7 +11,15 @@ import ctypes
 import errno
 import os
 
-NUMBERS = {"SETPCAP": 8, "NET_ADMIN": 12, "SYS_PTRACE": 19, "SYS_ADMIN": 21, "PERFMON": 38, "BPF": 39}
+NUMBERS = {
+    "DAC_OVERRIDE": 1,
+    "SETPCAP": 8,
+    "NET_ADMIN": 12,
+    "SYS_PTRACE": 19,
+    "SYS_ADMIN": 21,
+    "PERFMON": 38,
+    "BPF": 39,
+}
 
 #: What each source needs of the daemon while it runs, and of the children that it starts (again).
 WHILE_RUNNING = {

@@ -1,7 +1,8 @@
-"""How a child process of the daemon starts: ``python -I -S child.py MODULE NAME PATH...``.
+"""How a child process of the daemon starts: ``python -I -S child.py MODULE NAME RIGHTS PATH...``.
 
 Run as a script without ``site`` and without the package's other modules. It asks the kernel to die with the
-daemon, takes a name that ``ps`` and ``top`` show, and hands over to ``MODULE.main()``.
+daemon, takes a name that ``ps`` and ``top`` show, gives up every capability but those in RIGHTS (names with commas
+between, ``all`` to keep them), and hands over to ``MODULE.main()``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ def main() -> int:
     import os
     import signal
 
-    module, name, *paths = sys.argv[1:]
+    module, name, rights, *paths = sys.argv[1:]
     parent = os.getppid()
     libc = ctypes.CDLL(None)
     libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -24,6 +25,11 @@ def main() -> int:
     if os.getppid() != parent:
         return 1  # the daemon ended before the kernel knew; nobody would read an answer
     sys.path[:0] = paths
+    if rights != "all":
+        from resolver.capabilities import limit
+
+        keep = frozenset(rights.split(",")) - {""}
+        limit(keep, keep)
     try:
         return int(importlib.import_module(module).main())
     except (BrokenPipeError, ConnectionResetError):

@@ -40,6 +40,8 @@ class SourceName(StrEnum):
     """Where PIDs come from. ``auto`` takes the best that works here."""
 
     AUTO = "auto"
+    BPF = "bpf"
+    NETLINK = "netlink"
     SCAN = "scan"
 
 
@@ -75,11 +77,18 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     source: SourceName = SourceName.AUTO
     log_format: LogFormat = LogFormat.AUTO
     log_level: LogLevel = LogLevel.INFO
+    map_size: Annotated[int, msgspec.Meta(ge=1024, le=4194304)] = 65536
     run_dir: str = "/run/resolver"
+    socket: str = ""  # the API's; empty: resolver.sock in run_dir
+
+    @property
+    def socket_path(self) -> str:
+        """Where the API listens."""
+        return self.socket or f"{self.run_dir}/resolver.sock"
 
 
 #: What a running daemon cannot change; a reload that asks for it says so and keeps the old value.
-FIXED_AT_START = ("run_dir", "log_format", "source", "dry_run")
+FIXED_AT_START = ("run_dir", "socket", "map_size", "log_format", "source", "dry_run")
 
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m)?\s*")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, None: 1.0}
@@ -173,6 +182,8 @@ def _from_text(name: str, text: str) -> Any:
         return [part for part in text.split(":") if part]
     if name in ("interval", "nvml_interval"):
         return parse_duration(text)
+    if name == "map_size":
+        return int(text)
     if name == "dry_run":
         if text.lower() in _TRUE | _FALSE:
             return text.lower() in _TRUE

@@ -46,7 +46,13 @@ class Repairer:
         self.regions: dict[str, RegionRepairs] = {}
         self.owners = Owners(procfs)
         self.finder = RegionFinder(settings.containers_dir)
-        self.writer = Worker("slot writer", "resolver.hami.writer", timeout=_WRITER_SECONDS)
+        self.writer = Worker(
+            # A tenant's umask may have taken the right to write from others, and root is one of them without this.
+            "slot writer",
+            "resolver.hami.writer",
+            timeout=_WRITER_SECONDS,
+            rights=frozenset({"DAC_OVERRIDE"}),
+        )
         self._containers = Containers(procfs, pidmap)
         self._next_discovery = 0.0
         self._reports: dict[str, RegionReport] = {}  # of regions that nothing has happened to since

@@ -15,16 +15,20 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from resolver import __version__, log
-from resolver.config import FIXED_AT_START, Settings
+from resolver import __version__, capabilities, log
+from resolver.config import FIXED_AT_START, Settings, SourceName
+from resolver.errors import UsageError
 from resolver.gpu.sampler import Sampler
 from resolver.hami.policy import Policy, decide
 from resolver.join import NOTHING, Joined, join
+from resolver.lookup.live import LiveLookup
 from resolver.pidmap import PidMap
 from resolver.procfs import Procfs
 from resolver.repairer import Repairer
 from resolver.snapshot import Snapshot
-from resolver.sources.choose import choose
+from resolver.sources.choose import Ladder
+from resolver.sources.listing import Listing
+from resolver.sources.scan import ScanSource
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -35,19 +39,24 @@ _ERRORS_BEFORE_END = 10
 class Service:
     """Everything the daemon holds. ``snapshot`` is replaced whole after each pass."""
 
-    def __init__(self, settings: Settings, procfs: Procfs | None = None) -> None:
+    def __init__(self, settings: Settings, procfs: Procfs | None = None, *, in_charge: bool = False) -> None:
+        """``in_charge``: the whole process is this daemon's, so drop its capabilities, and serve the API."""
         _raise_descriptor_limit()
         self.settings = settings
         self.journal = log.Journal()
         self.counters: Counter[str] = Counter()
         self.procfs = procfs or Procfs()
-        self.pidmap = PidMap(choose(settings.source, self.procfs))
+        self.pidmap = PidMap(Listing(ScanSource(self.procfs)))
+        self.ladder = Ladder(
+            settings.source, self.procfs, settings.map_size, self.pidmap.use, self.journal.log.info
+        )
         self.repairer = Repairer(settings, self.procfs, self.pidmap, self.counters, self.journal)
         self.sampler = Sampler()
         self.policy: Policy = decide(settings.hostpid_namespace, None)
         self.joined: Joined = NOTHING
         self.passes = 0
         self.snapshot: Snapshot | None = None
+        self._in_charge = in_charge
         self._policy_said: Policy | None = None
         self._new_settings: Settings | None = None
         self._stopping = asyncio.Event()
@@ -56,11 +65,17 @@ class Service:
     # -- life ---------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Work until `stop` is called."""
+        """Work until `stop` is called. `CannotKnow` if the source that was asked for does not work here."""
+        if self.settings.source != SourceName.AUTO:
+            try:
+                await self.start_source()
+            except BaseException:
+                self.close()
+                raise
         self.journal.log.info(
             "started",
             version=__version__,
-            source=self.pidmap.source.name,
+            source=self.settings.source,
             containers_dir=list(self.settings.containers_dir),
             dry_run=self.settings.dry_run,
         )
@@ -68,6 +83,12 @@ class Service:
             asyncio.create_task(self._every("nvml_interval", self.collect_once, asyncio.Event())),
             asyncio.create_task(self._every("interval", self.pass_once, self._hurry)),
         ]
+        if self.settings.source == SourceName.AUTO:
+            tasks.append(asyncio.create_task(self._climb()))
+        else:
+            tasks.append(asyncio.create_task(self._every("nvml_interval", self._tend, asyncio.Event())))
+        if self._in_charge:
+            tasks.append(asyncio.create_task(self._serve()))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -104,6 +125,41 @@ class Service:
                     await hurry.wait()
             hurry.clear()
 
+    async def start_source(self) -> None:
+        """Find the best source, then give up every right that it took to start it."""
+        await self.ladder.start()
+        if not self._in_charge:
+            return
+        steps = self.ladder.steps
+        optional = frozenset({"DAC_OVERRIDE"})  # tenants' files are 0666, unless one has a umask
+        running = frozenset().union(*(capabilities.WHILE_RUNNING[name] for name in steps), optional)
+        children = frozenset().union(*(capabilities.TO_START[name] for name in steps), optional)
+        try:
+            capabilities.limit(running, children)
+        except OSError as error:
+            self.journal.log.warning("capabilities_kept", why=str(error))
+
+    async def _climb(self) -> None:
+        """With ``auto`` nothing waits for the best source: the scan does until it is there."""
+        await self.start_source()
+        await self._every("nvml_interval", self._tend, asyncio.Event())
+
+    async def _serve(self) -> None:
+        """The API. Imported late: without it the daemon weighs a third less."""
+        from resolver import api
+
+        path = self.settings.socket_path
+        try:
+            listener = api.bind(path)
+        except (OSError, UsageError) as error:
+            self.journal.log.warning("api_off", socket=path, why=str(error))
+            await self._stopping.wait()
+            return
+        await api.serve(LiveLookup(self.procfs, self.pidmap), listener, path)
+
+    async def _tend(self) -> None:
+        await self.ladder.tend(self.pidmap.source)
+
     def _out_of_descriptors(self) -> None:
         self.counters["out_of_descriptors"] += 1
         self.repairer.shed()
@@ -136,6 +192,7 @@ class Service:
         """Give everything back: children, handles, files."""
         self.sampler.worker.stop()
         self.repairer.close()
+        self.pidmap.close()
 
     # -- the two steps ------------------------------------------------------------------------------
 
@@ -156,6 +213,7 @@ class Service:
         if self._new_settings is not None:
             wanted, self._new_settings = self._new_settings, None
             self._use(wanted)
+        self.pidmap.source.tend()
         await self.repairer.pass_once(self.policy, self.joined, patient=patient)
         self.passes += 1
         self.snapshot = self.picture()
@@ -176,6 +234,8 @@ class Service:
             at=time.time(),
             passes=self.passes,
             source=self.pidmap.source.name,
+            sources_not_used=dict(self.ladder.why_not),
+            source_counters=self.pidmap.counters(),
             processes=len(self.pidmap),
             policy=self.policy.namespace or "unknown",
             policy_why=self.policy.why,

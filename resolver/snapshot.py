@@ -49,6 +49,8 @@ class Snapshot(NamedTuple):
     at: float
     passes: int
     source: str
+    sources_not_used: Mapping[str, str]  # why
+    source_counters: Mapping[str, int]
     processes: int
     policy: str
     policy_why: str

@@ -33,10 +33,18 @@ class Worker:
 
     ``module`` has a ``main()`` and is started by `resolver.child` without ``site``, so that it starts in
     milliseconds and stays small; ``paths`` is where it finds what it imports beside the standard library.
-    ``timeout`` is in seconds, for one request.
+    ``timeout`` is in seconds, for one request. ``rights`` are the capabilities that it keeps of those the daemon has,
+    None for all of them.
     """
 
-    def __init__(self, name: str, module: str, *paths: str, timeout: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        *paths: str,
+        timeout: float,
+        rights: frozenset[str] | None = frozenset(),
+    ) -> None:
         self.name = name
         self.timeout = timeout
         self.starts = 0
@@ -44,7 +52,18 @@ class Worker:
         self.last_failure = ""
         package = os.path.dirname(os.path.abspath(__file__))
         script = os.path.join(package, "child.py")
-        self._argv = [sys.executable, "-I", "-S", script, module, name, os.path.dirname(package), *paths]
+        keep = "all" if rights is None else ",".join(sorted(rights))
+        self._argv = [
+            sys.executable,
+            "-I",
+            "-S",
+            script,
+            module,
+            name,
+            keep,
+            os.path.dirname(package),
+            *paths,
+        ]
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._in_a_row = 0

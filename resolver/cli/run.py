@@ -57,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     }
     for flag, (kind, text) in choices.items():
         add(flag, choices=[member.value for member in kind], help=text)
+    add("--map-size", metavar="N", help="processes that the kernel's map has room for (default 65536)")
+    add("--socket", metavar="PATH", help="where the API listens (default resolver.sock in the run directory)")
     add(
         "--run-dir",
         metavar="DIR",
@@ -83,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _forever(settings: Settings, load: Any) -> None:
-    service = Service(settings)
+    service = Service(settings, in_charge=True)
 
     def reload() -> None:
         try:
@@ -101,6 +103,8 @@ async def _forever(settings: Settings, load: Any) -> None:
 async def _once(settings: Settings) -> int:
     service = Service(settings)
     try:
+        if settings.source != config.SourceName.AUTO:
+            await service.start_source()
         await service.collect_once()
         # The second look tells a process that is gone from one that was only missed.
         for _ in range(2):

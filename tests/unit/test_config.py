@@ -121,7 +121,7 @@ def test_a_duration_is_what_was_written(seconds: float, unit: tuple[str, float])
         ('dry_run = "maybe"', ["dry_run", "'maybe'", "true or false"]),
         ('hostpid_namespace = "guest"', ["hostpid_namespace", "'guest'", "auto, host, container"]),
         ("write_utilization = false", ["write_utilization", "False", "auto, always, never"]),
-        ('source = "bpf"', ["source", "'bpf'", "auto, scan"]),
+        ('source = "tea"', ["source", "'tea'", "auto, bpf, netlink, scan"]),
         ("log_format = 3", ["log_format", "3", "auto, json, console"]),
         ('log_level = "loud"', ["log_level", "'loud'", "debug, info, warning, error"]),
         ("containers_dir = 5", ["containers_dir", "5", "a list of paths"]),
@@ -150,7 +150,7 @@ def test_what_is_wrong_in_a_file_gets_a_sentence(tmp_path: Path, text: str | byt
     [
         ("RESOLVER_INTERVAL", "soon", ["'soon'", "250ms"]),
         ("RESOLVER_DRY_RUN", "2", ["'2'", "true or false"]),
-        ("RESOLVER_SOURCE", "bpf", ["'bpf'", "auto, scan"]),
+        ("RESOLVER_SOURCE", "tea", ["'tea'", "auto, bpf, netlink, scan"]),
         ("RESOLVER_CONTAINERS_DIR", ":", ["':'", "at least one"]),
     ],
 )
