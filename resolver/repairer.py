@@ -14,7 +14,7 @@ from resolver.hami.openat import open_directory
 from resolver.hami.repairs import Order, RegionRepairs, SlotState, encode
 from resolver.owners import Owners
 from resolver.procfs import ProcessHandle, Procfs
-from resolver.snapshot import RegionReport, SlotReport
+from resolver.report import region_report
 from resolver.types import RegionReason, UnresolvedReason
 from resolver.workers import Worker
 
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from resolver.join import Joined
     from resolver.log import Journal
     from resolver.pidmap import PidMap
+    from resolver.snapshot import RegionReport
 
 _DISCOVER_EVERY = 1.0
 _WRITER_SECONDS = 1.0
 _DEATHS_BEFORE_QUARANTINE = 3
+_UNWRITABLE_SECONDS = 5.0
 
 
 class Repairer:
@@ -245,6 +247,8 @@ class Repairer:
                 state.reason = UnresolvedReason.CHANGED
         elif outcome == writer.DONE:
             self.counters["utilization_writes"] += 1
+            if state.dead:
+                self._zeroed(repairs, order)
         elif outcome == writer.OWNER_GONE:
             self.counters["writes_undone"] += 1
             state.reason = UnresolvedReason.GONE
@@ -252,6 +256,7 @@ class Repairer:
             self.counters["writes_undone"] += 1
         elif outcome == writer.NOT_WRITABLE:
             state.reason = UnresolvedReason.WRITE_FAILED
+            repairs.pause(time.monotonic(), _UNWRITABLE_SECONDS, UnresolvedReason.WRITE_FAILED)
         elif order.device is None:
             self.counters["writes_missed"] += 1
             state.reason = UnresolvedReason.CHANGED
@@ -272,6 +277,16 @@ class Repairer:
         state.written_at = order.slot
         state.wrong_since = None
         self.journal.log.info("repair", **_about(repairs, order))
+
+    def _zeroed(self, repairs: RegionRepairs, order: Order) -> None:
+        self.journal.log.info(
+            "dead_slot_zeroed",
+            container=repairs.region.dir_name,
+            slot=order.slot,
+            ns_pid=order.state.slot.pid,
+            device=order.device,
+            before=order.expected,
+        )
 
     def _would_write(self, repairs: RegionRepairs, order: Order) -> None:
         """Say once per generation and value what would be written."""
@@ -298,7 +313,7 @@ class Repairer:
     def reports(self, joined: Joined) -> tuple[RegionReport, ...]:
         """Every region and slot, for the snapshot."""
         reports = {
-            path: self._reports.get(path) or _region_report(repairs, joined)
+            path: self._reports.get(path) or region_report(repairs, joined)
             for path, repairs in self.regions.items()
         }
         self._reports = reports
@@ -320,48 +335,3 @@ def _about(repairs: RegionRepairs, order: Order) -> dict[str, Any]:
         "before": state.slot.hostpid,
         "after": order.new >> 32,
     }
-
-
-def _region_report(repairs: RegionRepairs, joined: Joined) -> RegionReport:
-    region, view = repairs.region, repairs.view
-    uuids = view.uuids if view else ()
-    slots = [_slot_report(state, uuids, joined) for state in repairs.told_apart()]
-    for index, why in repairs.odd.items():
-        slot = view.slots[index] if view else None
-        if slot:
-            slots.append(
-                SlotReport(
-                    slot.pid,
-                    index,
-                    slot.hostpid,
-                    None,
-                    False,
-                    why,
-                    None,
-                    slot.sm_util,
-                    (None,) * len(uuids),
-                )
-            )
-    return RegionReport(
-        region.path, region.pod_uid, region.container_name, region.layout.name, uuids, tuple(slots)
-    )
-
-
-def _slot_report(state: SlotState, uuids: tuple[str, ...], joined: Joined) -> SlotReport:
-    slot, owner = state.slot, state.owner
-    utilization: tuple[int | None, ...]
-    if owner is None:
-        utilization = ((0 if state.dead else None),) * len(uuids)
-    else:
-        utilization = tuple(joined.utilization(owner.process.host_pid, uuid) for uuid in uuids)
-    return SlotReport(
-        ns_pid=slot.pid,
-        slot=slot.index,
-        hostpid=slot.hostpid,
-        host_pid=owner.process.host_pid if owner else None,
-        dead=state.dead,
-        unresolved=None if state.dead else state.reason,
-        repaired=state.repaired,
-        sm_util=slot.sm_util,
-        utilization=utilization,
-    )

@@ -129,7 +129,8 @@ class RegionRepairs:
         self.odd: dict[int, UnresolvedReason] = {}  # slots without a state of their own, by index
         self.writer_deaths = 0  # in a row, with this file
         self.quarantines = 0
-        self.quarantined_until = 0.0
+        self._paused_until = 0.0
+        self._pause_reason = UnresolvedReason.QUARANTINED
         self._crowded: frozenset[int] = frozenset()  # hostpids that several slots hold
         self._twice: set[int] = set()  # pids that several slots hold
         self._mtime_ns = region.mtime_ns
@@ -206,8 +207,12 @@ class RegionRepairs:
         """The writer died on this file: leave it alone, longer each time. Returns for how many seconds."""
         seconds = min(_LONGEST_QUARANTINE, _FIRST_QUARANTINE * 2 ** min(self.quarantines, 20))
         self.quarantines += 1
-        self.quarantined_until = now + seconds
+        self.pause(now, seconds, UnresolvedReason.QUARANTINED)
         return float(seconds)
+
+    def pause(self, now: float, seconds: float, reason: UnresolvedReason) -> None:
+        """Write nothing into this file for a while; what would be written is unresolved for that reason."""
+        self._paused_until, self._pause_reason = now + seconds, reason
 
     def plan(
         self,
@@ -224,16 +229,16 @@ class RegionRepairs:
         """
         if self.view is None:
             return
-        quarantined = now < self.quarantined_until
-        if quarantined:
+        paused = now < self._paused_until
+        if paused:
             writes = WriteUtilization.NEVER
         ours = writes is WriteUtilization.ALWAYS or not self.maintained()
         for state in self.told_apart():
             order = None
             if state.owner is not None:
                 order = self._hostpid(state, state.owner.process.host_pid, now, policy, on_conflict)
-                if order is not None and quarantined:
-                    state.reason, order = UnresolvedReason.QUARANTINED, None
+                if order is not None and paused:
+                    state.reason, order = self._pause_reason, None
             if order is not None:
                 yield order
             elif writes is not WriteUtilization.NEVER and (
