@@ -98,7 +98,8 @@ def find(containers: Path) -> Iterator[RegionFinder]:
     finder = RegionFinder([str(containers)])
     yield finder
     finder.close()
-    assert set(os.listdir("/proc/self/fd")) == before, "descriptors were left open"
+    # Others may be collected meanwhile; new ones would be the finder's.
+    assert set(os.listdir("/proc/self/fd")) <= before, "descriptors were left open"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,9 @@ def test_one_number_for_thousands_of_processes(start: Start) -> None:
     container = start(A, f"/kubepods/burstable/pod-x/{A}")
     container.order("churn 400 1000000 2000")
     procfs, answers, nothing = Procfs(), [], 0
-    for _ in range(400):
+    until = time.monotonic() + 60  # as many as it takes on a busy machine
+    while len(answers) < 150 or len({host_pid for host_pid, _, _ in answers}) < 100 or not nothing:
+        assert time.monotonic() < until, f"{len(answers)} answers, {nothing} without one, in 60 s"
         began = time.monotonic_ns()
         try:
             answers.append((lookup(procfs, A, 400).host_pid, began, time.monotonic_ns()))
@@ -52,10 +54,7 @@ def test_one_number_for_thousands_of_processes(start: Start) -> None:
             nothing += 1
     container.wait("reaped", len(container.all("reaped")) + 2)
     life = Life(container)
-    assert len({pid for pid, _, _ in life.lives}) > 100, "host PIDs must have changed under the look-ups"
     assert [answer for answer in answers if not life.had_it(*answer)] == []
-    assert len(answers) >= 100
-    assert nothing >= 1
 
 
 def test_the_same_through_the_command(start: Start) -> None:
