@@ -65,7 +65,7 @@ class Btf:
         Members of anonymous structures and unions count as the outer structure's own. Raises `BtfError` if there
         is no such structure or member, or if it does not start at a whole byte.
         """
-        where = self._find(name)
+        where: int | None = self._find(name)
         total = 0
         for member in members:
             if where is None:

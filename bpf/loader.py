@@ -23,7 +23,13 @@ import sys
 import time
 import traceback
 
-MAPS = ("processes", "tgids", "namespaces", "tombstones", "counters")
+TYPE_CHECKING = False  # typing takes milliseconds to import
+if TYPE_CHECKING:
+    from typing import Any
+
+    from btf import Btf
+
+MAPS = ("processes", "tgids", "namespaces", "tombstones", "graves", "counters")
 #: Program to tracepoint. The end first: a process that is known from its beginning must not miss its end.
 PROBES = {"on_exit": "sched_process_exit", "on_fork": "sched_process_fork", "on_exec": "sched_process_exec"}
 ITERATOR = "bpf_iter__task"
@@ -109,7 +115,7 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
-def load(request: dict) -> tuple[dict, list[int]]:
+def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     """Everything; raises `LoadError`."""
     clock = Clock()
     require_privileges(request["lockdown"])
@@ -120,7 +126,7 @@ def load(request: dict) -> tuple[dict, list[int]]:
     clock.step("import bcc")
     program = compile_program(bcc, here, {**offsets, **request["sizes"]})
     clock.step("compile")
-    functions = load_functions(bcc, program)
+    functions = load_functions(program)
     clock.step("verify")
     links = attach(bcc, program, functions)
     clock.step("attach")
@@ -207,8 +213,8 @@ def read_offsets(path: str) -> dict[str, int]:
             blob = file.read()
     except OSError as error:
         raise LoadError(
-            f"this kernel has no BTF: {path} cannot be read ({error.strerror}). It takes Linux 5.8 or later built with "
-            "CONFIG_DEBUG_INFO_BTF=y; use --source netlink or scan until then"
+            f"this kernel has no BTF: {path} cannot be read ({error.strerror}). It takes Linux 5.12 or later built "
+            "with CONFIG_DEBUG_INFO_BTF=y; use --source netlink or scan until then"
         ) from None
     try:
         btf = Btf(blob)
@@ -216,12 +222,13 @@ def read_offsets(path: str) -> dict[str, int]:
         found["UPID_SIZE"] = btf.size("upid")
     except BtfError as error:
         raise LoadError(
-            f"this kernel's BTF in {path} is not understood: {error}. Use --source netlink or scan, and report the kernel"
+            f"this kernel's BTF in {path} is not understood: {error}. Use --source netlink or scan, and report the "
+            "kernel"
         ) from None
     return found
 
 
-def first_offset(btf, choices: tuple) -> int:
+def first_offset(btf: Btf, choices: tuple[tuple[str, ...], ...]) -> int:
     """The offset by the first of several names that this kernel knows."""
     from btf import BtfError
 
@@ -233,7 +240,7 @@ def first_offset(btf, choices: tuple) -> int:
     return btf.offset(*choices[-1])
 
 
-def import_bcc(headers: str):
+def import_bcc(headers: str) -> Any:
     """The module ``bcc``, which is to take the stub headers for the kernel's."""
     # BCC looks for DIRECTORY/include; it reads the variable when it compiles.
     os.environ["BCC_KERNEL_SOURCE"] = os.path.dirname(headers)
@@ -248,43 +255,43 @@ def import_bcc(headers: str):
     return bcc
 
 
-def compile_program(bcc, here: str, constants: dict[str, int]):
+def compile_program(bcc: Any, here: str, constants: dict[str, int]) -> Any:
     """C to BPF, and the maps made."""
     flags = [f"-D{name}={value}" for name, value in constants.items()]
     flags += [f"-I{here}", "-Wno-macro-redefined"]
     try:
         return bcc.BPF(src_file=os.path.join(here, "pidmap.c"), cflags=flags)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - BCC raises no other
         raise refused("the BPF program could not be compiled, or its maps not be made", error) from None
 
 
-def load_functions(bcc, program) -> dict[str, int]:
+def load_functions(program: Any) -> dict[str, int]:
     """Past the verifier: ``{name: descriptor}``."""
     try:
         found = {name: program.load_func(name.encode(), _RAW_TRACEPOINT).fd for name in PROBES}
         found[ITERATOR] = program.load_func(ITERATOR.encode(), _TRACING, attach_type=_TRACE_ITER).fd
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - BCC raises no other
         raise refused("the kernel did not take the BPF program", error) from None
     return found
 
 
-def attach(bcc, program, functions: dict[str, int]) -> list[int]:
+def attach(bcc: Any, program: Any, functions: dict[str, int]) -> list[int]:
     """The links, in the order of `PROBES`, and the iterator's last."""
     try:
         for name, tracepoint in PROBES.items():
             program.attach_raw_tracepoint(tracepoint.encode(), name.encode())
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - BCC raises no other
         raise refused("the BPF program could not be attached", error) from None
     links = [program.raw_tracepoint_fds[tracepoint.encode()] for tracepoint in PROBES.values()]
     iterator = bcc.lib.bcc_iter_attach(functions[ITERATOR], None, 0)
     if iterator < 0:
         raise LoadError(
-            "the task iterator could not be attached: it takes Linux 5.8 or later, see the debug log"
+            "the task iterator could not be attached: it takes Linux 5.12 or later, see the debug log"
         )
     return [*links, iterator]
 
 
-def seed(bcc, iterator: int) -> int:
+def seed(bcc: Any, iterator: int) -> int:
     """Run over every process there is; returns how many there are."""
     fd = bcc.lib.bcc_iter_create(iterator)
     if fd < 0:

@@ -4,7 +4,7 @@
  * namespaces. Does not see: processes that exist before it is attached (the iterator at the end seeds those),
  * threads, and what a process does. It never wakes user space.
  *
- * Since Linux 5.8 (task iterators, CAP_BPF, CAP_PERFMON), with BTF. It includes no kernel header: the TASK_,
+ * Since Linux 5.12 (atomics that return the old value; task iterators and CAP_BPF are older), with BTF. It includes no kernel header: the TASK_,
  * SIGNAL_, PID_, UPID_ and PIDNS_ offsets come from the running kernel's BTF by -D, as do the sizes of the maps.
  */
 #include "pidmap.h"
@@ -15,10 +15,10 @@
 BPF_TABLE("hash", struct level, struct process, processes, PROCESS_LEVELS);
 BPF_TABLE("hash", u32, struct process, tgids, PROCESSES);
 BPF_TABLE("hash", u32, struct init, namespaces, NAMESPACES);
-BPF_TABLE("lru_hash", u32, struct tombstone, tombstones, TOMBSTONES);
+/* A ring, and where in it whose tombstone is. An LRU hash would find one faster, and cost each exit 1 us more. */
+BPF_TABLE("array", u32, struct tombstone, tombstones, TOMBSTONES);
+BPF_TABLE("array", u32, struct graves, graves, 1);
 BPF_TABLE("percpu_array", u32, struct counters, counters, 1);
-/* A tombstone is too much for the stack once it is written at a computed index (allowed since 5.12 only). */
-BPF_TABLE("percpu_array", u32, struct tombstone, scratch, 1);
 
 struct seq_file;
 struct task_struct;
@@ -41,6 +41,7 @@ static __always_inline void count_at(u32 offset)
         *(u64 *)((char *)mine + offset) += 1;
 }
 
+#define barrier() asm volatile("" ::: "memory")
 #define COUNT(what) count_at(__builtin_offsetof(struct counters, what))
 
 static __always_inline void count_failure(int error)
@@ -177,23 +178,38 @@ static __always_inline void store(u64 leader, u32 host_tgid)
         count_failure(error);
 }
 
+/* The next place in the ring, which had the oldest tombstone. Void until its host_tgid is set again. */
+static __always_inline struct tombstone *dig(u32 host_tgid)
+{
+    u32 zero = 0, place;
+    struct graves *row = graves.lookup(&zero);
+    struct tombstone *tombstone;
+    if (!row)
+        return NULL;
+    place = __sync_fetch_and_add(&row->next, 1) & (TOMBSTONES - 1);
+    tombstone = tombstones.lookup(&place);
+    if (!tombstone)
+        return NULL;
+    tombstone->host_tgid = 0;
+    row->host_tgid[place] = host_tgid;
+    return tombstone;
+}
+
 /* A process that ended. It keeps its numbers until it is reaped, so the entries under them are its own. */
 static __always_inline void bury(u64 leader, u32 host_tgid)
 {
     struct process process = {};
-    struct tombstone *grave;
+    struct tombstone *tombstone;
     u64 pid = 0;
-    u32 level = 0, zero = 0;
+    u32 level = 0;
     tgids.delete(&host_tgid);
-    grave = scratch.lookup(&zero);
-    if (!grave || read_process(leader, host_tgid, &process, &pid, &level))
+    tombstone = dig(host_tgid);
+    if (!tombstone || read_process(leader, host_tgid, &process, &pid, &level))
         return;
-    __builtin_memset(grave, 0, sizeof(*grave));
-    grave->start_time = process.start_time;
-    grave->exit_time = bpf_ktime_get_boot_ns();
-    grave->host_tgid = host_tgid;
-    grave->levels = process.levels;
-    grave->level[0] = process.next;
+    tombstone->start_time = process.start_time;
+    tombstone->exit_time = bpf_ktime_get_boot_ns();
+    tombstone->levels = process.levels;
+    tombstone->level[0] = process.next;
     for (u32 i = 1; i < MAX_LEVELS; i++) {
         struct level key = {};
         if (i > level || read_level(pid, i, &key))
@@ -201,10 +217,10 @@ static __always_inline void bury(u64 leader, u32 host_tgid)
         processes.delete(&key);
         if (key.ns_pid == 1)
             namespaces.delete(&key.pidns);
-        grave->level[i] = key;
+        tombstone->level[i] = key;
     }
-    if (tombstones.update(&host_tgid, grave))
-        COUNT(update_failed);
+    barrier();
+    tombstone->host_tgid = host_tgid;
 }
 
 /* What the iterator put in for a process that ended meanwhile; its numbers may be another's by now. */

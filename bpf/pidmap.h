@@ -39,13 +39,22 @@ struct init {
     __u32 padding;
 };
 
-/* Value of `tombstones`, whose key is a host tgid: the last process with that number that ended. */
+/* Value of `tombstones`, a ring of the processes that ended last. Only the first `levels` of `level` are its own. */
 struct tombstone {
     __u64 start_time;
     __u64 exit_time;
-    __u32 host_tgid;
+    __u32 host_tgid; /* 0: never used, or being written */
     __u32 levels;
     struct level level[MAX_LEVELS]; /* outermost first */
+};
+
+/* The one value of `graves`: who lies where in `tombstones`, to be searched without reading all of them. */
+#ifndef TOMBSTONES
+#define TOMBSTONES 8192 /* a power of two */
+#endif
+struct graves {
+    __u64 next; /* tombstones ever put up; the next one's place in the ring is the remainder by TOMBSTONES */
+    __u32 host_tgid[TOMBSTONES];
 };
 
 /* The one value of `counters`, per CPU. */

@@ -6,7 +6,7 @@ one verifies it against ``/proc`` and the start time first.
 
 from __future__ import annotations
 
-import os
+import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 #: Nanoseconds in a clock tick as ``/proc`` counts them (USER_HZ is 100 on every machine this runs on).
 TICK = 10_000_000
-#: An LRU map hands out its entries to the CPUs by so many (LOCAL_FREE_TARGET in kernel/bpf/bpf_lru_list.c).
-_LRU_SHARE = 128
 _OVERTAKEN_WAIT = 0.002
 _PROBES = ("on_fork", "on_exec", "on_exit")
 
@@ -35,6 +33,7 @@ class Sizes(NamedTuple):
     """How many entries the maps hold. Kernel memory: some 190 bytes a process, 350 a tombstone, all at once.
 
     ``processes`` is for living processes, and once more for those of them that are in PID namespaces.
+    ``tombstones`` is rounded up to a power of two.
     """
 
     processes: int = 65_536
@@ -94,12 +93,11 @@ def start(
 
     Raises `BpfUnavailable` with the reason and the remedy. ``pythons`` are tried in order for one that has bcc.
     """
-    cpus = os.cpu_count() or 1
     constants = {
         "PROCESSES": sizes.processes,
         "PROCESS_LEVELS": sizes.processes,
         "NAMESPACES": sizes.namespaces,
-        "TOMBSTONES": sizes.tombstones + _LRU_SHARE * cpus,
+        "TOMBSTONES": 1 << max(0, sizes.tombstones - 1).bit_length(),
     }
     loaded = load(
         constants, pythons=pythons or default_pythons(), btf=btf, lockdown=lockdown, timeout=timeout
@@ -122,20 +120,23 @@ class BpfPidMap:
         self.report = loaded.report
         self._loaded = loaded
         self._kernel = Kernel()
-        sizes = {each["name"]: (each["key_size"], each["value_size"]) for each in loaded.report["maps"]}
+        maps = {each["name"]: each for each in loaded.report["maps"]}
+        sizes = {name: (each["key_size"], each["value_size"]) for name, each in maps.items()}
         u32 = LAYOUTS["u32"]
+        self._tombstone_count: int = maps["tombstones"]["max_entries"]
         wanted = {
             "processes": (_LEVEL, _PROCESS.size),
             "tgids": (u32, _PROCESS.size),
             "namespaces": (u32, _INIT.size),
             "tombstones": (u32, _TOMBSTONE.size),
+            "graves": (u32, 8 + 4 * self._tombstone_count),
             "counters": (u32, LAYOUTS["counters"].size),
         }
         for name, (key, value_size) in wanted.items():
             if sizes[name] != (key.size, value_size):
                 raise BpfUnavailable(
-                    f"the BPF program's map {name} has keys and values of {sizes[name]} bytes, and this program expects "
-                    f"{(key.size, value_size)}: they are of different versions; install resolver again"
+                    f"the BPF program's map {name} has keys and values of {sizes[name]} bytes, and this program "
+                    f"expects {(key.size, value_size)}: they are of different versions; install resolver again"
                 )
         self._cpus = _possible_cpus()
         fds = loaded.maps
@@ -143,6 +144,7 @@ class BpfPidMap:
         self._tgids = BpfMap(self._kernel, fds["tgids"], u32, _PROCESS.size)
         self._namespaces = BpfMap(self._kernel, fds["namespaces"], u32, _INIT.size)
         self._tombstones = BpfMap(self._kernel, fds["tombstones"], u32, _TOMBSTONE.size)
+        self._graves = BpfMap(self._kernel, fds["graves"], u32, 8 + 4 * self._tombstone_count)
         self._counters = BpfMap(self._kernel, fds["counters"], u32, LAYOUTS["counters"].size * self._cpus)
         self._lost_then = 0
 
@@ -215,12 +217,19 @@ class BpfPidMap:
         return sorted(found)
 
     def tombstone(self, host_pid: int) -> Record | None:
-        """The process that had this host PID last and ended, if that was not too many others ago."""
-        if not self._tombstones.lookup(host_pid):
+        """The last process with this host PID that ended, if it is among the last ``Sizes.tombstones`` that did."""
+        if not 0 < host_pid < 1 << 32:
             return None
-        start_ns, exit_ns, found, count, *numbers = _TOMBSTONE.unpack_from(self._tombstones.value)
-        if found != host_pid:
+        self._graves.lookup(0)
+        row = self._graves.value.raw
+        place = _last_place(row, host_pid)
+        if place is None or not self._tombstones.lookup(place):
             return None
+        first = self._tombstones.value.raw
+        self._tombstones.lookup(place)
+        start_ns, exit_ns, found, count, *numbers = _TOMBSTONE.unpack(first)
+        if found != host_pid or self._tombstones.value.raw != first:
+            return None  # it is the oldest one, and being written over
         levels = tuple(zip(numbers[: 2 * count : 2], numbers[1 : 2 * count : 2], strict=True))
         return Record(host_pid, start_ns, levels, exit_ns)
 
@@ -344,6 +353,20 @@ class BpfPidMap:
     def close(self) -> None:
         """Detach the probes and give everything back; may be called twice."""
         self._loaded.close()
+
+
+def _last_place(row: bytes, host_pid: int) -> int | None:
+    """Where in a ``struct graves`` this number stands last before the next free place; None if nowhere."""
+    count = (len(row) - 8) // 4
+    free = 8 + 4 * (int.from_bytes(row[:8], sys.byteorder) % count)
+    wanted = host_pid.to_bytes(4, sys.byteorder)
+    for start, end in ((8, free), (free, len(row))):
+        at = row.rfind(wanted, start, end)
+        while at > 0 and at % 4:
+            at = row.rfind(wanted, start, at + 3)
+        if at > 0:
+            return (at - 8) // 4
+    return None
 
 
 def _identity(table: BpfMap) -> _Identity:

@@ -10,7 +10,9 @@ import ctypes
 import errno
 import os
 import platform
+import sys
 from struct import Struct
+from struct import error as StructError  # noqa: N812 - the name says what it is
 from typing import TYPE_CHECKING
 
 from resolver.errors import CannotKnow
@@ -113,7 +115,10 @@ class BpfMap:
 
     def lookup(self, *key: int) -> bool:
         """Whether there is such a key; its value is in `value` until the next call. Raises OSError."""
-        self._pack(self._key, 0, *key)
+        try:
+            self._pack(self._key, 0, *key)
+        except StructError:
+            return False  # not a number that any process or namespace has
         if self._call(*self._lookup) == 0:  # type: ignore[operator]
             return True
         code = ctypes.get_errno()
@@ -149,7 +154,7 @@ class BpfMap:
             if code not in (0, errno.ENOENT):
                 raise OSError(code, f"{os.strerror(code)} (BPF_MAP_LOOKUP_BATCH)")
             first, ended = where, code == errno.ENOENT
-            count = int.from_bytes(attributes[32:36], "little")
+            count = int.from_bytes(attributes.raw[32:36], sys.byteorder)
             yield (
                 memoryview(keys)[: count * self._key_bytes],
                 memoryview(values)[: count * self._value_bytes],
