@@ -1,0 +1,135 @@
+"""Starts the odd lives of ``lives.c``, and tells from ``/proc`` what is true of every process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from resolver.errors import ProcessGone
+from resolver.procfs import Procfs, parse_start_time
+
+SOURCE = Path(__file__).with_name("lives.c")
+FLAGS = ("-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread")
+#: In the flags of /proc/<pid>/stat, include/linux/sched.h.
+PF_EXITING = 0x4
+
+Identity = tuple[int, int]
+
+
+def compile_lives(directory: Path) -> Path:
+    """The program, compiled; raises CalledProcessError with the compiler's words on standard error."""
+    program = directory / "lives"
+    subprocess.run(["cc", *FLAGS, "-o", program, SOURCE], check=True)
+    return program
+
+
+class Life:
+    """One run of the program. ``host_pid`` is that of the process that was started, not of who says "ready"."""
+
+    def __init__(self, program: Path, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
+        )
+        assert self._process.stdout is not None
+        self.stdout = self._process.stdout
+        self.host_pid = self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.host_pid, 9)
+        self.end()
+
+    def line(self) -> str:
+        """Its next line; fails when it ends instead."""
+        line = self.stdout.readline().decode()
+        assert line, f"{self._process.args!r} ended and said nothing"
+        return line.strip()
+
+    def ready(self) -> Self:
+        assert self.line() == "ready"
+        return self
+
+    def nudge(self) -> None:
+        """One byte."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"x")
+        self._process.stdin.flush()
+
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def end(self) -> None:
+        """Closes its standard input and waits for its end."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        self._process.wait(20)
+
+
+def child_of(host_pid: int) -> int:
+    """The only child of a process."""
+    (child,) = children_of(host_pid)
+    return child
+
+
+def children_of(host_pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{host_pid}/task/{host_pid}/children").read_text().split()]
+
+
+class Truth(NamedTuple):
+    """What ``/proc`` says: ``(host_pid, start time in ticks)`` to levels, and who has begun to exit."""
+
+    living: dict[Identity, tuple[tuple[int, int], ...]]
+    ending: set[Identity]
+
+
+def truth() -> Truth:
+    """Every process but PID 1: some kernels of small virtual machines keep that one from BPF iterators."""
+    procfs = Procfs()
+    found = Truth({}, set())
+    for host_pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        if host_pid == 1:
+            continue
+        try:
+            identity = (host_pid, parse_start_time(Path(f"/proc/{host_pid}/stat").read_bytes()))
+            if not any(_runs(host_pid, tid) for tid in os.listdir(f"/proc/{host_pid}/task")):
+                found.ending.add(identity)
+                continue
+            found.living[identity] = tuple(
+                zip(_pidns_chain(procfs, host_pid), procfs.ns_pids(host_pid), strict=True)
+            )
+        except (FileNotFoundError, ProcessLookupError, ProcessGone):
+            continue
+    return found
+
+
+def _pidns_chain(procfs: Procfs, host_pid: int) -> tuple[int, ...]:
+    # A leader that ended before its threads has no namespaces any more; its threads have.
+    for tid in os.listdir(f"/proc/{host_pid}/task"):
+        with contextlib.suppress(ProcessGone):
+            return procfs.pidns_chain(int(tid))
+    raise ProcessGone(str(host_pid))
+
+
+def _runs(host_pid: int, tid: str) -> bool:
+    """Whether a thread has not begun to exit."""
+    try:
+        stat = Path(f"/proc/{host_pid}/task/{tid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return not int(stat[stat.rindex(b")") + 2 :].split()[6]) & PF_EXITING
+
+
+@contextlib.contextmanager
+def life(program: Path, *arguments: str) -> Iterator[Life]:
+    """A life that is over at the end of the block."""
+    with Life(program, *arguments) as started:
+        yield started

@@ -1,0 +1,171 @@
+"""Every odd way to live and to end that a process has, as the kernel's map sees it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resolver.procfs import HOST_PIDNS, Procfs
+from resolver.sources.bpf import BpfPidMap, Drift, Record, start
+from tests.fakes.bpf.lives import child_of, compile_lives, life
+from tests.kernel.conftest import until
+
+
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_lives(tmp_path_factory.mktemp("lives"))
+
+
+@pytest.fixture(scope="module")
+def pidmap() -> Iterator[BpfPidMap]:
+    started = start()
+    yield started
+    started.close()
+
+
+@pytest.fixture(autouse=True)
+def no_drift(pidmap: BpfPidMap) -> Iterator[None]:
+    """Whatever the life was, the map has neither lost nor kept anything because of it."""
+    pidmap.reconcile()
+    yield
+    assert pidmap.reconcile() == Drift(0, 0, 0)
+
+
+def found(pidmap: BpfPidMap, host_pid: int) -> Record:
+    """The record of a process, the same by host PID and by each of its numbers, and as /proc has it."""
+    record = pidmap.by_host(host_pid)
+    assert record is not None, f"process {host_pid} is not in the map"
+    process = Procfs().process(host_pid)
+    assert (record.host_pid, record.start_time, record.ns_pids) == process
+    for level in record.levels:
+        assert pidmap.lookup(*level) == record
+    assert host_pid in pidmap.candidates(record.ns_pids[-1])
+    assert pidmap.dump()[host_pid] == record
+    return record
+
+
+def gone(pidmap: BpfPidMap, record: Record) -> None:
+    """It is remembered as ended, and as nothing else."""
+    assert pidmap.by_host(record.host_pid) is None
+    for level in record.levels:
+        left = pidmap.lookup(*level)
+        assert left is None or left.host_pid != record.host_pid
+    stone = pidmap.tombstone(record.host_pid)
+    assert stone is not None
+    assert stone.exit_ns > stone.start_ns
+    assert stone == record._replace(exit_ns=stone.exit_ns)
+
+
+def test_a_leader_that_ends_before_its_threads_lives(pidmap: BpfPidMap, lives: Path) -> None:
+    with life(lives, "leader-first") as process:
+        process.ready()
+        assert "State:\tZ" in Path(f"/proc/{process.host_pid}/status").read_text()
+        record = found(pidmap, process.host_pid)
+        assert pidmap.tombstone(process.host_pid) is None
+        process.end()
+        gone(pidmap, record)
+
+
+def test_a_thread_that_execs_takes_over_its_leaders_place(pidmap: BpfPidMap, lives: Path) -> None:
+    with life(lives, "thread-execs") as process:
+        first = pidmap.by_host(process.host_pid)
+        process.ready()
+        record = found(pidmap, process.host_pid)
+        assert first == record
+        assert pidmap.tombstone(process.host_pid) is None
+        process.end()
+        gone(pidmap, record)
+
+
+def test_a_thousand_threads_are_one_process(pidmap: BpfPidMap, lives: Path) -> None:
+    with life(lives, "threads", "1000") as process:
+        process.ready()
+        record = found(pidmap, process.host_pid)
+        threads = [int(tid) for tid in os.listdir(f"/proc/{process.host_pid}/task")]
+        assert len(threads) == 1001
+        assert [tid for tid in threads if pidmap.by_host(tid)] == [process.host_pid]
+        process.end()
+        gone(pidmap, record)
+        assert [tid for tid in threads if pidmap.tombstone(tid)] == [process.host_pid]
+
+
+def test_a_vforked_child_is_a_process_before_and_after_it_execs(pidmap: BpfPidMap, lives: Path) -> None:
+    with life(lives, "vfork") as process:
+        assert process.line() == "vforked"
+        child = child_of(process.host_pid)
+        before = found(pidmap, child)
+        process.nudge()
+        process.ready()
+        assert found(pidmap, child) == before
+        process.end()
+        gone(pidmap, before)
+
+
+def test_a_clone_into_a_new_namespace(pidmap: BpfPidMap, lives: Path) -> None:
+    with life(lives, "clone") as process:
+        process.ready()
+        child = child_of(process.host_pid)
+        record = found(pidmap, child)
+        pidns = Procfs().pidns(child)
+        assert record.levels == ((HOST_PIDNS, child), (pidns, 1))
+        assert pidmap.namespaces()[pidns] == (child, record.start_ns)
+        process.end()
+        gone(pidmap, record)
+        assert pidns not in pidmap.namespaces()
+
+
+def test_a_process_that_enters_a_namespace_and_forks(pidmap: BpfPidMap, lives: Path) -> None:
+    with life(lives, "clone") as container, life(lives, "enter", f"/proc/{child_after(container)}/ns/pid") as guest:
+        guest.ready()
+        init, child = child_of(container.host_pid), child_of(guest.host_pid)
+        record = found(pidmap, child)
+        assert record.levels == ((HOST_PIDNS, child), (Procfs().pidns(init), 2))
+        assert len(found(pidmap, guest.host_pid).levels) == 1, "who enters stays in its own namespace itself"
+        guest.end()
+        gone(pidmap, record)
+
+
+def child_after(container: object) -> int:
+    """The host PID of a container's first process, once it is ready."""
+    from tests.fakes.bpf.lives import Life
+
+    assert isinstance(container, Life)
+    return child_of(container.ready().host_pid)
+
+
+@pytest.mark.parametrize("depth", [1, 3, 32])
+def test_every_level_of_nested_namespaces(pidmap: BpfPidMap, lives: Path, depth: int) -> None:
+    """The kernel allows 32 levels below its own (MAX_PID_NS_LEVEL)."""
+    with life(lives, "nested", str(depth)) as process:
+        process.ready()
+        innermost = process.host_pid
+        chain = [innermost]
+        for _ in range(depth):
+            innermost = child_of(innermost)
+            chain.append(innermost)
+        records = [found(pidmap, host_pid) for host_pid in chain]
+        assert [len(record.levels) for record in records] == list(range(1, depth + 2))
+        assert tuple(pidns for pidns, _ in records[-1].levels) == Procfs().pidns_chain(innermost)
+        process.end()
+        until(lambda: not Path(f"/proc/{chain[1]}").exists(), "the end of the namespaces")
+        for record in records:
+            gone(pidmap, record)
+
+
+def test_what_was_there_before_the_probes_is_seeded(lives: Path) -> None:
+    with life(lives, "nested", "3") as nested, life(lives, "leader-first") as headless:
+        nested.ready()
+        headless.ready()
+        late = start()
+        try:
+            innermost = child_of(child_of(child_of(nested.host_pid)))
+            assert len(found(late, innermost).levels) == 4
+            found(late, headless.host_pid)
+            assert Procfs().pidns(innermost) in late.namespaces()
+            nested.end()
+            assert late.by_host(innermost) is None
+        finally:
+            late.close()
