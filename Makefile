@@ -7,7 +7,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo '  Options go through ARGS:  make run ARGS="--dry-run --once"'
 
@@ -16,7 +16,7 @@ setup: ## install what is needed: Debian packages (as root) and .venv
 	@scripts/setup.sh
 
 .PHONY: setup-dev
-setup-dev:
+setup-dev: ## install what the tests and the bench need as well
 	@scripts/setup.sh dev
 
 .PHONY: run
@@ -40,7 +40,7 @@ format: setup-dev ## put the code in order with ruff
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
 .PHONY: bench
-bench: setup-dev ## measure speed and memory: a table and bench.json
+bench: setup-dev ## measure speed, memory and what probes cost: a table and bench.json
 	@$(BIN)/python -m tests.bench $(ARGS)
 
 .PHONY: fresh

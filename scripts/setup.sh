@@ -2,12 +2,14 @@
 # Installs what `resolver` needs: Debian packages that are missing (as root only), and everything Python in .venv.
 #
 #   scripts/setup.sh        to run it and the demo
-#   scripts/setup.sh dev    to test and change it as well
+#   scripts/setup.sh dev    to test, measure and change it as well
 #
+# Some packages are recommended: when one can't be had it is said what is lost, and the rest is done.
 # A second run finds its stamp and leaves at once. One run at a time: the checkout's directory is the lock.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-readonly PROFILE=${1:-run} VENV=.venv
+readonly VENV=.venv
+PROFILE=${1:-run}
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() {
@@ -22,13 +24,38 @@ die() {
 have_header() { [[ -e /usr/include/$1 ]]; }
 have_library() { /sbin/ldconfig -p | grep -qF "$1"; }
 have_command() { PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null; }
+have_bcc() { compgen -G '/usr/lib/python3*/*-packages/bcc/__init__.py' >/dev/null; }
 have_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
 
 missing_packages() {
     have_command gcc || echo gcc
     have_header stdio.h || echo libc6-dev
     have_library libatomic.so.1 || echo libatomic1
-    [[ $PROFILE != dev ]] || have_command runc || echo runc
+    [[ $PROFILE == dev ]] || return 0
+    have_command runc || echo runc
+    have_bcc || echo python3-bpfcc
+    have_command bpftool || bpftool_package
+}
+
+# On Ubuntu bpftool belongs to the kernel's tools.
+bpftool_package() {
+    if grep -qx 'ID=ubuntu' /etc/os-release 2>/dev/null; then echo linux-tools-common; else echo bpftool; fi
+}
+
+recommended_packages() {
+    if [[ $PROFILE != dev ]]; then
+        have_bcc || echo python3-bpfcc
+        return
+    fi
+    have_command bpftrace || echo bpftrace
+    have_command execsnoop-bpfcc || echo bpfcc-tools
+}
+
+what_is_lost() {
+    case $1 in
+    python3-bpfcc) echo "the kernel can't keep the map of processes: \`resolver run\` falls back to --source netlink" ;;
+    *) echo "\`make bench\` can't measure beside it" ;;
+    esac
 }
 
 install_packages() {
@@ -39,15 +66,35 @@ install_packages() {
     ((EUID == 0)) || die "these Debian packages are missing: $*" \
         "Only root can install them. Run this, then try again:" "    sudo $command"
     say "installing the Debian packages: $*"
-    local log
-    log=$(mktemp)
+    apt_install "$@" || die "apt-get could not install one of: $*" "Its last complaints are above, all of it in $APT_LOG."
+}
+
+install_recommended() {
+    local package reason
+    for package in "$@"; do
+        reason=""
+        if ! have_command apt-get; then
+            reason="this is not Debian or Ubuntu"
+        elif ((EUID != 0)); then
+            reason="only root can install it: sudo apt-get install -y --no-install-recommends $package"
+        else
+            say "installing the Debian package $package"
+            apt_install "$package" || reason="apt-get could not install it, its words are in $APT_LOG"
+        fi
+        [[ -z $reason ]] || say "without $package $(what_is_lost "$package") ($reason)"
+    done
+}
+
+# Try with the package lists there are; fetch them only when that fails.
+apt_install() {
+    local command="apt-get install -y --no-install-recommends $*"
+    APT_LOG=$(mktemp)
     export DEBIAN_FRONTEND=noninteractive
-    # Try with the package lists there are; fetch them only when that fails.
-    if ! $command >"$log" 2>&1 && ! { apt-get update && $command; } >"$log" 2>&1; then
-        grep -E '^(E|W|Err)' "$log" | tail -n 8 >&2 || tail -n 8 "$log" >&2
-        die "apt-get could not install one of: $*" "Its last complaints are above, all of it in $log."
+    if ! $command >"$APT_LOG" 2>&1 && ! { apt-get update && $command; } >"$APT_LOG" 2>&1; then
+        grep -E '^(E|W|Err)' "$APT_LOG" | tail -n 8 >&2 || tail -n 8 "$APT_LOG" >&2
+        return 1
     fi
-    rm -f "$log"
+    rm -f "$APT_LOG"
 }
 
 # --- Python ------------------------------------------------------------------------------------------------------
@@ -108,16 +155,32 @@ install_python() {
     printf '#!%s\nfrom resolver.cli import main\n\nraise SystemExit(main())\n' "$PWD/$VENV/bin/python" >"$VENV/bin/resolver"
 }
 
+# A first start must not compile, least of all where PYTHONDONTWRITEBYTECODE makes every start the first.
+compile_python() {
+    "$VENV/bin/python" -m compileall -q resolver bpf
+}
+
 # --- once per change of what is installed ------------------------------------------------------------------------
+
+# What the stamp holds: what was asked for, where, and what had to be done without, as whom.
+state() {
+    cat pyproject.toml requirements*.lock scripts/setup.sh | sha256sum
+    pwd
+    local without
+    without=$(recommended_packages | paste -sd ' ')
+    [[ -z $without ]] || echo "without $without as $EUID"
+}
 
 main() {
     exec 9<.
     flock 9
-    local state stamp=$VENV/.setup-$PROFILE
-    state=$(cat pyproject.toml requirements*.lock scripts/setup.sh | sha256sum; pwd)
+    local stamp=$VENV/.setup-$PROFILE
     local missing
     mapfile -t missing < <(missing_packages)
-    if ((${#missing[@]} == 0)) && [[ -x $VENV/bin/resolver && -f $stamp && $(<"$stamp") == "$state" ]]; then
+    if ((${#missing[@]} == 0)) && [[ -x $VENV/bin/resolver && -f $stamp && $(<"$stamp") == "$(state)" ]]; then
+        if [[ -w $stamp && -n $(find resolver bpf -name '*.py' -newer "$stamp" -print -quit) ]]; then
+            compile_python && touch "$stamp"
+        fi
         return 0
     fi
     local python
@@ -126,9 +189,14 @@ main() {
     install_packages "${missing[@]}"
     [[ -w . ]] || die "everything Python goes into $PWD/$VENV, and $(id -un) may not write there." \
         "Run this as the owner of the checkout, or as root: sudo make setup"
+    local recommended
+    mapfile -t recommended < <(recommended_packages)
+    install_recommended "${recommended[@]}"
     make_venv "$python"
     install_python
-    printf '%s\n' "$state" | tee "$stamp" >"$VENV/.setup-run"
+    compile_python
+    state >"$stamp"
+    PROFILE=run state >"$VENV/.setup-run" # dev has all that run has
     say "done: $PWD/$VENV/bin/resolver"
 }
 

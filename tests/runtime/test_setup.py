@@ -42,9 +42,11 @@ def path_without(place: Path, *programs: str) -> str:
     return str(bin_dir)
 
 
-def setup(place: Path, user: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+def setup(
+    place: Path, user: int = 0, *, before: tuple[str, ...] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [place / "scripts/setup.sh"],
+        [*before, place / "scripts/setup.sh"],
         env={"PATH": os.environ["PATH"], "HOME": str(place), "TMPDIR": str(place), **environment},
         user=user,
         group=user,
@@ -76,6 +78,36 @@ def test_on_another_distribution_it_names_the_missing_package(checkout: Path) ->
     assert "these are missing and this is not Debian or Ubuntu: gcc" in done.stderr
 
 
+def without_bcc(place: Path) -> tuple[str, ...]:
+    """What to put before a command so that it finds no bcc: in a mount namespace, under an empty directory."""
+    empty = place / "empty"
+    empty.mkdir(exist_ok=True)
+    found = [str(path) for path in Path("/usr/lib").glob("python3*/*-packages/bcc")]
+    assert found, "bcc is not installed here: make setup-dev"
+    hide = "; ".join(f"mount --bind {empty} {directory}" for directory in found)
+    return ("unshare", "--mount", "sh", "-ec", f'{hide}; exec "$@"', "sh")
+
+
+def test_without_bcc_it_says_what_is_lost_and_goes_on(checkout: Path) -> None:
+    place = path_without(checkout, "apt-get")
+    done = setup(
+        checkout, before=without_bcc(checkout), PATH=place, PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull
+    )
+    assert "without python3-bpfcc the kernel can't keep the map of processes" in done.stderr
+    assert "falls back to --source netlink (this is not Debian or Ubuntu)\n" in done.stderr
+    assert "pip could not install" in done.stderr, "it goes on to the Python packages"
+
+
+def test_without_root_it_names_the_command_that_installs_bcc(checkout: Path) -> None:
+    os.chown(checkout, NOBODY, NOBODY)
+    as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    before = (*without_bcc(checkout), *as_nobody)
+    done = setup(checkout, before=before, PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
+    told = "(only root can install it: sudo apt-get install -y --no-install-recommends python3-bpfcc)\n"
+    assert told in done.stderr
+    assert "pip could not install" in done.stderr, "it goes on to the Python packages"
+
+
 def test_a_python_package_that_cannot_be_had_is_named(checkout: Path) -> None:
     done = setup(checkout, PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
     assert done.returncode == 1
@@ -90,3 +122,14 @@ def test_a_second_run_does_nothing_and_says_nothing(root: Path) -> None:
     subprocess.run(command, capture_output=True, check=True)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_what_changed_is_compiled_by_the_next_run(root: Path) -> None:
+    command = [str(root / "scripts/setup.sh"), "dev"]
+    subprocess.run(command, capture_output=True, check=True)
+    source = root / "resolver/__init__.py"
+    compiled = next((root / "resolver/__pycache__").glob("__init__.*.pyc"))
+    compiled.unlink()
+    source.touch()
+    subprocess.run(command, capture_output=True, check=True)
+    assert compiled.exists()
