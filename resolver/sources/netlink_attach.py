@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _ACK_SECONDS = 1.0
 _OPENER_SECONDS = 10.0
+_RIGHTS = "NET_ADMIN,SYS_ADMIN,SYS_PTRACE"  # to bind and listen, to enter the host's network namespace, to reach it
+#: To enter the host's network namespace (the last two), and to listen before Linux 6.6.
+_RIGHTS = "NET_ADMIN,SYS_ADMIN,SYS_PTRACE"
 _USER_NS_INIT = 0xEFFFFFFD  # PROC_USER_INIT_INO in include/linux/proc_ns.h
 _REFUSALS = {
     "import": "pyroute2 cannot be loaded ({}): install it (make setup), or use --source scan",
@@ -78,8 +81,8 @@ def _host_network(procfs: Procfs) -> str | None:
 def _start_opener() -> tuple[subprocess.Popen[bytes], socket.socket]:
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     script, above = os.path.join(package, "child.py"), os.path.dirname(package)
-    argv = [sys.executable, "-I", "-S", script, "resolver.sources.netlink_opener", "netlink opener", above]
-    argv.append(sysconfig.get_paths()["purelib"])
+    argv = [sys.executable, "-I", "-S", script, "resolver.sources.netlink_opener", "netlink opener", _RIGHTS]
+    argv += [above, sysconfig.get_paths()["purelib"]]
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(_OPENER_SECONDS)
     try:
