@@ -117,6 +117,8 @@ def _ask(argv: list[str], request: bytes, timeout: float) -> tuple[dict[str, Any
                 f"the BPF loader was not done within {timeout:g} s and was stopped: the machine is overloaded, or the "
                 "compiler hangs; use --source netlink or scan meanwhile"
             ) from None
+        except (ConnectionResetError, BrokenPipeError):
+            message, descriptors = b"", []  # it ended before it took the request
         except OSError as error:
             raise BpfUnavailable(f"the BPF loader broke off: {error.strerror}") from None
         finally:

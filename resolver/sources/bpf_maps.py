@@ -111,6 +111,9 @@ class BpfMap:
         self._attributes = ctypes.create_string_buffer(
             Struct("=IIQQQ").pack(fd, 0, ctypes.addressof(self._key), ctypes.addressof(self.value), 0), 32
         )
+        self._key_only = ctypes.create_string_buffer(
+            Struct("=IIQ").pack(fd, 0, ctypes.addressof(self._key)), 16
+        )  # the kernel refuses to delete when anything is said about a value
         self._call, self._lookup = kernel.prepared(_LOOKUP_ELEM, self._attributes)
 
     def lookup(self, *key: int) -> bool:
@@ -129,7 +132,7 @@ class BpfMap:
     def delete(self, *key: int) -> bool:
         """Take a key out; False if it was not there. Raises OSError."""
         self._pack(self._key, 0, *key)
-        code = -self._kernel.call(_DELETE_ELEM, self._attributes)
+        code = -self._kernel.call(_DELETE_ELEM, self._key_only)
         if code not in (0, errno.ENOENT):
             raise OSError(code, f"{os.strerror(code)} (BPF_MAP_DELETE_ELEM)")
         return code == 0

@@ -118,7 +118,10 @@ def test_a_clone_into_a_new_namespace(pidmap: BpfPidMap, lives: Path) -> None:
 
 
 def test_a_process_that_enters_a_namespace_and_forks(pidmap: BpfPidMap, lives: Path) -> None:
-    with life(lives, "clone") as container, life(lives, "enter", f"/proc/{child_after(container)}/ns/pid") as guest:
+    with (
+        life(lives, "clone") as container,
+        life(lives, "enter", f"/proc/{child_after(container)}/ns/pid") as guest,
+    ):
         guest.ready()
         init, child = child_of(container.host_pid), child_of(guest.host_pid)
         record = found(pidmap, child)

@@ -221,6 +221,7 @@ static int storm_in_namespace(void *unused)
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (!ring || last < 0)
         die("/proc/sys/kernel/ns_last_pid");
+    say("ready\n");
     for (int i = 0; i < forks; i++) {
         pid_t *place = &ring[i % kept];
         if (*place) {
@@ -243,7 +244,7 @@ static int storm_in_namespace(void *unused)
     return 0;
 }
 
-/* storm FORKS KEPT HIGHEST: in a new PID namespace whose numbers start again after HIGHEST; says "done WRAPS" */
+/* storm FORKS KEPT HIGHEST: in a new PID namespace whose numbers start again after HIGHEST; says "ready", then "done WRAPS" */
 static int storm(void)
 {
     pid_t child = clone(storm_in_namespace, stack + sizeof stack, CLONE_NEWPID | SIGCHLD, NULL);

@@ -1,0 +1,248 @@
+"""The kernel's map against ``/proc``, while processes and namespaces come and go by the hundred thousand."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resolver.procfs import HOST_PIDNS, Procfs
+from resolver.sources.bpf import BpfPidMap, Drift, Record, Sizes, start
+from resolver.sources.bpf_maps import LAYOUTS, BpfMap, Kernel
+from tests.fakes.bpf.lives import Identity, Life, child_of, children_of, compile_lives, life, truth
+from tests.kernel.conftest import until
+
+Levels = tuple[tuple[int, int], ...]
+WRONG = ("full", "update_failed", "read_failed", "levels_truncated", "levels_mended", "mended_at_exec")
+
+
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_lives(tmp_path_factory.mktemp("lives"))
+
+
+@pytest.fixture(scope="module")
+def pidmap() -> Iterator[BpfPidMap]:
+    started = start()
+    yield started
+    assert {name: started.counters()[name] for name in WRONG} == dict.fromkeys(WRONG, 0)
+    assert started.missed_events() == 0
+    started.close()
+
+
+def by_identity(pidmap: BpfPidMap) -> dict[Identity, Levels]:
+    return {(record.host_pid, record.start_time): record.levels for record in pidmap.dump().values()}
+
+
+def compare(pidmap: BpfPidMap) -> int:
+    """Holds the map to /proc, while both change; returns how many processes were compared.
+
+    Who lived before and after the map was read is in it. Who is in it before and after /proc was read lives. All
+    levels are equal.
+    """
+    before, mapped, after = truth(), by_identity(pidmap), truth()
+    again = by_identity(pidmap)
+    lasted = before.living.keys() & after.living.keys()
+    for process in lasted - mapped.keys():
+        # Between its place in /proc and its fork event a process exists that has not run yet.
+        assert process in again, f"{process} lives and is not in the map"
+    wrong = {process: (levels, mapped[process]) for process, levels in before.living.items()
+             if process in lasted & mapped.keys() and mapped[process] != levels}  # fmt: skip
+    assert wrong == {}
+    ghosts = (mapped.keys() & again.keys()) - after.living.keys() - after.ending
+    assert ghosts == set()
+    return len(lasted)
+
+
+def quiet_drift(pidmap: BpfPidMap) -> Drift:
+    """A second reconciliation: the first mends what the seeding could not know."""
+    pidmap.reconcile()
+    return pidmap.reconcile()
+
+
+@pytest.mark.timeout(200)
+def test_two_hundred_thousand_forks_in_a_namespace_that_uses_its_numbers_again(
+    pidmap: BpfPidMap, lives: Path
+) -> None:
+    drift, checks, seen = [], 0, 0
+    with life(lives, "storm", "200000", "100", "600") as storm:
+        init = child_of(storm.ready().host_pid)
+        pidns = Procfs().pidns(init)
+        assert pidmap.lookup(pidns, 1) == pidmap.by_host(init)
+        os.set_blocking(storm.stdout.fileno(), False)
+        said = b""
+        while not said.endswith(b"\n"):
+            said += storm.stdout.read() or b""
+            seen += compare(pidmap)
+            drift.append(pidmap.reconcile())
+            checks += 1
+            time.sleep(0.25)
+        word, wraps = said.split()
+        assert word == b"done"
+        assert int(wraps) > 300
+        assert len(children_of(init)) == 100
+        for host_pid in children_of(init):
+            record = pidmap.by_host(host_pid)
+            assert record is not None
+            assert pidmap.lookup(*record.levels[-1]) == record
+            assert record.ns_pids == Procfs().ns_pids(host_pid)
+            assert host_pid in pidmap.candidates(record.ns_pids[-1])
+    assert checks > 10
+    assert seen > 100 * checks
+    assert set(drift) == {Drift(0, 0, 0)}
+    assert quiet_drift(pidmap) == Drift(0, 0, 0)
+    compare(pidmap)
+    assert pidns not in pidmap.namespaces()
+
+
+def test_two_hundred_namespaces_in_a_row(pidmap: BpfPidMap, lives: Path) -> None:
+    inodes = set()
+    with life(lives, "row", "200") as row:
+        for number in range(200):
+            row.ready()
+            init = child_of(row.host_pid)
+            pidns = Procfs().pidns(init)
+            inodes.add(pidns)
+            assert pidmap.namespaces()[pidns].host_pid == init
+            family = {1: init, **dict(zip((2, 3, 4), children_of(init), strict=True))}
+            for ns_pid, host_pid in family.items():
+                record = pidmap.lookup(pidns, ns_pid)
+                assert record is not None
+                assert record.host_pid == host_pid
+                assert record.levels == ((HOST_PIDNS, host_pid), (pidns, ns_pid))
+                assert host_pid in pidmap.candidates(ns_pid)
+            row.nudge()
+            until(lambda gone=init: not Path(f"/proc/{gone}").exists(), "the end of the namespace")  # type: ignore[misc]
+            for ns_pid, host_pid in family.items():
+                left = pidmap.lookup(pidns, ns_pid)
+                assert left is None or left.host_pid not in family.values()
+                stone = pidmap.tombstone(host_pid)
+                assert stone is not None
+                assert stone.levels == ((HOST_PIDNS, host_pid), (pidns, ns_pid))
+            if number % 20 == 0:
+                compare(pidmap)
+    assert len(inodes) < 200, "the kernel did not use a namespace's number again, so nothing was shown"
+    assert quiet_drift(pidmap) == Drift(0, 0, 0)
+
+
+def test_the_last_that_ended_are_all_remembered(pidmap: BpfPidMap) -> None:
+    count = Sizes().tombstones
+    ended = []
+    for _ in range(300):
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        ended.append(child)
+    assert count == 8192
+    for host_pid in ended:
+        stone = pidmap.tombstone(host_pid)
+        assert stone is not None
+        assert stone.levels == ((HOST_PIDNS, host_pid),)
+        assert 0 <= stone.exit_ns - stone.start_ns < 10**9
+        assert pidmap.by_host(host_pid) is None
+    exits = [stone.exit_ns for stone in map(pidmap.tombstone, ended) if stone]
+    assert exits == sorted(exits)
+
+
+def test_a_small_ring_keeps_exactly_as_many_as_it_says() -> None:
+    small = start(Sizes(tombstones=64))
+    try:
+        ended = []
+        for _ in range(200):
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+            ended.append(child)
+        kept = [host_pid for host_pid in ended if small.tombstone(host_pid)]
+        assert kept == ended[-len(kept) :], "an older one outlived a younger one"
+        assert 0 < len(kept) <= 64
+    finally:
+        small.close()
+
+
+def test_a_map_that_is_too_small_is_counted_and_nothing_in_it_is_wrong(lives: Path) -> None:
+    living = len(truth().living)
+    small = start(Sizes(processes=living + 30))
+    try:
+        assert small.complete()
+        with life(lives, "many", "120") as many:
+            many.ready()
+            children = children_of(many.host_pid)
+            found: list[Record] = [record for record in map(small.by_host, children) if record]
+            assert 0 < len(found) < len(children)
+            assert all(record.ns_pids == Procfs().ns_pids(record.host_pid) for record in found)
+            assert small.counters()["full"] >= len(children) - len(found)
+            assert not small.complete()
+            drift = small.reconcile()
+            assert drift.missing >= len(children) - len(found) - 30
+            assert not small.complete()
+            many.end()
+        until(lambda: len(truth().living) < living + 20, "the end of the crowd")
+        small.reconcile()
+        assert small.complete()
+        compare(small)
+    finally:
+        small.close()
+
+
+def test_namespaces_too_many_are_counted(lives: Path) -> None:
+    small = start(Sizes(namespaces=1))
+    try:
+        with Life(lives, "nested", "4") as nested:
+            nested.ready()
+            assert not small.complete()
+            assert small.counters()["full"] > 0
+    finally:
+        small.close()
+
+
+def test_entries_of_processes_that_are_gone_are_found_and_taken_out(pidmap: BpfPidMap) -> None:
+    """Drift made by hand: what a lost event would leave behind."""
+    process = pidmap.by_host(os.getpid())
+    assert process is not None
+    assert pidmap._tgids.delete(os.getpid())
+    assert pidmap.by_host(os.getpid()) is None
+    assert pidmap.reconcile() == Drift(missing=1, stale=0, mended=1)
+    assert pidmap.by_host(os.getpid()) == process
+    assert pidmap.reconcile() == Drift(0, 0, 0)
+    nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) - 1
+    assert not Path(f"/proc/{nobody}").exists()
+    put(pidmap._tgids, struct.pack("=I", nobody), LAYOUTS["process"].pack(1, nobody, 0, 2, 99, 7))
+    put(
+        pidmap._processes,
+        struct.pack("=II", 99, 7),
+        LAYOUTS["process"].pack(1, nobody, 1, 2, HOST_PIDNS, nobody),
+    )
+    put(pidmap._namespaces, struct.pack("=I", 99), LAYOUTS["init"].pack(1, nobody, 0))
+    assert (
+        pidmap.lookup(99, 7) == pidmap.by_host(nobody) == Record(nobody, 1, ((HOST_PIDNS, nobody), (99, 7)))
+    )
+    assert 99 in pidmap.namespaces()
+    assert pidmap.reconcile() == Drift(missing=0, stale=3, mended=3)
+    assert pidmap.lookup(99, 7) is pidmap.by_host(nobody) is None
+    assert 99 not in pidmap.namespaces()
+
+
+def put(table: BpfMap, key: bytes, value: bytes) -> None:
+    """BPF_MAP_UPDATE_ELEM, which nothing but a test does from user space."""
+    keys, values = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value, len(value))
+    where = (ctypes.addressof(keys), ctypes.addressof(values))
+    attributes = ctypes.create_string_buffer(struct.pack("=IIQQQ", table.fd, 0, *where, 0), 32)
+    assert Kernel().call(2, attributes) == 0
+
+
+def test_numbers_that_cannot_be_are_not_there(pidmap: BpfPidMap) -> None:
+    for number in (0, -1, 1 << 31, 1 << 40):
+        assert pidmap.by_host(number) is None
+        assert pidmap.lookup(HOST_PIDNS, number) is None
+        assert pidmap.lookup(12345, number) is None
+        assert pidmap.lookup(1 << 40, number) is None
+        assert pidmap.tombstone(number) is None
+        assert pidmap.candidates(number) == []

@@ -1,0 +1,257 @@
+"""Where the kernel's map cannot be had, a sentence says why; where it can, exactly what it needs is enough."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver.errors import CannotKnow
+from resolver.sources.bpf import BpfPidMap, start
+from resolver.sources.bpf_load import BTF, BpfUnavailable, bpf_directory
+from resolver.sources.bpf_maps import Kernel
+from tests.kernel.conftest import ROOT, until
+
+#: Loads the map, gives up every capability if asked to, uses it, and tells as JSON.
+CHILD = """
+import ctypes, json, os, sys
+from resolver.sources.bpf import BpfUnavailable, start
+try:
+    pidmap = start()
+except BpfUnavailable as error:
+    print(json.dumps({"error": str(error)})); sys.exit()
+if "drop" in sys.argv:
+    os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+own = pidmap.by_host(os.getpid())
+ended = os.fork()
+if not ended:
+    os._exit(0)
+os.waitpid(ended, 0)
+print(json.dumps({
+    "capabilities": int(status["CapEff"], 16),
+    "uid": os.getuid(),
+    "own": own.host_pid,
+    "listed": os.getpid() in pidmap.dump(),
+    "candidate": os.getpid() in pidmap.candidates(own.ns_pids[-1]),
+    "drift": pidmap.reconcile(),
+    "counters": pidmap.counters(),
+    "complete": pidmap.complete(),
+    "tombstone": pidmap.tombstone(ended).host_pid == ended,
+    "fds": [fd for group in pidmap._loaded[:3] for fd in group.values()],
+}), flush=True)
+if "stay" in sys.argv:
+    sys.stdin.read()
+"""
+IDS = {"prog_id": 13, "map_id": 14, "link_id": 30}  # BPF_PROG_, BPF_MAP_, BPF_LINK_GET_FD_BY_ID
+
+
+def in_a_child(*wrapper: str, words: tuple[str, ...] = ()) -> dict[str, Any]:
+    command = [*wrapper, sys.executable, "-c", CHILD, *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def refusal(**how: Any) -> BpfUnavailable:
+    """What start() says when it may not start."""
+    with pytest.raises(BpfUnavailable) as caught:
+        start(**how)
+    assert isinstance(caught.value, CannotKnow)
+    return caught.value
+
+
+def test_exactly_two_capabilities_load_it() -> None:
+    only = "-all,+bpf,+perfmon"
+    answer = in_a_child("setpriv", f"--bounding-set={only}", f"--inh-caps={only}")
+    assert answer["capabilities"] == 1 << 38 | 1 << 39
+    assert answer["own"] > 0
+    assert answer["drift"] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("missing", "says"), [("bpf", "CAP_BPF is missing"), ("perfmon", "CAP_PERFMON is missing")]
+)
+def test_a_missing_capability_is_named(missing: str, says: str) -> None:
+    answer = in_a_child(
+        "setpriv", f"--bounding-set=-{missing},-sys_admin", f"--inh-caps=-{missing},-sys_admin"
+    )
+    assert answer["error"].startswith(says)
+    assert "capabilities.add" in answer["error"]
+
+
+def test_everything_works_without_any_capability_once_it_is_loaded() -> None:
+    answer = in_a_child(words=("drop",))
+    assert (answer["uid"], answer["capabilities"]) == (65534, 0)
+    assert answer["own"] > 0
+    for what in ("listed", "candidate", "complete", "tombstone"):
+        assert answer[what], what
+    assert answer["drift"] == [0, 0, 0]
+    assert answer["counters"]["read_failed"] == 0
+
+
+def test_no_btf() -> None:
+    error = refusal(btf="/sys/kernel/btf/no-such-file")
+    assert str(error).startswith("this kernel has no BTF: /sys/kernel/btf/no-such-file cannot be read")
+    assert "CONFIG_DEBUG_INFO_BTF" in str(error)
+
+
+def test_btf_that_is_cut_off(tmp_path: Path) -> None:
+    (tmp_path / "vmlinux").write_bytes(Path(BTF).read_bytes()[:100_000])
+    assert "is not understood: it is cut off" in str(refusal(btf=str(tmp_path / "vmlinux")))
+
+
+def test_no_bcc(tmp_path: Path) -> None:
+    """A Python of its own, which has no bcc."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    error = refusal(pythons=[str(tmp_path / "bare/bin/python")])
+    assert str(error).startswith("bcc is not installed: apt-get install python3-bpfcc")
+    assert "No module named 'bcc'" in error.detail
+
+
+def test_a_python_without_bcc_is_passed_over(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    pythons = ["/no/such/python", str(tmp_path / "bare/bin/python"), "/usr/bin/python3"]
+    pidmap = start(pythons=pythons)
+    assert pidmap.report["python"] == "/usr/bin/python3"
+    pidmap.close()
+
+
+def test_not_in_the_host_pid_namespace() -> None:
+    answer = in_a_child("unshare", "--pid", "--fork", "--mount-proc")
+    assert answer["error"].startswith("this process is not in the host's PID namespace")
+    assert "hostPID: true" in answer["error"]
+
+
+def test_in_a_user_namespace() -> None:
+    answer = in_a_child("unshare", "--user", "--map-root-user")
+    assert answer["error"].startswith("this process is in a user namespace of its own")
+
+
+def test_blocked_by_lockdown(tmp_path: Path) -> None:
+    (tmp_path / "lockdown").write_text("none integrity [confidentiality]\n")
+    error = refusal(lockdown=str(tmp_path / "lockdown"))
+    assert str(error).startswith("blocked by kernel lockdown")
+    (tmp_path / "lockdown").write_text("none [integrity] confidentiality\n")
+    start(lockdown=str(tmp_path / "lockdown")).close()
+
+
+def test_a_program_that_does_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The sentence is for people, the compiler's words are for the debug log."""
+    copy = tmp_path / "bpf"
+    subprocess.run(["cp", "-r", bpf_directory(), copy], check=True)
+    (copy / "pidmap.c").write_text(
+        (copy / "pidmap.c").read_text() + "\nint broken(void) { return nonsense; }\n"
+    )
+    monkeypatch.setattr("resolver.sources.bpf_load.bpf_directory", lambda: str(copy))
+    error = refusal()
+    assert "could not be compiled" in str(error)
+    assert "nonsense" not in str(error)
+    assert "use of undeclared identifier 'nonsense'" in error.detail
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("sleep 60", "was not done within 0.5 s"),
+        ("exit 7", "ended with code 7 and gave no answer"),
+        ("echo nonsense >&0", "is no JSON"),
+    ],
+)
+def test_a_loader_that_fails_is_not_waited_for(tmp_path: Path, script: str, says: str) -> None:
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    began = time.monotonic()
+    assert says in str(refusal(pythons=[str(program)], timeout=0.5))
+    assert time.monotonic() - began < 5
+
+
+def kernel_ids(host_pid: int, descriptors: list[int]) -> list[tuple[int, int]]:
+    """``(command to open it, id)`` of everything behind these descriptors."""
+    found = []
+    for fd in descriptors:
+        fields = dict(
+            line.split(":", 1)
+            for line in Path(f"/proc/{host_pid}/fdinfo/{fd}").read_text().splitlines()
+            if ":" in line
+        )
+        (kind,) = [name for name in ("link_id", "prog_id", "map_id") if name in fields][:1]
+        found.append((IDS[kind], int(fields[kind])))
+    return found
+
+
+def still_there(identity: tuple[int, int]) -> bool:
+    import ctypes
+    import struct
+
+    command, number = identity
+    fd = Kernel().call(command, ctypes.create_string_buffer(struct.pack("=III", number, 0, 0), 12))
+    if fd < 0:
+        assert fd == -2, os.strerror(-fd)
+        return False
+    os.close(fd)
+    return True
+
+
+def test_nothing_is_left_when_it_is_closed() -> None:
+    pidmap = start()
+    ids = kernel_ids(os.getpid(), [fd for group in pidmap._loaded[:3] for fd in group.values()])
+    assert len(ids) == 14
+    assert all(map(still_there, ids))
+    pidmap.close()
+    pidmap.close()
+    until(lambda: not any(map(still_there, ids)), "the end of programs, maps and links")
+
+
+def test_nothing_is_left_when_its_owner_is_killed() -> None:
+    command = [sys.executable, "-c", CHILD, "stay"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        ids = kernel_ids(owner.pid, json.loads(owner.stdout.readline())["fds"])
+        assert len(ids) == 14
+        assert all(map(still_there, ids))
+        owner.send_signal(signal.SIGKILL)
+    until(lambda: not any(map(still_there, ids)), "the end of programs, maps and links")
+
+
+def test_the_loader_dies_with_its_owner() -> None:
+    """Killed at any moment of the start, it leaves no program behind."""
+
+    def loaders() -> list[int]:
+        found = []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if b"loader.py" in Path(f"/proc/{name}/cmdline").read_bytes():
+                    found.append(int(name))
+        return found
+
+    def children_gone(these: list[int]) -> Callable[[], bool]:
+        return lambda: not set(these) & set(loaders())
+
+    before = set(loaders())
+    for delay in (0.1, 0.3, 0.5, 0.7):
+        owner = subprocess.Popen([sys.executable, "-c", CHILD, "stay"], cwd=ROOT, stdin=subprocess.PIPE)
+        time.sleep(delay)
+        mine = [host_pid for host_pid in loaders() if host_pid not in before]
+        owner.kill()
+        owner.communicate()
+        until(children_gone(mine), "the end of the loader")
+
+
+def test_it_keeps_neither_bcc_nor_llvm_in_memory() -> None:
+    pidmap: BpfPidMap = start()
+    maps = Path("/proc/self/maps").read_text()
+    pidmap.close()
+    assert "libbcc" not in maps
+    assert "LLVM" not in maps
