@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 
 NUMBERS = {
     "DAC_OVERRIDE": 1,
@@ -27,6 +28,8 @@ WHILE_RUNNING = {
     "netlink": frozenset({"SYS_PTRACE"}),
     "bpf": frozenset({"SYS_PTRACE"}),
 }
+#: Before this release a look-up in a BPF map takes CAP_BPF, where ``kernel.unprivileged_bpf_disabled`` is set.
+_FREE_LOOKUPS = (5, 19)
 TO_START = {
     "scan": frozenset({"SYS_PTRACE"}),
     "netlink": frozenset({"SYS_PTRACE", "NET_ADMIN"}),
@@ -48,6 +51,13 @@ class _Half(ctypes.Structure):
         ("permitted", ctypes.c_uint32),
         ("inheritable", ctypes.c_uint32),
     )
+
+
+def while_running(source: str, release: str) -> frozenset[str]:
+    """What the daemon keeps for a source on a kernel of that release (``uname -r``), beside nothing else."""
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    old = numbers is None or (int(numbers[1]), int(numbers[2])) < _FREE_LOOKUPS
+    return WHILE_RUNNING[source] | ({"BPF"} if source == "bpf" and old else set())
 
 
 def held() -> frozenset[str]:

@@ -30,6 +30,7 @@ def main() -> int:
 
         keep = frozenset(rights.split(",")) - {""}
         limit(keep, keep)
+        libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS: no program that it starts gets back what it gave up
     try:
         return int(importlib.import_module(module).main())
     except (BrokenPipeError, ConnectionResetError):

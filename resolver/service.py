@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import resource
 import time
 from collections import Counter
@@ -132,7 +133,8 @@ class Service:
             return
         steps = self.ladder.steps
         optional = frozenset({"DAC_OVERRIDE"})  # tenants' files are 0666, unless one has a umask
-        running = frozenset().union(*(capabilities.WHILE_RUNNING[name] for name in steps), optional)
+        release = os.uname().release
+        running = frozenset().union(*(capabilities.while_running(name, release) for name in steps), optional)
         children = frozenset().union(*(capabilities.TO_START[name] for name in steps), optional)
         try:
             capabilities.limit(running, children)
