@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from resolver.capabilities import TO_START, WHILE_RUNNING
 from resolver.cli import COMMANDS
 from resolver.config import Settings
+from resolver.sources.choose import LADDER
 from resolver.types import RegionReason, RepairReason, SampleReason, UnresolvedReason
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bpf/README.md", "docs")
@@ -29,6 +32,25 @@ def first_cells(text: str) -> list[str]:
     return re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
 
 
+def section_of(document: Path, heading: str) -> str:
+    sections = re.split(r"^## ", document.read_text(), flags=re.MULTILINE)
+    (section,) = [section for section in sections if section.startswith(heading)]
+    return section
+
+
+def said_by(root: Path) -> set[str]:
+    """Every string in the code that is shipped, with ``...`` for what is put in."""
+    said = set()
+    for path in (*root.glob("resolver/**/*.py"), *root.glob("bpf/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                said.add(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                parts = [part.value if isinstance(part, ast.Constant) else "..." for part in node.values]
+                said.add("".join(map(str, parts)))
+    return said
+
+
 def rendered(default: object) -> str:
     if isinstance(default, bool):
         return str(default).lower()
@@ -39,7 +61,7 @@ def rendered(default: object) -> str:
 
 def test_every_setting_is_told_with_its_default(root: Path) -> None:
     text = (root / "docs/config.md").read_text()
-    told = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", text, re.MULTILINE))
+    told = dict(re.findall(r"^\| `(\w+)` \| (?:`([^`]+)` )?\|", text, re.MULTILINE))
     assert told == {field.name: rendered(field.default) for field in msgspec.structs.fields(Settings)}
 
 
@@ -53,8 +75,7 @@ def test_every_setting_is_told_with_its_default(root: Path) -> None:
     ],
 )
 def test_every_reason_is_told(reasons: type[StrEnum], document: str, heading: str, root: Path) -> None:
-    sections = re.split(r"^## ", (root / "docs" / document).read_text(), flags=re.MULTILINE)
-    (section,) = [section for section in sections if section.startswith(heading)]
+    section = section_of(root / "docs" / document, heading)
     assert set(first_cells(section)) == {reason.value for reason in reasons}
 
 
@@ -64,9 +85,34 @@ def test_every_option_is_told(command: str, root: Path) -> None:
         [sys.executable, "-m", "resolver", command, "--help"], capture_output=True, text=True, check=True
     ).stdout
     options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", shown)) - {"--help"}
-    sections = re.split(r"^## ", (root / "docs/cli.md").read_text(), flags=re.MULTILINE)
-    (section,) = [section for section in sections if section.startswith(f"resolver {command}")]
+    section = section_of(root / "docs/cli.md", f"resolver {command}")
     assert set(re.findall(r"^\| `(--[a-z-]+)", section, re.MULTILINE)) == options
+
+
+def test_the_rights_are_those_of_the_code(root: Path) -> None:
+    section = section_of(root / "docs/security.md", "Rights")
+    told = {
+        source: (set(re.findall(r"`(\w+)`", start)), set(re.findall(r"`(\w+)`", running)))
+        for source, start, running in re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", section, re.MULTILINE)
+    }
+    assert told == {source: (set(TO_START[source]), set(WHILE_RUNNING[source])) for source in LADDER}
+
+
+def test_the_sources_are_told_best_first(root: Path) -> None:
+    introduction = (root / "docs/sources.md").read_text().split("\n## ")[0]
+    assert tuple(first_cells(introduction)) == LADDER
+
+
+def test_what_is_quoted_is_what_is_said(root: Path) -> None:
+    said = said_by(root)
+    reasons = re.findall(
+        r"^\| `([^`]+)`", section_of(root / "docs/sources.md", "What the reasons mean"), re.MULTILINE
+    )
+    assert len(reasons) > 15
+    for reason in reasons:
+        assert any(reason in sentence for sentence in said), f"nobody says {reason!r}"
+    events = first_cells(section_of(root / "docs/sources.md", "Which one is in use"))
+    assert set(events) == {word for word in said if re.fullmatch(r"source(_[a-z]+)?", word)}
 
 
 def test_every_link_leads_somewhere(root: Path) -> None:
