@@ -99,8 +99,11 @@ class Service:
             for task in (*tasks, stopping):
                 task.cancel()
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
+            source, counted = self.pidmap.source.name, dict(self.pidmap.counters())
             self.close()
-        self.journal.log.info("stopped", passes=self.passes, **dict(self.counters))
+        self.journal.log.info(
+            "stopped", passes=self.passes, source=source, source_counters=counted, **dict(self.counters)
+        )
 
     async def _every(self, setting: str, step: Callable[[], Awaitable[None]], hurry: asyncio.Event) -> None:
         """Repeat at a fixed pace, sooner in a hurry. A step that took long delays the next, it does not double it."""
