@@ -23,12 +23,17 @@ if TYPE_CHECKING:
 
 
 class Orphan(NamedTuple):
-    """A sample without a slot. ``host_pid`` as NVML gave it, utilization in per cent."""
+    """A sample without a slot. ``host_pid`` as NVML gave it, utilization in per cent.
+
+    ``container`` is the container's id, or ``<podUID>_<containerName>`` if the process owned a slot before it ended;
+    empty where neither is known.
+    """
 
     host_pid: int
     device_uuid: str
     sm_util: int
     reason: SampleReason
+    container: str = ""
 
 
 class Joined(NamedTuple):
@@ -70,9 +75,9 @@ def join(
     values: dict[tuple[int, str], int] = {}
     unknown: set[tuple[int, str]] = set()
     orphans: list[Orphan] = []
-    places: dict[int, int | SampleReason] = {}
+    places: dict[int, int | _Nowhere] = {}
 
-    def place(nvml_pid: int) -> int | SampleReason:
+    def place(nvml_pid: int) -> int | _Nowhere:
         if nvml_pid not in places:
             places[nvml_pid] = _place(nvml_pid, owners, hami_containers, procfs, pidmap)
         return places[nvml_pid]
@@ -80,8 +85,8 @@ def join(
     for uuid, device in collection.devices.items():
         for nvml_pid, (_stamp, sm_util) in device.newest.items():
             found = place(nvml_pid)
-            if isinstance(found, SampleReason):
-                orphans.append(Orphan(nvml_pid, uuid, sm_util, found))
+            if isinstance(found, _Nowhere):
+                orphans.append(Orphan(nvml_pid, uuid, sm_util, *found))
                 # Its slot may be found before NVML is asked again; then it is not idle, but unknown until then.
                 unknown.add((nvml_pid, uuid))
             else:
@@ -89,15 +94,20 @@ def join(
                 values[found, uuid] = max(values.get((found, uuid), 0), min(sm_util, 100))
         for nvml_pid in device.dropped:
             found = place(nvml_pid)
-            if not isinstance(found, SampleReason):
+            if not isinstance(found, _Nowhere):
                 unknown.add((found, uuid))
     asked = frozenset(uuid for uuid, device in collection.devices.items() if device.status == OK)
     return Joined(collection.at, collection.error, values, frozenset(unknown), asked, tuple(orphans))
 
 
+class _Nowhere(NamedTuple):
+    reason: SampleReason
+    container: str
+
+
 def _place(
     nvml_pid: int, owners: Container[int], hami_containers: Container[str], procfs: Procfs, pidmap: PidMap
-) -> int | SampleReason:
+) -> int | _Nowhere:
     """The host PID of the slot's owner that a sample belongs to, or why there is none."""
     if nvml_pid in owners:
         return nvml_pid
@@ -109,9 +119,12 @@ def _place(
     except (ProcessGone, AccessDenied):
         # In the map, but not in /proc: it ended after the map was last refreshed.
         ended = nvml_pid in pidmap or pidmap.ended_recently(nvml_pid)
-        return SampleReason.PROCESS_ENDED if ended else SampleReason.PID_UNKNOWN
+        if not ended:
+            return _Nowhere(SampleReason.PID_UNKNOWN, "")
+        return _Nowhere(SampleReason.PROCESS_ENDED, pidmap.container_of(nvml_pid))
     if container is None:
-        return SampleReason.NOT_IN_CONTAINER
-    return (
-        SampleReason.NO_SLOT if container.container_id in hami_containers else SampleReason.NO_SHARED_REGION
-    )
+        return _Nowhere(SampleReason.NOT_IN_CONTAINER, "")
+    container_id = container.container_id
+    pidmap.name_container(tgid, container_id)  # it may have ended when NVML is asked the next time
+    in_hami = container_id in hami_containers
+    return _Nowhere(SampleReason.NO_SLOT if in_hami else SampleReason.NO_SHARED_REGION, container_id)

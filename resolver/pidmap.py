@@ -7,7 +7,7 @@ source says; every answer is verified by whoever uses it. The source can be exch
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Refreshes may take at most one part in this many of the time, whatever tenants do to cause them.
 _REST_FACTOR = 5
+#: As many as there are tombstones.
+_MOST_CONTAINERS = 8192
 
 
 class PidMap:
@@ -29,6 +31,7 @@ class PidMap:
         self._generation = 0
         self._past: Counter[str] = Counter()  # counted by sources that are closed
         self._next_refresh = 0.0
+        self._containers: OrderedDict[int, tuple[tuple[int, int], str]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.source)
@@ -68,7 +71,29 @@ class PidMap:
 
     def ended_recently(self, host_pid: int) -> bool:
         """Whether a process with that host PID ended within the last minute."""
-        return self.source.ended_recently(host_pid)
+        return self.source.ended(host_pid) != 0
+
+    def name_container(self, host_pid: int, container: str) -> None:
+        """Remember whose a process is, so that it can be told after its end."""
+        arrival = self.arrival(host_pid)
+        if arrival[1]:
+            self._containers[host_pid] = arrival, container
+            self._containers.move_to_end(host_pid)
+            if len(self._containers) > _MOST_CONTAINERS:
+                self._containers.popitem(last=False)
+
+    def container_of(self, host_pid: int) -> str:
+        """What `name_container` was told of the last process with this PID that ended, or of the one that is known.
+
+        Empty if that was another process, or if it ended more than a minute ago.
+        """
+        arrival, container = self._containers.get(host_pid, ((0, 0), ""))
+        last = self.source.ended(host_pid) or self.source.arrival(host_pid)
+        return container if arrival == (self._generation, last) else ""
+
+    def shortage(self) -> str:
+        """Why the source needs help to know every process, and what to do about it."""
+        return self.source.shortage()
 
     def incomplete(self) -> str:
         """Why a process that is not found may exist all the same; empty if it does not."""

@@ -174,6 +174,7 @@ class Repairer:
             state.found(found, now)
             if isinstance(found, ProcessHandle):
                 self.owners.watch(state, found)
+                self.pidmap.name_container(found.process.host_pid, repairs.region.dir_name)
             elif found is UnresolvedReason.NO_SUCH_PROCESS and state.looks > 1 and not state.dead:
                 others = any(other.owner is not None for other in repairs.states.values())
                 state.dead = others or self._containers.visible(repairs.directory)

@@ -14,7 +14,7 @@ import os
 import resource
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from resolver import __version__, capabilities, log
 from resolver.config import FIXED_AT_START, Settings, SourceName
@@ -32,7 +32,9 @@ from resolver.sources.listing import Listing
 from resolver.sources.scan import ScanSource
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from resolver.sources import Source
 
 _ERRORS_BEFORE_END = 10
 
@@ -62,6 +64,8 @@ class Service:
         self._new_settings: Settings | None = None
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._trouble = asyncio.Event()  # a source has failed
+        self._failed_source: Source | None = None
 
     # -- life ---------------------------------------------------------------------------------------
 
@@ -69,7 +73,7 @@ class Service:
         """Work until `stop` is called. `CannotKnow` if the source that was asked for does not work here."""
         if self.settings.source != SourceName.AUTO:
             try:
-                await self.start_source()
+                await self._unless_stopped(self.start_source())
             except BaseException:
                 self.close()
                 raise
@@ -87,7 +91,7 @@ class Service:
         if self.settings.source == SourceName.AUTO:
             tasks.append(asyncio.create_task(self._climb()))
         else:
-            tasks.append(asyncio.create_task(self._every("nvml_interval", self._tend, asyncio.Event())))
+            tasks.append(asyncio.create_task(self._every("nvml_interval", self._tend, self._trouble)))
         if self._in_charge:
             tasks.append(asyncio.create_task(self._serve()))
         stopping = asyncio.create_task(self._stopping.wait())
@@ -147,7 +151,7 @@ class Service:
     async def _climb(self) -> None:
         """With ``auto`` nothing waits for the best source: the scan does until it is there."""
         await self.start_source()
-        await self._every("nvml_interval", self._tend, asyncio.Event())
+        await self._every("nvml_interval", self._tend, self._trouble)
 
     async def _serve(self) -> None:
         """The API. Imported late: without it the daemon weighs a third less."""
@@ -161,6 +165,26 @@ class Service:
             await self._stopping.wait()
             return
         await api.serve(LiveLookup(self.procfs, self.pidmap), listener, path)
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for the work, which may take a compiler's time, or for `stop`."""
+        working, stopping = asyncio.create_task(work), asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+        finally:
+            working.cancel()
+            stopping.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
+
+    def _look_after_source(self) -> None:
+        source, trouble = self.pidmap.source, self.journal.trouble
+        source.tend()
+        trouble("source", self.pidmap.shortage(), "source_incomplete", "source_complete", source=source.name)
+        if source.trouble() and source is not self._failed_source:
+            self._failed_source = source  # once each: the next try to replace it comes at the usual pace
+            self._trouble.set()
 
     async def _tend(self) -> None:
         await self.ladder.tend(self.pidmap.source)
@@ -218,7 +242,7 @@ class Service:
         if self._new_settings is not None:
             wanted, self._new_settings = self._new_settings, None
             self._use(wanted)
-        self.pidmap.source.tend()
+        self._look_after_source()
         await self.repairer.pass_once(self.policy, self.joined, patient=patient)
         self.passes += 1
         self.snapshot = self.picture()
@@ -241,6 +265,7 @@ class Service:
             source=self.pidmap.source.name,
             sources_not_used=dict(self.ladder.why_not),
             source_counters=self.pidmap.counters(),
+            incomplete=self.pidmap.shortage() or self.pidmap.incomplete(),
             processes=len(self.pidmap),
             policy=self.policy.namespace or "unknown",
             policy_why=self.policy.why,

@@ -51,6 +51,7 @@ class Snapshot(NamedTuple):
     source: str
     sources_not_used: Mapping[str, str]  # why
     source_counters: Mapping[str, int]
+    incomplete: str  # why the source alone does not know every process; empty while it does
     processes: int
     policy: str
     policy_why: str

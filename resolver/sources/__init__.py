@@ -30,8 +30,11 @@ class Source(Protocol):
     def arrival(self, host_pid: int) -> int:
         """A number that this source never uses again for another process with that PID; 0 if it is not known."""
 
-    def ended_recently(self, host_pid: int) -> bool:
-        """Whether a process with that host PID ended within the last minute."""
+    def ended(self, host_pid: int) -> int:
+        """The `arrival` of the last process with that host PID that ended within the last minute; 0 if none did."""
+
+    def shortage(self) -> str:
+        """Why it needs help to know every process, and what to do about it; empty while it needs none."""
 
     def incomplete(self) -> str:
         """Why a process that is not found may exist all the same; empty if it does not."""

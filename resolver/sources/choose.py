@@ -169,6 +169,9 @@ class Ladder:
         except (ResolverError, OSError) as error:
             self._refused(name, str(error))
             return False
+        except Exception as error:  # noqa: BLE001 - a defect in one source must not end the repairs by another
+            self._refused(name, f"it failed unexpectedly ({type(error).__name__}: {error}); please report it")
+            return False
         trouble = source.trouble() or await find_canary(source)
         if trouble:
             source.close()

@@ -30,7 +30,7 @@ class Listing:
         self._inner_of: dict[int, int] = {}
         self._arrivals: dict[int, int] = {}
         self._arrived = 0
-        self._tombstones: OrderedDict[int, float] = OrderedDict()
+        self._tombstones: OrderedDict[int, tuple[float, int]] = OrderedDict()  # when, and its arrival
 
     def __len__(self) -> int:
         return len(self._inner_of)
@@ -58,7 +58,7 @@ class Listing:
         self._unreadable = changes.unreadable
         stones = self._tombstones
         while stones and (
-            len(stones) > _TOMBSTONES or next(iter(stones.values())) < now - _TOMBSTONE_SECONDS
+            len(stones) > _TOMBSTONES or next(iter(stones.values()))[0] < now - _TOMBSTONE_SECONDS
         ):
             stones.popitem(last=False)
 
@@ -76,9 +76,13 @@ class Listing:
         """When it was first listed, in order of arrival; 0 if it is not known."""
         return self._arrivals.get(host_pid, 0)
 
-    def ended_recently(self, host_pid: int) -> bool:
-        """Whether it was listed and is gone since less than a minute."""
-        return host_pid in self._tombstones
+    def ended(self, host_pid: int) -> int:
+        """The arrival of one that was listed and is gone since less than a minute; 0 if there is none."""
+        return self._tombstones.get(host_pid, (0.0, 0))[1]
+
+    def shortage(self) -> str:
+        """None: what cannot be read is in `incomplete`."""
+        return ""
 
     def incomplete(self) -> str:
         """Processes that could not be read."""
@@ -104,10 +108,10 @@ class Listing:
         inner = self._inner_of.pop(host_pid, None)
         if inner is None:
             return
-        del self._arrivals[host_pid]
+        arrival = self._arrivals.pop(host_pid)
         same = self._by_inner[inner]
         same.discard(host_pid)
         if not same:
             del self._by_inner[inner]
-        self._tombstones[host_pid] = now
+        self._tombstones[host_pid] = now, arrival
         self._tombstones.move_to_end(host_pid)

@@ -1,7 +1,8 @@
 """The kernel's own map as a source: exact at any moment, nothing to refresh.
 
 The map can be too small for the node, and says so. Then the processes that found no room are found by a scan
-beside it; nothing is wrong, it only costs more.
+beside it; nothing is wrong, it only costs more. The scan also stands in for a map that cannot be read any more,
+until the next source takes over.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from resolver.sources.listing import Listing
 from resolver.sources.scan import ScanSource
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from resolver.procfs import Procfs
-    from resolver.sources.bpf import BpfPidMap
+    from resolver.sources.bpf import BpfPidMap, Record
 
 _RECONCILE_EVERY = 60.0
 _TOMBSTONE_NS = 60 * 10**9
@@ -29,38 +30,38 @@ class Mapped:
 
     def __init__(self, bpf: BpfPidMap, procfs: Procfs) -> None:
         self.bpf = bpf
-        self._procfs = procfs
-        self._scan: Listing | None = None
+        self._scan = Listing(ScanSource(procfs))  # costs nothing before its first refresh
+        self._gaps = False
         self._trouble = ""
         self._drift: dict[str, int] = {"drift_missing": 0, "drift_stale": 0}
         self._size = len(bpf.dump())
         self._next_reconcile = time.monotonic() + _RECONCILE_EVERY
+        self._check_gaps()
 
     def __len__(self) -> int:
-        return self._size
+        return max(self._size, len(self._scan)) if self._gaps else self._size
 
     def __contains__(self, host_pid: object) -> bool:
-        return isinstance(host_pid, int) and self.bpf.by_host(host_pid) is not None
+        return isinstance(host_pid, int) and self.arrival(host_pid) != 0
 
     def refresh(self) -> None:
         """Nothing, while the map is complete: the kernel has put every process into it before it first ran."""
         self._check_gaps()
-        if self._scan is not None:
+        if self._gaps:
             self._scan.refresh()
 
     def tend(self) -> None:
-        """Compare with the kernel's own list of tasks once a minute, and mend what drifted."""
-        if time.monotonic() < self._next_reconcile:
-            return
-        self._next_reconcile = time.monotonic() + _RECONCILE_EVERY
-        try:
-            drift = self.bpf.reconcile()
-            self._size = len(self.bpf.dump())
-        except OSError as error:
-            self._trouble = f"the map cannot be compared with the kernel's tasks: {error.strerror}"
-            return
-        self._drift["drift_missing"] += drift.missing
-        self._drift["drift_stale"] += drift.stale
+        """See whether the map still has room; once a minute compare it with the kernel's tasks, and mend it."""
+        if time.monotonic() >= self._next_reconcile:
+            self._next_reconcile = time.monotonic() + _RECONCILE_EVERY
+            try:
+                drift = self.bpf.reconcile()
+                self._size = len(self.bpf.dump())
+            except OSError as error:
+                self._failed("be compared with the kernel's tasks", error)
+                return
+            self._drift["drift_missing"] += drift.missing
+            self._drift["drift_stale"] += drift.stale
         self._check_gaps()
 
     def candidates(self, ns_pid: int) -> list[int]:
@@ -68,29 +69,39 @@ class Mapped:
         try:
             found = self.bpf.candidates(ns_pid)
         except OSError as error:
-            self._trouble = f"the map cannot be read: {error.strerror}"
+            self._failed("be read", error)
+            self._scan.refresh()
             found = []
-        if self._scan is None:
-            return sorted(found)
+        if not self._gaps:
+            return found
         return sorted({*found, *self._scan.candidates(ns_pid)})
 
     def arrival(self, host_pid: int) -> int:
-        """Its start time in nanoseconds since boot."""
-        record = self.bpf.by_host(host_pid)
+        """Its start time in nanoseconds since boot; of one that only the scan knows, when that first saw it."""
+        record = self._record(self.bpf.by_host, host_pid)
         if record is not None:
             return record.start_ns
-        return self._scan.arrival(host_pid) if self._scan is not None else 0
+        return self._scan.arrival(host_pid) if self._gaps else 0
 
-    def ended_recently(self, host_pid: int) -> bool:
+    def ended(self, host_pid: int) -> int:
         """By the map's tombstones."""
-        stone = self.bpf.tombstone(host_pid)
+        stone = self._record(self.bpf.tombstone, host_pid)
+        if stone is not None and time.clock_gettime_ns(time.CLOCK_BOOTTIME) - stone.exit_ns < _TOMBSTONE_NS:
+            return stone.start_ns
+        return self._scan.ended(host_pid) if self._gaps else 0
+
+    def shortage(self) -> str:
+        """The map is too small, or the kernel's programs failed; the scan makes up for it."""
+        if self._trouble or not self._gaps:
+            return ""
         return (
-            stone is not None and time.clock_gettime_ns(time.CLOCK_BOOTTIME) - stone.exit_ns < _TOMBSTONE_NS
+            "the kernel's map does not hold every process, so /proc is scanned beside it, which costs more: raise "
+            "--map-size if the counter `full` grows, report it if another one does"
         )
 
     def incomplete(self) -> str:
-        """Why an absence proves nothing, if the scan beside the map does not help either."""
-        return self._trouble or (self._scan.incomplete() if self._scan is not None else "")
+        """Why an absence proves nothing: what the scan beside the map could not read either."""
+        return self._scan.incomplete() if self._gaps else ""
 
     def trouble(self) -> str:
         """A map that cannot be read any more."""
@@ -107,14 +118,20 @@ class Mapped:
         """Let go of programs and maps; the kernel removes them."""
         self.bpf.close()
 
-    def _check_gaps(self) -> None:
-        """A scan stands beside the map for as long as something found no room: what is missing has no name."""
+    def _record(self, ask: Callable[[int], Record | None], host_pid: int) -> Record | None:
         try:
-            complete = self.bpf.complete()
+            return ask(host_pid)
         except OSError as error:
-            self._trouble = f"the map's counters cannot be read: {error.strerror}"
-            return
-        if complete:
-            self._scan = None
-        elif self._scan is None:
-            self._scan = Listing(ScanSource(self._procfs))
+            self._failed("be read", error)
+            return None
+
+    def _failed(self, what: str, error: OSError) -> None:
+        self._trouble = f"the map cannot {what}: {error.strerror}"
+        self._gaps = True
+
+    def _check_gaps(self) -> None:
+        """The scan stands beside the map for as long as something found no room: what is missing has no name."""
+        try:
+            self._gaps = bool(self._trouble) or not self.bpf.complete()
+        except OSError as error:
+            self._failed("be read", error)

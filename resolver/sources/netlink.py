@@ -129,7 +129,7 @@ class NetlinkSource:
         try:
             stream.drain()
         except OSError as error:
-            self._broken = f"the proc connector socket failed: {error.strerror}"
+            self.why = self._broken = f"the proc connector socket failed: {error.strerror}"
             stream.incomplete = True
         if len(stream.touched) + len(stream.ended) > _MOST_NAMED:
             stream.incomplete = True

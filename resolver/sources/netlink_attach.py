@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _ACK_SECONDS = 1.0
 _OPENER_SECONDS = 10.0
-_RIGHTS = "NET_ADMIN,SYS_ADMIN,SYS_PTRACE"  # to bind and listen, to enter the host's network namespace, to reach it
+#: To bind and listen (before Linux 6.6), to enter the host's network namespace, to reach it.
+_RIGHTS = "NET_ADMIN,SYS_ADMIN,SYS_PTRACE"
 _USER_NS_INIT = 0xEFFFFFFD  # PROC_USER_INIT_INO in include/linux/proc_ns.h
 _REFUSALS = {
     "import": "pyroute2 cannot be loaded ({}): install it (make setup), or use --source scan",
