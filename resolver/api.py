@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import stat
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -60,36 +61,61 @@ def _problem(status: int, detail: str) -> Response:
 def bind(path: str) -> socket.socket:
     """A listening socket at ``path``: bound under another name, given its mode, then renamed into place.
 
-    A socket that nobody answers on is replaced; one that somebody answers on is a `UsageError`.
+    A socket that nobody listens on is replaced; one that somebody listens on, or another kind of file, is a
+    `UsageError`. Raises OSError if it cannot be made.
     """
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1.0)
-        probe.connect(path)
-        raise UsageError(f"another resolver answers at {path}: stop it, or name another with --socket")
-    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    _require_free(path)
+    os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
     temporary = f"{path}.{os.getpid()}"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(temporary)
-    os.chmod(temporary, 0o600)
-    listener.listen(_BACKLOG)
-    os.rename(temporary, path)
+    try:
+        listener.bind(temporary)
+        os.chmod(temporary, 0o600)
+        listener.listen(_BACKLOG)
+        os.rename(temporary, path)
+    except BaseException:
+        listener.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
     return listener
 
 
+def _require_free(path: str) -> None:
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise UsageError(f"{path} is there and is no socket: remove it, or name another with --socket")
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            probe.connect(path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return
+    except BlockingIOError:
+        pass  # somebody listens, and is slow to answer
+    raise UsageError(f"another resolver listens at {path}: stop it, or name another with --socket")
+
+
 class _Server(uvicorn.Server):
+    async def main_loop(self) -> None:
+        """Nothing is done by the clock: the loop this replaces wakes ten times a second for a Date header."""
+        await asyncio.get_running_loop().create_future()
+
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         """Signals are the daemon's."""
         return contextlib.nullcontext()
 
 
 async def serve(live: LiveLookup, listener: socket.socket, path: str) -> None:
-    """Answer until cancelled, then remove the socket."""
+    """Answer until cancelled, then remove the socket, unless it is another's by now."""
+    mine = os.stat(path).st_ino
     config = uvicorn.Config(
         application(live),
         log_config=None,
+        log_level="critical",  # what a client sends is no trouble of the daemon's
         access_log=False,
+        date_header=False,
         lifespan="off",
         ws="none",
         http="h11",
@@ -105,5 +131,6 @@ async def serve(live: LiveLookup, listener: socket.socket, path: str) -> None:
         raise
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+            if os.stat(path).st_ino == mine:
+                os.unlink(path)
         listener.close()

@@ -69,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
 def _from_daemon(args: argparse.Namespace) -> str | None:
     """What a running daemon knows at once; None if there is none, or if the kernel has to be asked all the same.
 
-    It is asked for full ids only: whether the start of one is unique takes a look at every container.
+    It is asked for full ids only: whether the start of one is unique takes a look at every container. An answer
+    that does not look like one, or is about something else, is none.
     """
     container_id = re.fullmatch(r"(?:[a-z0-9-]+://)?([0-9a-f]{64})", args.cid)
     if container_id is None or args.pidns is not None or args.ns_pid < 1:
@@ -80,4 +81,15 @@ def _from_daemon(args: argparse.Namespace) -> str | None:
         socket_path=path,
         accept="application/json" if args.json else "text/plain",
     )
-    return answer[1] if answer is not None and answer[0] == 200 else None
+    if answer is None or answer[0] != 200:
+        return None
+    if not args.json:
+        return answer[1] if re.fullmatch(r"[1-9][0-9]{0,9}\n", answer[1]) else None
+    import json
+
+    try:
+        found = json.loads(answer[1])
+        about = found["container_id"], found["container_pid"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return answer[1] if about == (container_id[1], args.ns_pid) and type(found["host_pid"]) is int else None

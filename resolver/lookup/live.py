@@ -77,7 +77,7 @@ class LiveLookup:
         """Not by a process of the same container: that would be a namespace inside of it."""
         try:
             return self._id(self._procfs.status(host_pid).ppid) != container_id
-        except ProcessGone:
+        except (ProcessGone, AccessDenied):
             return False
 
     def _verified(
