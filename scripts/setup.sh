@@ -60,11 +60,13 @@ what_is_lost() {
 
 install_packages() {
     (($# > 0)) || return 0
-    local command="apt-get install -y --no-install-recommends $*"
+    local all
+    mapfile -t all < <(printf '%s\n' "$@" && recommended_packages)
     have_command apt-get || die "these are missing and this is not Debian or Ubuntu: $*" \
         "Install them by this system's own means, then run this again."
     ((EUID == 0)) || die "these Debian packages are missing: $*" \
-        "Only root can install them. Run this, then try again:" "    sudo $command"
+        "Only root can install them. Run this, then try again:" \
+        "    sudo apt-get install -y --no-install-recommends ${all[*]}"
     say "installing the Debian packages: $*"
     apt_install "$@" || die "apt-get could not install one of: $*" "Its last complaints are above, all of it in $APT_LOG."
 }
