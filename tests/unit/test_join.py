@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -36,11 +37,11 @@ def joined(
     **devices: DeviceSamples,
 ) -> Joined:
     procfs = procfs or Procfs()
+    if pidmap is None:
+        pidmap = PidMap(Listing(ScanSource(procfs)))
     every = {"GPU-a": device(load)} if load is not None else {}
     collection = Collection(5.0, "", "550.54.15", {**every, **devices})
-    return join(
-        collection, owners or set(), hami or set(), procfs, pidmap or PidMap(Listing(ScanSource(procfs)))
-    )
+    return join(collection, owners or set(), hami or set(), procfs, pidmap)
 
 
 @pytest.fixture
@@ -127,21 +128,21 @@ def test_a_dropped_value_of_a_thread_makes_its_process_unknown(threads: tuple[in
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "hami", "reason"),
+    ("cgroup", "hami", "reason", "container"),
     [
-        ("/user.slice/session-1.scope", True, SampleReason.NOT_IN_CONTAINER),
-        (f"/docker/{CID}", False, SampleReason.NO_SHARED_REGION),
-        (f"/docker/{CID}", True, SampleReason.NO_SLOT),
-        (f"/kubepods/besteffort/podx/{CID[::-1]}", True, SampleReason.NO_SHARED_REGION),
+        ("/user.slice/session-1.scope", True, SampleReason.NOT_IN_CONTAINER, ""),
+        (f"/docker/{CID}", False, SampleReason.NO_SHARED_REGION, CID),
+        (f"/docker/{CID}", True, SampleReason.NO_SLOT, CID),
+        (f"/kubepods/besteffort/podx/{CID[::-1]}", True, SampleReason.NO_SHARED_REGION, CID[::-1]),
     ],
 )
 def test_a_process_without_a_slot_keeps_a_reason(
-    tmp_path: Path, cgroup: str, reason: SampleReason, *, hami: bool
+    tmp_path: Path, cgroup: str, reason: SampleReason, container: str, *, hami: bool
 ) -> None:
     proc = FakeProc(tmp_path)
     proc.process(500, cgroup)
     result = joined({500: 30}, owners={10}, hami={CID} if hami else set(), procfs=proc.procfs)
-    assert result.orphans == (Orphan(500, "GPU-a", 30, reason),)
+    assert result.orphans == (Orphan(500, "GPU-a", 30, reason, container),)
     assert result.values == {}
 
 
@@ -150,7 +151,7 @@ def test_a_thread_without_a_slot_is_judged_by_its_process(tmp_path: Path) -> Non
     proc.process(500, f"/docker/{CID}")
     proc.process(501, "/", tgid=500)
     result = joined({501: 30}, hami={CID}, procfs=proc.procfs)
-    assert result.orphans == (Orphan(501, "GPU-a", 30, SampleReason.NO_SLOT),)
+    assert result.orphans == (Orphan(501, "GPU-a", 30, SampleReason.NO_SLOT, CID),)
 
 
 def test_this_very_process_is_in_no_container_of_hami() -> None:
@@ -170,6 +171,26 @@ def test_a_process_that_ended(*, refreshed: bool) -> None:
         pidmap.refresh(unhurried=False)
     result = joined({process.pid: 30}, procfs=procfs, pidmap=pidmap)
     assert result.orphan_reasons() == Counter({SampleReason.PROCESS_ENDED: 1})
+
+
+def test_a_process_that_ended_still_has_its_container(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path)
+    proc.process(500, f"/docker/{CID}")
+    proc.process(600, f"/docker/{CID}")
+    pidmap = PidMap(Listing(ScanSource(proc.procfs)))
+    pidmap.refresh(unhurried=False)
+    pidmap.name_container(600, "uid_main")  # it owns a slot
+    alive = joined({500: 30}, procfs=proc.procfs, pidmap=pidmap)
+    assert alive.orphans == (Orphan(500, "GPU-a", 30, SampleReason.NO_SHARED_REGION, CID),)
+    for host_pid in (500, 600):
+        shutil.rmtree(tmp_path / str(host_pid))
+    ended = (
+        Orphan(500, "GPU-a", 30, SampleReason.PROCESS_ENDED, CID),
+        Orphan(600, "GPU-a", 4, SampleReason.PROCESS_ENDED, "uid_main"),
+    )
+    assert joined({500: 30, 600: 4}, procfs=proc.procfs, pidmap=pidmap).orphans == ended
+    pidmap.refresh(unhurried=False)  # the same when the map has seen it
+    assert joined({500: 30, 600: 4}, procfs=proc.procfs, pidmap=pidmap).orphans == ended
 
 
 @pytest.mark.parametrize("nvml_pid", [0, 2**22 + 5, 2**31 - 1, 2**32 - 1])

@@ -102,6 +102,48 @@ def test_a_number_that_is_used_again_is_another_process() -> None:
     assert not pidmap.ended_recently(100)  # who has the number now runs
 
 
+def test_the_container_of_a_process_is_known_after_its_end(clock: Clock) -> None:
+    source, pidmap = told((100, 7), (200, 7))
+    pidmap.name_container(100, "pod_main")
+    pidmap.name_container(300, "of nobody that is known")
+    assert [pidmap.container_of(host_pid) for host_pid in (100, 200, 300)] == ["pod_main", "", ""]
+    del source.now[100]
+    pidmap.refresh(unhurried=False)
+    assert pidmap.container_of(100) == "pod_main"
+    clock.now += 61
+    pidmap.refresh(unhurried=False)
+    assert pidmap.container_of(100) == ""
+
+
+def test_the_container_of_a_process_is_not_its_successors() -> None:
+    source, pidmap = told((100, 7))
+    pidmap.name_container(100, "pod_main")
+    source.reuse(100, 8)
+    pidmap.refresh(unhurried=False)
+    assert pidmap.container_of(100) == ""
+    del source.now[100]
+    pidmap.refresh(unhurried=False)
+    assert pidmap.container_of(100) == ""  # the last one that ended is another
+
+
+def test_another_source_knows_nothing_of_containers() -> None:
+    _, pidmap = told((100, 7))
+    pidmap.name_container(100, "pod_main")
+    other = Told()
+    other.now = {100: (100, 7)}
+    pidmap.use(Listing(other))
+    pidmap.refresh(unhurried=False)
+    assert pidmap.container_of(100) == ""  # nobody can say that it is the same process
+
+
+def test_names_of_containers_are_bounded() -> None:
+    _, pidmap = told(*((host_pid, 1) for host_pid in range(1, 10_001)))
+    for host_pid in range(1, 10_001):
+        pidmap.name_container(host_pid, "pod_main")
+    kept = [host_pid for host_pid in range(1, 10_001) if pidmap.container_of(host_pid)]
+    assert kept == list(range(10_001 - module._MOST_CONTAINERS, 10_001))
+
+
 def test_tombstones_are_bounded() -> None:
     source, pidmap = told(*((host_pid, 1) for host_pid in range(1, 10_001)))
     source.now.clear()

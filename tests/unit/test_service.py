@@ -245,7 +245,7 @@ def test_a_snapshot_tells_what_is_unresolved() -> None:
     wrong, right = slot(UnresolvedReason.NOT_MAPPED), slot(None)
     first = RegionReport("/a", "uid", "a", "v1.2", ("GPU-a",), (wrong, right))
     second = RegionReport("/b", "uid", "b", "v1.2", ("GPU-a",), (right, wrong, wrong))
-    snapshot = Snapshot(0.0, 1, "scan", {}, {}, 5, "host", "", None, (first, second), {}, (), NOTHING, {})
+    snapshot = Snapshot(0.0, 1, "scan", {}, {}, "", 5, "host", "", None, (first, second), {}, (), NOTHING, {})
     assert snapshot.unresolved() == [(first, wrong), (second, wrong), (second, wrong)]
 
 

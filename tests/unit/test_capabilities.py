@@ -1,0 +1,115 @@
+"""Capabilities given up in a child of ours; what is given up stays so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from resolver import capabilities
+from resolver.capabilities import NUMBERS, TO_START, WHILE_RUNNING, held, while_running
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def python(code: str, *wrapper: str) -> list[str]:
+    """The lines that a program prints in a process of its own."""
+    done = subprocess.run(
+        [*wrapper, sys.executable, "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+SHOW = """
+    import subprocess
+    from resolver.capabilities import limit
+    limit(frozenset({running!r}), frozenset({children!r}))
+    def masks(text):
+        found = dict(line.split(":", 1) for line in text.splitlines())
+        return [int(found[name], 16) for name in ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb")]
+    with open("/proc/self/status") as status:
+        print(masks(status.read()))
+    print(masks(subprocess.check_output(["cat", "/proc/self/status"], text=True)))
+"""
+
+
+def mask(*names: str) -> int:
+    return sum(1 << NUMBERS[name] for name in names)
+
+
+def limited(running: set[str], children: set[str], *wrapper: str) -> list[str]:
+    return python(SHOW.format(running=sorted(running), children=sorted(children)), *wrapper)
+
+
+def test_a_process_keeps_what_it_needs_and_its_children_get_no_more_than_they_need() -> None:
+    own, childs = mask("SYS_PTRACE"), mask("SYS_PTRACE", "BPF", "PERFMON")
+    assert limited({"SYS_PTRACE"}, {"SYS_PTRACE", "BPF", "PERFMON"}) == [
+        str([own, own, childs, 0, 0]),
+        str([childs, childs, childs, 0, 0]),
+    ]
+
+
+def test_nothing_at_all_can_be_kept() -> None:
+    assert limited(set(), set()) == [str([0] * 5)] * 2
+
+
+def test_what_is_not_held_is_not_asked_for() -> None:
+    """Started with one capability and without CAP_SETPCAP: the bounding set stays as the starter cut it down."""
+    only = ("setpriv", "--inh-caps", "-all", "--bounding-set", "-all,+sys_ptrace")
+    bound = mask("SYS_PTRACE")
+    assert limited({"SYS_PTRACE", "BPF"}, {"SYS_PTRACE"}, *only) == [
+        str([bound, bound, bound, 0, 0]),
+        str([bound] * 3 + [0, 0]),
+    ]
+
+
+def test_what_was_given_up_is_gone() -> None:
+    code = """
+        import os
+        from resolver.capabilities import held, limit
+        print(sorted(held()))
+        limit(frozenset({"SYS_PTRACE"}), frozenset({"SYS_PTRACE"}))
+        limit(frozenset({"SYS_PTRACE", "BPF", "SYS_ADMIN"}), frozenset({"BPF"}))
+        print(sorted(held()))
+    """
+    assert python(code) == [str(sorted(NUMBERS)), "['SYS_PTRACE']"]
+
+
+def test_held_reads_this_very_process() -> None:
+    assert held() == frozenset(NUMBERS)  # the tests run as root, with everything
+
+
+def test_the_numbers_are_the_kernels() -> None:
+    """By libcap's word for them."""
+    for name, number in NUMBERS.items():
+        said = subprocess.check_output(["capsh", f"--decode={1 << number:x}"], text=True).strip()
+        assert said.endswith(f"=cap_{name.lower()}"), said
+
+
+@pytest.mark.parametrize(
+    ("source", "release", "kept"),
+    [
+        ("bpf", "6.18.44-fc", {"SYS_PTRACE"}),
+        ("bpf", "5.19.0", {"SYS_PTRACE"}),
+        ("bpf", "5.15.0-91-generic", {"SYS_PTRACE", "BPF"}),
+        ("bpf", "unheard of", {"SYS_PTRACE", "BPF"}),
+        ("netlink", "5.15.0", {"SYS_PTRACE"}),
+        ("scan", "4.18.0", {"SYS_PTRACE"}),
+    ],
+)
+def test_what_is_kept_depends_on_the_kernel(source: str, release: str, kept: set[str]) -> None:
+    assert while_running(source, release) == kept
+
+
+def test_no_source_needs_more_while_it_runs_than_to_start() -> None:
+    for source, kept in WHILE_RUNNING.items():
+        assert while_running(source, "5.15") <= TO_START[source]
+        assert kept <= TO_START[source] <= capabilities.NUMBERS.keys()

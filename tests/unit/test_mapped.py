@@ -1,0 +1,157 @@
+"""The kernel's real map as a source: complete, too small, and no longer readable."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from resolver.procfs import Procfs
+from resolver.sources import mapped
+from resolver.sources.bpf import Sizes, start
+from resolver.sources.choose import find_canary
+from resolver.sources.mapped import Mapped
+
+
+def make(processes: int) -> Mapped:
+    return Mapped(start(Sizes(processes=processes)), Procfs())
+
+
+@pytest.fixture
+def large() -> Iterator[Mapped]:
+    source = make(16_384)
+    yield source
+    source.close()
+
+
+@pytest.fixture
+def small() -> Iterator[Mapped]:
+    """Room for fewer processes than any machine has."""
+    source = make(16)
+    yield source
+    source.close()
+
+
+@pytest.fixture
+def child() -> Iterator[int]:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def break_down(source: Mapped) -> None:
+    """Every descriptor of a map becomes one of something else, as if the kernel had taken the map away."""
+    nothing = os.open("/dev/null", os.O_RDONLY)
+    for fd in source.bpf._loaded.maps.values():
+        os.dup2(nothing, fd)
+    os.close(nothing)
+
+
+def test_a_map_with_room_needs_no_help(large: Mapped, child: int) -> None:
+    large.refresh()
+    large.tend()
+    assert (large.shortage(), large.incomplete(), large.trouble()) == ("", "", "")
+    assert child in large
+    assert large.candidates(child) == [child]
+    assert large.arrival(child) // 10_000_000 == Procfs().start_time(child)
+    assert len(large) >= len(Procfs().entries()) - 5
+    assert len(large._scan) == 0  # the scan was never asked
+
+
+def test_an_end_leaves_a_tombstone_with_the_start_time(
+    large: Mapped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = subprocess.Popen(["sleep", "1000"])
+    arrival = large.arrival(process.pid)
+    assert arrival
+    assert large.ended(process.pid) != arrival
+    process.kill()
+    process.wait()
+    assert (large.ended(process.pid), process.pid in large) == (arrival, False)
+    monkeypatch.setattr(mapped, "_TOMBSTONE_NS", 0)
+    assert large.ended(process.pid) == 0  # too long ago
+
+
+def test_what_found_no_room_is_found_by_the_scan(small: Mapped, child: int) -> None:
+    assert "raise --map-size" in small.shortage()
+    assert small.counters()["full"] > 0
+    small.refresh()
+    assert small.bpf.by_host(child) is None
+    assert child in small
+    assert small.candidates(child) == [child]
+    assert small.arrival(child) > 0
+    assert (small.incomplete(), small.trouble()) == ("", "")
+    assert len(small) >= len(Procfs().entries()) - 5
+
+
+def test_what_the_scan_saw_has_a_tombstone_too(small: Mapped) -> None:
+    process = subprocess.Popen(["sleep", "1000"])
+    small.refresh()
+    process.kill()
+    process.wait()
+    small.refresh()
+    assert (small.ended(process.pid) != 0, process.pid in small) == (True, False)
+
+
+def test_a_reconciliation_finds_the_map_still_too_small(
+    small: Mapped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = small.counters()["full"]
+    monkeypatch.setattr(small, "_next_reconcile", 0.0)
+    small.tend()
+    assert small._next_reconcile > time.monotonic() + 50
+    assert small.counters()["full"] > full
+    assert small.counters()["drift_missing"] > 0
+    assert small.shortage()
+
+
+def test_a_reconciliation_of_a_good_map_finds_nothing(large: Mapped, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large, "_next_reconcile", 0.0)
+    large.tend()
+    assert (large.counters()["drift_missing"], large.counters()["drift_stale"]) == (0, 0)
+
+
+def test_the_scan_stands_in_for_a_map_that_fails(large: Mapped, child: int) -> None:
+    large.refresh()
+    break_down(large)
+    assert large.candidates(child) == [child]  # the very question that finds out is answered
+    assert large.trouble().startswith("the map cannot be read: Invalid argument")
+    assert (large.shortage(), large.incomplete()) == ("", "")
+    with subprocess.Popen(["sleep", "1000"]) as later:
+        large.refresh()
+        assert later.pid in large
+        assert large.candidates(later.pid) == [later.pid]
+        later.kill()
+    large.refresh()
+    assert later.pid not in large
+    assert large.ended(later.pid)
+    assert large.counters() == {"drift_missing": 0, "drift_stale": 0}
+
+
+@pytest.mark.parametrize("ask", ["candidates", "arrival", "ended", "__contains__"])
+def test_whatever_is_asked_first_finds_the_trouble(large: Mapped, ask: str) -> None:
+    break_down(large)
+    getattr(large, ask)(os.getpid())
+    assert large.trouble()
+
+
+def test_upkeep_finds_the_trouble_though_nobody_asks(large: Mapped, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_down(large)
+    large.tend()
+    assert large.trouble().startswith("the map cannot be read: Invalid argument")
+    monkeypatch.setattr(large, "_next_reconcile", 0.0)
+    large.tend()
+    assert large.trouble().startswith("the map cannot be ")
+
+
+@pytest.mark.parametrize("processes", [16, 16_384], ids=["too small", "with room"])
+def test_the_canary_is_found(processes: int) -> None:
+    import asyncio
+
+    source = make(processes)
+    assert asyncio.run(find_canary(source)) == ""
+    source.close()
+    assert source.bpf._loaded.maps == {}
