@@ -10,20 +10,24 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.bench import daemon, passes, scan
+from tests.bench import bpf, daemon, load, passes, scan
+
+PARTS = ("scan", "lookup", "pass", "daemon", "bpf", "load")
 
 
 class Row(NamedTuple):
-    """One line of the table. ``bound`` is in the unit of ``value``; None if nothing is aimed at."""
+    """One line of the table. ``bound`` is in the unit of ``value``; None if nothing is aimed at.
+
+    ``value`` is None where it could not be measured; ``beside`` says why.
+    """
 
     name: str
-    value: float
+    value: float | None
     unit: str
     bound: float | None
     beside: str
@@ -32,14 +36,17 @@ class Row(NamedTuple):
 def main() -> int:
     """Run everything, or the parts that are named."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("parts", nargs="*", help="scan, lookup, pass, daemon (default: all)")
+    parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--processes", type=int, default=10_000, help="idle processes beside (default 10000)")
+    parser.add_argument("--seconds", type=float, default=60, help="how long the load lasts (default 60)")
     parser.add_argument("--json", default="bench.json", metavar="FILE")
     args = parser.parse_args()
+    if unknown := set(args.parts) - set(PARTS):
+        parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     if os.geteuid() != 0:
         print("make bench: it makes PID and mount namespaces, so it needs root", file=sys.stderr)
         return 2
-    wanted = args.parts or ["scan", "lookup", "pass", "daemon"]
+    wanted = args.parts or list(PARTS)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
         if {"scan", "lookup"} & set(wanted):
@@ -49,6 +56,10 @@ def main() -> int:
             rows += [Row(*row) for row in passes.measure(Path(scratch), progress)]
         if "daemon" in wanted:
             rows += [Row(*row) for row in daemon.measure(Path(scratch), progress)]
+        if "bpf" in wanted:
+            rows += [Row(*row) for row in bpf.measure(args.processes, progress)]
+        if "load" in wanted:
+            rows += [Row(*row) for row in load.measure(args.seconds, Path(scratch), progress)]
     show(rows)
     machine = {"kernel": platform.release(), "python": platform.python_version(), "cores": os.cpu_count()}
     Path(args.json).write_text(
@@ -66,17 +77,11 @@ def show(rows: list[Row]) -> None:
     """The table: aligned, plain."""
     width = max(len(row.name) for row in rows)
     for row in rows:
-        bound = (
-            ""
-            if row.bound is None
-            else f"{'ok' if row.value <= row.bound else 'MISSED':6} (<= {row.bound:g})"
-        )
-        print(f"{row.name:{width}}  {row.value:9.2f} {row.unit:6}  {bound:18}  {row.beside}")
-
-
-def median(values: list[float]) -> float:
-    """The middle one; the mean would be the noise of a busy machine."""
-    return statistics.median(values)
+        value = "-" if row.value is None else f"{row.value:.2f}"
+        bound = ""
+        if row.bound is not None and row.value is not None:
+            bound = f"{'ok' if row.value <= row.bound else 'MISSED':6} (<= {row.bound:g})"
+        print(f"{row.name:{width}}  {value:>9} {row.unit:6}  {bound:18}  {row.beside}")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 
-#: A row of the bench's table: name, value, unit, bound or None, what stands beside it.
-RowValues = tuple[str, float, str, float | None, str]
+#: A row of the bench's table: name, value (None: not measured), unit, bound or None, what stands beside it.
+RowValues = tuple[str, float | None, str, float | None, str]
 Progress = Callable[[str], None]
 
 

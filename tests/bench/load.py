@@ -1,0 +1,250 @@
+"""A node where 5,000 processes a second begin and end: what the daemon costs, and what it loses.
+
+Beside it, under the same load at the same time, the daemon with its other sources and what one would take instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from resolver import client
+from resolver.sources.bpf import Sizes
+from resolver.sources.bpf_load import bpf_directory, default_pythons
+from tests.bench import kernelmap
+from tests.bench.rivals import rivals
+from tests.bench.timing import Progress, RowValues
+from tests.bench.usage import Cpu, children, cpu, rss
+from tests.fakes.container import Container
+from tests.fakes.daemon import Daemon
+from tests.fakes.node import Node
+
+_RATE = 5000
+_STARTS = 5
+_SETTLE, _QUIET = 3.0, 10.0
+_LOOK_EVERY = 2.0
+_TRIES = 20  # a rival's start is waited for this long, in seconds
+
+_HERE = Path(__file__).parent
+
+
+class Storm(NamedTuple):
+    """What the storm did."""
+
+    forks: int
+    seconds: float
+
+
+class Looks(NamedTuple):
+    """Look-ups of processes that have just begun: how many, how many were not answered right, milliseconds of each."""
+
+    made: int
+    wrong: int
+    milliseconds: list[float]
+
+
+def measure(seconds: float, scratch: Path, progress: Progress) -> list[RowValues]:
+    """All rows; takes some 50 seconds longer than the storm."""
+    scratch.joinpath("storm").mkdir()
+    program = scratch / "storm" / "storm"
+    subprocess.run(["cc", "-O2", "-Wall", "-Werror", "-static", "-o", program, _HERE / "storm.c"], check=True)
+    with Node(scratch / "storm" / "node", "535.183.01") as node:
+        for number in range(4):
+            node.container(name=f"c{number}").tenant(load=10, guess="none")
+        progress("how long the daemon takes to be ready with --source bpf")
+        ready = sorted(_ready(node) for _ in range(_STARTS))
+        progress("what a process with BCC loaded weighs")
+        bcc = _with_bcc_loaded()
+        return [*_storm(node, program, seconds, bcc, progress), _ready_row(ready)]
+
+
+def _ready_row(ready: list[float]) -> RowValues:
+    middle = statistics.median(ready)
+    return (
+        "ready with --source bpf",
+        middle,
+        "s",
+        1.5,
+        f"of {len(ready)} starts the longest {ready[-1]:.2f} s",
+    )
+
+
+def _ready(node: Node) -> float:
+    """Seconds from the start of the process to the word that everything runs."""
+    with _daemon(node, "bpf") as daemon:
+        return _wait_for(daemon, "started") - daemon.started_at
+
+
+@contextlib.contextmanager
+def _daemon(node: Node, source: str) -> Iterator[Daemon]:
+    """A daemon of its own run directory. All but the first only look: two that write would be in each other's way."""
+    options = ["--source", source, "--run-dir", str(node.root / f"run-{source}")]
+    with Daemon(node, options + ([] if source == "bpf" else ["--dry-run"])) as daemon:
+        yield daemon
+
+
+def _wait_for(daemon: Daemon, event: str) -> float:
+    """When the daemon said this, as time.monotonic() tells."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and daemon.alive:
+        if any(each["event"] == event for each in list(daemon.events)):
+            return time.monotonic()
+        time.sleep(0.001)
+    raise RuntimeError(f"the daemon did not say {event!r}: {daemon.last_words()}")
+
+
+def _with_bcc_loaded() -> float:
+    """MiB of a process that loads the same program and keeps BCC."""
+    sizes = Sizes()
+    constants = {
+        "PROCESSES": sizes.processes,
+        "PROCESS_LEVELS": sizes.processes,
+        "NAMESPACES": sizes.namespaces,
+        "TOMBSTONES": sizes.tombstones,
+    }
+    argv = [default_pythons()[0], str(_HERE / "resident_bcc.py"), bpf_directory(), json.dumps(constants)]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as held:
+        if held.stdout is None or held.stdout.readline() != b"ready\n":
+            raise RuntimeError(f"{argv[0]} could not load the BPF program through bcc; see resident_bcc.py")
+        return rss(held.pid)
+
+
+# -- the storm ------------------------------------------------------------------------------------------------
+
+
+class Watched:
+    """A daemon and what it used before the storm and in it."""
+
+    def __init__(self, source: str, daemon: Daemon) -> None:
+        self.source = source
+        self.daemon = daemon
+        self.host_pid = daemon._child.pid
+        self.quiet = self.busy = Cpu(0, 0)
+
+    def last(self, event: str) -> dict[str, Any]:
+        """The last line with this event; empty if there is none."""
+        found = [each for each in self.daemon.events if each["event"] == event]
+        return found[-1] if found else {}
+
+
+def _storm(node: Node, program: Path, seconds: float, bcc: float, progress: Progress) -> list[RowValues]:
+    with contextlib.ExitStack() as stack:
+        watched = [
+            Watched(source, stack.enter_context(_daemon(node, source)))
+            for source in ("bpf", "netlink", "scan")
+        ]
+        for each in watched:
+            _wait_for(each.daemon, "started")
+        time.sleep(_SETTLE)
+        progress(f"{_QUIET:.0f} s without a storm")
+        began, before = time.monotonic(), [cpu(each.host_pid) for each in watched]
+        time.sleep(_QUIET)
+        for each, then in zip(watched, before, strict=True):
+            each.quiet = cpu(each.host_pid).per_cent(then, time.monotonic() - began)
+        others = [stack.enter_context(rival) for rival in rivals(node.root)]
+        for rival in others:
+            rival.wait_until_ready()
+        began, before = time.monotonic(), [cpu(each.host_pid) for each in watched]
+        for rival in others:
+            rival.begin()
+        storm, looks = _during(program, seconds, node, watched[0], progress)
+        for each, then in zip(watched, before, strict=True):
+            each.busy = cpu(each.host_pid).per_cent(then, time.monotonic() - began)
+        for rival in others:
+            rival.end(storm.forks)
+        rows = [_storm_row(storm), *_bpf_rows(watched[0], looks, bcc)]
+        for each in watched[1:]:
+            rows += _other_rows(each)
+        for rival in others:
+            rows += rival.rows()
+    return rows
+
+
+def _during(
+    program: Path, seconds: float, node: Node, ours: Watched, progress: Progress
+) -> tuple[Storm, Looks]:
+    """Let it storm, and ask the daemon for a process that has just begun, every two seconds."""
+    looks = Looks(0, 0, [])
+    with subprocess.Popen([program, str(_RATE), str(seconds)], stdout=subprocess.PIPE, text=True) as storm:
+        began = time.monotonic()
+        while (left := began + seconds - time.monotonic()) > 0:
+            if looks.made % 5 == 0:
+                progress(f"{_RATE} forks a second for another {left:.0f} s")
+            looks = _look(node.containers[looks.made % len(node.containers)], ours, looks)
+            time.sleep(min(_LOOK_EVERY, max(0.0, began + seconds - time.monotonic())))
+        said = storm.stdout.read() if storm.stdout else ""
+    if storm.returncode != 0 or not said:
+        raise RuntimeError("the storm ended early: its message is above")
+    forks, took = said.split()
+    return Storm(int(forks), float(took)), looks
+
+
+def _look(container: Container, ours: Watched, looks: Looks) -> Looks:
+    """A new process of the container, by the daemon's socket: its host PID must be the true one."""
+    tenant = container.tenant(guess="none")
+    path = f"/v1/lookup?container={container.container_id}&pid={tenant.ns_pid}"
+    began = time.perf_counter()
+    answer = client.get(
+        path, socket_path=str(container.node.root / "run-bpf" / "resolver.sock"), accept="text/plain"
+    )
+    took = (time.perf_counter() - began) * 1e3
+    right = answer == (200, f"{tenant.host_pid}\n")
+    tenant.stop()
+    return Looks(looks.made + 1, looks.wrong + (not right), [*looks.milliseconds, took])
+
+
+# -- rows -----------------------------------------------------------------------------------------------------
+
+
+def _storm_row(storm: Storm) -> RowValues:
+    reached = storm.forks / storm.seconds
+    beside = f"{storm.forks} in {storm.seconds:.1f} s, wanted {_RATE}"
+    return ("forks a second in a PID namespace", reached, "/s", None, beside)
+
+
+def _bpf_rows(ours: Watched, looks: Looks, bcc: float) -> list[RowValues]:
+    daemon = ours.host_pid
+    state = kernelmap.state(daemon)
+    both, missing, stale = kernelmap.differences(daemon)
+    bad = ("full", "update_failed", "read_failed", "levels_truncated", "replaced")
+    lost = sum(state.counters[name] for name in bad) + state.missed + missing + stale
+    weight, theirs = rss(daemon), sum(map(rss, children(daemon)))
+    milliseconds = statistics.median(looks.milliseconds)
+    longest = max(looks.milliseconds)
+    return [
+        ("daemon, --source bpf, CPU under it", sum(ours.busy), "% core", 0.5, _without(ours)),
+        ("  events lost or missed, differences to /proc", lost, "", 0, f"{both} processes compared after it"),
+        (
+            "  new processes not found at once through its socket",
+            looks.wrong,
+            "",
+            0,
+            f"of {looks.made}; median {milliseconds:.1f} ms, longest {longest:.1f} ms",
+        ),
+        ("  resident memory", weight, "MiB", 45.0, f"its children {theirs:.0f} MiB"),
+        ("  over python3 that keeps BCC loaded", weight / bcc, "times", None, f"that has {bcc:.0f} MiB"),
+    ]
+
+
+def _other_rows(other: Watched) -> list[RowValues]:
+    """The daemon with another source. What it lost, it says when it ends."""
+    weight = rss(other.host_pid)
+    other.daemon.stop()
+    counted = other.last("stopped").get("source_counters", {})
+    said = ", ".join(f"{name} {count}" for name, count in counted.items()) or "counts nothing"
+    return [
+        (f"daemon, --source {other.source}, CPU under it", sum(other.busy), "% core", None, _without(other)),
+        ("  resident memory", weight, "MiB", None, said),
+    ]
+
+
+def _without(watched: Watched) -> str:
+    return f"without it {sum(watched.quiet):.2f}; of its children {watched.busy.children:.2f}"

@@ -1,0 +1,60 @@
+"""CPU time and memory of a process and its children, from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class Cpu(NamedTuple):
+    """Seconds on a CPU so far. ``children`` counts those that live and those that were waited for."""
+
+    own: float
+    children: float
+
+    def per_cent(self, since: Cpu, seconds: float) -> Cpu:
+        """Per cent of a core over that many seconds."""
+        return Cpu(
+            (self.own - since.own) / seconds * 100, max(0.0, self.children - since.children) / seconds * 100
+        )
+
+
+def cpu(host_pid: int) -> Cpu:
+    """What a process and its children have used, from the scheduler's nanoseconds."""
+    reaped = sum(map(int, _stat(host_pid)[13:15])) * _TICK  # cutime and cstime, in ticks of 10 ms
+    return Cpu(_on_cpu(host_pid), reaped + sum(map(_on_cpu, children(host_pid))))
+
+
+def children(host_pid: int) -> list[int]:
+    """Its living children, of whichever of its threads."""
+    found: list[int] = []
+    for task in Path(f"/proc/{host_pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def rss(host_pid: int) -> float:
+    """Resident MiB of one process; 0 if it has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, IndexError):
+        status = Path(f"/proc/{host_pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+    return 0.0
+
+
+def _on_cpu(host_pid: int) -> float:
+    total = 0
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{host_pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
+
+
+def _stat(host_pid: int) -> list[str]:
+    """Fields of ``/proc/<pid>/stat`` from the third on."""
+    return Path(f"/proc/{host_pid}/stat").read_text().rpartition(")")[2].split()
