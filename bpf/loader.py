@@ -3,7 +3,7 @@
 Standard library and ``bcc`` only, because it may run under another Python than the daemon: the distribution's own,
 where ``bcc`` is installed. LLVM lives and dies here. On descriptor 0 is a SOCK_SEQPACKET socket. One request comes::
 
-    {"sizes": {"PROCESSES": 65536, ...}, "btf": "/sys/kernel/btf/vmlinux", "lockdown": "/sys/kernel/security/lockdown"}
+    {"sizes": {"PROCESSES": 32768, ...}, "btf": "/sys/kernel/btf/vmlinux", "lockdown": "/sys/kernel/security/lockdown"}
 
 and one answer goes, with the descriptors in the order of ``maps``, then ``programs``, then ``links``::
 

@@ -169,10 +169,10 @@ def test_a_small_ring_keeps_exactly_as_many_as_it_says() -> None:
 
 def test_a_map_that_is_too_small_is_counted_and_nothing_in_it_is_wrong(lives: Path) -> None:
     living = len(truth().living)
-    small = start(Sizes(processes=living + 30))
+    small = start(Sizes(processes=living + 400))  # whatever else this machine does stays below that
     try:
         assert small.complete()
-        with life(lives, "many", "120") as many:
+        with life(lives, "many", "1500") as many:
             many.ready()
             children = children_of(many.host_pid)
             found: list[Record] = [record for record in map(small.by_host, children) if record]
@@ -181,11 +181,10 @@ def test_a_map_that_is_too_small_is_counted_and_nothing_in_it_is_wrong(lives: Pa
             assert small.counters()["full"] >= len(children) - len(found)
             assert not small.complete()
             drift = small.reconcile()
-            assert drift.missing >= len(children) - len(found) - 30
+            assert drift.missing > 500
             assert not small.complete()
             many.end()
-        until(lambda: len(truth().living) < living + 20, "the end of the crowd")
-        small.reconcile()
+        assert small.reconcile().missing == 0
         assert small.complete()
         compare(small)
     finally:
