@@ -32,6 +32,13 @@ DRIVER: Final = "535.183.01"
 WRITER: Final = "slot writer"
 NVML: Final = "nvml worker"
 
+#: The sources that the main job is held to, the best first: all of them, or the one that RESOLVER_SOURCE names.
+SOURCES: Final = (
+    (os.environ["RESOLVER_SOURCE"],) if os.environ.get("RESOLVER_SOURCE") else ("bpf", "netlink", "scan")
+)
+#: For tests that are to pass with each of them; `source` alone takes the first.
+EVERY_SOURCE: Final = pytest.mark.parametrize("source", SOURCES, indirect=True)
+
 Line = dict[str, Any]
 
 
@@ -180,6 +187,14 @@ class Start:
             problems += [text for text in daemon.other_output if "Traceback" in text or "Error" in text]
             until(lambda these=children: not any(map(runs, these.values())), "the end of its children")  # type: ignore[misc]
         assert problems == []
+
+
+@pytest.fixture
+def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The source that this test's daemons are told to take, and no other."""
+    name = str(getattr(request, "param", SOURCES[0]))
+    monkeypatch.setenv("RESOLVER_SOURCE", name)
+    return name
 
 
 @pytest.fixture

@@ -27,7 +27,17 @@ from tests.fakes.cachefiles import poke, recorded, write
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.regions import LAYOUTS
-from tests.kernel.conftest import ROOT, WRITER, Line, Start, cpu_seconds, hostpid_of, slot_of, until
+from tests.kernel.conftest import (
+    EVERY_SOURCE,
+    ROOT,
+    WRITER,
+    Line,
+    Start,
+    cpu_seconds,
+    hostpid_of,
+    slot_of,
+    until,
+)
 
 V1_2: Final = LAYOUTS["v1.2"]
 assert V1_2.device_util is not None
@@ -164,7 +174,8 @@ class Good:
         assert waits[len(waits) * 9 // 10] <= two_intervals
 
 
-def test_everything_at_once(node: Node, start: Start) -> None:
+@EVERY_SOURCE
+def test_everything_at_once(node: Node, start: Start, source: str) -> None:
     good = [Good(node, "good-a"), Good(node, "good-b")]
     daemon = start(node, "--interval", "250ms")
     until(lambda: all(hostpid_of(g.container, g.parent) == g.parent.host_pid for g in good), "the beginning")

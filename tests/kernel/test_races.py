@@ -25,7 +25,7 @@ from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.process import Process, readable
 from tests.fakes.regions import LAYOUTS
-from tests.kernel.conftest import Start, hostpid_of, never, until
+from tests.kernel.conftest import EVERY_SOURCE, Start, hostpid_of, never, until
 
 MOVES = 1_000_000  # for each of the layouts
 INVENTED = 1000  # the first PID that the mover invents
@@ -215,7 +215,8 @@ def _children(host_pid: int) -> list[int]:
         return list(map(int, children.read().split()))
 
 
-def test_tenants_that_compact_while_the_daemon_repairs(node: Node, start: Start) -> None:
+@EVERY_SOURCE
+def test_tenants_that_compact_while_the_daemon_repairs(node: Node, start: Start, source: str) -> None:
     """Real tenants, their real lock: born, killed, compacted, while the daemon repairs every 10 ms."""
     container = node.container()
     elders = [container.tenant(load=1 + n, guess="none") for n in range(3)]

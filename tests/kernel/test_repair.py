@@ -1,4 +1,4 @@
-"""Every kind of wrong slot is really produced, really repaired, and nothing else is touched."""
+"""Every kind of wrong slot is really produced, really repaired, and nothing else is touched, by every source."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.fakes.node import Node
 from tests.fakes.process import Process, Tenant
 from tests.fakes.regions import LAYOUTS
 from tests.kernel.conftest import (
+    EVERY_SOURCE,
     WRITER,
     Daemon,
     Start,
@@ -26,13 +28,19 @@ from tests.kernel.conftest import (
     write_hostpid,
 )
 
+pytestmark = pytest.mark.usefixtures("source")  # the best, unless a test wants each of them
+
 FAST = ("--interval", "50ms", "--nvml-interval", "200ms")
 WITH_UTILIZATION = [name for name in LAYOUTS if name != "v0-no-util"]
 
 
-def repairs_of(daemon: Daemon, container: Container, tenant: Process) -> list[tuple[str, int, int, int]]:
-    """Each repair that was said of a process: reason, before, after, host_pid."""
-    lines = daemon.said("repair", container=container.directory.name, ns_pid=tenant.ns_pid)
+def repairs_of(
+    daemon: Daemon, container: Container, tenant: Process, count: int = 1
+) -> list[tuple[str, int, int, int]]:
+    """Each repair that was said of a process: reason, before, after, host_pid. So many are waited for."""
+    which: dict[str, Any] = {"container": container.directory.name, "ns_pid": tenant.ns_pid}
+    daemon.wait_for("repair", count=count, **which)
+    lines = daemon.said("repair", **which)
     return [(line["reason"], line["before"], line["after"], line["host_pid"]) for line in lines]
 
 
@@ -49,6 +57,7 @@ def passes(daemon: Daemon, container: Container) -> None:
 # ---- the four reasons ---------------------------------------------------------------------------------------------
 
 
+@EVERY_SOURCE
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_reason_is_repaired_once(node: Node, start: Start, layout: str) -> None:
     container = node.container(layout=layout)
@@ -106,6 +115,7 @@ def test_two_devices_and_one_in_use(node: Node, start: Start) -> None:
 # ---- PID namespaces -----------------------------------------------------------------------------------------------
 
 
+@EVERY_SOURCE
 def test_shared_host_and_nested_pid_namespaces(node: Node, start: Start) -> None:
     first = node.container(name="a")
     second = node.container(first.pod_uid, "b", pid_namespace=first)
@@ -127,6 +137,7 @@ def test_shared_host_and_nested_pid_namespaces(node: Node, start: Start) -> None
         until(lambda c=container, n=load: sum(c.monitor_view().values()) == n, f"{load} %")  # type: ignore[misc]
 
 
+@EVERY_SOURCE
 def test_a_pid_that_two_processes_of_a_container_have_is_not_guessed(node: Node, start: Start) -> None:
     """One slot, two nested processes of PID 1 that map the file: nobody can tell whose it is."""
     container = node.container()
@@ -147,6 +158,7 @@ def test_a_pid_that_two_processes_of_a_container_have_is_not_guessed(node: Node,
 # ---- the course of a process's life -------------------------------------------------------------------------------
 
 
+@EVERY_SOURCE
 def test_a_restarted_container_takes_its_slot_again_without_a_byte_changing(node: Node, start: Start) -> None:
     container = node.container()
     before = container.tenant(guess="none")
@@ -156,12 +168,13 @@ def test_a_restarted_container_takes_its_slot_again_without_a_byte_changing(node
     after = container.tenant(guess="none")
     assert (after.ns_pid, after.host_pid != before.host_pid) == (before.ns_pid, True)
     until(lambda: hostpid_of(container, after) == after.host_pid, "the repair after the restart")
-    assert repairs_of(daemon, container, after) == [
+    assert repairs_of(daemon, container, after, 2) == [
         ("missing", 0, before.host_pid, before.host_pid),
         ("stale", before.host_pid, after.host_pid, after.host_pid),
     ]
 
 
+@EVERY_SOURCE
 def test_a_restart_long_ago_is_noticed_too(node: Node, start: Start) -> None:
     """The slot stays dead until looks at it have become rare; the new owner is found all the same."""
     container = node.container(sm_limit=0)
@@ -192,6 +205,7 @@ def test_a_killed_tenants_load_is_zeroed_and_its_hostpid_stays(node: Node, start
     assert (slot.hostpid, slot.status, slot.sm_util) == (victim.host_pid, 1, (0,))
 
 
+@EVERY_SOURCE
 def test_it_is_noticed_that_a_tenant_was_killed_before_the_daemon_came(node: Node, start: Start) -> None:
     alone, accompanied = node.container(name="alone"), node.container(name="accompanied", sm_limit=0)
     lone = alone.tenant(load=64, guess="none")
@@ -213,6 +227,7 @@ def test_it_is_noticed_that_a_tenant_was_killed_before_the_daemon_came(node: Nod
     assert hostpid_of(accompanied, companion) == companion.host_pid
 
 
+@EVERY_SOURCE
 def test_a_stopped_container_is_not_called_dead_while_nothing_of_it_can_be_seen(
     node: Node, start: Start
 ) -> None:
@@ -255,6 +270,7 @@ def execing(container: Container, *program: str) -> Process:
     return process
 
 
+@EVERY_SOURCE
 def test_a_process_that_execs_keeps_its_slot_right(node: Node, start: Start) -> None:
     container = node.container()
     first = container.tenant(guess="none")  # it makes the file
@@ -269,6 +285,7 @@ def test_a_process_that_execs_keeps_its_slot_right(node: Node, start: Start) -> 
     assert len(repairs_of(daemon, container, process)) == 1
 
 
+@EVERY_SOURCE
 def test_a_process_that_has_become_a_program_without_the_file_is_nobody(node: Node, start: Start) -> None:
     container = node.container(sm_limit=0)
     container.tenant(guess="none").stop()
@@ -363,4 +380,4 @@ def test_another_writer_is_not_fought(node: Node, start: Start) -> None:
     passes(daemon, node.container(name="other"))
     daemon.stop()
     assert daemon.counters()["conflicts"] == 3
-    assert len(repairs_of(daemon, container, tenant)) == 4
+    assert len(repairs_of(daemon, container, tenant, 4)) == 4
