@@ -89,7 +89,7 @@ def _from_daemon(args: argparse.Namespace) -> str | None:
 
     try:
         found = json.loads(answer[1])
-        about = found["container_id"], found["container_pid"]
+        about, host_pid = (found["container_id"], found["container_pid"]), found["host_pid"]
     except (ValueError, KeyError, TypeError):
         return None
-    return answer[1] if about == (container_id[1], args.ns_pid) and type(found["host_pid"]) is int else None
+    return answer[1] if about == (container_id[1], args.ns_pid) and type(host_pid) is int else None

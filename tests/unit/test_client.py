@@ -1,0 +1,276 @@
+"""What asks a daemon, against servers that are slow, silent, broken or somebody else's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resolver import client
+from resolver.cli import lookup as command
+
+CID = "0123456789abcdef" * 4
+SETTLED = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n4711\n"
+
+
+class Server:
+    """Takes connections, reads a request, and does with each what it is told to."""
+
+    def __init__(self, path: Path, answer: Callable[[socket.socket], None]) -> None:
+        self.requests: list[bytes] = []
+        self._answer = answer
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(8)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                channel, _ = self._listener.accept()
+                with channel, contextlib.suppress(OSError):
+                    self.requests.append(channel.recv(1 << 16))
+                    self._answer(channel)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(5)
+
+
+Serve = Callable[[Callable[[socket.socket], None] | str], Server]
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Path:
+    return tmp_path / "resolver.sock"
+
+
+@pytest.fixture
+def serve(where: Path) -> Iterator[Serve]:
+    servers: list[Server] = []
+
+    def make(answer: Callable[[socket.socket], None] | str) -> Server:
+        said = answer if callable(answer) else (lambda channel, text=answer: channel.sendall(text.encode()))
+        servers.append(Server(where, said))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+def ask(where: Path) -> tuple[int, str] | None:
+    """One question, which must not take longer than a second."""
+    began = time.monotonic()
+    answer = client.get("/v1/lookup?container=x&pid=1", socket_path=str(where))
+    assert time.monotonic() - began < 1.0
+    return answer
+
+
+def test_a_whole_answer_is_believed(serve: Serve, where: Path) -> None:
+    server = serve(SETTLED)
+    assert ask(where) == (200, "4711\n")
+    assert server.requests[0].startswith(b"GET /v1/lookup?container=x&pid=1 HTTP/1.1\r\nHost: resolver\r\n")
+
+
+def test_a_refusal_is_an_answer_too(serve: Serve, where: Path) -> None:
+    serve("HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
+    assert ask(where) == (404, "{}")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "4711\n",
+        "SSH-2.0-OpenSSH_9.2p1\r\n\r\n",
+        "HTTP/1.1 200 OK\r\n",
+        "HTTP/1.1 200 OK\r\n\r\n4711\n",
+        "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n471",
+        "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n4711\n1",
+        "HTTP/1.1 200 OK\r\ncontent-length: five\r\n\r\n4711\n",
+        "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 5\r\n\r\n4711\n",
+        "HTTP/1.1 2OO OK\r\ncontent-length: 5\r\n\r\n4711\n",
+        "HTTP/1.1\r\n\r\n",
+        "\r\n\r\n" * 1000,
+    ],
+)
+def test_what_is_no_whole_answer_is_none(serve: Serve, where: Path, answer: str) -> None:
+    serve(answer)
+    assert ask(where) is None
+
+
+def test_bytes_that_are_no_text_are_no_answer(serve: Serve, where: Path) -> None:
+    serve(lambda channel: channel.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n\xff\xfe"))
+    assert ask(where) is None
+
+
+def test_silence_is_not_waited_for(serve: Serve, where: Path) -> None:
+    serve(lambda _channel: time.sleep(2))
+    assert ask(where) is None
+
+
+def test_a_byte_now_and_then_keeps_nobody_waiting(serve: Serve, where: Path) -> None:
+    def drip(channel: socket.socket) -> None:
+        for letter in SETTLED * 3:
+            channel.sendall(letter.encode())
+            time.sleep(0.05)
+
+    serve(drip)
+    assert ask(where) is None
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(serve: Serve, where: Path) -> None:
+    def pour(channel: socket.socket) -> None:
+        while True:
+            channel.sendall(b"x" * 65536)
+
+    serve(pour)
+    assert ask(where) is None
+
+
+def test_nobody_there(where: Path) -> None:
+    assert ask(where) is None
+    where.touch()
+    assert ask(where) is None
+    where.unlink()
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(where))
+    assert ask(where) is None
+    assert ask(Path("/" + "x" * 200)) is None
+    assert ask(Path("a\0b")) is None
+
+
+def test_a_crowd_before_the_door_is_not_joined(where: Path) -> None:
+    """The backlog is full: connecting would wait."""
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as crowd:
+        listener.bind(str(where))
+        listener.listen(0)
+        for _ in range(3):
+            one = crowd.enter_context(socket.socket(socket.AF_UNIX))
+            one.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                one.connect(str(where))
+        assert ask(where) is None
+
+
+def test_a_strangers_socket_is_not_believed(serve: Serve, where: Path) -> None:
+    server = serve(SETTLED)
+    os.chown(where, 65534, 65534)
+    assert ask(where) is None
+    assert server.requests == []
+
+
+STRANGER = """
+    import os, socket, sys
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(sys.argv[1])
+    os.setresuid(65534, 65534, 65534)
+    listener.listen(1)
+    print("ready", flush=True)
+    channel, _ = listener.accept()
+    print(len(channel.recv(1000)), flush=True)
+"""
+
+
+def test_a_stranger_who_listens_on_roots_socket_is_not_even_asked(where: Path) -> None:
+    program = [sys.executable, "-c", textwrap.dedent(STRANGER), str(where)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as stranger:
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == "ready\n"
+        assert where.stat().st_uid == 0
+        assert ask(where) is None
+        assert stranger.stdout.readline() == "0\n"
+
+
+# ---- what the command believes of an answer -----------------------------------------------------------------------
+
+
+def from_daemon(where: Path, cid: str = CID, ns_pid: int = 7, **more: object) -> str | None:
+    options = {"pidns": None, "socket": str(where), "json": False, **more}
+    return command._from_daemon(Namespace(cid=cid, ns_pid=ns_pid, **options))
+
+
+def http(body: str, status: int = 200) -> str:
+    return f"HTTP/1.1 {status} OK\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+
+
+def test_a_number_is_printed(serve: Serve, where: Path) -> None:
+    server = serve(http("4711\n"))
+    assert from_daemon(where) == "4711\n"
+    assert from_daemon(where, cid=f"containerd://{CID}") == "4711\n"
+    assert f"container={CID}&pid=7 ".encode() in server.requests[1]
+
+
+@pytest.mark.parametrize(
+    "body", ["", "\n", "0\n", "-5\n", "4711", "4711\n4712\n", "<html>\n", "12345678901\n"]
+)
+def test_what_is_no_number_is_not_printed(serve: Serve, where: Path, body: str) -> None:
+    serve(http(body))
+    assert from_daemon(where) is None
+
+
+def test_json_is_printed_as_it_came(serve: Serve, where: Path) -> None:
+    body = json.dumps({"container_id": CID, "container_pid": 7, "host_pid": 4711})
+    serve(http(body))
+    assert from_daemon(where, json=True) == body
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [],
+        7,
+        {},
+        {"container_id": CID[::-1], "container_pid": 7, "host_pid": 4711},
+        {"container_id": CID, "container_pid": 8, "host_pid": 4711},
+        {"container_id": CID, "container_pid": 7},
+        {"container_id": CID, "container_pid": 7, "host_pid": "4711"},
+        {"container_id": CID, "container_pid": 7, "host_pid": True},
+    ],
+)
+def test_json_about_something_else_is_not_printed(serve: Serve, where: Path, found: object) -> None:
+    serve(http(json.dumps(found)))
+    assert from_daemon(where, json=True) is None
+
+
+def test_no_json_is_not_printed(serve: Serve, where: Path) -> None:
+    serve(http('{"container_id": '))
+    assert from_daemon(where, json=True) is None
+
+
+def test_a_refusal_is_not_printed(serve: Serve, where: Path) -> None:
+    serve(http("4711\n", status=404))
+    assert from_daemon(where) is None
+
+
+@pytest.mark.parametrize(
+    ("cid", "more"),
+    [
+        (CID[:12], {}),
+        ("pod/name", {}),
+        (CID.upper(), {}),
+        (CID, {"ns_pid": 0}),
+        (CID, {"pidns": 4026531836}),
+        (f"x y://{CID}", {}),
+    ],
+)
+def test_only_plain_questions_are_put_to_a_daemon(
+    serve: Serve, where: Path, cid: str, more: dict[str, int]
+) -> None:
+    server = serve(http("4711\n"))
+    assert from_daemon(where, cid, **more) is None
+    assert server.requests == []
