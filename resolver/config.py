@@ -77,7 +77,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     source: SourceName = SourceName.AUTO
     log_format: LogFormat = LogFormat.AUTO
     log_level: LogLevel = LogLevel.INFO
-    map_size: Annotated[int, msgspec.Meta(ge=1024, le=4194304)] = 65536
+    map_size: Annotated[int, msgspec.Meta(ge=1024, le=4194304)] = 32768
     run_dir: str = "/run/resolver"
     socket: str = ""  # the API's; empty: resolver.sock in run_dir
 

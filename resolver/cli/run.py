@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     }
     for flag, (kind, text) in choices.items():
         add(flag, choices=[member.value for member in kind], help=text)
-    add("--map-size", metavar="N", help="processes that the kernel's map has room for (default 65536)")
+    add("--map-size", metavar="N", help="processes that the kernel's map has room for (default 32768)")
     add("--socket", metavar="PATH", help="where the API listens (default resolver.sock in the run directory)")
     add(
         "--run-dir",
