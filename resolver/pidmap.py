@@ -61,9 +61,13 @@ class PidMap:
         self._next_refresh = began + self.last_seconds * _REST_FACTOR
         return True
 
-    def candidates(self, ns_pid: int) -> list[int]:
-        """Host PIDs of every process, in whatever namespace, whose own number is ``ns_pid``."""
-        return self.source.candidates(ns_pid)
+    def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
+        """Host PIDs of every process whose own number is ``ns_pid``; the fewer, where the source knows ``pidns``."""
+        return self.source.candidates(ns_pid, pidns)
+
+    def inits(self) -> dict[int, tuple[int, int]]:
+        """``{host_pid: arrival}`` of the first process of every PID namespace; that of the host may be left out."""
+        return {host_pid: (self._generation, number) for host_pid, number in self.source.inits().items()}
 
     def arrival(self, host_pid: int) -> tuple[int, int]:
         """A value that is never used again for another process with that host PID."""

@@ -6,7 +6,7 @@ It answers the plain case, a container's full id and a PID namespace of its own,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.cgroup import parse_cgroup, strip_scheme
 from resolver.errors import AccessDenied, ProcessGone
@@ -14,11 +14,28 @@ from resolver.lookup import Found
 from resolver.lookup.containers import container_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from resolver.pidmap import PidMap
     from resolver.procfs import Procfs
 
 
 _FULL_ID = 64
+
+
+class _Init(NamedTuple):
+    """The first process of a PID namespace. ``made_by_runtime`` is False where it was not told.
+
+    ``name`` is the container's for people, empty until one of its processes was looked at.
+    """
+
+    host_pid: int
+    arrival: tuple[int, int]
+    container_id: str
+    made_by_runtime: bool
+    pidns: int
+    level: int
+    name: str = ""
 
 
 class LiveLookup:
@@ -27,7 +44,7 @@ class LiveLookup:
     def __init__(self, procfs: Procfs, pidmap: PidMap) -> None:
         self._procfs = procfs
         self._pidmap = pidmap
-        self._inits: dict[int, tuple[tuple[int, int], str]] = {}  # host PID -> arrival, container id
+        self._inits: dict[int, _Init] = {}  # by host PID
 
     def find(self, cid: str, ns_pid: int) -> Found | None:
         """The process that a container knows as ``ns_pid``, verified; None if this is not a plain case."""
@@ -35,55 +52,47 @@ class LiveLookup:
         if len(wanted) != _FULL_ID or ns_pid < 1:
             return None
         self._pidmap.refresh()
-        inits = self._inits_of(wanted)
+        inits = [
+            init for init in self._look_at_inits() if init.container_id == wanted and init.made_by_runtime
+        ]
         if len(inits) != 1:
             return None
-        init, container_id = inits[0]
-        try:
-            pidns = self._procfs.pidns(init)
-            level = len(self._procfs.ns_pids(init)) - 1
-            for host_pid in self._pidmap.candidates(ns_pid):
-                found = self._verified(host_pid, container_id, pidns, level, ns_pid)
-                if found is not None:
-                    return found
-        except (ProcessGone, AccessDenied):
-            pass
+        for host_pid in self._pidmap.candidates(ns_pid, inits[0].pidns):
+            found = self._verified(host_pid, inits[0], ns_pid)
+            if found is not None:
+                return found
         return None
 
-    def _inits_of(self, wanted: str) -> list[tuple[int, str]]:
-        """The first process of the container's PID namespace, if its runtime made one for it."""
-        found: list[tuple[int, str]] = []
-        inits: dict[int, tuple[tuple[int, int], str]] = {}
-        for host_pid in self._pidmap.candidates(1):
-            arrival = self._pidmap.arrival(host_pid)
-            known = self._inits.get(host_pid)
-            inits[host_pid] = (
-                known if known and known[0] == arrival and known[1] else (arrival, self._id(host_pid))
-            )
-            container_id = inits[host_pid][1]
-            if container_id == wanted and self._made_by_runtime(host_pid, container_id):
-                found.append((host_pid, container_id))
-        self._inits = inits
-        return found
+    def _look_at_inits(self) -> Iterable[_Init]:
+        """The first process of each PID namespace; one that no runtime made is looked at again, as it may be moved."""
+        before, self._inits = self._inits, {}
+        for host_pid, arrival in self._pidmap.inits().items():
+            known = before.get(host_pid)
+            if known is None or known.arrival != arrival or not known.made_by_runtime:
+                known = self._look_at_init(host_pid, arrival)
+            self._inits[host_pid] = known
+        return self._inits.values()
+
+    def _look_at_init(self, host_pid: int, arrival: tuple[int, int]) -> _Init:
+        """Its namespace never changes. One made by a process of the same container is a namespace inside of it."""
+        procfs = self._procfs
+        try:
+            container_id = self._id(host_pid)
+            if container_id:
+                status = procfs.status(host_pid)
+                pidns, made_by_runtime = procfs.pidns(host_pid), self._id(status.ppid) != container_id
+                return _Init(host_pid, arrival, container_id, made_by_runtime, pidns, len(status.ns_pids) - 1)
+        except (ProcessGone, AccessDenied):
+            pass
+        return _Init(host_pid, arrival, "", made_by_runtime=False, pidns=0, level=0)
 
     def _id(self, host_pid: int) -> str:
-        try:
-            container = parse_cgroup(self._procfs.cgroup(host_pid))
-        except (ProcessGone, AccessDenied):
-            return ""
+        container = parse_cgroup(self._procfs.cgroup(host_pid))
         return container.container_id if container else ""
 
-    def _made_by_runtime(self, host_pid: int, container_id: str) -> bool:
-        """Not by a process of the same container: that would be a namespace inside of it."""
-        try:
-            return self._id(self._procfs.status(host_pid).ppid) != container_id
-        except (ProcessGone, AccessDenied):
-            return False
-
-    def _verified(
-        self, host_pid: int, container_id: str, pidns: int, level: int, ns_pid: int
-    ) -> Found | None:
-        procfs = self._procfs
+    def _verified(self, host_pid: int, init: _Init, ns_pid: int) -> Found | None:
+        """None also for one that may not be looked at: a number is only one process's in its namespace."""
+        procfs, container_id, pidns = self._procfs, init.container_id, init.pidns
         try:
             if procfs.pidns(host_pid) != pidns:
                 return None
@@ -92,7 +101,7 @@ class LiveLookup:
                 if container is None or container.container_id != container_id:
                     return None
                 numbers = handle.process.ns_pids
-                if numbers[level:] != (ns_pid,) or procfs.pidns(host_pid) != pidns:
+                if numbers[init.level :] != (ns_pid,) or procfs.pidns(host_pid) != pidns:
                     return None
                 found = Found(
                     container_id,
@@ -100,11 +109,14 @@ class LiveLookup:
                     host_pid,
                     pidns,
                     container.pod_uid,
-                    container_name(procfs.mounts(host_pid), container.pod_uid),
+                    init.name or container_name(procfs.mounts(host_pid), container.pod_uid),
                     handle.process.start_time,
                     procfs.comm(host_pid),
                     self._pidmap.source.name,
                 )
-                return found if handle.alive() else None
-        except ProcessGone:
+                if not handle.alive():
+                    return None
+                self._inits[init.host_pid] = init._replace(name=found.container_name or "")
+                return found
+        except (ProcessGone, AccessDenied):
             return None

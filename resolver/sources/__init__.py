@@ -24,8 +24,14 @@ class Source(Protocol):
     def tend(self) -> None:
         """Called with every pass, whether anything is asked or not: cheap upkeep."""
 
-    def candidates(self, ns_pid: int) -> list[int]:
-        """Host PIDs of every process, in whatever namespace, whose own (innermost) number is ``ns_pid``."""
+    def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
+        """Host PIDs of every process, in whatever namespace, whose own (innermost) number is ``ns_pid``.
+
+        A source that knows namespaces leaves out those that are not in ``pidns``, if it is given.
+        """
+
+    def inits(self) -> dict[int, int]:
+        """``{host_pid: arrival}`` of the first process of every PID namespace; that of the host may be left out."""
 
     def arrival(self, host_pid: int) -> int:
         """A number that this source never uses again for another process with that PID; 0 if it is not known."""

@@ -68,9 +68,13 @@ class Listing:
         if drain is not None:
             drain()
 
-    def candidates(self, ns_pid: int) -> list[int]:
-        """Host PIDs of every process whose own number is ``ns_pid``."""
+    def candidates(self, ns_pid: int, _pidns: int | None = None) -> list[int]:
+        """Host PIDs of every process whose own number is ``ns_pid``; of namespaces it knows nothing."""
         return sorted(self._by_inner.get(ns_pid, ()))
+
+    def inits(self) -> dict[int, int]:
+        """Every process whose own number is 1."""
+        return {host_pid: self._arrivals[host_pid] for host_pid in self._by_inner.get(1, ())}
 
     def arrival(self, host_pid: int) -> int:
         """When it was first listed, in order of arrival; 0 if it is not known."""

@@ -64,10 +64,10 @@ class Mapped:
             self._drift["drift_stale"] += drift.stale
         self._check_gaps()
 
-    def candidates(self, ns_pid: int) -> list[int]:
-        """By the map, in every namespace that it knows; by a scan as well while it is incomplete."""
+    def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
+        """By the map, in one namespace or every one that it knows; by a scan as well while it is incomplete."""
         try:
-            found = self.bpf.candidates(ns_pid)
+            found = self.bpf.candidates(ns_pid) if pidns is None else self._in_namespace(pidns, ns_pid)
         except OSError as error:
             self._failed("be read", error)
             self._scan.refresh()
@@ -75,6 +75,16 @@ class Mapped:
         if not self._gaps:
             return found
         return sorted({*found, *self._scan.candidates(ns_pid)})
+
+    def inits(self) -> dict[int, int]:
+        """By the map's own list of them, in one call."""
+        try:
+            found: dict[int, int] = dict(self.bpf.namespaces().values())
+        except OSError as error:
+            self._failed("be read", error)
+            self._scan.refresh()
+            found = {}
+        return {**self._scan.inits(), **found} if self._gaps else found
 
     def arrival(self, host_pid: int) -> int:
         """Its start time in nanoseconds since boot; of one that only the scan knows, when that first saw it."""
@@ -117,6 +127,10 @@ class Mapped:
     def close(self) -> None:
         """Let go of programs and maps; the kernel removes them."""
         self.bpf.close()
+
+    def _in_namespace(self, pidns: int, ns_pid: int) -> list[int]:
+        record = self.bpf.lookup(pidns, ns_pid)
+        return [record.host_pid] if record and record.levels[-1] == (pidns, ns_pid) else []
 
     def _record(self, ask: Callable[[int], Record | None], host_pid: int) -> Record | None:
         try:
