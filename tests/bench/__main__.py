@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.bench import bpf, daemon, load, passes, scan
+from tests.bench import bpf, daemon, live, load, passes, scan
+from tests.bench.crowd import crowd
 
 PARTS = ("scan", "lookup", "pass", "daemon", "bpf", "load")
 
@@ -51,7 +52,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         if {"scan", "lookup"} & set(wanted):
             progress(f"starting {args.processes} processes in 50 PID namespaces")
-            rows += [Row(*row) for row in scan.measure(args.processes, wanted, progress)]
+            with crowd(50, args.processes // 50) as starter:
+                rows += [Row(*row) for row in scan.measure(wanted, progress)]
+                if "lookup" in wanted:
+                    rows += [Row(*row) for row in live.measure(Path(scratch), starter, progress)]
         if "pass" in wanted:
             rows += [Row(*row) for row in passes.measure(Path(scratch), progress)]
         if "daemon" in wanted:

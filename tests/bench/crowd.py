@@ -57,6 +57,11 @@ def make_regions(directory: Path, containers: int, slots: int, *, hostpid: int =
             file.write(tail)
 
 
+def inits(starter: int) -> list[int]:
+    """Host PIDs of the first process of each PID namespace."""
+    return _children(starter)
+
+
 def host_pids(starter: int) -> dict[int, list[int]]:
     """The truth, from the kernel's own list of children: each container's host PIDs in order of their PID there."""
     procfs = Procfs()

@@ -16,21 +16,19 @@ from resolver.pidmap import PidMap
 from resolver.procfs import Procfs
 from resolver.sources.listing import Listing
 from resolver.sources.scan import ScanSource
-from tests.bench.crowd import crowd
 from tests.bench.timing import Progress, RowValues, command, medians
 from tests.fakes.cgroups import CgroupTree
 
 
-def measure(processes: int, wanted: Sequence[str], progress: Progress) -> list[RowValues]:
-    """The rows for both; they share the crowd."""
+def measure(wanted: Sequence[str], progress: Progress) -> list[RowValues]:
+    """The rows for both; to be called while the crowd is there."""
     rows: list[RowValues] = []
-    with crowd(50, processes // 50):
-        if "scan" in wanted:
-            progress("scanning /proc beside grep, psutil and ps")
-            rows += _scan()
-        if "lookup" in wanted:
-            progress("resolver lookup beside python3 -c pass")
-            rows += _lookup()
+    if "scan" in wanted:
+        progress("scanning /proc beside grep, psutil and ps")
+        rows += _scan()
+    if "lookup" in wanted:
+        progress("resolver lookup beside python3 -c pass")
+        rows += _lookup()
     return rows
 
 
@@ -72,7 +70,7 @@ def _scan() -> list[RowValues]:
 
 
 @contextlib.contextmanager
-def _container() -> Iterator[tuple[str, int]]:
+def in_container() -> Iterator[tuple[str, int]]:
     """A process in a container's cgroup: the container's id, and the process's host PID."""
     tree = CgroupTree()
     container_id = secrets.token_hex(32)
@@ -98,7 +96,7 @@ def _container() -> Iterator[tuple[str, int]]:
 def _lookup() -> list[RowValues]:
     python = sys.executable
     resolver = str(Path(python).with_name("resolver"))
-    with _container() as (container_id, host_pid):
+    with in_container() as (container_id, host_pid):
         answer = subprocess.run(
             [resolver, "lookup", container_id, "1"], capture_output=True, text=True, check=True
         )
