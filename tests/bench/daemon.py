@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from tests.bench.timing import Progress, RowValues
+from tests.bench.usage import children, cpu, rss
 from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
@@ -67,19 +68,7 @@ def _hostpid(container: Container, tenant: Tenant) -> int | None:
 
 def _weight(daemon: int) -> tuple[float, float, float]:
     """MiB of the daemon, MiB of its children, and per cent of a core of all of them while nothing happens."""
-    children = [int(child) for child in Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()]
-    everybody = [daemon, *children]
-    before = sum(_cpu_seconds(host_pid) for host_pid in everybody)
+    began, before = time.monotonic(), cpu(daemon)
     time.sleep(5)
-    cpu = (sum(_cpu_seconds(host_pid) for host_pid in everybody) - before) / 5 * 100
-    return _rss(daemon), sum(map(_rss, children)), cpu
-
-
-def _rss(host_pid: int) -> float:
-    status = Path(f"/proc/{host_pid}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) / 1024
-
-
-def _cpu_seconds(host_pid: int) -> float:
-    """On-CPU time in seconds, from the scheduler's own nanoseconds."""
-    return int(Path(f"/proc/{host_pid}/schedstat").read_text().split()[0]) / 1e9
+    used = cpu(daemon).per_cent(before, time.monotonic() - began)
+    return rss(daemon), sum(map(rss, children(daemon))), sum(used)
