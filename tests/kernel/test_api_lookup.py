@@ -1,0 +1,352 @@
+"""Look-ups through a running daemon: what its map answers is what the kernel says, or it is silent."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver import client
+from resolver.errors import NotFound, ProcessGone
+from resolver.lookup import lookup
+from resolver.procfs import Procfs
+from tests.fakes.container import Container
+from tests.fakes.node import Node
+from tests.fakes.process import Process
+from tests.kernel.conftest import EVERY_SOURCE, ROOT, Daemon, Start, until
+
+FAST = ("--interval", "50ms", "--nvml-interval", "200ms")
+SLEEP = ("/bin/sleep", "1000")
+
+
+def socket_of(daemon: Daemon) -> Path:
+    return daemon.run_dir / "resolver.sock"
+
+
+def serving(start: Start, node: Node, *arguments: str, **options: Any) -> Daemon:
+    """A daemon whose socket is there."""
+    daemon = start(node, *FAST, *arguments, **options)
+    daemon.wait_for("started")
+    until(socket_of(daemon).exists, "its socket")
+    return daemon
+
+
+def ask(daemon: Daemon, container: Container, ns_pid: int) -> dict[str, Any] | None:
+    """The map's answer; None if it is silent."""
+    path = f"/v1/lookup?container={container.container_id}&pid={ns_pid}"
+    answer = client.get(path, socket_path=str(socket_of(daemon)))
+    assert answer is not None, "the daemon does not answer at all"
+    status, body = answer
+    assert status in (200, 404), body
+    found = json.loads(body)
+    return found if status == 200 else None
+
+
+def by_walk(container: Container, ns_pid: int) -> dict[str, Any] | None:
+    """The same without a daemon."""
+    try:
+        return lookup(Procfs(), container.container_id, ns_pid)._asdict()
+    except (NotFound, ProcessGone):
+        return None
+
+
+def command(daemon: Daemon | Path, container: Container, ns_pid: int, *more: str) -> tuple[int, str]:
+    """The real command: exit code and standard output."""
+    where = daemon if isinstance(daemon, Path) else socket_of(daemon)
+    words = ["lookup", container.container_id, str(ns_pid), "--socket", str(where), *more]
+    done = subprocess.run(
+        [sys.executable, "-m", "resolver", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout
+
+
+# ---- the same answers ---------------------------------------------------------------------------------------------
+
+
+@EVERY_SOURCE
+def test_five_hundred_answers_are_the_kernels(node: Node, start: Start, source: str) -> None:
+    plain = [node.container(name=f"plain-{n}") for n in range(4)]
+    sharing = node.container(plain[0].pod_uid, "sharing", pid_namespace=plain[0])
+    on_host = node.container(name="on-host", pid_namespace="host")
+    containers = [*plain, sharing, on_host]
+    truth: dict[tuple[str, int], int] = {}
+    for container in containers:
+        if container is not sharing and container is not on_host:
+            truth[container.container_id, 1] = container.init_host_pid
+        for _ in range(6):
+            process = container.spawn(SLEEP)
+            truth[container.container_id, process.ns_pid] = process.host_pid
+        container.spawn(SLEEP, nested=True)
+    daemon = serving(start, node)
+    last = plain[3].processes[0]
+    until(lambda: ask(daemon, plain[3], last.ns_pid), "its first answer")
+    chance, answered = random.Random(3), Counter[str]()
+    numbers = sorted({ns_pid for _, ns_pid in truth} | {2, 9, 4000})
+    for _ in range(500):
+        container, ns_pid = chance.choice(containers), chance.choice(numbers)
+        found, wanted = ask(daemon, container, ns_pid), by_walk(container, ns_pid)
+        known = truth.get((container.container_id, ns_pid))
+        if known is not None:
+            assert wanted is not None
+            assert wanted["host_pid"] == known
+        if found is not None:
+            answered[container.name] += 1
+            assert found.pop("source") == source
+            assert wanted is not None
+            wanted.pop("source")
+            assert found == wanted
+        elif container in plain:
+            assert known is None, f"silent about {container.name} {ns_pid}"
+    print(f"{source}: answered {dict(answered)}")
+    assert set(answered) == {container.name for container in plain}
+
+
+@EVERY_SOURCE
+def test_the_command_takes_the_map_s_answer_where_there_is_one(node: Node, start: Start, source: str) -> None:
+    plain = node.container()
+    sharing = node.container(plain.pod_uid, "sharing", pid_namespace=plain)
+    on_host = node.container(name="on-host", pid_namespace="host")
+    daemon = serving(start, node)
+    for container, said in ((plain, source), (sharing, "cgroup"), (on_host, "cgroup")):
+        process = container.spawn(SLEEP)
+        code, text = command(daemon, container, process.ns_pid, "--json")
+        assert (code, json.loads(text)["host_pid"]) == (0, process.host_pid)
+        until(
+            lambda c=container, p=process, s=said: (  # type: ignore[misc]
+                json.loads(command(daemon, c, p.ns_pid, "--json")[1])["source"] == s
+            ),
+            f"an answer by {said}",
+        )
+        assert command(daemon, container, process.ns_pid) == (0, f"{process.host_pid}\n")
+    nested = plain.spawn(SLEEP, nested=True)
+    (outer,) = Procfs().ns_pids(nested.host_pid)[1:2]
+    assert command(daemon, plain, outer) == (0, f"{nested.host_pid}\n")
+    assert command(daemon, plain, 1) == (0, f"{plain.init_host_pid}\n")  # not the nested one of that number
+    assert command(daemon, plain, 4000)[0] == 1
+
+
+# ---- processes that end -------------------------------------------------------------------------------------------
+
+
+@EVERY_SOURCE
+def test_who_has_ended_is_not_found(node: Node, start: Start, source: str) -> None:
+    container = node.container()
+    daemon = serving(start, node)
+    for _ in range(10):
+        process = container.spawn(SLEEP)
+        until(lambda p=process: ask(daemon, container, p.ns_pid), "its answer")  # type: ignore[misc]
+        process.kill()
+        assert ask(daemon, container, process.ns_pid) is None
+    container.stop()
+    assert ask(daemon, container, 1) is None
+
+
+RECYCLER = """
+while read line; do
+    echo 776 > /proc/sys/kernel/ns_last_pid
+    /bin/sleep 1000 &
+    echo $!
+    read line
+    kill -9 $!
+    wait $!
+    echo dead
+done
+"""
+
+
+def child_of(process: Process) -> int:
+    (child,) = Path(f"/proc/{process.host_pid}/task/{process.host_pid}/children").read_text().split()
+    return int(child)
+
+
+@EVERY_SOURCE
+def test_a_number_that_is_used_again_is_another_process(node: Node, start: Start, source: str) -> None:
+    container = node.container()
+    recycler = container.spawn(["/bin/sh", "-c", RECYCLER])
+    daemon = serving(start, node)
+    seen = 0
+    for _ in range(40):
+        recycler.write_line("make one")
+        assert recycler.read_line() == "777"
+        host_pid = child_of(recycler)
+        for _ in range(5):
+            found = ask(daemon, container, 777)
+            if found is not None:
+                assert (found["host_pid"], found["start_time"]) == (host_pid, Procfs().start_time(host_pid))
+                seen += 1
+        recycler.write_line("end it")
+        assert recycler.read_line() == "dead"
+        assert ask(daemon, container, 777) is None
+    assert seen >= (40 if source == "bpf" else 1)  # a scan rests between two looks
+
+
+def test_a_restarted_container_is_another(node: Node, start: Start, source: str) -> None:
+    container = node.container()
+    daemon = serving(start, node)
+    for _ in range(5):
+        until(lambda: ask(daemon, container, 1), "its answer")
+        before, old = container.container_id, container.init_host_pid
+        container.restart()
+        found = until_found(daemon, container, 1)
+        assert found["host_pid"] == container.init_host_pid != old
+        gone = client.get(f"/v1/lookup?container={before}&pid=1", socket_path=str(socket_of(daemon)))
+        assert gone is not None
+        assert gone[0] == 404
+
+
+def until_found(daemon: Daemon, container: Container, ns_pid: int) -> dict[str, Any]:
+    until(lambda: ask(daemon, container, ns_pid), "its answer")
+    found = ask(daemon, container, ns_pid)
+    assert found is not None
+    return found
+
+
+# ---- without a daemon ---------------------------------------------------------------------------------------------
+
+
+def test_without_a_daemon_the_kernel_is_asked(node: Node, tmp_path: Path) -> None:
+    container = node.container()
+    process = container.spawn(SLEEP)
+    nowhere, dead, silent = (tmp_path / name for name in ("nowhere", "dead", "silent"))
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(dead))
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(silent))
+        mute.listen(8)
+        for where in (nowhere, dead, silent):
+            began = time.monotonic()
+            code, text = command(where, container, process.ns_pid, "--json")
+            took = time.monotonic() - began
+            print(f"{where.name}: {took:.2f} s")
+            found = json.loads(text)
+            assert (code, found["host_pid"], found["source"]) == (0, process.host_pid, "cgroup")
+            assert took < 3  # a second for the silent one, and the start of an interpreter on a busy machine
+
+
+def test_a_daemon_that_stands_still_is_not_waited_for(node: Node, start: Start, source: str) -> None:
+    container = node.container()
+    process = container.spawn(SLEEP)
+    daemon = serving(start, node)
+    daemon.signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        assert command(daemon, container, process.ns_pid) == (0, f"{process.host_pid}\n")
+        assert time.monotonic() - began < 3
+    finally:
+        daemon.signal(signal.SIGCONT)
+
+
+# ---- the socket ---------------------------------------------------------------------------------------------------
+
+
+def test_the_socket_is_roots_alone_and_goes_with_the_daemon(node: Node, start: Start) -> None:
+    daemon = serving(start, node)
+    info = socket_of(daemon).stat()
+    assert (stat.S_ISSOCK(info.st_mode), stat.S_IMODE(info.st_mode), info.st_uid) == (True, 0o600, 0)
+    assert sorted(path.name for path in daemon.run_dir.iterdir() if "sock" in path.name) == ["resolver.sock"]
+    daemon.stop()
+    assert not socket_of(daemon).exists()
+
+
+def test_a_stale_socket_is_replaced(node: Node, start: Start) -> None:
+    first = serving(start, node)
+    before = socket_of(first).stat().st_ino
+    first.kill()
+    assert socket_of(first).stat().st_ino == before
+    second = serving(start, node)
+    until(lambda: socket_of(second).stat().st_ino != before, "a new socket")
+    assert ask(second, node.container(), 4000) is None
+
+
+def test_a_living_socket_is_left_alone_by_a_second_daemon(node: Node, start: Start) -> None:
+    container = node.container()
+    first = serving(start, node)
+    before = socket_of(first).stat().st_ino
+    second = start(node, *FAST, "--dry-run")
+    line = second.wait_for("api_off")
+    assert line["why"].startswith(f"another resolver listens at {socket_of(first)}: stop it, or name another")
+    assert second.stop() == 0
+    assert socket_of(first).stat().st_ino == before
+    until(lambda: ask(first, container, 1), "an answer by the first")
+    third = start(node, *FAST, "--dry-run", "--socket", str(node.root / "other.sock"))
+    until((node.root / "other.sock").exists, "the socket of its own")
+    assert third.said("api_off") == []
+
+
+def test_a_file_in_the_place_of_the_socket_is_not_removed(node: Node, start: Start) -> None:
+    precious = node.root / "precious"
+    precious.write_text("do not remove")
+    daemon = start(node, *FAST, "--socket", str(precious))
+    line = daemon.wait_for("api_off")
+    assert line["why"].startswith(f"{precious} is there and is no socket: remove it")
+    daemon.stop()
+    assert precious.read_text() == "do not remove"
+
+
+@pytest.mark.parametrize("path", ["/proc/resolver.sock", "/" + "x" * 120], ids=["no place", "too long"])
+def test_a_socket_that_cannot_be_made_ends_no_repair(node: Node, start: Start, path: str) -> None:
+    container = node.container()
+    tenant = container.tenant(guess="none")
+    daemon = start(node, *FAST, "--socket", path)
+    assert daemon.wait_for("api_off")["socket"] == path
+    daemon.wait_for("repair", ns_pid=tenant.ns_pid)
+
+
+def test_clients_that_misbehave_disturb_nobody(node: Node, start: Start) -> None:
+    container = node.container()
+    daemon = serving(start, node)
+    where = str(socket_of(daemon))
+    crowd = []
+    for said in (
+        b"",
+        b"\0" * 9000,
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET " + b"x" * 100_000,
+        b"GET /v1/lookup?container=",
+    ):
+        channel = socket.socket(socket.AF_UNIX)
+        channel.settimeout(2)
+        channel.connect(where)
+        channel.sendall(said)
+        crowd.append(channel)
+    refused = {}
+    for query in (
+        "",
+        "?container=x",
+        "?pid=7",
+        "?container=x&pid=-1",
+        "?container=x&pid=12345678901",
+        "?pid=x&container=x",
+    ):
+        answer = client.get(f"/v1/lookup{query}", socket_path=where)
+        assert answer is not None
+        refused[query] = answer[0], json.loads(answer[1])["status"]
+    assert set(refused.values()) == {(400, 400)}, refused
+    for path, status in (
+        ("/", 404),
+        ("/v1/lookup?container=x&pid=7", 404),
+        ("/v1/lookup?container=&pid=7", 400),
+    ):
+        answer = client.get(path, socket_path=where)
+        assert answer is not None
+        assert answer[0] == status
+    tenant = container.tenant(guess="none")
+    daemon.wait_for("repair", ns_pid=tenant.ns_pid)
+    assert until_found(daemon, container, tenant.ns_pid)["host_pid"] == tenant.host_pid
+    for channel in crowd:
+        channel.close()
+    daemon.stop()
+    assert daemon.other_output == []
+    assert os.path.basename(where) not in os.listdir(daemon.run_dir)
