@@ -124,6 +124,8 @@ class Ladder:
     async def start(self) -> None:
         """Take the best that works. A source that was asked for by name has to, or `CannotKnow` is raised."""
         await self._climb()
+        if self.wanted == "auto" and self._present == "scan":
+            self._say("source", source="scan", not_used=dict(self.why_not))  # nothing better works: it stays
         if self._present not in self.steps:
             raise CannotKnow(
                 f"--source {self.wanted} does not work here: {self.why_not[self.wanted]}. "
