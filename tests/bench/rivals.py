@@ -101,7 +101,9 @@ class Rival:
                 seen += line.startswith("fork ")
                 if match := re.match(r"(?:Lost|Possibly lost) (\d+)", line):
                     lost += int(match[1])
-        self._lost = f"it says it lost {lost}" + (f"; printed {seen} of {forks} forks" if seen else "")
+        self._lost = f"it says it lost {lost}" + (
+            f"; printed {seen} forks, the storm made {forks}" if seen else ""
+        )
 
     def rows(self) -> list[RowValues]:
         """Its rows, or one that says why there are none."""
