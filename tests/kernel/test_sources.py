@@ -21,7 +21,7 @@ import pytest
 from resolver import log
 from resolver.config import HostpidNamespace, Settings
 from resolver.service import Service
-from resolver.sources import bpf, netlink
+from resolver.sources import bpf
 from resolver.sources.mapped import Mapped
 from tests.bench.crowd import crowd, host_pids, make_regions
 from tests.fakes.container import Container
@@ -392,13 +392,13 @@ def test_a_connector_that_never_keeps_up_is_left_for_the_scan(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     default(monkeypatch, bpf.start, btf="/sys/kernel/btf/none")
-    default(monkeypatch, netlink.open_netlink, buffer_bytes=4096)
     room = Room(node, monkeypatch)
     container = node.container()
     storm = "while :; do for i in 1 2 3 4 5 6 7 8 9; do /bin/true & done; wait; done"
 
     async def scene() -> None:
         await soon(lambda: room.source == "netlink", "the connector")
+        room.service.pidmap.source.lister._stream.grow_buffer(4096)  # type: ignore[attr-defined]
         with subprocess.Popen(["/bin/sh", "-c", storm], process_group=0) as flood:
             try:
                 # Every look finds that the buffer overflowed since the last one.
@@ -413,7 +413,6 @@ def test_a_connector_that_never_keeps_up_is_left_for_the_scan(
         assert why["netlink"] == "the buffer for process events was full 5 refreshes in a row"
         assert why["bpf"].startswith(SAYS["no BTF"])
         assert room.service.pidmap.counters()["overruns"] >= 5  # kept, though that source is closed
-        default(monkeypatch, netlink.open_netlink, buffer_bytes=netlink.BUFFER_BYTES)
         room.service.ladder._next_climb = 0.0
         await soon(lambda: room.source == "netlink", "the climb")
         await room.repaired_once_more(container)
