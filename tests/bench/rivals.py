@@ -63,19 +63,21 @@ class Rival:
             self._process.wait()
 
     def wait_until_ready(self) -> None:
-        """Until it sees everything; one that does not come up gets a `why_not`."""
+        """Until it sees everything; one that does not within half a minute gets a `why_not`."""
         if self._process is None:
             return
         deadline = time.monotonic() + _START_SECONDS
         while self._ready not in self._output.read_text(errors="replace"):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 last = self._complaints.read_text(errors="replace").strip().splitlines()[-1:]
-                self.why_not = f"it did not start: {last[0] if last else 'it said nothing'}"
+                ended = self._process.poll() is not None
+                self.why_not = f"it ended: {last[0] if last else ''}" if ended else "it printed nothing"
                 self._process.kill()
                 self._process.wait()
                 self._process = None
                 return
-            time.sleep(0.05)
+            for _ in range(10):  # something to print, until its buffer is full for the first time
+                subprocess.run(["true"], check=True)
         time.sleep(_SETTLE)
 
     def begin(self) -> None:
