@@ -1,8 +1,8 @@
 """A process in a new PID namespace, made to be found: the proof that a source sees what it should.
 
-Run as a child (`resolver.child`). It forks into a new PID namespace, reports ``host_pid pidns`` of the process in
-there as one message on descriptor 0, keeps it alive until that socket closes, and reaps it. Without the right to
-make a PID namespace it uses a user namespace; without that it reports an error and its reason.
+Run as a child (`resolver.child`). It forks into a new PID namespace, reports the host PID of the process in there as
+one message on descriptor 0, keeps it alive until that socket closes, and reaps it. Without the right to make a PID
+namespace it uses a user namespace; without that it reports an error and its reason.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ def main() -> int:
         os._exit(0)
     os.close(reading)
     try:
-        pidns = os.stat(f"/proc/{child}/ns/pid").st_ino
-        channel.send(f"{child} {pidns}".encode())
+        channel.send(b"%d" % child)
         channel.recv(16)
     finally:
         os.close(writing)
