@@ -1,0 +1,231 @@
+"""Exactly the documented capabilities are enough for each source, and no more is kept while it runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from resolver.capabilities import NUMBERS, TO_START, while_running
+from tests.fakes.node import Node
+from tests.kernel.conftest import (
+    EVERY_SOURCE,
+    NVML,
+    ROOT,
+    WRITER,
+    Daemon,
+    Start,
+    hostpid_of,
+    never,
+    slot_of,
+    until,
+)
+
+FAST = ("--interval", "50ms", "--nvml-interval", "200ms")
+RELEASE = os.uname().release
+#: Listening to the proc connector takes CAP_NET_ADMIN before this release.
+OLD = tuple(map(int, RELEASE.split(".")[:2])) < (6, 6)
+
+
+class Rights(NamedTuple):
+    """What a process may do, and what its children could get."""
+
+    effective: frozenset[str]
+    permitted: frozenset[str]
+    bounding: frozenset[str]
+    inheritable: frozenset[str]
+    ambient: frozenset[str]
+    no_new_privs: bool
+
+
+def rights(host_pid: int) -> Rights:
+    """By the kernel's word. A capability that the table does not know goes by its number."""
+    fields = dict(
+        line.split(":\t", 1)
+        for line in Path(f"/proc/{host_pid}/status").read_text().splitlines()
+        if ":\t" in line
+    )
+    known = {number: name for name, number in NUMBERS.items()}
+
+    def names(field: str) -> frozenset[str]:
+        mask = int(fields[field], 16)
+        return frozenset(known.get(bit, str(bit)) for bit in range(64) if mask >> bit & 1)
+
+    effective, permitted, bounding, inheritable, ambient = map(
+        names, ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb")
+    )
+    return Rights(effective, permitted, bounding, inheritable, ambient, fields["NoNewPrivs"] == "1")
+
+
+def with_nothing_but(names: frozenset[str]) -> tuple[str, ...]:
+    """Runs a program as root with exactly these."""
+    kept = ",".join(["-all", *(f"+{name.lower()}" for name in sorted(names))])
+    return ("setpriv", "--inh-caps", "-all", "--bounding-set", kept)
+
+
+def documented(source: str) -> frozenset[str]:
+    """What it takes to start with this source on this kernel."""
+    return TO_START[source] if OLD else TO_START[source] - {"NET_ADMIN"}
+
+
+def works(node: Node, daemon: Daemon, source: str) -> None:
+    """The whole of the main job: repairs in every kind of PID namespace, a load, a dead slot's end."""
+    assert daemon.wait_for("source")["source"] == source
+    container, free = node.container(), node.container(name="free", sm_limit=0)
+    nesting, host = node.container(name="nesting"), node.container(name="host", pid_namespace="host")
+    tenants = {
+        container.tenant(load=5, guess="wrong"): container,
+        nesting.tenant(guess="none", nested=True): nesting,
+        free.tenant(load=40, guess="none"): free,
+        host.tenant(guess="none"): host,
+    }
+    for tenant, where in tenants.items():
+        until(lambda t=tenant, c=where: hostpid_of(c, t) == t.host_pid, "a repair")  # type: ignore[misc]
+    (lone,) = [tenant for tenant, where in tenants.items() if where is free]
+    until(lambda: slot_of(free, lone.ns_pid).sm_util == (40,), "a load")
+    lone.kill()
+    until(lambda: slot_of(free, lone.ns_pid).sm_util == (0,), "the end of a dead one's load")
+    assert daemon.said("write_failed") == []
+
+
+@EVERY_SOURCE
+def test_the_documented_capabilities_are_enough(node: Node, start: Start, source: str) -> None:
+    needed = documented(source)
+    daemon = start(node, *FAST, wrapper=with_nothing_but(needed))
+    works(node, daemon, source)
+    own = rights(daemon.process.pid)
+    assert own.effective == own.permitted == while_running(source, RELEASE)
+    assert own.bounding == needed  # without CAP_SETPCAP it is what the starter made it
+    assert own.inheritable == own.ambient == frozenset()
+    for name in (WRITER, NVML):
+        child = rights(daemon.child(name))
+        assert child.effective == child.permitted == frozenset()
+        assert child.no_new_privs
+    assert daemon.said("capabilities_kept") == []
+    assert daemon.said("source_unavailable") == []
+
+
+@EVERY_SOURCE
+def test_one_that_has_everything_gives_it_up(node: Node, start: Start, source: str) -> None:
+    daemon = start(node, *FAST)
+    works(node, daemon, source)
+    own = rights(daemon.process.pid)
+    optional = frozenset({"DAC_OVERRIDE"})
+    assert own.effective == own.permitted == while_running(source, RELEASE) | optional
+    assert own.bounding == TO_START[source] | optional
+    assert own.inheritable == own.ambient == frozenset()
+    for name, kept in ((WRITER, optional), (NVML, frozenset[str]())):
+        child = rights(daemon.child(name))
+        assert child.effective == child.permitted == kept
+        assert child.inheritable == child.ambient == frozenset()
+        assert child.bounding <= own.bounding
+        assert child.no_new_privs
+
+
+def test_auto_keeps_what_any_source_may_need_later(node: Node, start: Start) -> None:
+    daemon = start(node, *FAST, "--source", "auto")
+    daemon.wait_for("source")
+    until(lambda: "SETPCAP" not in rights(daemon.process.pid).permitted, "the drop")
+    own = rights(daemon.process.pid)
+    optional = frozenset({"DAC_OVERRIDE"})
+    assert own.effective == own.permitted == while_running("bpf", RELEASE) | optional
+    assert own.bounding == frozenset().union(*TO_START.values(), optional)
+
+
+@pytest.mark.parametrize("missing", ["BPF", "PERFMON"])
+def test_each_capability_of_the_map_is_needed(node: Node, start: Start, missing: str) -> None:
+    wrapper = with_nothing_but(TO_START["bpf"] - {missing})
+    daemon = start(node, *FAST, "--source", "bpf", wrapper=wrapper)
+    assert daemon.wait(10) == 4
+    (sentence,) = daemon.other_output
+    assert sentence.startswith(f"resolver run: --source bpf does not work here: CAP_{missing} is missing")
+
+
+def test_without_the_one_that_every_source_needs_it_is_said_and_nothing_guessed(
+    node: Node, start: Start
+) -> None:
+    """Other processes' mount tables are not shown: the slot stays as it is, and it has a reason."""
+    container = node.container()
+    container.tenant(guess="none")
+    before = container.cache.read_bytes()
+    once = start(node, "--once", "--source", "scan", wrapper=with_nothing_but(frozenset()))
+    assert once.wait() == 1
+    assert container.cache.read_bytes() == before
+
+
+BLIND = """
+import asyncio
+from resolver.procfs import Procfs
+from resolver.sources.choose import find_canary
+from resolver.sources.listing import Listing
+from resolver.sources.scan import ScanSource
+class Blind(Listing):
+    def refresh(self):
+        pass
+print(asyncio.run(find_canary(Blind(ScanSource(Procfs())))))
+"""
+
+
+def test_with_what_is_left_a_canary_can_be_made() -> None:
+    """Seen by one that sees nothing."""
+    wrapper = with_nothing_but(frozenset({"SYS_PTRACE"}))
+    said = subprocess.check_output([*wrapper, sys.executable, "-c", BLIND], cwd=ROOT, text=True)
+    assert said.startswith("it did not see process ")
+
+
+IMPATIENT = """
+import sys
+from resolver.sources import choose
+choose._CHECK_EVERY = 0.2
+from resolver.cli import main
+sys.argv = ["resolver", *sys.argv[4:]]
+sys.exit(main())
+"""
+
+
+@EVERY_SOURCE
+def test_with_what_is_left_its_health_is_checked(node: Node, start: Start, source: str) -> None:
+    """A canary is made again and again, without the right to make PID namespaces, and found."""
+    daemon = start(node, *FAST, wrapper=(sys.executable, "-c", IMPATIENT))
+    daemon.wait_for("source", source=source)
+    never(lambda: daemon.said("source_failed") or daemon.other_output, "a trouble", 1.5)
+
+
+#: On SIGUSR1 every descriptor of a map becomes one of something else, as if the kernel had taken the map away.
+FRAGILE = """
+import gc, os, signal, sys
+from resolver.sources import choose
+choose._FIRST_CLIMB = 0.2
+def break_down(*_):
+    nothing = os.open("/dev/null", os.O_RDONLY)
+    for each in gc.get_objects():
+        if type(each).__name__ == "BpfPidMap":
+            for fd in each._loaded.maps.values():
+                os.dup2(nothing, fd)
+    os.close(nothing)
+signal.signal(signal.SIGUSR1, break_down)
+from resolver.cli import main
+sys.argv = ["resolver", *sys.argv[4:]]
+sys.exit(main())
+"""
+
+
+def test_with_what_is_left_it_can_fall_and_climb(node: Node, start: Start) -> None:
+    """The loader and the opener are root's children: they get what the bounding set still allows."""
+    container = node.container()
+    daemon = start(node, *FAST, "--source", "auto", wrapper=(sys.executable, "-c", FRAGILE))
+    daemon.wait_for("source", source="bpf")
+    until(lambda: "BPF" not in rights(daemon.process.pid).permitted, "the drop")
+    for count in (1, 2):
+        daemon.signal(signal.SIGUSR1)
+        failed = daemon.wait_for("source_failed", count=count)
+        assert failed["why"].startswith("the map cannot be read")
+        daemon.wait_for("source", source="netlink", count=count)
+        daemon.wait_for("source", source="bpf", count=count + 1)
+        tenant = container.tenant(guess="none")
+        until(lambda t=tenant: hostpid_of(container, t) == t.host_pid, "a repair")  # type: ignore[misc]
