@@ -109,7 +109,7 @@ class LiveLookup:
                     host_pid,
                     pidns,
                     container.pod_uid,
-                    init.name or container_name(procfs.mounts(host_pid), container.pod_uid),
+                    init.name or container_name(procfs.mounts(init.host_pid), container.pod_uid),
                     handle.process.start_time,
                     procfs.comm(host_pid),
                     self._pidmap.source.name,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
+from resolver import workers
 from resolver.errors import CannotKnow
 from resolver.procfs import Procfs
 from resolver.sources import Source, choose
@@ -100,6 +102,30 @@ def test_what_cannot_be_opened_or_is_blind_is_passed_over_and_said_why(room: Cal
     ]
 
 
+def test_where_nothing_better_works_that_is_said_too(room: Callable[[str], Room]) -> None:
+    made = room("auto")
+    made.broken |= {"bpf": "no BTF", "netlink": "no way"}
+    run(made.ladder.start())
+    assert made.source is None
+    assert made.said[-1] == ("source", {"source": "scan", "not_used": made.broken})
+
+
+def test_a_defect_of_a_source_is_a_reason_like_others(
+    room: Callable[[str], Room], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = room("auto")
+
+    def open_source(name: str, procfs: Procfs, map_size: int) -> Source:
+        if name == "bpf":
+            raise KeyError("maps")
+        return made.open(name, procfs, map_size)
+
+    monkeypatch.setattr(made.ladder, "_open", open_source)
+    run(made.ladder.start())
+    assert made.name == "netlink"
+    assert made.ladder.why_not["bpf"] == "it failed unexpectedly (KeyError: 'maps'); please report it"
+
+
 @pytest.mark.parametrize("wanted", ["bpf", "netlink"])
 def test_one_that_was_asked_for_by_name_has_to_work(wanted: str, room: Callable[[str], Room]) -> None:
     made = room(wanted)
@@ -167,6 +193,22 @@ def test_a_source_that_was_asked_for_is_started_anew_and_not_too_often(
 
 def test_the_real_canary_is_found_by_the_real_scan() -> None:
     assert asyncio.run(choose.find_canary(Listing(ScanSource(Procfs())))) == ""
+
+
+@pytest.mark.parametrize("fault", ["the child ends", "no descriptors"])
+def test_a_canary_that_cannot_be_made_says_nothing_about_the_source(
+    monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    if fault == "no descriptors":
+        monkeypatch.setattr(workers.Worker, "_start", refuse)
+    else:
+        monkeypatch.setattr(workers.sys, "executable", "/bin/false")  # type: ignore[attr-defined]
+    source = Listing(ScanSource(Procfs()))
+    assert asyncio.run(choose.find_canary(source)) == ""
+    assert len(source) == 0  # it was not even asked
 
 
 def test_the_real_canary_is_missed_by_a_source_that_sees_nothing() -> None:
