@@ -47,10 +47,10 @@ def run(args: argparse.Namespace) -> int:
     if answer is not None:
         print(answer.rstrip())
         return 0
-    from resolver.lookup import lookup
-    from resolver.procfs import Procfs
-
     try:
+        from resolver.lookup import lookup
+        from resolver.procfs import Procfs
+
         found = lookup(Procfs(), args.cid, args.ns_pid, pidns=args.pidns)
     except Ambiguous as error:
         print(f"resolver lookup: {error}", *error.candidates, sep="\n  ", file=sys.stderr)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from resolver.errors import ProcessGone
 from resolver.lookup.live import LiveLookup
 from resolver.pidmap import PidMap
 from resolver.procfs import Procfs
@@ -62,13 +63,21 @@ def test_one_that_ended_is_not_found(node: Node, pidmap: PidMap) -> None:
     assert live.find(container.container_id, tenant.ns_pid) is None
 
 
+def _pidns(procfs: Procfs, host_pid: int) -> int:
+    """0 if it has ended: the map may still have processes of the test before."""
+    try:
+        return procfs.pidns(host_pid)
+    except ProcessGone:
+        return 0
+
+
 def test_first_processes_and_one_namespace(node: Node, pidmap: PidMap) -> None:
     containers = [node.container(), node.container()]
     tenants = [container.tenant() for container in containers]
     pidmap.refresh(unhurried=False)
     inits, procfs = pidmap.inits(), Procfs()
     for tenant in tenants:
-        init = next(each for each in inits if each != 1 and procfs.pidns(each) == tenant.pidns)
+        init = next(each for each in inits if each != 1 and _pidns(procfs, each) == tenant.pidns)
         assert procfs.ns_pids(init)[-1] == 1
         assert inits[init] == pidmap.arrival(init)
         everywhere = pidmap.candidates(tenant.ns_pid)

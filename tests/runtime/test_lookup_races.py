@@ -43,7 +43,8 @@ class Life:
 def test_one_number_for_thousands_of_processes(start: Start) -> None:
     container = start(A, f"/kubepods/burstable/pod-x/{A}")
     container.order("churn 400 1000000 2000")
-    procfs, answers, nothing = Procfs(), [], 0
+    procfs, nothing = Procfs(), 0
+    answers: list[tuple[int, int, int]] = []
     until = time.monotonic() + 60  # as many as it takes on a busy machine
     while len(answers) < 150 or len({host_pid for host_pid, _, _ in answers}) < 100 or not nothing:
         assert time.monotonic() < until, f"{len(answers)} answers, {nothing} without one, in 60 s"
