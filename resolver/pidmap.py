@@ -105,7 +105,9 @@ class PidMap:
 
     def counters(self) -> Mapping[str, int]:
         """What was lost, missed and mended by this source and those before it."""
-        return self._past + Counter(self.source.counters())
+        total = Counter(self.source.counters())
+        total.update(self._past)  # not `+`, which would leave out what is still 0
+        return total
 
     def close(self) -> None:
         """Close the source."""
