@@ -287,6 +287,7 @@ def test_it_waits_for_nvml(node: Node, start: Start) -> None:
 def test_a_container_that_comes_and_goes(node: Node, start: Start) -> None:
     daemon = start(node, *FAST)
     daemon.wait_for("source")
+    daemon.wait_for("policy")  # so the NVML worker is there
     before = len(_descriptors(daemon.process.pid))
     for turn in range(3):
         container = node.container(name=f"turn-{turn}")
