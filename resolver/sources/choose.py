@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from resolver.errors import CannotKnow, ResolverError, WorkerFailed
+from resolver.log import Journal
 from resolver.sources.listing import Listing
 from resolver.sources.scan import ScanSource
 from resolver.workers import Worker
@@ -168,6 +169,9 @@ class Ladder:
             source = await _in_a_thread(self._open, name, self._procfs, self._map_size)
         except (ResolverError, OSError) as error:
             self._refused(name, str(error))
+            detail = getattr(error, "detail", "")  # what the compiler or the kernel's verifier printed
+            if detail:
+                Journal().log.debug("source_detail", source=name, detail=detail)
             return False
         except Exception as error:  # noqa: BLE001 - a defect in one source must not end the repairs by another
             self._refused(name, f"it failed unexpectedly ({type(error).__name__}: {error}); please report it")

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from resolver import workers
+from resolver import log, workers
 from resolver.errors import CannotKnow
 from resolver.procfs import Procfs
 from resolver.sources import Source, choose
+from resolver.sources.bpf_load import BpfUnavailable
 from resolver.sources.choose import Ladder
 from resolver.sources.listing import Listing
 from resolver.sources.scan import ScanSource
@@ -124,6 +125,21 @@ def test_a_defect_of_a_source_is_a_reason_like_others(
     run(made.ladder.start())
     assert made.name == "netlink"
     assert made.ladder.why_not["bpf"] == "it failed unexpectedly (KeyError: 'maps'); please report it"
+
+
+def test_what_the_compiler_said_goes_to_the_debug_log(
+    room: Callable[[str], Room], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = room("auto")
+    monkeypatch.setattr(made.ladder, "_open", _refuse_with_detail)
+    for level, told in (("info", False), ("debug", True)):
+        log.setup("json", level)
+        run(made.ladder.start())
+        assert ("pidmap.c:7: error" in capsys.readouterr().err) is told
+
+
+def _refuse_with_detail(name: str, _procfs: Procfs, _map_size: int) -> Source:
+    raise BpfUnavailable(f"{name} does not compile here", "pidmap.c:7: error")
 
 
 @pytest.mark.parametrize("wanted", ["bpf", "netlink"])
