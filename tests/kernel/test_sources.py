@@ -241,7 +241,10 @@ def in_the_kernel(host_pid: int) -> dict[str, set[int]]:
     """Ids of the programs, maps and links that a process holds."""
     found: dict[str, set[int]] = {"prog": set(), "map": set(), "link": set()}
     for path in Path(f"/proc/{host_pid}/fdinfo").iterdir():
-        text = path.read_text()
+        try:
+            text = path.read_text()
+        except FileNotFoundError:
+            continue  # some other descriptor, closed meanwhile
         for kind in ("link", "prog", "map"):
             number = re.search(rf"^{kind}_id:\t(\d+)$", text, re.MULTILINE)
             if number:
