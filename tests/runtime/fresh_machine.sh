@@ -38,12 +38,20 @@ base_image() {
     fi
 }
 
+local_folders() {
+    { pip config list 2>/dev/null; env | grep '^PIP_'; } | grep -oE "(file://|=')?/[A-Za-z0-9/._-]+" |
+        sed -E "s,^(file://|='),,; s,/simple$,," | sort -u | while read -r place; do
+        [[ -d $place ]] && echo "$place"
+    done
+}
+
 lend_network() {
     cp -L /etc/resolv.conf "$1/etc/resolv.conf"
     # Beside the place where the distribution's own package would overwrite it.
     cp -L /etc/ssl/certs/ca-certificates.crt "$1/etc/lent-certificates.crt"
+    # Wherever this machine's pip and apt are told to look, and the local folders that they are told to look in.
     local place
-    for place in /etc/pip.conf /etc/apt/apt.conf.d /opt/pypi /opt/pypi-more /opt/wheels; do
+    for place in /etc/pip.conf /etc/apt/apt.conf.d $(local_folders); do
         [[ -e $place ]] || continue
         if [[ -d $place ]]; then
             mkdir -p "$1$place" && mount --bind -o ro "$place" "$1$place"
