@@ -75,11 +75,16 @@ def ways(place: Path) -> dict[str, tuple[str, ...]]:
 def descendants(host_pid: int) -> set[int]:
     """Its children of any of its threads, and theirs."""
     found: set[int] = set()
-    for path in Path(f"/proc/{host_pid}/task").glob("*/children"):
+    try:
+        threads = os.listdir(f"/proc/{host_pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
+        return found
+    for tid in threads:
         try:
-            children = set(map(int, path.read_text().split()))
+            text = Path(f"/proc/{host_pid}/task/{tid}/children").read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
+        children = set(map(int, text.split()))
         found |= children.union(*map(descendants, children))
     return found
 
@@ -255,13 +260,16 @@ def in_the_kernel(host_pid: int) -> dict[str, set[int]]:
 
 def listed() -> dict[str, set[int]]:
     """Ids of all programs, maps and links there are, by bpftool's word."""
-    return {
-        kind: {
-            each["id"]
-            for each in json.loads(subprocess.check_output(["bpftool", "-j", kind, "list"]) or "[]")
-        }
-        for kind in ("prog", "map", "link")
-    }
+    return {kind: _ids(kind) for kind in ("prog", "map", "link")}
+
+
+def _ids(kind: str) -> set[int]:
+    """bpftool gives up when one goes away between its name and its description: then it is asked again."""
+    for _ in range(20):
+        done = subprocess.run(["bpftool", "-j", kind, "list"], capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return {each["id"] for each in json.loads(done.stdout or "[]")}
+    pytest.fail(f"bpftool {kind} list: {done.stderr}{done.stdout}", pytrace=False)
 
 
 def test_killed_it_leaves_nothing_in_the_kernel(
