@@ -264,7 +264,7 @@ def listed() -> dict[str, set[int]]:
 
 
 def _ids(kind: str) -> set[int]:
-    """bpftool gives up when one goes away between its name and its description: then it is asked again."""
+    """Asked again where bpftool gives up, since one went away between its name and its description."""
     for _ in range(20):
         done = subprocess.run(["bpftool", "-j", kind, "list"], capture_output=True, text=True, check=False)
         if done.returncode == 0:
