@@ -109,6 +109,9 @@ static __always_inline int read_process(u64 leader, u32 host_tgid, struct proces
 {
     int error = read(&process->start_time, sizeof(process->start_time), leader + TASK_START);
     error |= read(pid, sizeof(*pid), leader + TASK_THREAD_PID);
+    /* Only the iterator meets this: a task that is being released has let go of its PID, and is no process any more. */
+    if (!error && !*pid)
+        return -1;
     error |= read(level, sizeof(*level), *pid + PID_LEVEL);
     if (error) {
         COUNT(read_failed);
