@@ -51,7 +51,7 @@ def until(condition: Callable[[], object], what: str, timeout_s: float = 8.0) ->
     return time.monotonic() - began
 
 
-def never(condition: Callable[[], object], what: str, for_s: float) -> None:
+def never(condition: Callable[[], object], what: str, for_s: float = 0.5) -> None:
     """Fails as soon as it is so."""
     deadline = time.monotonic() + for_s
     while time.monotonic() < deadline:

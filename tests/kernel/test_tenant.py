@@ -15,7 +15,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +29,7 @@ from tests.fakes.node import Node
 from tests.fakes.nvml_probe import Probe, device
 from tests.fakes.process import NodeError, Tenant
 from tests.fakes.regions import LAYOUTS, monitor_view, read_region
-from tests.kernel.conftest import until
+from tests.kernel.conftest import never, until
 
 REGIONS = Path(__file__).parent.parent / "fixtures" / "regions"
 ROWS = {1: "535.104.05", 2: "560.35.03", 3: "565.57.01", 4: "570.86.15"}
@@ -48,20 +47,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def driver(root: Path, row: int) -> Iterator[Node]:
     with Node(root, ROWS[row]) as node:
         yield node
-
-
-def until(condition: Callable[[], object], what: str, timeout_s: float = 5.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"within {timeout_s} s not seen: {what}"
-        time.sleep(0.01)
-
-
-def never(condition: Callable[[], object], what: str, for_s: float = 0.5) -> None:
-    deadline = time.monotonic() + for_s
-    while time.monotonic() < deadline:
-        assert not condition(), f"seen, and should not be: {what}"
-        time.sleep(0.01)
 
 
 def write_hostpid(container: Container, tenant: Tenant, hostpid: int) -> None:
