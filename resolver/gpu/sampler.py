@@ -21,6 +21,11 @@ SAMPLE_SECONDS = 1.0
 _DEVICES_EVERY = 60.0
 _INCOMPLETE_SECONDS = 2.0  # a lost GPU makes the worker start the library anew, each time
 _CALL_SECONDS = 5.0
+#: What a person can do about an error, by NVML's name of it.
+_HINTS = {
+    "LibraryNotFound": ": libnvidia-ml.so.1 is not there; is the driver installed, and mounted into this container?",
+    "DriverNotLoaded": ": load the kernel module, or start nvidia-persistenced",
+}
 #: What a process may answer for ever: a library stays loaded when the driver is replaced, and the dynamic linker
 #: remembers which directories it did not find. A new worker looks anew.
 _OLD_VIEW = ("LibRmVersionMismatch", "LibraryNotFound")
@@ -130,7 +135,7 @@ class Sampler:
             if answer["error"] in _OLD_VIEW and time.monotonic() >= self._next_restart:
                 self.worker.stop()
                 self._next_restart = time.monotonic() + _RESTART_SECONDS
-            raise _NvmlError(f"NVML: {answer['text']} ({answer['error']})")
+            raise _NvmlError(f"{answer['text']} ({answer['error']}){_HINTS.get(answer['error'], '')}")
         return dict(answer)
 
 
