@@ -22,7 +22,8 @@ die() {
 # --- Debian packages: "<package> <the probe that is true when it is there>" ------------------------------------
 
 have_header() { [[ -e /usr/include/$1 ]]; }
-have_library() { /sbin/ldconfig -p | grep -qF "$1"; }
+# Not grep -q: it leaves at the first match, and the pipe it breaks would count as a failure.
+have_library() { /sbin/ldconfig -p | grep -F "$1" >/dev/null; }
 have_command() { PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null; }
 have_bcc() { compgen -G '/usr/lib/python3*/*-packages/bcc/__init__.py' >/dev/null; }
 have_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
