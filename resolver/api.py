@@ -25,7 +25,10 @@ from resolver.errors import UsageError
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from resolver.config import Settings
+    from resolver.log import Journal
     from resolver.lookup.live import LiveLookup
+    from resolver.view import View
 
 _BACKLOG = 64
 
@@ -107,11 +110,18 @@ class _Server(uvicorn.Server):
         return contextlib.nullcontext()
 
 
-async def serve(live: LiveLookup, listener: socket.socket, path: str) -> None:
+async def serve(view: View, settings: Settings, journal: Journal) -> None:
     """Answer until cancelled, then remove the socket, unless it is another's by now."""
+    path = settings.socket_path
+    try:
+        listener = bind(path)
+    except (OSError, UsageError) as error:
+        journal.log.warning("api_off", socket=path, why=str(error))
+        await asyncio.get_running_loop().create_future()  # for ever
+        return
     mine = os.stat(path).st_ino
     config = uvicorn.Config(
-        application(live),
+        application(view.live),
         log_config=None,
         log_level="critical",  # what a client sends is no trouble of the daemon's
         access_log=False,

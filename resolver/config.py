@@ -45,6 +45,13 @@ class SourceName(StrEnum):
     SCAN = "scan"
 
 
+class BrokerAnswer(StrEnum):
+    """What our host PID broker tells: the number that the driver's samples will carry, or always the host PID."""
+
+    POLICY = "policy"
+    HOST = "host"
+
+
 class LogFormat(StrEnum):
     """How log lines look; ``auto``: for people on a terminal, JSON otherwise."""
 
@@ -61,6 +68,8 @@ class LogLevel(StrEnum):
     WARNING = "warning"
     ERROR = "error"
 
+
+OFF = "off"  # for ``metrics_addr``
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.01, le=3600)]
 
@@ -80,6 +89,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     map_size: Annotated[int, msgspec.Meta(ge=1024, le=4194304)] = 32768
     run_dir: str = "/run/resolver"
     socket: str = ""  # the API's; empty: resolver.sock in run_dir
+    socket_group: str = ""  # name or number of the group that may ask everything, beside root; empty: none
+    metrics_addr: str = ":9395"  # HOST:PORT, every address without HOST; off: no metrics
+    metrics_per_process: bool = False
+    hami_metrics: bool = False
+    broker: str = ""  # where HAMi's host PID broker is served; empty: not
+    broker_answer: BrokerAnswer = BrokerAnswer.POLICY
+    pod_logs_dir: str = "/var/log/pods"
 
     @property
     def socket_path(self) -> str:
@@ -88,7 +104,21 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 #: What a running daemon cannot change; a reload that asks for it says so and keeps the old value.
-FIXED_AT_START = ("run_dir", "socket", "map_size", "log_format", "source", "dry_run")
+FIXED_AT_START = (
+    "run_dir",
+    "socket",
+    "socket_group",
+    "metrics_addr",
+    "metrics_per_process",
+    "hami_metrics",
+    "broker",
+    "broker_answer",
+    "pod_logs_dir",
+    "map_size",
+    "log_format",
+    "source",
+    "dry_run",
+)
 
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m)?\s*")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, None: 1.0}
@@ -184,7 +214,7 @@ def _from_text(name: str, text: str) -> Any:
         return parse_duration(text)
     if name == "map_size":
         return int(text)
-    if name == "dry_run":
+    if name in ("dry_run", "metrics_per_process", "hami_metrics"):
         if text.lower() in _TRUE | _FALSE:
             return text.lower() in _TRUE
         raise ValueError("true or false is expected")

@@ -15,7 +15,7 @@ from resolver.gpu.sampler import OK
 from resolver.types import SampleReason
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Callable, Container, Iterator, Mapping
 
     from resolver.gpu.sampler import Collection
     from resolver.pidmap import PidMap
@@ -36,6 +36,21 @@ class Orphan(NamedTuple):
     container: str = ""
 
 
+class Used(NamedTuple):
+    """A process on a device: NVML lists it there, or has a sample of it.
+
+    ``host_pid`` is the process's where it is known, else what NVML gave; ``container`` as in `Orphan`, empty for an
+    owner of a slot (``no_slot`` None). ``sm_util`` in per cent, ``memory`` in bytes, None where it is not known.
+    """
+
+    host_pid: int
+    device_uuid: str
+    container: str
+    sm_util: int | None
+    memory: int | None
+    no_slot: SampleReason | None
+
+
 class Joined(NamedTuple):
     """What NVML says per process and device."""
 
@@ -45,6 +60,7 @@ class Joined(NamedTuple):
     unknown: frozenset[tuple[int, str]]
     asked: frozenset[str]  # UUIDs of the devices that answered
     orphans: tuple[Orphan, ...]
+    used: tuple[Used, ...] = ()
 
     def utilization(self, host_pid: int, device_uuid: str) -> int | None:
         """SM utilization in per cent: 0 when idle, None when it is not known."""
@@ -86,7 +102,7 @@ def join(
         for nvml_pid, (_stamp, sm_util) in device.newest.items():
             found = place(nvml_pid)
             if isinstance(found, _Nowhere):
-                orphans.append(Orphan(nvml_pid, uuid, sm_util, *found))
+                orphans.append(Orphan(nvml_pid, uuid, sm_util, found.reason, found.container))
                 # Its slot may be found before NVML is asked again; then it is not idle, but unknown until then.
                 unknown.add((nvml_pid, uuid))
             else:
@@ -97,12 +113,44 @@ def join(
             if not isinstance(found, _Nowhere):
                 unknown.add((found, uuid))
     asked = frozenset(uuid for uuid, device in collection.devices.items() if device.status == OK)
-    return Joined(collection.at, collection.error, values, frozenset(unknown), asked, tuple(orphans))
+    joined = Joined(collection.at, collection.error, values, frozenset(unknown), asked, tuple(orphans))
+    return joined._replace(used=tuple(_used(collection, place, joined)))
+
+
+def _used(collection: Collection, place: Callable[[int], int | _Nowhere], joined: Joined) -> Iterator[Used]:
+    """Every process on every device, once; NVML may list several threads of it."""
+    for uuid, device in collection.devices.items():
+        memory: dict[int, int | None] = {}
+        nowhere: dict[int, _Nowhere] = {}
+        samples: dict[int, int | None] = {}  # of those without a slot
+        idle = 0 if uuid in joined.asked else None
+        for nvml_pid in {**device.newest, **dict.fromkeys(device.dropped), **(device.memory or {})}:
+            found = place(nvml_pid)
+            if isinstance(found, _Nowhere):
+                host_pid = found.host_pid or nvml_pid
+                nowhere[host_pid] = found
+                sample = None if nvml_pid in device.dropped else device.newest.get(nvml_pid, (0, idle))[1]
+                samples[host_pid] = _most(samples.get(host_pid), sample)
+            else:
+                host_pid = found
+            # A process's threads share its memory.
+            memory[host_pid] = _most(memory.get(host_pid), (device.memory or {}).get(nvml_pid))
+        for host_pid, used in memory.items():
+            away = nowhere.get(host_pid)
+            if away is None:
+                yield Used(host_pid, uuid, "", joined.utilization(host_pid, uuid), used, None)
+            else:
+                yield Used(host_pid, uuid, away.container, samples[host_pid], used, away.reason)
+
+
+def _most(one: int | None, other: int | None) -> int | None:
+    return max((each for each in (one, other) if each is not None), default=None)
 
 
 class _Nowhere(NamedTuple):
     reason: SampleReason
     container: str
+    host_pid: int = 0  # the process's, if NVML gave a thread's
 
 
 def _place(
@@ -123,8 +171,8 @@ def _place(
             return _Nowhere(SampleReason.PID_UNKNOWN, "")
         return _Nowhere(SampleReason.PROCESS_ENDED, pidmap.container_of(nvml_pid))
     if container is None:
-        return _Nowhere(SampleReason.NOT_IN_CONTAINER, "")
+        return _Nowhere(SampleReason.NOT_IN_CONTAINER, "", tgid)
     container_id = container.container_id
     pidmap.name_container(tgid, container_id)  # it may have ended when NVML is asked the next time
     in_hami = container_id in hami_containers
-    return _Nowhere(SampleReason.NO_SLOT if in_hami else SampleReason.NO_SHARED_REGION, container_id)
+    return _Nowhere(SampleReason.NO_SLOT if in_hami else SampleReason.NO_SHARED_REGION, container_id, tgid)

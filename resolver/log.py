@@ -9,8 +9,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from resolver.events import KINDS, Events
+
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
+
 
 # structlog loads rich if it is installed, to draw tracebacks; the daemon draws none. This saves 6 MiB for as long
 # as it runs, and a third of its start.
@@ -55,15 +58,24 @@ def _event_first(_logger: object, _method: str, event: MutableMapping[str, Any])
 
 
 class Journal:
-    """The logger, and a memory of what is wrong, so that each trouble is said when it begins and when it ends."""
+    """The logger, and a memory of what is wrong, so that each trouble is said when it begins and when it ends.
 
-    def __init__(self) -> None:
+    What is one of the ``KINDS`` in `resolver.events` is told there as well, if there is somewhere to tell it.
+    """
+
+    def __init__(self, events: Events | None = None) -> None:
         self._troubles: dict[str, str] = {}
+        self._events = events
 
     @property
     def log(self) -> Any:
         """The logger; ``debug``, ``info``, ``warning``, ``error``, ``exception``, each with key=value pairs."""
         return structlog.get_logger()
+
+    def tell(self, event: str, *, level: str = "info", **fields: Any) -> None:
+        """Log something that is also an event."""
+        self._also(event, fields)
+        getattr(self.log, level)(event, **fields)
 
     def trouble(self, what: str, why: str, begins: str, ends: str, **where: str) -> None:
         """Log ``begins`` when ``why`` is new, ``ends`` when it has become empty, nothing while it stays."""
@@ -71,6 +83,12 @@ class Journal:
         if why:
             self._troubles[what] = why
         if why and why != before:
+            self._also(begins, {"why": why, **where})
             self.log.warning(begins, why=why, **where)
         elif before and not why:
+            self._also(ends, where)
             self.log.info(ends, **where)
+
+    def _also(self, event: str, fields: dict[str, Any]) -> None:
+        if self._events is not None and event in KINDS:
+            self._events.publish(event, fields)

@@ -12,6 +12,7 @@ from resolver.errors import AccessDenied, ProcessGone
 if TYPE_CHECKING:
     from resolver.hami.repairs import SlotState
     from resolver.procfs import ProcessHandle, Procfs
+    from resolver.types import Process
 
 
 class Owners:
@@ -24,6 +25,7 @@ class Owners:
         self._without_pidfd: set[int] = set()
         self._slots: dict[int, int] = {}  # host PID -> how many slots it owns
         self._container_ids: dict[int, str] = {}
+        self._processes: dict[int, Process] = {}
 
     def __contains__(self, host_pid: object) -> bool:
         return host_pid in self._slots
@@ -31,6 +33,18 @@ class Owners:
     def container_ids(self) -> frozenset[str]:
         """Ids of the containers that have at least one resolved slot."""
         return frozenset(self._container_ids.values())
+
+    def process(self, host_pid: int) -> Process | None:
+        """The process, if it owns a slot."""
+        return self._processes.get(host_pid)
+
+    def container_id(self, host_pid: int) -> str:
+        """Id of the container of a process that owns a slot; empty if it has none."""
+        return self._container_ids.get(host_pid, "")
+
+    def by_container(self) -> dict[str, int]:
+        """One process for each container that has a resolved slot."""
+        return {container_id: host_pid for host_pid, container_id in self._container_ids.items()}
 
     def watch(self, state: SlotState, owner: ProcessHandle) -> None:
         """From now on tell when this slot's owner ends."""
@@ -41,6 +55,7 @@ class Owners:
             self._without_pidfd.add(owner.fd)
         host_pid = owner.process.host_pid
         self._slots[host_pid] = self._slots.get(host_pid, 0) + 1
+        self._processes[host_pid] = owner.process
         with contextlib.suppress(ProcessGone, AccessDenied):
             container = parse_cgroup(self._procfs.cgroup(host_pid))
             if container is not None:
@@ -60,6 +75,7 @@ class Owners:
             if not self._slots[host_pid]:
                 del self._slots[host_pid]
                 self._container_ids.pop(host_pid, None)
+                self._processes.pop(host_pid, None)
         state.release()
 
     def ended(self) -> list[SlotState]:

@@ -118,7 +118,7 @@ class Repairer:
                 self.finder.reject(region, why)  # and tried again later
                 continue
             self.regions[region.path] = RegionRepairs(region, directory)
-            self.journal.log.info(
+            self.journal.tell(
                 "region_found", container=region.dir_name, path=region.path, layout=region.layout.name
             )
         for path, why in changes.rejected:
@@ -140,7 +140,7 @@ class Repairer:
         self._reports.pop(path, None)
         if repairs is not None:
             self._release(repairs)
-            self.journal.log.info("region_gone", container=repairs.region.dir_name, path=path)
+            self.journal.tell("region_gone", container=repairs.region.dir_name, path=path)
 
     def shed(self) -> None:
         """Descriptors ran out: give up half of the regions, so that there are some for the work on the others."""
@@ -184,8 +184,9 @@ class Repairer:
     async def _repair(self, repairs: RegionRepairs, now: float, policy: Policy, joined: Joined) -> None:
         def conflict(state: SlotState, wait: float) -> None:
             self.counters["conflicts"] += 1
-            self.journal.log.warning(
+            self.journal.tell(
                 "conflict",
+                level="warning",
                 container=repairs.region.dir_name,
                 slot=state.slot.index,
                 ns_pid=state.slot.pid,
@@ -232,8 +233,12 @@ class Repairer:
             repairs.writer_deaths = 0
             self.counters["quarantines"] += 1
             seconds = repairs.quarantine(time.monotonic())
-            self.journal.log.warning(
-                "region_quarantined", container=repairs.region.dir_name, why=str(error), seconds=seconds
+            self.journal.tell(
+                "region_quarantined",
+                level="warning",
+                container=repairs.region.dir_name,
+                why=str(error),
+                seconds=seconds,
             )
         else:
             self.journal.log.warning("writer_failed", container=repairs.region.dir_name, why=str(error))
@@ -277,7 +282,7 @@ class Repairer:
         state.written, state.repaired, state.reason = order.new >> 32, order.reason, None
         state.written_at = order.slot
         state.wrong_since = None
-        self.journal.log.info("repair", **_about(repairs, order))
+        self.journal.tell("repair", **_about(repairs, order))
 
     def _zeroed(self, repairs: RegionRepairs, order: Order) -> None:
         self.journal.log.info(
@@ -314,7 +319,8 @@ class Repairer:
     def reports(self, joined: Joined) -> tuple[RegionReport, ...]:
         """Every region and slot, for the snapshot."""
         reports = {
-            path: self._reports.get(path) or region_report(repairs, joined)
+            path: self._reports.get(path)
+            or region_report(repairs, joined, self.owners.container_id, time.monotonic())
             for path, repairs in self.regions.items()
         }
         self._reports = reports

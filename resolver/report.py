@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 from resolver.snapshot import RegionReport, SlotReport
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from resolver.hami.repairs import RegionRepairs, SlotState
     from resolver.join import Joined
 
 
-def region_report(repairs: RegionRepairs, joined: Joined) -> RegionReport:
-    """A region and every slot of it that is in use."""
+def region_report(
+    repairs: RegionRepairs, joined: Joined, container_id: Callable[[int], str], now: float
+) -> RegionReport:
+    """A region and every slot of it that is in use. ``container_id`` tells that of a slot's owner."""
     region, view = repairs.region, repairs.view
     uuids = view.uuids if view else ()
     slots = [_slot_report(state, uuids, joined) for state in repairs.told_apart()]
@@ -32,8 +36,16 @@ def region_report(repairs: RegionRepairs, joined: Joined) -> RegionReport:
                     (None,) * len(uuids),
                 )
             )
+    owned = (state.owner.process.host_pid for state in repairs.told_apart() if state.owner)
     return RegionReport(
-        region.path, region.pod_uid, region.container_name, region.layout.name, uuids, tuple(slots)
+        region.path,
+        region.pod_uid,
+        region.container_name,
+        region.layout.name,
+        uuids,
+        tuple(slots),
+        next(filter(None, map(container_id, owned)), ""),
+        repairs.quarantined(now),
     )
 
 

@@ -17,26 +17,34 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from resolver import __version__, capabilities, log
-from resolver.config import FIXED_AT_START, Settings, SourceName
-from resolver.errors import UsageError
+from resolver.census import Census
+from resolver.config import FIXED_AT_START, OFF, Settings, SourceName
+from resolver.errors import AccessDenied, ProcessGone
+from resolver.events import Events
+from resolver.gpu.inventory import NONE as NO_INVENTORY
 from resolver.gpu.sampler import Sampler
 from resolver.hami.policy import Policy, decide
 from resolver.join import NOTHING, Joined, join
 from resolver.lookup.live import LiveLookup
 from resolver.pidmap import PidMap
+from resolver.pods import PodNames
 from resolver.procfs import Procfs
 from resolver.repairer import Repairer
-from resolver.snapshot import Snapshot
+from resolver.snapshot import Histogram, ProcessReport, Snapshot, WorkerReport
 from resolver.sources.choose import Ladder
 from resolver.sources.listing import Listing
 from resolver.sources.scan import ScanSource
+from resolver.types import SampleReason
+from resolver.view import View
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
+    from resolver.join import Used
     from resolver.sources import Source
 
 _ERRORS_BEFORE_END = 10
+_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
 
 class Service:
@@ -46,19 +54,30 @@ class Service:
         """``in_charge``: the whole process is this daemon's, so drop its capabilities, and serve the API."""
         _raise_descriptor_limit()
         self.settings = settings
-        self.journal = log.Journal()
+        self.events = Events()
+        self.journal = log.Journal(self.events)
         self.counters: Counter[str] = Counter()
         self.procfs = procfs or Procfs()
         self.pidmap = PidMap(Listing(ScanSource(self.procfs)))
         self.ladder = Ladder(
-            settings.source, self.procfs, settings.map_size, self.pidmap.use, self.journal.log.info
+            settings.source, self.procfs, settings.map_size, self.pidmap.use, self.journal.tell
         )
         self.repairer = Repairer(settings, self.procfs, self.pidmap, self.counters, self.journal)
         self.sampler = Sampler()
+        self.live = LiveLookup(self.procfs, self.pidmap)
+        self.census = Census(
+            self.procfs, self.pidmap, self.live, PodNames(settings.pod_logs_dir), self.journal
+        )
         self.policy: Policy = decide(settings.hostpid_namespace, None)
         self.joined: Joined = NOTHING
         self.passes = 0
+        self.started_at = time.time()
+        self.collected_at = 0.0
+        self.inventory = NO_INVENTORY
         self.snapshot: Snapshot | None = None
+        self._pass_counts = [0] * len(_BOUNDS)
+        self._pass_seconds = 0.0
+        self._gpu_processes: tuple[ProcessReport, ...] = ()
         self._in_charge = in_charge
         self._policy_said: Policy | None = None
         self._new_settings: Settings | None = None
@@ -93,7 +112,7 @@ class Service:
         else:
             tasks.append(asyncio.create_task(self._every("nvml_interval", self._tend, self._trouble)))
         if self._in_charge:
-            tasks.append(asyncio.create_task(self._serve()))
+            tasks += [asyncio.create_task(serving) for serving in self._servers()]
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -153,18 +172,19 @@ class Service:
         await self.start_source()
         await self._every("nvml_interval", self._tend, self._trouble)
 
-    async def _serve(self) -> None:
-        """The API. Imported late: without it the daemon weighs a third less."""
+    def _servers(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Who answers others. Imported late: without them the daemon weighs a third less."""
         from resolver import api
 
-        path = self.settings.socket_path
-        try:
-            listener = api.bind(path)
-        except (OSError, UsageError) as error:
-            self.journal.log.warning("api_off", socket=path, why=str(error))
-            await self._stopping.wait()
-            return
-        await api.serve(LiveLookup(self.procfs, self.pidmap), listener, path)
+        yield api.serve(self.view(), self.settings, self.journal)
+        if self.settings.metrics_addr != OFF:
+            from resolver import metrics
+
+            yield metrics.serve(self.view(), self.settings, self.journal)
+        if self.settings.broker:
+            from resolver import broker
+
+            yield broker.serve(self.settings, self.procfs, self.pidmap, lambda: self.policy, self.journal)
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         """Wait for the work, which may take a compiler's time, or for `stop`."""
@@ -230,12 +250,16 @@ class Service:
         collection = await self.sampler.collect()
         trouble = self.journal.trouble
         self.counters["implausible_samples"] = self.sampler.implausible
+        self.inventory = collection.inventory
+        if not collection.error:
+            self.collected_at = collection.at
         trouble("nvml", collection.error, "nvml_unavailable", "nvml_available")
         for uuid, device in collection.devices.items():
             trouble(f"device {uuid}", device.why, "device_without_samples", "device_samples", device=uuid)
         owners = self.repairer.owners
         self.joined = join(collection, owners, owners.container_ids(), self.procfs, self.pidmap)
         self._decide()
+        self._count_containers()
 
     async def pass_once(self, *, patient: bool = True) -> None:
         """One pass over the slots, and a new snapshot."""
@@ -243,7 +267,9 @@ class Service:
             wanted, self._new_settings = self._new_settings, None
             self._use(wanted)
         self._look_after_source()
+        began = time.perf_counter()
         await self.repairer.pass_once(self.policy, self.joined, patient=patient)
+        self._timed(time.perf_counter() - began)
         self.passes += 1
         self.snapshot = self.picture()
 
@@ -252,29 +278,86 @@ class Service:
         if self.policy != self._policy_said:
             self._policy_said = self.policy
             self._hurry.set()
-            self.journal.log.info(
-                "policy", hostpid_namespace=self.policy.namespace or "unknown", why=self.policy.why
+            self.journal.tell(
+                "policy",
+                hostpid_namespace=self.policy.namespace or "unknown",
+                why=self.policy.why,
+                origin=self.policy.origin,
             )
+
+    def _timed(self, seconds: float) -> None:
+        self._pass_seconds += seconds
+        for index, bound in enumerate(_BOUNDS):
+            self._pass_counts[index] += seconds <= bound
+
+    def _count_containers(self) -> None:
+        """Who runs on this node, and which of their processes use a GPU."""
+        owners, regions = self.repairer.owners, dict[str, list[str]]()
+        for region in self.repairer.reports(self.joined):
+            if region.container_id:
+                regions.setdefault(region.container_id, []).append(region.path)
+        users = owners.by_container()
+        for used in self.joined.used:
+            if used.no_slot in (SampleReason.NO_SLOT, SampleReason.NO_SHARED_REGION):
+                users.setdefault(used.container, used.host_pid)
+        self.census.refresh(users, regions)
+        self._gpu_processes = tuple(self._gpu_process(used) for used in self.joined.used)
+
+    def _gpu_process(self, used: Used) -> ProcessReport:
+        owner = self.repairer.owners.process(used.host_pid) if used.no_slot is None else None
+        container_id = used.container or self.repairer.owners.container_id(used.host_pid)
+        ns_pid: int | None = owner.ns_pids[-1] if owner else None
+        if owner is None:
+            with contextlib.suppress(ProcessGone, AccessDenied):
+                ns_pid = self.procfs.ns_pids(used.host_pid)[-1]
+        container = self.census.get(container_id)
+        names = container[1:5] if container else ("", "", "", "")
+        return ProcessReport(
+            used.host_pid,
+            ns_pid,
+            used.device_uuid,
+            container_id,
+            *names,
+            used.sm_util,
+            used.memory,
+            used.no_slot,
+        )
+
+    def view(self) -> View:
+        """What the API and the metrics are given."""
+        return View(lambda: self.snapshot or self.picture(), self.live, self.procfs, self.events)
 
     def picture(self) -> Snapshot:
         """What is known now, as one immutable value."""
         finder = self.repairer.finder
+        workers = (self.sampler.worker, self.repairer.writer)
         return Snapshot(
             at=time.time(),
+            started_at=self.started_at,
             passes=self.passes,
+            pass_seconds=Histogram(_BOUNDS, tuple(self._pass_counts), self.passes, self._pass_seconds),
             source=self.pidmap.source.name,
             sources_not_used=dict(self.ladder.why_not),
             source_counters=self.pidmap.counters(),
             incomplete=self.pidmap.shortage() or self.pidmap.incomplete(),
+            not_ready=self.ladder.not_ready(self.pidmap.source),
             processes=len(self.pidmap),
+            map_size=self.settings.map_size,
             policy=self.policy.namespace or "unknown",
             policy_why=self.policy.why,
+            policy_origin=self.policy.origin,
             driver_version=self.sampler.driver_version,
+            inventory=self.inventory,
             regions=self.repairer.reports(self.joined),
             rejected=dict(finder.rejected),
             missing_dirs=tuple(sorted(finder.missing_dirs)),
+            containers=self.census.containers(),
+            gpu_processes=self._gpu_processes,
             joined=self.joined,
+            collected_at=self.collected_at,
+            workers=tuple(WorkerReport(w.name, w.starts, w.failures, w.last_failure) for w in workers),
             counters=dict(self.counters),
+            dry_run=self.settings.dry_run,
         )
 
 

@@ -52,6 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "where sm_util is written (auto: where no watcher does)",
         ),
         "--source": (config.SourceName, "where PIDs come from (auto: the best that works here)"),
+        "--broker-answer": (
+            config.BrokerAnswer,
+            "what the broker tells (policy: the number that the driver's samples will carry)",
+        ),
         "--log-format": (config.LogFormat, "how log lines look (auto: by where they go)"),
         "--log-level": (config.LogLevel, "the least important lines that are shown (default info)"),
     }
@@ -59,6 +63,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(flag, choices=[member.value for member in kind], help=text)
     add("--map-size", metavar="N", help="processes that the kernel's map has room for (default 32768)")
     add("--socket", metavar="PATH", help="where the API listens (default resolver.sock in the run directory)")
+    add(
+        "--socket-group", metavar="GROUP", help="who may ask the API everything, beside root (default nobody)"
+    )
+    add(
+        "--metrics-addr",
+        metavar="HOST:PORT",
+        help="where Prometheus finds /metrics (default :9395, every address); off: nowhere",
+    )
+    add("--metrics-per-process", action="store_true", help="a series for each GPU process as well")
+    add("--hami-metrics", action="store_true", help="the same values under HAMi's own names as well")
+    add("--broker", metavar="PATH", help="serve HAMi's host PID broker on this Unix socket (default: not)")
+    add(
+        "--pod-logs-dir",
+        metavar="DIR",
+        help="where kubelet keeps logs: pods' names are told by it (default /var/log/pods)",
+    )
     add(
         "--run-dir",
         metavar="DIR",

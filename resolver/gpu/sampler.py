@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver.errors import WorkerFailed
+from resolver.gpu.inventory import NONE, Inventory
 from resolver.workers import Worker
 
 if TYPE_CHECKING:
@@ -38,13 +39,15 @@ class DeviceSamples(NamedTuple):
     """One device's samples of the last second.
 
     ``newest`` maps the PID as NVML gave it (maybe a thread's) to its time stamp (us since the epoch) and SM
-    utilization (per cent). ``dropped`` are PIDs with values that cannot be: not idle, unknown.
+    utilization (per cent). ``dropped`` are PIDs with values that cannot be: not idle, unknown. ``memory`` is NVML's
+    list of processes: PID as NVML gave it to bytes, None where it does not tell them; None as a whole without a list.
     """
 
     status: str
     why: str
     newest: Mapping[int, tuple[int, int]]
     dropped: frozenset[int]
+    memory: Mapping[int, int | None] | None = None
 
 
 class Collection(NamedTuple):
@@ -54,6 +57,7 @@ class Collection(NamedTuple):
     error: str
     driver_version: str | None
     devices: Mapping[str, DeviceSamples]
+    inventory: Inventory = NONE
 
 
 class Sampler:

@@ -19,10 +19,14 @@ FIRST_CONTAINER = (570, 86, 15)
 
 
 class Policy(NamedTuple):
-    """``namespace`` is HOST, CONTAINER, or None while it cannot be known; ``why`` is for people."""
+    """``namespace`` is HOST, CONTAINER, or None while it cannot be known; ``why`` is for people.
+
+    ``origin`` is ``forced``, ``measured``, ``by version``, or ``unknown``.
+    """
 
     namespace: HostpidNamespace | None
     why: str
+    origin: str = "unknown"
 
     def wanted(self, host_pid: int, ns_pid: int) -> int | None:
         """The number that a slot of this process must hold, or None."""
@@ -39,7 +43,7 @@ def parse_driver_version(text: str) -> tuple[int, ...] | None:
 def decide(setting: HostpidNamespace, driver_version: str | None) -> Policy:
     """The policy for a node. ``driver_version`` is None until NVML has told it."""
     if setting is not HostpidNamespace.AUTO:
-        return Policy(setting, f"forced by hostpid_namespace = {setting.value}")
+        return Policy(setting, f"forced by hostpid_namespace = {setting.value}", "forced")
     if driver_version is None:
         return Policy(
             None, "NVML has not told the driver's version yet; --hostpid-namespace decides without it"
@@ -48,11 +52,16 @@ def decide(setting: HostpidNamespace, driver_version: str | None) -> Policy:
     if version is None:
         return Policy(None, f"driver version {driver_version!r} is not understood; set --hostpid-namespace")
     if version <= LAST_HOST:
-        return Policy(HostpidNamespace.HOST, f"driver {driver_version}: samples carry host PIDs up to 565.77")
+        return Policy(
+            HostpidNamespace.HOST,
+            f"driver {driver_version}: samples carry host PIDs up to 565.77",
+            "by version",
+        )
     if version >= FIRST_CONTAINER:
         return Policy(
             HostpidNamespace.CONTAINER,
             f"driver {driver_version}: samples carry container PIDs from 570.86.15 on",
+            "by version",
         )
     return Policy(
         None, f"driver {driver_version} lies between those known to differ; set --hostpid-namespace"

@@ -214,6 +214,10 @@ class RegionRepairs:
         """Write nothing into this file for a while; what would be written is unresolved for that reason."""
         self._paused_until, self._pause_reason = now + seconds, reason
 
+    def quarantined(self, now: float) -> bool:
+        """Whether the file is left alone because the writer died or hung on it."""
+        return now < self._paused_until and self._pause_reason is UnresolvedReason.QUARANTINED
+
     def plan(
         self,
         now: float,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FULL_ID = 64
 
 
-class _Init(NamedTuple):
+class Init(NamedTuple):
     """The first process of a PID namespace. ``made_by_runtime`` is False where it was not told.
 
     ``name`` is the container's for people, empty until one of its processes was looked at.
@@ -44,7 +44,7 @@ class LiveLookup:
     def __init__(self, procfs: Procfs, pidmap: PidMap) -> None:
         self._procfs = procfs
         self._pidmap = pidmap
-        self._inits: dict[int, _Init] = {}  # by host PID
+        self._inits: dict[int, Init] = {}  # by host PID
 
     def find(self, cid: str, ns_pid: int) -> Found | None:
         """The process that a container knows as ``ns_pid``, verified; None if this is not a plain case."""
@@ -52,9 +52,7 @@ class LiveLookup:
         if len(wanted) != _FULL_ID or ns_pid < 1:
             return None
         self._pidmap.refresh()
-        inits = [
-            init for init in self._look_at_inits() if init.container_id == wanted and init.made_by_runtime
-        ]
+        inits = [init for init in self.inits() if init.container_id == wanted and init.made_by_runtime]
         if len(inits) != 1:
             return None
         for host_pid in self._pidmap.candidates(ns_pid, inits[0].pidns):
@@ -63,7 +61,7 @@ class LiveLookup:
                 return found
         return None
 
-    def _look_at_inits(self) -> Iterable[_Init]:
+    def inits(self) -> Iterable[Init]:
         """The first process of each PID namespace; one that no runtime made is looked at again, as it may be moved."""
         before, self._inits = self._inits, {}
         for host_pid, arrival in self._pidmap.inits().items():
@@ -73,7 +71,7 @@ class LiveLookup:
             self._inits[host_pid] = known
         return self._inits.values()
 
-    def _look_at_init(self, host_pid: int, arrival: tuple[int, int]) -> _Init:
+    def _look_at_init(self, host_pid: int, arrival: tuple[int, int]) -> Init:
         """Its namespace never changes. One made by a process of the same container is a namespace inside of it."""
         procfs = self._procfs
         try:
@@ -81,16 +79,16 @@ class LiveLookup:
             if container_id:
                 status = procfs.status(host_pid)
                 pidns, made_by_runtime = procfs.pidns(host_pid), self._id(status.ppid) != container_id
-                return _Init(host_pid, arrival, container_id, made_by_runtime, pidns, len(status.ns_pids) - 1)
+                return Init(host_pid, arrival, container_id, made_by_runtime, pidns, len(status.ns_pids) - 1)
         except (ProcessGone, AccessDenied):
             pass
-        return _Init(host_pid, arrival, "", made_by_runtime=False, pidns=0, level=0)
+        return Init(host_pid, arrival, "", made_by_runtime=False, pidns=0, level=0)
 
     def _id(self, host_pid: int) -> str:
         container = parse_cgroup(self._procfs.cgroup(host_pid))
         return container.container_id if container else ""
 
-    def _verified(self, host_pid: int, init: _Init, ns_pid: int) -> Found | None:
+    def _verified(self, host_pid: int, init: Init, ns_pid: int) -> Found | None:
         """None also for one that may not be looked at: a number is only one process's in its namespace."""
         procfs, container_id, pidns = self._procfs, init.container_id, init.pidns
         try:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.errors import CannotKnow, ResolverError, WorkerFailed
 from resolver.log import Journal
@@ -72,19 +72,34 @@ async def _in_a_thread(opener: Callable[..., Source], *arguments: object) -> Sou
     return await opened
 
 
-async def find_canary(source: Source) -> str:
-    """Make a process in a new PID namespace and look for it; empty if it is found, else what is wrong."""
+class Canary(NamedTuple):
+    """A look for a canary; both are empty if it was found.
+
+    ``trouble``: why the source is no good. ``unmade``: why there was none to be found, which says nothing about it.
+    """
+
+    trouble: str
+    unmade: str
+
+
+async def find_canary(source: Source) -> Canary:
+    """Make a process in a new PID namespace and look for it."""
     canary = Worker("canary", "resolver.canary", timeout=_CANARY_SECONDS, rights=None)
     try:
         try:
-            host_pid = int(await canary.request(b"sing"))
-        except (WorkerFailed, OSError, ValueError):
-            return ""  # none can be made here, or now: that says nothing about the source
+            song = await canary.request(b"sing")
+            if song.startswith(b"error "):
+                return Canary("", song[6:].decode("utf-8", "replace"))
+            host_pid = int(song)
+        except (WorkerFailed, OSError, ValueError) as error:
+            return Canary("", str(error))
         source.refresh()
         seen = host_pid in source.candidates(1)
     finally:
         canary.stop()
-    return "" if seen else f"it did not see process {host_pid}, which was just made in a new PID namespace"
+    return Canary(
+        "" if seen else f"it did not see process {host_pid}, which was just made in a new PID namespace", ""
+    )
 
 
 class Ladder:
@@ -111,6 +126,7 @@ class Ladder:
         self._say = say
         self._open = opener
         self._present = "scan"
+        self._no_canary = "no canary was looked for yet"
         self._next_check = 0.0
         self._next_climb = 0.0
         self._wait = _FIRST_CLIMB
@@ -119,6 +135,10 @@ class Ladder:
     def steps(self) -> tuple[str, ...]:
         """The sources that may be used, best first."""
         return LADDER if self.wanted == "auto" else (self.wanted,)
+
+    def not_ready(self, source: Source) -> str:
+        """Why it is not known that the source in use finds what it should; empty if the canary was found through it."""
+        return source.trouble() or self._no_canary
 
     async def start(self) -> None:
         """Take the best that works. A source that was asked for by name has to, or `CannotKnow` is raised."""
@@ -130,7 +150,8 @@ class Ladder:
                 f"--source {self.wanted} does not work here: {self.why_not[self.wanted]}. "
                 "With --source auto the next best source is taken"
             )
-        self._next_check = time.monotonic() + _CHECK_EVERY
+        # With auto the scan was there from the beginning: it has yet to show that it finds one.
+        self._next_check = time.monotonic() + (_CHECK_EVERY if not self._no_canary else 0.0)
 
     async def tend(self, source: Source) -> None:
         """Check the source in use and fall if it fails; from time to time try to climb."""
@@ -138,7 +159,11 @@ class Ladder:
         trouble = source.trouble()
         if not trouble and now >= self._next_check:
             self._next_check = now + _CHECK_EVERY
-            trouble = await find_canary(source)
+            canary = await find_canary(source)
+            trouble = canary.trouble
+            if not (canary.unmade and not self._no_canary):
+                # Found before counts if none can be made any more: a daemon gives up the rights that it takes.
+                self._no_canary = trouble or canary.unmade
         if trouble and (self.wanted == "auto" or now >= self._next_climb):
             self._say("source_failed", source=source.name, why=trouble)
             self.why_not[source.name] = trouble
@@ -176,11 +201,13 @@ class Ladder:
         except Exception as error:  # noqa: BLE001 - a defect in one source must not end the repairs by another
             self._refused(name, f"it failed unexpectedly ({type(error).__name__}: {error}); please report it")
             return False
-        trouble = source.trouble() or await find_canary(source)
+        canary = await find_canary(source)
+        trouble = source.trouble() or canary.trouble
         if trouble:
             source.close()
             self._refused(name, trouble)
             return False
+        self._no_canary = canary.unmade
         self.why_not.pop(name, None)
         self._present = name
         self._use(source)

@@ -73,6 +73,8 @@ class Daemon:
     ) -> None:
         command = [*wrapper, sys.executable, "-m", "resolver", "run", "--run-dir", str(run_dir)]
         command += ["--containers-dir", str(containers_dir or node.containers_dir), "--log-format", "json"]
+        if "--metrics-addr" not in arguments:
+            command += ["--metrics-addr", "off"]  # one port, and many daemons
         self.run_dir = run_dir
         self.lines: list[Line] = []
         self.other_output: list[str] = []

@@ -167,7 +167,7 @@ from resolver.sources.scan import ScanSource
 class Blind(Listing):
     def refresh(self):
         pass
-print(asyncio.run(find_canary(Blind(ScanSource(Procfs())))))
+print(asyncio.run(find_canary(Blind(ScanSource(Procfs())))).trouble)
 """
 
 

@@ -53,8 +53,8 @@ class Room:
             raise CannotKnow(self.broken[name])
         return Fickle(name)
 
-    async def canary(self, source: Source) -> str:
-        return "it is blind" if source.name in self.blind else ""
+    async def canary(self, source: Source) -> choose.Canary:
+        return choose.Canary("it is blind" if source.name in self.blind else "", "")
 
     def use(self, source: Source) -> None:
         self.source = source
@@ -208,7 +208,7 @@ def test_a_source_that_was_asked_for_is_started_anew_and_not_too_often(
 
 
 def test_the_real_canary_is_found_by_the_real_scan() -> None:
-    assert asyncio.run(choose.find_canary(Listing(ScanSource(Procfs())))) == ""
+    assert asyncio.run(choose.find_canary(Listing(ScanSource(Procfs())))) == ("", "")
 
 
 @pytest.mark.parametrize("fault", ["the child ends", "no descriptors"])
@@ -223,7 +223,9 @@ def test_a_canary_that_cannot_be_made_says_nothing_about_the_source(
     else:
         monkeypatch.setattr(workers.sys, "executable", "/bin/false")  # type: ignore[attr-defined]
     source = Listing(ScanSource(Procfs()))
-    assert asyncio.run(choose.find_canary(source)) == ""
+    canary = asyncio.run(choose.find_canary(source))
+    assert canary.trouble == ""
+    assert canary.unmade
     assert len(source) == 0  # it was not even asked
 
 
@@ -232,4 +234,4 @@ def test_the_real_canary_is_missed_by_a_source_that_sees_nothing() -> None:
         def refresh(self) -> None:
             """Sees nothing."""
 
-    assert "did not see process" in asyncio.run(choose.find_canary(Blind(ScanSource(Procfs()))))
+    assert "did not see process" in asyncio.run(choose.find_canary(Blind(ScanSource(Procfs())))).trouble

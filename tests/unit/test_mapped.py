@@ -170,6 +170,6 @@ def test_the_canary_is_found(processes: int) -> None:
     import asyncio
 
     source = make(processes)
-    assert asyncio.run(find_canary(source)) == ""
+    assert asyncio.run(find_canary(source)) == ("", "")
     source.close()
     assert source.bpf._loaded.maps == {}

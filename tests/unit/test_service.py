@@ -18,9 +18,10 @@ from resolver import log, service
 from resolver.config import HostpidNamespace, LogLevel, Settings
 from resolver.join import NOTHING, Joined, Orphan
 from resolver.service import Service
-from resolver.snapshot import RegionReport, SlotReport, Snapshot
+from resolver.snapshot import RegionReport, SlotReport
 from resolver.types import SampleReason, UnresolvedReason
 from tests.fakes import cachefiles
+from tests.fakes.pictures import picture
 from tests.fakes.state import Fault, Hang
 from tests.unit.conftest import Driver
 
@@ -245,7 +246,7 @@ def test_a_snapshot_tells_what_is_unresolved() -> None:
     wrong, right = slot(UnresolvedReason.NOT_MAPPED), slot(None)
     first = RegionReport("/a", "uid", "a", "v1.2", ("GPU-a",), (wrong, right))
     second = RegionReport("/b", "uid", "b", "v1.2", ("GPU-a",), (right, wrong, wrong))
-    snapshot = Snapshot(0.0, 1, "scan", {}, {}, "", 5, "host", "", None, (first, second), {}, (), NOTHING, {})
+    snapshot = picture(regions=(first, second))
     assert snapshot.unresolved() == [(first, wrong), (second, wrong), (second, wrong)]
 
 

@@ -1,0 +1,47 @@
+"""Names of pods and namespaces, from the directories that kubelet makes for their logs.
+
+``/var/log/pods/<namespace>_<pod>_<podUID>``: root's own, so no tenant can forge one. No API server is asked.
+"""
+
+from __future__ import annotations
+
+import os
+
+_UNKNOWN = ("", "")
+
+
+class PodNames:
+    """``(namespace, pod)`` by pod UID; empty strings where it is not known, or where two directories disagree."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self._names: dict[str, tuple[str, str]] = {}
+        self._mtime_ns = -1
+
+    def refresh(self) -> None:
+        """Read the directory again if it changed. One that is not there gives no names."""
+        try:
+            mtime_ns = os.stat(self.directory).st_mtime_ns
+            if mtime_ns == self._mtime_ns:
+                return
+            entries = os.listdir(self.directory)
+        except OSError:
+            self._names, self._mtime_ns = {}, -1
+            return
+        self._names, self._mtime_ns = parse_names(entries), mtime_ns
+
+    def of(self, pod_uid: str) -> tuple[str, str]:
+        """Namespace and name of the pod."""
+        return self._names.get(pod_uid, _UNKNOWN)
+
+
+def parse_names(entries: list[str]) -> dict[str, tuple[str, str]]:
+    """``{podUID: (namespace, pod)}``; neither of the three may contain an underscore (RFC 1123 names)."""
+    names: dict[str, tuple[str, str]] = {}
+    for entry in entries:
+        parts = entry.split("_")
+        if len(parts) == 3 and all(parts):
+            namespace, pod, pod_uid = parts
+            named = (namespace, pod)
+            names[pod_uid] = named if names.get(pod_uid, named) == named else _UNKNOWN
+    return names
