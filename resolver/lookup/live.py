@@ -6,6 +6,7 @@ It answers the plain case, a container's full id and a PID namespace of its own,
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.cgroup import parse_cgroup, strip_scheme
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _FULL_ID = 64
+_EAGER_LOOKS, _LONGEST_LOOK = 8, 30.0  # seconds
 
 
 class Init(NamedTuple):
@@ -36,6 +38,8 @@ class Init(NamedTuple):
     pidns: int
     level: int
     name: str = ""
+    looks: int = 0  # in vain
+    next_look: float = 0.0
 
 
 class LiveLookup:
@@ -62,12 +66,21 @@ class LiveLookup:
         return None
 
     def inits(self) -> Iterable[Init]:
-        """The first process of each PID namespace; one that no runtime made is looked at again, as it may be moved."""
+        """The first process of each PID namespace.
+
+        One that no runtime made is looked at again, as it may be moved, but ever more rarely: a tenant may make
+        thousands of namespaces.
+        """
+        now = time.monotonic()
         before, self._inits = self._inits, {}
         for host_pid, arrival in self._pidmap.inits().items():
             known = before.get(host_pid)
-            if known is None or known.arrival != arrival or not known.made_by_runtime:
+            if known is None or known.arrival != arrival:
                 known = self._look_at_init(host_pid, arrival)
+            elif not known.made_by_runtime and now >= known.next_look:
+                looks = known.looks + 1
+                wait = 0.0 if looks <= _EAGER_LOOKS else min(_LONGEST_LOOK, 2.0 ** (looks - _EAGER_LOOKS))
+                known = self._look_at_init(host_pid, arrival)._replace(looks=looks, next_look=now + wait)
             self._inits[host_pid] = known
         return self._inits.values()
 
