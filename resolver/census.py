@@ -60,9 +60,7 @@ class Census:
         present: dict[str, tuple[int, int | None]] = {
             cid: (host_pid, None) for cid, host_pid in users.items()
         }
-        for init in self._live.inits():
-            if init.container_id and init.made_by_runtime:
-                present[init.container_id] = init.host_pid, init.pidns
+        present |= self._by_inits()
         for container_id in self._known.keys() - present.keys():
             report = self._known.pop(container_id).report
             self._journal.tell("container_ended", level="debug", **_about(report))
@@ -76,6 +74,23 @@ class Census:
             if known.report[3:5] != (namespace, pod) or known.report.regions != paths:
                 report = known.report._replace(namespace=namespace, pod=pod, regions=paths)
                 self._known[container_id] = known._replace(report=report)
+
+    def _by_inits(self) -> dict[str, tuple[int, int | None]]:
+        """First process and PID namespace by container id.
+
+        Who may make cgroups can take another container's id for one: whoever had it first keeps it.
+        """
+        claims: dict[str, list[tuple[int, int | None]]] = {}
+        for init in self._live.inits():
+            if init.container_id and init.made_by_runtime:
+                claims.setdefault(init.container_id, []).append((init.host_pid, init.pidns))
+        found = {}
+        for container_id, claim in claims.items():
+            known = self._known.get(container_id)
+            rightful = [each for each in claim if known and each[0] == known.host_pid] or claim
+            if len(rightful) == 1:
+                found[container_id] = rightful[0]
+        return found
 
     def _look(self, container_id: str, host_pid: int, pidns: int | None, known: _Known | None) -> None:
         pod_uid, runtime, name = "", "", ""

@@ -1,0 +1,119 @@
+"""Which containers run, and who they are: real ones, from each source."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resolver.census import Census
+from resolver.events import Events
+from resolver.log import Journal
+from resolver.lookup.live import LiveLookup
+from resolver.pidmap import PidMap
+from resolver.pods import PodNames
+from resolver.procfs import Procfs
+from resolver.snapshot import ContainerReport
+from resolver.sources.choose import open_source
+from tests.fakes.container import Container
+from tests.fakes.node import Node
+from tests.kernel.conftest import until
+
+SLEEP = ("/bin/sleep", "1000")
+
+
+class Room:
+    """A census over a source, and what it said."""
+
+    def __init__(self, source: str, pods: Path) -> None:
+        self.pidmap = PidMap(open_source(source, Procfs(), 16_384))
+        self.events = Events()
+        live = LiveLookup(Procfs(), self.pidmap)
+        self.census = Census(Procfs(), self.pidmap, live, PodNames(str(pods)), Journal(self.events))
+
+    def look(self, **known: dict[str, int]) -> dict[str, ContainerReport]:
+        self.pidmap.refresh(unhurried=False)
+        self.census.refresh(known.get("users", {}), {})
+        return {report.container_id: report for report in self.census.containers()}
+
+    def said(self, container: Container) -> list[str]:
+        return [
+            event.kind
+            for event in self.events.after(0)
+            if event.fields["container_id"] == container.container_id
+        ]
+
+
+@pytest.fixture(params=["bpf", "netlink", "scan"])
+def room(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Room]:
+    room = Room(request.param, tmp_path / "pods")
+    yield room
+    room.pidmap.close()
+
+
+def test_containers_come_are_named_and_go(node: Node, room: Room, tmp_path: Path) -> None:
+    container = node.container()
+    until(lambda: container.container_id in room.look(), "the container")
+    found = room.look()[container.container_id]
+    began = found.since
+    assert abs(began - time.time()) < 30
+    assert found.pod_uid == container.pod_uid
+    assert found.container_name == container.name
+    assert (found.namespace, found.pod) == ("", "")
+    assert found.init_host_pid == container.init_host_pid
+    assert found.pidns == Procfs().pidns(container.init_host_pid)
+    (tmp_path / "pods" / f"ml_train-0_{container.pod_uid}").mkdir(parents=True)
+    found = room.look()[container.container_id]
+    assert (found.namespace, found.pod, found.since) == ("ml", "train-0", began)
+    container.stop()
+    until(lambda: container.container_id not in room.look(), "its end")
+    assert room.said(container) == ["container_started", "container_ended"]
+
+
+def test_a_restarted_container_is_another_process_under_another_id(node: Node, room: Room) -> None:
+    container = node.container()
+    until(lambda: container.container_id in room.look(), "the container")
+    before, init = container.container_id, container.init_host_pid
+    container.restart()
+    until(lambda: container.container_id in room.look(), "the container again")
+    found = room.look()[container.container_id]
+    assert found.init_host_pid == container.init_host_pid != init
+    assert (before == container.container_id) or before not in room.look()
+
+
+def test_one_that_shares_a_namespace_is_known_by_those_who_use_something(node: Node, room: Room) -> None:
+    first = node.container()
+    sharing = node.container(first.pod_uid, "sharing", pid_namespace=first)
+    process = sharing.spawn(SLEEP)
+    until(lambda: first.container_id in room.look(), "the first")
+    assert sharing.container_id not in room.look()
+    found = room.look(users={sharing.container_id: process.host_pid})[sharing.container_id]
+    assert (found.pidns, found.init_host_pid, found.pod_uid) == (None, None, first.pod_uid)
+    assert sharing.container_id not in room.look()  # it does not use anything any more
+
+
+def test_a_namespace_inside_a_container_is_no_container(node: Node, room: Room) -> None:
+    container = node.container()
+    container.spawn(SLEEP, nested=True)
+    until(lambda: container.container_id in room.look(), "the container")
+    mine = [report for report in room.look().values() if report.pod_uid == container.pod_uid]
+    assert [report.init_host_pid for report in mine] == [container.init_host_pid]
+
+
+def test_another_s_id_cannot_be_taken(node: Node, room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim, thief = node.container(), node.container()
+    until(lambda: {victim.container_id, thief.container_id} <= room.look().keys(), "both")
+    real = Procfs.cgroup
+
+    def claimed(procfs: Procfs, host_pid: int) -> str:
+        text = real(procfs, host_pid)
+        return text.replace(thief.container_id, victim.container_id)
+
+    monkeypatch.setattr(Procfs, "cgroup", claimed)
+    fresh = LiveLookup(Procfs(), room.pidmap)
+    monkeypatch.setattr(room.census, "_live", fresh)
+    found = room.look()
+    assert found[victim.container_id].init_host_pid == victim.init_host_pid
+    assert found[victim.container_id].pod_uid == victim.pod_uid
