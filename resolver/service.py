@@ -307,11 +307,16 @@ class Service:
         owner = self.repairer.owners.process(used.host_pid) if used.no_slot is None else None
         container_id = used.container or self.repairer.owners.container_id(used.host_pid)
         ns_pid: int | None = owner.ns_pids[-1] if owner else None
-        if owner is None:
-            with contextlib.suppress(ProcessGone, AccessDenied):
+        comm = ""
+        with contextlib.suppress(ProcessGone, AccessDenied):
+            if owner is None:
                 ns_pid = self.procfs.ns_pids(used.host_pid)[-1]
+            comm = self.procfs.comm(used.host_pid)
         container = self.census.get(container_id)
         names = container[1:5] if container else ("", "", "", "")
+        pod_uid, separator, name = container_id.partition("_")
+        if separator:  # of a process that has ended, its slot's directory is what is left
+            container_id, names = "", (pod_uid, name, *self.census.pods.of(pod_uid))
         return ProcessReport(
             used.host_pid,
             ns_pid,
@@ -321,6 +326,7 @@ class Service:
             used.sm_util,
             used.memory,
             used.no_slot,
+            comm,
         )
 
     def view(self) -> View:

@@ -72,7 +72,8 @@ class ProcessReport(NamedTuple):
     """One process on one GPU, as NVML lists it or has samples of it.
 
     ``ns_pid`` is its own number in its container. ``sm_util`` in per cent and ``memory`` in bytes are None where they
-    are not known. ``no_slot`` is why HAMi knows nothing of it; None if it owns a slot.
+    are not known. ``no_slot`` is why HAMi knows nothing of it; None if it owns a slot. ``comm`` is what the process
+    calls itself, at most 15 bytes of anything; empty if it is not known.
     """
 
     host_pid: int
@@ -86,6 +87,7 @@ class ProcessReport(NamedTuple):
     sm_util: int | None
     memory: int | None
     no_slot: SampleReason | None
+    comm: str = ""
 
 
 class WorkerReport(NamedTuple):
