@@ -251,7 +251,7 @@ def _not_found(procfs: Procfs, wanted: Wanted) -> ResolverError:
             f"give {SHORTEST_PREFIX} or more characters"
         )
     what = f"pod {wanted.pod_uid}" if wanted.in_pod else f"container {wanted.text!r}"
-    if _in_private_cgroupns(procfs):
+    if in_private_cgroupns(procfs):
         return CannotKnow(
             f"no process of {what} can be seen, but this process runs in a private cgroup namespace, where "
             "its own container's id is hidden, and that might be the one: run it on the host, or with "
@@ -260,7 +260,8 @@ def _not_found(procfs: Procfs, wanted: Wanted) -> ResolverError:
     return NotFound(f"no process on this node is in {what}: is it running, and on this node?")
 
 
-def _in_private_cgroupns(procfs: Procfs) -> bool:
+def in_private_cgroupns(procfs: Procfs) -> bool:
+    """Whether we run in a cgroup namespace of our own, which hides what our own container is called."""
     try:
         return os.readlink(f"{procfs.root}/self/ns/cgroup") != _HOST_CGROUPNS
     except FileNotFoundError:
