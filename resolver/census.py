@@ -45,7 +45,7 @@ class Census:
         self._procfs = procfs
         self._pidmap = pidmap
         self._live = live
-        self._pods = pods
+        self.pods = pods
         self._journal = journal
         self._known: dict[str, _Known] = {}
         self._next_scan = 0.0
@@ -56,7 +56,7 @@ class Census:
         if self._pidmap.source.name != "scan" or now >= self._next_scan:
             self._next_scan = now + _SCAN_SECONDS
             self._pidmap.refresh()
-        self._pods.refresh()
+        self.pods.refresh()
         present: dict[str, tuple[int, int | None]] = {
             cid: (host_pid, None) for cid, host_pid in users.items()
         }
@@ -69,7 +69,7 @@ class Census:
             if known is None or known.host_pid != host_pid or (known.looks < _LOOKS and not _named(known)):
                 self._look(container_id, host_pid, pidns, known)
         for container_id, known in self._known.items():
-            namespace, pod = self._pods.of(known.report.pod_uid)
+            namespace, pod = self.pods.of(known.report.pod_uid)
             paths = tuple(regions.get(container_id, ()))
             if known.report[3:5] != (namespace, pod) or known.report.regions != paths:
                 report = known.report._replace(namespace=namespace, pod=pod, regions=paths)
@@ -107,7 +107,7 @@ class Census:
         since = known.report.since if known else time.time()
         init = host_pid if pidns is not None else None
         report = ContainerReport(
-            container_id, pod_uid, name, *self._pods.of(pod_uid), runtime, pidns, init, (), since
+            container_id, pod_uid, name, *self.pods.of(pod_uid), runtime, pidns, init, (), since
         )
         if known is None:
             self._journal.tell("container_started", level="debug", **_about(report))

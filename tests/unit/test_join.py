@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED, Collection, DeviceSamples
-from resolver.join import NOTHING, Joined, Orphan, join
+from resolver.join import NOTHING, Joined, Orphan, Used, join
 from resolver.pidmap import PidMap
 from resolver.procfs import Procfs
 from resolver.sources.listing import Listing
@@ -216,3 +216,51 @@ def test_a_process_is_looked_at_once_per_collection(tmp_path: Path) -> None:
 
     joined(procfs=Counting(str(tmp_path)), a=device({500: 1}), b=device({500: 2}), c=device({500: 3}))
     assert looked == [500]
+
+
+# ---- every process on every device --------------------------------------------------------------------------------
+
+
+def listed(load: dict[int, int], memory: dict[int, int | None] | None, **changes: Any) -> DeviceSamples:
+    return device(load)._replace(memory=memory, **changes)
+
+
+def test_a_process_is_known_by_its_sample_or_by_the_list() -> None:
+    result = joined(owners={10, 11}, a=listed({10: 42}, {11: 500, 10: None}), b=listed({11: 7}, None))
+    assert set(result.used) == {
+        Used(10, "a", "", 42, None, None),
+        Used(11, "a", "", 0, 500, None),
+        Used(11, "b", "", 7, None, None),
+    }
+
+
+@pytest.mark.parametrize("status", [FAILED, UNSUPPORTED])
+def test_where_samples_are_missing_memory_is_told_all_the_same(tmp_path: Path, status: str) -> None:
+    proc = FakeProc(tmp_path)
+    proc.process(500, f"/docker/{CID}")
+    result = joined(owners={10}, procfs=proc.procfs, a=listed({}, {10: 5, 500: 6}, status=status))
+    assert set(result.used) == {
+        Used(10, "a", "", None, 5, None),
+        Used(500, "a", CID, None, 6, SampleReason.NO_SHARED_REGION),
+    }
+
+
+def test_without_a_slot_a_value_that_cannot_be_is_unknown(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path)
+    proc.process(500, f"/docker/{CID}")
+    result = joined(hami={CID}, procfs=proc.procfs, a=listed({}, {500: 6}, dropped=frozenset({500})))
+    assert result.used == (Used(500, "a", CID, None, 6, SampleReason.NO_SLOT),)
+
+
+def test_threads_are_one_process(threads: tuple[int, list[int]]) -> None:
+    host_pid, (first, second) = threads
+    result = joined(owners={host_pid}, a=listed({first: 30, second: 20}, {first: 100, host_pid: None}))
+    assert result.used == (Used(host_pid, "a", "", 30, 100, None),)
+    result = joined(a=listed({first: 30, second: 20}, {first: 100, host_pid: None}))
+    (used,) = result.used
+    assert (used.host_pid, used.sm_util, used.memory) == (host_pid, 30, 100)
+
+
+def test_one_that_nobody_knows_keeps_its_number_and_reason() -> None:
+    result = joined({2**31 - 1: 30})
+    assert result.used == (Used(2**31 - 1, "GPU-a", "", 30, None, SampleReason.PID_UNKNOWN),)
