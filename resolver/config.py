@@ -141,18 +141,31 @@ def load(
 
     ``flags`` holds only what was given. ``file`` falls back to ``RESOLVER_CONFIG``.
     """
+    return load_with_origins(flags, file, environ)[0]
+
+
+def load_with_origins(
+    flags: Mapping[str, Any] | None = None, file: str | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[Settings, dict[str, str]]:
+    """The same, with the place that each setting comes from.
+
+    It is ``default``, ``file <path>``, ``environment <variable>`` or ``command line``, for every name.
+    """
     environ = os.environ if environ is None else environ
     file = file or environ.get(_PREFIX + "CONFIG")
     merged: dict[str, Any] = {}
+    origins = dict.fromkeys(Settings.__struct_fields__, "default")
     for origin, values in (
         (f"file {file}", _from_file(file) if file else {}),
         ("environment", _from_environment(environ)),
         ("command line", dict(flags or {})),
     ):
         for name, value in values.items():
-            where = f"{_PREFIX}{name.upper()}" if origin == "environment" else f"{name} ({origin})"
-            merged[name] = _convert(name, value, where)
-    return Settings(**merged)
+            variable = f"{_PREFIX}{name.upper()}"
+            in_environment = origin == "environment"
+            merged[name] = _convert(name, value, variable if in_environment else f"{name} ({origin})")
+            origins[name] = f"environment {variable}" if in_environment else origin
+    return Settings(**merged), origins
 
 
 def _from_file(path: str) -> dict[str, Any]:
