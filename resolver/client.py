@@ -1,4 +1,8 @@
-"""Asks a running daemon, over its Unix socket. Small, since ``resolver lookup`` pays for every import."""
+"""Asks a running daemon, over its Unix socket. Small, since ``resolver lookup`` pays for every import.
+
+`get` is for who can do without an answer; `get_json` and `stream_events` are for commands that cannot, and raise
+errors whose text is a whole sentence. Routes and shapes: ``docs/api.md``.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,25 @@ import os
 import socket
 import sys
 import time
+from typing import TYPE_CHECKING
+
+from resolver.errors import AccessDenied, Ambiguous, CannotKnow, NoDaemon, NotFound, ResolverError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
 
 DEFAULT_SOCKET = "/run/resolver/resolver.sock"
 _SECONDS = 0.8
 _MOST_BYTES = 1 << 20
+_MOST_JSON_BYTES = 256 << 20
+#: The daemon says something to a silent stream every 30 s.
+_STREAM_SILENCE = 75.0
+
+
+def socket_of(given: str | None) -> str:
+    """Where the daemon is to be asked: what was given, RESOLVER_SOCKET, or the usual place."""
+    return given or os.environ.get("RESOLVER_SOCKET") or DEFAULT_SOCKET
 
 
 def get(path: str, *, socket_path: str, accept: str = "application/json") -> tuple[int, str] | None:
@@ -18,29 +37,111 @@ def get(path: str, *, socket_path: str, accept: str = "application/json") -> tup
     A socket that does not belong to root or to the asking user is not believed, nor is one that another user
     listens on.
     """
-    deadline = time.monotonic() + _SECONDS
     try:
-        if os.stat(socket_path).st_uid not in (0, os.geteuid()):
-            return None
-        with socket.socket(socket.AF_UNIX) as channel:
-            channel.settimeout(_SECONDS)
-            channel.connect(socket_path)
-            if _listener(channel) not in (0, os.geteuid()):
-                return None
-            request = (
-                f"GET {path} HTTP/1.1\r\nHost: resolver\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
-            )
-            channel.sendall(request.encode("ascii"))
-            answer = b""
-            while chunk := channel.recv(1 << 16):
-                answer += chunk
-                # The time limit is for all of it: one byte now and then keeps nobody waiting.
-                channel.settimeout(max(0.001, deadline - time.monotonic()))
-                if time.monotonic() > deadline or len(answer) > _MOST_BYTES:
-                    return None
+        status, body = _parse(_ask(path, socket_path, accept, _SECONDS, _MOST_BYTES))
+        return status, body.decode()
     except (OSError, ValueError):
         return None
-    return _parse(answer)
+
+
+def get_json(path: str, socket_path: str | None = None, *, seconds: float = 5.0) -> Any:
+    """The JSON of ``GET path``, such as ``/v1/status``; ``socket_path`` as in `socket_of`.
+
+    Raises `NoDaemon` with what to do if none answers within that time. What the daemon refuses is raised as the error
+    that it stands for: NotFound (404), Ambiguous (409), UsageError (400), AccessDenied (403), CannotKnow (503).
+    """
+    where = socket_of(socket_path)
+    try:
+        status, body = _parse(_ask(path, where, "application/json", seconds, _MOST_JSON_BYTES))
+    except (OSError, ValueError) as error:
+        raise _no_daemon(where, error) from None
+    if status not in (200, 304):
+        raise _refusal(status, body)
+    return _decode(body, where)
+
+
+def stream_events(
+    socket_path: str | None = None, *, after: str = "", kinds: Sequence[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """Events as they happen, each ``{"id", "number", "at", "kind", "fields"}``; ends when the daemon does.
+
+    ``after`` is the ``id`` of the last event that is known: those since come first, as far as they are kept; ``0``
+    gives all that are kept. ``kinds`` lets only those through. Raises as `get_json`.
+    """
+    where = socket_of(socket_path)
+    query = "&".join([*(f"kind={kind}" for kind in kinds), *([f"after={after}"] if after else [])])
+    try:
+        channel = _connect(f"/v1/events?{query}".rstrip("?"), where, "text/event-stream", 5.0, version="1.0")
+    except (OSError, ValueError) as error:
+        raise _no_daemon(where, error) from None
+    with channel, channel.makefile("rb") as lines:
+        try:
+            yield from _events_in(lines, channel, where)
+        except TimeoutError:
+            raise NoDaemon(
+                f"the daemon at {where} has been silent for {_STREAM_SILENCE:.0f} s: it hangs"
+            ) from None
+        except ConnectionError:
+            return
+
+
+def _events_in(lines: Any, channel: socket.socket, where: str) -> Iterator[dict[str, Any]]:
+    head = b""
+    while (line := lines.readline(1 << 16)).strip():
+        head += line
+    words = head.split(b" ", 2)
+    if len(words) < 2 or not words[1].isdigit():
+        raise _no_daemon(where, ValueError("what answered there is no resolver"))
+    if words[1] != b"200":
+        raise _refusal(int(words[1]), lines.read(_MOST_BYTES))
+    channel.settimeout(_STREAM_SILENCE)
+    event_id, data = "", b""
+    while line := lines.readline(_MOST_BYTES):
+        if line.startswith(b"id: "):
+            event_id = line[4:].strip().decode("ascii", "replace")
+        elif line.startswith(b"data: "):
+            data = line[6:]
+        elif line == b"\n" and data:
+            yield {"id": event_id, **_decode(data, where)}
+            data = b""
+
+
+def _connect(path: str, socket_path: str, accept: str, seconds: float, version: str = "1.1") -> socket.socket:
+    """A connection with the request sent. Raises OSError, also for a listener that is not to be believed."""
+    if os.stat(socket_path).st_uid not in (0, os.geteuid()):
+        raise PermissionError(f"{socket_path} belongs to another user")
+    channel = socket.socket(socket.AF_UNIX)
+    try:
+        channel.settimeout(seconds)
+        channel.connect(socket_path)
+        if _listener(channel) not in (0, os.geteuid()):
+            raise PermissionError(f"another user listens on {socket_path}")
+        request = (
+            f"GET {path} HTTP/{version}\r\nHost: resolver\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
+        )
+        channel.sendall(request.encode("ascii"))
+    except BaseException:
+        channel.close()
+        raise
+    return channel
+
+
+def _ask(path: str, socket_path: str, accept: str, seconds: float, most: int) -> bytes:
+    """All that is answered. Raises OSError, and ValueError if it is too much."""
+    deadline = time.monotonic() + seconds
+    with _connect(path, socket_path, accept, seconds) as channel:
+        chunks, total = [], 0
+        while chunk := channel.recv(1 << 16):
+            chunks.append(chunk)
+            total += len(chunk)
+            # The time limit is for all of it: one byte now and then keeps nobody waiting.
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"it did not finish its answer within {seconds:g} s")
+            if total > most:
+                raise ValueError(f"its answer is longer than {most} bytes")
+            channel.settimeout(left)
+        return b"".join(chunks)
 
 
 def _listener(channel: socket.socket) -> int:
@@ -49,17 +150,52 @@ def _listener(channel: socket.socket) -> int:
     return int.from_bytes(credentials[4:8], sys.byteorder)
 
 
-def _parse(answer: bytes) -> tuple[int, str] | None:
-    """Status and body; None if it is no HTTP, or cut short: half of a number is another number."""
+def _parse(answer: bytes) -> tuple[int, bytes]:
+    """Status and body; ValueError if it is no HTTP, or cut short: half of a number is another number."""
     head, separator, body = answer.partition(b"\r\n\r\n")
     status, *headers = head.split(b"\r\n")
     words = status.split(b" ", 2)
-    if not separator or len(words) < 2 or not words[0].startswith(b"HTTP/1.") or len(words[1]) != 3:
-        return None
     lengths = [line[15:].strip() for line in headers if line[:15].lower() == b"content-length:"]
-    if not words[1].isdigit() or lengths != [b"%d" % len(body)]:
-        return None
+    if not separator or len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+        raise ValueError("what answered there is no resolver")
+    if len(words[1]) != 3 or lengths != [b"%d" % len(body)]:
+        raise ValueError("its answer was cut short")
+    return int(words[1]), body
+
+
+def _no_daemon(where: str, error: Exception) -> NoDaemon:
+    known: dict[type[Exception], str] = {
+        FileNotFoundError: "there is no such socket",
+        ConnectionRefusedError: "nobody listens there any more",
+        TimeoutError: "it does not answer in time",
+        BlockingIOError: "too many are waiting for it",
+    }
+    why = known.get(type(error)) or getattr(error, "strerror", None) or str(error)
+    return NoDaemon(
+        f"no daemon answers at {where}: {why}. Start one with: resolver run (as root, on the host), or tell where it "
+        "listens with --socket or RESOLVER_SOCKET"
+    )
+
+
+def _refusal(status: int, body: bytes) -> ResolverError:
+    """The error that a problem+json (RFC 9457) stands for."""
+    import json
+
     try:
-        return int(words[1]), body.decode()
-    except UnicodeDecodeError:
-        return None
+        problem = json.loads(body)
+        detail = str(problem["detail"])
+    except (ValueError, KeyError, TypeError):
+        problem, detail = {}, f"the daemon answered with HTTP status {status}"
+    if status == 409:
+        return Ambiguous(detail, tuple(map(str, problem.get("candidates", ()))))
+    kinds: dict[int, type[ResolverError]] = {400: UsageError, 403: AccessDenied, 404: NotFound}
+    return kinds.get(status, CannotKnow)(detail)
+
+
+def _decode(body: bytes, where: str) -> Any:
+    import json
+
+    try:
+        return json.loads(body)
+    except ValueError:
+        raise NoDaemon(f"what answered at {where} is no JSON: is it a resolver?") from None

@@ -5,7 +5,8 @@
     ResolverError                 something a person can act on; str() is a whole sentence
       +-- UsageError              the command line or the settings are wrong           (exit 2)
       +-- CannotKnow              this process lacks what it takes to know the answer  (exit 4)
-      |     +-- AccessDenied      the kernel refused a read in /proc
+      |     +-- AccessDenied      the kernel refused a read in /proc, or a daemon an answer
+      |     +-- NoDaemon          no daemon answers where one was asked
       +-- ProcessGone             the process ended while it was looked at             (exit 1)
       +-- NotFound                everything was seen, and what was asked for is not there (exit 1)
       +-- Ambiguous               what was asked for fits several things; carries them (exit 3)
@@ -34,7 +35,11 @@ class CannotKnow(ResolverError):
 
 
 class AccessDenied(CannotKnow):
-    """The kernel refused to show a file in ``/proc`` (EACCES or EPERM)."""
+    """The kernel refused to show a file in ``/proc`` (EACCES or EPERM), or a daemon did not answer this user."""
+
+
+class NoDaemon(CannotKnow):
+    """No daemon answers at its socket, or what answers there is none."""
 
 
 class ProcessGone(ResolverError):
