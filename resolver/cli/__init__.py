@@ -18,6 +18,7 @@ from resolver.errors import CannotKnow, ResolverError, UsageError
 COMMANDS = {
     "run": "the daemon: repair slots, join with NVML, until stopped",
     "lookup": "print the host PID of a PID inside a container",
+    "reverse": "print the container and the PIDs of a host PID",
     "slots": "show HAMi's cache files slot by slot",
 }
 

@@ -1,0 +1,69 @@
+"""Print whose process a host PID is: the container, the pod, and its number in every PID namespace.
+
+Needs no running daemon. The id of a thread is taken for its process, and that is said on standard error.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from resolver.cli.show import NONE, print_json, print_pairs
+from resolver.errors import CannotKnow
+
+if TYPE_CHECKING:
+    import argparse
+
+    from resolver.lookup.reverse import Reversed
+
+HELP = "print the container and the PIDs of a host PID"
+POD_LOGS_DIR = "/var/log/pods"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("host_pid", metavar="HOST_PID", type=int, help="the PID as the host sees it")
+    parser.add_argument(
+        "--pod-logs-dir",
+        metavar="DIR",
+        default=POD_LOGS_DIR,
+        help=f"where kubelet keeps logs: pods' names are told by it (default {POD_LOGS_DIR})",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.epilog = (
+        "exit status: 0 found, in a container or not, 1 no such process, 2 wrong usage, 4 cannot know\n"
+        "(what is missing, and how to give it, is on standard error)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print it; errors are the dispatcher's."""
+    from resolver.lookup.reverse import reverse
+    from resolver.pods import PodNames
+    from resolver.procfs import Procfs
+
+    try:
+        found = reverse(Procfs(), args.host_pid, PodNames(args.pod_logs_dir))
+    except OSError as error:  # out of descriptors or memory: no answer, and not the answer that there is none
+        raise CannotKnow(f"the system refused to tell: {error}") from error
+    if args.json:
+        print_json(found.document())
+        return 0
+    if found.tid is not None:
+        sys.stdout.flush()
+        print(f"resolver reverse: {found.tid} is a thread of process {found.host_pid}", file=sys.stderr)
+    _print(found)
+    return 0
+
+
+def _print(found: Reversed) -> None:
+    levels = {
+        "ns_pids": " ".join(str(level.ns_pid) for level in found.levels),
+        "pidns": " ".join(str(level.pidns or NONE) for level in found.levels),
+    }
+    values = {name: value for name, value in found._asdict().items() if name != "levels"} | levels
+    if found.tid is None:
+        del values["tid"]
+    if found.no_container is None:
+        del values["no_container"]
+    print_pairs(list(values.items()))

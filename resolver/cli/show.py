@@ -1,0 +1,73 @@
+"""How commands print: plain and aligned into a pipe, with colour for a person at a terminal.
+
+Plain text and escape sequences only: a library that draws takes longer to load than a short command to run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    Cell = str | int | None
+
+#: For what is not known, or not there.
+NONE = "-"
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
+
+
+def on_terminal() -> bool:
+    """Whether a person reads this."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def styled(text: str, style: str) -> str:
+    """The text in a style, if there is a terminal that shows it and nobody minds (NO_COLOR)."""
+    if not style or not on_terminal() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
+
+
+def printable(text: str) -> str:
+    """Tenants choose names of files and processes, so no control character of one may reach a terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def cell(value: Cell) -> str:
+    """A value as it stands in a table: always something, so that columns can be counted."""
+    return NONE if value is None or value == "" else printable(str(value))
+
+
+def short_id(container_id: str | None) -> str | None:
+    """An id as people know it, at a terminal only: programs get it whole."""
+    return container_id[:12] if container_id and on_terminal() else container_id
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], right: Iterable[str] = ()) -> None:
+    """Columns at least two blanks apart; ``right`` names those that end at the same place."""
+    table = [tuple(columns), *(tuple(map(cell, row)) for row in rows)]
+    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+    ends = frozenset(right)
+    for number, row in enumerate(table):
+        cells = [
+            text.rjust(width) if column in ends else text.ljust(width)
+            for text, column, width in zip(row, columns, widths, strict=True)
+        ]
+        print(styled("  ".join(cells).rstrip(), "" if number else "bold"))
+
+
+def print_pairs(pairs: Sequence[tuple[str, Cell] | tuple[str, Cell, str]]) -> None:
+    """A name and its value on each line, and perhaps the value's style."""
+    width = max(len(pair[0]) for pair in pairs)
+    for name, value, *style in pairs:
+        print(f"{styled(name.ljust(width), 'dim')}  {styled(cell(value), *style or [''])}")
+
+
+def print_json(value: Any) -> None:
+    """One JSON value, for programs."""
+    import json
+
+    print(json.dumps(value, indent=2))
