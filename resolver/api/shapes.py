@@ -1,0 +1,477 @@
+"""What the lists of the API look like in JSON: one class for each object, and how it is made of the daemon's picture.
+
+None (``null``) is "not known", also for a name that nothing tells. Fields of a shared region carry their upstream C
+names (``pid``, ``hostpid``, ``sm_util``). The schemas in ``/v1/openapi.json`` are made of these classes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from resolver.types import RegionReason, RepairReason, SampleReason, UnresolvedReason
+
+if TYPE_CHECKING:
+    from resolver.gpu.inventory import GpuReport, Inventory
+    from resolver.join import Orphan
+    from resolver.snapshot import ContainerReport, ProcessReport, RegionReport, SlotReport, Snapshot
+
+
+class Container(Struct, frozen=True):
+    """One container that runs on this node.
+
+    ``pidns`` is the inode of its PID namespace and ``init_host_pid`` the first process in there; null for a container
+    that shares another's. ``regions`` are the paths of its HAMi files. ``since`` is Unix time: first seen.
+    """
+
+    container_id: str
+    pod_uid: str | None
+    container_name: str | None
+    namespace: str | None
+    pod: str | None
+    runtime: str | None
+    pidns: int | None
+    init_host_pid: int | None
+    regions: list[str]
+    since: float
+
+    @classmethod
+    def of(cls, report: ContainerReport) -> Container:
+        """From the daemon's record."""
+        return cls(
+            report.container_id,
+            report.pod_uid or None,
+            report.container_name or None,
+            report.namespace or None,
+            report.pod or None,
+            report.runtime or None,
+            report.pidns,
+            report.init_host_pid,
+            list(report.regions),
+            report.since,
+        )
+
+
+class Region(Struct, frozen=True):
+    """One shared region: a cache file of HAMi's. ``slots`` is how many are in use, of which ``unresolved`` are.
+
+    ``quarantined``: the slot writer died or hung on it, so it is left alone for a while.
+    """
+
+    path: str
+    container_id: str | None
+    pod_uid: str | None
+    container_name: str | None
+    layout: str
+    device_uuids: list[str]
+    slots: int
+    unresolved: int
+    quarantined: bool
+
+    @classmethod
+    def of(cls, report: RegionReport) -> Region:
+        """From the daemon's record."""
+        return cls(
+            report.path,
+            report.container_id or None,
+            report.pod_uid or None,
+            report.container_name or None,
+            report.layout,
+            list(report.device_uuids),
+            len(report.slots),
+            sum(slot.unresolved is not None for slot in report.slots),
+            report.quarantined,
+        )
+
+
+class RejectedFile(Struct, frozen=True):
+    """A file in a containers directory that is left alone."""
+
+    path: str
+    reason: RegionReason
+
+
+class DeviceUtil(Struct, frozen=True):
+    """One device of a slot. ``sm_util`` is what the slot says, ``utilization`` the process's by NVML, both in per cent."""
+
+    device_uuid: str
+    sm_util: int | None
+    utilization: int | None
+
+
+class Slot(Struct, frozen=True):
+    """One slot that is in use.
+
+    ``path`` is its region's. ``pid`` and ``hostpid`` are what the slot says; ``host_pid`` is its verified owner, null
+    while it is unresolved. ``repaired`` is why it was last written. ``stuck`` says why a busy process's ``sm_util``
+    stays 0 though its ``hostpid`` is right.
+    """
+
+    path: str
+    container_id: str | None
+    pod_uid: str | None
+    container_name: str | None
+    slot: int
+    pid: int
+    hostpid: int
+    host_pid: int | None
+    dead: bool
+    unresolved: UnresolvedReason | None
+    repaired: RepairReason | None
+    stuck: str | None
+    device_util: list[DeviceUtil]
+
+    @classmethod
+    def of(cls, region: RegionReport, slot: SlotReport) -> Slot:
+        """From the daemon's records."""
+        return cls(
+            region.path,
+            region.container_id or None,
+            region.pod_uid or None,
+            region.container_name or None,
+            slot.slot,
+            slot.ns_pid,
+            slot.hostpid,
+            slot.host_pid,
+            slot.dead,
+            slot.unresolved,
+            slot.repaired,
+            slot.stuck or None,
+            [
+                DeviceUtil(uuid, _at(slot.sm_util, index), _at(slot.utilization, index))
+                for index, uuid in enumerate(region.device_uuids)
+            ],
+        )
+
+
+class Process(Struct, frozen=True):
+    """One process on one GPU, as NVML lists it or has samples of it.
+
+    ``ns_pid`` is its own number in its container. ``sm_util`` is in per cent, ``memory`` in bytes. ``no_slot`` is why
+    HAMi knows nothing of it; null if it owns a slot.
+    """
+
+    host_pid: int
+    ns_pid: int | None
+    device_uuid: str
+    container_id: str | None
+    pod_uid: str | None
+    container_name: str | None
+    namespace: str | None
+    pod: str | None
+    comm: str | None
+    sm_util: int | None
+    memory: int | None
+    no_slot: SampleReason | None
+
+    @classmethod
+    def of(cls, report: ProcessReport) -> Process:
+        """From the daemon's record."""
+        return cls(
+            report.host_pid,
+            report.ns_pid,
+            report.device_uuid,
+            report.container_id or None,
+            report.pod_uid or None,
+            report.container_name or None,
+            report.namespace or None,
+            report.pod or None,
+            report.comm or None,
+            report.sm_util,
+            report.memory,
+            report.no_slot,
+        )
+
+
+class Sample(Struct, frozen=True):
+    """A utilization sample without a slot. ``host_pid`` as NVML gave it, ``sm_util`` in per cent.
+
+    ``container`` is the container's id, or ``<podUID>_<containerName>`` of a process that owned a slot before it ended.
+    """
+
+    host_pid: int
+    device_uuid: str
+    sm_util: int
+    reason: SampleReason
+    container: str | None
+
+    @classmethod
+    def of(cls, orphan: Orphan) -> Sample:
+        """From the daemon's record."""
+        return cls(
+            orphan.host_pid, orphan.device_uuid, orphan.sm_util, orphan.reason, orphan.container or None
+        )
+
+
+class MigInstance(Struct, frozen=True):
+    """One MIG instance of a GPU; memory in bytes."""
+
+    uuid: str
+    gpu_instance: int
+    compute_instance: int
+    memory_total: int | None
+    memory_used: int | None
+
+
+class Illness(Struct, frozen=True):
+    """Why a GPU is unhealthy, and since when (Unix time)."""
+
+    reason: str
+    detail: str
+    since: float
+
+
+class Gpu(Struct, frozen=True):
+    """One GPU. Memory in bytes, utilization in per cent, temperature in degrees Celsius, power in watts.
+
+    ``samples`` is ``ok``, ``unsupported`` (MIG mode, for one) or ``failed``: whether NVML tells the utilization of
+    processes; ``samples_why`` says why not. It is healthy while ``illnesses`` is empty.
+    """
+
+    uuid: str
+    device_index: int
+    minor: int | None
+    name: str
+    memory_total: int | None
+    memory_used: int | None
+    utilization: int | None
+    temperature: int | None
+    power: float | None
+    mig: bool | None
+    mig_instances: list[MigInstance]
+    ecc_uncorrected: int | None
+    samples: str
+    samples_why: str | None
+    illnesses: list[Illness]
+    healthy: bool
+
+    @classmethod
+    def of(cls, report: GpuReport) -> Gpu:
+        """From the daemon's record."""
+        fields = report._asdict() | {
+            "mig_instances": [MigInstance(*instance) for instance in report.mig_instances],
+            "samples_why": report.samples_why or None,
+            "illnesses": [Illness(*illness) for illness in report.illnesses],
+            "healthy": not report.illnesses,
+        }
+        return cls(**{name: fields[name] for name in cls.__struct_fields__})
+
+
+# ---- whole answers ------------------------------------------------------------------------------------------------
+
+
+class Containers(Struct, frozen=True):
+    """``/v1/containers``. ``at`` is when the daemon looked (Unix time), here and in every answer."""
+
+    at: float
+    containers: list[Container]
+
+
+class Regions(Struct, frozen=True):
+    """``/v1/regions``: those that are looked after, files that are left alone, directories that are not there."""
+
+    at: float
+    regions: list[Region]
+    rejected: list[RejectedFile]
+    missing_dirs: list[str]
+
+
+class Slots(Struct, frozen=True):
+    """``/v1/slots``: every slot in use."""
+
+    at: float
+    slots: list[Slot]
+
+
+class Processes(Struct, frozen=True):
+    """``/v1/processes``: every process on every GPU.
+
+    ``collected_at`` is when NVML last answered (Unix time, null before the first time), ``error`` why it does not now.
+    """
+
+    at: float
+    collected_at: float | None
+    error: str | None
+    processes: list[Process]
+
+
+class Gpus(Struct, frozen=True):
+    """``/v1/gpus``: ``version`` grows with each change, ``at`` is when they were read; also in the ``ETag``."""
+
+    at: float
+    version: int
+    driver_version: str | None
+    gpus: list[Gpu]
+
+    @classmethod
+    def of(cls, inventory: Inventory) -> Gpus:
+        """From the daemon's inventory."""
+        return cls(
+            inventory.at, inventory.version, inventory.driver_version, list(map(Gpu.of, inventory.gpus))
+        )
+
+
+class UnresolvedCounts(Struct, frozen=True):
+    """How many, by reason."""
+
+    slots: dict[str, int]
+    samples: dict[str, int]
+
+
+class Unresolved(Struct, frozen=True):
+    """``/v1/unresolved``: the slots and the utilization samples that nothing can be said about, each with its reason."""
+
+    at: float
+    by_reason: UnresolvedCounts
+    slots: list[Slot]
+    samples: list[Sample]
+
+
+class Worker(Struct, frozen=True):
+    """One kind of child: how often it was started and failed, ever, and what the last failure was."""
+
+    name: str
+    starts: int
+    failures: int
+    last_failure: str | None
+
+
+class PassSeconds(Struct, frozen=True):
+    """Durations of passes: ``counts`` is how many took at most each bound, in seconds."""
+
+    bounds: list[float]
+    counts: list[int]
+    observations: int
+    total: float
+
+
+class Driver(Struct, frozen=True):
+    """NVML: ``version`` is the driver's, ``collected_at`` when it last answered, ``error`` why it does not now."""
+
+    version: str | None
+    collected_at: float | None
+    error: str | None
+    gpus: int
+    gpus_unhealthy: int
+
+
+class Source(Struct, frozen=True):
+    """Where PIDs come from. ``not_used`` says why the others are not; ``incomplete`` why it needs help.
+
+    ``not_ready`` says why it is not known to find what it should; null while it does.
+    """
+
+    name: str
+    not_used: dict[str, str]
+    incomplete: str | None
+    not_ready: str | None
+    processes: int
+    map_size: int
+    counters: dict[str, int]
+
+
+class Policy(Struct, frozen=True):
+    """Which number ``hostpid`` must be: ``namespace`` is ``host``, ``container`` or ``unknown``.
+
+    ``origin`` is ``measured``, ``by version``, ``forced`` or ``unknown``.
+    """
+
+    namespace: str
+    why: str
+    origin: str
+
+
+class Totals(Struct, frozen=True):
+    """How many there are now."""
+
+    containers: int
+    regions: int
+    regions_rejected: int
+    slots: int
+    slots_dead: int
+    slots_repaired: int
+    slots_unresolved: int
+    samples_unresolved: int
+    processes: int
+
+
+class Status(Struct, frozen=True):
+    """``/v1/status``: how the daemon is. ``counters`` only ever grow; ``settings`` are those in force."""
+
+    at: float
+    version: str
+    started_at: float
+    host_pid: int
+    dry_run: bool
+    passes: int
+    pass_seconds: PassSeconds
+    source: Source
+    policy: Policy
+    driver: Driver
+    totals: Totals
+    workers: list[Worker]
+    counters: dict[str, int]
+    api: dict[str, int]
+    settings: dict[str, Any]
+
+
+class Event(Struct, frozen=True):
+    """Something that happened. ``number`` grows by one with each since the daemon started; ``at`` is Unix time."""
+
+    number: int
+    at: float
+    kind: str
+    fields: dict[str, Any]
+
+
+class Events(Struct, frozen=True):
+    """``/v1/events`` for who accepts JSON: those that are still kept."""
+
+    at: float
+    events: list[Event]
+
+
+def containers(picture: Snapshot) -> Containers:
+    """All that run."""
+    return Containers(picture.at, [Container.of(each) for each in picture.containers])
+
+
+def regions(picture: Snapshot) -> Regions:
+    """All that are looked after or left alone."""
+    return Regions(
+        picture.at,
+        [Region.of(each) for each in picture.regions],
+        [RejectedFile(path, reason) for path, reason in picture.rejected.items()],
+        list(picture.missing_dirs),
+    )
+
+
+def processes(picture: Snapshot) -> Processes:
+    """All on GPUs."""
+    return Processes(
+        picture.at,
+        picture.collected_at or None,
+        picture.joined.error or None,
+        [Process.of(each) for each in picture.gpu_processes],
+    )
+
+
+def unresolved(picture: Snapshot) -> Unresolved:
+    """What nothing can be said about."""
+    slots = [Slot.of(region, slot) for region, slot in picture.unresolved()]
+    counts: dict[str, int] = {}
+    for slot in slots:
+        counts[str(slot.unresolved)] = counts.get(str(slot.unresolved), 0) + 1
+    samples = {str(reason): count for reason, count in picture.joined.orphan_reasons().items()}
+    return Unresolved(
+        picture.at,
+        UnresolvedCounts(counts, samples),
+        slots,
+        [Sample.of(each) for each in picture.joined.orphans],
+    )
+
+
+def _at(values: tuple[int | None, ...] | tuple[int, ...], index: int) -> int | None:
+    """A layout may have no utilization at all."""
+    return values[index] if index < len(values) else None
