@@ -2,7 +2,8 @@
 
 A tenant connects to a Unix socket and says what a CUDA program would do:
 
-    context <device uuid> <bytes>              -> ok
+    context <device uuid> <bytes>              -> ok          (-1: the driver does not tell)
+    mps <device uuid> <bytes>                  -> ok          (a context through the MPS server)
     load <device uuid> <sm> [<mem> <enc> <dec>] -> ok          (percent; 0 is idle)
 
 Who it is comes from the kernel (SO_PEERCRED), as it does for a real driver, never from what it says. A closed
@@ -17,7 +18,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,14 +26,39 @@ from types import TracebackType
 from typing import Final, Self
 
 from tests.fakes.chain import Chain, read_chain, thread_chain
-from tests.fakes.state import DEVICES, PROCESSES, SAMPLES, ChainStruct, StateFile
+from tests.fakes.state import (
+    CALLS,
+    DEVICES,
+    MIGS,
+    PROCESSES,
+    SAMPLES,
+    Answer,
+    ChainStruct,
+    DeviceStruct,
+    StateFile,
+)
 
 SAMPLE_PERIOD_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
+class Mig:
+    """One MIG instance of a device."""
+
+    uuid: str
+    gpu_instance: int
+    compute_instance: int = 0
+    memory_total: int = 5 << 30
+    memory_used: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
-    """A device as NVML shows it; the order of a list of these is the index order."""
+    """A device as NVML shows it; the order of a list of these is the index order.
+
+    ``ecc`` are uncorrected errors (volatile, aggregate), None where it is off. ``errors`` maps calls to the
+    nvmlReturn_t that they answer instead of the truth.
+    """
 
     uuid: str
     name: str = "NVIDIA Stand-in 24GB"
@@ -42,6 +68,9 @@ class Device:
     lost: bool = False
     temperature_c: int = 61
     power_mw: int = 180_000
+    ecc: tuple[int, int] | None = (0, 0)
+    migs: tuple[Mig, ...] = ()
+    errors: Mapping[Answer, int] = field(default_factory=dict)
 
 
 DEFAULT_DEVICES: Final = (
@@ -57,6 +86,7 @@ class Load:
     mem: int = 0
     enc: int = 0
     dec: int = 0
+    mps: bool = False
 
 
 @dataclass(slots=True)
@@ -88,6 +118,7 @@ class Gpu:
         self._period_s = sample_period_s
         self._driver_version = driver_version
         self._list_threads = False
+        self.mps_server: Chain | None = None  # whose PID the samples of MPS clients carry; none: nobody's
         self._lock = threading.RLock()
         self._clients: dict[int, Client] = {}
         self._stop_r, self._stop_w = -1, -1
@@ -140,6 +171,11 @@ class Gpu:
         with self._state.writing() as s:
             s.faults, s.hang, s.grow = faults, hang, grow
 
+    def set_errors(self, errors: Mapping[Answer, int] | None = None) -> None:
+        """Replaces what calls answer instead of the truth, on any device: an nvmlReturn_t each."""
+        with self._state.writing() as s:
+            s.errors[:] = _answers(errors or {})
+
     def set_devices(self, devices: Sequence[Device]) -> None:
         """Replaces the devices. Contexts and samples go by index and stay."""
         with self._lock, self._state.writing() as s:
@@ -150,6 +186,10 @@ class Gpu:
                 entry.minor, entry.memory_total = device.minor, device.memory_total
                 entry.mig_enabled, entry.lost = int(device.mig_enabled), int(device.lost)
                 entry.temperature_c, entry.power_mw = device.temperature_c, device.power_mw
+                entry.ecc_enabled = int(device.ecc is not None)
+                entry.ecc_volatile, entry.ecc_aggregate = device.ecc or (0, 0)
+                entry.errors[:] = _answers(device.errors)
+                _fill_migs(entry, device.migs)
 
     def set_list_threads(self, *, on: bool) -> None:
         """Lists a thread id instead of the process's PID in the process list (HAMi-core issue 112)."""
@@ -240,8 +280,8 @@ class Gpu:
     def _command(self, client: Client, words: list[str]) -> str:
         index = {device.uuid: i for i, device in enumerate(self.devices)}
         match words:
-            case ["context", uuid, memory] if uuid in index:
-                client.on[index[uuid]] = Load(memory=int(memory))
+            case ["context" | "mps" as how, uuid, memory] if uuid in index:
+                client.on[index[uuid]] = Load(memory=int(memory), mps=how == "mps")
                 client.thread_chain = thread_chain(client.chain.host_pid)
                 self._publish_processes()
             case ["load", uuid, sm, *rest] if uuid in index and index[uuid] in client.on:
@@ -258,8 +298,9 @@ class Gpu:
         with self._lock, self._state.writing():
             for client in self._clients.values() if only is None else [only]:
                 for device, load in client.on.items():
-                    if load.sm or load.mem or load.enc or load.dec:
-                        self.add_sample(client.chain, device, load)
+                    chain = self.mps_server if load.mps else client.chain
+                    if chain and (load.sm or load.mem or load.enc or load.dec):
+                        self.add_sample(chain, device, load)
 
     def _publish_processes(self) -> None:
         entries = [(c, device, load) for c in self._clients.values() for device, load in c.on.items()]
@@ -268,11 +309,31 @@ class Gpu:
         with self._state.writing() as s:
             s.process_count = len(entries)
             for entry, (client, device, load) in zip(s.processes, entries, strict=False):
-                entry.device, entry.memory = device, load.memory
+                entry.device, entry.mps = device, int(load.mps)
+                entry.memory = load.memory % 2**64
                 listed = client.thread_chain if self._list_threads else None
                 _fill_chain(entry.chain, listed or client.chain)
             for i, device_entry in enumerate(s.devices):
-                device_entry.memory_used = sum(load.memory for _, device, load in entries if device == i)
+                device_entry.memory_used = sum(
+                    max(0, load.memory) for _, device, load in entries if device == i
+                )
+
+
+def _answers(errors: Mapping[Answer, int]) -> list[int]:
+    answers = [0] * CALLS
+    for call, code in errors.items():
+        answers[call] = code
+    return answers
+
+
+def _fill_migs(entry: DeviceStruct, migs: Sequence[Mig]) -> None:
+    if len(migs) >= MIGS:
+        raise ValueError(f"{len(migs)} instances: a device has {MIGS - 1} at most")
+    for i, place in enumerate(entry.migs):
+        mig = migs[i] if i < len(migs) else Mig("", 0)
+        place.uuid, place.gpu_instance = mig.uuid.encode(), mig.gpu_instance
+        place.compute_instance, place.memory_total = mig.compute_instance, mig.memory_total
+        place.memory_used = mig.memory_used
 
 
 def _fill_chain(entry: ChainStruct, chain: Chain) -> None:

@@ -9,14 +9,16 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import IntFlag
+from enum import IntEnum, IntFlag
 from pathlib import Path
 from typing import Final
 
 MAGIC: Final = 0x314C4D564E444E53
-VERSION: Final = 1
+VERSION: Final = 2
 LEVELS: Final = 32
 DEVICES: Final = 16
+MIGS: Final = 8
+CALLS: Final = 24
 PROCESSES: Final = 256
 SAMPLES: Final = 2048
 
@@ -42,6 +44,30 @@ class Hang(IntFlag):
     SHUTDOWN = 32
 
 
+class Answer(IntEnum):
+    """Calls that can be made to answer with an error: `enum standin_answer`."""
+
+    INIT = 0
+    COUNT = 1
+    DRIVER_VERSION = 2
+    HANDLE = 3
+    ANY = 4
+    UUID = 5
+    NAME = 6
+    MINOR = 7
+    MEMORY = 8
+    RATES = 9
+    TEMPERATURE = 10
+    POWER = 11
+    ECC = 12
+    MIG_MODE = 13
+    MIG_DEVICES = 14
+    PROCESS_LIST = 15
+    MPS_LIST = 16
+    UTILIZATION = 17
+    OTHER = 18
+
+
 class Level(ctypes.Structure):
     _fields_ = (("pidns", ctypes.c_uint32), ("nr", ctypes.c_int32))
 
@@ -50,25 +76,39 @@ class ChainStruct(ctypes.Structure):
     _fields_ = (("depth", ctypes.c_uint32), ("pad", ctypes.c_uint32), ("level", Level * LEVELS))
 
 
+class MigStruct(ctypes.Structure):
+    _fields_ = (
+        ("uuid", ctypes.c_char * 96),
+        ("memory_total", ctypes.c_uint64),
+        ("memory_used", ctypes.c_uint64),
+        ("gpu_instance", ctypes.c_uint32),
+        ("compute_instance", ctypes.c_uint32),
+    )
+
+
 class DeviceStruct(ctypes.Structure):
     _fields_ = (
         ("uuid", ctypes.c_char * 96),
         ("name", ctypes.c_char * 96),
         ("memory_total", ctypes.c_uint64),
         ("memory_used", ctypes.c_uint64),
+        ("ecc_volatile", ctypes.c_uint64),
+        ("ecc_aggregate", ctypes.c_uint64),
         ("minor", ctypes.c_uint32),
         ("mig_enabled", ctypes.c_uint32),
         ("lost", ctypes.c_uint32),
         ("temperature_c", ctypes.c_uint32),
         ("power_mw", ctypes.c_uint32),
-        ("pad", ctypes.c_uint32),
+        ("ecc_enabled", ctypes.c_uint32),
+        ("errors", ctypes.c_uint32 * CALLS),
+        ("migs", MigStruct * MIGS),
     )
 
 
 class ProcessStruct(ctypes.Structure):
     _fields_ = (
         ("device", ctypes.c_uint32),
-        ("pad", ctypes.c_uint32),
+        ("mps", ctypes.c_uint32),
         ("memory", ctypes.c_uint64),
         ("chain", ChainStruct),
     )
@@ -100,6 +140,7 @@ class StateStruct(ctypes.Structure):
         ("grow", ctypes.c_uint32),
         ("device_count", ctypes.c_uint32),
         ("process_count", ctypes.c_uint32),
+        ("errors", ctypes.c_uint32 * CALLS),
         ("samples_total", ctypes.c_uint64),
         ("devices", DeviceStruct * DEVICES),
         ("processes", ProcessStruct * PROCESSES),
@@ -110,10 +151,11 @@ class StateStruct(ctypes.Structure):
 # The same numbers as the static assertions at the end of state.h.
 SIZES: Final = {
     ChainStruct: 264,
-    DeviceStruct: 232,
+    MigStruct: 120,
+    DeviceStruct: 1304,
     ProcessStruct: 280,
     SampleStruct: 296,
-    StateStruct: 136 + 16 * 232 + 256 * 280 + 2048 * 296,
+    StateStruct: 232 + 16 * 1304 + 256 * 280 + 2048 * 296,
 }
 for _struct, _size in SIZES.items():
     if ctypes.sizeof(_struct) != _size:

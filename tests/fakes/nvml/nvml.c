@@ -41,6 +41,7 @@ typedef enum {
     NVML_ERROR_UNINITIALIZED = 1,
     NVML_ERROR_INVALID_ARGUMENT = 2,
     NVML_ERROR_NOT_SUPPORTED = 3,
+    NVML_ERROR_NO_PERMISSION = 4,
     NVML_ERROR_NOT_FOUND = 6,
     NVML_ERROR_INSUFFICIENT_SIZE = 7,
     NVML_ERROR_DRIVER_NOT_LOADED = 9,
@@ -53,7 +54,9 @@ typedef enum {
 typedef struct standin_handle *nvmlDevice_t;
 struct standin_handle {
     unsigned index;
+    int mig; /* index among the device's instances, NO_MIG for the device itself */
 };
+#define NO_MIG (-1)
 
 typedef struct {
     unsigned int pid;
@@ -123,6 +126,7 @@ static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int init_count;
 static const struct standin_state *state; /* mapped by the first init, unmapped never: threads may still read */
 static struct standin_handle handles[STANDIN_DEVICES];
+static struct standin_handle mig_handles[STANDIN_DEVICES][STANDIN_MIGS];
 static _Atomic unsigned grown;
 
 /* ---- the state file ------------------------------------------------------------------------------------- */
@@ -235,7 +239,7 @@ static uint64_t wall_us(void)
     return (uint64_t)ts.tv_sec * 1000000u + (uint64_t)ts.tv_nsec / 1000u;
 }
 
-static unsigned collect_processes(unsigned device, struct row *rows)
+static unsigned collect_processes(unsigned device, int mps, struct row *rows)
 {
     unsigned pidns = caller_pidns(), n;
     uint64_t seq;
@@ -246,14 +250,15 @@ static unsigned collect_processes(unsigned device, struct row *rows)
         int host = row == 1 || sees_host(pidns);
         for (unsigned i = 0; i < state->process_count && i < STANDIN_PROCESSES; i++) {
             const struct standin_process *p = &state->processes[i];
-            if (p->device != device)
+            if (p->device != device || (p->mps != 0) != mps)
                 continue;
             rows[n].host_pid = (unsigned)p->chain.level[0].nr;
             rows[n].pid = host ? rows[n].host_pid : translate(&p->chain, pidns);
             rows[n].memory = !host && row == 2 ? 0 : p->memory;
             n++;
         }
-        n = add_faulty_rows(rows, n, 0);
+        if (!mps)
+            n = add_faulty_rows(rows, n, 0);
     } while (read_retry(seq));
     return n;
 }
@@ -311,24 +316,42 @@ static unsigned grow_before_fetch(unsigned n)
 
 /* ---- checks that every call starts with ------------------------------------------------------------------ */
 
-static nvmlReturn_t ready(unsigned call)
+static nvmlReturn_t ready(unsigned hang, enum standin_answer call)
 {
     if (!atomic_load(&init_count))
         return NVML_ERROR_UNINITIALIZED;
-    hang_while(call);
+    hang_while(hang);
     if (state->faults & STANDIN_DRIVER_NOT_LOADED)
         return NVML_ERROR_DRIVER_NOT_LOADED;
-    return NVML_SUCCESS;
+    return (nvmlReturn_t)__atomic_load_n(&state->errors[call], __ATOMIC_ACQUIRE);
 }
 
-static nvmlReturn_t ready_device(nvmlDevice_t device, unsigned call)
+/* What a call on this device answers before it even looks. */
+static nvmlReturn_t device_error(unsigned index, enum standin_answer call)
 {
-    nvmlReturn_t ret = ready(call);
+    const struct standin_device *d = &state->devices[index];
+    if (d->lost)
+        return NVML_ERROR_GPU_IS_LOST;
+    unsigned any = call == STANDIN_HANDLE ? 0 : __atomic_load_n(&d->errors[STANDIN_ANY], __ATOMIC_ACQUIRE);
+    return (nvmlReturn_t)(any ? any : __atomic_load_n(&d->errors[call], __ATOMIC_ACQUIRE));
+}
+
+static int is_handle(nvmlDevice_t device)
+{
+    return (device >= handles && device < handles + STANDIN_DEVICES) ||
+           (device >= &mig_handles[0][0] && device < &mig_handles[0][0] + STANDIN_DEVICES * STANDIN_MIGS);
+}
+
+static nvmlReturn_t ready_device(nvmlDevice_t device, unsigned hang, enum standin_answer call)
+{
+    nvmlReturn_t ret = ready(hang, call);
+    if (ret == NVML_SUCCESS && call != STANDIN_HANDLE)
+        ret = (nvmlReturn_t)__atomic_load_n(&state->errors[STANDIN_ANY], __ATOMIC_ACQUIRE);
     if (ret != NVML_SUCCESS)
         return ret;
-    if (device < handles || device >= handles + STANDIN_DEVICES || device->index >= state->device_count)
+    if (!is_handle(device) || device->index >= state->device_count)
         return NVML_ERROR_INVALID_ARGUMENT;
-    return state->devices[device->index].lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+    return device_error(device->index, call);
 }
 
 static nvmlReturn_t give_text(const char *text, char *out, unsigned length)
@@ -339,18 +362,26 @@ static nvmlReturn_t give_text(const char *text, char *out, unsigned length)
     return NVML_SUCCESS;
 }
 
-#define DEVICE_CALL(device, call, argument)                                                                     \
+#define DEVICE_CALL(device, hang, call, argument)                                                               \
     do {                                                                                                        \
-        nvmlReturn_t ret_ = ready_device(device, call);                                                         \
+        nvmlReturn_t ret_ = ready_device(device, hang, call);                                                   \
         if (ret_ != NVML_SUCCESS)                                                                               \
             return ret_;                                                                                        \
         if (!(argument))                                                                                        \
             return NVML_ERROR_INVALID_ARGUMENT;                                                                 \
     } while (0)
 
-#define SYSTEM_CALL(argument)                                                                                   \
+/* A call that knows whole devices only. */
+#define WHOLE_DEVICE_CALL(device, hang, call, argument)                                                         \
     do {                                                                                                        \
-        nvmlReturn_t ret_ = ready(STANDIN_HANG_COUNT);                                                          \
+        DEVICE_CALL(device, hang, call, argument);                                                              \
+        if ((device)->mig != NO_MIG)                                                                            \
+            return NVML_ERROR_NOT_SUPPORTED;                                                                    \
+    } while (0)
+
+#define SYSTEM_CALL(call, argument)                                                                             \
+    do {                                                                                                        \
+        nvmlReturn_t ret_ = ready(STANDIN_HANG_COUNT, call);                                                    \
         if (ret_ != NVML_SUCCESS)                                                                               \
             return ret_;                                                                                        \
         if (!(argument))                                                                                        \
@@ -379,9 +410,14 @@ API nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
         return NVML_ERROR_DRIVER_NOT_LOADED;
     if (version_number(state->driver_version) < NVML_SINCE * 1000000ul)
         return NVML_ERROR_LIB_RM_VERSION_MISMATCH;
+    if (state->errors[STANDIN_INIT])
+        return (nvmlReturn_t)state->errors[STANDIN_INIT];
     pthread_mutex_lock(&init_lock);
-    for (unsigned i = 0; i < STANDIN_DEVICES; i++)
-        handles[i].index = i;
+    for (unsigned i = 0; i < STANDIN_DEVICES; i++) {
+        handles[i] = (struct standin_handle){i, NO_MIG};
+        for (int m = 0; m < STANDIN_MIGS; m++)
+            mig_handles[i][m] = (struct standin_handle){i, m};
+    }
     init_count++;
     pthread_mutex_unlock(&init_lock);
     return NVML_SUCCESS;
@@ -407,38 +443,60 @@ API nvmlReturn_t nvmlShutdown(void)
 
 API const char *nvmlErrorString(nvmlReturn_t result)
 {
-    switch (result) {
-    case NVML_SUCCESS: return "Success";
-    case NVML_ERROR_UNINITIALIZED: return "Uninitialized";
-    case NVML_ERROR_INVALID_ARGUMENT: return "Invalid Argument";
-    case NVML_ERROR_NOT_SUPPORTED: return "Not Supported";
-    case NVML_ERROR_NOT_FOUND: return "Not Found";
-    case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
-    case NVML_ERROR_DRIVER_NOT_LOADED: return "Driver Not Loaded";
-    case NVML_ERROR_GPU_IS_LOST: return "GPU is lost";
-    case NVML_ERROR_LIB_RM_VERSION_MISMATCH: return "Driver/library version mismatch";
-    case NVML_ERROR_ARGUMENT_VERSION_MISMATCH: return "Argument version mismatch";
-    default: return "Unknown Error";
-    }
+    static const char *const text[] = {
+        [0] = "Success",
+        [1] = "Uninitialized",
+        [2] = "Invalid Argument",
+        [3] = "Not Supported",
+        [4] = "Insufficient Permissions",
+        [5] = "Already Initialized",
+        [6] = "Not Found",
+        [7] = "Insufficient Size",
+        [8] = "Insufficient External Power",
+        [9] = "Driver Not Loaded",
+        [10] = "Timeout",
+        [11] = "Interrupt Request Issue",
+        [12] = "NVML Shared Library Not Found",
+        [13] = "Function Not Found",
+        [14] = "Corrupted infoROM",
+        [15] = "GPU is lost",
+        [16] = "GPU requires reset",
+        [17] = "The operating system has blocked the request",
+        [18] = "Driver/library version mismatch",
+        [19] = "In use by another client",
+        [20] = "Insufficient Memory",
+        [21] = "No data",
+        [22] = "ECC is not supported by vGPU",
+        [23] = "Insufficient resources",
+        [24] = "Frequency not supported",
+        [25] = "Argument version mismatch",
+        [26] = "Deprecated",
+        [27] = "Not ready",
+        [28] = "GPU not found",
+        [29] = "Invalid state",
+        [30] = "Reset type not supported",
+    };
+    unsigned number = (unsigned)result;
+    return number < sizeof text / sizeof *text && text[number] ? text[number] : "Unknown Error";
 }
 
 API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
 {
-    SYSTEM_CALL(version);
+    SYSTEM_CALL(STANDIN_DRIVER_VERSION, version);
     return give_text(state->driver_version, version, length);
 }
 
 API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
 {
     char text[96];
-    SYSTEM_CALL(version);
+    SYSTEM_CALL(STANDIN_OTHER, version);
     snprintf(text, sizeof text, "12.%s", state->driver_version);
     return give_text(text, version, length);
 }
 
 API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
 {
-    SYSTEM_CALL(version);
+    SYSTEM_CALL(STANDIN_OTHER, version);
     *version = driver_row(state->driver_version) == 4 ? 12080 : 12020;
     return NVML_SUCCESS;
 }
@@ -450,78 +508,88 @@ API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
 
 API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
 {
-    SYSTEM_CALL(count);
+    SYSTEM_CALL(STANDIN_COUNT, count);
     *count = state->device_count;
     return NVML_SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
-    SYSTEM_CALL(device);
+    SYSTEM_CALL(STANDIN_HANDLE, device);
     if (index >= state->device_count)
         return NVML_ERROR_INVALID_ARGUMENT;
     *device = &handles[index];
-    return state->devices[index].lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+    return device_error(index, STANDIN_HANDLE);
 }
 
 API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
-    SYSTEM_CALL(device);
+    SYSTEM_CALL(STANDIN_HANDLE, device);
     if (!uuid)
         return NVML_ERROR_INVALID_ARGUMENT;
     for (unsigned i = 0; i < state->device_count; i++)
         if (strcmp(state->devices[i].uuid, uuid) == 0) {
             *device = &handles[i];
-            return state->devices[i].lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+            return device_error(i, STANDIN_HANDLE);
         }
     return NVML_ERROR_NOT_FOUND;
 }
 
 API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
 {
-    DEVICE_CALL(device, STANDIN_HANG_DEVICE, uuid);
-    return give_text(state->devices[device->index].uuid, uuid, length);
+    DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_UUID, uuid);
+    const struct standin_device *d = &state->devices[device->index];
+    return give_text(device->mig == NO_MIG ? d->uuid : d->migs[device->mig].uuid, uuid, length);
 }
 
 API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
 {
-    DEVICE_CALL(device, STANDIN_HANG_DEVICE, name);
+    DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_NAME, name);
     return give_text(state->devices[device->index].name, name, length);
 }
 
 API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 {
-    DEVICE_CALL(device, STANDIN_HANG_DEVICE, index);
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_OTHER, index);
     *index = device->index;
     return NVML_SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
 {
-    DEVICE_CALL(device, STANDIN_HANG_DEVICE, minor);
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_MINOR, minor);
     *minor = state->devices[device->index].minor;
     return NVML_SUCCESS;
 }
 
+static void memory_of(nvmlDevice_t device, uint64_t *total, uint64_t *used)
+{
+    const struct standin_device *d = &state->devices[device->index];
+    *total = device->mig == NO_MIG ? d->memory_total : d->migs[device->mig].memory_total;
+    *used = device->mig == NO_MIG ? d->memory_used : d->migs[device->mig].memory_used;
+}
+
 API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
-    DEVICE_CALL(device, STANDIN_HANG_DEVICE, memory);
-    const struct standin_device *d = &state->devices[device->index];
-    *memory = (nvmlMemory_t){.total = d->memory_total, .used = d->memory_used, .free = d->memory_total - d->memory_used};
+    uint64_t total, used;
+    DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_MEMORY, memory);
+    memory_of(device, &total, &used);
+    *memory = (nvmlMemory_t){.total = total, .used = used, .free = total - used};
     return NVML_SUCCESS;
 }
 
 #if NVML_SINCE >= 510
 API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
-    DEVICE_CALL(device, STANDIN_HANG_DEVICE, memory);
-    const struct standin_device *d = &state->devices[device->index];
+    uint64_t total, used;
+    DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_MEMORY, memory);
     if (memory->version != MEMORY_V2)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    memory->total = d->memory_total;
+    memory_of(device, &total, &used);
+    memory->total = total;
     memory->reserved = 0;
-    memory->used = d->memory_used;
-    memory->free = d->memory_total - d->memory_used;
+    memory->used = used;
+    memory->free = total - used;
     return NVML_SUCCESS;
 }
 #endif
@@ -529,7 +597,9 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t
 API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
 {
     struct row rows[MAX_ROWS];
-    DEVICE_CALL(device, STANDIN_HANG_DEVICE, utilization);
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_RATES, utilization);
+    if (state->devices[device->index].mig_enabled)
+        return NVML_ERROR_NOT_SUPPORTED;
     unsigned n = collect_samples(device->index, wall_us() - 1000000u, rows), gpu = 0, memory = 0;
     for (unsigned i = 0; i < n; i++) {
         gpu += rows[i].sm;
@@ -542,7 +612,7 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilizat
 
 API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, unsigned int *celsius)
 {
-    DEVICE_CALL(device, STANDIN_HANG_DEVICE, celsius);
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_TEMPERATURE, celsius);
     if (sensor != 0)
         return NVML_ERROR_INVALID_ARGUMENT;
     *celsius = state->devices[device->index].temperature_c;
@@ -551,48 +621,132 @@ API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, unsig
 
 API nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *milliwatts)
 {
-    DEVICE_CALL(device, STANDIN_HANG_DEVICE, milliwatts);
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_POWER, milliwatts);
     *milliwatts = state->devices[device->index].power_mw;
     return NVML_SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
 {
-    DEVICE_CALL(device, STANDIN_HANG_DEVICE, current && pending);
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_MIG_MODE, current && pending);
     *current = *pending = state->devices[device->index].mig_enabled;
     return NVML_SUCCESS;
+}
+
+/* ---- ECC ------------------------------------------------------------------------------------------------- */
+
+/* Corrected errors are none of anybody's business here: always 0. */
+static nvmlReturn_t ecc_count(nvmlDevice_t device, unsigned type, unsigned counter, unsigned long long *count)
+{
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_ECC, count);
+    const struct standin_device *d = &state->devices[device->index];
+    if (type > 1 || counter > 1)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (!d->ecc_enabled)
+        return NVML_ERROR_NOT_SUPPORTED;
+    *count = type == 0 ? 0 : counter == 0 ? d->ecc_volatile : d->ecc_aggregate;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned type, unsigned counter,
+                                             unsigned long long *count)
+{
+    return ecc_count(device, type, counter, count);
+}
+
+/* Every error is one of the device memory (location 2). */
+API nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned type, unsigned counter,
+                                                 unsigned location, unsigned long long *count)
+{
+    nvmlReturn_t ret = ecc_count(device, type, counter, count);
+    if (ret == NVML_SUCCESS && location > 6)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (ret == NVML_SUCCESS && location != 2)
+        *count = 0;
+    return ret;
+}
+
+API nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned *current, unsigned *pending)
+{
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_ECC, current && pending);
+    *current = *pending = state->devices[device->index].ecc_enabled;
+    return NVML_SUCCESS;
+}
+
+/* ---- MIG ------------------------------------------------------------------------------------------------- */
+
+API nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned *count)
+{
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_MIG_DEVICES, count);
+    *count = state->devices[device->index].mig_enabled ? STANDIN_MIGS - 1 : 0;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned index, nvmlDevice_t *mig)
+{
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_MIG_DEVICES, mig);
+    const struct standin_device *d = &state->devices[device->index];
+    if (!d->mig_enabled)
+        return NVML_ERROR_NOT_SUPPORTED;
+    if (index >= STANDIN_MIGS - 1)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (!d->migs[index].uuid[0])
+        return NVML_ERROR_NOT_FOUND;
+    *mig = &mig_handles[device->index][index];
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t instance_id(nvmlDevice_t device, int compute, unsigned *id)
+{
+    DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_MIG_DEVICES, id);
+    if (device->mig == NO_MIG)
+        return NVML_ERROR_NOT_SUPPORTED;
+    const struct standin_mig *m = &state->devices[device->index].migs[device->mig];
+    *id = compute ? m->compute_instance : m->gpu_instance;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned *id)
+{
+    return instance_id(device, 0, id);
+}
+
+API nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned *id)
+{
+    return instance_id(device, 1, id);
 }
 
 /* ---- process lists ------------------------------------------------------------------------------------------ */
 
 /* The size protocol of the process lists: *count is the room in, the number of entries out; an empty list is a
  * success even with no room; too little room says how much is needed. */
-static nvmlReturn_t list_processes(nvmlDevice_t device, unsigned *count, const void *infos, struct row *rows)
+static nvmlReturn_t list_processes(nvmlDevice_t device, int mps, unsigned *count, const void *infos,
+                                   struct row *rows)
 {
-    DEVICE_CALL(device, STANDIN_HANG_PROCESS_LIST, count);
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_PROCESS_LIST, mps ? STANDIN_MPS_LIST : STANDIN_PROCESS_LIST, count);
     if (*count && !infos)
         return NVML_ERROR_INVALID_ARGUMENT;
-    unsigned room = *count, n = collect_processes(device->index, rows);
-    unsigned needed = room ? grow_before_fetch(n) : n;
+    unsigned room = *count, n = collect_processes(device->index, mps, rows);
+    unsigned needed = room && !mps ? grow_before_fetch(n) : n;
     if (needed > n)
-        n = collect_processes(device->index, rows);
+        n = collect_processes(device->index, mps, rows);
     *count = n;
     return n > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
-API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v1_t *infos)
+static nvmlReturn_t list_v1(nvmlDevice_t device, int mps, unsigned *count, nvmlProcessInfo_v1_t *infos)
 {
     struct row rows[MAX_ROWS];
-    nvmlReturn_t ret = list_processes(device, count, infos, rows);
+    nvmlReturn_t ret = list_processes(device, mps, count, infos, rows);
     for (unsigned i = 0; ret == NVML_SUCCESS && i < *count; i++)
         infos[i] = (nvmlProcessInfo_v1_t){.pid = rows[i].pid, .usedGpuMemory = rows[i].memory};
     return ret;
 }
 
-static nvmlReturn_t list_v2(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v2_t *infos)
+static nvmlReturn_t list_v2(nvmlDevice_t device, int mps, unsigned *count, nvmlProcessInfo_v2_t *infos)
 {
     struct row rows[MAX_ROWS];
-    nvmlReturn_t ret = list_processes(device, count, infos, rows);
+    nvmlReturn_t ret = list_processes(device, mps, count, infos, rows);
     for (unsigned i = 0; ret == NVML_SUCCESS && i < *count; i++)
         infos[i] = (nvmlProcessInfo_v2_t){.pid = rows[i].pid,
                                           .usedGpuMemory = rows[i].memory,
@@ -601,16 +755,19 @@ static nvmlReturn_t list_v2(nvmlDevice_t device, unsigned *count, nvmlProcessInf
     return ret;
 }
 
-API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v2_t *infos)
-{
-    return list_v2(device, count, infos);
-}
+#define PROCESS_LIST(name, mps, version)                                                                        \
+    API nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_##version##_t *infos)       \
+    {                                                                                                           \
+        return list_##version(device, mps, count, infos);                                                       \
+    }
 
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, 0, v1)
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v2, 0, v2)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, 1, v1)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, 1, v2)
 #if NVML_SINCE >= 510
-API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v2_t *infos)
-{
-    return list_v2(device, count, infos);
-}
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v3, 0, v2)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, 1, v2)
 #endif
 
 /* ---- utilization samples ----------------------------------------------------------------------------------- */
@@ -634,7 +791,7 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProces
                                                  unsigned int *count, unsigned long long since)
 {
     struct row rows[MAX_ROWS];
-    DEVICE_CALL(device, STANDIN_HANG_UTILIZATION, count);
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_UTILIZATION, STANDIN_UTILIZATION, count);
     if (state->devices[device->index].mig_enabled || (state->faults & STANDIN_PROCESS_UTILIZATION_UNSUPPORTED))
         return NVML_ERROR_NOT_SUPPORTED;
     nvmlReturn_t ret = list_samples(device->index, count, samples, since, rows);
@@ -652,7 +809,7 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProces
 API nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_v1_t *info)
 {
     struct row rows[MAX_ROWS];
-    DEVICE_CALL(device, STANDIN_HANG_UTILIZATION, info);
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_UTILIZATION, STANDIN_UTILIZATION, info);
     if (info->version != PROCESSES_UTILIZATION_V1)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     if (state->devices[device->index].mig_enabled || (state->faults & STANDIN_PROCESSES_INFO_UNSUPPORTED))

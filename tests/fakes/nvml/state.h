@@ -13,9 +13,11 @@
 #include <stdint.h>
 
 #define STANDIN_MAGIC 0x314c4d564e444e53ULL
-#define STANDIN_VERSION 1u
+#define STANDIN_VERSION 2u
 #define STANDIN_LEVELS 32
 #define STANDIN_DEVICES 16
+#define STANDIN_MIGS 8   /* instances of one device; NVML allows seven */
+#define STANDIN_CALLS 24 /* room for enum standin_answer */
 #define STANDIN_PROCESSES 256
 #define STANDIN_SAMPLES 2048
 
@@ -31,24 +33,36 @@ struct standin_chain {
     struct standin_level level[STANDIN_LEVELS];
 };
 
+struct standin_mig {
+    char uuid[96]; /* empty: there is no instance at this index */
+    uint64_t memory_total;
+    uint64_t memory_used;
+    uint32_t gpu_instance;
+    uint32_t compute_instance;
+};
+
 struct standin_device {
     char uuid[96];
     char name[96];
     uint64_t memory_total;
     uint64_t memory_used;
+    uint64_t ecc_volatile;  /* uncorrected errors since the driver was loaded */
+    uint64_t ecc_aggregate; /* in the life of the device */
     uint32_t minor;
     uint32_t mig_enabled;
     uint32_t lost; /* every call on this device answers GPU_IS_LOST */
     uint32_t temperature_c;
     uint32_t power_mw;
-    uint32_t pad;
+    uint32_t ecc_enabled;
+    uint32_t errors[STANDIN_CALLS]; /* by enum standin_answer: the nvmlReturn_t to answer, 0 for the truth */
+    struct standin_mig migs[STANDIN_MIGS];
 };
 
 /* One compute context: one entry of the process list of one device. */
 struct standin_process {
     uint32_t device; /* index into devices */
-    uint32_t pad;
-    uint64_t memory;
+    uint32_t mps;    /* a client of the MPS server: in the MPS process list only */
+    uint64_t memory; /* all ones: not available */
     struct standin_chain chain; /* of the process, or of one of its threads (list_threads) */
 };
 
@@ -79,6 +93,29 @@ enum standin_call {
     STANDIN_HANG_SHUTDOWN = 1 << 5,
 };
 
+/* Calls that can be made to answer with an error, as indexes of `errors`. */
+enum standin_answer {
+    STANDIN_INIT,
+    STANDIN_COUNT,
+    STANDIN_DRIVER_VERSION,
+    STANDIN_HANDLE,
+    STANDIN_ANY, /* every call that takes a device */
+    STANDIN_UUID,
+    STANDIN_NAME,
+    STANDIN_MINOR,
+    STANDIN_MEMORY,
+    STANDIN_RATES,
+    STANDIN_TEMPERATURE,
+    STANDIN_POWER,
+    STANDIN_ECC,
+    STANDIN_MIG_MODE,
+    STANDIN_MIG_DEVICES, /* how many, their handles, their instance ids */
+    STANDIN_PROCESS_LIST,
+    STANDIN_MPS_LIST,
+    STANDIN_UTILIZATION,
+    STANDIN_OTHER,
+};
+
 struct standin_state {
     uint64_t magic;
     uint32_t version;
@@ -91,6 +128,7 @@ struct standin_state {
     uint32_t grow;         /* lists grow this many times between size query and fetch, per calling process */
     uint32_t device_count;
     uint32_t process_count;
+    uint32_t errors[STANDIN_CALLS]; /* on any device, and of the calls that take none */
     uint64_t samples_total; /* ever written; the newest is at (samples_total - 1) % STANDIN_SAMPLES */
     struct standin_device devices[STANDIN_DEVICES];
     struct standin_process processes[STANDIN_PROCESSES];
@@ -98,9 +136,10 @@ struct standin_state {
 };
 
 _Static_assert(sizeof(struct standin_chain) == 264, "chain");
-_Static_assert(sizeof(struct standin_device) == 232, "device");
+_Static_assert(sizeof(struct standin_mig) == 120, "mig");
+_Static_assert(sizeof(struct standin_device) == 1304, "device");
 _Static_assert(sizeof(struct standin_process) == 280, "process");
 _Static_assert(sizeof(struct standin_sample) == 296, "sample");
-_Static_assert(sizeof(struct standin_state) == 136 + 16 * 232 + 256 * 280 + 2048 * 296, "state");
+_Static_assert(sizeof(struct standin_state) == 232 + 16 * 1304 + 256 * 280 + 2048 * 296, "state");
 
 #endif
