@@ -10,7 +10,7 @@ import os
 import re
 import tomllib
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -103,6 +103,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return self.socket or f"{self.run_dir}/resolver.sock"
 
 
+class SettingReport(NamedTuple):
+    """One setting in force: ``value`` as JSON has it, durations in seconds; ``origin`` as in `load_with_origins`."""
+
+    name: str
+    value: Any
+    origin: str
+
+
 #: What a running daemon cannot change; a reload that asks for it says so and keeps the old value.
 FIXED_AT_START = (
     "run_dir",
@@ -166,6 +174,12 @@ def load_with_origins(
             merged[name] = _convert(name, value, variable if in_environment else f"{name} ({origin})")
             origins[name] = f"environment {variable}" if in_environment else origin
     return Settings(**merged), origins
+
+
+def described(settings: Settings, origins: Mapping[str, str]) -> tuple[SettingReport, ...]:
+    """Every setting with where it comes from: ``unknown`` without a word in ``origins``."""
+    values = msgspec.to_builtins(settings)
+    return tuple(SettingReport(name, value, origins.get(name, "unknown")) for name, value in values.items())
 
 
 def _from_file(path: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from resolver import __version__, capabilities, log
 from resolver.census import Census
-from resolver.config import FIXED_AT_START, OFF, Settings, SourceName
+from resolver.config import FIXED_AT_START, OFF, Settings, SourceName, described
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.events import Events
 from resolver.gpu.inventory import NONE as NO_INVENTORY
@@ -38,7 +38,7 @@ from resolver.types import SampleReason
 from resolver.view import View
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 
     from resolver.join import Used
     from resolver.sources import Source
@@ -50,10 +50,22 @@ _BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 class Service:
     """Everything the daemon holds. ``snapshot`` is replaced whole after each pass."""
 
-    def __init__(self, settings: Settings, procfs: Procfs | None = None, *, in_charge: bool = False) -> None:
-        """``in_charge``: the whole process is this daemon's, so drop its capabilities, and serve the API."""
+    def __init__(
+        self,
+        settings: Settings,
+        procfs: Procfs | None = None,
+        *,
+        in_charge: bool = False,
+        origins: Mapping[str, str] | None = None,
+    ) -> None:
+        """``in_charge``: the whole process is this daemon's, so drop its capabilities, and serve the API.
+
+        ``origins`` tells where each setting comes from, for those who ask.
+        """
         _raise_descriptor_limit()
         self.settings = settings
+        self._origins = dict(origins or {})
+        self._described = described(settings, self._origins)
         self.events = Events()
         self.journal = log.Journal(self.events)
         self.counters: Counter[str] = Counter()
@@ -80,7 +92,7 @@ class Service:
         self._gpu_processes: tuple[ProcessReport, ...] = ()
         self._in_charge = in_charge
         self._policy_said: Policy | None = None
-        self._new_settings: Settings | None = None
+        self._new_settings: tuple[Settings, dict[str, str]] | None = None
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._trouble = asyncio.Event()  # a source has failed
@@ -102,6 +114,7 @@ class Service:
             source=self.settings.source,
             containers_dir=list(self.settings.containers_dir),
             dry_run=self.settings.dry_run,
+            settings=self._described,
         )
         tasks = [
             asyncio.create_task(self._every("nvml_interval", self.collect_once, asyncio.Event())),
@@ -220,18 +233,21 @@ class Service:
         """End `run` now."""
         self._stopping.set()
 
-    def reload(self, settings: Settings) -> None:
+    def reload(self, settings: Settings, origins: Mapping[str, str] | None = None) -> None:
         """Take over new settings at the next pass."""
-        self._new_settings = settings
+        self._new_settings = settings, dict(origins or {})
         self._hurry.set()
 
-    def _use(self, wanted: Settings) -> None:
+    def _use(self, wanted: Settings, origins: dict[str, str]) -> None:
         """Those settings that cannot change while running keep their value, and that is said."""
         fixed = {name: getattr(self.settings, name) for name in FIXED_AT_START}
         ignored = [name for name, value in fixed.items() if getattr(wanted, name) != value]
         new = {name: getattr(wanted, name) for name in Settings.__struct_fields__} | fixed
         changed = [name for name, value in new.items() if value != getattr(self.settings, name)]
         self.settings = Settings(**new)
+        kept = {name: self._origins[name] for name in FIXED_AT_START if name in self._origins}
+        self._origins = origins | kept
+        self._described = described(self.settings, self._origins)
         self.repairer.use(self.settings)
         log.setup(self.settings.log_format, self.settings.log_level)
         self._decide()
@@ -265,7 +281,7 @@ class Service:
         """One pass over the slots, and a new snapshot."""
         if self._new_settings is not None:
             wanted, self._new_settings = self._new_settings, None
-            self._use(wanted)
+            self._use(*wanted)
         self._look_after_source()
         began = time.perf_counter()
         await self.repairer.pass_once(self.policy, self.joined, patient=patient)
@@ -364,6 +380,7 @@ class Service:
             workers=tuple(WorkerReport(w.name, w.starts, w.failures, w.last_failure) for w in workers),
             counters=dict(self.counters),
             dry_run=self.settings.dry_run,
+            settings=self._described,
         )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from resolver.config import SettingReport
     from resolver.gpu.inventory import Inventory
     from resolver.join import Joined
     from resolver.types import RegionReason, RepairReason, SampleReason, UnresolvedReason
@@ -142,6 +143,7 @@ class Snapshot(NamedTuple):
     workers: tuple[WorkerReport, ...]
     counters: Mapping[str, int]
     dry_run: bool
+    settings: tuple[SettingReport, ...] = ()
 
     def unresolved(self) -> list[tuple[RegionReport, SlotReport]]:
         """Every slot that nothing can be said about, with its region."""

@@ -6,12 +6,13 @@ them again, SIGTERM and SIGINT end it. It needs root on the node, in the host's 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from resolver.cli import options
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from resolver.config import Settings
     from resolver.snapshot import Snapshot
@@ -39,31 +40,33 @@ def run(args: argparse.Namespace) -> int:
 
     flags = options.given(args)
 
-    def load() -> Settings:
-        return config.load(flags, args.config)
+    def load() -> tuple[Settings, dict[str, str]]:
+        return config.load_with_origins(flags, args.config)
 
-    settings = load()
+    settings, origins = load()
     log.setup(settings.log_format, settings.log_level)
     Procfs().require_host_view()
     with contextlib.nullcontext() if settings.dry_run else NodeLock(settings.run_dir):
         if args.once:
             return asyncio.run(_once(settings))
-        asyncio.run(_forever(settings, load))
+        asyncio.run(_forever(settings, origins, load))
     return 0
 
 
-async def _forever(settings: Settings, load: Any) -> None:
+async def _forever(
+    settings: Settings, origins: dict[str, str], load: Callable[[], tuple[Settings, dict[str, str]]]
+) -> None:
     import asyncio
     import signal
 
     from resolver.errors import UsageError
     from resolver.service import Service
 
-    service = Service(settings, in_charge=True)
+    service = Service(settings, in_charge=True, origins=origins)
 
     def reload() -> None:
         try:
-            service.reload(load())
+            service.reload(*load())
         except UsageError as error:
             service.journal.log.error("settings_refused", why=str(error), kept="the settings in force")
 
