@@ -61,6 +61,7 @@ class Joined(NamedTuple):
     asked: frozenset[str]  # UUIDs of the devices that answered
     orphans: tuple[Orphan, ...]
     used: tuple[Used, ...] = ()
+    listed: frozenset[str] = frozenset()  # UUIDs of the devices whose list of processes is known
 
     def utilization(self, host_pid: int, device_uuid: str) -> int | None:
         """SM utilization in per cent: 0 when idle, None when it is not known."""
@@ -114,7 +115,8 @@ def join(
                 unknown.add((found, uuid))
     asked = frozenset(uuid for uuid, device in collection.devices.items() if device.status == OK)
     joined = Joined(collection.at, collection.error, values, frozenset(unknown), asked, tuple(orphans))
-    return joined._replace(used=tuple(_used(collection, place, joined)))
+    listed = frozenset(uuid for uuid, device in collection.devices.items() if device.memory is not None)
+    return joined._replace(used=tuple(_used(collection, place, joined)), listed=listed)
 
 
 def _used(collection: Collection, place: Callable[[int], int | _Nowhere], joined: Joined) -> Iterator[Used]:

@@ -46,6 +46,7 @@ def region_report(
         tuple(slots),
         next(filter(None, map(container_id, owned)), ""),
         repairs.quarantined(now),
+        view.limit if view else (),
     )
 
 

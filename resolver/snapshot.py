@@ -38,7 +38,10 @@ class SlotReport(NamedTuple):
 
 
 class RegionReport(NamedTuple):
-    """One shared region with its slots. ``container_id`` is that of its slots' owners, empty until one is resolved."""
+    """One shared region with its slots. ``container_id`` is that of its slots' owners, empty until one is resolved.
+
+    ``limit`` is what the file says, and so its tenant: bytes of memory on each device, 0 without a limit.
+    """
 
     path: str
     pod_uid: str
@@ -48,6 +51,7 @@ class RegionReport(NamedTuple):
     slots: tuple[SlotReport, ...]
     container_id: str = ""
     quarantined: bool = False
+    limit: tuple[int, ...] = ()
 
 
 class ContainerReport(NamedTuple):

@@ -164,6 +164,7 @@ class Header(NamedTuple):
     device_num: int
     uuids: tuple[str, ...]
     sm_limit: tuple[int, ...]  # per cent of the cores; 0 and 100 both mean no limit
+    limit: tuple[int, ...] = ()  # bytes of device memory; 0 means no limit
 
 
 def identify(file_bytes: int, header: bytes) -> Layout:
@@ -205,7 +206,9 @@ def parse_header(layout: Layout, header: bytes) -> Header:
             RegionReason.BAD_HEADER, f"the device count is {device_num}, but there are {MAX_DEVICES} places"
         )
     uuids = tuple(_parse_uuid(layout, header, device) for device in range(device_num))
-    return Header(device_num, uuids, unpack_from(f"<{device_num}Q", header, layout.sm_limit))
+    words = f"<{device_num}Q"
+    sm_limit, limit = unpack_from(words, header, layout.sm_limit), unpack_from(words, header, layout.limit)
+    return Header(device_num, uuids, sm_limit, limit)
 
 
 def _parse_uuid(layout: Layout, header: bytes, device: int) -> str:

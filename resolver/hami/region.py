@@ -42,6 +42,7 @@ class RegionView(NamedTuple):
     owner_pid: int
     utilization_switch: int
     slots: tuple[Slot, ...]
+    limit: tuple[int, ...] = ()  # bytes of device memory; 0 means no limit
 
 
 class SharedRegion:
@@ -134,7 +135,14 @@ class SharedRegion:
                 [Slot(index, raw[0], raw[1], raw[-1], raw[2:-1]) for index, raw in enumerate(raw_slots)]
             )
         self._view = RegionView(
-            header.device_num, header.uuids, header.sm_limit, proc_num, owner_pid, utilization_switch, parsed
+            header.device_num,
+            header.uuids,
+            header.sm_limit,
+            proc_num,
+            owner_pid,
+            utilization_switch,
+            parsed,
+            header.limit,
         )
         return self._view
 
