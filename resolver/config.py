@@ -178,7 +178,7 @@ def load_with_origins(
 
 def described(settings: Settings, origins: Mapping[str, str]) -> tuple[SettingReport, ...]:
     """Every setting with where it comes from: ``unknown`` without a word in ``origins``."""
-    values = msgspec.to_builtins(settings)
+    values = msgspec.json.decode(msgspec.json.encode(settings))
     return tuple(SettingReport(name, value, origins.get(name, "unknown")) for name, value in values.items())
 
 

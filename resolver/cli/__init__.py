@@ -20,6 +20,10 @@ COMMANDS = {
     "lookup": "print the host PID of a PID inside a container",
     "reverse": "print the container and the PIDs of a host PID",
     "slots": "show HAMi's cache files slot by slot",
+    "containers": "list the containers of this node",
+    "status": "show how the daemon is",
+    "events": "print what happened, and what happens",
+    "config": "show the settings, and where each comes from",
 }
 
 EXIT_NOT_FOUND = 1

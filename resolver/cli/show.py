@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,15 +47,21 @@ def short_id(container_id: str | None) -> str | None:
     return container_id[:12] if container_id and on_terminal() else container_id
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], right: Iterable[str] = ()) -> None:
-    """Columns at least two blanks apart; ``right`` names those that end at the same place."""
-    table = [tuple(columns), *(tuple(map(cell, row)) for row in rows)]
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    right: Iterable[str] = (),
+    without: Iterable[str] = (),
+) -> None:
+    """Columns two or more blanks apart; those in ``right`` end at one place, those in ``without`` are left out."""
+    ends, shown = frozenset(right), [column not in frozenset(without) for column in columns]
+    table = [list(compress(row, shown)) for row in (columns, *(map(cell, row) for row in rows))]
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
-    ends = frozenset(right)
     for number, row in enumerate(table):
         cells = [
             text.rjust(width) if column in ends else text.ljust(width)
-            for text, column, width in zip(row, columns, widths, strict=True)
+            for text, column, width in zip(row, table[0], widths, strict=True)
         ]
         print(styled("  ".join(cells).rstrip(), "" if number else "bold"))
 

@@ -1,0 +1,55 @@
+"""List the containers that run on this node, as the daemon knows them.
+
+A container that shares another's PID namespace and uses neither a GPU nor HAMi is not listed.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from resolver.cli.daemon import add_socket, ask, duration, moment
+from resolver.cli.show import on_terminal, print_json, print_table, short_id
+
+if TYPE_CHECKING:
+    import argparse
+
+HELP = "list the containers of this node"
+COLUMNS = ("CONTAINER", "NAMESPACE", "POD", "NAME", "POD UID", "PIDNS", "HOST PID", "REGIONS", "SINCE")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    add_socket(parser)
+    parser.add_argument("--json", action="store_true", help="print the daemon's answer as it is")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print them, by name."""
+    answer = ask("/v1/containers", args.socket)
+    if args.json:
+        print_json(answer)
+        return 0
+    if not answer["containers"]:
+        print("No container runs on this node.", file=sys.stderr)
+        return 0
+    person = on_terminal()
+    rows = [
+        (
+            short_id(each["container_id"]),
+            each["namespace"],
+            each["pod"],
+            each["container_name"],
+            each["pod_uid"],
+            each["pidns"],
+            each["init_host_pid"],
+            len(each["regions"]),
+            duration(answer["at"] - each["since"]) if person else moment(each["since"]),
+        )
+        for each in answer["containers"]
+    ]
+    rows.sort(key=lambda row: tuple(str(value or "") for value in (*row[1:4], row[0])))
+    # A person has 80 columns, and knows a pod by its name; programs get all.
+    narrow = ("POD UID", "PIDNS") if person else ()
+    print_table(COLUMNS, rows, right=("PIDNS", "HOST PID", "REGIONS"), without=narrow)
+    return 0

@@ -1,0 +1,68 @@
+"""What commands share that ask the running daemon."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from resolver import client
+from resolver.errors import NoDaemon
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Sequence
+
+_WITHOUT = "Without one there are: resolver lookup, reverse, slots, config, doctor"
+
+
+def add_socket(parser: argparse.ArgumentParser) -> None:
+    """Where to ask."""
+    parser.add_argument("--socket", metavar="PATH", help="where the daemon answers (or RESOLVER_SOCKET)")
+
+
+def ask(path: str, socket_path: str | None) -> Any:
+    """The JSON of a route; `NoDaemon` says what can be had all the same."""
+    try:
+        return client.get_json(path, socket_path)
+    except NoDaemon as error:
+        raise NoDaemon(f"{error}. {_WITHOUT}") from None
+
+
+def follow(socket_path: str | None, after: str, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Events as they happen; `NoDaemon` when there will be no more."""
+    try:
+        yield from client.stream_events(socket_path, after=after, kinds=kinds)
+    except NoDaemon as error:
+        raise NoDaemon(f"{error}. {_WITHOUT}") from None
+    where = client.socket_of(socket_path)
+    raise NoDaemon(f"the daemon at {where} ended, or let go of this one: ask again once it runs")
+
+
+def moment(at: float) -> str:
+    """Unix time as people and programs read it, in UTC with milliseconds."""
+    whole, thousandths = divmod(round(at * 1000), 1000)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{thousandths:03}Z"
+
+
+def duration(seconds: float) -> str:
+    """Its two largest units: ``3d 4h``, ``12m 5s``, ``0.4s``."""
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f}s"
+    left, parts = int(seconds), list[str]()
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2])
+
+
+def cost_of(host_pid: int) -> tuple[float | None, int | None]:
+    """CPU seconds that a process has used, and its resident bytes; None where ``/proc`` does not tell."""
+    try:
+        with open(f"/proc/{host_pid}/stat", encoding="utf-8", errors="replace") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+        ticks, pages = int(fields[11]) + int(fields[12]), int(fields[21])
+    except (OSError, ValueError, IndexError):
+        return None, None
+    return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")
