@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from resolver.sources import Source
+    from resolver.sources.bpf import BpfPidMap
 
 #: Refreshes may take at most one part in this many of the time, whatever tenants do to cause them.
 _REST_FACTOR = 5
@@ -61,6 +62,10 @@ class PidMap:
         self._next_refresh = began + self.last_seconds * _REST_FACTOR
         return True
 
+    def look(self, host_pid: int) -> None:
+        """Know of this one process, if it exists now; for one that has just started, without a refresh."""
+        self.source.look(host_pid)
+
     def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
         """Host PIDs of every process whose own number is ``ns_pid``; the fewer, where the source knows ``pidns``."""
         return self.source.candidates(ns_pid, pidns)
@@ -94,6 +99,11 @@ class PidMap:
         arrival, container = self._containers.get(host_pid, ((0, 0), ""))
         last = self.source.ended(host_pid) or self.source.arrival(host_pid)
         return container if arrival == (self._generation, last) else ""
+
+    def kernel(self) -> BpfPidMap | None:
+        """The kernel's own map, if that is the source and it holds every process, so that an absence proves one."""
+        exact = getattr(self.source, "exact", None)
+        return exact() if exact is not None else None
 
     def shortage(self) -> str:
         """Why the source needs help to know every process, and what to do about it."""

@@ -57,10 +57,12 @@ class Service:
         *,
         in_charge: bool = False,
         origins: Mapping[str, str] | None = None,
+        holder: str = "",
     ) -> None:
         """``in_charge``: the whole process is this daemon's, so drop its capabilities, and serve the API.
 
-        ``origins`` tells where each setting comes from, for those who ask.
+        ``origins`` tells where each setting comes from, for those who ask. ``holder`` is the PID of the daemon that
+        writes on this node: nothing is written, and the API not served, until `take_over`.
         """
         _raise_descriptor_limit()
         self.settings = settings
@@ -96,6 +98,10 @@ class Service:
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._trouble = asyncio.Event()  # a source has failed
+        self.holder = holder
+        self._our_turn = asyncio.Event()
+        if not holder:
+            self._our_turn.set()
         self._failed_source: Source | None = None
 
     # -- life ---------------------------------------------------------------------------------------
@@ -118,7 +124,7 @@ class Service:
         )
         tasks = [
             asyncio.create_task(self._every("nvml_interval", self.collect_once, asyncio.Event())),
-            asyncio.create_task(self._every("interval", self.pass_once, self._hurry)),
+            asyncio.create_task(self._passes()),
         ]
         if self.settings.source == SourceName.AUTO:
             tasks.append(asyncio.create_task(self._climb()))
@@ -140,6 +146,18 @@ class Service:
         self.journal.log.info(
             "stopped", passes=self.passes, source=source, source_counters=counted, **dict(self.counters)
         )
+
+    async def _passes(self) -> None:
+        if self.holder:
+            self.journal.log.info("waiting", holder=self.holder, why="another daemon writes on this node")
+        await self._our_turn.wait()
+        await self._every("interval", self.pass_once, self._hurry)
+
+    def take_over(self) -> None:
+        """The daemon that wrote on this node has ended: begin."""
+        self.journal.log.info("took_over", holder=self.holder)
+        self.holder = ""
+        self._our_turn.set()
 
     async def _every(self, setting: str, step: Callable[[], Awaitable[None]], hurry: asyncio.Event) -> None:
         """Repeat at a fixed pace, sooner in a hurry. A step that took long delays the next, it does not double it."""
@@ -185,11 +203,15 @@ class Service:
         await self.start_source()
         await self._every("nvml_interval", self._tend, self._trouble)
 
-    def _servers(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """Who answers others. Imported late: without them the daemon weighs a third less."""
+    async def _serve(self) -> None:
         from resolver import api
 
-        yield api.serve(self.view(), self.settings, self.journal)
+        await self._our_turn.wait()  # the socket is the other daemon's as long
+        await api.serve(self.view(), self.settings, self.journal)
+
+    def _servers(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Who answers others. Imported late: without them the daemon weighs a third less."""
+        yield self._serve()
         if self.settings.metrics_addr != OFF:
             from resolver import metrics
 
@@ -197,7 +219,9 @@ class Service:
         if self.settings.broker:
             from resolver import broker
 
-            yield broker.serve(self.settings, self.procfs, self.pidmap, lambda: self.policy, self.journal)
+            yield broker.serve(
+                self.settings, self.procfs, self.pidmap, lambda: self.policy, self.journal, self.counters
+            )
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         """Wait for the work, which may take a compiler's time, or for `stop`."""
@@ -381,6 +405,7 @@ class Service:
             counters=dict(self.counters),
             dry_run=self.settings.dry_run,
             settings=self._described,
+            holder=self.holder,
         )
 
 

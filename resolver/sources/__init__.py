@@ -21,6 +21,9 @@ class Source(Protocol):
     def refresh(self) -> None:
         """Know of every process that exists at the time of the call."""
 
+    def look(self, host_pid: int) -> None:
+        """Know of the process with that host PID, if there is one; nothing else is brought up to date."""
+
     def tend(self) -> None:
         """Called with every pass, whether anything is asked or not: cheap upkeep."""
 
@@ -79,6 +82,9 @@ class Lister(Protocol):
 
     def refresh(self) -> Changes:
         """What changed since the last call, up to now."""
+
+    def look(self, host_pid: int) -> Changes:
+        """What changed about the process with that host PID; never a thread's."""
 
     def ns_pids(self) -> Mapping[int, tuple[int, ...]]:
         """``{host_pid: its NSpid numbers, outermost first}`` as of the last refresh. Not to be changed."""

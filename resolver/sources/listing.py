@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from resolver.sources import Lister
+    from resolver.sources import Changes, Lister
 
 _TOMBSTONES = 8192
 _TOMBSTONE_SECONDS = 60.0
@@ -42,6 +42,19 @@ class Listing:
         """Ask the lister what changed, and bring the index up to date."""
         now = time.monotonic()
         changes = self.lister.refresh()
+        self._take(changes, now)
+        self._unreadable = changes.unreadable
+        stones = self._tombstones
+        while stones and (
+            len(stones) > _TOMBSTONES or next(iter(stones.values()))[0] < now - _TOMBSTONE_SECONDS
+        ):
+            stones.popitem(last=False)
+
+    def look(self, host_pid: int) -> None:
+        """Let the lister read this one process, and index it."""
+        self._take(self.lister.look(host_pid), time.monotonic())
+
+    def _take(self, changes: Changes, now: float) -> None:
         for host_pid in changes.went:
             self._forget(host_pid, now)
         ns_pids = self.lister.ns_pids()
@@ -55,12 +68,6 @@ class Listing:
             self._inner_of[host_pid], self._arrivals[host_pid] = inner, self._arrived
             self._by_inner.setdefault(inner, set()).add(host_pid)
             self._tombstones.pop(host_pid, None)
-        self._unreadable = changes.unreadable
-        stones = self._tombstones
-        while stones and (
-            len(stones) > _TOMBSTONES or next(iter(stones.values()))[0] < now - _TOMBSTONE_SECONDS
-        ):
-            stones.popitem(last=False)
 
     def tend(self) -> None:
         """Let a lister with a queue empty it."""

@@ -50,6 +50,11 @@ class Mapped:
         if self._gaps:
             self._scan.refresh()
 
+    def look(self, host_pid: int) -> None:
+        """Nothing either, while the map is complete."""
+        if self._gaps:
+            self._scan.look(host_pid)
+
     def tend(self) -> None:
         """See whether the map still has room; once a minute compare it with the kernel's tasks, and mend it."""
         if time.monotonic() >= self._next_reconcile:
@@ -99,6 +104,11 @@ class Mapped:
         if stone is not None and time.clock_gettime_ns(time.CLOCK_BOOTTIME) - stone.exit_ns < _TOMBSTONE_NS:
             return stone.start_ns
         return self._scan.ended(host_pid) if self._gaps else 0
+
+    def exact(self) -> BpfPidMap | None:
+        """The map itself, while it has room for every process."""
+        self._check_gaps()
+        return None if self._gaps else self.bpf
 
     def shortage(self) -> str:
         """The map is too small, or the kernel's programs failed; the scan makes up for it."""

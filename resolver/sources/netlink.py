@@ -159,6 +159,12 @@ class NetlinkSource:
         self._judge()
         return changes
 
+    def look(self, host_pid: int) -> Changes:
+        """Look at one process, whether or not an event has named it yet."""
+        changes = Changes([], [], 0)
+        self._look(host_pid, self._inode(host_pid), changes)
+        return changes
+
     def _follow(self, named: set[int], changes: Changes) -> None:
         """Look at the processes that events named, or list all where that is cheaper, or due."""
         due = time.monotonic() >= self._next_reconcile

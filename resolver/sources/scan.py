@@ -7,6 +7,7 @@ was used again is noticed too.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from resolver.errors import AccessDenied, ProcessGone
@@ -49,6 +50,19 @@ class ScanSource:
             known[host_pid] = now[host_pid]
             came.append(host_pid)
         return Changes(came, went, unreadable)
+
+    def look(self, host_pid: int) -> Changes:
+        """Read one process, if it is not known yet, without listing ``/proc``."""
+        known = self._inodes.get(host_pid)
+        try:
+            inode = os.stat(f"{self._procfs.root}/{host_pid}").st_ino
+            if inode == known:
+                return Changes([], [], 0)
+            numbers = self._procfs.ns_pids(host_pid)
+        except (FileNotFoundError, ProcessLookupError, ProcessGone, AccessDenied):
+            return Changes([], [], 0)  # the next listing finds out
+        self._inodes[host_pid], self._ns_pids[host_pid] = inode, numbers
+        return Changes([host_pid], [host_pid] if known is not None else [], 0)
 
     def ns_pids(self) -> Mapping[int, tuple[int, ...]]:
         """``{host_pid: NSpid numbers}`` as of the last refresh."""

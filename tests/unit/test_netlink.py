@@ -206,6 +206,21 @@ def test_without_events_proc_is_left_alone(fixture: Fixture) -> None:
     assert fixture.source.listings == 1
 
 
+def test_one_process_is_looked_at_before_its_event_came(fixture: Fixture) -> None:
+    fixture.start(100, ns_pid=7)
+    changes = fixture.source.look(100)
+    assert (changes.came, changes.went) == ([100], [])
+    assert fixture.source.ns_pids()[100] == (100, 7)
+    fixture.kernel.fork(100)
+    assert fixture.refresh() == ([], [], 0)
+    fixture.stop(100)
+    changes = fixture.source.look(100)
+    assert (changes.came, changes.went) == ([], [100])
+    fixture.kernel.exit(100)
+    assert fixture.refresh() == ([], [], 0)
+    assert (fixture.source.listings, fixture.source.drift) == (1, 0)
+
+
 def test_a_zombie_stays_until_it_is_reaped(fixture: Fixture) -> None:
     fixture.start(100, ns_pid=7)
     fixture.kernel.fork(100)

@@ -38,6 +38,14 @@ class Told:
         self._known, self._again = dict(self.now), set()
         return Changes(came, went, self.unreadable)
 
+    def look(self, host_pid: int) -> Changes:
+        known, self._known = host_pid in self._known, dict(self._known)
+        if host_pid not in self.now or (known and host_pid not in self._again):
+            return Changes([], [], 0)
+        self._known[host_pid] = self.now[host_pid]
+        self._again.discard(host_pid)
+        return Changes([host_pid], [host_pid] if known else [], 0)
+
     def ns_pids(self) -> Mapping[int, tuple[int, ...]]:
         return self._known
 
@@ -227,3 +235,23 @@ def test_another_source_takes_over_and_what_the_first_counted_stays() -> None:
     assert pidmap.candidates(7) == [100]
     assert pidmap.arrival(100) != before
     assert pidmap.counters() == {"lost": 3}
+
+
+def test_one_process_is_looked_at_without_a_refresh() -> None:
+    told = Told()
+    told.now = {100: (100, 7), 200: (200, 8)}
+    pidmap = PidMap(Listing(told))
+    pidmap.look(100)
+    pidmap.look(300)
+    assert (told.asked, len(pidmap)) == (0, 1)
+    assert (pidmap.candidates(7), pidmap.candidates(8)) == ([100], [])
+    arrival = pidmap.arrival(100)
+    pidmap.look(100)
+    assert pidmap.refresh()
+    assert pidmap.arrival(100) == arrival  # it is not taken for another process
+    assert pidmap.candidates(8) == [200]
+    told.reuse(100, 9)
+    pidmap.look(100)
+    assert (pidmap.candidates(7), pidmap.candidates(9)) == ([], [100])
+    assert pidmap.arrival(100) != arrival
+    assert pidmap.ended_recently(100) is False

@@ -104,6 +104,23 @@ def test_a_kernel_without_nspid_tells_nothing(tmp_path: Path) -> None:
     assert source.ns_pids() == {100: ()}
 
 
+def test_one_process_is_looked_at_without_a_listing(tmp_path: Path) -> None:
+    source = ScanSource(Procfs(str(tmp_path)))
+    put(tmp_path, 100, 1)
+    put(tmp_path, 101, 2)
+    changes = source.look(100)
+    assert (changes.came, changes.went) == ([100], [])
+    assert source.ns_pids() == {100: (100, 1)}
+    for host_pid in (100, 999):
+        changes = source.look(host_pid)
+        assert (changes.came, changes.went) == ([], [])
+    put(tmp_path, 100, 9)
+    changes = source.look(100)
+    assert (changes.came, changes.went) == ([100], [100])
+    assert source.refresh().came == [101]
+    assert source.ns_pids() == {100: (100, 9), 101: (101, 2)}
+
+
 def test_real_processes_come_and_go() -> None:
     source: Lister = ScanSource(Procfs())
     source.refresh()
