@@ -81,6 +81,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     interval: Seconds = 0.25
     nvml_interval: Seconds = 1.0
     dry_run: bool = False
+    wait: bool = False  # for the daemon that writes on this node to end, then take over
     hostpid_namespace: HostpidNamespace = HostpidNamespace.AUTO
     write_utilization: WriteUtilization = WriteUtilization.AUTO
     source: SourceName = SourceName.AUTO
@@ -126,6 +127,7 @@ FIXED_AT_START = (
     "log_format",
     "source",
     "dry_run",
+    "wait",
 )
 
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m)?\s*")
@@ -241,7 +243,7 @@ def _from_text(name: str, text: str) -> Any:
         return parse_duration(text)
     if name == "map_size":
         return int(text)
-    if name in ("dry_run", "metrics_per_process", "hami_metrics"):
+    if name in ("dry_run", "wait", "metrics_per_process", "hami_metrics"):
         if text.lower() in _TRUE | _FALSE:
             return text.lower() in _TRUE
         raise ValueError("true or false is expected")

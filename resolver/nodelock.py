@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from typing import Self
@@ -9,33 +10,60 @@ from typing import Self
 from resolver.errors import UsageError
 
 
-class NodeLock:
-    """The right to write on this node: one daemon at a time. A lock in our own run directory, on no tenant's file."""
+class Held(UsageError):
+    """Another daemon has the right to write; ``holder`` is its PID, as it wrote it down."""
 
-    def __init__(self, run_dir: str) -> None:
+    def __init__(self, holder: str, path: str) -> None:
+        super().__init__(
+            f"another resolver (PID {holder}) already writes on this node; it holds {path}. "
+            "Stop it first, take over from it when it ends (--wait), or look without writing: --dry-run"
+        )
+        self.holder = holder
+
+
+class NodeLock:
+    """The right to write on this node: one daemon at a time. A lock in our own run directory, on no tenant's file.
+
+    ``wait``: block until the other daemon ends; without it `Held` is raised. The file goes with its last holder.
+    """
+
+    def __init__(self, run_dir: str, *, wait: bool = False) -> None:
         self.path = os.path.join(run_dir, "lock")
+        while True:
+            self._fd = self._open(run_dir)
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                other = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                os.close(self._fd)
+                raise Held(other, self.path) from None
+            if self._is_in_place():
+                break
+            os.close(self._fd)  # its last holder removed it before it let go: the lock is on another file now
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def _open(self, run_dir: str) -> int:
         try:
             os.makedirs(run_dir, mode=0o755, exist_ok=True)
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise UsageError(
                 f"the run directory {run_dir} cannot be used ({error.strerror}): "
                 "run as root, or name another with --run-dir"
             ) from None
+
+    def _is_in_place(self) -> bool:
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            other = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(self._fd)
-            raise UsageError(
-                f"another resolver (PID {other}) already writes on this node; it holds {self.path}. "
-                "Stop it first, or look without writing: --dry-run"
-            ) from None
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+            there = os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(there, os.fstat(self._fd))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)  # while it is held: whoever waits for it finds out and makes another
         os.close(self._fd)

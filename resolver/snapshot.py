@@ -148,6 +148,7 @@ class Snapshot(NamedTuple):
     counters: Mapping[str, int]
     dry_run: bool
     settings: tuple[SettingReport, ...] = ()
+    holder: str = ""  # PID of the daemon whose end this one waits for before it writes
 
     def unresolved(self) -> list[tuple[RegionReport, SlotReport]]:
         """Every slot that nothing can be said about, with its region."""

@@ -24,6 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--interval", metavar="TIME", help="between two passes over the slots (default 250ms)")
     add("--nvml-interval", metavar="TIME", help="between two collections from NVML (default 1s)")
     add("--dry-run", action="store_true", help="say what would be written, write nothing")
+    add(
+        "--wait",
+        action="store_true",
+        help="if another daemon writes on this node, be ready and take over when it ends",
+    )
     choices = {
         "--hostpid-namespace": (
             config.HostpidNamespace,

@@ -12,9 +12,12 @@ from resolver.cli import options
 
 if TYPE_CHECKING:
     import argparse
+    import asyncio
+    import contextlib
     from collections.abc import Callable
 
     from resolver.config import Settings
+    from resolver.service import Service
     from resolver.snapshot import Snapshot
 
 
@@ -35,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     import contextlib
 
     from resolver import config, log
-    from resolver.nodelock import NodeLock
+    from resolver.nodelock import Held, NodeLock
     from resolver.procfs import Procfs
 
     flags = options.given(args)
@@ -46,23 +49,36 @@ def run(args: argparse.Namespace) -> int:
     settings, origins = load()
     log.setup(settings.log_format, settings.log_level)
     Procfs().require_host_view()
-    with contextlib.nullcontext() if settings.dry_run else NodeLock(settings.run_dir):
+    with contextlib.ExitStack() as held:
+        holder = ""
+        if not settings.dry_run:
+            try:
+                held.enter_context(NodeLock(settings.run_dir))
+            except Held as error:
+                if not settings.wait or args.once:
+                    raise
+                holder = error.holder
         if args.once:
             return asyncio.run(_once(settings))
-        asyncio.run(_forever(settings, origins, load))
+        asyncio.run(_forever(settings, origins, load, holder, held))
     return 0
 
 
 async def _forever(
-    settings: Settings, origins: dict[str, str], load: Callable[[], tuple[Settings, dict[str, str]]]
+    settings: Settings,
+    origins: dict[str, str],
+    load: Callable[[], tuple[Settings, dict[str, str]]],
+    holder: str,
+    held: contextlib.ExitStack,
 ) -> None:
+    """``holder``: PID of the daemon whose end is to be waited for; empty if there is none."""
     import asyncio
     import signal
 
     from resolver.errors import UsageError
     from resolver.service import Service
 
-    service = Service(settings, in_charge=True, origins=origins)
+    service = Service(settings, in_charge=True, origins=origins, holder=holder)
 
     def reload() -> None:
         try:
@@ -74,7 +90,32 @@ async def _forever(
     loop.add_signal_handler(signal.SIGTERM, service.stop)
     loop.add_signal_handler(signal.SIGINT, service.stop)
     loop.add_signal_handler(signal.SIGHUP, reload)
+    if holder:
+        _take_over(service, settings.run_dir, held, loop)
     await service.run()
+
+
+def _take_over(
+    service: Service, run_dir: str, held: contextlib.ExitStack, loop: asyncio.AbstractEventLoop
+) -> None:
+    """Wait for the right to write, in a thread: the kernel wakes it at the other daemon's end, and nothing before."""
+    import contextlib
+    import threading
+
+    from resolver.nodelock import NodeLock
+
+    def wait() -> None:
+        lock = NodeLock(run_dir, wait=True)
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the loop is closed: this daemon was ended before it could begin
+            loop.call_soon_threadsafe(begin, lock)
+
+    def begin(lock: NodeLock) -> None:
+        held.enter_context(lock)
+        service.take_over()
+
+    threading.Thread(target=wait, name="waits for the lock", daemon=True).start()
 
 
 async def _once(settings: Settings) -> int:

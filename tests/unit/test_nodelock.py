@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from resolver.errors import UsageError
-from resolver.nodelock import NodeLock
+from resolver.nodelock import Held, NodeLock
 
 
 def test_the_second_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
@@ -47,6 +49,39 @@ def test_children_do_not_inherit_it(tmp_path: Path) -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    with NodeLock(str(tmp_path)) as lock:
+        assert Path(lock.path).exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whoever_waits_gets_it_on_a_file_that_is_in_place(tmp_path: Path) -> None:
+    """The first removes its file when it ends: the lock of those who wait for that file is worth nothing."""
+    order: list[int] = []
+    first = NodeLock(str(tmp_path))
+
+    def wait(number: int) -> None:
+        with NodeLock(str(tmp_path), wait=True) as lock:
+            assert Path(lock.path).stat().st_ino == os.fstat(lock._fd).st_ino
+            order.append(number)
+            with pytest.raises(Held):
+                NodeLock(str(tmp_path))
+            time.sleep(0.05)
+            order.append(number)
+
+    waiting = [threading.Thread(target=wait, args=(number,)) for number in range(4)]
+    for thread in waiting:
+        thread.start()
+    time.sleep(0.2)
+    assert order == []
+    first.__exit__()
+    for thread in waiting:
+        thread.join(20)
+    assert sorted(order) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert order[::2] == order[1::2]  # never two at a time
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_run_directory_is_made(tmp_path: Path) -> None:

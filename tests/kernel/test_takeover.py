@@ -1,0 +1,80 @@
+"""Two daemons on one node: the second is ready, and begins in the moment the first ends."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from tests.fakes.node import Node
+from tests.kernel.conftest import Daemon, Start, children_of, hostpid_of, never, until, write_hostpid
+
+INTERVAL = 0.1
+FAST = ("--interval", f"{INTERVAL}s", "--nvml-interval", "200ms", "--source", "scan")
+
+
+def first_and_second(node: Node, start: Start) -> tuple[Daemon, Daemon]:
+    first = start(node, *FAST)
+    first.wait_for("policy", hostpid_namespace="host")
+    second = start(node, *FAST, "--wait")
+    assert second.wait_for("waiting")["holder"] == str(first.process.pid)
+    second.wait_for("policy", hostpid_namespace="host")
+    return first, second
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["ended", "killed"])
+def test_it_takes_over_within_an_interval(node: Node, start: Start, end: signal.Signals) -> None:
+    container = node.container()
+    tenant = container.tenant(load=40)
+    first, second = first_and_second(node, start)
+    first.wait_for("repair")
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the first's repair")
+    never(
+        lambda: second.said("repair") or "slot writer" in children_of(second.process.pid),
+        "a write of the second's",
+    )
+    assert (first.run_dir / "resolver.sock").exists()
+    first.signal(end)
+    first.process.wait()
+    ended = time.monotonic()
+    assert hostpid_of(container, tenant) == tenant.host_pid
+    write_hostpid(container, tenant, 1)  # what an upgrade must not lose: somebody's wrong guess
+    second.wait_for("took_over")
+    repaired = second.wait_for("repair")
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the second's repair")
+    print(f"taken over and repaired {repaired['at'] - ended:.3f} s after the first one's end")
+    assert repaired["at"] - ended < INTERVAL + 0.9
+    assert (repaired["ns_pid"], repaired["before"], repaired["after"]) == (tenant.ns_pid, 1, tenant.host_pid)
+    until((second.run_dir / "resolver.sock").exists, "its socket")
+
+
+def test_back_again(node: Node, start: Start) -> None:
+    """An upgrade that is taken back: nothing is written twice, nothing is left behind."""
+    container = node.container()
+    tenants = [container.tenant() for _ in range(2)]
+    first, second = first_and_second(node, start)
+    until(lambda: all(hostpid_of(container, t) == t.host_pid for t in tenants), "the first's repairs")
+    again = start(node, *FAST, "--wait")
+    again.wait_for("waiting")
+    assert first.stop() == 0
+    second.wait_for("took_over")
+    never(lambda: again.said("took_over"), "two that write")
+    assert second.stop() == 0
+    again.wait_for("took_over")
+    assert again.stop() == 0
+    repairs = [line for daemon in (first, second, again) for line in daemon.said("repair")]
+    assert len(repairs) == len(tenants)
+    assert list(first.run_dir.iterdir()) == []
+
+
+def test_it_can_be_ended_while_it_waits(node: Node, start: Start) -> None:
+    first, second = first_and_second(node, start)
+    began = time.monotonic()
+    assert second.stop() == 0
+    assert time.monotonic() - began < 2
+    assert first.process.poll() is None
+    assert (first.run_dir / "lock").exists()
+    third = start(node, *FAST)
+    assert third.wait() == 2
+    assert any("--wait" in text for text in third.other_output)
