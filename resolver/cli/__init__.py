@@ -10,9 +10,13 @@ import argparse
 import importlib
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from resolver import __version__
 from resolver.errors import CannotKnow, ResolverError, UsageError
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 #: The commands in the order that ``resolver --help`` shows them, each with its line there.
 COMMANDS = {
@@ -24,6 +28,7 @@ COMMANDS = {
     "status": "show how the daemon is",
     "events": "print what happened, and what happens",
     "config": "show the settings, and where each comes from",
+    "completion": "print what makes a shell complete resolver's commands and options",
 }
 
 EXIT_NOT_FOUND = 1
@@ -52,13 +57,7 @@ def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in COMMANDS:
         return _top_level(arguments)
     command = arguments[0]
-    module = importlib.import_module(f"resolver.cli.{command}")
-    parser = argparse.ArgumentParser(
-        prog=f"resolver {command}",
-        description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    module.add_arguments(parser)
+    parser, module = parser_of(command)
     try:
         return int(module.run(parser.parse_args(arguments[1:])))
     except ResolverError as error:
@@ -66,6 +65,18 @@ def _dispatch(arguments: list[str]) -> int:
         if isinstance(error, UsageError):
             return EXIT_USAGE
         return EXIT_CANNOT_KNOW if isinstance(error, CannotKnow) else EXIT_NOT_FOUND
+
+
+def parser_of(command: str) -> tuple[argparse.ArgumentParser, ModuleType]:
+    """A command's parser and the module that it is made by."""
+    module = importlib.import_module(f"resolver.cli.{command}")
+    parser = argparse.ArgumentParser(
+        prog=f"resolver {command}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    return parser, module
 
 
 def _top_level(arguments: list[str]) -> int:
