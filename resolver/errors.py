@@ -47,7 +47,14 @@ class ProcessGone(ResolverError):
 
 
 class NotFound(ResolverError):
-    """Everything that could hold the answer was read, and it is not there."""
+    """Everything that could hold the answer was read, and it is not there.
+
+    ``what`` is missing: a ``container``, a ``pidns``, or the ``process``.
+    """
+
+    def __init__(self, message: str, what: str = "process") -> None:
+        super().__init__(message)
+        self.what = what
 
 
 class Ambiguous(ResolverError):

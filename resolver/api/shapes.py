@@ -6,10 +6,12 @@ names (``pid``, ``hostpid``, ``sm_util``). The schemas in ``/v1/openapi.json`` a
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from resolver import __version__
 from resolver.types import RegionReason, RepairReason, SampleReason, UnresolvedReason
 
 if TYPE_CHECKING:
@@ -93,7 +95,7 @@ class RejectedFile(Struct, frozen=True):
 
 
 class DeviceUtil(Struct, frozen=True):
-    """One device of a slot. ``sm_util`` is what the slot says, ``utilization`` the process's by NVML, both in per cent."""
+    """One device of a slot. ``sm_util`` is what the slot says, ``utilization`` the process's by NVML; per cent."""
 
     device_uuid: str
     sm_util: int | None
@@ -272,9 +274,9 @@ class Regions(Struct, frozen=True):
     """``/v1/regions``: those that are looked after, files that are left alone, directories that are not there."""
 
     at: float
-    regions: list[Region]
     rejected: list[RejectedFile]
     missing_dirs: list[str]
+    regions: list[Region]
 
 
 class Slots(Struct, frozen=True):
@@ -320,12 +322,12 @@ class UnresolvedCounts(Struct, frozen=True):
 
 
 class Unresolved(Struct, frozen=True):
-    """``/v1/unresolved``: the slots and the utilization samples that nothing can be said about, each with its reason."""
+    """``/v1/unresolved``: slots and utilization samples that nothing can be said about, each with its reason."""
 
     at: float
     by_reason: UnresolvedCounts
-    slots: list[Slot]
     samples: list[Sample]
+    slots: list[Slot]
 
 
 class Worker(Struct, frozen=True):
@@ -396,8 +398,16 @@ class Totals(Struct, frozen=True):
     processes: int
 
 
+class Setting(Struct, frozen=True):
+    """One setting in force, and where it comes from; durations in seconds."""
+
+    name: str
+    value: Any
+    origin: str
+
+
 class Status(Struct, frozen=True):
-    """``/v1/status``: how the daemon is. ``counters`` only ever grow; ``settings`` are those in force."""
+    """``/v1/status``: how the daemon is. ``counters`` and ``api`` only ever grow, but ``api``'s ``connected``."""
 
     at: float
     version: str
@@ -413,7 +423,7 @@ class Status(Struct, frozen=True):
     workers: list[Worker]
     counters: dict[str, int]
     api: dict[str, int]
-    settings: dict[str, Any]
+    settings: list[Setting]
 
 
 class Event(Struct, frozen=True):
@@ -432,44 +442,65 @@ class Events(Struct, frozen=True):
     events: list[Event]
 
 
-def containers(picture: Snapshot) -> Containers:
-    """All that run."""
-    return Containers(picture.at, [Container.of(each) for each in picture.containers])
-
-
-def regions(picture: Snapshot) -> Regions:
-    """All that are looked after or left alone."""
-    return Regions(
+def status(picture: Snapshot, api: dict[str, int]) -> Status:
+    """How the daemon is. ``api`` is what the API counts of itself."""
+    slots = [slot for region in picture.regions for slot in region.slots]
+    gpus, joined = picture.inventory.gpus, picture.joined
+    return Status(
         picture.at,
-        [Region.of(each) for each in picture.regions],
-        [RejectedFile(path, reason) for path, reason in picture.rejected.items()],
-        list(picture.missing_dirs),
+        __version__,
+        picture.started_at,
+        os.getpid(),
+        picture.dry_run,
+        picture.passes,
+        PassSeconds(
+            list(picture.pass_seconds.bounds),
+            list(picture.pass_seconds.counts),
+            picture.pass_seconds.observations,
+            picture.pass_seconds.total,
+        ),
+        Source(
+            picture.source,
+            dict(picture.sources_not_used),
+            picture.incomplete or None,
+            picture.not_ready or None,
+            picture.processes,
+            picture.map_size,
+            dict(picture.source_counters),
+        ),
+        Policy(picture.policy, picture.policy_why, picture.policy_origin),
+        Driver(
+            picture.driver_version,
+            picture.collected_at or None,
+            joined.error or None,
+            len(gpus),
+            sum(bool(gpu.illnesses) for gpu in gpus),
+        ),
+        Totals(
+            len(picture.containers),
+            len(picture.regions),
+            len(picture.rejected),
+            len(slots),
+            sum(slot.dead for slot in slots),
+            sum(slot.repaired is not None for slot in slots),
+            sum(slot.unresolved is not None for slot in slots),
+            len(joined.orphans),
+            len(picture.gpu_processes),
+        ),
+        [Worker(w.name, w.starts, w.failures, w.last_failure or None) for w in picture.workers],
+        dict(picture.counters),
+        api,
+        [Setting(*setting) for setting in picture.settings],
     )
 
 
-def processes(picture: Snapshot) -> Processes:
-    """All on GPUs."""
-    return Processes(
-        picture.at,
-        picture.collected_at or None,
-        picture.joined.error or None,
-        [Process.of(each) for each in picture.gpu_processes],
-    )
-
-
-def unresolved(picture: Snapshot) -> Unresolved:
-    """What nothing can be said about."""
-    slots = [Slot.of(region, slot) for region, slot in picture.unresolved()]
-    counts: dict[str, int] = {}
-    for slot in slots:
-        counts[str(slot.unresolved)] = counts.get(str(slot.unresolved), 0) + 1
+def unresolved_counts(picture: Snapshot) -> UnresolvedCounts:
+    """How many slots and samples nothing can be said about."""
+    slots: dict[str, int] = {}
+    for _, slot in picture.unresolved():
+        slots[str(slot.unresolved)] = slots.get(str(slot.unresolved), 0) + 1
     samples = {str(reason): count for reason, count in picture.joined.orphan_reasons().items()}
-    return Unresolved(
-        picture.at,
-        UnresolvedCounts(counts, samples),
-        slots,
-        [Sample.of(each) for each in picture.joined.orphans],
-    )
+    return UnresolvedCounts(slots, samples)
 
 
 def _at(values: tuple[int | None, ...] | tuple[int, ...], index: int) -> int | None:

@@ -96,6 +96,32 @@ def lookup(
     )
 
 
+def lookup_many(procfs: Procfs, cid: str, ns_pids: Iterable[int]) -> dict[int, Found | None]:
+    """The same for several PIDs of one container, which is looked for once. None: no process has that number.
+
+    Nothing is said of the container but its id. Raises as `lookup` does, but for a single process that is not there.
+    """
+    wanted = Wanted(cid)
+    procfs.require_host_view()
+    mounts = procfs.mounts("self")
+    procfs.require_all_processes(mounts)
+    container, source = find_container(procfs, wanted, mounts, None)
+    members = members_of(procfs, container.host_pids)
+    if not members:
+        raise ProcessGone(f"container {container.container_id} ended while it was looked at")
+    namespace = own_namespace(procfs, members)
+    by_number: dict[int, list[Member]] = {}
+    for member in members:
+        if len(member.ns_pids) > namespace.level:
+            by_number.setdefault(member.ns_pids[namespace.level], []).append(member)
+    answers: dict[int, Found | None] = {}
+    for ns_pid in ns_pids:
+        fitting = numbered(procfs, by_number.get(ns_pid, ()), namespace, ns_pid)
+        tried = (_verified(procfs, wanted, container, namespace, ns_pid, each, source) for each in fitting)
+        answers[ns_pid] = next(filter(None, tried), None)
+    return answers
+
+
 def _verified(
     procfs: Procfs,
     wanted: Wanted,

@@ -239,7 +239,8 @@ def _named(procfs: Procfs, wanted: Wanted, containers: list[Container]) -> list[
         known = ", ".join(sorted(names)) or "none that tells its name"
         raise NotFound(
             f"pod {wanted.pod_uid} has no running container {wanted.container_name!r}; it has: {known} "
-            f"(and {unnamed} without a name, such as its sandbox)"
+            f"(and {unnamed} without a name, such as its sandbox)",
+            "container",
         )
     return names[wanted.container_name]
 
@@ -257,7 +258,7 @@ def _not_found(procfs: Procfs, wanted: Wanted) -> ResolverError:
             "its own container's id is hidden, and that might be the one: run it on the host, or with "
             "--cgroupns=host (Docker)"
         )
-    return NotFound(f"no process on this node is in {what}: is it running, and on this node?")
+    return NotFound(f"no process on this node is in {what}: is it running, and on this node?", "container")
 
 
 def in_private_cgroupns(procfs: Procfs) -> bool:

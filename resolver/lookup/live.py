@@ -17,8 +17,10 @@ from resolver.lookup.containers import container_name
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from resolver.cgroup import ContainerCgroup
     from resolver.pidmap import PidMap
     from resolver.procfs import Procfs
+    from resolver.types import Process
 
 
 _FULL_ID = 64
@@ -56,11 +58,29 @@ class LiveLookup:
         if len(wanted) != _FULL_ID or ns_pid < 1:
             return None
         self._pidmap.refresh()
-        inits = [init for init in self.inits() if init.container_id == wanted and init.made_by_runtime]
-        if len(inits) != 1:
-            return None
-        for host_pid in self._pidmap.candidates(ns_pid, inits[0].pidns):
-            found = self._verified(host_pid, inits[0], ns_pid)
+        init = self.rightful().get(wanted)
+        return self.find_in(init, ns_pid) if init else None
+
+    def rightful(self) -> dict[str, Init]:
+        """The first process of every container that has a PID namespace of its own, by id.
+
+        An id that two of them claim is left out: which one is meant takes a closer look.
+        """
+        found: dict[str, Init] = {}
+        twice: set[str] = set()
+        for init in self.inits():
+            if init.made_by_runtime:
+                if init.container_id in found:
+                    twice.add(init.container_id)
+                found[init.container_id] = init
+        for container_id in twice:
+            del found[container_id]
+        return found
+
+    def find_in(self, init: Init, ns_pid: int) -> Found | None:
+        """As `find`, in the container of this first process."""
+        for host_pid in self._pidmap.candidates(ns_pid, init.pidns):
+            found = self._verified(host_pid, init, ns_pid)
             if found is not None:
                 return found
         return None
@@ -101,24 +121,43 @@ class LiveLookup:
         container = parse_cgroup(self._procfs.cgroup(host_pid))
         return container.container_id if container else ""
 
+    def process_in(self, init: Init, ns_pid: int) -> Process | None:
+        """As `find_in`, with nothing said about the process but who it is: a third cheaper."""
+        for host_pid in self._pidmap.candidates(ns_pid, init.pidns):
+            try:
+                if self._procfs.pidns(host_pid) != init.pidns:
+                    continue
+                with self._procfs.open_handle(host_pid) as handle:
+                    if self._inside(handle.process, init, ns_pid) and handle.alive():
+                        return handle.process
+            except (ProcessGone, AccessDenied):
+                continue
+        return None
+
+    def _inside(self, process: Process, init: Init, ns_pid: int) -> ContainerCgroup | None:
+        """Its cgroup, if the process, which is held, is the one with that number in the container."""
+        container = parse_cgroup(self._procfs.cgroup(process.host_pid))
+        if container is None or container.container_id != init.container_id:
+            return None
+        if process.ns_pids[init.level :] != (ns_pid,) or self._procfs.pidns(process.host_pid) != init.pidns:
+            return None
+        return container
+
     def _verified(self, host_pid: int, init: Init, ns_pid: int) -> Found | None:
         """None also for one that may not be looked at: a number is only one process's in its namespace."""
-        procfs, container_id, pidns = self._procfs, init.container_id, init.pidns
+        procfs = self._procfs
         try:
-            if procfs.pidns(host_pid) != pidns:
+            if procfs.pidns(host_pid) != init.pidns:
                 return None
             with procfs.open_handle(host_pid) as handle:
-                container = parse_cgroup(procfs.cgroup(host_pid))
-                if container is None or container.container_id != container_id:
-                    return None
-                numbers = handle.process.ns_pids
-                if numbers[init.level :] != (ns_pid,) or procfs.pidns(host_pid) != pidns:
+                container = self._inside(handle.process, init, ns_pid)
+                if container is None:
                     return None
                 found = Found(
-                    container_id,
+                    init.container_id,
                     ns_pid,
                     host_pid,
-                    pidns,
+                    init.pidns,
                     container.pod_uid,
                     init.name or container_name(procfs.mounts(init.host_pid), container.pod_uid),
                     handle.process.start_time,

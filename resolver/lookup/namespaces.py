@@ -86,7 +86,8 @@ def nested_namespace(procfs: Procfs, members: list[Member], pidns: int) -> Names
         seen[innermost] = None
     known = ", ".join(map(str, seen)) or "none, they all ended"
     raise NotFound(
-        f"no process of the container is in a PID namespace with inode {pidns}; they are in: {known}"
+        f"no process of the container is in a PID namespace with inode {pidns}; they are in: {known}",
+        "pidns",
     )
 
 

@@ -171,6 +171,16 @@ class BpfPidMap:
             return record
         return None
 
+    def identity(self, pidns: int, ns_pid: int) -> _Identity | None:
+        """Start time in nanoseconds and host PID of who has this number there: half the price of `lookup`.
+
+        A single one may be another process's, if the entry was taken while it was copied. The same one twice is not.
+        """
+        if pidns == HOST_PIDNS:
+            found = self._tgids.lookup(ns_pid)
+            return _identity(self._tgids) if found else None
+        return _identity(self._processes) if self._processes.lookup(pidns, ns_pid) else None
+
     def by_host(self, host_pid: int) -> Record | None:
         """The living process with this host PID (a thread's id finds nothing)."""
         for _ in range(3):  # it may end, and its number be used again, while its levels are followed

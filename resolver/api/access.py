@@ -1,0 +1,213 @@
+"""Who may ask what, and how much of it.
+
+Root and the socket's group, on the host, may ask everything. Anybody else who can reach the socket, which takes an
+operator who opened it to containers, may ask about the processes in its own PID namespace only. Who asks is the
+kernel's word, never the request's (`resolver.peers`).
+
+The root of a container has UID 0, too, and can give itself any group. So neither counts unless the process is also
+in the daemon's own PID namespace, which is the host's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, NamedTuple
+
+from resolver.api.problems import Problem, Reason
+from resolver.cgroup import parse_cgroup
+from resolver.errors import ResolverError
+from resolver.lookup.namespaces import Namespace
+from resolver.peers import PeerUnknown, peer_of, pidns_of
+
+if TYPE_CHECKING:
+    from resolver.peers import Connection, Credentials, Peer
+    from resolver.procfs import Procfs
+
+#: Connections: of all, of all that may not ask everything, and of each PID namespace of those.
+MOST_CONNECTIONS, _MOST_TENANTS, _MOST_EACH = 512, 128, 16
+_MOST_STREAMS = 32
+#: Requests a second that may be asked for ever, and at once; a pair of a batch is a hundredth of one.
+_RATE, _BURST = 2000.0, 4000.0
+_TENANT_RATE, _TENANT_BURST = 50.0, 100.0
+_MOST_BUCKETS = 1024
+
+#: Everybody who may ask everything shares one account for each user; a tenant has one for its PID namespace.
+_Key = tuple[str, int]
+
+
+class Tenant(NamedTuple):
+    """A peer that may ask only about its own PID namespace. ``peer`` holds the process that connected."""
+
+    peer: Peer
+    own: Namespace
+    container_id: str  # empty if its cgroup tells none
+
+
+class Access:
+    """What one connection may do. ``tenant`` is None for root and the group; ``refusal``: why nothing may be asked."""
+
+    __slots__ = ("door", "key", "refusal", "tenant")
+
+    def __init__(self, door: Door, key: _Key, tenant: Tenant | None, refusal: Problem | None = None) -> None:
+        self.door = door
+        self.key = key
+        self.tenant = tenant
+        self.refusal = refusal
+
+    @property
+    def everything(self) -> bool:
+        """Whether all of the API is open to this peer."""
+        return self.tenant is None and self.refusal is None
+
+    def require(self, *, everything: bool) -> None:
+        """Raise `Problem` unless this may be asked now."""
+        if self.refusal is not None:
+            raise self.refusal
+        if self.tenant is None:
+            return
+        if everything:
+            raise Problem(
+                403,
+                Reason.NOT_YOURS,
+                "only root and the socket's group on the host may ask this; "
+                "others may look up processes in their own PID namespace: GET /v1/lookup?pid=<n>",
+            )
+        if not self.tenant.peer.alive():
+            # Its number, and the inode of its namespace, may be another's by now.
+            raise Problem(
+                403,
+                Reason.PEER_UNKNOWN,
+                "the process that connected has ended, and whoever holds the connection now is not known: "
+                "connect again",
+            )
+
+    def spend(self, requests: float) -> None:
+        """Take from the peer's account; `Problem` if it is empty."""
+        wait = self.door.spend(self.key, requests)
+        if wait > 0:
+            raise Problem(
+                429,
+                Reason.TOO_MANY_REQUESTS,
+                "this peer asks more often than is answered: ask for many pairs at once by POST, or wait",
+                headers={"Retry-After": str(int(wait) + 1)},
+            )
+
+
+class Door:
+    """Lets connections in, counts them, and keeps the accounts. Belongs to one event loop's thread."""
+
+    def __init__(self, procfs: Procfs, group: int | None) -> None:
+        self._procfs = procfs
+        self._group = group
+        self._our_pidns = 0
+        self._inside: Counter[_Key] = Counter()
+        self._streams = 0
+        self._accounts: OrderedDict[_Key, tuple[float, float]] = OrderedDict()  # what is left, and when
+        self.counters: Counter[str] = Counter(
+            connections=0, refused_connections=0, requests=0, refused_requests=0, dropped_slow=0
+        )
+
+    # -- connections --------------------------------------------------------------------------------
+
+    def enter(self, connection: Connection) -> Access:
+        """Who has connected, and what that is worth. Never raises; pair it with `leave`.
+
+        A connection too many has a refusal with status 503; it is counted all the same until it leaves.
+        """
+        self.counters["connections"] += 1
+        access = self._known(connection)
+        self._inside[access.key] += 1
+        tenants = sum(count for (kind, _), count in self._inside.items() if kind != "user")
+        total = self._inside.total()
+        tenant = access.key[0] != "user"
+        if total > MOST_CONNECTIONS or (
+            tenant and (tenants > _MOST_TENANTS or self._inside[access.key] > _MOST_EACH)
+        ):
+            self.counters["refused_connections"] += 1
+            access.refusal = Problem(
+                503,
+                Reason.TOO_MANY_CONNECTIONS,
+                "this peer has, or all together have, as many connections as are served: close some, or come back",
+                headers={"Retry-After": "1"},
+            )
+        return access
+
+    def leave(self, access: Access) -> None:
+        """The connection is closed."""
+        self._inside[access.key] -= 1
+        if not self._inside[access.key]:
+            del self._inside[access.key]
+        if access.tenant is not None:
+            access.tenant.peer.close()
+
+    @property
+    def inside(self) -> int:
+        """How many are connected now."""
+        return self._inside.total()
+
+    def _known(self, connection: Connection) -> Access:
+        try:
+            peer = peer_of(connection, self._procfs)
+        except (PeerUnknown, OSError) as error:
+            return self._unknown(error)
+        try:
+            pidns, ns_pids = pidns_of(peer, self._procfs)
+            if pidns == self._own_pidns() and self._trusts(peer.credentials):
+                peer.close()
+                return Access(self, ("user", peer.credentials.uid), None)
+            container = parse_cgroup(self._procfs.cgroup(peer.host_pid))
+            tenant = Tenant(
+                peer, Namespace(pidns, len(ns_pids) - 1), container.container_id if container else ""
+            )
+            access = Access(self, ("pidns", pidns), tenant)
+            access.require(everything=False)
+        except (ResolverError, OSError, Problem) as error:
+            peer.close()
+            return self._unknown(error)
+        return access
+
+    def _unknown(self, error: Exception) -> Access:
+        why = f"which process asks cannot be told ({error}), so nothing is answered"
+        return Access(self, ("unknown", 0), None, Problem(403, Reason.PEER_UNKNOWN, why))
+
+    def _own_pidns(self) -> int:
+        if not self._our_pidns:
+            self._our_pidns = self._procfs.pidns("self")
+        return self._our_pidns
+
+    def _trusts(self, who: Credentials) -> bool:
+        return who.uid == 0 or (self._group is not None and self._group in (who.gid, *who.groups))
+
+    # -- accounts -----------------------------------------------------------------------------------
+
+    def spend(self, key: _Key, requests: float) -> float:
+        """Take that many from the account; else the seconds until there are enough, and nothing is taken."""
+        rate, burst = (_RATE, _BURST) if key[0] == "user" else (_TENANT_RATE, _TENANT_BURST)
+        now = time.monotonic()
+        left, then = self._accounts.pop(key, (burst, now))
+        left = min(burst, left + (now - then) * rate)
+        # Who asks for more at once than there can ever be pays with the whole of it.
+        needed = min(requests, burst)
+        wait = max(0.0, (needed - left) / rate)
+        self._accounts[key] = (left if wait else left - needed, now)
+        if len(self._accounts) > _MOST_BUCKETS:
+            self._accounts.popitem(last=False)
+        return wait
+
+    # -- streams of events ----------------------------------------------------------------------------
+
+    def open_stream(self) -> None:
+        """One more; `Problem` if there are as many as are served."""
+        if self._streams >= _MOST_STREAMS:
+            raise Problem(
+                503,
+                Reason.BUSY,
+                f"{_MOST_STREAMS} streams of events are open, and no more are served",
+                headers={"Retry-After": "5"},
+            )
+        self._streams += 1
+
+    def close_stream(self) -> None:
+        """One less."""
+        self._streams -= 1

@@ -1,0 +1,92 @@
+"""What is refused, and how: ``application/problem+json`` (RFC 9457) with a ``reason`` from a fixed list."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from resolver.errors import Ambiguous, CannotKnow, NotFound, ProcessGone, ResolverError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Reason(StrEnum):
+    """Why a question, or one pair of many, has no answer."""
+
+    NO_SUCH_CONTAINER = "no_such_container"  # no process on this node is in it
+    NO_SUCH_PIDNS = "no_such_pidns"  # no process of the container is in that PID namespace
+    NO_SUCH_PROCESS = "no_such_process"  # nobody has that number
+    GONE = "gone"  # it ended while it was looked at
+    AMBIGUOUS = "ambiguous"  # several fit; `candidates` has them
+    CANNOT_KNOW = "cannot_know"  # the answer is out of the daemon's sight; `detail` says what is missing
+    NOT_YOURS = "not_yours"  # only root and the socket's group may ask that
+    PEER_UNKNOWN = "peer_unknown"  # which process asks cannot be told
+    BAD_REQUEST = "bad_request"  # `detail` says what is wrong with it
+    NO_SUCH_ROUTE = "no_such_route"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    TOO_SLOW = "too_slow"  # the request did not come, or the answer was not found, in time
+    TOO_LARGE = "too_large"  # the request's body
+    NO_JSON = "no_json"  # the request's body is of another media type
+    HEADERS_TOO_LARGE = "headers_too_large"
+    TOO_MANY_REQUESTS = "too_many_requests"  # of this peer; Retry-After says when to come back
+    TOO_MANY_CONNECTIONS = "too_many_connections"
+    BUSY = "busy"  # others' questions are being looked up; Retry-After says when to come back
+    INTERNAL = "internal"  # a defect of the daemon's, which is in its log
+
+
+class Problem(Exception):
+    """A refusal. ``detail`` is for people: what happened, and what to do."""
+
+    def __init__(
+        self,
+        status: int,
+        reason: Reason,
+        detail: str,
+        *,
+        candidates: tuple[str, ...] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.reason = reason
+        self.detail = detail
+        self.candidates = candidates
+        self.headers = dict(headers or {})
+
+    def document(self) -> ProblemDocument:
+        """As it is sent."""
+        title = HTTPStatus(self.status).phrase
+        return ProblemDocument(
+            "about:blank", title, self.status, self.detail, self.reason, list(self.candidates)
+        )
+
+
+class ProblemDocument(Struct, frozen=True, omit_defaults=True):
+    """A refusal. ``candidates``, of an ambiguous question, has a line for each thing that fits."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    reason: Reason
+    candidates: list[str] = []
+
+
+def problem_of(error: ResolverError) -> Problem:
+    """What an error of a look-up is over HTTP."""
+    detail = str(error)
+    if isinstance(error, Ambiguous):
+        return Problem(409, Reason.AMBIGUOUS, detail, candidates=error.candidates)
+    if isinstance(error, UsageError):
+        return Problem(400, Reason.BAD_REQUEST, detail)
+    if isinstance(error, ProcessGone):
+        return Problem(404, Reason.GONE, detail)
+    if isinstance(error, NotFound):
+        return Problem(404, Reason(f"no_such_{error.what}"), detail)
+    if isinstance(error, CannotKnow):
+        return Problem(503, Reason.CANNOT_KNOW, detail)
+    return Problem(500, Reason.INTERNAL, detail)

@@ -1,0 +1,223 @@
+"""HTTP on a Unix socket: uvicorn, with limits on time and size, and a look at who connects.
+
+Nothing is done by the clock while nobody is connected. Each connection has at most one timer: for the request that
+it owes, for the answer that it does not read, or (uvicorn's own) for the silence between two requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+import sys
+from typing import TYPE_CHECKING, Any
+
+import h11
+import msgspec
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from resolver.api.problems import Problem, Reason
+from resolver.errors import UsageError
+
+if TYPE_CHECKING:
+    from resolver.api.access import Access, Door
+
+_BACKLOG = 512
+_HEADER_BYTES = 16 << 10
+#: Seconds for a whole request to come, for an answer to be taken, and between two requests.
+_REQUEST_SECONDS, _ANSWER_SECONDS, _IDLE_SECONDS = 10.0, 10.0, 30
+
+
+def bind(path: str, *, mode: int = 0o660, group: int | None = None) -> socket.socket:
+    """A listening socket at ``path``: bound under another name, given mode and group, then renamed into place.
+
+    A socket that nobody listens on is replaced; one that somebody listens on, or another kind of file, is a
+    `UsageError`. Raises OSError if it cannot be made.
+    """
+    _require_free(path)
+    os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
+    temporary = f"{path}.{os.getpid()}"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        before = os.umask(0o177)  # until it has its group nobody else may connect
+        try:
+            listener.bind(temporary)
+        finally:
+            os.umask(before)
+        if group is not None:
+            _give_to_group(temporary, group)
+        os.chmod(temporary, mode)
+        listener.listen(_BACKLOG)
+        os.rename(temporary, path)
+    except BaseException:
+        listener.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    return listener
+
+
+def _give_to_group(path: str, group: int) -> None:
+    try:
+        os.chown(path, -1, group)
+    except PermissionError:
+        raise UsageError(
+            f"the socket cannot be given to group {group}: this takes CAP_CHOWN, or a daemon that is in that group "
+            "(setpriv --groups; in Kubernetes: supplementalGroups)"
+        ) from None
+
+
+def _require_free(path: str) -> None:
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise UsageError(f"{path} is there and is no socket: remove it, or name another with --socket")
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            probe.connect(path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return
+    except BlockingIOError:
+        pass  # somebody listens, and is slow to answer
+    raise UsageError(f"another resolver listens at {path}: stop it, or name another with --socket")
+
+
+class _Server(uvicorn.Server):
+    async def main_loop(self) -> None:
+        """Nothing is done by the clock: the loop this replaces wakes ten times a second for a Date header."""
+        await asyncio.get_running_loop().create_future()
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        """Signals are the daemon's."""
+        return contextlib.nullcontext()
+
+
+def server(application: Any, door: Door) -> uvicorn.Server:
+    """To be run with ``serve(sockets=[listener])``. Requests find their `Access` in ``scope["state"]["access"]``."""
+
+    class Doorkeeper(_Connection):
+        _door = door
+
+    return _Server(
+        uvicorn.Config(
+            application,
+            log_config=None,
+            log_level="critical",  # what a client sends is no trouble of the daemon's
+            access_log=False,
+            date_header=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            http=Doorkeeper,
+            loop="asyncio",
+            backlog=_BACKLOG,
+            timeout_keep_alive=_IDLE_SECONDS,
+            h11_max_incomplete_event_size=_HEADER_BYTES,
+        )
+    )
+
+
+class _Connection(H11Protocol):
+    _door: Door
+    _access: Access | None = None
+    _request_timer: asyncio.TimerHandle | None = None
+    _answer_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # Whatever is not taken at once counts as not taken: a few kilobytes that nobody reads would stay for ever.
+        transport.set_write_buffer_limits(high=0)
+        self._access = access = self._door.enter(transport.get_extra_info("socket"))
+        self.app_state = {"access": access}
+        if access.refusal is not None and access.refusal.status == 503:
+            self._refuse(access.refusal)
+        else:
+            self._await_request()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+            self._await_request()
+        elif self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        for timer in (self._request_timer, self._answer_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._access is not None:
+            self._door.leave(self._access)
+            self._access = None
+
+    # -- time ---------------------------------------------------------------------------------------
+
+    def _await_request(self) -> None:
+        if self._request_timer is None and not self.transport.is_closing():
+            self._request_timer = self.loop.call_later(_REQUEST_SECONDS, self._request_is_late)
+
+    def _request_is_late(self) -> None:
+        self._request_timer = None
+        if self.conn.our_state is h11.IDLE and not self.conn.trailing_data[0]:
+            self.transport.close()  # it never said anything
+            return
+        self._door.counters["dropped_slow"] += 1
+        self._refuse(Problem(408, Reason.TOO_SLOW, f"the request did not come within {_REQUEST_SECONDS:g} s"))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._answer_timer is None:
+            self._answer_timer = self.loop.call_later(_ANSWER_SECONDS, self._answer_is_not_taken)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+            self._answer_timer = None
+
+    def _answer_is_not_taken(self) -> None:
+        self._door.counters["dropped_slow"] += 1
+        self.transport.abort()
+
+    # -- refusals -------------------------------------------------------------------------------------
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP. Called while the parser's error is handled."""
+        status = getattr(sys.exception(), "error_status_hint", 400)
+        if status == 431:
+            self._refuse(
+                Problem(431, Reason.HEADERS_TOO_LARGE, f"the headers are longer than {_HEADER_BYTES} bytes")
+            )
+        else:
+            self._refuse(Problem(400, Reason.BAD_REQUEST, f"this is not HTTP/1.1 ({sys.exception() or msg})"))
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:  # noqa: ARG002
+        """There is nothing to upgrade to."""
+        self._refuse(Problem(400, Reason.BAD_REQUEST, "this is no WebSocket"))
+
+    def _refuse(self, problem: Problem) -> None:
+        """Say why and hang up, whatever state the conversation is in."""
+        self._door.counters["refused_requests"] += 1
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if answering:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if not answering or not self.cycle.response_started:
+            body = msgspec.json.encode(problem.document())
+            head = [
+                f"HTTP/1.1 {problem.status} {problem.document().title}",
+                "Content-Type: application/problem+json",
+                f"Content-Length: {len(body)}",
+                *(f"{name}: {value}" for name, value in problem.headers.items()),
+                "Connection: close",
+            ]
+            self.transport.write("\r\n".join([*head, "", ""]).encode("latin-1") + body)
+        self.transport.close()

@@ -1,0 +1,177 @@
+"""Thousands of look-ups at once, each as true as a single one, at a fraction of its price.
+
+With the kernel's map, what is costly is done once for a container and not for each process: its first process is held,
+and the processes in its cgroup are listed. A process that the map has before and after that, with the same start time,
+lived throughout, so it is the one that was listed. Without that map each process is verified by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from resolver.cgroup import cgroup_paths, parse_cgroup_path
+from resolver.errors import AccessDenied, ProcessGone, ResolverError
+from resolver.lookup.containers import Wanted
+from resolver.lookup.hierarchies import cgroup_roots, find_directories, processes_in
+from resolver.sources.bpf import TICK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Sequence
+
+    from resolver.lookup.live import Init, LiveLookup
+    from resolver.pidmap import PidMap
+    from resolver.procfs import Procfs
+    from resolver.sources.bpf import BpfPidMap
+
+#: Longest time that a step takes before others get their turn, in seconds, and how often that is looked at.
+_SLICE = 0.002
+_LOOK_EVERY = 32
+#: For fewer processes of a container than this, holding each is cheaper than listing all.
+_WORTH_LISTING = 6
+
+GONE, NO_SUCH_PROCESS = "gone", "no_such_process"
+
+
+class Hit(NamedTuple):
+    """A process: start time in clock ticks since boot."""
+
+    host_pid: int
+    start_time: int
+
+
+#: What is known of each PID of a container: the process, or why there is none.
+Answers = dict[int, Hit | str]
+
+
+class Batch:
+    """One batch. `steps` yields to give others their turn; what it could not answer is in ``left`` then.
+
+    ``left`` is for `resolver.lookup.lookup_many`: containers that share a PID namespace, ids that are not complete.
+    """
+
+    def __init__(
+        self, procfs: Procfs, pidmap: PidMap, live: LiveLookup, wanted: dict[str, Iterable[int]]
+    ) -> None:
+        """``wanted``: PIDs by container id; an id that is not complete, or another name, is for ``left``."""
+        self.answers: dict[str, Answers] = {}
+        self.left: dict[str, list[int]] = {}
+        self._procfs = procfs
+        self._pidmap = pidmap
+        self._live = live
+        self._wanted = wanted
+        self._roots: Sequence[str] | None = None
+        self._slice_ends = 0.0
+
+    def steps(self) -> Generator[None]:
+        """Answer what the map can. Raises OSError."""
+        self._slice_ends = time.perf_counter() + _SLICE
+        self._pidmap.refresh()
+        kernel = self._pidmap.kernel()
+        inits = self._live.rightful()
+        for container_id, ns_pids in self._wanted.items():
+            init = inits.get(container_id)
+            answers: Answers = {}
+            rest: Iterable[int] = ns_pids
+            if init is not None:
+                if kernel is not None:
+                    rest = yield from self._by_listing(kernel, init, list(ns_pids), answers)
+                rest = yield from self._one_by_one(init, rest, answers)
+            self.answers[container_id] = answers
+            left = list(rest)
+            if left:
+                self.left[container_id] = left
+
+    def _turn(self) -> Generator[None]:
+        if time.perf_counter() >= self._slice_ends:
+            yield
+            self._slice_ends = time.perf_counter() + _SLICE
+
+    def _by_listing(
+        self, kernel: BpfPidMap, init: Init, ns_pids: list[int], answers: Answers
+    ) -> Generator[None, None, list[int]]:
+        """Those that this cannot tell come back."""
+        pidns = init.pidns
+        first = {}
+        for number, ns_pid in enumerate(ns_pids):
+            first[ns_pid] = kernel.identity(pidns, ns_pid)
+            if number % _LOOK_EVERY == 0:
+                yield from self._turn()
+        listed: dict[int, None] = {}
+        known = sum(identity is not None for identity in first.values())
+        try:
+            with self._procfs.open_handle(init.host_pid) as handle:
+                if handle.process.start_time != init.arrival[1] // TICK:
+                    return ns_pids  # its number is another's by now
+                if known >= _WORTH_LISTING:
+                    listed = self._members(init)
+                rest = []
+                for number, (ns_pid, identity) in enumerate(first.items()):
+                    if identity is None:
+                        answers[ns_pid] = NO_SUCH_PROCESS
+                    elif identity[1] in listed and kernel.identity(pidns, ns_pid) == identity:
+                        answers[ns_pid] = Hit(identity[1], identity[0] // TICK)
+                    else:
+                        rest.append(ns_pid)
+                    if number % _LOOK_EVERY == 0:
+                        yield from self._turn()
+                # The namespace lasts as long as its first process: only now is it known to have been this one.
+                if handle.alive():
+                    return rest
+        except (ProcessGone, AccessDenied):
+            pass
+        answers.clear()
+        return ns_pids
+
+    def _members(self, init: Init) -> dict[int, None]:
+        """Host PIDs of the processes in the container's cgroup and below it; empty if that cannot be seen."""
+        procfs = self._procfs
+        if self._roots is None:
+            self._roots = cgroup_roots(procfs.mounts("self"))
+        wanted = Wanted(init.container_id)
+        for path in cgroup_paths(procfs.cgroup(init.host_pid)):
+            container = parse_cgroup_path(path)
+            if container is None or container.container_id != init.container_id:
+                continue
+            end = path.index("/", start) if "/" in path[(start := path.rindex(init.container_id)) :] else None
+            for root in self._roots:
+                directories = find_directories(root, wanted.match, path[:end])
+                listed = processes_in(directories.get(init.container_id, ()))
+                if init.host_pid in listed:
+                    return listed
+        return {}
+
+    def _one_by_one(
+        self, init: Init, ns_pids: Iterable[int], answers: Answers
+    ) -> Generator[None, None, list[int]]:
+        rest = []
+        for ns_pid in ns_pids:
+            process = self._live.process_in(init, ns_pid)
+            if process is None:
+                rest.append(ns_pid)
+            else:
+                answers[ns_pid] = Hit(process.host_pid, process.start_time)
+            yield from self._turn()
+        return rest
+
+
+def walk(
+    ask: Callable[[str, list[int]], Answers],
+    left: dict[str, list[int]],
+    refused: Callable[[ResolverError], str],
+    seconds: float,
+) -> dict[str, Answers]:
+    """What a batch left, container by container, until the time is up; what is not reached then has no answer.
+
+    ``refused`` is the word for an error. To be run in a thread.
+    """
+    deadline = time.monotonic() + seconds
+    found: dict[str, Answers] = {}
+    for cid, ns_pids in left.items():
+        if time.monotonic() > deadline:
+            break
+        try:
+            found[cid] = ask(cid, ns_pids)
+        except ResolverError as error:
+            found[cid] = dict.fromkeys(ns_pids, refused(error))
+    return found
