@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.config import BrokerAnswer, HostpidNamespace
 from resolver.errors import AccessDenied, ProcessGone, UsageError
-from resolver.peers import PeerReason, PeerUnknown, peer_of
+from resolver.peers import Listener, PeerReason, PeerUnknown, peer_of
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -266,9 +266,8 @@ class Place:
         temporary = f"{self.path}.{os.getpid()}"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-        listener = socket.socket(socket.AF_UNIX)
+        listener = Listener()
         try:
-            listener.setblocking(False)
             listener.bind(temporary)
             os.chmod(temporary, 0o666)  # noqa: S103 - any tenant may ask
             listener.listen(_BACKLOG)

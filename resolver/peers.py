@@ -7,9 +7,10 @@ container before anybody looks into ``/proc``. What ``/proc`` says under that nu
 process that connected is held and alive:
 
 - SO_PEERPIDFD (Linux 6.5) gives a descriptor of that very process.
-- Before that, the process that has the number now is taken hold of, and must have the other end of this connection
-  among its descriptors; sock_diag(7) tells which socket that is. That works for peers in our own network namespace.
-  Nothing else that such a kernel tells can prove it, so any other peer is a `PeerUnknown`.
+- Before that, the process that has the number now is taken hold of. It is believed to be the one that connected if
+  it is older than the connection can be (`Listener` knows), since then nobody else had the number in between; or if
+  it has the other end of this connection among its descriptors, which sock_diag(7) tells of peers in our own network
+  namespace. Nothing else that such a kernel tells can prove it, so any other peer is a `PeerUnknown`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import errno
 import os
 import socket
 import struct
+import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
@@ -45,6 +47,7 @@ _REQUEST = struct.Struct("=BBHIIIII")
 _ANSWER_BYTES = _HEADER.size + 16  # struct unix_diag_msg
 _ATTRIBUTE = struct.Struct("=HHI")  # struct nlattr, and the number that these attributes hold
 
+_TICKS = os.sysconf("SC_CLK_TCK")
 #: A peer can have a million descriptors, and looking through them holds everybody else up.
 _MOST_DESCRIPTORS = 4096
 
@@ -66,6 +69,38 @@ class PeerUnknown(CannotKnow):
     def __init__(self, reason: PeerReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class Listener(socket.socket):
+    """A listening Unix socket that notes when each connection cannot have been there yet.
+
+    To be used without blocking. Only kernels before 6.5 have a use for it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(socket.AF_UNIX)
+        self.setblocking(False)
+        self._nobody_at = 0.0
+
+    def listen(self, backlog: int = socket.SOMAXCONN, /) -> None:
+        """As of `socket.socket`."""
+        self._nobody_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        super().listen(backlog)
+
+    def accept(self) -> tuple[socket.socket, str]:
+        """As of `socket.socket`; BlockingIOError if nobody waits."""
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        try:
+            connection, address = super().accept()
+        except BlockingIOError:
+            self._nobody_at = now
+            raise
+        _made_after[connection.fileno()] = self._nobody_at
+        return connection, address
+
+
+#: By descriptor, seconds since boot. One that a connection of another listener has now is too early: that is safe.
+_made_after: dict[int, float] = {}
 
 
 class Connection(Protocol):
@@ -223,13 +258,14 @@ def _by_number(connection: Connection, procfs: Procfs, credentials: Credentials,
         raise PeerUnknown(PeerReason.ACCESS_DENIED, str(error)) from None
     peer = Peer(credentials, handle.fd, is_pidfd=handle.is_pidfd, exact=True)
     try:
-        other_end = _other_end(connection)
-        if not other_end or not _has_socket(procfs, host_pid, other_end):
+        older = (handle.process.start_time + 1) / _TICKS <= _made_after.get(connection.fileno(), 0.0)
+        if not older and not _has_socket(procfs, host_pid, _other_end(connection)):
             if exact:
                 raise PeerUnknown(
                     PeerReason.NOT_PROVEN,
-                    f"whether PID {host_pid} is still the process that connected cannot be told: this takes Linux 6.5, "
-                    "or a peer in the host's network namespace that has the connection itself",
+                    f"whether PID {host_pid} is still the process that connected cannot be told on this kernel. "
+                    "Linux 6.5 tells it; before, the peer must be in the host's network namespace, or have started "
+                    "well before it connects: let it try again",
                 )
             peer.exact = False
     except BaseException:
@@ -274,6 +310,8 @@ def _parse_other_end(answer: bytes, inode: int) -> int:
 
 def _has_socket(procfs: Procfs, host_pid: int, inode: int) -> bool:
     """Whether it is among the first descriptors of the process (needs CAP_SYS_PTRACE for others' processes)."""
+    if not inode:
+        return False
     wanted, directory = f"socket:[{inode}]", f"{procfs.root}/{host_pid}/fd"
     try:
         with os.scandir(directory) as listing:
