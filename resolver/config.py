@@ -144,6 +144,34 @@ def parse_duration(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
+def parse_address(text: str) -> tuple[str, int] | None:
+    """Host and port of ``HOST:PORT``; the host is empty for every address. None for ``off``, else ValueError.
+
+    Addresses only, and ``localhost``: a name's address would be somebody else's word, waited for at start.
+    """
+    if text == OFF:
+        return None
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError("write HOST:PORT, :PORT for every address, or off")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError("an IPv6 address goes in brackets: [::1]:9395")
+    if host == "localhost":
+        return "127.0.0.1", int(port)
+    if host:
+        import socket  # only where one is given
+
+        try:
+            socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        except (OSError, UnicodeError):
+            raise ValueError(
+                f"{host!r} is no address: write one such as 127.0.0.1 or [::1], not a name"
+            ) from None
+    return host, int(port)
+
+
 def load(
     flags: Mapping[str, Any] | None = None, file: str | None = None, environ: Mapping[str, str] | None = None
 ) -> Settings:
@@ -217,6 +245,8 @@ def _convert(name: str, value: Any, where: str) -> Any:
         meant = _from_text(name, value) if isinstance(value, str) else value
         if name == "containers_dir":
             _check_paths(meant)
+        if name == "metrics_addr" and isinstance(meant, str):
+            parse_address(meant)
         if kind is not bool and isinstance(meant, bool):
             raise ValueError("neither true nor false is meaningful here")
         return msgspec.convert(meant, kind, strict=True)

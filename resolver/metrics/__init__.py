@@ -1,0 +1,136 @@
+"""What Prometheus reads, over HTTP on a TCP port: ``/metrics``, ``/healthz``, ``/readyz``.
+
+Everything is told from the snapshot of the last pass: nothing here asks the driver, the kernel or a tenant's file, so
+no answer waits for any of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE_OPENMETRICS
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+
+from resolver.config import parse_address
+from resolver.metrics import http
+from resolver.metrics.collector import collect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from prometheus_client.metrics_core import Metric
+
+    from resolver.config import Settings
+    from resolver.log import Journal
+    from resolver.snapshot import Snapshot
+    from resolver.view import View
+
+_PLAIN = "text/plain; charset=utf-8"
+_END = b"# EOF\n"  # of an OpenMetrics text
+#: However often somebody asks, the text is made anew after this time only.
+_KEPT_SECONDS = 0.5
+#: A daemon whose last pass is older than this, or than so many intervals, is not well.
+_STANDS_SECONDS, _STANDS_INTERVALS = 10.0, 20
+
+
+class _Text(NamedTuple):
+    at: float
+    text: bytes
+
+
+class _One:
+    """A registry of one family: the text is made piece by piece, and others get their turn in between."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._metric
+
+
+class Page:
+    """What is answered under each path."""
+
+    def __init__(self, snapshot: Callable[[], Snapshot], settings: Settings) -> None:
+        self._snapshot = snapshot
+        self._settings = settings
+        self._texts: dict[str, _Text] = {}  # by content type, of which there are two
+        self._turn = asyncio.Lock()
+
+    async def answer(self, path: str, accept: str) -> tuple[int, str, bytes]:
+        """Status, content type and body."""
+        if path == "/metrics":
+            kind = (
+                CONTENT_TYPE_OPENMETRICS
+                if "application/openmetrics-text" in accept
+                else CONTENT_TYPE_PLAIN_0_0_4
+            )
+            return 200, kind, await self.metrics(kind)
+        if path == "/healthz":
+            return self._say(self.not_healthy())
+        if path == "/readyz":
+            return self._say(self._snapshot().not_ready)
+        return 404, _PLAIN, b"there are /metrics, /healthz and /readyz\n"
+
+    async def metrics(self, kind: str) -> bytes:
+        """All families in the text format ``kind``; the same text for everybody who asks at the same time."""
+        async with self._turn:
+            made = self._texts.get(kind)
+            if made is None or not 0 <= time.monotonic() - made.at < _KEPT_SECONDS:
+                made = self._texts[kind] = _Text(time.monotonic(), await self._make(kind))
+            return made.text
+
+    async def _make(self, kind: str) -> bytes:
+        generate = generate_openmetrics if kind == CONTENT_TYPE_OPENMETRICS else generate_latest
+        pieces = []
+        for metric in collect(self._snapshot(), self._settings, time.time()):
+            pieces.append(generate(_One(metric)).removesuffix(_END))
+            await asyncio.sleep(0)
+        if kind == CONTENT_TYPE_OPENMETRICS:
+            pieces.append(_END)
+        return b"".join(pieces)
+
+    def not_healthy(self) -> str:
+        """Why the daemon should be restarted; empty while passes are made."""
+        snapshot = self._snapshot()
+        last = snapshot.at if snapshot.passes else snapshot.started_at
+        age = time.time() - last
+        if age <= max(_STANDS_SECONDS, _STANDS_INTERVALS * self._settings.interval):
+            return ""
+        what = (
+            "the last pass over the slots is" if snapshot.passes else "no pass over the slots was made in the"
+        )
+        return f"{what} {age:.0f} s {'old' if snapshot.passes else 'since the start'}"
+
+    @staticmethod
+    def _say(why: str) -> tuple[int, str, bytes]:
+        return (503, _PLAIN, f"{why}\n".encode()) if why else (200, _PLAIN, b"ok\n")
+
+
+async def serve(view: View, settings: Settings, journal: Journal) -> None:
+    """Answer until cancelled. Without an address to listen on, say so and let the daemon live."""
+    try:
+        listener = http.listen(*(parse_address(settings.metrics_addr) or ("", 0)))
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        why = f"{settings.metrics_addr} cannot be listened on: {why}; name another with --metrics-addr"
+        journal.log.warning("metrics_off", why=why)
+        await asyncio.get_running_loop().create_future()  # for ever
+        return
+    page = Page(view.snapshot, settings)
+
+    async def answer(path: str, accept: str) -> tuple[int, str, bytes]:
+        try:
+            return await page.answer(path, accept)
+        except Exception:
+            journal.log.exception("internal_error", step="metrics")
+            return 500, _PLAIN, b"this is a defect; the log has it, please report it\n"
+
+    with listener:
+        host, port = listener.getsockname()[:2]
+        journal.log.info("metrics_on", address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        await http.serve(listener, answer)

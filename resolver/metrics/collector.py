@@ -1,0 +1,238 @@
+"""The metric families of one snapshot, one after the other. Nothing here waits for anything."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from resolver import __version__
+from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED
+from resolver.hami.layout import LAYOUTS
+from resolver.metrics import families as f
+from resolver.metrics.containers import Unknown, names_of, nvml_trouble, usages
+from resolver.types import RegionReason, RepairReason, SampleReason, UnresolvedReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from prometheus_client.metrics_core import Metric
+
+    from resolver.config import Settings
+    from resolver.gpu.inventory import GpuReport
+    from resolver.metrics.containers import Usage
+    from resolver.snapshot import Snapshot
+
+#: Pairs of container or process and GPU that have series. More come only from somebody who wants to do harm.
+MAX_SERIES = 4096
+#: Values of NVML are believed for this many intervals, and for this many seconds at least.
+_BELIEVED_INTERVALS, _BELIEVED_SECONDS = 2.5, 2.5
+_SOURCES = ("bpf", "netlink", "scan")
+_NAMESPACES = ("host", "container", "unknown")
+_ORIGINS = ("measured", "by version", "forced", "unknown")
+_COUNTERS = {  # of the daemon, that are a family of their own
+    "conflicts": f.CONFLICTS,
+    "slots_stuck": f.STUCK,
+    "utilization_writes": f.UTILIZATION_WRITES,
+    "writes_undone": f.UNDONE_WRITES,
+    "writes_missed": f.MISSED_WRITES,
+    "quarantines": f.QUARANTINES,
+    "writer_failures": f.WRITER_FAILURES,
+    "implausible_samples": f.IMPLAUSIBLE_SAMPLES,
+    "internal_errors": f.INTERNAL_ERRORS,
+    "out_of_descriptors": f.OUT_OF_DESCRIPTORS,
+}
+_COUNTERS_BY_REASON = {  # what their names begin with; the reasons that are told from the start
+    "repairs_": (f.REPAIRS, RepairReason),
+    "would_repair_": (f.DRY_RUN_REPAIRS, RepairReason),
+    "rejected_": (f.REJECTIONS, RegionReason),
+}
+
+
+def believed_seconds(settings: Settings) -> float:
+    """How old NVML's last answer may be."""
+    return max(_BELIEVED_SECONDS, _BELIEVED_INTERVALS * settings.nvml_interval)
+
+
+def collect(snapshot: Snapshot, settings: Settings, now: float) -> Iterator[Metric]:
+    """Every family, at Unix time ``now``."""
+    trouble = nvml_trouble(snapshot, now, believed_seconds(settings))
+    every = list(usages(snapshot, trouble))
+    # A file may name GPUs that nobody has: these take no place away from others.
+    used = [usage for usage in every if usage.utilization is not Unknown.UNKNOWN_DEVICE]
+    left_out = max(0, len(used) - MAX_SERIES)
+    del used[MAX_SERIES:]
+    yield from _containers(used, len(every) - len(used) - left_out)
+    if settings.metrics_per_process:
+        processes = list(_processes(snapshot)) if trouble is None else []
+        left_out += max(0, len(processes) - MAX_SERIES)
+        yield f.PROCESS_UTILIZATION.metric(_known(processes[:MAX_SERIES], 1, 100))
+        yield f.PROCESS_MEMORY.metric(_known(processes[:MAX_SERIES], 2, 1))
+    if settings.hami_metrics:
+        from resolver.metrics import hami
+
+        yield from hami.collect(snapshot, used, known=trouble is None)
+    yield f.CONTAINERS.metric([((), len(snapshot.containers))])
+    yield f.SERIES_LEFT_OUT.metric([((), left_out)])
+    yield from _slots(snapshot)
+    yield from _counters(snapshot, settings)
+    yield from _nvml(snapshot, trouble, now)
+    yield from _gpus(snapshot, known=trouble is None)
+    yield from _daemon(snapshot)
+
+
+def _containers(used: list[Usage], unknown_devices: int) -> Iterator[Metric]:
+    unknown = {(value, reason.value): 0 for value in ("utilization", "memory") for reason in Unknown}
+    for value in ("utilization", "memory"):
+        unknown[value, Unknown.UNKNOWN_DEVICE.value] = unknown_devices
+    utilization, memory = [], []
+    for usage in used:
+        labels = (*usage.names, *usage.device[:2])
+        if isinstance(usage.utilization, Unknown):
+            unknown["utilization", usage.utilization.value] += 1
+        else:
+            utilization.append((labels, usage.utilization))
+        if isinstance(usage.memory, Unknown):
+            unknown["memory", usage.memory.value] += 1
+        else:
+            memory.append((labels, usage.memory))
+    yield f.CONTAINER_UTILIZATION.metric(utilization)
+    yield f.CONTAINER_MEMORY.metric(memory)
+    yield f.UNKNOWN_VALUES.metric(unknown.items())
+
+
+def _processes(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], int | None, int | None]]:
+    """Labels, utilization in per cent and memory of every process on every GPU, once."""
+    index = {gpu.uuid: str(gpu.device_index) for gpu in snapshot.inventory.gpus}
+    seen = set()
+    for process in snapshot.gpu_processes:
+        ended = process.no_slot in (SampleReason.PROCESS_ENDED, SampleReason.PID_UNKNOWN)
+        if ended or (process.host_pid, process.device_uuid) in seen:
+            continue
+        seen.add((process.host_pid, process.device_uuid))
+        ns_pid = "" if process.ns_pid is None else str(process.ns_pid)
+        device = (process.device_uuid, index.get(process.device_uuid, ""))
+        labels = (*names_of(process), *device, str(process.host_pid), ns_pid)
+        yield labels, process.sm_util, process.memory
+
+
+def _known(rows: Iterable[tuple[Any, ...]], column: int, unit: int) -> Iterator[f.Row]:
+    for row in rows:
+        if row[column] is not None:
+            yield row[0], row[column] / unit
+
+
+def _by(family: f.Family, reasons: Iterable[str], counted: Counter[str]) -> Metric:
+    """A series for each reason, 0 too, so that a rate is known from the first one on."""
+    told = {str(reason): 0 for reason in reasons} | counted
+    return family.metric(((reason,), count) for reason, count in told.items())
+
+
+def _slots(snapshot: Snapshot) -> Iterator[Metric]:
+    states, reasons, stuck = Counter[str](), Counter[str](), 0
+    for region in snapshot.regions:
+        for slot in region.slots:
+            if slot.unresolved is not None:
+                states["unresolved"] += 1
+                reasons[slot.unresolved.value] += 1
+            else:
+                states["dead" if slot.dead else "resolved"] += 1
+            stuck += bool(slot.stuck)
+    yield _by(f.REGIONS, LAYOUTS, Counter(region.layout for region in snapshot.regions))
+    yield _by(f.SLOTS, ("resolved", "unresolved", "dead"), states)
+    yield _by(f.UNRESOLVED_SLOTS, UnresolvedReason, reasons)
+    yield f.STUCK_SLOTS.metric([((), stuck)])
+    yield _by(
+        f.REJECTED_REGIONS, RegionReason, Counter(reason.value for reason in snapshot.rejected.values())
+    )
+    yield f.QUARANTINED_REGIONS.metric([((), sum(region.quarantined for region in snapshot.regions))])
+    yield f.MISSING_DIRECTORIES.metric([((), len(snapshot.missing_dirs))])
+
+
+def _counters(snapshot: Snapshot, settings: Settings) -> Iterator[Metric]:
+    counters = snapshot.counters
+    for name, family in _COUNTERS.items():
+        yield family.metric([((), counters.get(name, 0))])
+    for start, (family, reasons) in _COUNTERS_BY_REASON.items():
+        yield _by(family, reasons, _starting(counters, start))
+    if settings.broker:
+        yield f.BROKER_ANSWERS.metric([((), counters.get("broker_answers", 0))])
+        yield _by(f.BROKER_REFUSED, (), _starting(counters, "broker_refused_"))
+        yield f.BROKER_BUSY.metric([((), counters.get("broker_busy", 0))])
+
+
+def _starting(counters: Any, start: str) -> Counter[str]:
+    return Counter({name[len(start) :]: n for name, n in counters.items() if name.startswith(start)})
+
+
+def _nvml(snapshot: Snapshot, trouble: Unknown | None, now: float) -> Iterator[Metric]:
+    yield f.NVML_UP.metric([((), trouble is None)])
+    answered = snapshot.collected_at > 0
+    yield f.NVML_LAST_SUCCESS.metric([((), snapshot.collected_at)] if answered else [])
+    yield f.NVML_AGE.metric([((), max(0.0, now - snapshot.collected_at))] if answered else [])
+    orphans = Counter({reason.value: n for reason, n in snapshot.joined.orphan_reasons().items()})
+    yield f.UNRESOLVED_SAMPLES.metric([]) if trouble else _by(f.UNRESOLVED_SAMPLES, SampleReason, orphans)
+    version = snapshot.driver_version
+    yield f.DRIVER.metric([((version,), 1)] if version else [])
+    yield f.NAMESPACE.metric(_state(_NAMESPACES, snapshot.policy))
+    yield f.NAMESPACE_ORIGIN.metric(_state(_ORIGINS, snapshot.policy_origin))
+
+
+def _state(states: Iterable[str], present: str, *labels: str) -> list[f.Row]:
+    return [((*labels, state), state == present) for state in states]
+
+
+def _gpus(snapshot: Snapshot, *, known: bool) -> Iterator[Metric]:
+    """``known``: NVML answers. What it said before it stopped is not what is."""
+    gpus = [(gpu, (gpu.uuid, str(gpu.device_index))) for gpu in snapshot.inventory.gpus]
+
+    def values(family: f.Family, value: Callable[[GpuReport], float | None], unit: int = 1) -> Metric:
+        told = ((labels, value(gpu)) for gpu, labels in gpus if known)
+        return family.metric((labels, number / unit) for labels, number in told if number is not None)
+
+    yield f.GPU.metric(
+        ((*labels, "" if gpu.minor is None else str(gpu.minor), gpu.name), 1) for gpu, labels in gpus
+    )
+    yield values(f.GPU_MEMORY, lambda gpu: gpu.memory_total)
+    yield values(f.GPU_MEMORY_USED, lambda gpu: gpu.memory_used)
+    yield values(f.GPU_UTILIZATION, lambda gpu: gpu.utilization, 100)
+    yield values(f.GPU_TEMPERATURE, lambda gpu: gpu.temperature)
+    yield values(f.GPU_POWER, lambda gpu: gpu.power)
+    yield values(f.GPU_ECC, lambda gpu: gpu.ecc_uncorrected)
+    yield values(f.GPU_HEALTHY, lambda gpu: not gpu.illnesses)
+    yield values(f.GPU_MIG, lambda gpu: gpu.mig)
+    ill = [(labels, illness) for gpu, labels in gpus if known for illness in gpu.illnesses]
+    yield f.GPU_UNHEALTHY.metric(((*labels, illness.reason), illness.since) for labels, illness in ill)
+    states = (OK, UNSUPPORTED, FAILED)
+    yield f.GPU_SAMPLES.metric(
+        row for gpu, labels in gpus if known for row in _state(states, gpu.samples, *labels)
+    )
+    instances = [
+        ((*labels, each.uuid, str(each.gpu_instance), str(each.compute_instance)), each)
+        for gpu, labels in gpus
+        if known
+        for each in gpu.mig_instances
+    ]
+    for family, attribute in ((f.MIG_MEMORY, "memory_total"), (f.MIG_MEMORY_USED, "memory_used")):
+        told = ((labels, getattr(each, attribute)) for labels, each in instances)
+        yield family.metric((labels, number) for labels, number in told if number is not None)
+
+
+def _daemon(snapshot: Snapshot) -> Iterator[Metric]:
+    from resolver.metrics import own
+
+    yield f.BUILD.metric([((__version__, platform.python_version()), 1)])
+    yield f.READY.metric([((), not snapshot.not_ready)])
+    yield f.SOURCE.metric(_state(_SOURCES, snapshot.source))
+    unused = snapshot.sources_not_used
+    yield f.SOURCE_FAILED.metric(((name,), name in unused) for name in _SOURCES)
+    yield f.SOURCE_COMPLETE.metric([((), not snapshot.incomplete)])
+    yield f.SOURCE_EVENTS.metric(((name,), count) for name, count in snapshot.source_counters.items())
+    yield f.PROCESSES.metric([((), snapshot.processes)])
+    yield f.MAP_SIZE.metric([((), snapshot.map_size)])
+    yield f.PASSES.histogram(snapshot.pass_seconds)
+    workers = snapshot.workers
+    yield f.WORKER_STARTS.metric(((worker.name,), worker.starts) for worker in workers)
+    yield f.WORKER_FAILURES.metric(((worker.name,), worker.failures) for worker in workers)
+    yield f.DRY_RUN.metric([((), snapshot.dry_run)])
+    yield from own.collect()
