@@ -24,6 +24,7 @@ COMMANDS = {
     "lookup": "print the host PID of a PID inside a container",
     "reverse": "print the container and the PIDs of a host PID",
     "slots": "show HAMi's cache files slot by slot",
+    "doctor": "look at all that the daemon needs here, with causes and remedies",
     "containers": "list the containers of this node",
     "status": "show how the daemon is",
     "events": "print what happened, and what happens",

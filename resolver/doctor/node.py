@@ -1,0 +1,211 @@
+"""The node as the checks see it: the settings that a daemon would have, and what several checks ask for, asked once.
+
+The roots of ``/proc`` and ``/sys``, and what the kernel says about itself, are fields: a directory of fixtures stands
+in for a kernel that the tests cannot boot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from resolver import client
+from resolver.config import Settings, SourceName
+from resolver.errors import AccessDenied, ProcessGone, ResolverError
+from resolver.procfs import Procfs
+from resolver.sources.choose import LADDER
+
+if TYPE_CHECKING:
+    from resolver.gpu.sampler import Collection
+    from resolver.hami.finder import RegionFinder
+    from resolver.procfs import Mount
+
+#: More rounds of looking for regions are not made: each opens up to 256 files.
+_ROUNDS = 64
+_STATUS_SECONDS = 3.0
+_PYTHON = re.compile(r"python[0-9.]*")
+
+
+class Regions(NamedTuple):
+    """What is below the containers directories: ``(path, layout)`` of every region, and what is refused and why."""
+
+    regions: tuple[tuple[str, str], ...]
+    rejected: dict[str, str]
+    missing_dirs: frozenset[str]
+    not_writable: tuple[str, ...]
+
+
+class Node:
+    """Where to look. ``settings_error`` says why the settings are the defaults instead of those that were meant."""
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        settings_from: str = "",
+        settings_error: str = "",
+        proc: str = "/proc",
+        sys: str = "/sys",
+        uname: tuple[str, str] | None = None,
+        pythons: tuple[str, ...] = (),
+        nvml_seconds: float = 20.0,
+    ) -> None:
+        """``uname`` is ``(release, machine)``; ``pythons`` those that may have bcc, by default the loader's.
+
+        ``nvml_seconds``: how long the driver may take to start; without a persistence daemon it opens every GPU first.
+        """
+        self.settings = settings or Settings()
+        self.settings_from = settings_from
+        self.settings_error = settings_error
+        self.procfs = Procfs(proc)
+        self.sys = sys
+        self.nvml_seconds = nvml_seconds
+        told = os.uname()
+        self.release, self.machine = uname or (told.release, told.machine)
+        self._pythons = pythons
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources that the daemon may use, best first."""
+        wanted = self.settings.source
+        return LADDER if wanted == SourceName.AUTO else (str(wanted),)
+
+    @property
+    def pythons(self) -> tuple[str, ...]:
+        """Those that the BPF loader may run under, in its order."""
+        from resolver.sources.bpf_load import default_pythons
+
+        return self._pythons or default_pythons()
+
+    def version(self) -> tuple[int, int] | None:
+        """The kernel's, None if the release does not start with one."""
+        major, _, rest = self.release.partition(".")
+        minor = "".join(char if char.isdigit() else " " for char in rest).split(" ", 1)[0]
+        return (int(major), int(minor)) if major.isdigit() and minor else None
+
+    @cached_property
+    def mounts(self) -> list[Mount]:
+        """Our own mount table."""
+        return self.procfs.mounts("self")
+
+    @cached_property
+    def status(self) -> dict[str, Any] | None:
+        """What a running daemon says of itself (``/v1/status``); None if none answers, or answers something else."""
+        try:
+            answer = client.get_json("/v1/status", self.settings.socket_path, seconds=_STATUS_SECONDS)
+        except (ResolverError, OSError):
+            return None
+        needed = {"at", "host_pid", "source", "driver", "policy", "totals", "counters"}
+        return answer if isinstance(answer, dict) and needed <= answer.keys() else None
+
+    @cached_property
+    def locks(self) -> dict[int, set[str]]:
+        """``{host_pid: files}`` of every lock that is held by flock(2), each file as ``major:minor:inode``.
+
+        By the kernel's list: taking the daemon's lock to find out would make one fail that starts just then.
+        """
+        found = dict[int, set[str]]()
+        with contextlib.suppress(OSError), open(f"{self.procfs.root}/locks", encoding="ascii") as file:
+            for line in file:
+                fields = line.split()  # one that only waits for a lock has "->" before the kind
+                if len(fields) >= 6 and fields[1] == "FLOCK":
+                    found.setdefault(int(fields[4]), set()).add(fields[5])
+        return found
+
+    @cached_property
+    def lock_holder(self) -> int | None:
+        """The host PID of the daemon that holds the lock in our run directory, None if nobody does."""
+        try:
+            info = os.stat(os.path.join(self.settings.run_dir, "lock"))
+        except OSError:
+            return None
+        exact = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
+        for host_pid, files in self.locks.items():
+            # An overlay gives its files other device numbers than the kernel's list does: then it must be a daemon.
+            alike = any(each.endswith(f":{info.st_ino}") for each in files)
+            if exact in files or (alike and host_pid in self.daemons):
+                return host_pid
+        return None
+
+    @cached_property
+    def daemons(self) -> dict[int, list[str]]:
+        """``{host_pid: command line}`` of every ``resolver run`` of root's in the host's PID namespace."""
+        found = {}
+        for host_pid in self.procfs.entries():
+            with contextlib.suppress(OSError, ProcessGone, AccessDenied):
+                directory = f"{self.procfs.root}/{host_pid}"
+                with open(f"{directory}/cmdline", "rb") as file:
+                    argv = [os.fsdecode(word) for word in file.read(1 << 16).split(b"\0")[:-1]]
+                if not runs_daemon(argv) or os.stat(directory).st_uid != 0:
+                    continue
+                if len(self.procfs.ns_pids(host_pid)) == 1:  # in a namespace of its own it does not start
+                    found[host_pid] = argv
+        return found
+
+    @cached_property
+    def collection(self) -> Collection:
+        """What NVML says, asked of a worker as the daemon's; a driver that hangs costs its time limit, once."""
+        from resolver.gpu.sampler import Sampler
+
+        async def collect() -> Collection:
+            sampler = Sampler()
+            try:
+                return await sampler.collect(self.nvml_seconds)
+            finally:
+                sampler.stop()
+
+        return asyncio.run(collect())
+
+    @cached_property
+    def regions(self) -> Regions:
+        """All that the daemon would find, read as it reads: no lock, no write, every step bounded."""
+        from resolver.hami.finder import RegionFinder
+
+        finder = RegionFinder(self.settings.containers_dir)
+        try:
+            for _ in range(_ROUNDS):
+                changes = finder.refresh(full=True)
+                if not changes.added and not changes.rejected:
+                    break
+            return _seen(finder)
+        finally:
+            finder.close()
+
+
+def settings_of(status: dict[str, Any]) -> dict[str, Any]:
+    """``{name: value}`` of the settings that a daemon says are in force."""
+    told = status.get("settings") or {}
+    if isinstance(told, list):
+        told = {each["name"]: each for each in told}
+    return {
+        name: each["value"] if isinstance(each, dict) and "value" in each else each
+        for name, each in told.items()
+    }
+
+
+def runs_daemon(argv: list[str]) -> bool:
+    """Whether this is the command line of ``resolver run``: by its own name, or as a script or module of Python."""
+    if argv and _PYTHON.fullmatch(os.path.basename(argv[0])):
+        argv = argv[1:]
+        while argv and argv[0].startswith("-") and argv[0] != "-m":
+            argv = argv[1:]
+        if argv[:1] == ["-m"]:
+            argv = argv[1:]
+    return len(argv) > 1 and os.path.basename(argv[0]) == "resolver" and argv[1] == "run"
+
+
+def _seen(finder: RegionFinder) -> Regions:
+    return Regions(
+        tuple((path, region.layout.name) for path, region in sorted(finder.regions.items())),
+        {path: str(reason) for path, reason in sorted(finder.rejected.items())},
+        frozenset(finder.missing_dirs),
+        tuple(
+            path
+            for path, region in sorted(finder.regions.items())
+            if not os.access(f"/proc/self/fd/{region.fd}", os.W_OK)
+        ),
+    )

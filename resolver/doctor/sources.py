@@ -1,0 +1,76 @@
+"""Each source of PIDs, really tried: started, asked for a process that was just made, and given back.
+
+A source that is tried here is another one than a running daemon's: probes and sockets of its own, gone with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from resolver.doctor.findings import Finding, failed, ok, several, unknown, warning
+from resolver.errors import ResolverError
+from resolver.sources.choose import LADDER, find_canary, open_source
+
+if TYPE_CHECKING:
+    from resolver.doctor.node import Node
+
+_REMEDIES = {
+    "bpf": "mend what the checks capabilities, kernel, btf, bcc or lockdown name; if they are well, the reason is said "
+    "in full by: resolver run --source bpf --once --dry-run --log-level debug",
+    "netlink": "mend what the checks pid_namespace, user_namespace or capabilities name; a kernel without "
+    "CONFIG_PROC_EVENTS has none: grep CONFIG_PROC_EVENTS /boot/config-$(uname -r)",
+    "scan": "mend what the checks pid_namespace and hidepid name: everything else rests on a /proc that can be read",
+}
+
+
+def bpf(node: Node) -> Finding:
+    """Whether the probes can be loaded and the kernel's map finds a new process."""
+    return _try("bpf", node)
+
+
+def netlink(node: Node) -> Finding:
+    """Whether the kernel's process events come, by the proc connector."""
+    return _try("netlink", node)
+
+
+def scan(node: Node) -> Finding:
+    """Whether a scan of ``/proc`` finds a new process."""
+    return _try("scan", node)
+
+
+def _try(name: str, node: Node) -> Finding:
+    if name not in node.sources and name != LADDER[-1]:
+        return ok(f"not tried: the settings ask for {node.sources[0]} only")
+    began = time.monotonic()
+    try:
+        source = open_source(name, node.procfs, node.settings.map_size)
+    except (ResolverError, OSError) as error:
+        return _refused(name, node, "it cannot be started", str(error))
+    with contextlib.closing(source):
+        canary = asyncio.run(find_canary(source))
+        seconds, known = time.monotonic() - began, len(source)
+        if canary.trouble:
+            return _refused(name, node, "it does not find a new process", canary.trouble)
+        if canary.unmade:
+            return unknown(
+                f"it runs, but there was nothing to look for: {canary.unmade}",
+                "no process in a new PID namespace could be made, so whether it would be seen is not known",
+                "run this as root with CAP_SYS_ADMIN, or allow user namespaces: sysctl user.max_user_namespaces",
+            )
+        shortage = source.shortage() or source.trouble()
+    if shortage:
+        return warning(f"it works, {several(known, 'process', 'processes')}", shortage, "set map_size higher")
+    return ok(
+        f"found a process in a new PID namespace, among {several(known, 'process', 'processes')}, in {seconds:.1f} s"
+    )
+
+
+def _refused(name: str, node: Node, found: str, why: str) -> Finding:
+    below = node.sources[node.sources.index(name) + 1 :] if name in node.sources else ()
+    if not below:
+        only = "" if len(node.sources) > 1 else ", or set source = auto"
+        return failed(found, why, _REMEDIES[name] + only)
+    return warning(f"{found}; the daemon falls to {below[0]}", why, _REMEDIES[name])
