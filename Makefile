@@ -51,6 +51,10 @@ fresh: ## prove setup and demo in a bare Debian made by debootstrap (needs root,
 lock: ## resolve the dependencies anew and write the lock files
 	@scripts/lock.sh $(ARGS)
 
+.PHONY: man
+man: setup ## write the man pages in docs/man anew, from the commands' parsers
+	@$(BIN)/python scripts/man.py
+
 .PHONY: wheel
 wheel: setup ## build the wheel into dist/
 	@$(BIN)/python -m hatchling build -t wheel

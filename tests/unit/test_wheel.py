@@ -77,5 +77,11 @@ def test_the_wheel_holds_the_kernel_side_and_no_tests(wheel: Path, root: Path) -
     assert "resolver/py.typed" in names
 
 
+def test_the_wheel_brings_the_man_pages(python: Path, root: Path) -> None:
+    pages = {page.name for page in (root / "docs/man").iterdir()}
+    assert "resolver.1" in pages
+    assert {page.name for page in (python.parent.parent / "share/man/man1").iterdir()} == pages
+
+
 def test_the_version_is_in_the_changelog(root: Path) -> None:
     assert f"## [{resolver.__version__}]" in (root / "CHANGELOG.md").read_text()
