@@ -36,6 +36,9 @@ missing_packages() {
     have_command runc || echo runc
     have_bcc || echo python3-bpfcc
     have_command bpftool || bpftool_package
+    have_command zsh || echo zsh
+    have_command fish || echo fish
+    have_command mandoc || echo mandoc
 }
 
 # On Ubuntu bpftool belongs to the kernel's tools.
