@@ -14,6 +14,8 @@ import re
 
 NUMBERS = {
     "DAC_OVERRIDE": 1,
+    "SETGID": 6,
+    "SETUID": 7,
     "SETPCAP": 8,
     "NET_ADMIN": 12,
     "SYS_PTRACE": 19,
@@ -36,6 +38,7 @@ TO_START = {
     "bpf": frozenset({"SYS_PTRACE", "BPF", "PERFMON"}),
 }
 
+_SETPCAP = 1 << NUMBERS["SETPCAP"]
 _VERSION_3 = 0x20080522
 _PR_CAPBSET_DROP = 24
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
@@ -67,12 +70,18 @@ def held() -> frozenset[str]:
     return frozenset(name for name, number in NUMBERS.items() if mask >> number & 1)
 
 
-def limit(running: frozenset[str], children: frozenset[str]) -> None:
+def limit(running: frozenset[str], children: frozenset[str], *, again: bool = False) -> None:
     """Keep ``running`` for this process, and let its children have at most ``children``.
 
-    What is not held is not asked for. Raises OSError if the kernel refuses to give up what is held.
+    What is not held is not asked for. ``again``: this will be called once more, with fewer for the children, so keep
+    what that takes, though not in effect. Raises OSError if the kernel refuses to give up what is held.
     """
     libc = ctypes.CDLL(None, use_errno=True)
+    header, halves = _Header(_VERSION_3, 0), (_Half * 2)()
+    if libc.capget(ctypes.byref(header), halves):
+        raise OSError(ctypes.get_errno(), "capget")
+    halves[0].effective |= halves[0].permitted & _SETPCAP
+    libc.capset(ctypes.byref(header), halves)
     libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     keep = {NUMBERS[name] for name in children}
     for number in range(_last_capability() + 1):
@@ -83,13 +92,11 @@ def limit(running: frozenset[str], children: frozenset[str]) -> None:
             and ctypes.get_errno() == errno.EPERM
         ):
             break
-    header, halves = _Header(_VERSION_3, 0), (_Half * 2)()
-    if libc.capget(ctypes.byref(header), halves):
-        raise OSError(ctypes.get_errno(), "capget")
     mask = sum(1 << NUMBERS[name] for name in running)
     for index, half in enumerate(halves):
         kept = half.permitted & (mask >> 32 * index) & 0xFFFFFFFF
-        half.effective, half.permitted, half.inheritable = kept, kept, 0
+        later = half.permitted & _SETPCAP if again and index == 0 else 0
+        half.effective, half.permitted, half.inheritable = kept, kept | later, 0
     if libc.capset(ctypes.byref(header), halves):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 

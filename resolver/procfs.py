@@ -195,9 +195,13 @@ class Procfs:
 
     def status(self, host_pid: int) -> Status:
         """``/proc/<host_pid>/status``; works for thread ids too (their ``tgid`` tells the process)."""
-        return parse_status(self._read(f"{host_pid}/status"))
+        return parse_status(self.status_text(host_pid))
 
-    def ns_pids(self, host_pid: int) -> tuple[int, ...]:
+    def status_text(self, host_pid: int | str) -> bytes:
+        """``/proc/<host_pid>/status`` as it is; ``<host_pid>/task/<tid>`` names a thread."""
+        return self._read(f"{host_pid}/status")
+
+    def ns_pids(self, host_pid: int | str) -> tuple[int, ...]:
         """The ``NSpid:`` numbers, read as cheaply as Python can; the loop of a scan calls this.
 
         One open and one read of 4 KiB are enough unless the process has hundreds of supplementary groups.
@@ -295,7 +299,14 @@ class Procfs:
         except OSError as error:
             raise self._translate_namespace(error, host_pid) from None
 
-    def pidns_chain(self, host_pid: int) -> tuple[int, ...]:
+    def userns(self, host_pid: int | str) -> int:
+        """Inode of the user namespace the process is in (needs CAP_SYS_PTRACE for others' processes)."""
+        try:
+            return int(os.readlink(f"{self.root}/{host_pid}/ns/user")[6:-1])  # "user:[4026531837]"
+        except OSError as error:
+            raise self._translate_namespace(error, host_pid) from None
+
+    def pidns_chain(self, host_pid: int | str) -> tuple[int, ...]:
         """Inodes of the process's PID namespaces in the order of ``NSpid:``, innermost last.
 
         Needs Linux 4.9 when the process is nested more than once; `CannotKnow` before.

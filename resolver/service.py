@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from resolver import __version__, capabilities, log
 from resolver.census import Census
-from resolver.config import FIXED_AT_START, OFF, Settings, SourceName, described
+from resolver.config import FIXED_AT_START, OFF, HostpidNamespace, Settings, SourceName, described
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.events import Events
 from resolver.gpu.inventory import NONE as NO_INVENTORY
@@ -35,6 +35,7 @@ from resolver.sources.choose import Ladder
 from resolver.sources.listing import Listing
 from resolver.sources.scan import ScanSource
 from resolver.types import SampleReason
+from resolver.truth import DriverTruth
 from resolver.view import View
 
 if TYPE_CHECKING:
@@ -80,6 +81,11 @@ class Service:
         self.sampler = Sampler()
         self.live = LiveLookup(self.procfs, self.pidmap)
         self.census = Census(
+        self.truth = DriverTruth(
+            settings.run_dir, self.repairer.owners, self.procfs, self.pidmap, self.counters, self.journal
+        )
+        if in_charge:
+            self.truth.enable(wanted=settings.hostpid_namespace is HostpidNamespace.AUTO)
             self.procfs, self.pidmap, self.live, PodNames(settings.pod_logs_dir), self.journal
         )
         self.policy: Policy = decide(settings.hostpid_namespace, None)
@@ -95,6 +101,7 @@ class Service:
         self._in_charge = in_charge
         self._policy_said: Policy | None = None
         self._new_settings: tuple[Settings, dict[str, str]] | None = None
+        self._rights: tuple[frozenset[str], frozenset[str]] | None = None  # once the source runs
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._trouble = asyncio.Event()  # a source has failed
@@ -194,7 +201,15 @@ class Service:
         running = frozenset().union(*(capabilities.while_running(name, release) for name in steps), optional)
         children = frozenset().union(*(capabilities.TO_START[name] for name in steps), optional)
         try:
-            capabilities.limit(running, children)
+            capabilities.limit(running, children | self.truth.rights, again=bool(self.truth.rights))
+        self._rights = running, children
+        self._give_up_rights()
+
+    def _give_up_rights(self) -> None:
+        """Those that the sources don't need, and those to measure the driver as soon as that is done."""
+        if self._rights is None:
+            return
+        running, children = self._rights
         except OSError as error:
             self.journal.log.warning("capabilities_kept", why=str(error))
 
@@ -305,6 +320,8 @@ class Service:
         """One pass over the slots, and a new snapshot."""
         if self._new_settings is not None:
             wanted, self._new_settings = self._new_settings, None
+        if self.policy.origin != "forced":
+            self.truth.consider(collection)
             self._use(*wanted)
         self._look_after_source()
         began = time.perf_counter()
@@ -314,7 +331,11 @@ class Service:
         self.snapshot = self.picture()
 
     def _decide(self) -> None:
-        self.policy = decide(self.settings.hostpid_namespace, self.sampler.driver_version)
+        version, truth = self.sampler.driver_version, self.truth
+        self.policy = decide(self.settings.hostpid_namespace, version, truth.get(version), truth.unable)
+        if version and self.policy.origin == "measured" and truth.rights:
+            truth.disable(version)
+            self._give_up_rights()
         if self.policy != self._policy_said:
             self._policy_said = self.policy
             self._hurry.set()
@@ -376,7 +397,7 @@ class Service:
     def picture(self) -> Snapshot:
         """What is known now, as one immutable value."""
         finder = self.repairer.finder
-        workers = (self.sampler.worker, self.repairer.writer)
+        workers = (self.sampler.worker, self.repairer.writer, self.truth.worker)
         return Snapshot(
             at=time.time(),
             started_at=self.started_at,
@@ -412,5 +433,6 @@ class Service:
 def _raise_descriptor_limit() -> None:
     """A descriptor per region and per process: take what the system allows."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            not_measured="" if self.policy.origin in ("measured", "forced") else self.truth.unable or self.truth.why,
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -86,6 +86,7 @@ class Worker:
             channel = self._send(message, list(descriptors))
             try:
                 async with asyncio.timeout(self.timeout):  # not wait_for, see Service._every
+            limit = self.timeout if limit is None else limit
                     answer = await asyncio.get_running_loop().sock_recv(channel, _MAX_MESSAGE)
             except TimeoutError:
                 raise self._failed(f"did not answer within {self.timeout:g} s", own_fault=True) from None
@@ -182,7 +183,8 @@ class Worker:
         process, self._process = self._process, None
         if process is None:
             return
-        process.kill()
+        with contextlib.suppress(PermissionError):  # it is another user by now, and ends by its closed socket
+            process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.1)
         if process.returncode is None:

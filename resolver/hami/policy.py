@@ -2,7 +2,7 @@
 
 That depends on the driver. Up to the 565 series NVML's utilization samples carry host PIDs even for a caller
 inside a container; from 570.86.15 on they carry the caller's own numbers. Between the two nothing is known, and
-nothing is assumed.
+nothing is assumed. What was measured on this node (`resolver.hami.measured`) counts more than the version.
 """
 
 from __future__ import annotations
@@ -40,14 +40,8 @@ def parse_driver_version(text: str) -> tuple[int, ...] | None:
     return tuple(map(int, text.split("."))) if re.fullmatch(r"\d+(\.\d+){1,3}", text) else None
 
 
-def decide(setting: HostpidNamespace, driver_version: str | None) -> Policy:
-    """The policy for a node. ``driver_version`` is None until NVML has told it."""
-    if setting is not HostpidNamespace.AUTO:
-        return Policy(setting, f"forced by hostpid_namespace = {setting.value}", "forced")
-    if driver_version is None:
-        return Policy(
-            None, "NVML has not told the driver's version yet; --hostpid-namespace decides without it"
-        )
+def by_version(driver_version: str) -> Policy:
+    """What the driver's version alone says."""
     version = parse_driver_version(driver_version)
     if version is None:
         return Policy(None, f"driver version {driver_version!r} is not understood; set --hostpid-namespace")
@@ -66,6 +60,31 @@ def decide(setting: HostpidNamespace, driver_version: str | None) -> Policy:
     return Policy(
         None, f"driver {driver_version} lies between those known to differ; set --hostpid-namespace"
     )
+
+
+def decide(
+    setting: HostpidNamespace,
+    driver_version: str | None,
+    measured: HostpidNamespace | None = None,
+    unmeasurable: str = "",
+) -> Policy:
+    """The policy for a node. ``driver_version`` is None until NVML has told it.
+
+    ``measured`` is what that very driver was seen to do on this node; ``unmeasurable`` says why it will never be seen,
+    and stays empty while it may be.
+    """
+    if setting is not HostpidNamespace.AUTO:
+        return Policy(setting, f"forced by hostpid_namespace = {setting.value}", "forced")
+    if driver_version is None:
+        return Policy(
+            None, "NVML has not told the driver's version yet; --hostpid-namespace decides without it"
+        )
+    if measured is not None:
+        return Policy(
+            measured, f"driver {driver_version}: samples in a container carry {measured.value} PIDs", "measured"
+        )
+    policy = by_version(driver_version)
+    return policy._replace(why=f"{policy.why}; not measured: {unmeasurable}") if unmeasurable else policy
 
 
 def classify(hostpid: int, wanted: int, other_number: int, *, shared: bool) -> RepairReason | None:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from tests.fakes.node import Node
 
 _CREDENTIALS: Final = struct.Struct("3i")
+#: What a runtime gives a container that asks for nothing: chown, dac_override, fowner, fsetid, kill, setgid, setuid,
+#: setpcap, net_bind_service, net_raw, sys_chroot, mknod, audit_write, setfcap.
+DEFAULT_RIGHTS: Final = 0xA80425FB
 
 
 class Container:
@@ -42,6 +45,8 @@ class Container:
         pid_namespace: Literal["own", "host"] | Container,
         devices: Sequence[Device],
         priority: int,
+        rights: int | None = None,
+        broker_dir: Path | None = None,
     ) -> None:
         self.node = node
         self.pod_uid, self.name = pod_uid, name
@@ -49,6 +54,8 @@ class Container:
         self.pid_namespace = pid_namespace
         self.devices = tuple(devices)
         self.priority = priority
+        self.rights = rights
+        self.broker_dir = broker_dir
         self.directory = node.containers_dir / f"{pod_uid}_{name}"
         self.directory.mkdir(exist_ok=True)
         self.directory.chmod(0o777)
@@ -71,13 +78,19 @@ class Container:
             *("--bind", str(self.directory)),
             *("--pidns", self._pidns_argument()),
         ]
+        if self.rights is not None:
+            arguments += ["--rights", f"{self.rights:x}"]
+        environment = self.node.tenant_environment()
+        if self.broker_dir is not None:
+            arguments += ["--broker", str(self.broker_dir)]
+            environment["LIBVGPU_HOSTPID_BROKER"] = "1"
         if self.cgroup is not None:
             arguments += ["--cgroup", str(self.cgroup / "cgroup.procs")]
         with theirs:
             self._launcher = subprocess.Popen(
                 arguments,
                 pass_fds=(theirs.fileno(),),
-                env=self.node.tenant_environment(),
+                env=environment,
                 stdin=subprocess.DEVNULL,
             )
         try:
@@ -202,6 +215,8 @@ class Container:
             str(self.priority),
         ]
         arguments += ["--memory", str(memory), "--load", str(load), "--guess", str(guess)]
+        if self.broker_dir is not None:
+            arguments += ["--broker-socket", "/usr/local/hostpid/broker.sock"]
         return [*arguments, "--driver-socket", str(self.node.driver_socket)]
 
     def _spawn(self, arguments: Sequence[str], *, nested: bool) -> tuple[int, int, int]:

@@ -2,14 +2,18 @@
  * Starts a container in miniature and stays as its first process.
  *
  *   container-init --control FD --parent PID --bind DIR [--pidns new|host|/proc/N/ns/pid] [--cgroup PROCS_FILE ...]
+ *                  [--rights MASK] [--broker DIR]
  *
  * The launcher joins or makes the PID namespace and forks; the child enters the cgroups, gets its own mount and
- * cgroup namespaces, its own /proc, and DIR at /usr/local/vgpu. Nothing of that reaches the host's mount table.
+ * cgroup namespaces, its own /proc, DIR at /usr/local/vgpu, and the broker's DIR, read-only, at /usr/local/hostpid.
+ * Nothing of that reaches the host's mount table.
  * Then it serves the control socket (SOCK_SEQPACKET):
  *
  *   in:  a flag byte ('n': in a PID namespace of its own, '-': not), then the arguments, each ended by a zero
  *        byte, with two descriptors: the new process's standard input and output
  *   out: "started" from the new process itself, so that the kernel puts its host PID into the credentials
+ *
+ * With --rights it and all it starts have these capabilities at most, in hexadecimal, as a runtime would set them.
  *
  * Every process here dies with its parent, whatever the parent dies of.
  */
@@ -17,6 +21,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <linux/capability.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -27,6 +32,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -71,19 +77,35 @@ static void own_mounts(int new_proc)
         fail("mount /proc");
 }
 
-static void bind_vgpu(const char *source)
+static int open_directory(const char *source)
 {
-    char through[64];
     int fd = open(source, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         fail(source);
-    /* A tmpfs first: the host need not have /usr/local/vgpu, and must not get one. */
-    if (mount("tmpfs", "/usr/local", "tmpfs", 0, "mode=755") < 0 || mkdir("/usr/local/vgpu", 0777) < 0)
-        fail("mount /usr/local");
+    return fd;
+}
+
+static void bind_at(int fd, const char *target)
+{
+    char through[64];
     snprintf(through, sizeof through, "/proc/self/fd/%d", fd);
-    if (mount(through, "/usr/local/vgpu", NULL, MS_BIND, NULL) < 0)
-        fail("bind /usr/local/vgpu");
+    if (mkdir(target, 0777) < 0 || mount(through, target, NULL, MS_BIND, NULL) < 0)
+        fail(target);
     close(fd);
+}
+
+static void bind_directories(const char *vgpu, const char *broker)
+{
+    int fd = open_directory(vgpu), broker_fd = broker ? open_directory(broker) : -1;
+    /* A tmpfs first: the host need not have /usr/local/vgpu, and must not get one. */
+    if (mount("tmpfs", "/usr/local", "tmpfs", 0, "mode=755") < 0)
+        fail("mount /usr/local");
+    bind_at(fd, "/usr/local/vgpu");
+    if (!broker)
+        return;
+    bind_at(broker_fd, "/usr/local/hostpid");
+    if (mount(NULL, "/usr/local/hostpid", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY, NULL) < 0)
+        fail("read-only /usr/local/hostpid");
 }
 
 static void enter_cgroup(const char *procs_file)
@@ -92,6 +114,23 @@ static void enter_cgroup(const char *procs_file)
     if (fd < 0 || write(fd, "0", 1) != 1)
         fail(procs_file);
     close(fd);
+}
+
+static void limit_rights(unsigned long long mask)
+{
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct halves[2] = {{0}};
+    for (int number = 0; prctl(PR_CAPBSET_READ, number) >= 0; number++)
+        if (!(mask >> number & 1) && prctl(PR_CAPBSET_DROP, number) < 0)
+            fail("bounding set");
+    if (syscall(SYS_capget, &header, halves) < 0)
+        fail("capget");
+    for (int i = 0; i < 2; i++) {
+        halves[i].effective = halves[i].permitted &= (unsigned)(mask >> 32 * i);
+        halves[i].inheritable = 0;
+    }
+    if (syscall(SYS_capset, &header, halves) < 0)
+        fail("capset");
 }
 
 static void say_started(void)
@@ -169,15 +208,20 @@ static void use_pidns(const char *which)
 int main(int argc, char **argv)
 {
     static const struct option names[] = {{"control", 1, NULL, 'c'}, {"parent", 1, NULL, 'p'}, {"bind", 1, NULL, 'b'},
-                                          {"pidns", 1, NULL, 'n'},   {"cgroup", 1, NULL, 'g'}, {NULL, 0, NULL, 0}};
-    const char *bind = NULL, *pidns = "new", *cgroups[MAX_CGROUPS];
+                                          {"broker", 1, NULL, 'B'},
+                                          {"pidns", 1, NULL, 'n'},   {"cgroup", 1, NULL, 'g'},
+                                          {"rights", 1, NULL, 'r'},  {NULL, 0, NULL, 0}};
+    const char *bind = NULL, *broker = NULL, *pidns = "new", *cgroups[MAX_CGROUPS];
     int cgroup_num = 0, status;
+    unsigned long long rights = ~0ULL;
     pid_t parent = 0;
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;)
         switch (c) {
         case 'c': control = atoi(optarg); break;
         case 'p': parent = atoi(optarg); break;
+        case 'r': rights = strtoull(optarg, NULL, 16); break;
         case 'b': bind = optarg; break;
+        case 'B': broker = optarg; break;
         case 'n': pidns = optarg; break;
         case 'g': if (cgroup_num < MAX_CGROUPS) cgroups[cgroup_num++] = optarg; break;
         default: return 2;
@@ -199,7 +243,9 @@ int main(int argc, char **argv)
     if (cgroup_num && unshare(CLONE_NEWCGROUP) < 0)
         fail("cgroup namespace");
     own_mounts(strcmp(pidns, "host") != 0);
-    bind_vgpu(bind);
+    bind_directories(bind, broker);
+    if (rights != ~0ULL)
+        limit_rights(rights);
     signal(SIGCHLD, SIG_IGN); /* as PID 1 it inherits orphans: the kernel reaps them all */
     say_started();
     while (serve_one())

@@ -103,8 +103,15 @@ class Node:
         pid_namespace: Literal["own", "host"] | Container = "own",
         devices: Sequence[Device] | None = None,
         priority: int = 0,
+        rights: int | None = None,
+        broker_dir: Path | None = None,
     ) -> Container:
-        """Starts a container. `sm_limit` 0: no core limit, no watcher. `pid_namespace` may be another's."""
+        """Starts a container. `sm_limit` 0: no core limit, no watcher. `pid_namespace` may be another's.
+
+        `rights` is the mask of the capabilities that its processes can have, such as `container.DEFAULT_RIGHTS`; by
+        default all of them, and only then can a tenant be nested. `broker_dir` is mounted read-only, and the tenants
+        ask the broker in it.
+        """
         container = Container(
             self,
             pod_uid=pod_uid or str(uuid.uuid4()),
@@ -116,6 +123,8 @@ class Node:
             pid_namespace=pid_namespace,
             devices=devices if devices is not None else self._devices[:1],
             priority=priority,
+            rights=rights,
+            broker_dir=broker_dir,
         )
         self.containers.append(container)
         return container
