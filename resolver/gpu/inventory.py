@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class MigInstance(NamedTuple):
@@ -16,7 +19,7 @@ class MigInstance(NamedTuple):
 
 
 class Illness(NamedTuple):
-    """Why a GPU is unhealthy, and since when (Unix time)."""
+    """Why a GPU is unhealthy, and since when (Unix time). The reasons are those of `resolver.gpu.health`."""
 
     reason: str
     detail: str
@@ -26,8 +29,9 @@ class Illness(NamedTuple):
 class GpuReport(NamedTuple):
     """One GPU. Memory in bytes, utilization in per cent, temperature in degrees Celsius, power in watts.
 
-    ``samples`` is ``ok``, ``unsupported`` (MIG mode, for one) or ``failed``: whether NVML tells the utilization of
-    processes, with ``samples_why``. It is healthy while ``illnesses`` is empty.
+    ``uuid`` is empty for a GPU that the driver counts and that never told it. ``memory_used`` includes what the driver
+    keeps for itself. ``samples`` is ``ok``, ``unsupported`` (MIG mode, for one) or ``failed``: whether NVML tells the
+    utilization of processes, with ``samples_why``. It is healthy while ``illnesses`` is empty.
     """
 
     uuid: str
@@ -57,3 +61,40 @@ class Inventory(NamedTuple):
 
 
 NONE = Inventory(0, 0.0, None, ())
+
+
+def changes(old: Inventory, new: Inventory) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What is worth telling of the step from one inventory to the next: events, as in `resolver.events`.
+
+    A GPU that is lost and still counted by the driver is unhealthy; one that is not counted any more is gone.
+    """
+    if old.version == new.version:
+        return
+    before, now = ({_key(gpu): gpu for gpu in inventory.gpus} for inventory in (old, new))
+    places = {gpu.device_index for gpu in new.gpus}
+    for key, gpu in before.items():
+        # One that had no name and has one now did not go.
+        if key not in now and (gpu.uuid or gpu.device_index not in places):
+            yield "gpu_gone", _about(gpu) | {"was": _reasons(gpu) or "healthy"}
+    for key, gpu in now.items():
+        known = before.get(key)
+        if known is None:
+            yield "gpu_found", _about(gpu) | {"name": gpu.name}
+        had = {illness.reason for illness in known.illnesses} if known else set()
+        for illness in gpu.illnesses:
+            if illness.reason not in had:
+                yield "gpu_unhealthy", _about(gpu) | {"reason": illness.reason, "detail": illness.detail}
+        if known and known.illnesses and not gpu.illnesses:
+            yield "gpu_healthy", _about(gpu) | {"was": _reasons(known)}
+
+
+def _key(gpu: GpuReport) -> str | int:
+    return gpu.uuid or gpu.device_index
+
+
+def _about(gpu: GpuReport) -> dict[str, Any]:
+    return {"device": gpu.uuid, "device_index": gpu.device_index}
+
+
+def _reasons(gpu: GpuReport) -> str:
+    return ", ".join(illness.reason for illness in gpu.illnesses)

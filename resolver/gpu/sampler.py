@@ -5,6 +5,7 @@ Devices are told apart by UUID. A device that fails or is unsupported is a state
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sysconfig
 import time
@@ -12,16 +13,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver.errors import WorkerFailed
 from resolver.gpu.inventory import NONE, Inventory
+from resolver.gpu.stock import Stock
 from resolver.workers import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from resolver.gpu.inventory import GpuReport
 
 #: A sample speaks for this long; then the process is idle. HAMi's own watcher asks for the last second too.
 SAMPLE_SECONDS = 1.0
 _DEVICES_EVERY = 60.0
 _INCOMPLETE_SECONDS = 2.0  # a lost GPU makes the worker start the library anew, each time
 _CALL_SECONDS = 5.0
+#: Starting the library opens every GPU: seconds for each, where no persistence daemon holds them open.
+_START_SECONDS = 30.0
 #: What a person can do about an error, by NVML's name of it.
 _HINTS = {
     "LibraryNotFound": ": libnvidia-ml.so.1 is not there; is the driver installed, and mounted into this container?",
@@ -39,8 +45,9 @@ class DeviceSamples(NamedTuple):
     """One device's samples of the last second.
 
     ``newest`` maps the PID as NVML gave it (maybe a thread's) to its time stamp (us since the epoch) and SM
-    utilization (per cent). ``dropped`` are PIDs with values that cannot be: not idle, unknown. ``memory`` is NVML's
-    list of processes: PID as NVML gave it to bytes, None where it does not tell them; None as a whole without a list.
+    utilization (per cent). ``dropped`` are PIDs that are not idle but unknown: their value cannot be, or they are
+    clients of an MPS server, whose PID stands for them in the samples. ``memory`` is NVML's list of processes, MPS
+    clients with it: PID as NVML gave it to bytes, None where it does not tell them; None as a whole without a list.
     """
 
     status: str
@@ -51,7 +58,10 @@ class DeviceSamples(NamedTuple):
 
 
 class Collection(NamedTuple):
-    """All devices at one time. ``error`` is empty, or says why nothing is known; ``at`` is Unix time."""
+    """All devices at one time. ``error`` is empty, or says why nothing is known; ``at`` is Unix time.
+
+    ``inventory`` is what was last known of the GPUs; with an ``error`` it is of some time before.
+    """
 
     at: float
     error: str
@@ -68,54 +78,140 @@ class Sampler:
         self.worker = Worker("nvml worker", "resolver.gpu.nvml_worker", purelib, timeout=_CALL_SECONDS)
         self.driver_version: str | None = None
         self.implausible = 0
-        self._devices: list[dict[str, Any]] = []
+        self._stock = Stock()
         self._devices_until = 0.0
+        self._count = 0  # of the devices, when they were last looked at
+        self._statuses: dict[str, str] = {}
+        self._answered = False  # all of the last collection
+        self._complete = False  # every device answered
+        self._pending: asyncio.Task[Collection] | None = None
         self._next_restart = 0.0
         self._watermarks: dict[str, int] = {}
         self._newest: dict[str, dict[int, tuple[int, int]]] = {}
+        self._clients: dict[str, list[int]] = {}  # of MPS servers
         self._dropped: dict[str, dict[int, int]] = {}  # PID -> time stamp of its last value that cannot be
 
-    async def collect(self) -> Collection:
-        """Ask every device for what is new. Never raises; what fails is said in the answer."""
+    async def collect(self, patience: float = _CALL_SECONDS) -> Collection:
+        """Ask every device for what is new. Never raises; what fails is said in the answer.
+
+        A driver that answered before and does not within ``patience`` (seconds) leaves everything unknown from then
+        on. It is asked nothing else meanwhile: the next call goes on waiting, until the worker's time limit.
+        """
+        if not self._answered:
+            patience = max(patience, _CALL_SECONDS)
+        if self._pending is None:
+            self._pending = asyncio.create_task(self._collect())
         try:
-            if time.monotonic() >= self._devices_until:
+            await asyncio.wait({self._pending}, timeout=patience)
+        except asyncio.CancelledError:
+            await self._abandon()
+            raise
+        if not self._pending.done():
+            why = f"the driver did not answer within {patience:g} s"
+            return Collection(time.time(), why, self.driver_version, {}, self._stock.inventory)
+        done, self._pending = self._pending, None
+        collection = done.result()
+        self._answered = not collection.error
+        return collection
+
+    def stop(self) -> None:
+        """End the worker, and what it is being asked."""
+        if self._pending is not None:
+            self._pending.cancel()
+            self._pending = None
+        self.worker.stop()
+
+    async def _abandon(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
+
+    async def _collect(self) -> Collection:
+        try:
+            looked = time.monotonic() >= self._devices_until
+            if looked:
                 await self._find_devices()
-            devices = {}
-            for device in self._devices:
-                devices[device["uuid"]] = await self._sample(device)
-            return Collection(time.time(), "", self.driver_version, devices)
+            devices = await self._ask(self._stock.answering)
+            if self._devices_until == 0.0 and not looked:  # something is not as it was: see it at once
+                await self._find_devices()
+                new = [gpu for gpu in self._stock.answering if gpu.uuid not in devices]
+                devices |= await self._ask(new)
+            known = {gpu.uuid: gpu for gpu in self._stock.answering}
+            devices = {uuid: samples for uuid, samples in devices.items() if uuid in known}
+            self._statuses = {uuid: samples.status for uuid, samples in devices.items()}
+            inventory = self._stock.publish({uuid: samples[:2] for uuid, samples in devices.items()})
         except (WorkerFailed, _NvmlError) as error:
-            self._devices_until = 0.0
-            return Collection(time.time(), str(error), self.driver_version, {})
+            self._devices_until, self._complete = 0.0, False
+            return Collection(time.time(), str(error), self.driver_version, {}, self._stock.inventory)
+        for gpu in inventory.gpus:
+            if gpu.uuid and gpu.uuid not in devices:
+                devices[gpu.uuid] = DeviceSamples(FAILED, gpu.samples_why, {}, frozenset())
+        return Collection(time.time(), "", self.driver_version, devices, inventory)
 
     async def _find_devices(self) -> None:
-        answer = await self._call({"call": "devices"})
+        # After an error the worker starts the library anew, and it is not known how long that takes.
+        limit = None if self._complete else max(_START_SECONDS, self.worker.timeout)
+        answer = await self._call({"call": "devices"}, limit)
+        self._complete = self._stock.take(answer, time.time())
         self.driver_version = str(answer["driver_version"])
-        self._devices = [device for device in answer["devices"] if device["uuid"]]
-        # One device that did not answer is asked again soon, not in a minute.
-        complete = len(self._devices) == len(answer["devices"])
-        self._devices_until = time.monotonic() + (_DEVICES_EVERY if complete else _INCOMPLETE_SECONDS)
-        uuids = {device["uuid"] for device in self._devices}
-        for known in (self._watermarks, self._newest, self._dropped):
+        self._count = len(answer["devices"])
+        # One device that did not answer is asked again soon, not in a minute; and so is a driver without any.
+        wait = _DEVICES_EVERY if self._complete and self._count else _INCOMPLETE_SECONDS
+        self._devices_until = time.monotonic() + wait
+        uuids = {gpu.uuid for gpu in self._stock.answering}
+        for known in (self._watermarks, self._newest, self._dropped, self._clients):
             for gone in known.keys() - uuids:
                 del known[gone]
 
-    async def _sample(self, device: dict[str, Any]) -> DeviceSamples:
-        uuid = device["uuid"]
-        if device["mig"]:
-            return DeviceSamples(UNSUPPORTED, "NVML has no process utilization in MIG mode", {}, frozenset())
+    async def _ask(self, gpus: tuple[GpuReport, ...] | list[GpuReport]) -> dict[str, DeviceSamples]:
+        """Each one's samples; what is not as it was makes the devices be looked at again."""
+        found = {}
+        for gpu in gpus:
+            found[gpu.uuid] = samples = await self._sample(gpu)
+            if samples.status != OK and self._statuses.get(gpu.uuid, samples.status) != samples.status:
+                self._devices_until = 0.0
+        return found
+
+    async def _sample(self, gpu: GpuReport) -> DeviceSamples:
+        uuid = gpu.uuid
         now_us = int(time.time() * 1e6)
         oldest = now_us - int(SAMPLE_SECONDS * 1e6)
         watermark = self._watermarks.get(uuid, oldest)
         if not oldest < watermark <= now_us:  # long ago, or the clock was set back
             watermark = oldest
+        since = None if gpu.mig else watermark
         try:
-            answer = await self._call({"call": "samples", "uuid": uuid, "since": watermark})
+            answer = await self._call({"call": "samples", "uuid": uuid, "since": since})
         except _NvmlError as error:
-            self._devices_until = 0.0
+            self._look_again()
             return DeviceSamples(FAILED, str(error), {}, frozenset())
-        if answer["status"] == UNSUPPORTED:
-            return DeviceSamples(UNSUPPORTED, answer["text"], {}, frozenset())
+        if answer["count"] != self._count:
+            self._devices_until = 0.0
+        memory = None if answer["processes"] is None else dict(answer["processes"])
+        if gpu.mig:
+            why = "NVML has no process utilization in MIG mode"
+            return DeviceSamples(UNSUPPORTED, why, {}, frozenset(), memory)
+        if answer["status"] != OK:
+            if answer["status"] == FAILED:
+                self._look_again()
+            return DeviceSamples(answer["status"], answer["text"], {}, frozenset(), memory)
+        newest, dropped = self._merge(uuid, answer, watermark, now_us)
+        unknown = {pid for pid, stamp in dropped.items() if stamp > newest.get(pid, (0, 0))[0]}
+        if answer["mps"] is not None:
+            self._clients[uuid] = answer["mps"]
+        unknown.update(pid for pid in self._clients.get(uuid, ()) if pid not in newest)
+        return DeviceSamples(OK, "", newest, frozenset(unknown), memory)
+
+    def _look_again(self) -> None:
+        """Soon, but not each time: a device that fails for ever would be read each second."""
+        self._devices_until = min(self._devices_until, time.monotonic() + _INCOMPLETE_SECONDS)
+
+    def _merge(
+        self, uuid: str, answer: dict[str, Any], watermark: int, now_us: int
+    ) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
+        """What is known of the last second, with what the driver told now: (newest, dropped)."""
+        oldest = now_us - int(SAMPLE_SECONDS * 1e6)
         newest = {p: entry for p, entry in self._newest.get(uuid, {}).items() if oldest < entry[0] <= now_us}
         dropped = {p: stamp for p, stamp in self._dropped.get(uuid, {}).items() if oldest < stamp <= now_us}
         for pid, told, sm_util in answer["samples"]:
@@ -130,11 +226,10 @@ class Sampler:
             watermark = max(watermark, stamp)
         self.implausible += len(answer["dropped"])
         self._watermarks[uuid], self._newest[uuid], self._dropped[uuid] = watermark, newest, dropped
-        unknown = frozenset(pid for pid, stamp in dropped.items() if stamp > newest.get(pid, (0, 0))[0])
-        return DeviceSamples(OK, "", newest, unknown)
+        return newest, dropped
 
-    async def _call(self, request: dict[str, Any]) -> dict[str, Any]:
-        answer = json.loads(await self.worker.request(json.dumps(request).encode()))
+    async def _call(self, request: dict[str, Any], limit: float | None = None) -> dict[str, Any]:
+        answer = json.loads(await self.worker.request(json.dumps(request).encode(), limit=limit))
         if "error" in answer:
             if answer["error"] in _OLD_VIEW and time.monotonic() >= self._next_restart:
                 self.worker.stop()

@@ -138,8 +138,9 @@ def test_a_call_that_hangs_costs_a_worker_and_no_repair(node: Node, start: Start
     tenant.set_load(0)
     began = daemon.lines[-1]["at"]
     repaired(daemon, node, "while-it-hangs")
-    line = daemon.wait_for("nvml_unavailable", timeout_s=8)
-    assert "did not answer within 5 s" in line["why"]
+    line = daemon.wait_for("nvml_unavailable")
+    assert line["why"] == "the driver did not answer within 1 s"  # from now on what it said counts no more
+    line = daemon.wait_for("nvml_unavailable", why="the nvml worker did not answer within 5 s")
     assert line["at"] - began > 4.5
     assert not Path(f"/proc/{first}").exists()
     # Idle for five seconds, and nobody could know: the last value that was true stays, 0 is not claimed.
@@ -159,7 +160,7 @@ def test_an_init_that_hangs_leaves_everything_unknown_until_it_answers(node: Nod
     node.gpu.set_faults(hang=Hang.INIT)
     daemon = start(node, *FAST)
     line = daemon.wait_for("nvml_unavailable", timeout_s=8)
-    assert "did not answer within 5 s" in line["why"]
+    assert line["why"] == "the driver did not answer within 5 s"
     assert free.cache.read_bytes() == before  # which number is wanted is not known either
     node.gpu.set_faults()
     until(lambda: tenant.slot()["sm_util"] == [50], "the load", 10)

@@ -3,15 +3,54 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from tests.fakes import build
 from tests.fakes.chain import Chain
 from tests.fakes.gpu import DEFAULT_DEVICES, Gpu, Load
+
+
+class Client:
+    """A connection to the driver, which takes its caller for a CUDA program."""
+
+    host_pid = os.getpid()
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(gpu.socket_path))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def context(self, uuid: str, memory: int, *, how: str = "context") -> None:
+        """Memory on a device in bytes, -1 if the driver is not to tell it; ``how`` is ``context`` or ``mps``."""
+        self.ask(f"{how} {uuid} {memory}")
+
+    def load(self, uuid: str, sm: int) -> None:
+        """From now on this busy, in per cent."""
+        self.ask(f"load {uuid} {sm}")
+
+    def ask(self, command: str) -> None:
+        self._socket.sendall(command.encode() + b"\n")
+        assert self._socket.recv(256) == b"ok\n"
+
+    def close(self) -> None:
+        """The process has ended, as far as the driver knows."""
+        if self._socket.fileno() >= 0:
+            connected = len(self._gpu.clients())
+            self._socket.close()
+            while len(self._gpu.clients()) == connected:
+                time.sleep(0.001)
 
 
 class Driver:
@@ -34,6 +73,10 @@ class Driver:
         self._library.unlink()
         if directory:
             self._library.parent.rmdir()
+
+    def client(self) -> Client:
+        """The test process, as one that uses a GPU."""
+        return Client(self.gpu)
 
     def sample(self, host_pid: int, sm: int, device: int = 0, age_s: float = 0.0) -> int:
         """The driver notes a process's load ``age_s`` ago; returns the time stamp in us."""

@@ -13,10 +13,12 @@ from types import SimpleNamespace
 import pytest
 
 from resolver.gpu import sampler as module
+from resolver.gpu.inventory import NONE, GpuReport
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED, Collection, Sampler
 from resolver.procfs import Procfs
-from tests.fakes.gpu import DEFAULT_DEVICES
-from tests.fakes.state import Fault, Hang
+from tests.fakes.chain import Chain
+from tests.fakes.gpu import DEFAULT_DEVICES, Device, Mig
+from tests.fakes.state import Answer, Fault, Hang
 from tests.unit.conftest import Driver
 
 FIRST, SECOND = (device.uuid for device in DEFAULT_DEVICES)
@@ -28,11 +30,19 @@ class Bench:
         self._runner = asyncio.Runner()
 
     def close(self) -> None:
-        self.sampler.worker.stop()
+        self.sampler.stop()
         self._runner.close()
 
-    def collect(self) -> Collection:
-        return self._runner.run(self.sampler.collect())
+    def collect(self, patience: float = 5.0) -> Collection:
+        return self._runner.run(self.sampler.collect(patience))
+
+    def gpu(self, uuid: str = FIRST) -> GpuReport:
+        """What the inventory says of one device after another collection."""
+        (gpu,) = (gpu for gpu in self.collect().inventory.gpus if gpu.uuid == uuid)
+        return gpu
+
+    def reasons(self, uuid: str = FIRST) -> list[str]:
+        return [illness.reason for illness in self.gpu(uuid).illnesses]
 
     def load(self, uuid: str = FIRST) -> dict[int, int]:
         """What is known of one device: ``{pid: per cent}``."""
@@ -183,7 +193,7 @@ def test_a_lost_device_has_failed_is_not_idle_and_comes_back(
     assert "GPU is lost" in device.why
     for _ in range(2):
         collection = bench.collect()
-        assert FIRST not in collection.devices
+        assert collection.devices[FIRST] == device
         assert collection.devices[SECOND].status == OK
     driver.gpu.set_devices(DEFAULT_DEVICES)
     driver.sample(4711, 35)
@@ -196,9 +206,8 @@ def test_devices_are_told_by_uuid_and_not_by_index(driver: Driver, bench: Bench)
     driver.gpu.set_devices([DEFAULT_DEVICES[1]])  # the first fell off the bus; samples go by index
     driver.sample(4712, 50, device=0)
     collection = bench.collect()
-    assert collection.devices[FIRST].status == FAILED
+    assert list(collection.devices) == [SECOND]
     assert collection.devices[SECOND].newest[4712][1] == 50
-    assert list(bench.collect().devices) == [SECOND]
     assert FIRST not in bench.sampler._watermarks | bench.sampler._newest | bench.sampler._dropped
 
 
@@ -243,6 +252,7 @@ def test_a_node_without_nvml_gets_it(
     for _ in range(3):
         collection = bench.collect()
         assert "LibraryNotFound" in collection.error
+        assert collection.inventory == NONE
         assert (collection.driver_version, dict(collection.devices)) == (None, {})
     assert bench.sampler.worker.starts <= 2  # a look costs no process each time
     driver.install("535.104.05")
@@ -256,10 +266,298 @@ def test_a_node_without_nvml_gets_it(
 def test_a_driver_that_is_replaced_gets_a_new_worker(driver: Driver, bench: Bench) -> None:
     assert bench.collect().driver_version == "550.54.15"
     driver.gpu.set_faults(Fault.DRIVER_NOT_LOADED)
-    assert bench.collect().devices[FIRST].status == FAILED
+    assert "DriverNotLoaded" in bench.collect().error
     driver.gpu.set_faults()
     driver.install("510.108.03")
     assert "LibRmVersionMismatch" in bench.collect().error
     collection = bench.collect()
     assert (collection.error, collection.driver_version) == ("", "510.108.03")
     assert bench.sampler.worker.failures == 0
+
+
+# ---- processes -----------------------------------------------------------------------------------
+
+
+def test_the_processes_of_each_device_have_their_memory(driver: Driver, bench: Bench) -> None:
+    with driver.client() as client:
+        client.context(FIRST, 5 << 20)
+        devices = bench.collect().devices
+        assert (devices[FIRST].memory, devices[SECOND].memory) == ({client.host_pid: 5 << 20}, {})
+        client.context(FIRST, -1)
+        assert bench.collect().devices[FIRST].memory == {client.host_pid: None}
+        driver.gpu.set_errors({Answer.PROCESS_LIST: 999})
+        assert bench.collect().devices[FIRST].memory is None
+        driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], mig_enabled=True), DEFAULT_DEVICES[1]])
+        driver.gpu.set_errors()
+        mig = bench.collect().devices[FIRST]
+        assert (mig.status, mig.memory) == (UNSUPPORTED, {client.host_pid: None})
+
+
+def test_a_client_of_mps_is_not_idle_because_its_server_has_the_samples(driver: Driver, bench: Bench) -> None:
+    driver.gpu.mps_server = Chain(((os.stat("/proc/self/ns/pid").st_ino, 4711),))
+    with driver.client() as client:
+        client.context(FIRST, 5 << 20, how="mps")
+        client.load(FIRST, 70)
+        device = bench.collect().devices[FIRST]
+        assert {pid: sm for pid, (_, sm) in device.newest.items()} == {4711: 70}
+        assert device.memory == {client.host_pid: 5 << 20}
+        assert device.dropped == {client.host_pid}
+        driver.gpu.set_errors({Answer.MPS_LIST: 999})
+        assert bench.collect().devices[FIRST].dropped == {client.host_pid}  # it is not known to have ended
+        driver.gpu.set_errors()
+        driver.sample(client.host_pid, 12)  # a driver that tells them apart is believed
+        device = bench.collect().devices[FIRST]
+        assert (device.newest[client.host_pid][1], device.dropped) == (12, frozenset())
+        assert bench.sampler.implausible == 0
+
+
+# ---- the inventory -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def always_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices are looked at in every collection, not once a minute."""
+    monkeypatch.setattr(module, "_DEVICES_EVERY", 0.0)
+    monkeypatch.setattr(module, "_INCOMPLETE_SECONDS", 0.0)
+
+
+def test_the_inventory_has_every_device(driver: Driver, bench: Bench) -> None:
+    migs = (Mig("MIG-a", 3, 1, memory_used=7),)
+    driver.gpu.set_devices([DEFAULT_DEVICES[0], replace(DEFAULT_DEVICES[1], mig_enabled=True, migs=migs)])
+    with driver.client() as client:
+        client.context(FIRST, 5 << 20)
+        inventory = bench.collect().inventory
+    first, second = inventory.gpus
+    assert (inventory.version, inventory.driver_version) == (1, "550.54.15")
+    assert first == GpuReport(
+        uuid=FIRST,
+        device_index=0,
+        minor=1,
+        name="NVIDIA Stand-in 24GB",
+        memory_total=24 << 30,
+        memory_used=5 << 20,
+        utilization=0,
+        temperature=61,
+        power=180.0,
+        mig=False,
+        mig_instances=(),
+        ecc_uncorrected=0,
+        samples=OK,
+        samples_why="",
+        illnesses=(),
+    )
+    assert (second.uuid, second.mig, second.utilization, second.samples) == (SECOND, True, None, UNSUPPORTED)
+    assert second.mig_instances == (("MIG-a", 3, 1, 5 << 30, 7),)
+
+
+def test_a_version_is_a_change(driver: Driver, bench: Bench, always_again: None) -> None:
+    first = bench.collect().inventory
+    later = bench.collect().inventory
+    assert later == first._replace(at=later.at)
+    assert later.at > first.at
+    driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], temperature_c=62), DEFAULT_DEVICES[1]])
+    assert bench.collect().inventory.version == 2
+    driver.gpu.set_faults(Fault.PROCESS_UTILIZATION_UNSUPPORTED | Fault.PROCESSES_INFO_UNSUPPORTED)
+    assert bench.collect().inventory.version == 3
+    assert bench.gpu().samples == UNSUPPORTED
+    assert bench.collect().inventory.version == 3
+
+
+def test_devices_are_looked_at_once_a_minute_while_nothing_happens(driver: Driver, bench: Bench) -> None:
+    read = bench.collect().inventory.at
+    driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], temperature_c=62), DEFAULT_DEVICES[1]])
+    assert bench.collect().inventory.at == read
+    bench.sampler._devices_until -= 61
+    assert bench.gpu().temperature == 62
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [({Answer.ANY: 15}, "lost"), ({Answer.UTILIZATION: 16, Answer.ANY: 16}, "reset_required")],
+)
+def test_a_device_that_breaks_stays_with_what_is_known_of_it(
+    driver: Driver, bench: Bench, always_again: None, error: dict[Answer, int], reason: str
+) -> None:
+    before = bench.gpu()
+    began = time.time()
+    driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], errors=error), DEFAULT_DEVICES[1]])
+    for _ in range(3):
+        broken = bench.gpu()
+        (illness,) = broken.illnesses
+        assert illness.reason == reason
+        assert began <= illness.since <= began + 5
+        assert (broken.name, broken.minor, broken.memory_total) == (before.name, 1, 24 << 30)
+        measured = (broken.memory_used, broken.utilization, broken.temperature, broken.power)
+        assert (*measured, broken.ecc_uncorrected) == (None,) * 5
+        assert (broken.samples, broken.samples_why) == (FAILED, illness.detail)
+        assert bench.gpu(SECOND).illnesses == ()
+        began = illness.since  # it stays the same
+    driver.gpu.set_devices(DEFAULT_DEVICES)
+    assert bench.gpu() == before
+    assert bench.sampler.worker.failures == 0
+
+
+def test_a_device_that_broke_before_it_was_ever_seen_has_no_name(
+    driver: Driver, bench: Bench, always_again: None
+) -> None:
+    driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], lost=True), DEFAULT_DEVICES[1]])
+    collection = bench.collect()
+    nameless, well = collection.inventory.gpus
+    assert (nameless.uuid, nameless.device_index, nameless.name, nameless.memory_total) == ("", 0, "", None)
+    assert nameless.illnesses[0].reason == "lost"
+    assert (well.uuid, well.illnesses) == (SECOND, ())
+    assert list(collection.devices) == [SECOND]
+    driver.gpu.set_devices(DEFAULT_DEVICES)
+    assert bench.reasons() == []
+
+
+def test_a_lost_device_is_known_by_its_place_while_the_others_have_theirs(
+    driver: Driver, bench: Bench, always_again: None
+) -> None:
+    first, second, third = (*DEFAULT_DEVICES, replace(DEFAULT_DEVICES[0], uuid="GPU-third", minor=2))
+    lost = [replace(device, lost=True) for device in (first, second, third)]
+
+    def uuids(*devices: Device) -> list[str]:
+        driver.gpu.set_devices(devices)
+        return [gpu.uuid for gpu in bench.collect().inventory.gpus]
+
+    uuids(first, second)
+    assert uuids(lost[0], second, third) == [FIRST, SECOND, "GPU-third"]  # one is added meanwhile
+    assert uuids(lost[0], lost[1], third) == [FIRST, SECOND, "GPU-third"]
+    assert uuids(*lost) == [FIRST, SECOND, "GPU-third"]
+    assert uuids(lost[1], third) == ["", "GPU-third"]  # not the first, which went: nobody can know
+    assert uuids(lost[2]) == [""]
+    assert uuids(first, second, third) == [FIRST, SECOND, "GPU-third"]
+
+
+def test_devices_that_come_and_go_are_seen_in_the_next_collection(driver: Driver, bench: Bench) -> None:
+    third = replace(DEFAULT_DEVICES[0], uuid="GPU-third", minor=2)
+    assert len(bench.collect().inventory.gpus) == 2
+    driver.gpu.set_devices([*DEFAULT_DEVICES, third])
+    driver.sample(4711, 44, device=2)
+    collection = bench.collect()
+    assert [gpu.uuid for gpu in collection.inventory.gpus] == [FIRST, SECOND, "GPU-third"]
+    assert collection.devices["GPU-third"].newest[4711][1] == 44
+    driver.gpu.set_devices([third])
+    collection = bench.collect()
+    assert [gpu.uuid for gpu in collection.inventory.gpus] == ["GPU-third"]
+    assert list(collection.devices) == ["GPU-third"]
+    driver.gpu.set_devices([])
+    assert bench.collect().inventory.gpus == ()
+
+
+def test_a_gpu_is_too_hot_until_it_is_cool(driver: Driver, bench: Bench, always_again: None) -> None:
+    def at(degrees: int, errors: dict[Answer, int] | None = None) -> list[str]:
+        device = replace(DEFAULT_DEVICES[0], temperature_c=degrees, errors=errors or {})
+        driver.gpu.set_devices([device, DEFAULT_DEVICES[1]])
+        return bench.reasons()
+
+    assert [at(95), at(96), at(95), at(90)] == [[], ["too_hot"], ["too_hot"], ["too_hot"]]
+    since = bench.gpu().illnesses[0].since
+    assert at(60, {Answer.TEMPERATURE: 999}) == ["too_hot"]  # nobody saw it cool
+    assert bench.gpu().temperature is None
+    assert at(60, {Answer.ANY: 15}) == ["lost", "too_hot"]
+    assert bench.gpu().illnesses[1].since == since
+    assert [at(89), at(90), at(95)] == [[], [], []]
+
+
+def test_errors_that_could_not_be_corrected_are_an_illness_until_the_driver_is_loaded_anew(
+    driver: Driver, bench: Bench, always_again: None
+) -> None:
+    def counted(volatile: int, errors: dict[Answer, int] | None = None) -> list[str]:
+        device = replace(DEFAULT_DEVICES[0], ecc=(volatile, 40), errors=errors or {})
+        driver.gpu.set_devices([device, DEFAULT_DEVICES[1]])
+        return bench.reasons()
+
+    assert [counted(0), counted(2)] == [[], ["ecc_uncorrected"]]
+    assert counted(2, {Answer.ECC: 999}) == ["ecc_uncorrected"]
+    assert counted(0) == []
+    driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], ecc=None), DEFAULT_DEVICES[1]])
+    assert (bench.gpu().ecc_uncorrected, bench.gpu().illnesses) == (None, ())
+
+
+def test_a_memory_query_that_fails_is_an_illness_and_one_that_is_not_supported_is_none(
+    driver: Driver, bench: Bench, always_again: None
+) -> None:
+    for code, reasons in ((999, ["memory_query_failed"]), (4, ["memory_query_failed"]), (3, []), (13, [])):
+        device = replace(DEFAULT_DEVICES[0], errors={Answer.MEMORY: code})
+        driver.gpu.set_devices([device, DEFAULT_DEVICES[1]])
+        assert bench.reasons() == reasons
+        assert (bench.gpu().memory_total, bench.gpu().memory_used) == (None, None)
+
+
+def test_what_was_known_is_not_forgotten_when_nvml_fails(driver: Driver, bench: Bench) -> None:
+    known = bench.collect().inventory
+    driver.gpu.set_faults(Fault.DRIVER_NOT_LOADED)
+    collection = bench.collect()
+    assert "DriverNotLoaded" in collection.error
+    assert collection.inventory == known
+
+
+# ---- a driver that does not answer ---------------------------------------------------------------
+
+
+def test_a_driver_that_hangs_leaves_everything_unknown_long_before_it_is_given_up(
+    driver: Driver, bench: Bench
+) -> None:
+    driver.sample(4711, 30)
+    assert bench.load() == {4711: 30}
+    worker = bench.sampler.worker.host_pid
+    driver.gpu.set_faults(hang=Hang.UTILIZATION)
+    for _ in range(3):
+        began = time.monotonic()
+        collection = bench.collect(patience=0.1)
+        assert time.monotonic() - began < 1.0
+        assert (collection.error, dict(collection.devices)) == ("the driver did not answer within 0.1 s", {})
+        assert len(collection.inventory.gpus) == 2
+    driver.gpu.set_faults()
+    driver.sample(4711, 40)
+    assert bench.load() == {4711: 40}
+    assert bench.sampler.worker.host_pid == worker  # it was late, and not killed for it
+    driver.gpu.set_faults(hang=Hang.UTILIZATION)
+    bench.sampler.worker.timeout = 0.3
+    while "within 0.3 s" not in bench.collect(patience=0.1).error:
+        assert bench.sampler.worker.failures == 0
+    assert bench.sampler.worker.failures == 1
+
+
+def test_the_start_of_the_library_gets_more_time(
+    driver: Driver, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a persistence daemon each GPU takes seconds to open: killed too early, it never would."""
+    monkeypatch.setattr(module, "_CALL_SECONDS", 0.2)
+    bench.sampler.worker.timeout = 0.2
+    driver.gpu.set_faults(hang=Hang.INIT)
+    for _ in range(3):
+        assert bench.collect(0.2).error == "the driver did not answer within 0.2 s"
+    driver.gpu.set_faults()
+    assert bench.collect(5.0).error == ""
+    assert (bench.sampler.worker.starts, bench.sampler.worker.failures) == (1, 0)
+
+
+def test_a_start_that_hangs_for_good_is_given_up(
+    driver: Driver, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_START_SECONDS", 0.3)
+    bench.sampler.worker.timeout = 0.1
+    driver.gpu.set_faults(hang=Hang.INIT)
+    assert bench.collect().error == "the nvml worker did not answer within 0.3 s"
+    driver.gpu.set_faults()
+    assert bench.collect().error == ""
+
+
+def test_a_collection_that_is_cancelled_leaves_nothing_behind(driver: Driver, bench: Bench) -> None:
+    bench.collect()
+    driver.gpu.set_faults(hang=Hang.UTILIZATION)
+
+    async def cancelled() -> int:
+        task = asyncio.create_task(bench.sampler.collect())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return len(asyncio.all_tasks())
+
+    assert bench._runner.run(cancelled()) == 1
+    assert bench.sampler.worker.host_pid is None
+    driver.gpu.set_faults()
+    assert bench.collect().error == ""

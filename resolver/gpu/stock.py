@@ -1,0 +1,115 @@
+"""What is known of the node's GPUs, kept over failures: the NVML worker's answers become an `Inventory`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from resolver.gpu.health import judge
+from resolver.gpu.inventory import NONE, GpuReport, MigInstance
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from resolver.gpu.inventory import Inventory
+
+
+_NOTHING = GpuReport("", 0, None, "", None, None, None, None, None, None, (), None, "", "", ())
+
+
+class Stock:
+    """The inventory, and which of its GPUs answer."""
+
+    def __init__(self) -> None:
+        self.inventory: Inventory = NONE
+        self.answering: tuple[GpuReport, ...] = ()  # those that told their UUID
+        self._read: tuple[GpuReport, ...] = ()  # as last read, without what is known of their samples
+        self._read_at = 0.0
+        self._driver_version: str | None = None
+
+    def take(self, answer: dict[str, Any], now: float) -> bool:
+        """Take over the worker's answer to ``devices``. False if one of them did not answer in full."""
+        devices = answer["devices"]
+        self._driver_version = str(answer["driver_version"])
+        self._read_at = now
+        uuids = self._identify(devices)
+        known = {gpu.uuid or gpu.device_index: gpu for gpu in self._read}
+        self._read = tuple(
+            _report(device, uuid, known.get(uuid or device["index"]), now)
+            for device, uuid in zip(devices, uuids, strict=True)
+        )
+        pairs = zip(devices, self._read, strict=True)
+        self.answering = tuple(gpu for device, gpu in pairs if "error" not in device)
+        return all("error" not in device and "memory" not in device["failed"] for device in devices)
+
+    def publish(self, samples: Mapping[str, tuple[str, str]]) -> Inventory:
+        """The inventory, given status and reason of each device's samples; a new version if anything is new."""
+        gpus = tuple(_with_samples(gpu, samples.get(gpu.uuid)) for gpu in self._read)
+        old = self.inventory
+        if (gpus, self._driver_version) == (old.gpus, old.driver_version):
+            self.inventory = old._replace(at=self._read_at)
+        else:
+            self.inventory = old._replace(
+                version=old.version + 1, at=self._read_at, driver_version=self._driver_version, gpus=gpus
+            )
+        return self.inventory
+
+    def _identify(self, devices: Sequence[dict[str, Any]]) -> list[str]:
+        """The UUID of each device, also of one that does not tell it now; empty if nobody knows.
+
+        Such a one is who had its index before, as long as the others still have theirs: indexes go by the place on
+        the bus, and all behind a GPU that comes or goes get new ones.
+        """
+        places = {gpu.uuid: gpu.device_index for gpu in self._read if gpu.uuid}
+        told = {device["uuid"]: device["index"] for device in devices if device["uuid"]}
+        both = places.keys() & told.keys()
+        in_place = all(places[uuid] == told[uuid] for uuid in both)
+        if not in_place or not (both or len(devices) == len(self._read)):
+            return [device["uuid"] for device in devices]
+        missing = {index: uuid for uuid, index in places.items() if uuid not in told}
+        return [device["uuid"] or missing.get(device["index"], "") for device in devices]
+
+
+def _report(device: dict[str, Any], uuid: str, before: GpuReport | None, now: float) -> GpuReport:
+    """One device. What cannot change is remembered of one that does not answer; what is measured is not."""
+    illnesses = judge(device, before.illnesses if before else (), now)
+    if "error" in device:
+        return (before or _NOTHING)._replace(
+            uuid=uuid,
+            device_index=device["index"],
+            memory_used=None,
+            utilization=None,
+            temperature=None,
+            power=None,
+            ecc_uncorrected=None,
+            mig_instances=tuple(
+                each._replace(memory_used=None) for each in (before or _NOTHING).mig_instances
+            ),
+            illnesses=illnesses,
+        )
+    total, used = device["memory"] or (None, None)
+    return GpuReport(
+        uuid=uuid,
+        device_index=device["index"],
+        minor=device["minor"],
+        name=device["name"] or "",
+        memory_total=total,
+        memory_used=used,
+        utilization=device["utilization"],
+        temperature=device["temperature"],
+        power=device["power"],
+        mig=device["mig"],
+        mig_instances=tuple(MigInstance(*each) for each in device.get("mig_instances") or ()),
+        ecc_uncorrected=device["ecc"],
+        samples="",
+        samples_why="",
+        illnesses=illnesses,
+    )
+
+
+def _with_samples(gpu: GpuReport, samples: tuple[str, str] | None) -> GpuReport:
+    status, why = samples or ("failed", _illness(gpu))
+    return gpu._replace(samples=status, samples_why=why)
+
+
+def _illness(gpu: GpuReport) -> str:
+    return gpu.illnesses[0].detail if gpu.illnesses else "it was not asked"
