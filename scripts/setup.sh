@@ -34,6 +34,7 @@ missing_packages() {
     have_library libatomic.so.1 || echo libatomic1
     [[ $PROFILE == dev ]] || return 0
     have_command runc || echo runc
+    have_command tmux || echo tmux
     have_bcc || echo python3-bpfcc
     have_command bpftool || bpftool_package
     have_command zsh || echo zsh

@@ -25,6 +25,7 @@ COMMANDS = {
     "reverse": "print the container and the PIDs of a host PID",
     "slots": "show HAMi's cache files slot by slot",
     "doctor": "look at all that the daemon needs here, with causes and remedies",
+    "top": "show live who uses the GPUs",
     "containers": "list the containers of this node",
     "status": "show how the daemon is",
     "events": "print what happened, and what happens",

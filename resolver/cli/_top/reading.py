@@ -1,0 +1,100 @@
+"""Asks the daemon for everything that a frame shows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from resolver import client
+from resolver.cli._top.tree import Documents, Tree, build
+from resolver.errors import CannotKnow, ResolverError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: A person waits: a daemon that takes longer is told about, and asked again.
+_SECONDS = 2.0
+
+
+def read(socket_path: str | None) -> Tree:
+    """One reading. Raises as `resolver.client.get_json`, and CannotKnow for answers that are not understood."""
+
+    def ask(name: str) -> dict[str, Any]:
+        answer: dict[str, Any] = client.get_json(f"/v1/{name}", socket_path, seconds=_SECONDS)
+        return answer
+
+    regions = ask("regions")
+    try:
+        return build(
+            Documents(
+                ask("status"),
+                ask("gpus")["gpus"],
+                ask("containers")["containers"],
+                ask("processes")["processes"],
+                regions["regions"],
+                ask("slots")["slots"],
+                regions["rejected"],
+            )
+        )
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise CannotKnow(
+            f"the daemon's answer is not understood ({error!r}): is it of another version? `resolver status` and "
+            "`resolver --version` tell; restart the daemon after an upgrade"
+        ) from None
+
+
+class Reading(NamedTuple):
+    """The last reading that succeeded, and why the one after it did not, since when (Unix time)."""
+
+    tree: Tree
+    read_at: float
+    error: str = ""
+    since: float = 0.0
+
+
+class Reader:
+    """Reads in a thread of its own, so that a daemon that hangs delays no key.
+
+    ``latest`` is replaced whole; ``told`` is called, from that thread, after it was.
+    """
+
+    def __init__(
+        self, socket_path: str | None, interval: float, first: Reading, told: Callable[[], None]
+    ) -> None:
+        self.latest = first
+        self.failure: BaseException | None = None  # what ended the thread, which nothing should
+        self._socket_path = socket_path
+        self._interval = interval
+        self._told = told
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
+
+    def start(self) -> None:
+        """Read until `stop`."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Read no more; an answer that is still waited for is not taken."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        try:
+            self._read_on()
+        except BaseException as error:  # noqa: BLE001 (a defect of ours: who draws has to end with it)
+            self.failure = error
+            self._told()
+
+    def _read_on(self) -> None:
+        due = time.monotonic()
+        while True:
+            due = max(due + self._interval, time.monotonic())
+            if self._ended.wait(due - time.monotonic()):
+                return
+            before, now = self.latest, time.time()
+            try:
+                self.latest = Reading(read(self._socket_path), now)
+            except ResolverError as error:
+                self.latest = before._replace(error=str(error), since=before.since or now)
+            if not self._ended.is_set():
+                self._told()
