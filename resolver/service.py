@@ -22,6 +22,7 @@ from resolver.config import FIXED_AT_START, OFF, HostpidNamespace, Settings, Sou
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.events import Events
 from resolver.gpu.inventory import NONE as NO_INVENTORY
+from resolver.gpu.inventory import changes
 from resolver.gpu.sampler import Sampler
 from resolver.hami.policy import Policy, decide
 from resolver.join import NOTHING, Joined, join
@@ -34,8 +35,8 @@ from resolver.snapshot import Histogram, ProcessReport, Snapshot, WorkerReport
 from resolver.sources.choose import Ladder
 from resolver.sources.listing import Listing
 from resolver.sources.scan import ScanSource
-from resolver.types import SampleReason
 from resolver.truth import DriverTruth
+from resolver.types import SampleReason
 from resolver.view import View
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from resolver.sources import Source
 
 _ERRORS_BEFORE_END = 10
+_DRIVER_SECONDS = 1.0  # a driver that answered before may take this long; then what it said counts no more
 _BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
 
@@ -79,13 +81,13 @@ class Service:
         )
         self.repairer = Repairer(settings, self.procfs, self.pidmap, self.counters, self.journal)
         self.sampler = Sampler()
-        self.live = LiveLookup(self.procfs, self.pidmap)
-        self.census = Census(
         self.truth = DriverTruth(
             settings.run_dir, self.repairer.owners, self.procfs, self.pidmap, self.counters, self.journal
         )
         if in_charge:
             self.truth.enable(wanted=settings.hostpid_namespace is HostpidNamespace.AUTO)
+        self.live = LiveLookup(self.procfs, self.pidmap)
+        self.census = Census(
             self.procfs, self.pidmap, self.live, PodNames(settings.pod_logs_dir), self.journal
         )
         self.policy: Policy = decide(settings.hostpid_namespace, None)
@@ -99,9 +101,9 @@ class Service:
         self._pass_seconds = 0.0
         self._gpu_processes: tuple[ProcessReport, ...] = ()
         self._in_charge = in_charge
+        self._rights: tuple[frozenset[str], frozenset[str]] | None = None  # once the source runs
         self._policy_said: Policy | None = None
         self._new_settings: tuple[Settings, dict[str, str]] | None = None
-        self._rights: tuple[frozenset[str], frozenset[str]] | None = None  # once the source runs
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._trouble = asyncio.Event()  # a source has failed
@@ -200,8 +202,6 @@ class Service:
         release = os.uname().release
         running = frozenset().union(*(capabilities.while_running(name, release) for name in steps), optional)
         children = frozenset().union(*(capabilities.TO_START[name] for name in steps), optional)
-        try:
-            capabilities.limit(running, children | self.truth.rights, again=bool(self.truth.rights))
         self._rights = running, children
         self._give_up_rights()
 
@@ -210,6 +210,8 @@ class Service:
         if self._rights is None:
             return
         running, children = self._rights
+        try:
+            capabilities.limit(running, children | self.truth.rights, again=bool(self.truth.rights))
         except OSError as error:
             self.journal.log.warning("capabilities_kept", why=str(error))
 
@@ -294,7 +296,8 @@ class Service:
 
     def close(self) -> None:
         """Give everything back: children, handles, files."""
-        self.sampler.worker.stop()
+        self.sampler.stop()
+        self.truth.close()
         self.repairer.close()
         self.pidmap.close()
 
@@ -302,9 +305,12 @@ class Service:
 
     async def collect_once(self) -> None:
         """Ask NVML, join what it says, and see what the driver's version means for ``hostpid``."""
-        collection = await self.sampler.collect()
+        collection = await self.sampler.collect(max(_DRIVER_SECONDS, self.settings.nvml_interval))
         trouble = self.journal.trouble
         self.counters["implausible_samples"] = self.sampler.implausible
+        for kind, fields in changes(self.inventory, collection.inventory):
+            level = "warning" if kind in ("gpu_gone", "gpu_unhealthy") else "info"
+            self.journal.tell(kind, level=level, **fields)
         self.inventory = collection.inventory
         if not collection.error:
             self.collected_at = collection.at
@@ -314,14 +320,14 @@ class Service:
         owners = self.repairer.owners
         self.joined = join(collection, owners, owners.container_ids(), self.procfs, self.pidmap)
         self._decide()
+        if self.policy.origin != "forced":
+            self.truth.consider(collection)
         self._count_containers()
 
     async def pass_once(self, *, patient: bool = True) -> None:
         """One pass over the slots, and a new snapshot."""
         if self._new_settings is not None:
             wanted, self._new_settings = self._new_settings, None
-        if self.policy.origin != "forced":
-            self.truth.consider(collection)
             self._use(*wanted)
         self._look_after_source()
         began = time.perf_counter()
@@ -427,12 +433,12 @@ class Service:
             dry_run=self.settings.dry_run,
             settings=self._described,
             holder=self.holder,
+            not_measured="" if self.policy.origin in ("measured", "forced") else self.truth.unable or self.truth.why,
         )
 
 
 def _raise_descriptor_limit() -> None:
     """A descriptor per region and per process: take what the system allows."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            not_measured="" if self.policy.origin in ("measured", "forced") else self.truth.unable or self.truth.why,
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

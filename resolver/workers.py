@@ -76,20 +76,22 @@ class Worker:
         """PID of the present child; None between two of them."""
         return self._process.pid if self._process else None
 
-    async def request(self, message: bytes, descriptors: Sequence[int] = ()) -> bytes:
-        """Send one message, return its answer; `WorkerFailed` when there is none in time.
+    async def request(
+        self, message: bytes, descriptors: Sequence[int] = (), *, limit: float | None = None
+    ) -> bytes:
+        """Send one message, return its answer; `WorkerFailed` when there is none in time (``limit``, or ``timeout``).
 
         Starts the child if there is none. After a failure the next start is immediate, after several in a
         row it waits (0.05 s doubling to 30 s), and requests fail at once until then.
         """
         async with self._turn:
             channel = self._send(message, list(descriptors))
-            try:
-                async with asyncio.timeout(self.timeout):  # not wait_for, see Service._every
             limit = self.timeout if limit is None else limit
+            try:
+                async with asyncio.timeout(limit):  # not wait_for, see Service._every
                     answer = await asyncio.get_running_loop().sock_recv(channel, _MAX_MESSAGE)
             except TimeoutError:
-                raise self._failed(f"did not answer within {self.timeout:g} s", own_fault=True) from None
+                raise self._failed(f"did not answer within {limit:g} s", own_fault=True) from None
             except ConnectionResetError:
                 answer = b""  # it ended before it took the message
             except OSError as error:
