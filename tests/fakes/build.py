@@ -23,7 +23,7 @@ from typing import Final
 HERE: Final = Path(__file__).resolve().parent
 FLAGS: Final = ("-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread")
 NVML_SERIES: Final = (550, 510, 470)
-TENANT_SOURCES: Final = ("tenant.c", "region.c", "driver.c", "watcher.c", "mover.c")
+TENANT_SOURCES: Final = ("tenant.c", "region.c", "broker.c", "driver.c", "watcher.c", "mover.c")
 
 
 class BuildError(RuntimeError):

@@ -4,8 +4,9 @@
  *
  *   tenant --cache PATH --uuid UUID [--uuid UUID ...] [--layout v1.2] [--sm-limit N] [--memory BYTES]
  *          [--memory-limit BYTES] [--priority N] [--driver-socket PATH] [--use UUID ...] [--load N]
- *          [--guess list|none|self|wrong|NUMBER] [--lock-timeout-ms N] [--lock-tries N] [--mover N [--slots N]]
+ *          [--guess list|none|self|wrong|NUMBER] [--broker-socket PATH] [--lock-timeout-ms N] [--lock-tries N] [--mover N [--slots N]]
  *
+ * With LIBVGPU_HOSTPID_BROKER=1 it asks the node's broker first, and guesses only if that tells nothing.
  * `--use` names the devices this process makes a context on (default: all of the region's). Prints one JSON line
  * when ready, then answers each line on standard input with one: load N, hostpid N, slot, slots, fork, lock, unlock,
  * compact, quit. SIGTERM and the end of standard input are a clean exit.
@@ -20,18 +21,19 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include "broker.h"
 #include "driver.h"
 #include "mover.h"
 #include "region.h"
 #include "watcher.h"
 
 static struct {
-    const char *cache, *layout, *driver_socket, *guess;
+    const char *cache, *layout, *driver_socket, *guess, *broker_socket;
     const char *uuids[REGION_DEVICES], *used[REGION_DEVICES];
     int uuid_num, used_num, load, slots, priority, lock_timeout_ms, lock_tries;
     long moves;
     uint64_t sm_limit, memory, memory_limit;
-} option = {.layout = "v1.2", .guess = "list", .slots = 8, .lock_timeout_ms = 10000, .lock_tries = 30,
+} option = {.layout = "v1.2", .guess = "list", .broker_socket = "/tmp/vgpulock/hostpid/broker.sock", .slots = 8, .lock_timeout_ms = 10000, .lock_tries = 30,
             .memory = 512u << 20, .memory_limit = 8ull << 30};
 
 static struct region region;
@@ -92,15 +94,18 @@ static void become_tenant(void)
     if (region_lock(&region) < 0 || slot_take(&region, getpid()) < 0)
         exit(3);
     region_unlock(&region);
+    int told = broker_number(option.broker_socket);
+    if (told)
+        set_own_hostpid(told);
     if (option.driver_socket) {
         if (driver_connect(option.driver_socket) < 0 || nvml_open() < 0)
             exit(4);
-        int by_list = strcmp(option.guess, "list") == 0, guessed = make_contexts(&use, by_list);
+        int by_list = !told && strcmp(option.guess, "list") == 0, guessed = make_contexts(&use, by_list);
         if (by_list && guessed)
             set_own_hostpid(guessed);
         account_memory();
     }
-    if (strcmp(option.guess, "list") != 0 && strcmp(option.guess, "none") != 0)
+    if (!told && strcmp(option.guess, "list") != 0 && strcmp(option.guess, "none") != 0)
         set_own_hostpid(forced_hostpid());
     if (option.driver_socket && (watcher_start(&region, &use) != 0 || set_load(option.load) < 0))
         exit(4);
@@ -245,6 +250,7 @@ static void parse(int argc, char **argv)
         {"load", 1, NULL, 'L'},         {"slots", 1, NULL, 's'},        {"priority", 1, NULL, 'p'},
         {"sm-limit", 1, NULL, 'S'},     {"memory", 1, NULL, 'm'},       {"memory-limit", 1, NULL, 'M'},
         {"mover", 1, NULL, 'n'},        {"lock-timeout-ms", 1, NULL, 't'}, {"lock-tries", 1, NULL, 'T'},
+        {"broker-socket", 1, NULL, 'b'},
         {NULL, 0, NULL, 0},
     };
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;)
@@ -263,6 +269,7 @@ static void parse(int argc, char **argv)
         case 'M': option.memory_limit = strtoull(optarg, NULL, 10); break;
         case 'n': option.moves = atol(optarg); break;
         case 't': option.lock_timeout_ms = atoi(optarg); break;
+        case 'b': option.broker_socket = optarg; break;
         case 'T': option.lock_tries = atoi(optarg); break;
         default: exit(2);
         }
