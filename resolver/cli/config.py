@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _of_daemon(socket_path: str) -> list[Row]:
     settings = client.get_json("/v1/status", socket_path)["settings"]
-    return [Row(name, each["value"], each["origin"]) for name, each in settings.items()]
+    return [Row(each["name"], each["value"], each["origin"]) for each in settings]
 
 
 def text_of(name: str, value: Any) -> str:

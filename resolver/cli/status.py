@@ -67,7 +67,11 @@ def _driver(status: Mapping[str, Any]) -> Iterator[Line]:
     else:
         yield "nvml", f"{version}, {age}"
     ill, gpus = driver["gpus_unhealthy"], driver["gpus"]
-    yield "gpus", f"{gpus}, {ill} unhealthy" if ill else str(gpus), "red" if ill else ""
+    if asked:  # before, 0 is no number of GPUs
+        yield "gpus", f"{gpus}, {ill} unhealthy" if ill else str(gpus), "red" if ill else ""
+        yield "processes", f"{status['totals']['processes']} on GPUs"
+    else:
+        yield "gpus", ""
 
 
 def _work(status: Mapping[str, Any]) -> Iterator[Line]:

@@ -1,0 +1,469 @@
+"""`status`, `containers`, `events` and `config`, asking a daemon that serves the API's real shapes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import socket
+import socketserver
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from resolver import __version__, config
+from resolver.api import shapes
+from resolver.cli.daemon import duration, moment
+from resolver.cli.show import printable
+from resolver.events import KINDS
+from resolver.gpu.inventory import GpuReport, Illness, Inventory
+from resolver.join import NOTHING, Orphan
+from resolver.snapshot import ContainerReport, Snapshot, WorkerReport
+from resolver.types import RegionReason, SampleReason
+from tests.fakes.pictures import picture
+
+CID, OTHER = "4ca7193c" * 8, "0123abcd" * 8
+UID = "23c50244-5588-46da-b958-f3cfca0c0cef"
+AT = 1_700_000_000.0
+
+
+class Daemon:
+    """Answers with documents, each to its path, and streams events until it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.documents: dict[str, Any] = {}
+        self.stream: list[dict[str, Any]] = []
+        self.requests: list[str] = []
+        daemon = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                target = self.rfile.readline().split()[1].decode()
+                head = b""
+                while (line := self.rfile.readline()).strip():
+                    head += line
+                daemon.requests.append(target)
+                self.wfile.write(daemon.answer(target, streaming=b"text/event-stream" in head))
+
+        class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+            daemon_threads = True
+
+        self._server = Server(str(path), Handler)
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def answer(self, target: str, *, streaming: bool) -> bytes:
+        if streaming:
+            events = b"".join(
+                b"id: %d\ndata: %s\n\n" % (each["number"], json.dumps(each).encode()) for each in self.stream
+            )
+            return b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n: hello\n\n" + events
+        document = self.documents.get(target.partition("?")[0])
+        status = b"200 OK" if document is not None else b"404 Not Found"
+        body = msgspec.json.encode(document if document is not None else {"detail": "no such route"})
+        return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
+
+    def show(self, snapshot: Snapshot) -> None:
+        """What a daemon with this picture answers."""
+        self.documents["/v1/status"] = shapes.status(snapshot, {})
+        self.documents["/v1/unresolved"] = {"by_reason": shapes.unresolved_counts(snapshot)}
+        self.documents["/v1/containers"] = shapes.Containers(
+            snapshot.at, [shapes.Container.of(each) for each in snapshot.containers]
+        )
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    daemon = Daemon(tmp_path / "d.sock")
+    daemon.show(picture())
+    yield daemon
+    daemon.close()
+
+
+def resolver(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "resolver", *arguments],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def on_terminal(*arguments: str, **environ: str) -> str:
+    """What a person sees, 80 columns wide."""
+    master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (40, 80))
+    environ = {**os.environ, "TERM": "xterm-256color", **environ}
+    with subprocess.Popen([sys.executable, "-m", "resolver", *arguments], env=environ, stdout=slave) as child:
+        os.close(slave)
+        seen = b""
+        try:
+            while chunk := os.read(master, 65536):
+                seen += chunk
+        except OSError:  # the terminal's other end is closed
+            pass
+        assert child.wait() == 0
+    os.close(master)
+    return seen.decode().replace("\r\n", "\n")
+
+
+def pairs_of(text: str) -> dict[str, str]:
+    return dict(re.split(r"\s{2,}", line, maxsplit=1) for line in text.splitlines())
+
+
+# ---- nobody there -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["status", "containers", "events"])
+def test_without_a_daemon_it_is_4_and_says_what_to_do(command: str, tmp_path: Path) -> None:
+    done = resolver(command, "--socket", str(tmp_path / "none.sock"))
+    assert (done.returncode, done.stdout) == (4, "")
+    for words in (f"{tmp_path}/none.sock", "no such socket", "resolver run", "RESOLVER_SOCKET", "reverse"):
+        assert words in done.stderr
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(tmp_path / "gone.sock"))
+    done = resolver(command, RESOLVER_SOCKET=str(tmp_path / "gone.sock"))
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "nobody listens" in done.stderr
+
+
+# ---- status -------------------------------------------------------------------------------------------------------
+
+
+def sick() -> Snapshot:
+    """A node on which much is wrong."""
+    gpu = GpuReport(
+        "GPU-1",
+        0,
+        0,
+        "NVIDIA L4",
+        1,
+        1,
+        5,
+        96,
+        70.0,
+        False,
+        (),
+        0,
+        "ok",
+        "",
+        (Illness("too_hot", "96 C", AT),),
+    )
+    orphans = tuple(Orphan(n, "GPU-1", 5, SampleReason.NO_SLOT) for n in range(3))
+    return picture(
+        source="netlink",
+        sources_not_used={"bpf": "this kernel has no BTF"},
+        incomplete="7 events were lost",
+        not_ready="the canary was not found through netlink",
+        inventory=Inventory(3, AT, "550.54.15", (gpu, gpu._replace(uuid="GPU-2", illnesses=()))),
+        joined=NOTHING._replace(error="NVML does not answer", orphans=orphans),
+        collected_at=AT - 90,
+        rejected={"/x.cache": RegionReason.UNKNOWN_SIZE},
+        workers=(WorkerReport("nvml worker", 4, 3, "it hung"), WorkerReport("slot writer", 1, 0, "")),
+        counters={"repairs_missing": 2, "repairs_stale": 5, "repairs_unmapped": 0, "conflicts": 1},
+        dry_run=True,
+    )
+
+
+def test_a_healthy_daemon(daemon: Daemon) -> None:
+    daemon.show(picture(started_at=AT - 11_520, collected_at=AT - 0.4, joined=NOTHING._replace(error="")))
+    done = resolver("status", "--socket", str(daemon.path))
+    assert (done.returncode, done.stderr) == (0, "")
+    told = pairs_of(done.stdout)
+    assert told["resolver"] == f"{__version__}, up 3h 12m, PID {os.getpid()}"
+    assert told["ready"] == "yes"
+    assert told["source"] == "scan, 5 processes"
+    assert told["hostpid is"].startswith("host (by version: driver 550.54.15")
+    assert told["nvml"] == "driver 550.54.15, answered 0.4s ago"
+    assert (told["gpus"], told["unresolved"], told["repairs"]) == ("0", "0", "0")
+    assert re.fullmatch(r"[0-9.]+ MiB, [0-9.]+% of a CPU since its start", told["cost"])
+    assert "\x1b" not in done.stdout
+
+
+def test_everything_that_is_wrong_is_told(daemon: Daemon) -> None:
+    daemon.show(sick())
+    done = resolver("status", "--socket", str(daemon.path))
+    assert done.returncode == 1
+    told = pairs_of(done.stdout)
+    assert told["resolver"].endswith("dry run: it writes nothing")
+    assert told["ready"] == "no: the canary was not found through netlink"
+    assert told["not bpf"] == "this kernel has no BTF"
+    assert told["incomplete"] == "7 events were lost"
+    assert told["nvml"] == "driver 550.54.15, answered 1m 30s ago: NVML does not answer"
+    assert told["gpus"] == "2, 1 unhealthy"
+    assert told["regions"] == "0, 1 file left alone"
+    assert told["no slot"] == "3: 3 no_slot"
+    assert told["repairs"] == "7: 5 stale, 2 missing"
+    assert told["trouble"] == "1 conflicts"
+    assert told["nvml worker"] == "4 starts, 3 failures, the last: it hung"
+
+
+def test_what_nvml_never_said_is_no_zero(daemon: Daemon) -> None:
+    told = pairs_of(resolver("status", "--socket", str(daemon.path)).stdout)
+    assert told["nvml"] == "driver 550.54.15, has not answered yet: NVML was not asked yet"
+    assert told["gpus"] == "-"
+    assert "processes" not in told
+
+
+def test_status_as_json_is_the_daemons_with_the_reasons(daemon: Daemon) -> None:
+    daemon.show(sick())
+    done = resolver("status", "--json", "--socket", str(daemon.path))
+    told = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert told.pop("unresolved") == {"slots": {}, "samples": {"no_slot": 3}}
+    assert told == msgspec.to_builtins(shapes.status(sick(), {}))
+
+
+def test_colour_is_for_terminals_and_only_if_nobody_minds(daemon: Daemon) -> None:
+    arguments = ("status", "--socket", str(daemon.path))
+    assert "\x1b[32myes\x1b[0m" in on_terminal(*arguments, NO_COLOR="")
+    plain = on_terminal(*arguments, NO_COLOR="1")
+    assert "\x1b" not in plain
+    assert pairs_of(plain)["ready"] == "yes"
+    assert "\x1b" not in on_terminal(*arguments, TERM="dumb", NO_COLOR="")
+
+
+# ---- containers ---------------------------------------------------------------------------------------------------
+
+RUNNING = (
+    ContainerReport(
+        CID, UID, "main", "team-a", "train-0", "containerd", 4026532177, 24390, ("/a.cache",), AT - 3700
+    ),
+    ContainerReport(OTHER, "", "", "", "", "", None, None, (), AT - 5),
+)
+
+
+def test_a_table_of_containers_for_programs(daemon: Daemon) -> None:
+    daemon.show(picture(containers=RUNNING))
+    done = resolver("containers", "--socket", str(daemon.path))
+    assert (done.returncode, done.stderr) == (0, "")
+    head, *rows = [re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines()]
+    assert head == [
+        "CONTAINER",
+        "NAMESPACE",
+        "POD",
+        "NAME",
+        "POD UID",
+        "PIDNS",
+        "HOST PID",
+        "REGIONS",
+        "SINCE",
+    ]
+    assert rows == [
+        [OTHER, "-", "-", "-", "-", "-", "-", "0", "2023-11-14T22:13:15.000Z"],
+        [CID, "team-a", "train-0", "main", UID, "4026532177", "24390", "1", "2023-11-14T21:11:40.000Z"],
+    ]
+
+
+def test_a_table_of_containers_for_people(daemon: Daemon) -> None:
+    daemon.show(picture(containers=RUNNING))
+    text = on_terminal("containers", "--socket", str(daemon.path), NO_COLOR="1")
+    head, *rows = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+    assert head == ["CONTAINER", "NAMESPACE", "POD", "NAME", "HOST PID", "REGIONS", "SINCE"]
+    assert rows[1] == [CID[:12], "team-a", "train-0", "main", "24390", "1", "1h 1m"]
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_no_container(daemon: Daemon) -> None:
+    done = resolver("containers", "--socket", str(daemon.path))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "No container" in done.stderr
+
+
+def test_a_name_cannot_speak_to_the_terminal(daemon: Daemon) -> None:
+    evil = RUNNING[0]._replace(container_name="a\x1b[2J\nb\u202e", pod="x y")
+    daemon.show(picture(containers=(evil,)))
+    for text in (
+        resolver("containers", "--socket", str(daemon.path)).stdout,
+        on_terminal("containers", "--socket", str(daemon.path), NO_COLOR="1"),
+    ):
+        assert r"a\x1b[2J\nb\u202e" in text
+        assert len(text.splitlines()) == 2
+
+
+def test_containers_as_json(daemon: Daemon) -> None:
+    daemon.show(picture(containers=RUNNING))
+    told = json.loads(resolver("containers", "--json", "--socket", str(daemon.path)).stdout)
+    assert [each["container_id"] for each in told["containers"]] == [CID, OTHER]
+    assert told["containers"][1]["pod"] is None
+
+
+# ---- events -------------------------------------------------------------------------------------------------------
+
+
+def event(number: int, kind: str = "repair", **fields: object) -> dict[str, Any]:
+    return {"number": number, "at": AT + number / 1000, "kind": kind, "fields": fields}
+
+
+@pytest.fixture
+def events(daemon: Daemon) -> Daemon:
+    kept = [event(n, slot=n) for n in range(1, 20)]
+    kept += [event(20, "policy", why="driver 570: it's new", n=None), event(21, container="u_main", after=7)]
+    daemon.documents["/v1/events"] = {"at": AT, "events": kept}
+    return daemon
+
+
+def test_events_a_line_each(events: Daemon) -> None:
+    done = resolver("events", "--socket", str(events.path))
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 21
+    assert lines[0] == "2023-11-14T22:13:20.001Z  repair              slot=1"
+    assert lines[19] == '2023-11-14T22:13:20.020Z  policy              why="driver 570: it\'s new" n=null'
+    assert lines[20] == "2023-11-14T22:13:20.021Z  repair              container=u_main after=7"
+
+
+def test_some_events(events: Daemon) -> None:
+    def numbers(*arguments: str) -> list[int]:
+        done = resolver("events", "--json", "--socket", str(events.path), *arguments)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line)["number"] for line in done.stdout.splitlines()]
+
+    assert numbers("--last", "2") == [20, 21]
+    assert numbers("--last", "0") == []
+    assert numbers("--kind", "policy") == [20]
+    assert numbers("--kind", "repair", "--last", "2") == [19, 21]
+    assert numbers("--kind", "policy", "--kind", "repair", "--last", "99") == list(range(1, 22))
+    assert numbers("--kind", "source") == []
+
+
+def test_following_goes_on_where_the_kept_ones_end(events: Daemon) -> None:
+    events.stream = [event(22, slot=5), event(23, "policy"), event(24, slot=6)]
+    done = resolver("events", "-f", "--json", "--kind", "repair", "--socket", str(events.path))
+    numbers = [json.loads(line)["number"] for line in done.stdout.splitlines()]
+    assert numbers == [*range(11, 20), 21, 22, 24]
+    assert "after=21" in events.requests[-1]
+    assert "kind=repair" in events.requests[-1]
+    assert done.returncode == 4
+    assert "ended" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--last", "-1"), ("--last", "x"), ("--kind", "nonsense")])
+def test_events_asked_for_wrongly(arguments: tuple[str, ...]) -> None:
+    done = resolver("events", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert arguments[1] in done.stderr
+
+
+def test_the_help_names_every_kind() -> None:
+    text = resolver("events", "--help").stdout
+    for kind, meaning in KINDS.items():
+        assert re.search(rf"^  {kind} +{re.escape(meaning)}$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("plain", "plain"),
+        ("", '""'),
+        ("a b", '"a b"'),
+        ('"', r'"\""'),
+        ("a=b", '"a=b"'),
+        ("\x1b", r'"\u001b"'),
+    ],
+)
+def test_a_field_is_one_word(daemon: Daemon, value: str, shown: str) -> None:
+    daemon.documents["/v1/events"] = {"at": AT, "events": [event(1, "repair", why=value)]}
+    line = resolver("events", "--socket", str(daemon.path)).stdout
+    assert line == f"2023-11-14T22:13:20.001Z  repair              why={shown}\n"
+
+
+# ---- config -------------------------------------------------------------------------------------------------------
+
+
+def table(text: str) -> dict[str, tuple[str, str]]:
+    head, *rows = [re.split(r"\s{2,}", line) for line in text.splitlines()]
+    assert head == ["NAME", "VALUE", "FROM"]
+    return {name: (value, origin) for name, value, origin in rows}
+
+
+def test_each_setting_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text('interval = "500ms"\nnvml-interval = 2\nrun_dir = "/run/file"\n')
+    done = resolver("config", "--config", str(file), "--run-dir", "/run/flag", RESOLVER_NVML_INTERVAL="3")
+    assert done.returncode == 0, done.stderr
+    assert "`resolver run` would start with" in done.stderr
+    told = table(done.stdout)
+    assert set(told) == set(config.Settings.__struct_fields__)
+    assert told["interval"] == ("500ms", f"file {file}")
+    assert told["nvml_interval"] == ("3s", "environment RESOLVER_NVML_INTERVAL")
+    assert told["run_dir"] == ("/run/flag", "command line")
+    assert told["dry_run"] == ("false", "default")
+    assert told["broker"] == ("-", "default")
+
+
+def test_what_is_printed_can_be_given_back(tmp_path: Path) -> None:
+    done = resolver("config", "--interval", "1.5s", "--containers-dir", "/a", "--containers-dir", "/b")
+    told = table(done.stdout)
+    environ = {f"RESOLVER_{name.upper()}": value for name, (value, _) in told.items() if value != "-"}
+    settings = config.load(environ=environ)
+    assert settings == config.Settings(interval=1.5, containers_dir=("/a", "/b"))
+
+
+def test_a_wrong_file_is_2_with_its_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text('source = "tea"\n')
+    done = resolver("config", "--config", str(file))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'tea' is not possible" in done.stderr
+    assert str(file) in done.stderr
+
+
+def test_a_running_daemon_is_asked_for_its_own(daemon: Daemon, tmp_path: Path) -> None:
+    settings, origins = config.load_with_origins({"interval": "7s"}, environ={})
+    daemon.show(picture(settings=config.described(settings, origins)))
+    done = resolver("config", "--socket", str(daemon.path), RESOLVER_INTERVAL="2s")
+    assert done.returncode == 0, done.stderr
+    assert f"those of the daemon at {daemon.path}" in done.stderr
+    assert table(done.stdout)["interval"] == ("7s", "command line")
+    told = json.loads(resolver("config", "--json", "--socket", str(daemon.path)).stdout)
+    assert told["daemon"] == str(daemon.path)
+    assert told["settings"]["interval"] == {"value": 7.0, "origin": "command line"}
+    assert told["settings"]["containers_dir"]["value"] == ["/usr/local/vgpu/containers"]
+
+
+@pytest.mark.parametrize("more", [("--interval", "3s"), ("--config", "FILE")])
+def test_with_options_it_is_what_would_be(daemon: Daemon, tmp_path: Path, more: tuple[str, str]) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text("interval = 3.0\n")
+    arguments = [word.replace("FILE", str(file)) for word in more]
+    done = resolver("config", "--json", "--socket", str(daemon.path), *arguments)
+    told = json.loads(done.stdout)
+    assert told["daemon"] is None
+    assert told["settings"]["interval"]["value"] == 3.0
+    assert daemon.requests == []
+
+
+# ---- how things are printed ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0.0s"), (0.44, "0.4s"), (12, "12s"), (60, "1m 0s"), (11_520, "3h 12m"), (90_000, "1d 1h")],
+)
+def test_durations_for_people(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_moment_is_rounded_not_overflown() -> None:
+    assert moment(0.9996) == "1970-01-01T00:00:01.000Z"
+    assert moment(AT) == "2023-11-14T22:13:20.000Z"
+
+
+def test_only_what_can_be_seen_is_printable() -> None:
+    assert printable("pod-é 日本") == "pod-é 日本"
+    assert printable("a\tb\x7f") == r"a\tb\x7f"
