@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from resolver.containers import Containers, shared_directory
 from resolver.errors import RegionRejected, ResolverError, WorkerFailed
-from resolver.hami import writer
+from resolver.hami import stuck, writer
 from resolver.hami.finder import RegionFinder
 from resolver.hami.openat import open_directory
 from resolver.hami.repairs import Order, RegionRepairs, SlotState, encode
@@ -200,6 +200,9 @@ class Repairer:
         )
         if not orders:
             repairs.settle(policy, joined)
+        for state in stuck.look(repairs, policy, joined.utilization, joined.at, now):
+            self.counters["slots_stuck"] += 1
+            self.journal.tell("slot_stuck", level="warning", **_of_slot(repairs, state), why=state.stuck)
         if self.settings.dry_run:
             for order in orders:
                 self._would_write(repairs, order)
@@ -329,16 +332,23 @@ class Repairer:
 
 def _about(repairs: RegionRepairs, order: Order) -> dict[str, Any]:
     """The fields of a log line about a ``hostpid``."""
-    state, region = order.state, repairs.region
-    owner = state.owner.process if state.owner else None
+    return {
+        **_of_slot(repairs, order.state),
+        "slot": order.slot,
+        "reason": order.reason,
+        "before": order.state.slot.hostpid,
+        "after": order.new >> 32,
+    }
+
+
+def _of_slot(repairs: RegionRepairs, state: SlotState) -> dict[str, Any]:
+    """Which slot it is, and whose."""
+    region, owner = repairs.region, state.owner
     return {
         "container": region.dir_name,
         "pod_uid": region.pod_uid,
         "container_name": region.container_name,
-        "slot": order.slot,
+        "slot": state.slot.index,
         "ns_pid": state.slot.pid,
-        "host_pid": owner.host_pid if owner else None,
-        "reason": order.reason,
-        "before": state.slot.hostpid,
-        "after": order.new >> 32,
+        "host_pid": owner.process.host_pid if owner else None,
     }

@@ -67,4 +67,5 @@ def _slot_report(state: SlotState, uuids: tuple[str, ...], joined: Joined) -> Sl
         repaired=state.repaired,
         sm_util=slot.sm_util,
         utilization=utilization,
+        stuck=state.stuck,
     )

@@ -81,7 +81,9 @@ def decide(
         )
     if measured is not None:
         return Policy(
-            measured, f"driver {driver_version}: samples in a container carry {measured.value} PIDs", "measured"
+            measured,
+            f"driver {driver_version}: samples in a container carry {measured.value} PIDs",
+            "measured",
         )
     policy = by_version(driver_version)
     return policy._replace(why=f"{policy.why}; not measured: {unmeasurable}") if unmeasurable else policy

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from resolver.config import WriteUtilization
 from resolver.hami import writer
 from resolver.hami.policy import classify
+from resolver.hami.stuck import Evidence
 from resolver.procfs import ProcessHandle
 from resolver.types import RepairReason, UnresolvedReason
 
@@ -53,6 +54,7 @@ class SlotState:
         "announced",
         "conflicts",
         "dead",
+        "evidence",
         "looks",
         "next_look",
         "not_before",
@@ -60,6 +62,7 @@ class SlotState:
         "reason",
         "repaired",
         "slot",
+        "stuck",
         "written",
         "written_at",
         "wrong_since",
@@ -79,6 +82,8 @@ class SlotState:
         self.conflicts = 0
         self.not_before = 0.0
         self.wrong_since: float | None = None
+        self.stuck = ""  # why its sm_util stays 0 though all is right; see `resolver.hami.stuck`
+        self.evidence = Evidence()
 
     def due(self, now: float) -> bool:
         """Whether its owner has to be looked for now."""
@@ -90,6 +95,7 @@ class SlotState:
             self.owner, self.reason, self.dead, self.looks = result, None, False, 0
             self.written, self.conflicts, self.not_before = None, 0, 0.0
             self.announced.clear()
+            self.evidence = Evidence()
             return
         self.reason = result
         if result in _MAY_LIVE:
