@@ -91,6 +91,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     run_dir: str = "/run/resolver"
     socket: str = ""  # the API's; empty: resolver.sock in run_dir
     socket_group: str = ""  # name or number of the group that may ask everything, beside root; empty: none
+    socket_mode: Annotated[str, msgspec.Meta(pattern="^0?[0-7]{3}$")] = "0660"
     metrics_addr: str = ":9395"  # HOST:PORT, every address without HOST; off: no metrics
     metrics_per_process: bool = False
     hami_metrics: bool = False
@@ -117,6 +118,7 @@ FIXED_AT_START = (
     "run_dir",
     "socket",
     "socket_group",
+    "socket_mode",
     "metrics_addr",
     "metrics_per_process",
     "hami_metrics",

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from resolver import __version__, capabilities, log
+from resolver import __version__, api, capabilities, log
 from resolver.census import Census
 from resolver.config import FIXED_AT_START, OFF, HostpidNamespace, Settings, SourceName, described
 from resolver.errors import AccessDenied, ProcessGone
@@ -42,6 +42,7 @@ from resolver.view import View
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 
+    from resolver.api.entrance import Entrance
     from resolver.join import Used
     from resolver.sources import Source
 
@@ -108,6 +109,7 @@ class Service:
         self._hurry = asyncio.Event()
         self._trouble = asyncio.Event()  # a source has failed
         self.holder = holder
+        self._entrance: Entrance | None = None
         self._our_turn = asyncio.Event()
         if not holder:
             self._our_turn.set()
@@ -117,6 +119,7 @@ class Service:
 
     async def run(self) -> None:
         """Work until `stop` is called. `CannotKnow` if the source that was asked for does not work here."""
+        self._entrance = api.make_entrance(self.settings, self.journal) if self._in_charge else None
         if self.settings.source != SourceName.AUTO:
             try:
                 await self._unless_stopped(self.start_source())
@@ -221,10 +224,8 @@ class Service:
         await self._every("nvml_interval", self._tend, self._trouble)
 
     async def _serve(self) -> None:
-        from resolver import api
-
         await self._our_turn.wait()  # the socket is the other daemon's as long
-        await api.serve(self.view(), self.settings, self.journal)
+        await api.serve(self.view(), self.settings, self.journal, self._entrance)
 
     def _servers(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Who answers others. Imported late: without them the daemon weighs a third less."""
@@ -300,6 +301,8 @@ class Service:
         self.truth.close()
         self.repairer.close()
         self.pidmap.close()
+        if self._entrance is not None:
+            self._entrance.close()
 
     # -- the two steps ------------------------------------------------------------------------------
 

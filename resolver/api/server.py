@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
-import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +17,6 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from resolver.api.problems import Problem, Reason
-from resolver.errors import UsageError
 
 if TYPE_CHECKING:
     from resolver.api.access import Access, Door
@@ -29,61 +25,6 @@ _BACKLOG = 512
 _HEADER_BYTES = 16 << 10
 #: Seconds for a whole request to come, for an answer to be taken, and between two requests.
 _REQUEST_SECONDS, _ANSWER_SECONDS, _IDLE_SECONDS = 10.0, 10.0, 30
-
-
-def bind(path: str, *, mode: int = 0o660, group: int | None = None) -> socket.socket:
-    """A listening socket at ``path``: bound under another name, given mode and group, then renamed into place.
-
-    A socket that nobody listens on is replaced; one that somebody listens on, or another kind of file, is a
-    `UsageError`. Raises OSError if it cannot be made.
-    """
-    _require_free(path)
-    os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
-    temporary = f"{path}.{os.getpid()}"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        before = os.umask(0o177)  # until it has its group nobody else may connect
-        try:
-            listener.bind(temporary)
-        finally:
-            os.umask(before)
-        if group is not None:
-            _give_to_group(temporary, group)
-        os.chmod(temporary, mode)
-        listener.listen(_BACKLOG)
-        os.rename(temporary, path)
-    except BaseException:
-        listener.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    return listener
-
-
-def _give_to_group(path: str, group: int) -> None:
-    try:
-        os.chown(path, -1, group)
-    except PermissionError:
-        raise UsageError(
-            f"the socket cannot be given to group {group}: this takes CAP_CHOWN, or a daemon that is in that group "
-            "(setpriv --groups; in Kubernetes: supplementalGroups)"
-        ) from None
-
-
-def _require_free(path: str) -> None:
-    try:
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise UsageError(f"{path} is there and is no socket: remove it, or name another with --socket")
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.setblocking(False)
-            probe.connect(path)
-    except (FileNotFoundError, ConnectionRefusedError):
-        return
-    except BlockingIOError:
-        pass  # somebody listens, and is slow to answer
-    raise UsageError(f"another resolver listens at {path}: stop it, or name another with --socket")
 
 
 class _Server(uvicorn.Server):

@@ -17,7 +17,7 @@ from resolver.lookup.hierarchies import cgroup_roots, find_directories, processe
 from resolver.sources.bpf import TICK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from resolver.lookup.live import Init, LiveLookup
     from resolver.pidmap import PidMap
@@ -51,7 +51,7 @@ class Batch:
     """
 
     def __init__(
-        self, procfs: Procfs, pidmap: PidMap, live: LiveLookup, wanted: dict[str, Iterable[int]]
+        self, procfs: Procfs, pidmap: PidMap, live: LiveLookup, wanted: Mapping[str, Iterable[int]]
     ) -> None:
         """``wanted``: PIDs by container id; an id that is not complete, or another name, is for ``left``."""
         self.answers: dict[str, Answers] = {}

@@ -49,7 +49,7 @@ class LiveLookup:
 
     def __init__(self, procfs: Procfs, pidmap: PidMap) -> None:
         self._procfs = procfs
-        self._pidmap = pidmap
+        self.pidmap = pidmap
         self._inits: dict[int, Init] = {}  # by host PID
 
     def find(self, cid: str, ns_pid: int) -> Found | None:
@@ -57,7 +57,7 @@ class LiveLookup:
         wanted = strip_scheme(cid.strip())
         if len(wanted) != _FULL_ID or ns_pid < 1:
             return None
-        self._pidmap.refresh()
+        self.pidmap.refresh()
         init = self.rightful().get(wanted)
         return self.find_in(init, ns_pid) if init else None
 
@@ -79,7 +79,7 @@ class LiveLookup:
 
     def find_in(self, init: Init, ns_pid: int) -> Found | None:
         """As `find`, in the container of this first process."""
-        for host_pid in self._pidmap.candidates(ns_pid, init.pidns):
+        for host_pid in self.pidmap.candidates(ns_pid, init.pidns):
             found = self._verified(host_pid, init, ns_pid)
             if found is not None:
                 return found
@@ -93,7 +93,7 @@ class LiveLookup:
         """
         now = time.monotonic()
         before, self._inits = self._inits, {}
-        for host_pid, arrival in self._pidmap.inits().items():
+        for host_pid, arrival in self.pidmap.inits().items():
             known = before.get(host_pid)
             if known is None or known.arrival != arrival:
                 known = self._look_at_init(host_pid, arrival)
@@ -123,7 +123,7 @@ class LiveLookup:
 
     def process_in(self, init: Init, ns_pid: int) -> Process | None:
         """As `find_in`, with nothing said about the process but who it is: a third cheaper."""
-        for host_pid in self._pidmap.candidates(ns_pid, init.pidns):
+        for host_pid in self.pidmap.candidates(ns_pid, init.pidns):
             try:
                 if self._procfs.pidns(host_pid) != init.pidns:
                     continue
@@ -162,7 +162,7 @@ class LiveLookup:
                     init.name or container_name(procfs.mounts(init.host_pid), container.pod_uid),
                     handle.process.start_time,
                     procfs.comm(host_pid),
-                    self._pidmap.source.name,
+                    self.pidmap.source.name,
                 )
                 if not handle.alive():
                     return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resolver.cgroup import parse_cgroup
-from resolver.errors import AccessDenied, NotFound, ProcessGone
+from resolver.errors import AccessDenied, ProcessGone
 from resolver.lookup import Found
 from resolver.lookup.namespaces import Member, Namespace, members_of, numbered
 
@@ -20,24 +20,26 @@ if TYPE_CHECKING:
 
 
 def find_own(procfs: Procfs, pidmap: PidMap, own: Namespace, ns_pid: int) -> Found | None:
-    """By the map: the process that this namespace knows as ``ns_pid``, verified. None proves nothing."""
+    """By the map: the process that this namespace knows as ``ns_pid``, verified.
+
+    None is the truth only if the kernel keeps the map, and the process was not about to end.
+    """
     pidmap.refresh()
     kernel = pidmap.kernel()
-    if kernel is not None:
-        record = kernel.lookup(own.pidns, ns_pid)
-        candidates = [record.host_pid] if record else []
-    else:
-        candidates = pidmap.candidates(ns_pid, own.pidns)
-    return _first(procfs, candidates, own, ns_pid, pidmap.source.name)
+    if kernel is None:
+        return _first(procfs, pidmap.candidates(ns_pid, own.pidns), own, ns_pid, pidmap.source.name)
+    record = kernel.lookup(own.pidns, ns_pid)
+    return _first(procfs, [record.host_pid] if record else [], own, ns_pid, pidmap.source.name)
 
 
-def walk_own(procfs: Procfs, own: Namespace, ns_pid: int) -> Found:
-    """By a look at every process. Raises NotFound."""
-    members = numbered(procfs, members_of(procfs, procfs.entries()), own, ns_pid)
-    found = _first(procfs, [member.host_pid for member in members], own, ns_pid, "scan")
-    if found is None:
-        raise NotFound(f"no process of PID namespace {own.pidns} has the number {ns_pid} in there")
-    return found
+def walk_own(procfs: Procfs, own: Namespace, ns_pids: Iterable[int]) -> dict[int, Found | None]:
+    """By a look at every process."""
+    members = members_of(procfs, procfs.entries())
+    answers: dict[int, Found | None] = {}
+    for ns_pid in ns_pids:
+        fitting = [each.host_pid for each in members if each.ns_pids[own.level : own.level + 1] == (ns_pid,)]
+        answers[ns_pid] = _first(procfs, fitting, own, ns_pid, "scan")
+    return answers
 
 
 def _first(

@@ -1,0 +1,106 @@
+"""The application: finds the route, sees whether the peer may ask it, and turns what is raised into a refusal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from resolver.api import lists, lookups, stream
+from resolver.api.http import PROBLEM, Answer, ClientGone, Request, Route, encode
+from resolver.api.problems import Problem, Reason, problem_of
+from resolver.api.walks import Walks
+from resolver.errors import ResolverError
+from resolver.pods import PodNames
+
+if TYPE_CHECKING:
+    from resolver.api.access import Door
+    from resolver.log import Journal
+    from resolver.view import View
+
+
+class Api:
+    """What the routes share. An ASGI application; who asks is in ``scope["state"]["access"]``."""
+
+    def __init__(self, view: View, door: Door, pod_logs_dir: str, journal: Journal) -> None:
+        self.view = view
+        self.door = door
+        self.pods = PodNames(pod_logs_dir)
+        self.kept = lists.Kept()
+        self.walks = Walks(2, 32)
+        self.tenants_walks = Walks(1, 16)
+        self._journal = journal
+        self._description = b""
+        self.routes: dict[str, dict[str, Route]] = {}
+        for route in (*lookups.ROUTES, *lists.ROUTES, *stream.ROUTES, _DESCRIPTION):
+            self.routes.setdefault(route.path, {})[route.method] = route
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """One request."""
+        self.door.counters["requests"] += 1
+        try:
+            answer = await self._answer(scope, receive, send)
+        except ClientGone:
+            return
+        except Problem as problem:
+            answer = self._refusal(problem)
+        except ResolverError as error:
+            answer = self._refusal(problem_of(error))
+        except (
+            OSError
+        ) as error:  # out of descriptors or memory: no answer, and not the answer that there is none
+            why = f"the system refused to tell: {error.strerror or error}"
+            answer = self._refusal(Problem(503, Reason.CANNOT_KNOW, why))
+        except Exception:
+            self._journal.log.exception("internal_error", step="api", path=scope["path"])
+            answer = self._refusal(
+                Problem(500, Reason.INTERNAL, "a defect of the daemon's; its log tells more")
+            )
+        if answer is not None:
+            await _send(answer, send)
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> Answer | None:
+        access = scope["state"]["access"]
+        access.spend(1)
+        by_method = self.routes.get(scope["path"])
+        if by_method is None:
+            access.require(everything=True)
+            known = ", ".join(self.routes)
+            raise Problem(
+                404, Reason.NO_SUCH_ROUTE, f"there is no {scope['path'][:80]!r} here; there are: {known}"
+            )
+        route = by_method.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        if route is None:
+            allowed = ", ".join([*by_method, "HEAD"])
+            why = f"{scope['path']} answers {allowed} and nothing else"
+            raise Problem(405, Reason.METHOD_NOT_ALLOWED, why, headers={"Allow": allowed})
+        access.require(everything=not route.tenants)
+        return await route.handler(self, Request(scope, receive, send, route))
+
+    def _refusal(self, problem: Problem) -> Answer:
+        self.door.counters["refused_requests"] += 1
+        return Answer(encode(problem.document()), PROBLEM, problem.status, tuple(problem.headers.items()))
+
+    def description(self) -> bytes:
+        """The OpenAPI document; made when it is first asked for."""
+        if not self._description:
+            from resolver.api.openapi import describe
+
+            routes = [route for by_method in self.routes.values() for route in by_method.values()]
+            self._description = encode(describe(routes))
+        return self._description
+
+
+async def _send(answer: Answer, send: Any) -> None:
+    headers = [(b"content-type", answer.media_type.encode()), (b"content-length", b"%d" % len(answer.body))]
+    if answer.status == 304:
+        headers.clear()
+    headers += [(name.lower().encode(), value.encode()) for name, value in answer.headers]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+async def _describe(api: Api, request: Request) -> Answer:  # noqa: ARG001
+    """``GET /v1/openapi.json``."""
+    return Answer(api.description())
+
+
+_DESCRIPTION = Route("GET", "/v1/openapi.json", _describe, "This description", None, tenants=True)

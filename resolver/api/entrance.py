@@ -1,0 +1,102 @@
+"""The API's socket in the file system: made under another name, with its mode and group, then renamed into place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+
+from resolver.errors import UsageError
+
+BACKLOG = 512
+
+
+def group_of(name: str) -> int | None:
+    """The number of the group that may ask everything; None for an empty name. `UsageError` if there is none such."""
+    if not name:
+        return None
+    if name.isdecimal() and len(name) <= 10:
+        return int(name)
+    import grp
+
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise UsageError(
+            f"there is no group {name!r} for the socket (--socket-group): groupadd --system {name}, or give its number"
+        ) from None
+
+
+class Entrance:
+    """A socket at ``path``, which nobody can reach before `open`.
+
+    Making it may take rights that the daemon gives up soon; opening it takes none. Raises UsageError and OSError.
+    """
+
+    def __init__(self, path: str, *, mode: int = 0o660, group: int | None = None) -> None:
+        self.path = path
+        self.listener = socket.socket(socket.AF_UNIX)
+        self._temporary = f"{path}.{os.getpid()}"
+        self._inode = 0
+        try:
+            os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
+            self._remove(self._temporary)
+            self.listener.bind(self._temporary)
+            if group is not None:
+                _give_to_group(self._temporary, group)
+            os.chmod(
+                self._temporary, mode
+            )  # nobody listens yet: until then nobody gets in, whatever the mode
+        except BaseException:
+            self.close()
+            raise
+
+    def open(self) -> None:
+        """Listen, at the place where one asks.
+
+        A socket there that nobody listens on is replaced; one that somebody listens on, or another kind of file, is a
+        `UsageError`.
+        """
+        _require_free(self.path)
+        self.listener.listen(BACKLOG)
+        os.rename(self._temporary, self.path)
+        self._inode = os.stat(self.path).st_ino
+
+    def close(self) -> None:
+        """Remove it, unless there is another's by now."""
+        with contextlib.suppress(FileNotFoundError):
+            if self._inode and os.stat(self.path).st_ino == self._inode:
+                os.unlink(self.path)
+        if not self._inode:
+            self._remove(self._temporary)
+        self.listener.close()
+
+    @staticmethod
+    def _remove(path: str) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _give_to_group(path: str, group: int) -> None:
+    try:
+        os.chown(path, -1, group)
+    except PermissionError:
+        raise UsageError(
+            f"the socket cannot be given to group {group}: this takes CAP_CHOWN, or a daemon that is in that group "
+            "(setpriv --groups; in Kubernetes: supplementalGroups)"
+        ) from None
+
+
+def _require_free(path: str) -> None:
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise UsageError(f"{path} is there and is no socket: remove it, or name another with --socket")
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            probe.connect(path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return
+    except BlockingIOError:
+        pass  # somebody listens, and is slow to answer
+    raise UsageError(f"another resolver listens at {path}: stop it, or name another with --socket")

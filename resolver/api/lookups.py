@@ -1,0 +1,350 @@
+"""The questions about single processes: by container and PID, by host PID, and thousands at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from resolver.api.http import TEXT, Answer, Parameter, Request, Route, encode
+from resolver.api.problems import Problem, Reason, problem_of
+from resolver.cgroup import strip_scheme
+from resolver.errors import AccessDenied, NotFound, ProcessGone
+from resolver.lookup import Found, lookup, lookup_many
+from resolver.lookup.batch import NO_SUCH_PROCESS, Answers, Batch, Hit, walk
+from resolver.lookup.own import find_own, walk_own
+from resolver.lookup.reverse import reverse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from resolver.api.access import Tenant
+    from resolver.api.app import Api
+    from resolver.procfs import Procfs
+
+MOST_PAIRS = 10_000
+_MOST_PID, _MOST_INODE = 2**31 - 1, 2**32 - 1
+_PAIRS_PER_REQUEST = 100
+_WALK_SECONDS = 5.0
+_TURN_EVERY = 64
+
+Pid = Annotated[int, msgspec.Meta(ge=1, le=_MOST_PID)]
+Cid = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
+
+PID = Parameter(
+    "pid",
+    {"type": "integer", "minimum": 1, "maximum": _MOST_PID},
+    "the PID as the container sees it",
+    required=True,
+)
+CONTAINER = Parameter(
+    "container",
+    {"type": "string", "minLength": 1, "maxLength": 300},
+    "the container's id, the first 6 or more characters of one, or <podUID>/<containerName>; who may ask only about "
+    "its own PID namespace need not give it",
+)
+PIDNS = Parameter(
+    "pidns",
+    {"type": "integer", "minimum": 1, "maximum": _MOST_INODE},
+    "inode of another PID namespace in the container, which PID is a number of",
+)
+HOST_PID = Parameter(
+    "host_pid",
+    {"type": "integer", "minimum": 1, "maximum": _MOST_PID},
+    "the PID, or a thread's id, as the host sees it",
+    required=True,
+)
+
+
+class FoundProcess(msgspec.Struct, frozen=True):
+    """A process of a container: ``container_pid`` is its number in the PID namespace with inode ``pidns``.
+
+    ``start_time`` is in clock ticks since boot, as in ``/proc/<pid>/stat``; with ``host_pid`` it names this process and
+    no later one. ``source`` is ``bpf``, ``netlink`` or ``scan``, or ``cgroup`` if the kernel was asked directly.
+    """
+
+    container_id: str | None
+    container_pid: int
+    host_pid: int
+    pidns: int
+    pod_uid: str | None
+    container_name: str | None
+    start_time: int
+    comm: str
+    source: str
+
+
+class Level(msgspec.Struct, frozen=True):
+    """The process's number in one PID namespace; the inode is null where the kernel does not tell it."""
+
+    ns_pid: int
+    pidns: int | None
+
+
+class ReversedProcess(msgspec.Struct, frozen=True):
+    """A process of the host, and the container it is in.
+
+    ``levels`` has its number in each PID namespace, the host's first. ``tid`` is the thread's id that was asked for, if
+    it was one. ``container_pid`` is the number in the container's own PID namespace. Without a ``container_id``,
+    ``no_container`` says what is known instead.
+    """
+
+    host_pid: int
+    tid: int | None
+    levels: list[Level]
+    container_id: str | None
+    container_pid: int | None
+    pod_uid: str | None
+    container_name: str | None
+    namespace: str | None
+    pod: str | None
+    runtime: str | None
+    comm: str
+    start_time: int
+    no_container: str | None
+
+
+class Pair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One question of a batch. ``container`` may be left out by who may ask only about its own PID namespace."""
+
+    pid: Pid
+    container: Cid | None = None
+
+
+class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A batch: each pair as ``["<cid>", <pid>]`` or as an object."""
+
+    pairs: Annotated[list[tuple[Cid, Pid] | Pair], msgspec.Meta(max_length=MOST_PAIRS)]
+
+
+class PairAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One answer of a batch: ``host_pid`` and ``start_time``, or the ``reason`` why there is none."""
+
+    host_pid: int | None = None
+    start_time: int | None = None
+    reason: Reason | None = None
+
+
+class PairAnswers(msgspec.Struct, frozen=True):
+    """The answers in the order of the pairs. ``source`` is where the daemon's PIDs come from."""
+
+    source: str
+    answers: list[PairAnswer]
+
+
+_decode = msgspec.json.Decoder(Pairs).decode
+
+
+# ---- one ----------------------------------------------------------------------------------------------------------
+
+
+async def look_up(api: Api, request: Request) -> Answer:
+    """``GET /v1/lookup``: the host PID of a process."""
+    ns_pid, pidns = request.number("pid") or 0, request.number("pidns")
+    tenant = request.access.tenant
+    if tenant is not None:
+        found = await _own(api, tenant, request.text("container"), ns_pid, pidns)
+    else:
+        cid = request.text("container")
+        if not cid:
+            raise Problem(
+                400, Reason.BAD_REQUEST, f"the parameter container is missing: {CONTAINER.description}"
+            )
+        quick = api.view.live.find(cid, ns_pid) if pidns is None else None
+        found = quick or await api.walks.run(_look_up, api.view.procfs, cid, ns_pid, pidns)
+    if request.accepts("text/plain") and not request.accepts("application/json"):
+        return Answer(f"{found.host_pid}\n".encode(), TEXT)
+    return Answer(msgspec.json.format(encode(_document(found)), indent=2))
+
+
+def _look_up(procfs: Procfs, cid: str, ns_pid: int, pidns: int | None) -> Found:
+    return lookup(procfs, cid, ns_pid, pidns=pidns)
+
+
+def _document(found: Found) -> FoundProcess:
+    fields = found._asdict() | {"container_id": found.container_id or None}
+    return FoundProcess(**fields)
+
+
+async def _own(api: Api, tenant: Tenant, cid: str, ns_pid: int, pidns: int | None) -> Found:
+    """About the peer's own PID namespace, whatever it says about it. The same refusal for all others, there or not."""
+    if pidns not in (None, tenant.own.pidns) or not _is_own(tenant, cid):
+        raise _not_yours()
+    procfs, own, pidmap = api.view.procfs, tenant.own, api.view.live.pidmap
+    found = find_own(procfs, pidmap, own, ns_pid)
+    if found is None and pidmap.kernel() is None:
+        found = (await api.tenants_walks.run(walk_own, procfs, own, [ns_pid]))[ns_pid]
+    if not tenant.peer.alive():  # while it lives, the namespace is its own
+        raise Problem(
+            403, Reason.PEER_UNKNOWN, "the process that connected has ended meanwhile: connect again"
+        )
+    if found is None:
+        raise Problem(404, Reason.NO_SUCH_PROCESS, f"your PID namespace {own.pidns} has no process {ns_pid}")
+    return found
+
+
+def _is_own(tenant: Tenant, cid: str) -> bool:
+    """Whether that is the peer's own container, by its id or the start of it; no name at all is."""
+    wanted = strip_scheme(cid.strip())
+    return not cid or (
+        len(wanted) >= 6 and bool(tenant.container_id) and tenant.container_id.startswith(wanted)
+    )
+
+
+def _not_yours() -> Problem:
+    return Problem(403, Reason.NOT_YOURS, "this peer may ask only about processes of its own PID namespace")
+
+
+async def look_back(api: Api, request: Request) -> Answer:
+    """``GET /v1/reverse``: whose process a host PID is."""
+    host_pid = request.number("host_pid") or 0
+    tenant = request.access.tenant
+    procfs = api.view.procfs
+    if tenant is None:
+        found = await api.walks.run(reverse, procfs, host_pid, api.pods)
+    else:
+        # The same refusal for what is another's and for what is not there.
+        try:
+            if tenant.own.pidns not in procfs.pidns_chain(procfs.status(host_pid).tgid):
+                raise _not_yours()
+            found = await api.tenants_walks.run(reverse, procfs, host_pid, api.pods)
+        except (NotFound, ProcessGone, AccessDenied):
+            raise _not_yours() from None
+        if all(level.pidns != tenant.own.pidns for level in found.levels) or not tenant.peer.alive():
+            raise _not_yours()
+    levels = [Level(*level) for level in found.levels]
+    return Answer(encode(ReversedProcess(**(found._asdict() | {"levels": levels}))))
+
+
+# ---- many ---------------------------------------------------------------------------------------------------------
+
+
+async def look_up_many(api: Api, request: Request) -> Answer:
+    """``POST /v1/lookup``: up to 10,000 pairs, answered in order."""
+    body = await request.body()
+    try:
+        pairs = _decode(body).pairs
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Problem(400, Reason.BAD_REQUEST, f"the body is no batch of pairs: {error}") from None
+    request.access.spend(len(pairs) / _PAIRS_PER_REQUEST)
+    questions = [(each.container or "", each.pid) if isinstance(each, Pair) else each for each in pairs]
+    wanted: dict[str, dict[int, None]] = {}
+    for cid, ns_pid in questions:
+        wanted.setdefault(cid, {})[ns_pid] = None
+    if request.access.tenant is None:
+        found = await _every(api, wanted)
+    else:
+        found = await _all_own(api, request.access.tenant, wanted)
+    answers: list[PairAnswer] = []
+    made: dict[str, dict[int, PairAnswer]] = {cid: {} for cid in wanted}
+    for number, (cid, ns_pid) in enumerate(questions):
+        answer = made[cid].get(ns_pid)
+        if answer is None:
+            made[cid][ns_pid] = answer = _answer(found[cid].get(ns_pid, Reason.TOO_SLOW))
+        answers.append(answer)
+        if number % 4096 == 4095:
+            await asyncio.sleep(0)
+    return Answer(encode(PairAnswers(api.view.live.pidmap.source.name, answers)))
+
+
+def _answer(known: Hit | str) -> PairAnswer:
+    if isinstance(known, Hit):
+        return PairAnswer(*known)
+    return PairAnswer(reason=Reason(known))
+
+
+async def _every(api: Api, wanted: dict[str, dict[int, None]]) -> dict[str, Answers]:
+    """By the map, and by walks for what that leaves."""
+    found: dict[str, Answers] = {}
+    if "" in wanted:
+        found[""] = dict.fromkeys(wanted.pop(""), Reason.BAD_REQUEST)
+    batch = Batch(api.view.procfs, api.view.live.pidmap, api.view.live, wanted)
+    for _ in batch.steps():
+        await asyncio.sleep(0)
+    found |= batch.answers
+    if batch.left:
+        walked = await api.walks.run(_walk, api.view.procfs, batch.left)
+        for cid, answers in walked.items():
+            found[cid] = found.get(cid, {}) | answers
+    return found
+
+
+def _walk(procfs: Procfs, left: dict[str, list[int]]) -> dict[str, Answers]:
+    def ask(cid: str, ns_pids: list[int]) -> Answers:
+        return {ns_pid: _hit(process) for ns_pid, process in lookup_many(procfs, cid, ns_pids).items()}
+
+    return walk(ask, left, lambda error: problem_of(error).reason, _WALK_SECONDS)
+
+
+def _hit(found: Found | None) -> Hit | str:
+    return Hit(found.host_pid, found.start_time) if found else NO_SUCH_PROCESS
+
+
+async def _all_own(api: Api, tenant: Tenant, wanted: dict[str, dict[int, None]]) -> dict[str, Answers]:
+    """About the peer's own PID namespace; pairs about others have that for a reason, there or not."""
+    found: dict[str, Answers] = {}
+    ns_pids: dict[int, None] = {}
+    for cid, numbers in wanted.items():
+        if _is_own(tenant, cid):
+            ns_pids |= numbers
+        else:
+            found[cid] = dict.fromkeys(numbers, Reason.NOT_YOURS)
+    answers: Answers = {}
+    left: list[int] = []
+    for number, ns_pid in enumerate(ns_pids):
+        process = find_own(api.view.procfs, api.view.live.pidmap, tenant.own, ns_pid)
+        if process is None:
+            left.append(ns_pid)
+        else:
+            answers[ns_pid] = _hit(process)
+        if number % _TURN_EVERY == _TURN_EVERY - 1:
+            await asyncio.sleep(0)
+    if left and api.view.live.pidmap.kernel() is None:
+        answers |= await api.tenants_walks.run(_walk_own, api.view.procfs, tenant, left)
+    else:
+        answers |= dict.fromkeys(left, NO_SUCH_PROCESS)
+    if not tenant.peer.alive():
+        raise Problem(
+            403, Reason.PEER_UNKNOWN, "the process that connected has ended meanwhile: connect again"
+        )
+    return found | {cid: answers for cid in wanted if cid not in found}
+
+
+def _walk_own(procfs: Procfs, tenant: Tenant, left: Iterable[int]) -> Answers:
+    return {ns_pid: _hit(process) for ns_pid, process in walk_own(procfs, tenant.own, left).items()}
+
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        "GET",
+        "/v1/lookup",
+        look_up,
+        "The host PID of a process that is known by its PID inside a container",
+        FoundProcess,
+        (CONTAINER, PID, PIDNS),
+        tenants=True,
+        refusals=(404, 409),
+        others=("text/plain",),
+    ),
+    Route(
+        "POST",
+        "/v1/lookup",
+        look_up_many,
+        "The same for up to 10,000 pairs of container and PID at once, answered in their order",
+        PairAnswers,
+        tenants=True,
+        refusals=(408, 413, 415),
+        body=Pairs,
+    ),
+    Route(
+        "GET",
+        "/v1/reverse",
+        look_back,
+        "Whose process a host PID is: its container, and its PID at every namespace level",
+        ReversedProcess,
+        (HOST_PID,),
+        tenants=True,
+        refusals=(404, 409),
+    ),
+)

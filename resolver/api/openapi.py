@@ -1,0 +1,78 @@
+"""The description of the API, made of the same table that serves it."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from resolver import __version__
+from resolver.api.http import JSON, PROBLEM, Parameter, Route
+from resolver.api.problems import ProblemDocument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: What any route may answer instead: not HTTP or no such parameter, not allowed, too often, a defect, no answer.
+EVERYWHERE = (400, 403, 408, 429, 431, 500, 503)
+_REFERENCE = "#/components/schemas/{name}"
+
+
+def describe(routes: Iterable[Route]) -> dict[str, Any]:
+    """OpenAPI 3.1."""
+    routes = list(routes)
+    shapes = [route.shape for route in routes if route.shape is not None]
+    bodies = [route.body for route in routes if route.body is not None]
+    types = [*shapes, *bodies, ProblemDocument]
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    of = dict(zip([id(each) for each in types], schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        operation: dict[str, Any] = {
+            "operationId": f"{route.method.lower()}_{route.path.rsplit('/', 1)[-1].partition('.')[0]}",
+            "summary": route.summary,
+            "parameters": [_parameter(each) for each in route.parameters],
+            "responses": _responses(route, of),
+        }
+        if route.body is not None:
+            operation["requestBody"] = {
+                "required": True,
+                "content": {JSON: {"schema": of[id(route.body)]}},
+            }
+        paths.setdefault(route.path, {})[route.method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "resolver",
+            "version": __version__,
+            "summary": "Which container a process belongs to, and what its GPUs do. Nothing in it changes anything.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "http://resolver", "description": "the Unix socket /run/resolver/resolver.sock"}],
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "in": "query",
+        "required": parameter.required,
+        "description": parameter.description,
+        "schema": parameter.schema,
+    }
+
+
+def _responses(route: Route, of: dict[int, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {JSON: {"schema": of[id(route.shape)] if route.shape is not None else {}}}
+    for media_type in route.others:
+        content[media_type] = {"schema": {"type": "string"}}
+    responses: dict[str, Any] = {"200": {"description": HTTPStatus(200).phrase, "content": content}}
+    problem = {PROBLEM: {"schema": of[id(ProblemDocument)]}}
+    for status in sorted({*EVERYWHERE, *route.refusals}):
+        responses[str(status)] = {"description": HTTPStatus(status).phrase}
+        if status != HTTPStatus.NOT_MODIFIED:
+            responses[str(status)]["content"] = problem
+    return responses

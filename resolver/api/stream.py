@@ -1,0 +1,132 @@
+"""``GET /v1/events``: what happens, as server-sent events, or what is still kept of it, as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from resolver.api.http import STREAM, Answer, Parameter, Request, Route, encode
+from resolver.api.problems import Problem, Reason
+from resolver.api.shapes import Event, Events
+from resolver.events import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from resolver import events
+    from resolver.api.app import Api
+
+#: A silent stream says so, so that both ends notice when the other is gone.
+_SILENCE = 30.0
+
+KIND = Parameter(
+    "kind",
+    {"type": "array", "items": {"type": "string", "enum": list(KINDS)}},
+    "only events of this kind; may be given more than once",
+    many=True,
+)
+AFTER = Parameter(
+    "after",
+    {"type": "string", "minLength": 1, "maxLength": 40, "pattern": "^(0|[0-9]{1,12}-[0-9]{1,18})$"},
+    "the id of the last event that is known, as in the header Last-Event-ID; 0: all that are still kept come first",
+)
+
+
+async def events_route(api: Api, request: Request) -> Answer | None:
+    """A stream, unless JSON is asked for."""
+    kinds = frozenset(request.every("kind"))
+    known = request.text("after") or request.headers.get("last-event-id", "")
+    if request.accepts("application/json") and not request.accepts(STREAM):
+        kept = api.view.events.after(_number(api, known or "0"))
+        picture = api.view.snapshot()
+        return Answer(encode(Events(picture.at, [_event(each) for each in kept if _wanted(each, kinds)])))
+    api.door.open_stream()
+    try:
+        await _stream(api, request, _number(api, known) if known else api.view.events.number, kinds)
+    finally:
+        api.door.close_stream()
+    return None
+
+
+def _epoch(api: Api) -> int:
+    return int(api.view.snapshot().started_at)
+
+
+def _number(api: Api, known: str) -> int:
+    """The number in an event's id; 0, which is before all of them, if it is of an earlier daemon's."""
+    epoch, _, number = known.partition("-")
+    if not number.isdecimal() or len(number) > 18:
+        if known == "0":
+            return 0
+        raise Problem(400, Reason.BAD_REQUEST, "Last-Event-ID is no id of an event")
+    return int(number) if epoch == str(_epoch(api)) else 0
+
+
+def _wanted(event: events.Event, kinds: frozenset[str]) -> bool:
+    return not kinds or event.kind in kinds
+
+
+def _event(event: events.Event) -> Event:
+    return Event(event.number, event.at, event.kind, event.fields)
+
+
+async def _stream(api: Api, request: Request, number: int, kinds: frozenset[str]) -> None:
+    headers = [(b"content-type", STREAM.encode()), (b"cache-control", b"no-store")]
+    await request.send({"type": "http.response.start", "status": 200, "headers": headers})
+    await _say(request, b": these are the events of resolver\n\n")
+    gone = asyncio.create_task(_gone(request))
+    waiting: asyncio.Task[list[events.Event]] | None = None
+    try:
+        while not gone.done():
+            waiting = waiting or asyncio.create_task(api.view.events.wait(number))
+            done, _ = await asyncio.wait(
+                {waiting, gone}, timeout=_SILENCE, return_when=asyncio.FIRST_COMPLETED
+            )
+            if waiting in done:
+                news, waiting = waiting.result(), None
+                text = _lines(_epoch(api), news, number, kinds)
+                number = news[-1].number
+            else:
+                text = b": nothing happened\n\n"
+            if text and not gone.done():
+                await _say(request, text)
+    finally:
+        for task in (gone, waiting):
+            if task is not None:
+                task.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _say(request: Request, text: bytes) -> None:
+    """Waits until what was said before is taken; the server hangs up on who does not take it."""
+    message: dict[str, Any] = {"type": "http.response.body", "body": text, "more_body": True}
+    await request.send(message)
+
+
+def _lines(epoch: int, news: Iterable[events.Event], number: int, kinds: frozenset[str]) -> bytes:
+    parts = []
+    for event in news:
+        if event.number > number + 1:
+            parts.append(b": %d events are not kept any more\n\n" % (event.number - number - 1))
+        number = event.number
+        if _wanted(event, kinds):
+            data = encode(_event(event))
+            parts.append(b"id: %d-%d\nevent: %s\ndata: %s\n\n" % (epoch, number, event.kind.encode(), data))
+    return b"".join(parts)
+
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        "GET",
+        "/v1/events",
+        events_route,
+        "What happens: server-sent events as they come, or, as JSON, those that are still kept",
+        Events,
+        (KIND, AFTER),
+        others=(STREAM,),
+    ),
+)
