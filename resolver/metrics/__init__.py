@@ -20,6 +20,7 @@ from resolver.metrics import http
 from resolver.metrics.collector import collect
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator
 
     from prometheus_client.metrics_core import Metric
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from resolver.view import View
 
 _PLAIN = "text/plain; charset=utf-8"
+#: An address that another has is tried again.
+_AGAIN_SECONDS = 5.0
 _END = b"# EOF\n"  # of an OpenMetrics text
 #: However often somebody asks, the text is made anew after this time only.
 _KEPT_SECONDS = 0.5
@@ -112,15 +115,7 @@ class Page:
 
 
 async def serve(view: View, settings: Settings, journal: Journal) -> None:
-    """Answer until cancelled. Without an address to listen on, say so and let the daemon live."""
-    try:
-        listener = http.listen(*(parse_address(settings.metrics_addr) or ("", 0)))
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
-        why = f"{settings.metrics_addr} cannot be listened on: {why}; name another with --metrics-addr"
-        journal.log.warning("metrics_off", why=why)
-        await asyncio.get_running_loop().create_future()  # for ever
-        return
+    """Answer until cancelled. Where that cannot be, say so, let the daemon live, and try again from time to time."""
     page = Page(view.snapshot, settings)
 
     async def answer(path: str, accept: str) -> tuple[int, str, bytes]:
@@ -130,7 +125,21 @@ async def serve(view: View, settings: Settings, journal: Journal) -> None:
             journal.log.exception("internal_error", step="metrics")
             return 500, _PLAIN, b"this is a defect; the log has it, please report it\n"
 
-    with listener:
+    with await _listener(settings, journal) as listener:
         host, port = listener.getsockname()[:2]
         journal.log.info("metrics_on", address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         await http.serve(listener, answer)
+
+
+async def _listener(settings: Settings, journal: Journal) -> socket.socket:
+    said = ""
+    while True:
+        try:
+            return http.listen(*(parse_address(settings.metrics_addr) or ("", 0)))
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno else str(error)
+        if why != said:
+            said = why
+            what = f"{settings.metrics_addr} cannot be listened on: {why}; name another with --metrics-addr"
+            journal.log.warning("metrics_off", why=what)
+        await asyncio.sleep(_AGAIN_SECONDS)  # a daemon that this one takes over from may have it

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from resolver import __version__
+from resolver.gpu.health import REASONS
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED
 from resolver.hami.layout import LAYOUTS
 from resolver.metrics import families as f
@@ -30,7 +31,7 @@ _BELIEVED_INTERVALS, _BELIEVED_SECONDS = 2.5, 2.5
 _SOURCES = ("bpf", "netlink", "scan")
 _NAMESPACES = ("host", "container", "unknown")
 _ORIGINS = ("measured", "by version", "forced", "unknown")
-_COUNTERS = {  # of the daemon, that are a family of their own
+COUNTERS = {  # of the daemon, that are a family of their own
     "conflicts": f.CONFLICTS,
     "slots_stuck": f.STUCK,
     "utilization_writes": f.UTILIZATION_WRITES,
@@ -41,8 +42,17 @@ _COUNTERS = {  # of the daemon, that are a family of their own
     "implausible_samples": f.IMPLAUSIBLE_SAMPLES,
     "internal_errors": f.INTERNAL_ERRORS,
     "out_of_descriptors": f.OUT_OF_DESCRIPTORS,
+    "driver_probes": f.PROBES,
+    "driver_probes_refused": f.PROBES_REFUSED,
+    "driver_probes_failed": f.PROBES_FAILED,
 }
-_COUNTERS_BY_REASON = {  # what their names begin with; the reasons that are told from the start
+BROKER_COUNTERS = {
+    "broker_answers": f.BROKER_ANSWERS,
+    "broker_timeouts": f.BROKER_TIMEOUTS,
+    "broker_busy": f.BROKER_BUSY,
+}
+BROKER_REFUSED = "broker_refused_"
+COUNTERS_BY_REASON = {  # what their names begin with; the reasons that are told from the start
     "repairs_": (f.REPAIRS, RepairReason),
     "would_repair_": (f.DRY_RUN_REPAIRS, RepairReason),
     "rejected_": (f.REJECTIONS, RegionReason),
@@ -151,14 +161,14 @@ def _slots(snapshot: Snapshot) -> Iterator[Metric]:
 
 def _counters(snapshot: Snapshot, settings: Settings) -> Iterator[Metric]:
     counters = snapshot.counters
-    for name, family in _COUNTERS.items():
+    for name, family in COUNTERS.items():
         yield family.metric([((), counters.get(name, 0))])
-    for start, (family, reasons) in _COUNTERS_BY_REASON.items():
+    for start, (family, reasons) in COUNTERS_BY_REASON.items():
         yield _by(family, reasons, _starting(counters, start))
     if settings.broker:
-        yield f.BROKER_ANSWERS.metric([((), counters.get("broker_answers", 0))])
-        yield _by(f.BROKER_REFUSED, (), _starting(counters, "broker_refused_"))
-        yield f.BROKER_BUSY.metric([((), counters.get("broker_busy", 0))])
+        for name, family in BROKER_COUNTERS.items():
+            yield family.metric([((), counters.get(name, 0))])
+        yield _by(f.BROKER_REFUSED, (), _starting(counters, BROKER_REFUSED))
 
 
 def _starting(counters: Any, start: str) -> Counter[str]:
@@ -202,7 +212,10 @@ def _gpus(snapshot: Snapshot, *, known: bool) -> Iterator[Metric]:
     yield values(f.GPU_HEALTHY, lambda gpu: not gpu.illnesses)
     yield values(f.GPU_MIG, lambda gpu: gpu.mig)
     ill = [(labels, illness) for gpu, labels in gpus if known for illness in gpu.illnesses]
-    yield f.GPU_UNHEALTHY.metric(((*labels, illness.reason), illness.since) for labels, illness in ill)
+    has = {(*labels, illness.reason) for labels, illness in ill}
+    reasons = [(*labels, reason) for _, labels in gpus if known for reason in REASONS]
+    yield f.GPU_UNHEALTHY.metric((labels, labels in has) for labels in dict.fromkeys((*reasons, *has)))
+    yield f.GPU_UNHEALTHY_SINCE.metric(((*labels, illness.reason), illness.since) for labels, illness in ill)
     states = (OK, UNSUPPORTED, FAILED)
     yield f.GPU_SAMPLES.metric(
         row for gpu, labels in gpus if known for row in _state(states, gpu.samples, *labels)
@@ -227,7 +240,7 @@ def _daemon(snapshot: Snapshot) -> Iterator[Metric]:
     unused = snapshot.sources_not_used
     yield f.SOURCE_FAILED.metric(((name,), name in unused) for name in _SOURCES)
     yield f.SOURCE_COMPLETE.metric([((), not snapshot.incomplete)])
-    yield f.SOURCE_EVENTS.metric(((name,), count) for name, count in snapshot.source_counters.items())
+    yield f.MAP_EVENTS.metric(((name,), count) for name, count in snapshot.source_counters.items())
     yield f.PROCESSES.metric([((), snapshot.processes)])
     yield f.MAP_SIZE.metric([((), snapshot.map_size)])
     yield f.PASSES.histogram(snapshot.pass_seconds)
@@ -235,4 +248,5 @@ def _daemon(snapshot: Snapshot) -> Iterator[Metric]:
     yield f.WORKER_STARTS.metric(((worker.name,), worker.starts) for worker in workers)
     yield f.WORKER_FAILURES.metric(((worker.name,), worker.failures) for worker in workers)
     yield f.DRY_RUN.metric([((), snapshot.dry_run)])
+    yield f.STANDBY.metric([((), bool(snapshot.holder))])
     yield from own.collect()

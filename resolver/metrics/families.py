@@ -164,6 +164,9 @@ NAMESPACE = _states("hostpid_namespace", (), "Which PID namespace's number hostp
 NAMESPACE_ORIGIN = _states(
     "hostpid_namespace_origin", (), "How it is known: measured, by the driver's version, or forced."
 )
+PROBES = _counter("driver_probes", (), "Times that a child asked NVML from within a tenant's PID namespace.")
+PROBES_REFUSED = _counter("driver_probes_refused", (), "Times that no namespace was fit for such a child.")
+PROBES_FAILED = _counter("driver_probes_failed", (), "Times that such a child told nothing.")
 
 # -- GPUs -----------------------------------------------------------------------------------------------------------
 
@@ -180,9 +183,12 @@ GPU_ECC = _counter(
 )
 GPU_HEALTHY = _gauge("gpu_healthy", _DEVICE, "1 while nothing is wrong with a GPU.")
 GPU_UNHEALTHY = _gauge(
+    "gpu_unhealthy", (*_DEVICE, "reason"), "1 while this is wrong with a GPU, 0 while it is not."
+)
+GPU_UNHEALTHY_SINCE = _gauge(
     "gpu_unhealthy_since_timestamp_seconds",
     (*_DEVICE, "reason"),
-    "Since when a GPU is unhealthy for this reason, as Unix time; no series while it is not.",
+    "Since when this is wrong with a GPU, as Unix time; no series while it is not.",
 )
 GPU_SAMPLES = _states("gpu_samples", _DEVICE, "Whether NVML tells the utilization of processes on a GPU.")
 GPU_MIG = _gauge("gpu_mig_enabled", _DEVICE, "1 for a GPU in MIG mode.")
@@ -206,7 +212,7 @@ SOURCE_FAILED = _gauge(
     "source_unavailable", ("source",), "1 if this source was tried and does not work here."
 )
 SOURCE_COMPLETE = _gauge("source_complete", (), "1 while the source alone knows every process.")
-SOURCE_EVENTS = _counter("source_events", ("event",), "What the sources lost, missed and mended.")
+MAP_EVENTS = _counter("map_events", ("event",), "What the sources lost, missed and mended.")
 PROCESSES = _gauge("map_processes", (), "Processes in the map.")
 MAP_SIZE = _gauge("map_capacity_processes", (), "Processes that the kernel's map has room for.")
 PASSES = Family("resolver_pass_duration_seconds", "histogram", (), "How long the passes over the slots took.")
@@ -214,9 +220,11 @@ WORKER_STARTS = _counter("worker_starts", ("worker",), "Times that a child was s
 WORKER_FAILURES = _counter("worker_failures", ("worker",), "Times that a child died, hung or spoke nonsense.")
 INTERNAL_ERRORS = _counter("internal_errors", (), "Defects that were survived; please report them.")
 OUT_OF_DESCRIPTORS = _counter("out_of_descriptors", (), "Times that all file descriptors were in use.")
-DRY_RUN = _gauge("dry_run", (), "1 if nothing is written.")
+DRY_RUN = _gauge("dry_run", (), "1 if nothing is written because the settings say so.")
+STANDBY = _gauge("standby", (), "1 while nothing is written because another daemon writes on this node.")
 BROKER_ANSWERS = _counter("broker_answers", (), "Processes that the broker told their PID.")
 BROKER_REFUSED = _counter("broker_refused", ("reason",), "Requests that the broker refused.")
+BROKER_TIMEOUTS = _counter("broker_timeouts", (), "Clients that did not end their request in time.")
 BROKER_BUSY = _counter("broker_busy", (), "Connections that the broker closed because there were too many.")
 CHILDREN = _gauge("children", (), "Children of the daemon that run.")
 CHILDREN_CPU = _counter("children_cpu_seconds", (), "CPU time of the daemon's children, ended ones too.")

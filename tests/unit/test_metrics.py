@@ -1,0 +1,617 @@
+"""What Prometheus would read of one snapshot: parsed by Prometheus's own library, compared with the truth."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE_OPENMETRICS
+from prometheus_client.parser import text_string_to_metric_families
+
+from resolver.config import Settings
+from resolver.gpu.inventory import GpuReport, Illness, Inventory, MigInstance
+from resolver.join import Joined, Orphan
+from resolver.metrics import Page, collector, own
+from resolver.snapshot import ContainerReport, ProcessReport, RegionReport, SlotReport, Snapshot
+from resolver.types import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from tests.fakes.pictures import picture
+
+GPUS = ("GPU-a", "GPU-b")
+#: What an application that wants OpenMetrics sends, as Prometheus does.
+OPENMETRICS = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=0.0.4;q=0.3"
+)
+
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+class Read:
+    """The series of a text, by name and labels. A series that is there twice is a mistake."""
+
+    def __init__(self, text: bytes, *, as_openmetrics: bool = False) -> None:
+        parse = (
+            openmetrics.text_string_to_metric_families if as_openmetrics else text_string_to_metric_families
+        )
+        self.series: Series = {}
+        for family in parse(text.decode()):
+            for sample in family.samples:
+                key = sample.name, frozenset(sample.labels.items())
+                assert key not in self.series, f"twice: {key}"
+                self.series[key] = sample.value
+
+    def all(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
+        """Every series of that name with these labels."""
+        return [
+            (dict(has), value)
+            for (whose, has), value in self.series.items()
+            if whose == name and labels.items() <= dict(has).items()
+        ]
+
+    def one(self, name: str, **labels: str) -> float | None:
+        """The value of the only such series; None if there is none."""
+        found = self.all(name, **labels)
+        assert len(found) <= 1, found
+        return found[0][1] if found else None
+
+
+async def text(snapshot: Snapshot, accept: str = "", **wanted: Any) -> tuple[str, bytes]:
+    status, kind, body = await Page(lambda: snapshot, Settings(**wanted)).answer("/metrics", accept)
+    assert status == 200
+    return kind, body
+
+
+def read(snapshot: Snapshot, **wanted: Any) -> Read:
+    """Both formats say the same, but for what changes while they are made."""
+    kind, plain = asyncio.run(text(snapshot, **wanted))
+    assert kind == CONTENT_TYPE_PLAIN_0_0_4
+    kind, other = asyncio.run(text(snapshot, OPENMETRICS, **wanted))
+    assert kind == CONTENT_TYPE_OPENMETRICS
+    found = Read(plain)
+    assert Read(other, as_openmetrics=True).series.keys() == found.series.keys()
+    return found
+
+
+def gpu(uuid: str, index: int, **changes: Any) -> GpuReport:
+    report = GpuReport(
+        uuid, index, index, "A100", 80 << 30, 2 << 30, 37, 61, 180.5, False, (), 0, "ok", "", ()
+    )
+    return report._replace(**changes)
+
+
+def joined(**changes: Any) -> Joined:
+    asked = frozenset(GPUS)
+    known = Joined(time.time(), "", {}, frozenset(), asked, (), (), asked)
+    return known._replace(**changes)
+
+
+def container(number: int = 1, **changes: Any) -> ContainerReport:
+    report = ContainerReport(
+        f"{number:064x}",
+        f"uid-{number}",
+        "main",
+        "default",
+        f"pod-{number}",
+        "containerd",
+        4026532000 + number,
+        100 * number,
+        (),
+        0.0,
+    )
+    return report._replace(**changes)
+
+
+def slot(host_pid: int | None, **changes: Any) -> SlotReport:
+    report = SlotReport(2, 0, host_pid or 0, host_pid, False, None, None, (0,), (0,))
+    return report._replace(**changes)
+
+
+def region(
+    of: ContainerReport, uuids: tuple[str, ...] = GPUS[:1], *slots: SlotReport, **changes: Any
+) -> RegionReport:
+    path = f"/containers/{of.pod_uid}_{of.container_name}/x.cache"
+    report = RegionReport(path, of.pod_uid, of.container_name, "v1.2", uuids, slots, of.container_id)
+    return report._replace(**changes)
+
+
+def process(
+    of: ContainerReport | None, host_pid: int, sm_util: int | None, uuid: str = GPUS[0], **changes: Any
+) -> ProcessReport:
+    names = of[:1] + of[1:5] if of else ("", "", "", "", "")
+    report = ProcessReport(host_pid, 2, uuid, *names, sm_util, 1 << 20, None)
+    return report._replace(**changes)
+
+
+def node(
+    containers: tuple[ContainerReport, ...],
+    processes: tuple[ProcessReport, ...] = (),
+    regions: tuple[RegionReport, ...] = (),
+    **changes: Any,
+) -> Snapshot:
+    known = {
+        "joined": joined(),
+        "collected_at": time.time(),
+        "inventory": Inventory(1, time.time(), "550.54.15", tuple(map(gpu, GPUS, (0, 1)))),
+    }
+    return picture(
+        at=time.time(), containers=containers, gpu_processes=processes, regions=regions, **known | changes
+    )
+
+
+UTILIZATION, MEMORY = "resolver_container_utilization_ratio", "resolver_container_memory_bytes"
+UNKNOWN = "resolver_container_unknown_values"
+
+
+# ---- containers ---------------------------------------------------------------------------------------------------
+
+
+def test_a_container_is_told_by_all_its_names() -> None:
+    one = container()
+    found = read(node((one,), (process(one, 7, 87),), (region(one, GPUS[:1], slot(7)),)))
+    ((labels, value),) = found.all(UTILIZATION)
+    assert value == 0.87
+    assert labels == {
+        "namespace": "default",
+        "pod": "pod-1",
+        "container": "main",
+        "pod_uid": "uid-1",
+        "device_uuid": "GPU-a",
+        "device_index": "0",
+    }
+    assert found.all(MEMORY) == [(labels, 1 << 20)]
+    assert sum(value for _, value in found.all(UNKNOWN)) == 0
+
+
+def test_its_processes_are_summed_with_a_slot_or_without_and_at_most_one() -> None:
+    one = container()
+    processes = (
+        process(one, 7, 30),
+        process(one, 8, 20, no_slot=SampleReason.NO_SLOT),
+        process(one, 9, 60, GPUS[1]),
+        process(one, 10, 70, GPUS[1], no_slot=SampleReason.NO_SLOT),
+    )
+    found = read(node((one,), processes, (region(one),)))
+    assert found.one(UTILIZATION, device_uuid="GPU-a") == 0.5
+    assert found.one(UTILIZATION, device_uuid="GPU-b") == 1.0
+    assert found.one(MEMORY, device_uuid="GPU-b") == 2 << 20
+
+
+def test_an_idle_container_is_0_on_its_own_gpus_and_nowhere_else() -> None:
+    one, without_hami = container(1), container(2)
+    found = read(node((one, without_hami), (), (region(one),)))
+    assert [(labels["device_uuid"], value) for labels, value in found.all(UTILIZATION)] == [("GPU-a", 0.0)]
+    assert found.one(MEMORY) == 0
+
+
+def test_a_slot_that_lies_neither_hides_load_nor_adds_any() -> None:
+    one, other = container(1), container(2)
+    lies = (
+        slot(None, unresolved=UnresolvedReason.INVALID_PID, utilization=(None,)),
+        slot(None, slot=1, dead=True, sm_util=(100,)),
+    )
+    found = read(
+        node(
+            (one, other),
+            (process(one, 7, 87),),
+            (region(one, GPUS[:1], *lies), region(other, GPUS[:1], *lies)),
+        )
+    )
+    assert found.one(UTILIZATION, pod="pod-1") == 0.87
+    assert found.one(UTILIZATION, pod="pod-2") == 0.0
+
+
+def test_gpus_that_only_a_file_knows_are_no_labels() -> None:
+    one = container()
+    uuids = ("GPU-a", "GPU-a", "", "GPU-forged", 'GPU-b\\"', "GPU-a")
+    found = read(node((one,), (), (region(one, uuids),)))
+    assert {labels["device_uuid"] for labels, _ in found.all(UTILIZATION)} == {"GPU-a"}
+    assert found.one(UNKNOWN, value="utilization", reason="unknown_device") == 3
+
+
+def test_two_files_of_a_container_are_one_container() -> None:
+    one = container()
+    twice = (region(one), region(one, GPUS, path="/containers/uid-1_main/y.cache"))
+    found = read(node((one,), (process(one, 7, 40),), twice))
+    assert {labels["device_uuid"]: value for labels, value in found.all(UTILIZATION)} == {
+        "GPU-a": 0.4,
+        "GPU-b": 0.0,
+    }
+
+
+def test_a_restarted_container_is_one_with_that_before_it() -> None:
+    before = container(1, container_id="a" * 64)
+    after = container(1, container_id="b" * 64)
+    found = read(node((before, after), (process(before, 7, 10), process(after, 8, 20)), (region(before),)))
+    assert found.one(UTILIZATION) == pytest.approx(0.3)
+
+
+def test_where_names_do_not_tell_containers_apart_the_id_does() -> None:
+    unnamed = {"pod_uid": "", "container_name": "", "namespace": "", "pod": ""}
+    containers = tuple(container(number, **unnamed) for number in (1, 2))
+    found = read(node(containers, tuple(process(each, 7 + n, 10 + n) for n, each in enumerate(containers))))
+    told = {labels["container_id"]: value for labels, value in found.all(UTILIZATION)}
+    assert told == {f"{1:064x}": 0.1, f"{2:064x}": 0.11}
+
+
+def test_without_an_id_the_owners_of_its_slots_are_the_container() -> None:
+    ghost = container(1, container_id="", namespace="", pod="")
+    of_nobody = process(None, 7, 25)
+    resolved = region(ghost, GPUS[:1], slot(7))
+    assert read(node((), (of_nobody,), (resolved,))).one(UTILIZATION, pod_uid="uid-1") == 0.25
+    dark = slot(None, slot=1, unresolved=UnresolvedReason.NOT_MAPPED)
+    found = read(node((), (of_nobody,), (region(ghost, GPUS[:1], slot(7), dark),)))
+    assert found.all(UTILIZATION) == []
+    assert found.one(UNKNOWN, value="utilization", reason="unresolved") == 1
+    ended = slot(7, dead=True)
+    assert read(node((), (), (region(ghost, GPUS[:1], ended),))).all(UTILIZATION) == []
+
+
+def test_a_container_that_ended_has_no_series_though_its_file_is_there() -> None:
+    one = container()
+    ended = process(None, 7, 50, pod_uid="uid-1", container_name="main", no_slot=SampleReason.PROCESS_ENDED)
+    found = read(node((), (ended,), (region(one, GPUS[:1], slot(7, dead=True), container_id=""),)))
+    assert found.all(UTILIZATION) == found.all(MEMORY) == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [
+        ("no_answer", {"joined": joined(error="GPU is lost", asked=frozenset(), listed=frozenset())}),
+        ("stale", {"joined": joined(at=time.time() - 3.6)}),
+        ("device_failed", {"joined": joined(asked=frozenset(GPUS[1:]))}),
+        (
+            "unsupported",
+            {
+                "joined": joined(asked=frozenset(GPUS[1:])),
+                "inventory": Inventory(1, 0.0, "550", (gpu("GPU-a", 0, samples="unsupported", mig=True),)),
+            },
+        ),
+    ],
+)
+def test_what_is_not_known_has_no_series(reason: str, changes: dict[str, Any]) -> None:
+    one = container()
+    busy = node((one,), (process(one, 7, 87),), (region(one),))
+    assert read(busy).one(UTILIZATION) == 0.87
+    for processes in (busy.gpu_processes, ()):
+        found = read(busy._replace(gpu_processes=processes, **changes))
+        assert found.all(UTILIZATION) == []
+        assert {labels["reason"]: n for labels, n in found.all(UNKNOWN, value="utilization") if n} == {
+            reason: 1
+        }
+
+
+def test_one_value_that_cannot_be_true_makes_the_sum_unknown() -> None:
+    one = container()
+    found = read(node((one,), (process(one, 7, 87), process(one, 8, None)), (region(one),)))
+    assert found.all(UTILIZATION) == []
+    assert found.one(UNKNOWN, value="utilization", reason="implausible") == 1
+    assert found.one(MEMORY) == 2 << 20
+
+
+def test_memory_that_nvml_does_not_tell_is_not_0() -> None:
+    one = container()
+    for changes, processes in (
+        ({}, (process(one, 7, 87, memory=None),)),
+        ({"joined": joined(listed=frozenset())}, ()),
+    ):
+        found = read(node((one,), processes, (region(one),), **changes))
+        assert found.all(MEMORY) == []
+        assert found.one(UNKNOWN, value="memory", reason="not_told") == 1
+        assert found.one(UTILIZATION) is not None
+
+
+def test_a_mig_instance_in_a_file_belongs_to_its_gpu() -> None:
+    one = container()
+    instance = MigInstance("MIG-1", 3, 0, 10 << 30, 1 << 30)
+    mig = gpu("GPU-a", 0, samples="unsupported", mig=True, mig_instances=(instance,), utilization=None)
+    found = read(
+        node(
+            (one,),
+            (),
+            (region(one, ("MIG-1",)),),
+            joined=joined(asked=frozenset(), listed=frozenset()),
+            inventory=Inventory(1, 0.0, "550", (mig,)),
+        )
+    )
+    assert found.all(UTILIZATION) == found.all("resolver_gpu_utilization_ratio") == []
+    assert found.one(UNKNOWN, value="utilization", reason="unsupported") == 1
+    labels = {"device_index": "0", "mig_uuid": "MIG-1", "gpu_instance": "3", "compute_instance": "0"}
+    assert found.one("resolver_gpu_mig_memory_bytes", **labels) == 10 << 30
+    assert found.one("resolver_gpu_mig_memory_used_bytes", **labels) == 1 << 30
+
+
+def test_processes_are_told_when_asked_for() -> None:
+    one = container()
+    host = process(None, 9, 12, no_slot=SampleReason.NOT_IN_CONTAINER, memory=None)
+    processes = (process(one, 7, 30), process(one, 8, None), host, host)
+    snapshot = node((one,), processes, (region(one),))
+    name = "resolver_process_utilization_ratio"
+    assert read(snapshot).all(name) == []
+    found = read(snapshot, metrics_per_process=True)
+    assert {labels["host_pid"]: value for labels, value in found.all(name)} == {"7": 0.3, "9": 0.12}
+    assert {labels["host_pid"] for labels, _ in found.all("resolver_process_memory_bytes")} == {"7", "8"}
+    ((labels, _),) = found.all(name, host_pid="7")
+    assert (labels["pod"], labels["ns_pid"], labels["device_index"]) == ("pod-1", "2", "0")
+    down = snapshot._replace(joined=joined(error="hangs"))
+    assert read(down, metrics_per_process=True).all(name) == []
+
+
+def test_there_are_only_so_many_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "MAX_SERIES", 10)
+    containers = tuple(container(number) for number in range(25))
+    regions = tuple(
+        region(each, ("GPU-forged", "GPU-a", *(f"GPU-{n}" for n in range(14)))) for each in containers
+    )
+    processes = tuple(process(containers[0], pid, 1) for pid in range(30))
+    found = read(node(containers, processes, regions), metrics_per_process=True)
+    assert len(found.all(UTILIZATION)) == len(found.all(MEMORY)) == 10
+    assert len(found.all("resolver_process_utilization_ratio")) == 10
+    assert found.one("resolver_series_left_out") == 15 + 20
+    assert len(found.series) < 400
+
+
+# ---- HAMi's names -------------------------------------------------------------------------------------------------
+
+
+def test_hamis_names_have_hamis_labels_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_NAME", "gpu-node-1")
+    one = container()
+    cache = region(one, GPUS, limit=(8 << 30, 0))
+    snapshot = node((one,), (process(one, 7, 87, GPUS[1]),), (cache,))
+    assert not [name for name, _ in read(snapshot).series if not name.startswith(("resolver_", "process_"))]
+    found = read(snapshot, hami_metrics=True)
+    labels = {
+        "namespace": "default",
+        "pod": "pod-1",
+        "container": "main",
+        "vdevice_index": "1",
+        "device_uuid": "GPU-b",
+        "zone": "vGPU",
+    }
+    old = dict(
+        zip(
+            ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid", "zone"),
+            labels.values(),
+            strict=True,
+        )
+    )
+    for name, has, value in (
+        ("hami_container_device_utilization_ratio", labels, 87),
+        ("Device_utilization_desc_of_container", old, 87),
+        ("hami_vgpu_memory_used_bytes", labels, 1 << 20),
+        ("hami_container_device_memory_bytes", labels, 1 << 20),
+        ("vGPU_device_memory_usage_in_bytes", old, 1 << 20),
+    ):
+        assert (has, value) in found.all(name)
+        assert len(found.all(name)) == 2
+    assert found.one("hami_vgpu_memory_limit_bytes") == 8 << 30
+    assert found.one("vGPU_device_memory_limit_in_bytes", vdeviceid="0") == 8 << 30
+    host = {"device_index": "0", "device_uuid": "GPU-a", "device_type": "NVIDIA-A100", "node": "gpu-node-1"}
+    assert found.one("hami_host_gpu_utilization_ratio", **host) == 37
+    assert found.one("HostCoreUtilization", deviceidx="0", nodeid="gpu-node-1", deviceuuid="GPU-a") == 37
+    assert found.one("HostGPUMemoryUsage", deviceidx="1") == 2 << 30
+    assert found.one("hami_host_gpu_power_usage_watts", device_index="1") == 180.5
+
+
+def test_hamis_names_are_silent_about_what_is_not_known() -> None:
+    nameless, down = container(1, pod="", namespace=""), container(2)
+    found = read(node((nameless,), (process(nameless, 7, 87),), (region(nameless),)), hami_metrics=True)
+    assert found.all("hami_container_device_utilization_ratio") == []
+    assert found.one(UTILIZATION) == 0.87
+    broken = node((down,), (process(down, 7, 87),), (region(down),), joined=joined(error="hangs"))
+    found = read(broken, hami_metrics=True)
+    silent = [name for name, _ in found.series if name.startswith(("hami_", "Host", "vGPU", "Device"))]
+    assert silent == []
+
+
+# ---- slots, repairs, sources --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "reasons"),
+    [
+        ("resolver_repairs_total", RepairReason),
+        ("resolver_dry_run_repairs_total", RepairReason),
+        ("resolver_region_rejections_total", RegionReason),
+        ("resolver_rejected_regions", RegionReason),
+        ("resolver_unresolved_slots", UnresolvedReason),
+        ("resolver_unresolved_samples", SampleReason),
+    ],
+)
+def test_every_reason_is_there_from_the_start(name: str, reasons: Any) -> None:
+    found = read(node(()))
+    assert {labels["reason"]: value for labels, value in found.all(name)} == {
+        each.value: 0 for each in reasons
+    }
+
+
+def test_what_the_daemon_counts_is_told() -> None:
+    one = container()
+    slots = (
+        slot(7, stuck="its watcher does not run"),
+        slot(None, slot=1, unresolved=UnresolvedReason.NOT_MAPPED),
+        slot(None, slot=2, dead=True),
+    )
+    counters = {"repairs_missing": 3, "would_repair_stale": 2, "rejected_symlink": 4, "conflicts": 5}
+    counters |= {"broker_answers": 6, "broker_refused_ended": 7, "broker_busy": 8, "driver_probes": 9}
+    snapshot = node(
+        (one,),
+        (),
+        (region(one, GPUS[:1], *slots, quarantined=True),),
+        counters=counters,
+        rejected={"/containers/x/y.cache": RegionReason.SYMLINK},
+        joined=joined(orphans=(Orphan(9, "GPU-a", 5, SampleReason.NOT_IN_CONTAINER),)),
+        missing_dirs=("/containers",),
+        source="netlink",
+        sources_not_used={"bpf": "no BTF"},
+        source_counters={"lost": 2},
+        holder="77",
+    )
+    found = read(snapshot, broker="/run/x.sock")
+    for name, labels, value in (
+        ("resolver_repairs_total", {"reason": "missing"}, 3),
+        ("resolver_dry_run_repairs_total", {"reason": "stale"}, 2),
+        ("resolver_region_rejections_total", {"reason": "symlink"}, 4),
+        ("resolver_conflicts_total", {}, 5),
+        ("resolver_broker_answers_total", {}, 6),
+        ("resolver_broker_refused_total", {"reason": "ended"}, 7),
+        ("resolver_broker_busy_total", {}, 8),
+        ("resolver_driver_probes_total", {}, 9),
+        ("resolver_slots", {"state": "resolved"}, 1),
+        ("resolver_slots", {"state": "unresolved"}, 1),
+        ("resolver_slots", {"state": "dead"}, 1),
+        ("resolver_stuck_slots", {}, 1),
+        ("resolver_quarantined_regions", {}, 1),
+        ("resolver_rejected_regions", {"reason": "symlink"}, 1),
+        ("resolver_regions", {"layout": "v1.2"}, 1),
+        ("resolver_regions", {"layout": "v0"}, 0),
+        ("resolver_unresolved_slots", {"reason": "not_mapped"}, 1),
+        ("resolver_unresolved_samples", {"reason": "not_in_container"}, 1),
+        ("resolver_missing_directories", {}, 1),
+        ("resolver_source", {"resolver_source": "netlink"}, 1),
+        ("resolver_source", {"resolver_source": "bpf"}, 0),
+        ("resolver_source_unavailable", {"source": "bpf"}, 1),
+        ("resolver_map_events_total", {"event": "lost"}, 2),
+        ("resolver_hostpid_namespace", {"resolver_hostpid_namespace": "host"}, 1),
+        ("resolver_hostpid_namespace_origin", {"resolver_hostpid_namespace_origin": "by version"}, 1),
+        ("resolver_driver_info", {"version": "550.54.15"}, 1),
+        ("resolver_standby", {}, 1),
+        ("resolver_pass_duration_seconds_count", {}, 1),
+        ("resolver_pass_duration_seconds_bucket", {"le": "+Inf"}, 1),
+    ):
+        assert found.one(name, **labels) == value, name
+    assert not [name for name, _ in read(snapshot).series if "broker" in name]
+
+
+def test_nvml_that_was_never_heard_is_not_up() -> None:
+    found = read(picture())
+    assert found.one("resolver_nvml_up") == 0
+    assert found.one("resolver_nvml_sample_age_seconds") is None
+    assert found.one("resolver_nvml_last_success_timestamp_seconds") is None
+    assert found.all("resolver_unresolved_samples") == []
+
+
+def test_the_age_of_the_last_answer_grows() -> None:
+    found = read(node((), joined=joined(at=time.time() - 90), collected_at=time.time() - 90))
+    age = found.one("resolver_nvml_sample_age_seconds")
+    assert age is not None
+    assert 90 <= age < 95
+    assert found.one("resolver_nvml_up") == 0
+    back = read(node((), joined=joined(at=time.time() + 90), collected_at=time.time() + 90))
+    assert back.one("resolver_nvml_sample_age_seconds") == 0  # the clock was set back
+    assert back.one("resolver_nvml_up") == 1
+
+
+def test_a_gpu_is_told_with_what_is_wrong_with_it() -> None:
+    ill = gpu("GPU-b", 1, illnesses=(Illness("too_hot", "97 C", 1234.5),), power=None, ecc_uncorrected=None)
+    snapshot = node((), inventory=Inventory(1, 0.0, "550", (gpu("GPU-a", 0), ill)))
+    found = read(snapshot)
+    for name, value in (
+        ("resolver_gpu_memory_bytes", 80 << 30),
+        ("resolver_gpu_memory_used_bytes", 2 << 30),
+        ("resolver_gpu_utilization_ratio", 0.37),
+        ("resolver_gpu_temperature_celsius", 61),
+        ("resolver_gpu_power_watts", 180.5),
+        ("resolver_gpu_ecc_uncorrected_errors_total", 0),
+        ("resolver_gpu_healthy", 1),
+    ):
+        assert found.one(name, device_uuid="GPU-a", device_index="0") == value
+    assert found.one("resolver_gpu_healthy", device_index="1") == 0
+    assert found.one("resolver_gpu_power_watts", device_index="1") is None
+    assert {
+        labels["reason"] for labels, value in found.all("resolver_gpu_unhealthy", device_index="1") if value
+    } == {"too_hot"}
+    assert len(found.all("resolver_gpu_unhealthy", device_index="0")) > 3
+    assert found.one("resolver_gpu_unhealthy_since_timestamp_seconds") == 1234.5
+    down = read(snapshot._replace(joined=joined(error="hangs")))
+    assert {name for name, _ in down.series if name.startswith("resolver_gpu_")} == {"resolver_gpu_info"}
+
+
+def test_the_cost_of_the_daemon_is_told() -> None:
+    found = read(picture())
+    memory = found.one("process_resident_memory_bytes")
+    assert memory is not None
+    assert memory > 1 << 20
+    assert found.one("resolver_children_cpu_seconds_total") is not None
+
+
+def test_childrens_time_never_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own, "_most", [1e9])
+    assert read(picture()).one("resolver_children_cpu_seconds_total") == 1e9
+
+
+# ---- names that anybody may choose --------------------------------------------------------------------------------
+
+NAMES = st.text(st.characters() | st.sampled_from('"\\\n\r\t{},= \x00\x85\u2028\udc80é'), max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(NAMES, NAMES, NAMES, NAMES, st.sampled_from(GPUS) | NAMES), max_size=6))
+def test_names_of_any_kind_come_out_as_they_went_in(named: list[tuple[str, ...]]) -> None:
+    containers, processes, regions = [], [], []
+    for number, (namespace, pod, name, uid, uuid) in enumerate(named):
+        one = container(number, namespace=namespace, pod=pod, container_name=name, pod_uid=uid)
+        containers.append(one)
+        processes.append(process(one, number + 1, 10, uuid))
+        regions.append(region(one, (uuid,), slot(number + 1), path=f"/{number}"))
+    snapshot = node(tuple(containers), tuple(processes), tuple(regions), joined=joined(asked=frozenset(GPUS)))
+    for more in (False, True):
+        _, plain = asyncio.run(text(snapshot, metrics_per_process=more, hami_metrics=more))
+        found = Read(plain)
+        for labels, _ in found.all(UTILIZATION):
+            assert labels["device_uuid"] in GPUS
+        told = {labels["pod"] for labels, _ in found.all(UTILIZATION)}
+        for _, pod, name, uid, uuid in named:
+            if uuid in GPUS and uid and name:
+                assert pod.encode("utf-8", "backslashreplace").decode() in told
+
+
+def test_a_name_too_long_is_cut() -> None:
+    one = container(1, container_name="x" * 5000)
+    ((labels, _),) = read(node((one,), (process(one, 7, 1),))).all(UTILIZATION)
+    assert labels["container"] == "x" * 256
+
+
+# ---- health -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "interval", "status"),
+    [
+        ({"age": 1}, 0.25, 200),
+        ({"age": 11}, 0.25, 503),
+        ({"age": 11}, 1.0, 200),
+        ({"age": 30}, 1.0, 503),
+        ({"age": -3600}, 0.25, 200),
+        ({"age": 0, "passes": 0, "started": 11}, 0.25, 503),
+        ({"age": 0, "passes": 0, "started": 1}, 0.25, 200),
+    ],
+)
+def test_who_makes_no_passes_is_not_well(changes: dict[str, float], interval: float, status: int) -> None:
+    now = time.time()
+    snapshot = picture(
+        at=now - changes["age"],
+        passes=int(changes.get("passes", 5)),
+        started_at=now - changes.get("started", 9000),
+    )
+    page = Page(lambda: snapshot, Settings(interval=interval))
+    code, kind, body = asyncio.run(page.answer("/healthz", ""))
+    assert (code, kind) == (status, "text/plain; charset=utf-8")
+    assert (body == b"ok\n") == (status == 200)
+    if status == 503:
+        assert b" s " in body
+
+
+def test_readiness_says_why_not() -> None:
+    why = "no canary was looked for yet"
+    answers = {}
+    for not_ready in ("", why):
+        page = Page(lambda not_ready=not_ready: picture(not_ready=not_ready), Settings())  # type: ignore[misc]
+        answers[not_ready] = asyncio.run(page.answer("/readyz", ""))[::2]
+    assert answers == {"": (200, b"ok\n"), why: (503, f"{why}\n".encode())}
+    assert asyncio.run(page.answer("/", ""))[0] == 404

@@ -1,0 +1,105 @@
+"""docs/metrics.md against the families that are declared: each way, with type and labels."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from resolver.metrics import collector, families, hami
+from resolver.metrics.containers import Unknown
+from resolver.metrics.own import collect as own
+
+#: What Prometheus says about names: https://prometheus.io/docs/practices/naming/
+UNITS = ("seconds", "bytes", "ratio", "celsius", "watts", "info", "total")
+NO_UNITS = ("percent", "milliseconds", "kilobytes", "megabytes", "fahrenheit")
+TYPES = ("gauge", "counter", "histogram", "info", "stateset")
+
+
+def told(text: str) -> dict[str, tuple[str, tuple[str, ...], str]]:
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ((?:`\w+`(?:, )?)*) ?\| (.+) \|$", text, re.MULTILINE)
+    return {
+        name: (kind, tuple(re.findall(r"`(\w+)`", labels)), meaning) for name, kind, labels, meaning in rows
+    }
+
+
+def sections(root: Path) -> dict[str, str]:
+    parts = re.split(r"^## (.+)$", (root / "docs/metrics.md").read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_every_family_is_told_and_no_other(root: Path) -> None:
+    declared = {each.name: each[1:] for each in (*families.FAMILIES, *hami.FAMILIES)}
+    assert len(declared) == len(families.FAMILIES) + len(hami.FAMILIES)
+    assert told((root / "docs/metrics.md").read_text()) == declared
+
+
+def test_families_of_hamis_are_told_as_such(root: Path) -> None:
+    by_section = sections(root)
+    assert set(told(by_section["HAMi's names"])) == {each.name for each in hami.FAMILIES}
+
+
+def test_every_reason_without_a_value_is_told(root: Path) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \|$", sections(root)["Containers"], re.MULTILINE)
+    assert rows == [reason.value for reason in Unknown]
+
+
+def test_every_family_of_the_process_is_told(root: Path) -> None:
+    text = sections(root)["The daemon"]
+    standard = {sample.name for metric in own() for sample in metric.samples if "process_" in sample.name}
+    assert standard == set(re.findall(r"`(process_\w+)`", text))
+
+
+@pytest.mark.parametrize("family", families.FAMILIES, ids=lambda family: family.name)
+def test_names_keep_the_rules(family: families.Family) -> None:
+    name = family.name
+    assert re.fullmatch(r"resolver_[a-z][a-z0-9_]*", name)
+    assert "__" not in name
+    assert family.kind in TYPES
+    assert name.endswith("_total") == (family.kind == "counter")
+    assert name.endswith("_info") == (family.kind == "info")
+    assert not any(unit in name.split("_") for unit in NO_UNITS)
+    body = name.removesuffix("_total").removesuffix("_info").split("_")
+    assert not any(unit in body[:-1] for unit in UNITS if unit != "info"), "the unit comes last"
+    assert all(re.fullmatch(r"[a-z][a-z0-9_]*", label) for label in family.labels)
+    assert len(set(family.labels)) == len(family.labels)
+    assert "le" not in family.labels
+    assert (name in family.labels) == (family.kind == "stateset")
+    assert family.help.endswith(".")
+    assert family.help[0].isupper() or family.help[0].isdigit()
+
+
+def counted(path: Path) -> set[str]:
+    """The names under which a module counts: ``counters["name"]``, with ``*`` for what is put in."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Name | ast.Attribute):
+            continue
+        whose = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
+        if whose.lstrip("_") != "counters":
+            continue
+        if isinstance(node.slice, ast.Constant):
+            names.add(str(node.slice.value))
+        elif isinstance(node.slice, ast.JoinedStr):
+            parts = node.slice.values
+            names.add("".join(str(p.value) if isinstance(p, ast.Constant) else "*" for p in parts))
+    return names
+
+
+def test_every_counter_of_the_daemon_is_a_metric(root: Path) -> None:
+    # Those of the API are shown by the API.
+    modules = [path for path in root.glob("resolver/**/*.py") if "api" not in path.parts]
+    names = set().union(*map(counted, modules))
+    assert len(names) > 10
+    mapped = {*collector.COUNTERS, *collector.BROKER_COUNTERS, f"{collector.BROKER_REFUSED}*"}
+    mapped |= {f"{start}*" for start in collector.COUNTERS_BY_REASON}
+    assert names == mapped
+
+
+def test_the_example_alerts_speak_of_metrics_that_are_there(root: Path) -> None:
+    (rules,) = re.findall(r"```yaml\n(groups:.*?)```", (root / "docs/metrics.md").read_text(), re.DOTALL)
+    names = set(re.findall(r"resolver_\w+", rules))
+    assert names <= {family.name for family in families.FAMILIES}
+    assert len(names) > 3
