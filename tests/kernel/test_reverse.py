@@ -1,0 +1,249 @@
+"""`resolver reverse` beside what the kernel's credentials and the node in miniature know."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver.errors import NotFound, ProcessGone, UsageError
+from resolver.lookup import lookup
+from resolver.lookup.reverse import Reversed, reverse
+from resolver.pods import PodNames
+from resolver.procfs import HOST_PIDNS, Procfs
+from tests.fakes.container import Container
+from tests.fakes.node import Node
+from tests.kernel.conftest import ROOT
+
+SLEEP = ("/bin/sleep", "1000")
+NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
+#: Tells its own number, and that of a thread.
+THREADS = """
+import threading, time
+threading.Thread(target=lambda: (print(threading.get_native_id(), flush=True), time.sleep(1000))).start()
+"""
+HOSTILE = """
+import time
+open("/proc/self/comm", "w").write("\\x1b[2Jx")
+print(flush=True)
+time.sleep(1000)
+"""
+
+
+def command(*arguments: object, wrapper: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    words = [*wrapper, sys.executable, "-m", "resolver", "reverse", *map(str, arguments)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def as_json(*arguments: object, wrapper: tuple[str, ...] = ()) -> dict[str, Any]:
+    done = command("--json", *arguments, wrapper=wrapper)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def same_container(found: Reversed, container: Container) -> None:
+    assert found.container_id == container.container_id
+    assert found.pod_uid == container.pod_uid
+    assert found.container_name == container.name
+    assert found.no_container is None
+
+
+def test_every_level_is_told(node: Node) -> None:
+    container = node.container()
+    plain, nested = container.spawn(SLEEP), container.spawn(SLEEP, nested=True)
+    found = reverse(Procfs(), plain.host_pid)
+    same_container(found, container)
+    assert [tuple(level) for level in found.levels] == [
+        (plain.host_pid, HOST_PIDNS),
+        (plain.ns_pid, container.pidns),
+    ]
+    assert (found.container_pid, found.comm, found.tid) == (plain.ns_pid, "sleep", None)
+    assert found.start_time == Procfs().start_time(plain.host_pid)
+    found = reverse(Procfs(), nested.host_pid)
+    same_container(found, container)
+    assert [level.pidns for level in found.levels] == [HOST_PIDNS, container.pidns, nested.pidns]
+    assert [level.ns_pid for level in found.levels] == list(Procfs().ns_pids(nested.host_pid))
+    assert found.container_pid == found.levels[1].ns_pid != found.levels[2].ns_pid
+
+
+def test_there_and_back_again(node: Node) -> None:
+    first = node.container(name="first")
+    sharing = node.container(first.pod_uid, "sharing", pid_namespace=first)
+    on_host = node.container(name="on-host", pid_namespace="host")
+    other = node.container(name="other", cgroup_format="crio-systemd")
+    for container in (first, sharing, on_host, other):
+        for nested in (False, True):
+            process = container.spawn(SLEEP, nested=nested)
+            found = reverse(Procfs(), process.host_pid)
+            same_container(found, container)
+            assert found.container_pid is not None
+            assert lookup(Procfs(), container.container_id, found.container_pid).host_pid == process.host_pid
+
+
+def test_the_command_prints_a_line_each_and_names_from_the_logs_directory(node: Node, tmp_path: Path) -> None:
+    container = node.container()
+    process = container.spawn(SLEEP)
+    (tmp_path / "pods" / f"team-a_train-0_{container.pod_uid}").mkdir(parents=True)
+    done = command(process.host_pid, "--pod-logs-dir", tmp_path / "pods")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["host_pid", str(process.host_pid)],
+        ["container_id", container.container_id],
+        ["container_pid", str(process.ns_pid)],
+        ["pod_uid", container.pod_uid],
+        ["container_name", container.name],
+        ["namespace", "team-a"],
+        ["pod", "train-0"],
+        ["runtime", "containerd"],
+        ["comm", "sleep"],
+        ["start_time", str(Procfs().start_time(process.host_pid))],
+        ["ns_pids", str(process.host_pid), str(process.ns_pid)],
+        ["pidns", str(HOST_PIDNS), str(container.pidns)],
+    ]
+    unnamed = as_json(process.host_pid, "--pod-logs-dir", tmp_path / "nothing")
+    assert (unnamed["namespace"], unnamed["pod"]) == (None, None)
+    assert unnamed["levels"][1] == {"ns_pid": process.ns_pid, "pidns": container.pidns}
+
+
+def test_a_thread_is_its_processes(node: Node) -> None:
+    process = node.container().spawn((sys.executable, "-c", THREADS))
+    ns_tid = int(process.read_line())
+    tids = {Procfs().ns_pids(int(tid))[-1]: int(tid) for tid in os.listdir(f"/proc/{process.host_pid}/task")}
+    tid = tids[ns_tid]
+    assert tid != process.host_pid
+    done = command(tid)
+    assert done.returncode == 0
+    assert done.stderr == f"resolver reverse: {tid} is a thread of process {process.host_pid}\n"
+    assert f"tid             {tid}\n" in done.stdout
+    found = as_json(tid)
+    assert (found["host_pid"], found["tid"]) == (process.host_pid, tid)
+    assert found["container_pid"] == process.ns_pid
+
+
+def test_a_process_of_the_host_is_in_no_container() -> None:
+    tid = threading.get_native_id()
+    found = reverse(Procfs(), tid)
+    assert found.container_id is None
+    assert (found.host_pid, found.container_pid, found.pod_uid) == (os.getpid(), None, None)
+    assert found.no_container is not None
+    assert found.no_container.startswith("no container: its cgroup is /")
+    done = command(os.getpid())
+    assert done.returncode == 0
+    assert "container_id    -\n" in done.stdout
+    assert "no_container    no container" in done.stdout
+
+
+def test_a_namespace_without_a_container_is_not_called_no_container() -> None:
+    code = "import os, time; print(flush=True); time.sleep(1000)"
+    words = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", code]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as outer:
+        assert outer.stdout is not None
+        outer.stdout.readline()
+        (inner,) = map(int, Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split())
+        found = reverse(Procfs(), inner)
+        outer.kill()
+    assert [level.ns_pid for level in found.levels] == [inner, 1]
+    assert found.container_id is None
+    assert "a PID namespace of its own" in str(found.no_container)
+
+
+def test_what_is_not_there_is_1() -> None:
+    with subprocess.Popen(["/bin/true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(ProcessGone, match="has not waited"):
+            reverse(Procfs(), ended.pid)
+        assert command(ended.pid).returncode == 1
+    with pytest.raises(NotFound, match=str(ended.pid)):
+        reverse(Procfs(), ended.pid)
+    done = command(2**22 + 7)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert command(10**30).returncode == 1
+
+
+def test_wrong_numbers_are_2() -> None:
+    with pytest.raises(UsageError):
+        reverse(Procfs(), 0)
+    for words in (("0",), ("--", "-3"), ("x",), (), ("1", "2")):
+        done = command(*words)
+        assert (done.returncode, done.stdout) == (2, ""), words
+
+
+def test_outside_the_hosts_namespace_it_cannot_know() -> None:
+    done = command(1, wrapper=("unshare", "--pid", "--fork", "--mount-proc"))
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "host's PID namespace" in done.stderr
+
+
+@pytest.mark.parametrize("level", ["1", "2"])
+def test_hidden_processes_are_not_called_gone(node: Node, level: str) -> None:
+    process = node.container().spawn(SLEEP)
+    # A mount of its own, not a remount: that would change the one that everybody uses.
+    hide = f'mount -t proc -o hidepid={level} proc /proc && exec "$@"'
+    done = command(process.host_pid, wrapper=("unshare", "--mount", "sh", "-c", hide, "sh", *NOBODY))
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "hidepid" in done.stderr
+
+
+def test_without_rights_what_is_not_told_is_unknown(node: Node) -> None:
+    container = node.container()
+    process = container.spawn(SLEEP)
+    found = as_json(process.host_pid, wrapper=NOBODY)
+    assert (found["container_id"], found["pod_uid"]) == (container.container_id, container.pod_uid)
+    assert found["levels"] == [
+        {"ns_pid": process.host_pid, "pidns": HOST_PIDNS},
+        {"ns_pid": process.ns_pid, "pidns": None},
+    ]
+    assert (found["container_name"], found["container_pid"]) == (container.name, None)
+
+
+def test_in_a_private_cgroup_namespace_no_id_is_no_answer(node: Node) -> None:
+    done = command(os.getpid(), wrapper=("unshare", "--cgroup"))
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "--cgroupns=host" in done.stderr
+
+
+def test_before_pidfds_the_answers_are_the_same(node: Node) -> None:
+    process = node.container().spawn(SLEEP, nested=True)
+    assert reverse(Procfs(use_pidfd=False), process.host_pid) == reverse(Procfs(), process.host_pid)
+
+
+def test_a_process_that_ends_meanwhile_is_gone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is killed at the last read before the verdict."""
+    process = node.container().spawn(SLEEP)
+    procfs = Procfs()
+    comm = procfs.comm
+
+    def kill_then_tell(host_pid: int) -> str:
+        name = comm(host_pid)
+        process.kill()
+        return name
+
+    monkeypatch.setattr(procfs, "comm", kill_then_tell)
+    with pytest.raises(ProcessGone, match=str(process.host_pid)):
+        reverse(procfs, process.host_pid)
+
+
+def test_a_hostile_name_does_not_reach_the_terminal(node: Node) -> None:
+    process = node.container().spawn((sys.executable, "-c", HOSTILE))
+    process.read_line()
+    done = command(process.host_pid)
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+    assert "comm            \\x1b[2Jx\n" in done.stdout
+
+
+def test_names_in_a_running_pods_directory_are_read_anew(node: Node, tmp_path: Path) -> None:
+    container = node.container()
+    process, pods = container.spawn(SLEEP), PodNames(str(tmp_path / "pods"))
+    assert reverse(Procfs(), process.host_pid, pods).pod is None
+    (tmp_path / "pods" / f"ns_pod_{container.pod_uid}").mkdir(parents=True)
+    found = reverse(Procfs(), process.host_pid, pods)
+    assert (found.namespace, found.pod) == ("ns", "pod")
