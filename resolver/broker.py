@@ -44,7 +44,7 @@ SUCCESS, INVALID = 0, 1
 
 MOST_WAITING = 512
 EXCHANGE_SECONDS = 0.5
-_BACKLOG = 512
+_BACKLOG = 4096  # whoever connects without blocking is refused when it is full
 _BATCH = 32
 #: After a full batch it rests this many times as long as that took: a storm of clients gets a fifth of our time.
 _REST_FACTOR = 4
@@ -77,8 +77,8 @@ class _Waiting(NamedTuple):
 class Broker:
     """Answers on a listening socket; belongs to the running event loop.
 
-    Counters: ``broker_answers``, ``broker_refused_<reason>``, ``broker_busy`` (sent away to make room),
-    ``broker_timeouts`` (no whole request in time).
+    Counters: ``broker_answers``, ``broker_refused_<reason>``, ``broker_busy`` (sent away for want of places or
+    descriptors), ``broker_timeouts`` (no whole request in time).
     """
 
     def __init__(
@@ -189,8 +189,10 @@ class Broker:
         try:
             if received:
                 connection.send(self._answer(connection, bytes(received)))
-        except OSError:
-            pass  # it has gone, or descriptors have run out
+        except BrokenPipeError:
+            pass  # it has gone
+        except OSError:  # descriptors have run out
+            self._counters["broker_busy"] += 1
         except Exception:  # a defect of ours costs one client its answer, and is shown
             self._counters["internal_errors"] += 1
             self._journal.log.exception("internal_error", step="broker")

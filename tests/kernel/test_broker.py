@@ -1,0 +1,587 @@
+"""The host PID broker byte by byte: its protocol, its place, its limits, and everybody who means it ill."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import resource
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resolver import broker, peers
+from resolver.broker import Place
+from resolver.config import BrokerAnswer, HostpidNamespace, Settings
+from resolver.errors import UsageError
+from resolver.hami.policy import Policy
+from resolver.log import Journal
+from resolver.pidmap import PidMap
+from resolver.procfs import Procfs
+from resolver.sources.listing import Listing
+from resolver.sources.scan import ScanSource
+from tests.fakes import broker_client
+from tests.fakes.broker_client import REQUEST, Distrust, ask, connect, parse, receive
+from tests.fakes.node import Node
+from tests.fakes.pids import reborn
+from tests.kernel.conftest import never, until
+
+HOST = Policy(HostpidNamespace.HOST, "for a test")
+CONTAINER = Policy(HostpidNamespace.CONTAINER, "for a test")
+UNKNOWN = Policy(None, "for a test")
+
+
+class Told(Journal):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[str, dict[str, Any]]] = []
+
+    @property
+    def log(self) -> Any:
+        return self
+
+    def __getattr__(self, _level: str) -> Any:
+        return lambda event, **fields: self.lines.append((event, fields))
+
+
+class Serving:
+    """`broker.serve` in a thread with a loop of its own."""
+
+    def __init__(self, path: Path, policy: Policy = HOST, answer: BrokerAnswer = BrokerAnswer.POLICY) -> None:
+        self.path, self.policy = path, policy
+        self.settings = Settings(broker=str(path), broker_answer=answer)
+        self.counters: Counter[str] = Counter()
+        self.journal = Told()
+        self.pidmap = PidMap(Listing(ScanSource(Procfs())))
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.create_task(
+            broker.serve(
+                self.settings, Procfs(), self.pidmap, lambda: self.policy, self.journal, self.counters
+            )
+        )
+        self._ready.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    def __enter__(self) -> Self:
+        self._ready = threading.Event()
+        self._thread.start()
+        self._ready.wait()
+        until(lambda: self.journal.lines, "what it says when it starts")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        assert [line for line in self.journal.lines if line[0] == "internal_error"] == []
+
+    def said(self, event: str) -> list[dict[str, Any]]:
+        return [fields for name, fields in list(self.journal.lines) if name == event]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "hostpid" / "broker.sock"
+
+
+@pytest.fixture
+def served(path: Path) -> Iterator[Serving]:
+    with Serving(path) as serving:
+        yield serving
+
+
+def raw(path: Path, *parts: bytes, end: bool = False) -> bytes:
+    """What comes back for these bytes, sent one part at a time."""
+    with connect(str(path)) as connection:
+        for part in parts:
+            connection.sendall(part)
+            if len(parts) > 1:
+                time.sleep(0.005)  # so that each arrives alone
+        if end:
+            connection.shutdown(socket.SHUT_WR)
+        return receive(connection)
+
+
+# ---- the protocol -------------------------------------------------------------------------------------------------
+
+
+def test_the_bytes_of_an_exchange(served: Serving, path: Path) -> None:
+    answer = raw(path, bytes.fromhex("48504944 0001 0001"))
+    assert answer == bytes.fromhex("48504944 0001 0000") + struct.pack(">I", os.getpid())
+    assert served.counters == {"broker_answers": 1}
+    assert served.said("broker_on") == [{"socket": str(path), "answer": "policy"}]
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 7])
+def test_a_request_in_parts(served: Serving, path: Path, size: int) -> None:
+    parts = [REQUEST[at : at + size] for at in range(0, 8, size)]
+    assert parse(raw(path, *parts)) == (0, os.getpid())
+
+
+INVALID_ANSWER = bytes.fromhex("48504944 0001 0001 00000000")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"hpid\x00\x01\x00\x01",
+        b"DIPH\x00\x01\x00\x01",
+        b"HPID\x00\x02\x00\x01",
+        b"HPID\x00\x00\x00\x01",
+        b"HPID\x00\x01\x00\x02",
+        b"HPID\x00\x01\x00\x00",
+        b"HPID\x01\x00\x01\x00",  # the other byte order
+        bytes(8),
+        b"\xff" * 8,
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_an_invalid_request_gets_status_1_and_no_number(served: Serving, path: Path, request_: bytes) -> None:
+    answer = b""
+    with contextlib.suppress(ConnectionResetError), connect(str(path)) as connection:
+        connection.sendall(request_)
+        while chunk := connection.recv(64):  # more than was read is a reset, after the answer
+            answer += chunk
+    assert answer == INVALID_ANSWER
+    assert served.counters == {"broker_refused_invalid": 1}
+
+
+def test_what_follows_a_request_is_not_read(served: Serving, path: Path) -> None:
+    with connect(str(path)) as connection:
+        connection.sendall(REQUEST + REQUEST)
+        assert parse(connection.recv(64)) == (0, os.getpid())
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(64) == b""
+    assert served.counters["broker_answers"] == 1
+
+
+def test_half_a_request_is_invalid_and_none_is_none(served: Serving, path: Path) -> None:
+    assert raw(path, REQUEST[:5], end=True) == INVALID_ANSWER
+    assert raw(path, end=True) == b""
+    connect(str(path)).close()
+    assert ask(str(path)) == (0, os.getpid())
+    assert served.counters == {"broker_answers": 1, "broker_refused_invalid": 1}
+
+
+def test_random_requests_are_invalid(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "d" / "s"
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.binary(min_size=8, max_size=8).filter(lambda text: text != REQUEST))
+    def is_invalid(request: bytes) -> None:
+        assert raw(path, request) == INVALID_ANSWER
+
+    with Serving(path) as serving:
+        is_invalid()
+        assert serving.counters.keys() == {"broker_refused_invalid"}
+
+
+# ---- which number -------------------------------------------------------------------------------------------------
+
+
+def test_while_the_policy_is_unknown_nothing_is_said(served: Serving, path: Path) -> None:
+    """What HAMi's client does then is to guess by itself, as without a broker; the repair mends that."""
+    served.policy = UNKNOWN
+    assert raw(path, REQUEST) == INVALID_ANSWER
+    served.policy = HOST
+    assert ask(str(path)) == (0, os.getpid())
+    assert served.counters == {"broker_answers": 1, "broker_refused_policy_unknown": 1}
+
+
+@pytest.mark.parametrize("policy", [HOST, CONTAINER, UNKNOWN])
+def test_hamis_own_answer_whatever_the_driver(path: Path, policy: Policy) -> None:
+    with Serving(path, policy, BrokerAnswer.HOST):
+        assert ask(str(path)) == (0, os.getpid())
+
+
+@pytest.mark.parametrize("policy", [HOST, CONTAINER])
+@pytest.mark.parametrize("old_kernel", [False, True])
+def test_from_inside_real_namespaces(
+    node: Node, path: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch, *, old_kernel: bool
+) -> None:
+    if old_kernel:
+        monkeypatch.setattr(peers, "_by_pidfd", lambda *_: None)
+    with Serving(path, policy) as serving:
+        first = node.container(broker_dir=path.parent)
+        shared = node.container(pid_namespace=first, broker_dir=path.parent)
+        of_the_host = node.container(pid_namespace="host", broker_dir=path.parent)
+        for container in (first, shared, node.container(broker_dir=path.parent), of_the_host):
+            for nested in (False, True):
+                number, process = _ask_inside(container, nested=nested)
+                assert number == (process.host_pid if policy is HOST else process.ns_pid)
+                # It is in the map already: nothing has refreshed that.
+                assert process.host_pid in serving.pidmap
+                assert process.host_pid in serving.pidmap.candidates(process.ns_pid)
+        assert serving.pidmap.refreshes == 0
+        assert serving.counters == {"broker_answers": 8}
+
+
+def _ask_inside(container: Any, *, nested: bool = False) -> tuple[int, Any]:
+    script = [sys.executable, "-I", broker_client.__file__, "/usr/local/hostpid/broker.sock", "--read-only"]
+    process = container.spawn(script, nested=nested)
+    answer = eval(process.read_line(), {})  # noqa: S307 - our own script's word
+    assert answer.keys() == {"status", "number"}, answer
+    return answer["number"], process
+
+
+def test_a_tenant_that_is_not_root_may_ask(node: Node, path: Path) -> None:
+    with Serving(path):
+        container = node.container(broker_dir=path.parent)
+        user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+        script = [sys.executable, "-I", broker_client.__file__, "/usr/local/hostpid/broker.sock"]
+        process = container.spawn(["/usr/bin/env", *user, *script])
+        line = process.read_line()
+        assert line == f'{{"status": 0, "number": {process.host_pid}}}'
+
+
+ASK_AND_LEAVE = """
+import os, socket, sys
+client = socket.socket(socket.AF_UNIX)
+client.connect(sys.argv[1])
+client.sendall(b"HPID\\0\\1\\0\\1")
+print("asked", flush=True)
+if os.fork():
+    os._exit(0)
+print(client.recv(100).hex(), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_the_answer_is_never_about_the_next_process_with_that_number(node: Node, path: Path) -> None:
+    """It asks, leaves the connection to another and ends; its number is another container's when we get to it."""
+
+    async def answer_now(listener: socket.socket, counters: Counter[str]) -> None:
+        pidmap = PidMap(Listing(ScanSource(Procfs())))
+        late = broker.Broker(Settings(), Procfs(), pidmap, lambda: CONTAINER, Told(), counters)
+        late.start(listener)
+        while not counters:  # noqa: ASYNC110 - it is no object that could tell
+            await asyncio.sleep(0.002)
+        late.stop()
+
+    counters: Counter[str] = Counter()
+    place = Place(str(path))
+    try:
+        script = [sys.executable, "-I", "-c", ASK_AND_LEAVE, str(path)]
+        process = node.container().spawn(script)
+        assert process.read_line() == "asked"
+        until(lambda: not os.path.exists(f"/proc/{process.host_pid}"), "its end")
+        with reborn(process.host_pid):
+            asyncio.run(answer_now(place.listener, counters))
+            assert process.read_line() == INVALID_ANSWER.hex()
+        assert counters == {"broker_refused_ended": 1}
+    finally:
+        place.close()
+
+
+# ---- limits -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 4096), max(before[1], 4096)))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_silent_client_is_sent_away_after_half_a_second(served: Serving, path: Path) -> None:
+    for words in ((), (b"HPI",)):
+        began = time.monotonic()
+        with connect(str(path)) as connection:
+            for word in words:
+                connection.sendall(word)
+            assert receive(connection) == b""
+        assert 0.49 < time.monotonic() - began < 5
+    assert served.counters == {"broker_timeouts": 2}
+
+
+def drip(connection: socket.socket) -> None:
+    for byte in REQUEST:
+        connection.sendall(bytes((byte,)))
+        time.sleep(0.25)
+
+
+def test_a_client_that_drips_has_no_more_time_than_others(served: Serving, path: Path) -> None:
+    with connect(str(path)) as connection, pytest.raises((BrokenPipeError, ConnectionResetError)):
+        drip(connection)
+    assert served.counters == {"broker_timeouts": 1}
+
+
+def test_six_hundred_at_once(served: Serving, path: Path, many_descriptors: None) -> None:
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(connect(str(path))) for _ in range(600)]
+        for client in clients:
+            with contextlib.suppress(BrokenPipeError):
+                client.sendall(REQUEST)
+        answers = [receive(client) for client in clients]
+    # Those who asked were answered; the first of them may have been silent for too long.
+    answered = [parse(answer) for answer in answers if answer]
+    assert set(answered) == {(0, os.getpid())}
+    assert len(answered) == served.counters["broker_answers"]
+    away = served.counters["broker_busy"] + served.counters["broker_timeouts"]
+    assert len(answered) + away == 600
+    assert len(answered) >= 1
+
+
+def test_six_hundred_who_ask_at_once_are_all_answered(
+    served: Serving, path: Path, many_descriptors: None
+) -> None:
+    with contextlib.ExitStack() as stack:
+        clients = []
+        for _ in range(600):
+            clients.append(stack.enter_context(connect(str(path))))
+            clients[-1].sendall(REQUEST)
+        assert {parse(receive(client)) for client in clients} == {(0, os.getpid())}
+    assert served.counters == {"broker_answers": 600}
+
+
+def test_silent_ones_cost_nobody_else_anything(
+    served: Serving, path: Path, many_descriptors: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker, "EXCHANGE_SECONDS", 60.0)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connect(str(path))) for _ in range(700)]
+        until(lambda: served.counters["broker_busy"] == 700 - 512, "the first ones sent away")
+        for _ in range(20):
+            assert ask(str(path)) == (0, os.getpid())
+        for client in silent[:150]:  # the longest silent went
+            assert receive(client) == b""
+        last = silent[-1]
+        last.sendall(REQUEST)
+        assert parse(receive(last)) == (0, os.getpid())
+
+
+def test_a_storm_leaves_time_for_the_rest_of_the_daemon(served: Serving, path: Path) -> None:
+    """Another task of the same loop is not kept waiting, however many ask."""
+    lags: list[float] = []
+    stop = threading.Event()
+
+    async def measure() -> None:
+        while not stop.is_set():
+            began = time.monotonic()
+            await asyncio.sleep(0)
+            lags.append(time.monotonic() - began)
+            await asyncio.sleep(0.001)
+
+    storm = [
+        subprocess.Popen([sys.executable, "-I", "-c", STORM, str(path)], stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    measuring = asyncio.run_coroutine_threadsafe(measure(), served._loop)
+    answered = [int(process.communicate()[0]) for process in storm]
+    stop.set()
+    measuring.result(5)
+    assert min(answered) > 50
+    lags.sort()
+    print(
+        f"{sum(answered)} answers in 2 s, lag p99 {lags[len(lags) * 99 // 100] * 1e3:.2f} ms of {len(lags)}"
+    )
+    assert lags[len(lags) // 2] < 0.05
+
+
+STORM = """
+import socket, sys, time
+until, answered = time.monotonic() + 2, 0
+while time.monotonic() < until:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(sys.argv[1])
+        client.sendall(b"HPID\\0\\1\\0\\1")
+        answered += client.recv(64)[6:8] == b"\\0\\0"
+print(answered)
+"""
+
+
+def test_no_descriptor_is_kept(served: Serving, path: Path) -> None:
+    ask(str(path))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(200):
+        ask(str(path))
+        raw(path, b"garbage!")
+        connect(str(path)).close()
+    until(lambda: len(os.listdir("/proc/self/fd")) == before, "as many descriptors as before")
+
+
+def test_when_descriptors_run_out_clients_wait(served: Serving, path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX) as client, contextlib.ExitStack() as stack:
+        client.settimeout(10)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, limits[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                stack.callback(os.close, os.open("/dev/null", os.O_RDONLY))
+        client.connect(str(path))
+        client.sendall(REQUEST)
+        until(lambda: served.counters["broker_busy"], "that it cannot be accepted")
+        stack.close()
+        assert parse(receive(client)) == (0, os.getpid())
+
+
+# ---- the place ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_modes_and_owners(path: Path, umask: int) -> None:
+    path = path.parent / "deeper" / "hostpid" / "broker.sock"
+    before = os.umask(umask)
+    try:
+        with Serving(path):
+            assert ask(str(path)) == (0, os.getpid())
+            modes = {
+                name: (stat.S_IMODE(os.lstat(name).st_mode), os.lstat(name).st_uid)
+                for name in (path, path.parent, path.parent.parent, Path(f"{path.parent}.lock"))
+            }
+            assert list(modes.values()) == [(0o666, 0), (0o711, 0), (0o755, 0), (0o600, 0)]
+            assert os.listdir(path.parent) == ["broker.sock"]  # nothing else is mounted into containers
+    finally:
+        os.umask(before)
+    assert os.listdir(path.parent) == []
+
+
+def test_a_restart_is_found_at_the_same_place(node: Node, path: Path) -> None:
+    """The directory is what is mounted, so a container that lived through it finds the new socket."""
+    with Serving(path):
+        container = node.container(broker_dir=path.parent)
+        _ask_inside(container)
+    with pytest.raises(FileNotFoundError):
+        ask(str(path))
+    with Serving(path):
+        number, process = _ask_inside(container)
+        assert number == process.host_pid
+
+
+def test_a_stale_socket_of_our_own_is_replaced(path: Path) -> None:
+    path.parent.mkdir(mode=0o711)
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    with Serving(path):
+        assert ask(str(path)) == (0, os.getpid())
+
+
+@pytest.mark.parametrize("backlog", [16, 0])
+def test_a_live_socket_of_another_is_not(path: Path, backlog: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even if it is too busy to answer; when it is gone, the place is ours."""
+    monkeypatch.setattr(broker, "_RETRY_SECONDS", 0.05)
+    path.parent.mkdir(mode=0o711)
+    with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as waiting:
+        other.bind(str(path))
+        other.listen(backlog)
+        waiting.connect(str(path))
+        inode = path.stat().st_ino
+        with Serving(path) as serving:
+            line = serving.said("broker_off")[0]
+            assert "another broker listens" in line["why"]
+            never(lambda: path.stat().st_ino != inode or serving.said("broker_on"), "a change", 0.3)
+            assert len(serving.said("broker_off")) == 1  # said once
+            other.close()
+            until(lambda: serving.said("broker_on"), "that it answers now")
+            assert ask(str(path)) == (0, os.getpid())
+
+
+def test_a_stale_socket_of_another_user_is_left_alone(path: Path) -> None:
+    path.parent.mkdir(mode=0o711)
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    os.chown(path, 65534, 65534)
+    with pytest.raises(UsageError, match="another user's"):
+        Place(str(path))
+    assert path.is_socket()
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "symlink"])
+def test_what_is_no_socket_is_left_alone(path: Path, kind: str) -> None:
+    path.parent.mkdir(mode=0o711)
+    make: dict[str, Callable[[], None]]
+    make = {"file": path.touch, "directory": path.mkdir, "symlink": lambda: path.symlink_to("/dev/null")}
+    make[kind]()
+    with pytest.raises(UsageError, match="is no socket"):
+        Place(str(path))
+    assert os.listdir(path.parent) == ["broker.sock"]
+
+
+def test_two_of_ours_at_one_place(path: Path) -> None:
+    with Serving(path):
+        path.unlink()  # though nobody would find out from the socket
+        with pytest.raises(UsageError, match="another broker holds"):
+            Place(str(path))
+    with Serving(path):
+        assert ask(str(path)) == (0, os.getpid())
+
+
+def test_the_lock_is_where_no_tenants_root_can_take_it(node: Node, path: Path) -> None:
+    with Serving(path):
+        container = node.container(broker_dir=path.parent)
+        inside = f"/proc/{container.init_host_pid}/root/usr/local/hostpid"
+        assert os.listdir(inside) == ["broker.sock"]
+    lock = Path(f"{path.parent}.lock")
+    with lock.open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="another broker holds"):
+            Place(str(path))
+
+
+def test_another_ones_socket_is_not_removed_at_the_end(path: Path) -> None:
+    place = Place(str(path))
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        place.close()
+        assert path.is_socket()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "remedy"),
+    [
+        (lambda folder: folder.chmod(0o777), "go-w"),
+        (lambda folder: folder.chmod(0o1777), "go-w"),  # sticky is enough above it, not for it
+        (lambda folder: folder.chmod(0o731), "go-w"),
+        (lambda folder: os.chown(folder, 65534, 0), "chown root"),
+        (lambda folder: folder.chmod(0o700), "chmod 711"),
+        (lambda folder: folder.parent.chmod(0o777), "go-w"),
+        (lambda folder: os.chown(folder.parent, 65534, 0), "chown root"),
+    ],
+)
+def test_a_place_that_others_can_change_is_refused(tmp_path: Path, spoil: Any, remedy: str) -> None:
+    """HAMi's client would not believe it, or not be able to come in."""
+    folder = tmp_path / "up" / "hostpid"
+    folder.mkdir(parents=True, mode=0o711)
+    spoil(folder)
+    with pytest.raises(UsageError, match=remedy):
+        Place(str(folder / "broker.sock"))
+    assert os.listdir(folder) == []
+    with contextlib.suppress(FileNotFoundError, Distrust):
+        ask(str(folder / "broker.sock"))
+
+
+def test_only_as_root(path: Path, tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents):
+        assert folder.stat().st_uid == 0
+    os.seteuid(65534)
+    try:
+        with pytest.raises(UsageError, match="must run as root"):
+            Place(str(path))
+    finally:
+        os.seteuid(0)
+    assert not path.parent.exists()
