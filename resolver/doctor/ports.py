@@ -8,7 +8,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.config import OFF
+from resolver.config import parse_address
 from resolver.doctor.findings import Finding, failed, ok, unknown
 from resolver.errors import AccessDenied, ProcessGone
 
@@ -44,21 +44,16 @@ def listeners(text: str, port: int) -> list[Listener]:
 
 def metrics(node: Node) -> Finding:
     """Whether Prometheus finds ``/metrics``, or would."""
-    address = node.settings.metrics_addr
-    if address == OFF:
+    address = parse_address(node.settings.metrics_addr)
+    if address is None:
         return ok("off")
-    host, _, number = address.rpartition(":")
-    if not number.isdigit() or not 0 < int(number) < 1 << 16:
-        return failed(
-            f"metrics_addr is {address!r}",
-            "it is no HOST:PORT, so the daemon cannot serve metrics",
-            "write it as :9395 (every address), 127.0.0.1:9395 or off",
-        )
+    host, port = address
+    if not port:
+        return ok("a port that the kernel chooses: metrics_on in the daemon's log has it")
     daemon = node.status["host_pid"] if node.status else node.lock_holder
-    port = int(number)
     # In the daemon's network namespace, if there is a daemon: a pod without hostNetwork has its own.
     whose = str(daemon) if daemon is not None else "self"
-    found = _listening(node, whose, port, host.strip("[]"))
+    found = _listening(node, whose, port, host)
     if found is None:
         return unknown(
             f"{node.procfs.root}/{whose}/net/tcp cannot be read",
@@ -70,10 +65,10 @@ def metrics(node: Node) -> Finding:
             return ok(f"port {port} is free")
         return failed(
             f"nobody listens on port {port}, though the daemon (PID {daemon}) runs",
-            "it could not take the port when it started (metrics_off in its log), or has another --metrics-addr",
-            "look for metrics_off in its log; restart it once the port is free",
+            "it could not take the port (metrics_off in its log), has another --metrics-addr, or is only starting",
+            "look for metrics_off in its log, which has the reason; it tries again every few seconds",
         )
-    return _judge(node, found, port, daemon, whose)
+    return _judge(node, found, address, daemon)
 
 
 def _listening(node: Node, whose: str, port: int, host: str) -> list[Listener] | None:
@@ -103,47 +98,48 @@ def _in_hex(host: str) -> frozenset[str]:
     return frozenset()
 
 
-def _judge(node: Node, found: list[Listener], port: int, daemon: int | None, whose: str) -> Finding:
-    inodes = {each.inode for each in found}
+def _judge(node: Node, found: list[Listener], address: tuple[str, int], daemon: int | None) -> Finding:
+    inodes, port = {each.inode for each in found}, address[1]
     if daemon is not None and _has(node, daemon, inodes):
-        if os.path.realpath(f"{node.procfs.root}/{whose}/ns/net") != os.path.realpath(
-            f"{node.procfs.root}/self/ns/net"
-        ):
+        theirs, ours = (os.path.realpath(f"{node.procfs.root}/{each}/ns/net") for each in (daemon, "self"))
+        if theirs != ours:
             return ok(f"the daemon (PID {daemon}) listens on port {port}, in a network namespace of its own")
-        return _ask(port, daemon)
+        return _ask(address, daemon)
     owner = next((each for each in node.procfs.entries() if _has(node, each, inodes)), None)
-    who = (
-        f"PID {owner} ({_name(node, owner)})"
-        if owner is not None
-        else "a process that is not shown to this user"
-    )
     if owner is None and daemon is not None:
         return unknown(
             f"port {port} is taken, by the daemon or by another",
             "whose it is, is hidden from this user",
             "run this as root",
         )
+    who = (
+        f"PID {owner} ({_name(node, owner)})" if owner is not None else "a process that this user may not see"
+    )
     return failed(
         f"port {port} is taken by {who}",
-        "the daemon cannot serve metrics there: it logs metrics_off and goes on without",
+        "the daemon cannot serve metrics there: it logs metrics_off, goes on without, and tries again",
         f"ss -ltnp 'sport = :{port}'; stop that one, or choose another port, and tell Prometheus: "
         f"--metrics-addr :{port + 1}",
     )
 
 
-def _ask(port: int, daemon: int) -> Finding:
-    connection = http.client.HTTPConnection("localhost", port, timeout=_ANSWER_SECONDS)
+def _ask(address: tuple[str, int], daemon: int) -> Finding:
+    host, port = address[0] or "localhost", address[1]
+    connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_SECONDS)
     with contextlib.closing(connection):
         try:
             connection.request("GET", "/healthz")
-            status = connection.getresponse().status
+            answer = connection.getresponse()
+            status, said = answer.status, answer.read(200).decode("utf-8", "replace").strip()
         except (OSError, http.client.HTTPException) as error:
-            return failed(
-                f"the daemon (PID {daemon}) listens on port {port} and does not answer",
-                f"{error or type(error).__name__}: it hangs, or is bound to another address than localhost",
-                f"curl -sv localhost:{port}/healthz; then restart the daemon",
-            )
-    return ok(f"the daemon (PID {daemon}) answers on port {port}: /healthz {status}")
+            status, said = 0, str(error) or type(error).__name__
+    if status == http.client.OK:
+        return ok(f"the daemon (PID {daemon}) answers on port {port}")
+    return failed(
+        f"the daemon (PID {daemon}) listens on port {port}, and /healthz is not well: {said}",
+        "it hangs, or its passes over the slots do",
+        f"curl -sv http://{host}:{port}/healthz; cat /proc/{daemon}/stack; then restart it",
+    )
 
 
 def _has(node: Node, host_pid: int, inodes: set[int]) -> bool:
