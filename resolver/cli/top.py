@@ -70,7 +70,7 @@ def _print_page(reading: Reading) -> None:
     from resolver.cli._top.rows import Choice, rows_of
     from resolver.cli._top.screen import Painter, glyphs_for
 
-    glyphs, painter = glyphs_for(sys.stdout.encoding), Painter()
+    glyphs, painter = glyphs_for(sys.stdout.encoding, os.environ), Painter()
     width = os.get_terminal_size(sys.stdout.fileno()).columns or 80
     rows = rows_of(reading.tree, Choice(), glyphs)
     for line in page(reading, rows, width, glyphs, os.uname().nodename, time.time()):

@@ -126,8 +126,7 @@ def _above(reading: Reading, width: int, height: int, now: float, node: str, sho
     lines: list[Line] = [_spread([("resolver top", "name"), (f"  {node}", "")], [(right, "dim")], width)]
     lines += [[(problem, tone)] for problem, tone in problems(reading, now)][: max(height - 4, 1)]
     if height >= 12:
-        needle = f"  filter: {shown.needle}" if shown.needle and not shown.editing else ""
-        lines.insert(1, _spread(_counts(tree), [(f"by {shown.sort}{needle}", "dim")], width))
+        lines.insert(1, _spread(_counts(tree), [(f"by {shown.sort}", "dim")], width))
     if height >= 6:
         lines.append(_columns(widths(width), width))
     return lines
@@ -294,8 +293,10 @@ def _below(rows: list[Row], shown: Shown, room: int, size: tuple[int, int], glyp
         lines.append([(chosen.detail if chosen and not shown.helping else "", "detail")])
     if _below_height(height):
         if shown.editing:
-            keys: Line = [(f"filter: {printable(shown.needle)}", "name"), ("_", "name")]
+            keys: Line = [(f"filter: {shown.needle}", "name"), ("_", "name")]
             keys.append(("   Enter keep  Esc clear", "dim"))
+        elif shown.needle:
+            keys = [(f"filter: {shown.needle}", "warn"), ("   Esc shows all  ", "dim"), *_keys(glyphs)]
         else:
             keys = _keys(glyphs)
         last = min(shown.top + room, len(rows))
@@ -345,9 +346,10 @@ def fit(text: str, width: int, glyphs: Glyphs, *, middle: bool = False) -> str:
 
 
 def clip(line: Line, width: int, glyphs: Glyphs) -> Line:
-    """The line in at most ``width`` cells."""
+    """The line in at most ``width`` cells, of signs that the terminal knows and that do nothing but show."""
     clipped: Line = []
-    for text, style in line:
+    for words, style in line:
+        text = printable(words, ascii_only=glyphs is ASCII)
         length = len(text) if text.isascii() else cell_len(text)
         if length > width:
             return [*clipped, (fit(text, width, glyphs), style)] if width > 0 else clipped

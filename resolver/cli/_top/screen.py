@@ -20,6 +20,7 @@ from resolver.cli._top.frame import clip
 from resolver.cli._top.rows import ASCII, UNICODE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import FrameType, TracebackType
 
     from resolver.cli._top.frame import Line
@@ -44,13 +45,15 @@ STYLES = {
     "selected": Style(reverse=True),
 }
 
+#: The kernel's console knows lines and blocks, but not those that are used here.
+_PLAIN_TERMINALS = ("dumb", "linux")
 #: Alternate screen, cursor hidden, no wrapping at the right edge; and back.
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 #: What follows an ESC comes with it, unless it was a person who pressed that key.
 _ESC_SECONDS = 0.05
-_CONTROL = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|O[@-~])")
-_UNFINISHED = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*|O)?\Z")
+_CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O[@-~])")
+_UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|O)?\Z")
 _NAMED = {
     "A": "up",
     "B": "down",
@@ -73,8 +76,16 @@ _SINGLE = {
 }
 
 
-def glyphs_for(encoding: str | None) -> Glyphs:
-    """The signs that a terminal of this encoding can show."""
+def glyphs_for(encoding: str | None, environ: Mapping[str, str]) -> Glyphs:
+    """The signs that a terminal can show: by what the person's locale says, whatever Python makes of it."""
+    ctype, lang = environ.get("LC_CTYPE", ""), environ.get("LANG", "")
+    locale = environ.get("LC_ALL") or ctype or lang
+    # In the C locale Python sets this itself (PEP 538), and the terminal knows nothing of it.
+    if environ.get("TERM") in _PLAIN_TERMINALS:
+        return ASCII
+    coerced = locale == ctype == "C.UTF-8" and lang in ("", "C", "POSIX")
+    if coerced or locale.lower().replace("-", "").rpartition(".")[2].partition("@")[0] != "utf8":
+        return ASCII
     try:
         "".join(UNICODE).encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -136,7 +147,7 @@ class Screen:
 
     def __init__(self) -> None:
         self._in, self._out = sys.stdin.fileno(), sys.stdout.fileno()
-        self.glyphs = glyphs_for(sys.stdout.encoding)
+        self.glyphs = glyphs_for(sys.stdout.encoding, os.environ)
         self._painter = Painter()
         self._typed = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

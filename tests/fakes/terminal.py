@@ -1,0 +1,106 @@
+"""A real terminal that nobody sits at: tmux, with its own server, a size of its own, and its screen as text."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+#: What the programs in it get, and no more: a test says what it adds.
+ENVIRONMENT = {"LANG": "C.UTF-8", "TERM": "screen-256color", "PATH": "/usr/bin:/bin", "PS1": "$ "}
+
+
+class Terminal:
+    """Runs `command` (a shell's words) in a terminal of `width` by `height` cells."""
+
+    def __init__(
+        self, command: str, width: int = 80, height: int = 24, environment: Mapping[str, str] | None = None
+    ) -> None:
+        if shutil.which("tmux") is None:
+            pytest.fail("tmux is not installed: run make setup-dev", pytrace=False)
+        self._directory = tempfile.TemporaryDirectory(prefix="resolver-terminal-")
+        self._socket = Path(self._directory.name) / "socket"
+        variables = ENVIRONMENT | dict(environment or {})
+        words = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+        self._tmux(
+            "-f",
+            "/dev/null",
+            "new-session",
+            "-d",
+            *("-x", str(width), "-y", str(height)),
+            f"exec env -i {words} sh -c {shlex.quote(command)}",
+            ";",
+            *("set-option", "-g", "remain-on-exit", "on"),
+            ";",
+            *("set-option", "-g", "escape-time", "0"),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        subprocess.run(
+            ["tmux", "-S", self._socket, "kill-server"], capture_output=True, check=False, timeout=20
+        )
+        self._directory.cleanup()
+
+    def _tmux(self, *words: str) -> str:
+        done = subprocess.run(
+            ["tmux", "-u", "-S", self._socket, *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        )
+        assert done.returncode == 0, f"tmux {words}: {done.stderr}"
+        return done.stdout
+
+    def lines(self) -> list[str]:
+        """What is on the screen, a text for each line, without blanks at the end."""
+        return [line.rstrip() for line in self._tmux("capture-pane", "-p").splitlines()]
+
+    def text(self) -> str:
+        """What is on the screen."""
+        return "\n".join(self.lines())
+
+    def styled(self) -> str:
+        """What is on the screen, with the sequences that make it look so."""
+        return self._tmux("capture-pane", "-p", "-e")
+
+    def press(self, *keys: str) -> None:
+        """Keys by tmux's names (`Enter`, `Escape`, `PPage`, `C-c`) or letters."""
+        self._tmux("send-keys", *keys)
+
+    def type(self, text: str) -> None:
+        """Letters as they are."""
+        self._tmux("send-keys", "-l", text)
+
+    def resize(self, width: int, height: int) -> None:
+        """As a person who drags the window's corner."""
+        self._tmux("resize-window", "-x", str(width), "-y", str(height))
+
+    def get(self, name: str) -> str:
+        """One of tmux's own words about it: `alternate_on`, `cursor_flag`, `wrap_flag`, `pane_pid`."""
+        return self._tmux("display-message", "-p", f"#{{{name}}}").strip()
+
+    def wait(self, what: str | Callable[[str], object], timeout_s: float = 15.0) -> str:
+        """The screen once it has a text, or once something is true of it."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            text = self.text()
+            if (what in text) if isinstance(what, str) else what(text):
+                return text
+            assert time.monotonic() < deadline, (
+                f"within {timeout_s} s not seen: {what}; on the screen:\n{text}"
+            )
+            time.sleep(0.03)
