@@ -50,14 +50,16 @@ def run(args: argparse.Namespace) -> int:
     """Print the kept ones, then perhaps those that come."""
     if args.last is not None and args.last < 0:
         raise UsageError(f"--last {args.last}: 0 or more are meant")
+    # Numbers begin anew with each daemon: an event's id has the daemon's start in it.
+    started_at = ask("/v1/status", args.socket)["started_at"] if args.follow else 0.0
     kept = ask("/v1/events", args.socket)["events"]
     last = args.last if args.last is not None or not args.follow else _SHOWN_BEFORE
     fitting = [event for event in kept if _is_wanted(event, args.kind)]
     for event in fitting if last is None else fitting[max(0, len(fitting) - last) :]:
         _print(event, as_json=args.json)
     if args.follow:
-        number = kept[-1]["number"] if kept else 0
-        for event in follow(args.socket, str(number), args.kind or ()):
+        last_id = f"{int(started_at)}-{kept[-1]['number'] if kept else 0}"
+        for event in follow(args.socket, last_id, args.kind or ()):
             if _is_wanted(event, args.kind):
                 _print(event, as_json=args.json)
     return 0
