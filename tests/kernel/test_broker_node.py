@@ -1,0 +1,163 @@
+"""The broker on a whole node: tenants that ask it have the right number from the beginning, on every driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.broker_client import ask
+from tests.fakes.container import Container
+from tests.fakes.node import Node
+from tests.fakes.process import Tenant
+from tests.kernel.conftest import EVERY_SOURCE, ROOT, Daemon, Start, hostpid_of, slot_of, until
+from tests.kernel.test_driver_rows import driver, right_number
+
+#: One of each of the four kinds that facts are known of.
+ROWS = (
+    ("535.104.05", "host"),
+    ("560.35.03", "host"),
+    ("565.77", "host"),
+    ("570.86.15", "container"),
+)
+#: After its first pass it makes none: what is right then was right without a repair.
+LAZY = ("--interval", "60s", "--nvml-interval", "200ms")
+
+
+def start_with_broker(start: Start, node: Node, *arguments: str) -> tuple[Daemon, Path]:
+    """A daemon that knows its driver and has made the pass that this brings; and the broker's directory."""
+    path = node.root / "hostpid" / "broker.sock"
+    daemon = start(node, *LAZY, "--broker", str(path), *arguments)
+    daemon.wait_for("broker_on", socket=str(path))
+    until(lambda: any(line["hostpid_namespace"] != "unknown" for line in daemon.said("policy")), "the driver")
+    return daemon, path.parent
+
+
+def pass_now(daemon: Daemon) -> None:
+    """Make it look at every slot."""
+    before = len(daemon.said("settings_reloaded"))
+    daemon.signal(signal.SIGHUP)
+    daemon.wait_for("settings_reloaded", count=before + 1)
+
+
+@pytest.mark.parametrize(("version", "namespace"), ROWS)
+def test_every_slot_is_right_from_the_beginning(
+    tmp_path: Path, start: Start, version: str, namespace: str
+) -> None:
+    with driver(tmp_path, version) as node:
+        daemon, place = start_with_broker(start, node)
+        container = node.container(broker_dir=place)
+        tenants = [container.tenant(load=load, guess=guess) for load, guess in ((30, "list"), (47, "wrong"))]
+        nested = node.container(broker_dir=place).tenant(load=12, guess="none", nested=True)
+        for tenant in (*tenants, nested):
+            assert tenant.slot()["hostpid"] == right_number(tenant, namespace)
+            until(lambda t=tenant: t.slot()["sm_util"] == [t.load], "the true load, by its own watcher")  # type: ignore[misc]
+        child = tenants[0].fork()
+        host_pid = node.gpu.host_pid(container.pidns, child)
+        assert slot_of(container, child).hostpid == (host_pid if namespace == "host" else child)
+        pass_now(daemon)
+        daemon.stop()
+        assert daemon.said("repair") == []
+        assert daemon.counters()["broker_answers"] == 4
+
+
+def test_hamis_own_answer_is_repaired_where_the_driver_wants_another(tmp_path: Path, start: Start) -> None:
+    """What HAMi's own broker would say on a 570: the host PID, which that driver's samples do not carry."""
+    with driver(tmp_path, "570.86.15") as node:
+        daemon, place = start_with_broker(start, node, "--broker-answer", "host")
+        container = node.container(broker_dir=place)
+        tenant = container.tenant(load=40)
+        assert hostpid_of(container, tenant) == tenant.host_pid != tenant.ns_pid
+        pass_now(daemon)
+        line = daemon.wait_for("repair")
+        assert (line["before"], line["after"], line["reason"]) == (tenant.host_pid, tenant.ns_pid, "unmapped")
+        until(lambda: tenant.slot()["sm_util"] == [40], "the true load, by its own watcher")
+
+
+def test_a_driver_that_nothing_is_known_of(tmp_path: Path, start: Start) -> None:
+    """No number is told, and the tenant guesses by itself."""
+    with driver(tmp_path, "566.03") as node:
+        path = node.root / "hostpid" / "broker.sock"
+        daemon = start(node, "--interval", "60s", "--nvml-interval", "60s", "--broker", str(path))
+        daemon.wait_for("broker_on")
+        container = node.container(broker_dir=path.parent)
+        tenant = container.tenant(guess="wrong")
+        assert hostpid_of(container, tenant) == 999999
+        daemon.stop()
+        assert daemon.counters()["broker_refused_policy_unknown"] == 1
+
+
+@EVERY_SOURCE
+def test_what_a_client_asked_is_in_the_map_of_every_source(node: Node, start: Start, source: str) -> None:
+    """Asked, answered, and repaired after a clean look: with each source the owner of the slot is known at once."""
+    daemon, place = start_with_broker(start, node)
+    container: Container = node.container(broker_dir=place)
+    tenant: Tenant = container.tenant(load=20)
+    assert hostpid_of(container, tenant) == tenant.host_pid
+    tenant.command("hostpid 1")  # it spoils its own slot
+    pass_now(daemon)
+    daemon.wait_for("repair", ns_pid=tenant.ns_pid, after=tenant.host_pid)
+
+
+def test_a_container_lives_through_a_restart_of_the_daemon(node: Node, start: Start) -> None:
+    daemon, place = start_with_broker(start, node)
+    container = node.container(broker_dir=place)
+    first = container.tenant(load=10)
+    daemon.stop()
+    assert os.listdir(place) == []
+    lonely = container.tenant(load=10, guess="wrong")  # nobody answers: it guesses
+    assert hostpid_of(container, lonely) == 999999
+    start_with_broker(start, node)
+    second = container.tenant(load=10)
+    for tenant in (first, second):
+        assert hostpid_of(container, tenant) == tenant.host_pid
+
+
+def test_a_killed_daemon_leaves_a_socket_that_the_next_one_replaces(node: Node, start: Start) -> None:
+    daemon, place = start_with_broker(start, node)
+    inode = (place / "broker.sock").stat().st_ino
+    daemon.kill()
+    with pytest.raises(ConnectionRefusedError):
+        ask(str(place / "broker.sock"))
+    start_with_broker(start, node)
+    assert (place / "broker.sock").stat().st_ino != inode
+    assert ask(str(place / "broker.sock")) == (0, os.getpid())
+
+
+def test_two_daemons_and_one_place(node: Node, start: Start, tmp_path: Path) -> None:
+    _, place = start_with_broker(start, node)
+    other = start(node, "--broker", str(place / "broker.sock"), "--dry-run", run_dir=tmp_path / "other run")
+    line = other.wait_for("broker_off")
+    assert "another broker holds" in line["why"]
+    assert ask(str(place / "broker.sock")) == (0, os.getpid())
+
+
+#: Nobody, who may look at everything all the same.
+NOBODY = (
+    *("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"),
+    *("--inh-caps", "+sys_ptrace,+dac_override", "--ambient-caps", "+sys_ptrace,+dac_override"),
+)
+
+
+def test_without_root_it_is_off_and_the_daemon_works(node: Node, start: Start, tmp_path: Path) -> None:
+    path, run_dir = node.root / "hostpid" / "broker.sock", tmp_path / "run of nobody"
+    run_dir.mkdir()
+    os.chown(run_dir, 65534, 65534)
+    daemon = start(node, *LAZY, "--source", "scan", "--broker", str(path), run_dir=run_dir, wrapper=NOBODY)
+    line = daemon.wait_for("broker_off", socket=str(path))
+    assert "must run as root" in line["why"]
+    pass_now(daemon)
+    assert not path.parent.exists()
+    assert daemon.stop() == 0
+
+
+def test_by_default_there_is_none(node: Node, start: Start) -> None:
+    daemon = start(node, *LAZY)
+    daemon.wait_for("policy", hostpid_namespace="host")
+    script = "import sys, resolver.cli; print('resolver.broker' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", script], cwd=ROOT) == b"False\n"
+    assert daemon.said("broker_on") == daemon.said("broker_off") == []
