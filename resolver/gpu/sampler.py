@@ -70,6 +70,11 @@ class Collection(NamedTuple):
     inventory: Inventory = NONE
 
 
+def _answered(samples: DeviceSamples) -> tuple[bool, bool]:
+    """Whether a device told its samples, and its processes."""
+    return samples.status == OK, samples.memory is not None
+
+
 class Sampler:
     """Collects from every device; owns the NVML worker."""
 
@@ -81,7 +86,7 @@ class Sampler:
         self._stock = Stock()
         self._devices_until = 0.0
         self._count = 0  # of the devices, when they were last looked at
-        self._statuses: dict[str, str] = {}
+        self._states: dict[str, tuple[bool, bool]] = {}
         self._answered = False  # all of the last collection
         self._complete = False  # every device answered
         self._pending: asyncio.Task[Collection] | None = None
@@ -139,7 +144,7 @@ class Sampler:
                 devices |= await self._ask(new)
             known = {gpu.uuid: gpu for gpu in self._stock.answering}
             devices = {uuid: samples for uuid, samples in devices.items() if uuid in known}
-            self._statuses = {uuid: samples.status for uuid, samples in devices.items()}
+            self._states = {uuid: _answered(samples) for uuid, samples in devices.items()}
             inventory = self._stock.publish({uuid: samples[:2] for uuid, samples in devices.items()})
         except (WorkerFailed, _NvmlError) as error:
             self._devices_until, self._complete = 0.0, False
@@ -169,7 +174,8 @@ class Sampler:
         found = {}
         for gpu in gpus:
             found[gpu.uuid] = samples = await self._sample(gpu)
-            if samples.status != OK and self._statuses.get(gpu.uuid, samples.status) != samples.status:
+            answered = _answered(samples)
+            if not all(answered) and self._states.get(gpu.uuid, answered) != answered:
                 self._devices_until = 0.0
         return found
 

@@ -1,0 +1,295 @@
+"""A driver that hangs, fails with every error, loses GPUs and gets new ones: the picture is right within two intervals.
+
+Nothing here waits for time to pass: an interval is one collection and one pass. Containers, slots, children and
+nvidia-ml-py are real. Both tenants are busy all the time, so every 0 that is said of them is false.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from resolver import service as service_module
+from resolver.config import Settings
+from resolver.gpu import sampler as sampler_module
+from resolver.gpu.inventory import GpuReport
+from resolver.service import Service
+from resolver.snapshot import Snapshot
+from tests.fakes.gpu import DEFAULT_DEVICES, Device
+from tests.fakes.node import Node
+from tests.fakes.state import Answer, Fault, Hang
+
+FIRST, SECOND = DEFAULT_DEVICES
+THIRD = Device("GPU-7e57ab1e-0000-4000-8000-2f7d0c9a4e03", minor=2)
+LOADS = {FIRST.uuid: 50, SECOND.uuid: 20}
+INTERVALS = 2
+LOST, RESET, NOT_FOUND, NOT_SUPPORTED, NO_FUNCTION = 15, 16, 6, 3, 13
+LIBRARY = (1, 9, 18)  # errors of the library as a whole: UNINITIALIZED, DRIVER_NOT_LOADED, a version mismatch
+EVERY_ERROR = (*range(1, 31), 999)
+
+
+class Bench:
+    """The daemon's two steps by hand, on a node with a busy tenant on each GPU."""
+
+    def __init__(self, node: Node) -> None:
+        self.node, self.seconds = node, 0.0
+        self.tenants = {}
+        for device in (FIRST, SECOND):
+            container = node.container(name=f"on-{device.minor}", sm_limit=0, devices=[device])
+            self.tenants[device.uuid] = container.tenant(load=LOADS[device.uuid], guess="none")
+        settings = Settings(containers_dir=(str(node.containers_dir),), nvml_interval=0.1)
+        self._runner = asyncio.Runner()
+        self.service = Service(settings)
+
+    def close(self) -> None:
+        self.service.close()
+        self._runner.close()
+
+    def interval(self) -> Snapshot:
+        """One, without a look at what it says."""
+
+        async def steps() -> Snapshot:
+            await self.service.collect_once()
+            await self.service.pass_once(patient=False)
+            return self.service.picture()
+
+        self.seconds += 1
+        return self._runner.run(steps())
+
+    def intervals(self) -> Snapshot:
+        """Two, in which nothing false is said, neither in the picture nor in the slots."""
+        for _ in range(INTERVALS):
+            snapshot = self.interval()
+            for uuid, utilization in self.utilization(snapshot).items():
+                assert utilization in (None, LOADS[uuid]), f"{uuid}: {utilization}"
+                assert self.tenants[uuid].slot()["sm_util"] == [LOADS[uuid]]
+            for process in snapshot.gpu_processes:
+                assert process.sm_util in (None, LOADS.get(process.device_uuid))
+                assert process.memory != 0
+        return snapshot
+
+    def utilization(self, snapshot: Snapshot) -> dict[str, int | None]:
+        """What is said of both tenants' load, by the UUID of their GPU."""
+        return {
+            uuid: slot.utilization[0]
+            for region in snapshot.regions
+            for uuid, slot in zip(region.device_uuids, region.slots, strict=True)
+        }
+
+    def right(self) -> Snapshot:
+        """Everything is well again within two intervals."""
+        self.node.gpu.set_devices(DEFAULT_DEVICES)
+        self.node.gpu.set_errors()
+        self.node.gpu.set_faults()
+        snapshot = self.intervals()
+        assert snapshot.joined.error == ""
+        assert self.utilization(snapshot) == LOADS
+        assert [(gpu.uuid, gpu.illnesses, gpu.samples) for gpu in snapshot.inventory.gpus] == [
+            (FIRST.uuid, (), "ok"),
+            (SECOND.uuid, (), "ok"),
+        ]
+        return snapshot
+
+    def told(self) -> list[tuple[str, Any]]:
+        """Events about GPUs since the last call, each with what it is about."""
+        kinds = {
+            "gpu_found",
+            "gpu_gone",
+            "gpu_unhealthy",
+            "gpu_healthy",
+            "nvml_unavailable",
+            "nvml_available",
+        }
+        events = [event for event in self.service.events.after(0) if event.kind in kinds]
+        self.service.events._last.clear()
+        return [(event.kind, event.fields.get("reason") or event.fields.get("device")) for event in events]
+
+
+@pytest.fixture
+def library(tmp_path: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the children of this process find NVML."""
+    place = tmp_path / "lib" / "libnvidia-ml.so.1"
+    place.parent.mkdir()
+    place.symlink_to(node.library_dir / place.name)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(place.parent))
+    monkeypatch.setenv("NVML_STANDIN_STATE", str(node.state_file))
+    return place
+
+
+@pytest.fixture
+def bench(node: Node, library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    bench = Bench(node)
+    clock = SimpleNamespace(time=time.time, monotonic=lambda: bench.seconds)
+    monkeypatch.setattr(sampler_module, "time", clock)
+    monkeypatch.setattr(
+        service_module, "_DRIVER_SECONDS", 30.0
+    )  # this machine may be slow, the driver is not
+    try:
+        for _ in range(3):  # the slots are found after NVML was asked for the first time
+            bench.interval()
+        bench.right()
+        bench.told()
+        yield bench
+    finally:
+        bench.close()
+
+
+def gpu(snapshot: Snapshot, uuid: str) -> GpuReport:
+    (found,) = (gpu for gpu in snapshot.inventory.gpus if gpu.uuid == uuid)
+    return found
+
+
+def reasons(snapshot: Snapshot, uuid: str) -> list[str]:
+    return [illness.reason for illness in gpu(snapshot, uuid).illnesses]
+
+
+@pytest.mark.parametrize("call", [Answer.ANY, Answer.HANDLE, Answer.UUID], ids=lambda call: call.name)
+def test_a_device_that_answers_each_error_is_unknown_and_its_neighbour_is_not(
+    bench: Bench, call: Answer
+) -> None:
+    for code in EVERY_ERROR:
+        bench.node.gpu.set_devices([replace(FIRST, errors={call: code}), SECOND])
+        if call is Answer.UUID:  # only asked when devices are looked at
+            bench.seconds += 61
+        snapshot = bench.intervals()
+        if code in LIBRARY:
+            assert snapshot.joined.error
+            assert bench.utilization(snapshot) == {FIRST.uuid: None, SECOND.uuid: None}
+            assert [gpu.uuid for gpu in snapshot.inventory.gpus] == [FIRST.uuid, SECOND.uuid]
+        else:
+            assert snapshot.joined.error == ""
+            assert bench.utilization(snapshot) == LOADS | {FIRST.uuid: None}, code
+            expected = {LOST: "lost", RESET: "reset_required"}.get(code, "unreachable")
+            assert reasons(snapshot, FIRST.uuid) == [expected]
+            assert reasons(snapshot, SECOND.uuid) == []
+        bench.right()
+    assert bench.service.sampler.worker.failures == 0
+
+
+def test_samples_that_fail_with_each_error_are_unknown(bench: Bench) -> None:
+    for code in EVERY_ERROR:
+        if code == NOT_FOUND:
+            continue  # by which NVML says that nothing ran
+        bench.node.gpu.set_devices([replace(FIRST, errors={Answer.UTILIZATION: code}), SECOND])
+        snapshot = bench.intervals()
+        utilization = bench.utilization(snapshot)
+        assert utilization[FIRST.uuid] is None, code
+        if code not in LIBRARY:
+            assert utilization[SECOND.uuid] == LOADS[SECOND.uuid]
+        if code not in (*LIBRARY, LOST, RESET):  # they say it of the library, or of the device
+            status = "unsupported" if code in (NOT_SUPPORTED, NO_FUNCTION) else "failed"
+            assert gpu(snapshot, FIRST.uuid).samples == status
+            (process,) = (p for p in snapshot.gpu_processes if p.device_uuid == FIRST.uuid)
+            assert process.sm_util is None
+            assert process.memory
+        bench.right()
+
+
+def test_a_process_list_that_fails_with_each_error_says_nothing_of_memory(bench: Bench) -> None:
+    for code in EVERY_ERROR:
+        bench.node.gpu.set_devices([replace(FIRST, errors={Answer.PROCESS_LIST: code}), SECOND])
+        snapshot = bench.intervals()
+        if code not in (*LIBRARY, LOST, RESET):
+            assert bench.utilization(snapshot) == LOADS
+            memory = {process.device_uuid: process.memory for process in snapshot.gpu_processes}
+            assert memory[FIRST.uuid] is None
+            assert memory[SECOND.uuid]
+        bench.right()
+
+
+@pytest.mark.parametrize(
+    "call", [Answer.INIT, Answer.COUNT, Answer.DRIVER_VERSION], ids=lambda call: call.name
+)
+def test_a_library_that_answers_each_error_leaves_everything_unknown(bench: Bench, call: Answer) -> None:
+    known = bench.service.inventory
+    for code in EVERY_ERROR:
+        bench.node.gpu.set_errors({call: code})
+        bench.service.sampler.worker.stop()  # the next one has to start the library
+        bench.seconds += 61
+        snapshot = bench.intervals()
+        assert snapshot.joined.error, code
+        assert set(bench.utilization(snapshot).values()) == {None}
+        assert snapshot.gpu_processes == ()
+        assert [gpu.uuid for gpu in snapshot.inventory.gpus] == [gpu.uuid for gpu in known.gpus]
+        bench.right()
+
+
+def test_a_driver_that_hangs_is_unknown_and_then_right(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = bench.service.sampler
+    for hang in (Hang.UTILIZATION, Hang.PROCESS_LIST, Hang.DEVICE, Hang.COUNT):
+        failures = sampler.worker.failures
+        bench.node.gpu.set_faults(hang=hang)
+        bench.seconds += 61 if hang is Hang.DEVICE else 0  # only asked when devices are looked at
+        with monkeypatch.context() as patched:
+            patched.setattr(service_module, "_DRIVER_SECONDS", 0.2)
+            patched.setattr(sampler_module, "_CALL_SECONDS", 0.4)
+            patched.setattr(sampler_module, "_START_SECONDS", 0.6)
+            patched.setattr(sampler.worker, "timeout", 0.4)
+            for _ in range(2):
+                snapshot = bench.intervals()
+                assert snapshot.joined.error
+                assert set(bench.utilization(snapshot).values()) == {None}
+                assert len(snapshot.inventory.gpus) == 2
+        assert sampler.worker.failures > failures
+        sampler.stop()  # whatever it is at
+        sampler.worker._not_before = 0.0  # after several failures in a row it waits
+        failures = sampler.worker.failures
+        bench.right()
+        assert sampler.worker.failures == failures
+    assert {kind for kind, _ in bench.told()} == {"nvml_unavailable", "nvml_available"}
+
+
+def test_a_device_that_is_lost_is_ill_and_one_that_is_taken_out_is_gone(bench: Bench) -> None:
+    bench.node.gpu.set_devices([replace(FIRST, lost=True), SECOND])
+    for _ in range(3):
+        snapshot = bench.intervals()
+        assert bench.utilization(snapshot) == LOADS | {FIRST.uuid: None}
+        assert reasons(snapshot, FIRST.uuid) == ["lost"]
+    assert bench.told() == [("gpu_unhealthy", "lost")]
+    bench.right()
+    assert bench.told() == [("gpu_healthy", FIRST.uuid)]
+    bench.node.gpu.set_devices([FIRST])
+    snapshot = bench.intervals()
+    assert bench.utilization(snapshot) == LOADS | {SECOND.uuid: None}
+    assert [gpu.uuid for gpu in snapshot.inventory.gpus] == [FIRST.uuid]
+    assert bench.told() == [("gpu_gone", SECOND.uuid)]
+    bench.right()
+    assert bench.told() == [("gpu_found", SECOND.uuid)]
+
+
+def test_a_device_that_is_added_is_there(bench: Bench) -> None:
+    bench.node.gpu.set_devices([FIRST, SECOND, THIRD])
+    tenant = bench.node.container(name="third", sm_limit=0, devices=[THIRD]).tenant(load=33, guess="none")
+    for _ in range(INTERVALS):
+        snapshot = bench.interval()
+    assert gpu(snapshot, THIRD.uuid).samples == "ok"
+    assert bench.told() == [("gpu_found", THIRD.uuid)]
+    (process,) = (process for process in snapshot.gpu_processes if process.device_uuid == THIRD.uuid)
+    assert (process.host_pid, process.sm_util) == (tenant.host_pid, 33)
+
+
+def test_a_driver_that_is_unloaded_and_comes_back(bench: Bench, library: Path) -> None:
+    driver = library.readlink()
+    bench.node.gpu.set_faults(Fault.DRIVER_NOT_LOADED)
+    library.unlink()
+    snapshot = bench.intervals()
+    assert "DriverNotLoaded" in snapshot.joined.error
+    bench.service.sampler.worker.stop()  # whoever kills it now: the next one finds no library
+    snapshot = bench.intervals()
+    assert "LibraryNotFound" in snapshot.joined.error
+    assert set(bench.utilization(snapshot).values()) == {None}
+    assert (snapshot.gpu_processes, snapshot.driver_version) == ((), bench.node.gpu.driver_version)
+    assert (
+        len(snapshot.inventory.gpus) == 2
+    )  # what was known; ``joined.error`` says that it may not be so any more
+    library.symlink_to(driver)
+    bench.right()
+    events = [kind for kind, _ in bench.told()]
+    assert events == ["nvml_unavailable", "nvml_unavailable", "nvml_available"]
