@@ -117,7 +117,7 @@ def application(answer: Callable[[str, str], Awaitable[Answer]]) -> Any:
         headers |= {"content-type": kind, "content-length": str(len(body)), "cache-control": "no-store"}
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": encoded})
-        view = memoryview(body if scope["method"] == "GET" else b"")
+        view = memoryview(b"" if scope["method"] == "HEAD" else body)
         for start in range(0, len(view), _PIECE):
             piece = bytes(view[start : start + _PIECE])
             await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -138,7 +138,7 @@ async def serve(listener: socket.socket, answer: Callable[[str, str], Awaitable[
         http="h11",
         interface="asgi3",
         proxy_headers=False,
-        timeout_keep_alive=int(SECONDS),
+        timeout_keep_alive=3600,  # the deadline comes first
         h11_max_incomplete_event_size=_MAX_HEAD,
     )
     config.load()
