@@ -347,7 +347,7 @@ def _require_free(path: str) -> None:
     except BlockingIOError:
         pass  # somebody listens, and is slow to answer
     raise UsageError(
-        f"another broker listens at {path}: stop it (HAMi's own has a switch in its chart), or leave --broker out"
+        f"another broker listens at {path}: stop it, or leave --broker out if HAMi's own is enough"
     )
 
 

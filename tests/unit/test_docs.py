@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from resolver.broker import Refusal
 from resolver.capabilities import TO_START, WHILE_RUNNING
 from resolver.cli import COMMANDS
 from resolver.config import Settings
@@ -72,6 +73,7 @@ def test_every_setting_is_told_with_its_default(root: Path) -> None:
         (RegionReason, "troubleshooting.md", "A cache file is left alone"),
         (SampleReason, "troubleshooting.md", "A utilization sample finds no slot"),
         (RepairReason, "how-it-works.md", "When a slot is repaired"),
+        (Refusal, "broker.md", "When it tells no number"),
     ],
 )
 def test_every_reason_is_told(reasons: type[StrEnum], document: str, heading: str, root: Path) -> None:
