@@ -9,15 +9,16 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.fakes import build
 from tests.fakes.chain import Chain, read_chain
-from tests.fakes.gpu import DEFAULT_DEVICES, Device, Gpu, Load
+from tests.fakes.gpu import DEFAULT_DEVICES, Device, Gpu, Load, Mig
 from tests.fakes.nvml_probe import NvmlCallError, Probe, device
-from tests.fakes.state import Fault, Hang
+from tests.fakes.state import Answer, Fault, Hang
 
 SUCCESS, INVALID_ARGUMENT, INSUFFICIENT_SIZE = 0, 2, 7
 FOREIGN_NS = 4026599999
@@ -210,6 +211,11 @@ def test_a_wrong_argument_has_its_own_error(
         ("nvmlDeviceGetUtilizationRates", 1),
         ("nvmlDeviceGetPowerUsage", 1),
         ("nvmlDeviceGetMigMode", 2),
+        ("nvmlDeviceGetMaxMigDeviceCount", 1),
+        ("nvmlDeviceGetEccMode", 2),
+        ("nvmlDeviceGetMPSComputeRunningProcesses", 2),
+        ("nvmlDeviceGetMPSComputeRunningProcesses_v2", 2),
+        ("nvmlDeviceGetMPSComputeRunningProcesses_v3", 2),
         ("nvmlDeviceGetComputeRunningProcesses", 2),
         ("nvmlDeviceGetComputeRunningProcesses_v2", 2),
         ("nvmlDeviceGetComputeRunningProcesses_v3", 2),
@@ -231,6 +237,65 @@ def test_a_lost_device_is_lost_and_the_other_is_not(bench: Bench) -> None:
     with pytest.raises(NvmlCallError, match="NVMLError_GpuIsLost"):
         nvml("nvmlDeviceGetUUID", device(0))
     assert nvml("nvmlDeviceGetUUID", device(1)) == DEFAULT_DEVICES[1].uuid
+
+
+@pytest.mark.parametrize("code", [*range(1, 31), 999])
+def test_each_error_is_answered_on_demand_and_is_the_one_of_the_binding(bench: Bench, code: int) -> None:
+    nvml = bench.probe()
+    name = nvml("error_class", code)
+    on_first = replace(DEFAULT_DEVICES[0], errors={Answer.TEMPERATURE: code})
+    bench.gpu.set_devices([on_first, DEFAULT_DEVICES[1]])
+    with pytest.raises(NvmlCallError, match=f"^{name}$"):
+        nvml("nvmlDeviceGetTemperature", device(0), 0)
+    assert nvml("nvmlDeviceGetPowerUsage", device(0)) == 180_000
+    assert nvml("nvmlDeviceGetTemperature", device(1), 0) == 61
+    bench.gpu.set_errors({Answer.COUNT: code})
+    with pytest.raises(NvmlCallError, match=f"^{name}$"):
+        nvml("nvmlDeviceGetCount")
+    assert nvml("nvmlErrorString", code) != ("Unknown Error" if code != 999 else "")
+
+
+def test_uncorrected_errors_are_counted_twice_and_only_with_ecc(bench: Bench) -> None:
+    nvml = bench.probe()
+    bench.gpu.set_devices([replace(DEFAULT_DEVICES[0], ecc=(2, 40)), replace(DEFAULT_DEVICES[1], ecc=None)])
+    corrected, uncorrected, volatile, aggregate, memory, l1 = 0, 1, 0, 1, 2, 0
+    total, single = "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetMemoryErrorCounter"
+    assert nvml("nvmlDeviceGetEccMode", device(0)) == [1, 1]
+    assert nvml("nvmlDeviceGetEccMode", device(1)) == [0, 0]
+    assert nvml(total, device(0), uncorrected, volatile) == 2
+    assert nvml(total, device(0), uncorrected, aggregate) == 40
+    assert nvml(total, device(0), corrected, volatile) == 0
+    assert nvml(single, device(0), uncorrected, aggregate, memory) == 40
+    assert nvml(single, device(0), uncorrected, aggregate, l1) == 0
+    for call, arguments in ((total, (2, 0)), (total, (0, 2)), (single, (0, 0, 7))):
+        with pytest.raises(NvmlCallError, match=r"NVMLError_InvalidArgument$"):
+            nvml(call, device(0), *arguments)
+    for call, arguments in ((total, (1, 0)), (single, (1, 0, 2))):
+        with pytest.raises(NvmlCallError, match=r"NVMLError_NotSupported$"):
+            nvml(call, device(1), *arguments)
+
+
+def test_instances_are_devices_of_their_own_with_less_to_tell(bench: Bench) -> None:
+    nvml = bench.probe()
+    migs = (Mig("MIG-a", 3, 1, 5 << 30, 7), Mig("", 0), Mig("MIG-b", 5))
+    bench.gpu.set_devices([replace(DEFAULT_DEVICES[0], mig_enabled=True, migs=migs), DEFAULT_DEVICES[1]])
+    assert nvml("nvmlDeviceGetMaxMigDeviceCount", device(0)) == 7
+    assert nvml("nvmlDeviceGetMaxMigDeviceCount", device(1)) == 0
+    memory = {"total": 5 << 30, "free": (5 << 30) - 7, "used": 7}
+    assert nvml("of_instance", device(0), 0, "nvmlDeviceGetUUID") == "MIG-a"
+    assert nvml("of_instance", device(0), 0, "nvmlDeviceGetGpuInstanceId") == 3
+    assert nvml("of_instance", device(0), 0, "nvmlDeviceGetComputeInstanceId") == 1
+    assert nvml("of_instance", device(0), 0, "nvmlDeviceGetMemoryInfo") == memory
+    assert nvml("of_instance", device(0), 2, "nvmlDeviceGetUUID") == "MIG-b"
+    for which, index, error in ((0, 1, "NotFound"), (0, 7, "InvalidArgument"), (1, 0, "NotSupported")):
+        with pytest.raises(NvmlCallError, match=f"NVMLError_{error}$"):
+            nvml("of_instance", device(which), index, "nvmlDeviceGetUUID")
+    for call in ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetMinorNumber"):
+        with pytest.raises(NvmlCallError, match=r"NVMLError_NotSupported$"):
+            nvml("of_instance", device(0), 0, call)
+    for call in ("nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetUtilizationRates"):
+        with pytest.raises(NvmlCallError, match=r"NVMLError_NotSupported$"):
+            nvml(call, device(0))
 
 
 # ---- the process list --------------------------------------------------------------------------
@@ -256,6 +321,28 @@ def test_the_process_list_has_who_is_connected(bench: Bench) -> None:
     assert nvml("nvmlDeviceGetComputeRunningProcesses", device(1)) == []
     client.close()
     _until(lambda: nvml("nvmlDeviceGetComputeRunningProcesses", device(0)) == [])
+
+
+def test_a_client_of_mps_is_in_its_own_list_and_its_server_in_the_samples(bench: Bench) -> None:
+    nvml = bench.probe()
+    bench.gpu.mps_server = _host(4711)
+    client = Client(bench.gpu)
+    assert client.ask(f"mps {DEFAULT_DEVICES[0].uuid} 4096") == "ok"
+    assert client.ask(f"load {DEFAULT_DEVICES[0].uuid} 35") == "ok"
+    assert nvml("nvmlDeviceGetComputeRunningProcesses", device(0)) == []
+    for call in ("nvmlDeviceGetMPSComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses_v2"):
+        (entry,) = nvml(call, device(0))
+        assert (entry["pid"], entry["usedGpuMemory"]) == (os.getpid(), 4096)
+    assert {s["pid"] for s in nvml("nvmlDeviceGetProcessUtilization", device(0), 0)} == {4711}
+    client.close()
+
+
+def test_memory_that_is_not_available_is_none(bench: Bench) -> None:
+    nvml = bench.probe()
+    bench.client(memory=-1)
+    (entry,) = nvml("nvmlDeviceGetComputeRunningProcesses", device(0))
+    assert entry["usedGpuMemory"] is None
+    assert nvml("nvmlDeviceGetMemoryInfo", device(0))["used"] == 0
 
 
 def test_a_short_list_buffer_says_how_much_is_needed(bench: Bench) -> None:

@@ -122,6 +122,20 @@ def status_with_nulls(name: str, handle: object, pointers: int) -> int:
     return status
 
 
+def error_class(code: int) -> str:
+    """The name of nvidia-ml-py's exception for an nvmlReturn_t."""
+    import pynvml
+
+    return type(pynvml.NVMLError(code)).__name__
+
+
+def of_instance(handle: object, index: int, name: str) -> object:
+    """A call on one MIG instance of a device."""
+    import pynvml
+
+    return getattr(pynvml, name)(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
+
+
 def samples_into(handle: object, room: int, since_us: int) -> tuple[int, int]:
     """(status, count) of nvmlDeviceGetProcessUtilization with a buffer of `room` entries."""
     import pynvml
