@@ -49,10 +49,17 @@ def daemon(node: Node) -> Finding:
             "--field-selector spec.nodeName=$(hostname) | grep resolver",
         )
     host_pid = node.lock_holder or min(running)
+    other = running.get(host_pid)
+    elsewhere = other.settings.socket_path if other and other.settings else where
+    own = (
+        f"resolver doctor --socket {elsewhere}" if elsewhere != where else "mend what the check socket names"
+    )
     return unknown(
         f"PID {host_pid} runs, but does not answer at {where}",
-        "it listens elsewhere, its socket is refused to this user, or it hangs: the check socket tells which",
-        f"give its own --socket and --run-dir: tr '\\0' ' ' < /proc/{host_pid}/cmdline; run this as root",
+        f"it listens at {elsewhere}"
+        if elsewhere != where
+        else "its socket is refused to this user, or it hangs",
+        f"{own}; tr '\\0' ' ' < /proc/{host_pid}/cmdline shows its command line",
     )
 
 
@@ -131,24 +138,32 @@ def _content(node: Node, status: dict[str, Any]) -> Finding:
 def instances(node: Node) -> Finding:
     """Whether not more than one daemon writes on this node."""
     # Each that writes holds a lock in its own run directory; a dry run, or one that waits for its turn, holds none.
-    writing = {host_pid: argv for host_pid, argv in node.daemons.items() if host_pid in node.locks}
+    writing = {host_pid: other for host_pid, other in node.daemons.items() if host_pid in node.locks}
     holder = node.lock_holder
     if len(writing) > 1:
-        listed = "; ".join(f"PID {host_pid}: {' '.join(argv)}" for host_pid, argv in sorted(writing.items()))
+        listed = "; ".join(
+            f"PID {host_pid}: {' '.join(other.argv)}" for host_pid, other in sorted(writing.items())
+        )
         return failed(
             f"{len(writing)} daemons write on this node: PIDs {', '.join(map(str, sorted(writing)))}",
-            "the lock keeps apart only those with the same run directory; two of them write the same slots and count "
-            f"each other's repairs. {listed}",
+            "the lock keeps apart only those with the same run directory; these write the same slots and count each "
+            f"other's repairs. {listed}",
             f"keep one: kill -TERM {max(writing)}; and give all of them the same --run-dir",
         )
     if holder is not None:
         return ok(f"one, PID {holder}, holds {node.settings.run_dir}/lock")
     if writing:
-        (host_pid,) = writing
+        ((host_pid, other),) = writing.items()
+        theirs = (
+            f"with --run-dir {other.settings.run_dir}"
+            if other.settings
+            else "with settings that are not known"
+        )
         return warning(
-            f"PID {host_pid} writes, without {node.settings.run_dir}/lock",
-            "it has another run directory than this command, so a daemon with these settings would start beside it",
-            f"tr '\\0' ' ' < /proc/{host_pid}/cmdline shows its own; give the same --run-dir here and there",
+            f"PID {host_pid} writes, {theirs}",
+            f"a daemon with these settings (--run-dir {node.settings.run_dir}) would start beside it, and write its "
+            "slots as well",
+            f"give both the same --run-dir; tr '\\0' ' ' < /proc/{host_pid}/cmdline shows its own",
         )
     return ok("none, the lock is free")
 

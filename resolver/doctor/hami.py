@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from resolver.workers import Worker
 if TYPE_CHECKING:
     from resolver.doctor.node import Node
 
+_LIBATOMIC = "libatomic.so.1"
 _HOSTILE = "no HAMi makes such a file: a tenant did, by mistake or on purpose; it is never opened"
 _LOOK_INSIDE = "look at what runs in that container: ls -lan {}"
 #: By reason: how bad, the cause, the remedy with a place for the path.
@@ -168,6 +170,14 @@ def _container(path: str) -> str:
 
 def writer(node: Node) -> Finding:  # noqa: ARG001
     """Whether the slot writer starts and changes a word, of a file of our own."""
+    try:
+        ctypes.CDLL(_LIBATOMIC)
+    except OSError as error:
+        return failed(
+            "it cannot write, for lack of a library",
+            f"{_LIBATOMIC} is what it compares and swaps with, and it cannot be loaded: {error}",
+            "apt-get install libatomic1 (Debian, Ubuntu) or dnf install libatomic (Fedora)",
+        )
     worker = Worker("slot writer", "resolver.hami.writer", timeout=5.0, rights=frozenset({"DAC_OVERRIDE"}))
     fd = os.memfd_create("slot", os.MFD_CLOEXEC)
     try:
@@ -184,9 +194,9 @@ def writer(node: Node) -> Finding:  # noqa: ARG001
         os.close(fd)
     return failed(
         "it cannot write",
-        f"{why}. It takes libatomic.so.1, and a system that lets it map a file for writing",
-        "apt-get install libatomic1 (Debian, Ubuntu) or dnf install libatomic (Fedora); then: "
-        "resolver doctor --only writer, which shows on standard error what the child says",
+        f"{why}: the system does not let a child start, or not map a file for writing",
+        "look at what it says on standard error: resolver doctor --only writer; at dmesg | tail; and at the seccomp or "
+        "AppArmor profile of this container",
     )
 
 

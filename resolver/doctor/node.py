@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver import client
 from resolver.config import Settings, SourceName
-from resolver.errors import AccessDenied, ProcessGone, ResolverError
+from resolver.errors import ResolverError
 from resolver.procfs import Procfs
 from resolver.sources.choose import LADDER
 
 if TYPE_CHECKING:
+    from resolver.doctor.others import Other
     from resolver.gpu.sampler import Collection
     from resolver.hami.finder import RegionFinder
     from resolver.procfs import Mount
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 #: More rounds of looking for regions are not made: each opens up to 256 files.
 _ROUNDS = 64
 _STATUS_SECONDS = 3.0
-_PYTHON = re.compile(r"python[0-9.]*")
 
 
 class Regions(NamedTuple):
@@ -132,19 +131,15 @@ class Node:
         return None
 
     @cached_property
-    def daemons(self) -> dict[int, list[str]]:
-        """``{host_pid: command line}`` of every ``resolver run`` of root's in the host's PID namespace."""
-        found = {}
-        for host_pid in self.procfs.entries():
-            with contextlib.suppress(OSError, ProcessGone, AccessDenied):
-                directory = f"{self.procfs.root}/{host_pid}"
-                with open(f"{directory}/cmdline", "rb") as file:
-                    argv = [os.fsdecode(word) for word in file.read(1 << 16).split(b"\0")[:-1]]
-                if not runs_daemon(argv) or os.stat(directory).st_uid != 0:
-                    continue
-                if len(self.procfs.ns_pids(host_pid)) == 1:  # in a namespace of its own it does not start
-                    found[host_pid] = argv
-        return found
+    def daemons(self) -> dict[int, Other]:
+        """``{host_pid: daemon}`` of those that look after the files that a daemon with our settings would."""
+        from resolver.doctor.others import find
+
+        return {
+            host_pid: other
+            for host_pid, other in find(self.procfs).items()
+            if other.same_files(self.settings)
+        }
 
     @cached_property
     def collection(self) -> Collection:
@@ -185,17 +180,6 @@ def settings_of(status: dict[str, Any]) -> dict[str, Any]:
         name: each["value"] if isinstance(each, dict) and "value" in each else each
         for name, each in told.items()
     }
-
-
-def runs_daemon(argv: list[str]) -> bool:
-    """Whether this is the command line of ``resolver run``: by its own name, or as a script or module of Python."""
-    if argv and _PYTHON.fullmatch(os.path.basename(argv[0])):
-        argv = argv[1:]
-        while argv and argv[0].startswith("-") and argv[0] != "-m":
-            argv = argv[1:]
-        if argv[:1] == ["-m"]:
-            argv = argv[1:]
-    return len(argv) > 1 and os.path.basename(argv[0]) == "resolver" and argv[1] == "run"
 
 
 def _seen(finder: RegionFinder) -> Regions:

@@ -101,8 +101,7 @@ def _in_hex(host: str) -> frozenset[str]:
 def _judge(node: Node, found: list[Listener], address: tuple[str, int], daemon: int | None) -> Finding:
     inodes, port = {each.inode for each in found}, address[1]
     if daemon is not None and _has(node, daemon, inodes):
-        theirs, ours = (os.path.realpath(f"{node.procfs.root}/{each}/ns/net") for each in (daemon, "self"))
-        if theirs != ours:
+        if _network(node, daemon) != _network(node, "self"):
             return ok(f"the daemon (PID {daemon}) listens on port {port}, in a network namespace of its own")
         return _ask(address, daemon)
     owner = next((each for each in node.procfs.entries() if _has(node, each, inodes)), None)
@@ -121,6 +120,13 @@ def _judge(node: Node, found: list[Listener], address: tuple[str, int], daemon: 
         f"ss -ltnp 'sport = :{port}'; stop that one, or choose another port, and tell Prometheus: "
         f"--metrics-addr :{port + 1}",
     )
+
+
+def _network(node: Node, host_pid: int | str) -> str:
+    """A process's network namespace; empty if that cannot be told."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"{node.procfs.root}/{host_pid}/ns/net")
+    return ""
 
 
 def _ask(address: tuple[str, int], daemon: int) -> Finding:

@@ -26,7 +26,8 @@ from resolver.config import HostpidNamespace, Settings
 from resolver.doctor import CHECKS, Check, bounded, daemon, examine, gpu, hami, kernel, limits, ports, rights
 from resolver.doctor.findings import Finding, State, failed, ok, together, warning, worst
 from resolver.doctor.limits import Clocks, judge_clocks
-from resolver.doctor.node import Node, runs_daemon, settings_of
+from resolver.doctor.node import Node, settings_of
+from resolver.doctor.others import Other, flags_in, runs_daemon
 from resolver.types import RegionReason
 from tests.fakes import cachefiles
 from tests.fakes.gpu import DEFAULT_DEVICES
@@ -292,8 +293,9 @@ def test_wall_clock(
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    """With a run directory and a socket of its own, so that no daemon of this machine is asked."""
-    return Node(settings(run_dir=str(tmp_path / "run")), nvml_seconds=10.0)
+    """With directories and a socket of its own, so that no daemon of this machine is meant."""
+    places = {"run_dir": str(tmp_path / "run"), "containers_dir": (str(tmp_path / "containers"),)}
+    return Node(settings(**places), nvml_seconds=10.0)
 
 
 def again(node: Node) -> Node:
@@ -699,6 +701,27 @@ def test_command_lines(command: str, *, is_one: bool) -> None:
     assert runs_daemon(command.split()) == is_one
 
 
+def test_settings_on_a_command_line() -> None:
+    words = "resolver run --containers-dir /a --containers-dir=/b --dry-run --source scan --run /r --once --config c"
+    assert flags_in(words.split()) == {
+        "containers_dir": ["/a", "/b"],
+        "dry_run": True,
+        "source": "scan",
+        "run_dir": "/r",
+        "config": "c",
+    }
+
+
+def test_who_looks_after_the_same_files() -> None:
+    def other(*directories: str) -> Other:
+        return Other(("resolver", "run"), Settings(containers_dir=directories))
+
+    ours = Settings(containers_dir=("/a", "/b/"))
+    assert other("/c", "/b").same_files(ours)
+    assert not other("/c").same_files(ours)
+    assert Other(("resolver", "run"), None).same_files(ours)  # it might
+
+
 def test_settings_as_a_daemon_tells_them() -> None:
     plain = {"interval": 1.0, "source": "scan"}
     as_list = [{"name": name, "value": value, "origin": "default"} for name, value in plain.items()]
@@ -711,6 +734,11 @@ def test_settings_as_a_daemon_tells_them() -> None:
 # ---- the command --------------------------------------------------------------------------------------------------
 
 
+def here(place: Path) -> tuple[str, ...]:
+    """Directories of its own, so that no daemon of this machine is meant."""
+    return "--run-dir", str(place), "--containers-dir", str(place / "containers")
+
+
 def resolver(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "resolver", "doctor", *arguments]
     return subprocess.run(
@@ -719,7 +747,7 @@ def resolver(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str
 
 
 def test_json_has_an_object_for_each_check(tmp_path: Path) -> None:
-    done = resolver("--json", "--only", "kernel", "--only", "daemon", "--run-dir", str(tmp_path))
+    done = resolver("--json", "--only", "kernel", "--only", "daemon", *here(tmp_path))
     results = json.loads(done.stdout)
     assert [(result["check"], result["state"]) for result in results] == [
         ("kernel", "ok"),
@@ -731,12 +759,11 @@ def test_json_has_an_object_for_each_check(tmp_path: Path) -> None:
 
 def test_the_exit_code_is_by_the_worst(tmp_path: Path) -> None:
     def code(*arguments: str) -> int:
-        return resolver("--run-dir", str(tmp_path), *arguments).returncode
+        return resolver(*here(tmp_path), *arguments).returncode
 
-    nowhere = ("--containers-dir", str(tmp_path / "nowhere"))
     assert code("--only", "kernel", "--only", "daemon") == 0  # ok and a warning
-    assert code("--only", "regions", *nowhere) == 4
-    assert code("--only", "regions", "--only", "containers_dir", *nowhere) == 1
+    assert code("--only", "regions") == 4
+    assert code("--only", "regions", "--only", "containers_dir") == 1
 
 
 def test_plain_text_is_the_same_for_everybody(tmp_path: Path) -> None:

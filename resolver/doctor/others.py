@@ -1,0 +1,97 @@
+"""Which daemons run on this node, by their command lines, and with which settings."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from resolver import config
+from resolver.errors import AccessDenied, ProcessGone, UsageError
+
+if TYPE_CHECKING:
+    from resolver.procfs import Procfs
+
+_PYTHON = re.compile(r"python[0-9.]*")
+_MOST_BYTES = 1 << 17  # of a command line or an environment
+_FLAGS = frozenset({"dry_run", "wait", "metrics_per_process", "hami_metrics"})
+
+
+class Other(NamedTuple):
+    """A process that is ``resolver run``. ``settings`` are None where they cannot be told from here."""
+
+    argv: tuple[str, ...]
+    settings: config.Settings | None
+
+    def same_files(self, settings: config.Settings) -> bool:
+        """Whether it looks after files that a daemon with these settings would, as far as is known."""
+        if self.settings is None:
+            return True
+        theirs, ours = (
+            {os.path.normpath(path) for path in each.containers_dir} for each in (self.settings, settings)
+        )
+        return bool(theirs & ours)
+
+
+def find(procfs: Procfs) -> dict[int, Other]:
+    """``{host_pid: daemon}`` of every ``resolver run`` of root's in the host's PID namespace."""
+    found = {}
+    for host_pid in procfs.entries():
+        with contextlib.suppress(OSError, ProcessGone, AccessDenied):
+            directory = f"{procfs.root}/{host_pid}"
+            argv = _words(f"{directory}/cmdline")
+            if not runs_daemon(argv) or os.stat(directory).st_uid != 0:
+                continue
+            if len(procfs.ns_pids(host_pid)) == 1:  # in a namespace of its own it does not start
+                found[host_pid] = Other(tuple(argv), _settings(directory, argv))
+    return found
+
+
+def runs_daemon(argv: list[str]) -> bool:
+    """Whether this is the command line of ``resolver run``: by its own name, or as a script or module of Python."""
+    if argv and _PYTHON.fullmatch(os.path.basename(argv[0])):
+        argv = argv[1:]
+        while argv and argv[0].startswith("-") and argv[0] != "-m":
+            argv = argv[1:]
+        if argv[:1] == ["-m"]:
+            argv = argv[1:]
+    return len(argv) > 1 and os.path.basename(argv[0]) == "resolver" and argv[1] == "run"
+
+
+def flags_in(argv: list[str]) -> dict[str, Any]:
+    """The settings that a command line names, as `resolver.config.load` takes them, and ``config``."""
+    flags = dict[str, Any]()
+    words = iter(argv)
+    for word in words:
+        option, given, value = word.partition("=")
+        name = option[2:].replace("-", "_")
+        known = [each for each in ("config", *config.Settings.__struct_fields__) if each.startswith(name)]
+        name = name if name in known else known[0] if len(known) == 1 else ""
+        if not option.startswith("--") or not name:
+            continue
+        if name in _FLAGS:
+            flags[name] = True
+            continue
+        value = value if given else next(words, "")
+        flags[name] = [*flags.get(name, []), value] if name == "containers_dir" else value
+    return flags
+
+
+def _settings(directory: str, argv: list[str]) -> config.Settings | None:
+    try:
+        environ = dict(word.partition("=")[::2] for word in _words(f"{directory}/environ"))
+        flags = flags_in(argv)
+        file = flags.pop("config", None) or environ.get("RESOLVER_CONFIG")
+        # A file by its path from there: the daemon may be in a container, with another root and directory.
+        if file:
+            file = f"{directory}/root{file}" if file.startswith("/") else f"{directory}/cwd/{file}"
+            environ.pop("RESOLVER_CONFIG", None)
+        return config.load(flags, file, environ)
+    except (OSError, UsageError):
+        return None
+
+
+def _words(path: str) -> list[str]:
+    with open(path, "rb") as file:
+        return [os.fsdecode(word) for word in file.read(_MOST_BYTES).split(b"\0")[:-1]]

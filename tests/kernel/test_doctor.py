@@ -1,0 +1,332 @@
+"""`resolver doctor` on a node that is really broken, in one way at a time: it names that way.
+
+Rights are taken away with setpriv, views with unshare and mounts; daemons are real ones. Nothing is left behind: every
+mount is in a mount namespace that ends with its process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.fakes import cachefiles
+from tests.fakes.gpu import DEFAULT_DEVICES
+from tests.fakes.node import Node
+from tests.kernel.conftest import NVML, ROOT, WRITER, Daemon, Start, until
+
+Result = dict[str, str]
+RELEASE: Final = tuple(map(int, os.uname().release.split(".")[:2]))
+
+
+def run_doctor(
+    *arguments: str, wrapper: tuple[str, ...] = (), environ: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [*wrapper, sys.executable, "-m", "resolver", "doctor", "--json", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def doctor(*checks: str, options: tuple[str, ...] = (), complaint: str = "", **how: Any) -> dict[str, Result]:
+    """What it finds, by check; no check has a defect, and what is not well has a cause and a remedy."""
+    only = [word for check in checks for word in ("--only", check)]
+    done = run_doctor(*only, *options, **how)
+    assert done.returncode in (0, 1, 4), done.stderr
+    assert done.stderr == ""
+    results = {result["check"]: result for result in json.loads(done.stdout)}
+    assert set(results) == set(checks) or not checks
+    for result in results.values():
+        assert "a defect in the check" not in result["found"], result
+        assert bool(result["cause"]) == bool(result["remedy"]) == (result["state"] != "ok"), result
+    states = {result["state"] for result in results.values()}
+    assert done.returncode == (1 if "failed" in states else 4 if "unknown" in states else 0)
+    return results
+
+
+def names(result: Result, state: str, *words: str) -> None:
+    """It has this state, and these words are somewhere in what it says."""
+    assert result["state"] == state, result
+    text = f"{result['found']}\n{result['cause']}\n{result['remedy']}"
+    assert [word for word in words if word not in text] == [], result
+
+
+def without(*capabilities: str) -> tuple[str, ...]:
+    lost = ",".join(f"-{name}" for name in capabilities)
+    return ("setpriv", "--inh-caps", lost, "--bounding-set", lost)
+
+
+def mounted(commands: str) -> tuple[str, ...]:
+    """Runs in a mount namespace of its own after these shell commands."""
+    return ("unshare", "--mount", "sh", "-ec", f'{commands}\nexec "$@"', "sh")
+
+
+# ---- rights and views ---------------------------------------------------------------------------------------------
+
+
+def test_not_root() -> None:
+    """The checkout may be where others have no way to it: the right is given up after the imports."""
+    code = (
+        "import os, sys, resolver.doctor, resolver.cli.doctor\nfrom resolver.cli import main\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "sys.exit(main(['doctor', '--json', '--only', 'root', '--only', 'capabilities']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    root, capabilities = json.loads(done.stdout)
+    names(root, "failed", "user 65534, not root", "sudo resolver doctor")
+    names(capabilities, "failed", "CAP_SYS_PTRACE", "CAP_BPF", "CAP_DAC_OVERRIDE")
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("capability", "state"),
+    [("sys_ptrace", "failed"), ("bpf", "warning"), ("perfmon", "warning"), ("dac_override", "warning")],
+)
+def test_without_one_capability(capability: str, state: str) -> None:
+    result = doctor("capabilities", wrapper=without(capability, "sys_admin"))["capabilities"]
+    names(result, state, f"CAP_{capability.upper()} is missing", f"add: [{capability.upper()}]")
+
+
+def test_without_the_capability_for_events_on_kernels_that_ask_for_it() -> None:
+    result = doctor("capabilities", wrapper=without("net_admin"))["capabilities"]
+    names(result, "ok" if RELEASE >= (6, 6) else "warning", "" if RELEASE >= (6, 6) else "CAP_NET_ADMIN")
+
+
+def test_a_source_that_was_asked_for_and_lacks_its_capability() -> None:
+    found = doctor("capabilities", "bpf", options=("--source", "bpf"), wrapper=without("bpf", "sys_admin"))
+    names(found["capabilities"], "failed", "CAP_BPF is missing")
+    names(found["bpf"], "failed", "CAP_BPF is missing", "source = auto")
+
+
+def test_in_a_pid_namespace() -> None:
+    wrapper = ("unshare", "--pid", "--fork", "--mount-proc")
+    found = doctor("pid_namespace", "netlink", "bpf", wrapper=wrapper)
+    names(found["pid_namespace"], "failed", "not the host's pid:[4026531836]", "hostPID: true", "--pid=host")
+    names(found["netlink"], "warning", "PID namespace", "the daemon falls to scan")
+    names(found["bpf"], "warning", "PID namespace", "the daemon falls to netlink")
+
+
+def test_in_a_user_namespace() -> None:
+    found = doctor("user_namespace", "bpf", wrapper=("unshare", "--user", "--map-root-user"))
+    names(found["user_namespace"], "failed", "a user namespace of its own", "hostUsers: true")
+    names(found["bpf"], "warning", "user namespace")
+
+
+def test_hidepid() -> None:
+    hidden = mounted("mount -t proc -o hidepid=2 proc /proc")
+    names(doctor("hidepid", wrapper=hidden)["hidepid"], "ok", "hidepid=", "CAP_SYS_PTRACE")
+    blind = doctor("hidepid", wrapper=(*hidden, *without("sys_ptrace")))["hidepid"]
+    names(blind, "failed", "is mounted with hidepid=", "give it CAP_SYS_PTRACE", "mount -o remount,hidepid=0")
+
+
+def test_no_proc() -> None:
+    found = doctor("hidepid", "pid_namespace", wrapper=mounted("mount -t tmpfs none /proc"))
+    for result in found.values():
+        names(result, "failed", "/proc is not a mounted proc file system", "mount -t proc proc /proc")
+
+
+def test_in_a_time_namespace() -> None:
+    """Start times in /proc are shifted there."""
+    wrapper = ("unshare", "--time", "--boottime", "86400", "--fork")
+    names(doctor("clock", wrapper=wrapper)["clock"], "failed", "boottime 86400 s", "nsenter --time")
+
+
+def test_few_descriptors(tmp_path: Path) -> None:
+    cachefiles.container(tmp_path)
+    options = ("--containers-dir", str(tmp_path))
+
+    def limited(number: int) -> Result:
+        wrapper = ("sh", "-c", f'ulimit -n {number} && exec "$@"', "sh")
+        return doctor("descriptors", options=options, wrapper=wrapper)["descriptors"]
+
+    names(limited(60), "failed", "at most 60; 1 region here", "LimitNOFILE=65536")
+    names(limited(1024), "warning", "at most 1024", "ulimit -Hn 65536")
+
+
+# ---- what the sources need ----------------------------------------------------------------------------------------
+
+
+def test_no_btf() -> None:
+    found = doctor("btf", "bpf", "netlink", wrapper=mounted("mount -t tmpfs none /sys/kernel/btf"))
+    names(found["btf"], "warning", "/sys/kernel/btf/vmlinux", "CONFIG_DEBUG_INFO_BTF=y")
+    names(found["bpf"], "warning", "this kernel has no BTF", "the daemon falls to netlink")
+    names(found["netlink"], "ok", "found a process")
+
+
+def test_no_bcc() -> None:
+    bcc = subprocess.check_output(
+        ["/usr/bin/python3", "-I", "-c", "import bcc; print(bcc.__path__[0])"], text=True
+    ).strip()
+    found = doctor("bcc", "bpf", wrapper=mounted(f"mount -t tmpfs none {bcc}"))
+    names(found["bcc"], "warning", "/usr/bin/python3", "cannot import it", "apt-get install python3-bpfcc")
+    names(found["bpf"], "warning", "the check")
+
+
+def test_no_way_to_the_hosts_network() -> None:
+    wrapper = ("unshare", "--net", *without("sys_admin", "sys_ptrace", "net_admin"))
+    names(doctor("netlink", wrapper=wrapper)["netlink"], "warning", "hostNetwork: true", "falls to scan")
+
+
+def test_the_only_source_that_is_allowed_does_not_work() -> None:
+    wrapper = ("unshare", "--net", *without("sys_admin", "sys_ptrace", "net_admin"))
+    found = doctor("netlink", "bpf", options=("--source", "netlink"), wrapper=wrapper)
+    names(found["netlink"], "failed", "hostNetwork: true", "set source = auto")
+    names(found["bpf"], "ok", "not tried")
+
+
+def test_no_libatomic() -> None:
+    listed = subprocess.check_output(["/sbin/ldconfig", "-p"], text=True)
+    (library,) = {line.split("=> ")[1] for line in listed.splitlines() if "libatomic.so.1 " in line}
+    result = doctor("writer", wrapper=mounted(f"mount --bind /dev/null {library}"))["writer"]
+    names(result, "failed", "it cannot write", "libatomic.so.1", "apt-get install libatomic1")
+
+
+def test_a_read_only_directory(tmp_path: Path) -> None:
+    cachefiles.container(tmp_path)
+    wrapper = mounted(f"mount --bind {tmp_path} {tmp_path}; mount -o remount,ro,bind {tmp_path}")
+    found = doctor("containers_dir", "regions", options=("--containers-dir", str(tmp_path)), wrapper=wrapper)
+    names(found["containers_dir"], "failed", "is mounted read-only", f"mount -o remount,rw {tmp_path}")
+    names(found["regions"], "failed", "1 region not writable", "1 of layout v1.2")
+
+
+def test_files_that_are_closed_to_others(tmp_path: Path) -> None:
+    """A tenant of another user with a umask: without its one optional capability the daemon can read them only."""
+    path = cachefiles.container(tmp_path)
+    path.chmod(0o644)
+    os.chown(path, 12345, 12345)
+    options = ("--containers-dir", str(tmp_path))
+    names(doctor("regions", options=options)["regions"], "ok")
+    result = doctor("regions", options=options, wrapper=without("dac_override"))["regions"]
+    names(result, "failed", "not writable", "umask", "CAP_DAC_OVERRIDE")
+
+
+# ---- daemons ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def beside(node: Node, start: Start, tmp_path: Path) -> tuple[Daemon, dict[str, Any]]:
+    """A daemon with something to do, and how the doctor is to look at it."""
+    node.container().tenant(load=50)
+    daemon = start(node, "--metrics-addr", f"127.0.0.1:{free_port()}", "--source", "auto")
+    daemon.wait_for("source", source="bpf")
+    daemon.wait_for("repair")
+    options = ("--run-dir", str(daemon.run_dir), "--containers-dir", str(node.containers_dir))
+    return daemon, {"options": options, "environ": node.environment()}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def test_beside_a_daemon_it_disturbs_nothing_and_all_is_well(
+    beside: tuple[Daemon, dict[str, Any]], node: Node
+) -> None:
+    daemon, _ = beside
+    children, lines = daemon.children(), len(daemon.lines)
+    assert {WRITER, NVML} <= set(children)
+    cache = node.containers[0].cache
+    before = cache.stat().st_mtime_ns
+    found = doctor(options=("--run-dir", str(daemon.run_dir)), environ=node.environment())
+    assert {name: daemon.children()[name] for name in (WRITER, NVML)} == {
+        name: children[name] for name in (WRITER, NVML)
+    }
+    said = {line["event"] for line in daemon.lines[lines:]}
+    assert said <= {"capabilities_kept", "driver_not_measured", "policy"}  # which it says by itself
+    assert cache.stat().st_mtime_ns == before
+    names(found["settings"], "ok", f"the daemon that runs, PID {daemon.process.pid}")
+    names(found["daemon"], "ok", f"PID {daemon.process.pid}", "source bpf", "1 region, 1 slot")
+    names(found["instances"], "ok", f"one, PID {daemon.process.pid}")
+    names(found["socket"], "ok", "mode 06")
+    names(found["metrics"], "ok", f"the daemon (PID {daemon.process.pid}) answers")
+    names(found["driver"], "ok", "hostpid = host PID", "the daemon's word")
+    names(found["gpus"], "ok", DEFAULT_DEVICES[0].uuid)
+    names(found["sample_clock"], "ok", "s old")
+    names(found["regions"], "ok", "1 region: 1 of layout v1.2")
+    names(found["containers_dir"], "ok", str(node.containers_dir))  # as the daemon was told
+    for source in ("scan", "netlink", "bpf"):
+        names(found[source], "ok", "found a process in a new PID namespace")
+    assert {name for name, result in found.items() if result["state"] != "ok"} <= {"pod_names", "memory"}
+
+
+def test_a_daemon_that_hangs(beside: tuple[Daemon, dict[str, Any]]) -> None:
+    daemon, how = beside
+    daemon.signal(signal.SIGSTOP)
+    try:
+        found = doctor("daemon", "socket", "instances", **how)
+    finally:
+        daemon.signal(signal.SIGCONT)
+    names(found["daemon"], "unknown", f"PID {daemon.process.pid} runs, but does not answer")
+    names(found["socket"], "failed", "does not answer", "restart it")
+    names(found["instances"], "ok", f"PID {daemon.process.pid}")
+
+
+def test_a_daemon_that_was_killed(beside: tuple[Daemon, dict[str, Any]]) -> None:
+    daemon, how = beside
+    daemon.kill()
+    found = doctor("daemon", "socket", "instances", "metrics", **how)
+    names(found["daemon"], "warning", "none runs")
+    names(found["socket"], "warning", "nobody listens", "the next start replaces it")
+    names(found["instances"], "ok", "the lock is free")
+
+
+def test_a_daemon_whose_socket_is_gone(beside: tuple[Daemon, dict[str, Any]]) -> None:
+    daemon, how = beside
+    (daemon.run_dir / "resolver.sock").unlink()
+    found = doctor("daemon", "socket", **how)
+    names(found["socket"], "failed", f"is not there, though PID {daemon.process.pid} runs", "api_off")
+    names(found["daemon"], "unknown", f"PID {daemon.process.pid} runs")
+
+
+def test_two_daemons_on_one_node(node: Node, start: Start, tmp_path: Path) -> None:
+    """Each has a lock of its own, so nothing else keeps them apart."""
+    files = ("--containers-dir", str(node.containers_dir))
+    daemons = [start(node, "--source", "scan", run_dir=tmp_path / name) for name in ("a", "b")]
+    for daemon in daemons:
+        daemon.wait_for("started")
+    result = doctor("instances", options=(*files, "--run-dir", str(tmp_path / "a")))["instances"]
+    names(result, "failed", "2 daemons write on this node", *(str(daemon.process.pid) for daemon in daemons))
+    names(result, "failed", "kill -TERM", "--run-dir")
+    daemons[1].stop()
+    result = doctor("instances", options=(*files, "--run-dir", str(tmp_path / "b")))["instances"]
+    names(result, "warning", f"PID {daemons[0].process.pid} writes, with --run-dir {tmp_path}/a")
+
+
+def test_a_dry_run_beside_a_daemon_is_no_second_writer(node: Node, start: Start, tmp_path: Path) -> None:
+    writes = start(node, "--source", "scan")
+    looks = start(node, "--source", "scan", "--dry-run", run_dir=tmp_path / "dry")
+    for daemon in (writes, looks):
+        daemon.wait_for("started")
+    until((tmp_path / "dry/resolver.sock").exists, "the socket of the dry run")
+    names(doctor("instances", options=("--run-dir", str(writes.run_dir)))["instances"], "ok", "one, PID")
+    found = doctor("daemon", options=("--run-dir", str(tmp_path / "dry")), environ=node.environment())
+    names(found["daemon"], "warning", f"PID {looks.process.pid}", "it is a dry run")
+
+
+def test_a_lock_that_is_looked_at_stays_free(tmp_path: Path) -> None:
+    """A daemon that starts in that very moment must not find it taken."""
+    (tmp_path / "lock").touch()
+    trace = tmp_path / "trace"
+    code = (
+        "import sys, fcntl\n"
+        "def refuse(event, arguments):\n"
+        f"    if event in ('fcntl.flock', 'fcntl.lockf', 'socket.bind'): open({str(trace)!r}, 'a').write(event)\n"
+        "sys.addaudithook(refuse)\n"
+        "from resolver.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    only = ("--only", "instances", "--only", "daemon", "--only", "socket", "--only", "metrics")
+    done = subprocess.run(
+        [sys.executable, "-c", code, "doctor", *only, "--run-dir", str(tmp_path), "--containers-dir", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not trace.exists()
+    assert "the lock is free" in done.stdout
