@@ -16,6 +16,10 @@ from resolver.broker import Refusal
 from resolver.capabilities import TO_START, WHILE_RUNNING
 from resolver.cli import COMMANDS
 from resolver.config import Settings
+from resolver.events import KINDS
+from resolver.gpu import sampler
+from resolver.gpu.health import COOL, HOT, REASONS
+from resolver.gpu.inventory import GpuReport
 from resolver.sources.choose import LADDER
 from resolver.types import RegionReason, RepairReason, SampleReason, UnresolvedReason
 
@@ -115,6 +119,30 @@ def test_what_is_quoted_is_what_is_said(root: Path) -> None:
         assert any(reason in sentence for sentence in said), f"nobody says {reason!r}"
     events = first_cells(section_of(root / "docs/sources.md", "Which one is in use"))
     assert set(events) == {word for word in said if re.fullmatch(r"source(_[a-z]+)?", word)}
+
+
+def test_what_is_read_of_a_gpu_is_told(root: Path) -> None:
+    told = section_of(root / "docs/gpus.md", "What is read")
+    assert tuple(first_cells(told)) == GpuReport._fields
+    workers = [(root / "resolver/gpu" / name).read_text() for name in ("nvml_worker.py", "nvml_devices.py")]
+    calls = set(re.findall(r"nvml(?:Device|System)Get\w+", "".join(workers)))
+    for call in re.findall(r"`(nvmlDevice\w+)`", (root / "docs/gpus.md").read_text()):
+        assert call in calls, f"nobody calls {call}"
+    for seconds in (
+        sampler._DEVICES_EVERY,
+        sampler._CALL_SECONDS,
+        sampler._START_SECONDS,
+        sampler._RESTART_SECONDS,
+    ):
+        assert f"{seconds:g} s" in (root / "docs/gpus.md").read_text()
+
+
+def test_every_reason_why_a_gpu_is_unhealthy_is_told(root: Path) -> None:
+    section = section_of(root / "docs/gpus.md", "When a GPU is unhealthy")
+    events = [kind for kind in KINDS if kind.startswith("gpu_")]
+    assert first_cells(section) == [*REASONS, *events]
+    assert f"over {HOT} C | it is below {COOL} C" in section
+    assert f"every {sampler._INCOMPLETE_SECONDS:g} s" in section
 
 
 def test_every_link_leads_somewhere(root: Path) -> None:
