@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver import client
 from resolver.cli import options
+from resolver.cli.daemon import understood
 from resolver.cli.show import print_json, print_table
-from resolver.errors import CannotKnow
+from resolver.errors import ResolverError
 
 if TYPE_CHECKING:
     import argparse
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         of = client.socket_of(args.socket)
         try:
             rows, why = _of_daemon(of), ""
-        except CannotKnow as error:
+        except ResolverError as error:
             of, why = "", str(error).partition(". ")[0]
     if args.json:
         values = {row.name: {"value": row.value, "origin": row.origin} for row in rows}
@@ -63,8 +64,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_daemon(socket_path: str) -> list[Row]:
-    settings = client.get_json("/v1/status", socket_path)["settings"]
-    return [Row(each["name"], each["value"], each["origin"]) for each in settings]
+    status = client.get_json("/v1/status", socket_path)
+    with understood():
+        return [Row(each["name"], each["value"], each["origin"]) for each in status["settings"]]
 
 
 def text_of(name: str, value: Any) -> str:

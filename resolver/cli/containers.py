@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from resolver.cli.daemon import add_socket, ask, duration, moment
+from resolver.cli.daemon import add_socket, ask, duration, moment, understood
 from resolver.cli.show import on_terminal, print_json, print_table, short_id
 
 if TYPE_CHECKING:
@@ -30,24 +30,25 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(answer)
         return 0
-    if not answer["containers"]:
+    person = on_terminal()
+    with understood():
+        rows = [
+            (
+                short_id(each["container_id"]),
+                each["namespace"],
+                each["pod"],
+                each["container_name"],
+                each["pod_uid"],
+                each["pidns"],
+                each["init_host_pid"],
+                len(each["regions"]),
+                duration(answer["at"] - each["since"]) if person else moment(each["since"]),
+            )
+            for each in answer["containers"]
+        ]
+    if not rows:
         print("No container runs on this node.", file=sys.stderr)
         return 0
-    person = on_terminal()
-    rows = [
-        (
-            short_id(each["container_id"]),
-            each["namespace"],
-            each["pod"],
-            each["container_name"],
-            each["pod_uid"],
-            each["pidns"],
-            each["init_host_pid"],
-            len(each["regions"]),
-            duration(answer["at"] - each["since"]) if person else moment(each["since"]),
-        )
-        for each in answer["containers"]
-    ]
     rows.sort(key=lambda row: tuple(str(value or "") for value in (*row[1:4], row[0])))
     # A person has 80 columns, and knows a pod by its name; programs get all.
     narrow = ("POD UID", "PIDNS") if person else ()

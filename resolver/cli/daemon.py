@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import TYPE_CHECKING, Any
 
 from resolver import client
-from resolver.errors import NoDaemon
+from resolver.errors import CannotKnow, NoDaemon, NotFound
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
 
+_OTHER_VERSION = "is it of this version? Start it anew after an upgrade"
 _WITHOUT = "Without one there are: resolver lookup, reverse, slots, config, doctor"
 
 
@@ -27,6 +29,18 @@ def ask(path: str, socket_path: str | None) -> Any:
         return client.get_json(path, socket_path)
     except NoDaemon as error:
         raise NoDaemon(f"{error}. {_WITHOUT}") from None
+    except NotFound as error:  # the lists are always there, if empty
+        raise CannotKnow(f"the daemon does not know {path} ({error}): {_OTHER_VERSION}") from None
+
+
+@contextlib.contextmanager
+def understood() -> Iterator[None]:
+    """What another version's daemon answers may be made in another way: that is said, and no traceback."""
+    try:
+        yield
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise CannotKnow(f"the daemon's answer is not understood ({why}): {_OTHER_VERSION}") from error
 
 
 def follow(socket_path: str | None, after: str, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -6,9 +6,10 @@ One event a line: when, what, and its fields. The daemon keeps the last thousand
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
-from resolver.cli.daemon import add_socket, ask, follow, moment
+from resolver.cli.daemon import add_socket, ask, follow, moment, understood
 from resolver.cli.show import printable, styled
 from resolver.errors import UsageError
 from resolver.events import KINDS
@@ -51,17 +52,22 @@ def run(args: argparse.Namespace) -> int:
     if args.last is not None and args.last < 0:
         raise UsageError(f"--last {args.last}: 0 or more are meant")
     # Numbers begin anew with each daemon: an event's id has the daemon's start in it.
-    started_at = ask("/v1/status", args.socket)["started_at"] if args.follow else 0.0
-    kept = ask("/v1/events", args.socket)["events"]
+    status = ask("/v1/status", args.socket) if args.follow else None
+    kept = ask("/v1/events", args.socket)
     last = args.last if args.last is not None or not args.follow else _SHOWN_BEFORE
-    fitting = [event for event in kept if _is_wanted(event, args.kind)]
-    for event in fitting if last is None else fitting[max(0, len(fitting) - last) :]:
-        _print(event, as_json=args.json)
+    with understood():
+        lines = [_line(event, as_json=args.json) for event in kept["events"] if _is_wanted(event, args.kind)]
+        number = kept["events"][-1]["number"] if kept["events"] else 0
+        last_id = f"{int(status['started_at'])}-{number}" if status is not None else ""
+    for line in lines if last is None else lines[max(0, len(lines) - last) :]:
+        print(line)
     if args.follow:
-        last_id = f"{int(started_at)}-{kept[-1]['number'] if kept else 0}"
+        sys.stdout.flush()
         for event in follow(args.socket, last_id, args.kind or ()):
-            if _is_wanted(event, args.kind):
-                _print(event, as_json=args.json)
+            with understood():
+                line = _line(event, as_json=args.json) if _is_wanted(event, args.kind) else ""
+            if line:
+                print(line, flush=True)  # whoever reads a pipe waits for it
     return 0
 
 
@@ -69,17 +75,15 @@ def _is_wanted(event: dict[str, Any], kinds: Collection[str] | None) -> bool:
     return not kinds or event["kind"] in kinds
 
 
-def _print(event: dict[str, Any], *, as_json: bool) -> None:
-    """At once: whoever reads a pipe waits for it."""
+def _line(event: dict[str, Any], *, as_json: bool) -> str:
     if as_json:
-        print(json.dumps({name: event[name] for name in ("number", "at", "kind", "fields")}), flush=True)
-        return
+        return json.dumps({name: event[name] for name in ("number", "at", "kind", "fields")})
     kind = event["kind"]
     color = "red" if kind in _BAD else "green" if kind in _GOOD else "bold"
     fields = " ".join(
-        f"{styled(name + '=', 'dim')}{_value(value)}" for name, value in event["fields"].items()
+        f"{styled(printable(name) + '=', 'dim')}{_value(value)}" for name, value in event["fields"].items()
     )
-    print(f"{moment(event['at'])}  {styled(printable(kind).ljust(18), color)}  {fields}".rstrip(), flush=True)
+    return f"{moment(event['at'])}  {styled(printable(kind).ljust(18), color)}  {fields}".rstrip()
 
 
 def _value(value: Any) -> str:

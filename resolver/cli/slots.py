@@ -11,6 +11,7 @@ import sys
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from resolver.cli.show import printable
 from resolver.errors import RegionRejected, ResolverError
 from resolver.hami.finder import MAX_CACHES, MAX_CONTAINERS, MAX_ENTRIES, list_caches
 from resolver.hami.openat import open_directory, translate
@@ -151,12 +152,12 @@ def _failed(path: str, why: RegionRejected) -> dict[str, Any]:
 
 
 def _rows(region: dict[str, Any]) -> list[Row]:
-    container = _printable(_container(region["path"]))
+    container = printable(_container(region["path"]))
     if "error" in region:
         name, text = os.path.basename(region["path"]), region["error"]
-        if name.endswith(".cache") and container != _printable(region["path"]):
+        if name.endswith(".cache") and container != printable(region["path"]):
             text = f"{name}: {text}"
-        return [(container, *[_NO_VALUE] * 7, f"{region['reason']}: {_printable(text)}")]
+        return [(container, *[_NO_VALUE] * 7, f"{region['reason']}: {printable(text)}")]
     if not region["slots"]:
         return [(container, region["layout"], *[_NO_VALUE] * 6, "no process has a slot")]
     slots_of: dict[int, list[int]] = {}
@@ -203,11 +204,6 @@ def _container(path: str) -> str:
     is_file = path.endswith(".cache")
     pod_uid, _, name = os.path.basename(os.path.dirname(path) if is_file else path).partition("_")
     return f"{pod_uid}/{name}" if pod_uid and name else path
-
-
-def _printable(text: str) -> str:
-    """Tenants choose file names, so no control character of one may reach a terminal."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def _size(count: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from resolver.cli.daemon import add_socket, ask, cost_of, duration
+from resolver.cli.daemon import add_socket, ask, cost_of, duration, understood
 from resolver.cli.show import print_json, print_pairs
 from resolver.procfs import HOST_PIDNS
 
@@ -30,13 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print it."""
-    status = ask("/v1/status", args.socket)
-    status["unresolved"] = ask("/v1/unresolved", args.socket)["by_reason"]
+    status, unresolved = ask("/v1/status", args.socket), ask("/v1/unresolved", args.socket)
+    with understood():
+        status["unresolved"] = unresolved["by_reason"]
+        ready = not status["source"]["not_ready"]
+        lines = [*_daemon(status), *_driver(status), *_work(status), *_cost(status)]
     if args.json:
         print_json(status)
     else:
-        print_pairs([*_daemon(status), *_driver(status), *_work(status), *_cost(status)])
-    return EXIT_NOT_READY if status["source"]["not_ready"] else 0
+        print_pairs(lines)
+    return 0 if ready else EXIT_NOT_READY
 
 
 def _daemon(status: Mapping[str, Any]) -> Iterator[Line]:

@@ -141,6 +141,38 @@ def test_without_a_daemon_it_is_4_and_says_what_to_do(command: str, tmp_path: Pa
     assert "nobody listens" in done.stderr
 
 
+NONSENSE: tuple[Any, ...] = (
+    {},
+    [],
+    None,
+    7,
+    {"events": 3, "containers": [{}], "source": []},
+    {"events": [[]]},
+)
+
+
+@pytest.mark.parametrize("command", ["status", "containers", "events"])
+@pytest.mark.parametrize("document", NONSENSE, ids=str)
+def test_a_daemon_of_another_kind_is_told_and_no_traceback(
+    daemon: Daemon, command: str, document: Any
+) -> None:
+    """None: it does not know the route at all."""
+    for path in ("/v1/status", "/v1/unresolved", "/v1/containers", "/v1/events"):
+        daemon.documents[path] = document
+    done = resolver(command, "--socket", str(daemon.path))
+    assert "Traceback" not in done.stderr
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "of this version" in done.stderr
+
+
+def test_config_does_without_such_a_daemon(daemon: Daemon) -> None:
+    for document in (None, {"settings": 5}):
+        daemon.documents["/v1/status"] = document
+        done = resolver("config", "--json", "--socket", str(daemon.path))
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["daemon"] is None
+
+
 # ---- status -------------------------------------------------------------------------------------------------------
 
 
