@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE_OPENMETRICS
-from prometheus_client.parser import text_string_to_metric_families
 
 from resolver.config import Settings
 from resolver.gpu.inventory import GpuReport, Illness, Inventory, MigInstance
@@ -20,6 +18,7 @@ from resolver.join import Joined, Orphan
 from resolver.metrics import Page, collector, own
 from resolver.snapshot import ContainerReport, ProcessReport, RegionReport, SlotReport, Snapshot
 from resolver.types import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from tests.fakes.exposition import Read
 from tests.fakes.pictures import picture
 
 GPUS = ("GPU-a", "GPU-b")
@@ -27,37 +26,6 @@ GPUS = ("GPU-a", "GPU-b")
 OPENMETRICS = (
     "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=0.0.4;q=0.3"
 )
-
-Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-class Read:
-    """The series of a text, by name and labels. A series that is there twice is a mistake."""
-
-    def __init__(self, text: bytes, *, as_openmetrics: bool = False) -> None:
-        parse = (
-            openmetrics.text_string_to_metric_families if as_openmetrics else text_string_to_metric_families
-        )
-        self.series: Series = {}
-        for family in parse(text.decode()):
-            for sample in family.samples:
-                key = sample.name, frozenset(sample.labels.items())
-                assert key not in self.series, f"twice: {key}"
-                self.series[key] = sample.value
-
-    def all(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
-        """Every series of that name with these labels."""
-        return [
-            (dict(has), value)
-            for (whose, has), value in self.series.items()
-            if whose == name and labels.items() <= dict(has).items()
-        ]
-
-    def one(self, name: str, **labels: str) -> float | None:
-        """The value of the only such series; None if there is none."""
-        found = self.all(name, **labels)
-        assert len(found) <= 1, found
-        return found[0][1] if found else None
 
 
 async def text(snapshot: Snapshot, accept: str = "", **wanted: Any) -> tuple[str, bytes]:
