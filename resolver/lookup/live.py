@@ -79,7 +79,7 @@ class LiveLookup:
 
     def find_in(self, init: Init, ns_pid: int) -> Found | None:
         """As `find`, in the container of this first process."""
-        for host_pid in self.pidmap.candidates(ns_pid, init.pidns):
+        for host_pid in self._candidates(init, ns_pid):
             found = self._verified(host_pid, init, ns_pid)
             if found is not None:
                 return found
@@ -123,16 +123,25 @@ class LiveLookup:
 
     def process_in(self, init: Init, ns_pid: int) -> Process | None:
         """As `find_in`, with nothing said about the process but who it is: a third cheaper."""
-        for host_pid in self.pidmap.candidates(ns_pid, init.pidns):
+        for host_pid in self._candidates(init, ns_pid):
             try:
-                if self._procfs.pidns(host_pid) != init.pidns:
-                    continue
                 with self._procfs.open_handle(host_pid) as handle:
                     if self._inside(handle.process, init, ns_pid) and handle.alive():
                         return handle.process
             except (ProcessGone, AccessDenied):
                 continue
         return None
+
+    def _candidates(self, init: Init, ns_pid: int) -> list[int]:
+        """Those worth taking hold of: of many with that number, as a source has that knows no namespaces, one is."""
+        candidates = self.pidmap.candidates(ns_pid, init.pidns)
+        return candidates if len(candidates) < 2 else [each for each in candidates if self._is_in(each, init)]
+
+    def _is_in(self, host_pid: int, init: Init) -> bool:
+        try:
+            return self._procfs.pidns(host_pid) == init.pidns
+        except (ProcessGone, AccessDenied):
+            return False
 
     def _inside(self, process: Process, init: Init, ns_pid: int) -> ContainerCgroup | None:
         """Its cgroup, if the process, which is held, is the one with that number in the container."""
@@ -147,8 +156,6 @@ class LiveLookup:
         """None also for one that may not be looked at: a number is only one process's in its namespace."""
         procfs = self._procfs
         try:
-            if procfs.pidns(host_pid) != init.pidns:
-                return None
             with procfs.open_handle(host_pid) as handle:
                 container = self._inside(handle.process, init, ns_pid)
                 if container is None:

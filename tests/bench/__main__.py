@@ -15,10 +15,10 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.bench import bpf, daemon, live, load, passes, scan
+from tests.bench import api, bpf, daemon, live, load, passes, scan
 from tests.bench.crowd import crowd
 
-PARTS = ("scan", "lookup", "pass", "daemon", "bpf", "load")
+PARTS = ("scan", "lookup", "api", "pass", "daemon", "bpf", "load")
 
 
 class Row(NamedTuple):
@@ -50,12 +50,14 @@ def main() -> int:
     wanted = args.parts or list(PARTS)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
-        if {"scan", "lookup"} & set(wanted):
+        if {"scan", "lookup", "api"} & set(wanted):
             progress(f"starting {args.processes} processes in 50 PID namespaces")
             with crowd(50, args.processes // 50) as starter:
                 rows += [Row(*row) for row in scan.measure(wanted, progress)]
                 if "lookup" in wanted:
                     rows += [Row(*row) for row in live.measure(Path(scratch), starter, progress)]
+                if "api" in wanted:
+                    rows += [Row(*row) for row in api.measure(args.seconds, Path(scratch), starter, progress)]
         if "pass" in wanted:
             rows += [Row(*row) for row in passes.measure(Path(scratch), progress)]
         if "daemon" in wanted:

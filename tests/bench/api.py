@@ -1,0 +1,156 @@
+"""The API under load: look-ups by the thousand, and one by one with 200 clients, good and bad."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.bench.crowd import host_pids
+from tests.bench.timing import Progress, RowValues
+from tests.bench.usage import cpu, rss
+from tests.fakes import apiclients
+from tests.fakes.cgroups import CgroupTree
+
+_BATCHES = 12
+_MAP_SIZE = 65_536
+
+Truth = dict[tuple[str, int], int]
+
+
+def measure(seconds: float, scratch: Path, starter: int, progress: Progress) -> list[RowValues]:
+    """To be called while the crowd of ``starter`` is there. Its namespaces become containers."""
+    rows: list[RowValues] = []
+    with _containers(host_pids(starter)) as truth:
+        for source in ("bpf", "scan"):
+            with _daemon(scratch / source, source) as (path, daemon):
+                progress(f"10,000 look-ups at once, {_BATCHES} times, --source {source}")
+                rows.append(_batches(path, truth, source))
+                if source == "bpf":
+                    progress(f"200 clients for {seconds:.0f} s")
+                    rows += _clients(path, truth, seconds, daemon)
+    return rows
+
+
+@contextlib.contextmanager
+def _containers(members: dict[int, list[int]]) -> Iterator[Truth]:
+    """Each namespace's processes in the cgroup of a container of its own: host PIDs by container id and PID."""
+    tree = CgroupTree()
+    if tree.root is None:
+        raise RuntimeError(f"no cgroup can be made: {tree.why_not}")
+    truth: Truth = {}
+    try:
+        for host_pids_of_one in members.values():
+            container_id = secrets.token_hex(32)
+            cgroup = tree.make("containerd-systemd", "burstable", str(uuid.uuid4()), container_id)
+            if cgroup is not None:
+                for number, host_pid in enumerate(host_pids_of_one, 1):
+                    (cgroup / "cgroup.procs").write_text(str(host_pid))
+                    truth[container_id, number] = host_pid
+        yield truth
+    finally:
+        for host_pid in truth.values():  # a cgroup with processes stays
+            (tree.root.parent / "cgroup.procs").write_text(str(host_pid))
+        tree.close()
+
+
+@contextlib.contextmanager
+def _daemon(run_dir: Path, source: str) -> Iterator[tuple[str, int]]:
+    socket_path = run_dir / "resolver.sock"
+    argv = [sys.executable, "-m", "resolver", "run", "--dry-run", "--source", source, "--log-level", "error"]
+    argv += ["--metrics-addr", "off", "--map-size", str(_MAP_SIZE), "--run-dir", str(run_dir)]
+    daemon = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 30
+        while not socket_path.exists():
+            if daemon.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the daemon with --source {source} did not start: its message is above")
+            time.sleep(0.01)
+        time.sleep(2)
+        yield str(socket_path), daemon.pid
+    finally:
+        daemon.terminate()
+        daemon.wait()
+
+
+def _batches(path: str, truth: Truth, source: str) -> RowValues:
+    """Every pair once, as many as are taken, each held to the truth."""
+    pairs = [list(pair) for pair in truth][:10_000]
+    body = json.dumps({"pairs": pairs}).encode()
+    head = (
+        "POST /v1/lookup HTTP/1.1\r\nHost: resolver\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    rates = []
+    with socket.socket(socket.AF_UNIX) as channel:
+        channel.settimeout(60)
+        channel.connect(path)
+        for _ in range(_BATCHES):
+            began = time.perf_counter()
+            channel.sendall(head.encode() + body)
+            status, answer = _answer(channel)
+            rates.append(len(pairs) / (time.perf_counter() - began))
+            found = [each.get("host_pid") for each in json.loads(answer)["answers"]]
+            if status != 200 or found != list(truth.values())[:10_000]:
+                wrong = sum(a != b for a, b in zip(found, truth.values(), strict=False))
+                raise RuntimeError(
+                    f"a batch was answered with {status}, {wrong} of {len(pairs)} answers not true"
+                )
+    rates.sort()
+    return (
+        f"look-ups by POST, {len(pairs)} pairs, --source {source}",
+        rates[len(rates) // 2],
+        "/s",
+        None,
+        f"from {rates[0]:.0f} to {rates[-1]:.0f}" + (", aimed at: 100000 or more" if source == "bpf" else ""),
+    )
+
+
+def _answer(channel: socket.socket) -> tuple[int, bytes]:
+    said = b""
+    while b"\r\n\r\n" not in said:
+        said += channel.recv(1 << 16)
+    head, _, body = said.partition(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    parts, missing = [body], length - len(body)
+    while missing:
+        parts.append(channel.recv(1 << 18))
+        missing -= len(parts[-1])
+    return int(head.split()[1]), b"".join(parts)
+
+
+def _clients(path: str, truth: Truth, seconds: float, daemon: int) -> list[RowValues]:
+    questions = [
+        (apiclients.get(f"/v1/lookup?container={cid}&pid={ns_pid}"), b"%d\n" % host_pid)
+        for (cid, ns_pid), host_pid in truth.items()
+    ]
+    apiclients.crowd(path, questions, 5)  # what is made once, is made
+    before, descriptors, used = rss(daemon), _descriptors(daemon), cpu(daemon)
+    outcome = apiclients.crowd(path, questions, seconds)
+    busy = cpu(daemon).per_cent(used, seconds)
+    answers = len(outcome.milliseconds)
+    grown, opened = rss(daemon) - before, _descriptors(daemon) - descriptors
+    return [
+        (
+            "one look-up, 160 good clients and 40 bad ones: median",
+            outcome.percentile(50),
+            "ms",
+            None,
+            f"{answers / seconds:.0f} answers a second; the daemon takes {busy.own:.0f} % of a core",
+        ),
+        ("  99 % of them", outcome.percentile(99), "ms", 10.0, f"longest {outcome.milliseconds[-1]:.1f} ms"),
+        ("  wrong or missing answers", sum(outcome.wrong.values()), "", 0, str(dict(outcome.wrong) or "")),
+        ("  memory grown", grown, "MiB", 1.0, f"to {rss(daemon):.0f} MiB"),
+        ("  descriptors more than before", opened, "", 0, ""),
+    ]
+
+
+def _descriptors(host_pid: int) -> int:
+    return len(list(Path(f"/proc/{host_pid}/fd").iterdir()))
