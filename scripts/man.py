@@ -33,7 +33,10 @@ EXIT = (
     ("0", "Done, found."),
     (
         "1",
-        "Not found; something stayed unresolved (run --once); a file is broken (slots); not ready (status).",
+        (
+            "Not found; a check failed (doctor); something stayed unresolved (run --once); a file is broken (slots); "
+            "not ready (status)."
+        ),
     ),
     ("2", "The command line or the settings are wrong."),
     ("3", "More than one container or process fits (lookup)."),
@@ -43,7 +46,7 @@ EXIT = (
 
 ENVIRONMENT = (
     ("RESOLVER_SOCKET", "Where the daemon answers, for all that ask it; where it listens, for run."),
-    ("RESOLVER_CONFIG", "The settings file of run and config."),
+    ("RESOLVER_CONFIG", "The settings file of run, config and doctor."),
     ("RESOLVER_*", "Each setting under its name in capitals, such as RESOLVER_NVML_INTERVAL."),
     ("NO_COLOR", "If it is set and not empty, nothing is coloured."),
 )

@@ -89,6 +89,16 @@ def test_every_check_has_a_name_of_its_own_and_a_sentence() -> None:
     assert all(re.fullmatch(r"Wh[a-z]+ .*\.", check.about) for check in CHECKS)
 
 
+def test_every_check_and_state_is_told(root: Path) -> None:
+    text = (root / "docs/doctor.md").read_text()
+    states, checks = (
+        re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+        for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:3]
+    )
+    assert set(states) == {state.value for state in State}
+    assert checks == [check.name for check in CHECKS]
+
+
 # ---- kernels ------------------------------------------------------------------------------------------------------
 
 
