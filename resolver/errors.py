@@ -19,7 +19,10 @@ Errors of the operating system are translated where the system is called (``proc
 
 from __future__ import annotations
 
-from resolver.types import RegionReason
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from resolver.types import RegionReason
 
 
 class ResolverError(Exception):

@@ -80,7 +80,7 @@ def test_one_that_may_not_be_read_is_counted_and_tried_again(tmp_path: Path) -> 
     class Forbidding(Procfs):
         forbidden: frozenset[int] = frozenset({100})
 
-        def ns_pids(self, host_pid: int) -> tuple[int, ...]:
+        def ns_pids(self, host_pid: int | str) -> tuple[int, ...]:
             if host_pid in self.forbidden:
                 raise AccessDenied("no")
             return super().ns_pids(host_pid)
