@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 _AGREEING = 2
 _LOOK_SECONDS = 5.0
 _WORKER_SECONDS = _LOOK_SECONDS + 4.0
-_BETWEEN_LOOKS = 1.0
 _FIRST_WAIT, _LONGEST_WAIT = 2.0, 600.0
 _MOST_SUBJECTS = 8
 
@@ -261,7 +260,10 @@ class DriverTruth:
             return f"the container was not entered: {answer['refused']}"
         if "failed" in answer:
             if answer["init"] and self._nobody:
-                self._nobody, self._in_vain = False, -1  # the devices may not be open to everybody: as root, at once
+                self._nobody, self._in_vain = (
+                    False,
+                    -1,
+                )  # the devices may not be open to everybody: as root, at once
             return str(answer["failed"])
         samples = {str(uuid): entry["samples"] for uuid, entry in answer["seen"].items()}
         seen = {uuid: frozenset(pids) for uuid, pids in samples.items() if pids is not None}
@@ -285,7 +287,6 @@ class DriverTruth:
         else:
             self._agreed.append(verdict.namespace)
             self._in_vain, self.why = 0, "measured once, and to be confirmed"
-            self._not_before = time.monotonic() + _BETWEEN_LOOKS
             if len(self._agreed) >= _AGREEING:
                 self._measured(place.driver_version, verdict.namespace)
 

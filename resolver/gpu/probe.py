@@ -28,14 +28,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from resolver.gpu.nvml_worker import Nvml
+    from resolver.procfs import Mount
 
 #: What the child may have to do: enter namespaces, look at others' processes, become another user.
 RIGHTS = frozenset({"SYS_ADMIN", "SYS_PTRACE", "SETUID", "SETGID"})
 MOST_BYTES = 1 << 16
 _NOBODY = 65534
 _REAP_SECONDS = 0.5
-#: /proc/<pid>/net shows a process's network namespace to everybody, and ipc and uts are not needed either.
-_CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWNET, _CLONE_NEWPID = 0x04000000, 0x08000000, 0x40000000, 0x20000000
+#: /proc/<pid>/net and /proc/<pid>/mountinfo show a process's network and mounts to everybody.
+_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
+_CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
+_MS_REC, _MS_PRIVATE, _MNT_DETACH = 0x4000, 0x40000, 2
+#: What NVML needs of the file system, beside the directories in LD_LIBRARY_PATH; mounts elsewhere are not the tenant's
+#: business. Of /etc the linker's cache is needed, not what a runtime mounts into it.
+_TREES = ("/dev", "/proc", "/sys", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/nvidia")
+_PLACES = ("/etc",)
 _PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 1, 3, 4
 _PR_SET_NO_NEW_PRIVS, _PR_GET_NO_NEW_PRIVS = 38, 39
 
@@ -109,11 +116,19 @@ def _enter_and_give_up(pidns_fd: int, *, nobody: bool) -> bool:
     import resource
 
     from resolver.capabilities import held, limit
+    from resolver.procfs import Procfs
 
     libc = ctypes.CDLL(None, use_errno=True)
-    _check(libc.unshare(_CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS), "unshare")
-    _check(libc.setns(pidns_fd, _CLONE_NEWPID), "setns")
+    # First, since it loads all that is loaded late: where Python lies may not be in sight any more soon.
     nobody = nobody and held() >= {"SETUID", "SETGID"}
+    os.chdir("/")
+    _check(libc.unshare(_CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS | _CLONE_NEWNS), "unshare")
+    _check(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None), "mount --make-rprivate /")
+    for mount_point in unneeded(Procfs().mounts("self"), os.environ.get("LD_LIBRARY_PATH", "")):
+        libc.umount2(
+            os.fsencode(mount_point), _MNT_DETACH
+        )  # one that is covered by another can't be, nor be seen
+    _check(libc.setns(pidns_fd, _CLONE_NEWPID), "setns")
     if nobody:
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
@@ -139,6 +154,19 @@ def _enter_and_give_up(pidns_fd: int, *, nobody: bool) -> bool:
     if nobody and (os.getresuid(), os.getresgid(), os.getgroups()) != ((_NOBODY,) * 3, (_NOBODY,) * 3, []):
         raise OSError(1, "the user could not be changed")
     return nobody
+
+
+def unneeded(mounts: list[Mount], library_path: str) -> list[str]:
+    """Where something is mounted that NVML does not need, innermost first."""
+    trees = (*_TREES, *(os.path.abspath(path) for path in library_path.split(":") if path))
+    found = []
+    for mount in mounts:
+        point = mount.mount_point
+        above = any((tree + "/").startswith(point.rstrip("/") + "/") for tree in (*trees, *_PLACES))
+        below = any(point.startswith(tree + "/") for tree in trees)
+        if not above and not below:
+            found.append(point)
+    return sorted(found, key=len, reverse=True)
 
 
 def _check(result: int, what: str) -> None:

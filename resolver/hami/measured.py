@@ -81,7 +81,7 @@ class Memory:
         """What that driver does, or None."""
         if not self._looked:
             self._looked = True
-            with contextlib.suppress(OSError, ValueError):  # a file that is not just so was never there
+            with contextlib.suppress(OSError, ValueError, RecursionError):  # a file that is not just so was never there
                 self._known.update(self._load())
         return self._known.get(driver_version)
 

@@ -112,7 +112,7 @@ def test_the_documented_capabilities_are_enough(node: Node, start: Start, source
 
 @EVERY_SOURCE
 def test_one_that_has_everything_gives_it_up(node: Node, start: Start, source: str) -> None:
-    daemon = start(node, *FAST)
+    daemon = start(node, *FAST, "--hostpid-namespace", "host")  # nothing to measure: see test_driver_truth
     works(node, daemon, source)
     own = rights(daemon.process.pid)
     optional = frozenset({"DAC_OVERRIDE"})
@@ -128,7 +128,7 @@ def test_one_that_has_everything_gives_it_up(node: Node, start: Start, source: s
 
 
 def test_auto_keeps_what_any_source_may_need_later(node: Node, start: Start) -> None:
-    daemon = start(node, *FAST, "--source", "auto")
+    daemon = start(node, *FAST, "--source", "auto", "--hostpid-namespace", "host")
     daemon.wait_for("source")
     until(lambda: "SETPCAP" not in rights(daemon.process.pid).permitted, "the drop")
     own = rights(daemon.process.pid)

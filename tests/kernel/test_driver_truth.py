@@ -1,0 +1,372 @@
+"""What the driver really tells a container is measured, and the look into the container is no way out of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver.capabilities import TO_START
+from resolver.gpu.probe import RIGHTS
+from tests.fakes.container import DEFAULT_RIGHTS, Container
+from tests.fakes.node import Node
+from tests.fakes.process import Process, Tenant
+from tests.fakes.state import Fault, Hang
+from tests.kernel.conftest import NVML, ROOT, Daemon, Start, hostpid_of, never, runs, until
+from tests.kernel.test_capabilities import rights, with_nothing_but
+
+FAST = ("--interval", "50ms", "--nvml-interval", "200ms", "--source", "scan")
+PROBE = "driver probe"
+NOBODY = "65534"
+
+
+@contextmanager
+def driver(root: Path, version: str) -> Iterator[Node]:
+    with Node(root, version) as node:
+        assert node.left_out == []
+        yield node
+
+
+@pytest.fixture
+def open_root() -> Iterator[Path]:
+    """A directory that every user can reach, unlike pytest's."""
+    root = Path(tempfile.mkdtemp(prefix="resolver-truth-"))
+    root.chmod(0o755)
+    yield root
+    shutil.rmtree(root)
+
+
+def says(node: Node, version: str) -> dict[str, str]:
+    """An environment in which the driver gives that version as its own."""
+    return {**node.environment(), "NVML_STANDIN_SAYS": version}
+
+
+def for_everybody(node: Node) -> dict[str, str]:
+    """An environment with a library that nobody can read, as on a real node; the node is in `open_root`."""
+    library = node.root / "lib"
+    library.mkdir()
+    shutil.copy(node.library_dir / "libnvidia-ml.so.1", library)
+    return {**node.environment(), "LD_LIBRARY_PATH": str(library)}
+
+
+def busy(node: Node, load: int = 40, **options: Any) -> tuple[Container, Tenant]:
+    container = node.container(rights=DEFAULT_RIGHTS, **options)
+    return container, container.tenant(load=load, guess="none")
+
+
+def spy(container: Container, what: str, name: str = PROBE, uid: str = "0") -> Process:
+    """A hostile program in the container, on the watch."""
+    as_user = ["/usr/bin/setpriv", "--reuid", uid, "--regid", uid, "--clear-groups"] if uid != "0" else []
+    process = container.spawn([*as_user, sys.executable, str(ROOT / "tests/fakes/spy.py"), what, name])
+    assert process.read_line() == "ready"
+    return process
+
+
+def measured(daemon: Daemon, namespace: str, timeout_s: float = 15.0) -> None:
+    daemon.wait_for("policy", timeout_s=timeout_s, origin="measured", hostpid_namespace=namespace)
+
+
+# ---- it is measured -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "claims", "namespace"),
+    [
+        # the four rows
+        ("525.147.05", None, "host"),
+        ("535.183.01", None, "host"),
+        ("565.57.01", None, "host"),
+        ("570.86.15", None, "container"),
+        # versions that nobody knows, or that lie
+        ("535.183.01", "999.1", "host"),
+        ("570.86.15", "weird", "container"),
+        ("570.86.15", "535.183.01", "container"),
+    ],
+)
+def test_what_the_driver_does_is_measured(
+    tmp_path: Path, start: Start, version: str, claims: str | None, namespace: str
+) -> None:
+    with driver(tmp_path, version) as node:
+        container, tenant = busy(node)
+        daemon = start(node, *FAST, environment=says(node, claims or version))
+        measured(daemon, namespace)
+        right = tenant.host_pid if namespace == "host" else tenant.ns_pid
+        until(lambda: hostpid_of(container, tenant) == right, "the right number")
+        until(lambda: tenant.slot()["sm_util"] == [40], "the load, by the tenant's own watcher")
+        assert daemon.said("policy")[-1]["why"].startswith(
+            f"driver {claims or version}: samples in a container"
+        )
+        contradicted = daemon.said("driver_contradicts_version")
+        expected = {"999.1": "container", "535.183.01": "host"}.get(claims or "")
+        assert [line["by_version"] for line in contradicted] == ([expected] if expected else [])
+
+
+def test_it_is_known_at_once_after_a_restart_and_anew_for_another_driver(node: Node, start: Start) -> None:
+    container, tenant = busy(node)
+    first = start(node, *FAST)
+    measured(first, "host")
+    first.stop()
+    kept = first.run_dir / "driver-truth.json"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    again = start(node, *FAST)
+    line = again.wait_for("policy")
+    assert (line["origin"], line["hostpid_namespace"]) == ("measured", "host")
+    again.stop()
+    assert "driver_probes" not in again.counters()
+    node.gpu.driver_version = "570.86.15"
+    other = start(node, *FAST)
+    assert other.wait_for("policy")["origin"] == "by version"
+    measured(other, "container")
+    until(lambda: hostpid_of(container, tenant) == tenant.ns_pid, "the number of the new driver")
+    other.stop()
+    assert other.counters()["driver_probes"] >= 2
+    assert json.loads(kept.read_text())["driver_version"] == "570.86.15"
+
+
+def test_a_driver_that_changes_after_the_right_to_look_was_given_up(node: Node, start: Start) -> None:
+    busy(node)
+    daemon = start(node, *FAST)
+    measured(daemon, "host")
+    node.gpu.set_faults(faults=Fault.DRIVER_NOT_LOADED)
+    node.gpu.driver_version = "570.86.15"
+    os.kill(daemon.child(NVML), signal.SIGKILL)
+    daemon.wait_for("nvml_unavailable")
+    node.gpu.set_faults()
+    line = daemon.wait_for("policy", origin="by version", hostpid_namespace="container")
+    assert (
+        "not measured: the right to was given up after driver 535.183.01 was measured: restart" in line["why"]
+    )
+
+
+def test_a_forced_namespace_is_not_measured(node: Node, start: Start) -> None:
+    container, tenant = busy(node)
+    daemon = start(node, "--hostpid-namespace", "host", *FAST)
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair")
+    never(lambda: PROBE in daemon.children(), "a probe", 1.0)
+    daemon.stop()
+    assert "driver_probes" not in daemon.counters()
+
+
+# ---- the rights ---------------------------------------------------------------------------------------------------
+
+
+def test_the_right_to_look_is_kept_until_it_is_measured_and_given_up_for_good(
+    node: Node, start: Start
+) -> None:
+    container = node.container(rights=DEFAULT_RIGHTS)
+    tenant = container.tenant(load=0, guess="none")
+    daemon = start(node, *FAST)
+    daemon.wait_for("repair")
+    optional = frozenset({"DAC_OVERRIDE"})
+    own = rights(daemon.process.pid)
+    assert own.effective == TO_START["scan"] | optional
+    assert own.permitted == TO_START["scan"] | optional | {"SETPCAP"}
+    assert own.bounding == TO_START["scan"] | optional | RIGHTS
+    tenant.set_load(40)
+    measured(daemon, "host")
+    until(lambda: rights(daemon.process.pid).bounding == TO_START["scan"] | optional, "the drop")
+    own = rights(daemon.process.pid)
+    assert own.effective == own.permitted == TO_START["scan"] | optional
+    assert own.inheritable == own.ambient == frozenset()
+    assert daemon.said("capabilities_kept") == []
+    links = [os.readlink(link) for link in Path(f"/proc/{daemon.process.pid}/fd").iterdir()]
+    assert not [link for link in links if link.startswith("pid:[")]
+
+
+def test_without_the_right_it_goes_by_the_version_and_says_so(node: Node, start: Start) -> None:
+    container, tenant = busy(node)
+    daemon = start(node, *FAST, wrapper=with_nothing_but(TO_START["scan"]))
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair")
+    (line,) = daemon.said("policy")
+    assert line["origin"] == "by version"
+    assert line["why"].endswith("; not measured: that takes CAP_SYS_ADMIN")
+    daemon.stop()
+    assert "driver_probes" not in daemon.counters()
+
+
+def test_the_documented_rights_are_enough_to_measure(node: Node, start: Start) -> None:
+    busy(node)
+    daemon = start(node, *FAST, wrapper=with_nothing_but(TO_START["scan"] | RIGHTS))
+    measured(daemon, "host")
+
+
+def test_without_the_rights_to_become_nobody_it_asks_as_root_without_any(node: Node, start: Start) -> None:
+    container, tenant = busy(node, load=0)
+    look = spy(container, "look")
+    daemon = start(node, *FAST, wrapper=with_nothing_but(TO_START["scan"] | {"SYS_ADMIN"}))
+    daemon.wait_for("repair")
+    node.gpu.set_faults(hang=Hang.INIT)
+    tenant.set_load(40)
+    status = json.loads(look.read_line())["status"]
+    assert status["Uid"].split() == ["0"] * 4
+    assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
+    node.gpu.set_faults()
+    measured(daemon, "host")
+
+
+# ---- a hostile tenant ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("uid", ["0", NOBODY])
+def test_no_process_of_the_container_can_reach_into_the_probe(
+    open_root: Path, start: Start, uid: str
+) -> None:
+    """Root with what a container has by default, and one of the probe's own user."""
+    with driver(open_root, "535.183.01") as node:
+        container, tenant = busy(node, load=0)
+        reach, look = spy(container, "reach", uid=uid), spy(container, "look")
+        daemon = start(node, *FAST, environment=for_everybody(node))
+        daemon.wait_for("repair")
+        node.gpu.set_faults(hang=Hang.INIT)
+        tenant.set_load(40)
+        ways = json.loads(reach.read_line())
+        seen = json.loads(look.read_line())
+        node.gpu.set_faults()
+        measured(daemon, "host")
+        # The table of its mounts is everybody's to read: there is next to nothing in it.
+        told = {ways.pop("mountinfo"), ways.pop("mounts")}
+        assert told == {"reached"}
+        allowed = ("/proc", "/sys", "/dev", "/lib", "/usr", "/etc", str(open_root))
+        assert [mount for mount in seen["mounts"] if mount != "/" and not mount.startswith(allowed)] == []
+        assert seen["interfaces"] == ["lo"]
+        assert len(ways) > 20
+        assert set(ways.values()) <= {"EACCES", "EPERM"}, ways
+        status = seen["status"]
+        assert status["Uid"].split() == status["Gid"].split() == [NOBODY] * 4
+        assert status["Groups"].split() == []
+        assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
+        assert (status["NoNewPrivs"], status["PPid"]) == ("1", "0")
+        # The same program gets into any other process of its own user: the ways are real ones.
+        found = json.loads(spy(container, "reach", "tenant").read_line())
+        assert [way for way, what in found.items() if what != "reached"] == ["setns"]
+
+
+@pytest.mark.parametrize("rights_of", ["SYS_PTRACE", "SYS_ADMIN"])
+def test_a_container_that_could_reach_in_is_not_entered(node: Node, start: Start, rights_of: str) -> None:
+    bit = {"SYS_PTRACE": 19, "SYS_ADMIN": 21}[rights_of]
+    container = node.container(rights=DEFAULT_RIGHTS | 1 << bit)
+    container.tenant(load=40, guess="none")
+    look = spy(container, "kill")
+    daemon = start(node, *FAST)
+    line = daemon.wait_for("driver_not_measured", count=2)
+    assert f"has, or may get, CAP_{rights_of}" in line["why"]
+    look.kill()
+    assert look.alive is False
+    with pytest.raises(Exception, match="has ended"):
+        look.read_line()  # it never saw one
+    daemon.stop()
+    assert daemon.counters()["driver_probes_refused"] >= 2
+
+
+#: A daemon that waits for a look, and between two of them, for a fifth of the time.
+IMPATIENT = """
+import sys
+from resolver import truth
+truth._LOOK_SECONDS, truth._FIRST_WAIT = 1.0, 0.4
+from resolver.cli import main
+sys.argv = ["resolver", *sys.argv[4:]]
+sys.exit(main())
+"""
+WRAPPER = (sys.executable, "-c", IMPATIENT)
+LATE = "it did not answer within 1 s"
+
+
+def test_a_tenant_that_kills_the_probe_only_puts_it_off(node: Node, start: Start) -> None:
+    container, tenant = busy(node, load=0)
+    killer = spy(container, "kill")
+    daemon = start(node, *FAST, wrapper=WRAPPER)
+    daemon.wait_for("repair")
+    node.gpu.set_faults(hang=Hang.INIT)
+    tenant.set_load(40)
+    ended = "it was ended from inside the container (signal 9)"
+    waits = [
+        daemon.wait_for("driver_not_measured", why=ended, count=n)["next_try_seconds"] for n in (1, 2, 3)
+    ]
+    assert waits == [0.4, 0.8, 1.6]
+    killer.kill()
+    node.gpu.set_faults()
+    measured(daemon, "host")
+
+
+def test_a_tenant_that_stops_the_probe_costs_its_time_limit(node: Node, start: Start) -> None:
+    container, tenant = busy(node)
+    stopper = spy(container, "stop")
+    daemon = start(node, *FAST, wrapper=WRAPPER)
+    host_pid = 0
+
+    def stopped() -> bool:
+        nonlocal host_pid
+        host_pid = next(iter(_inside(daemon)), 0)
+        return host_pid != 0 and "State:\tT" in _status(host_pid)
+
+    until(stopped, "a probe that was stopped")
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair meanwhile")
+    daemon.wait_for("driver_not_measured", why=LATE)
+    until(lambda: not runs(host_pid), "its end")
+    stopper.kill()
+    measured(daemon, "host")
+
+
+def _inside(daemon: Daemon) -> list[int]:
+    """The forked process of the probe: the child of the daemon's child."""
+    try:
+        worker = daemon.children().get(PROBE)
+        if worker is None:
+            return []
+        return [int(word) for word in Path(f"/proc/{worker}/task/{worker}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _status(host_pid: int) -> str:
+    try:
+        return Path(f"/proc/{host_pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def test_a_namespace_that_ends_meanwhile(node: Node, start: Start) -> None:
+    container, tenant = busy(node, load=0)
+    daemon = start(node, *FAST, wrapper=WRAPPER)
+    daemon.wait_for("repair")
+    node.gpu.set_faults(hang=Hang.INIT)
+    tenant.set_load(40)
+    until(lambda: _inside(daemon), "a probe in the container")
+    container.stop()
+    daemon.wait_for("driver_not_measured")
+    node.gpu.set_faults()
+    busy(node, name="other")
+    measured(daemon, "host")
+
+
+def test_a_driver_that_hangs_costs_the_probe_and_nothing_else(node: Node, start: Start) -> None:
+    _, tenant = busy(node, load=0)
+    daemon = start(node, *FAST, wrapper=WRAPPER)
+    daemon.wait_for("repair")
+    node.gpu.set_faults(hang=Hang.INIT)
+    tenant.set_load(40)
+    daemon.wait_for("driver_not_measured", why=LATE)
+    until(lambda: tenant.slot()["sm_util"] == [40], "the load, by version as long")
+    node.gpu.set_faults()
+    measured(daemon, "host")
+
+
+def test_a_daemon_that_is_killed_leaves_nobody_in_the_container(node: Node, start: Start) -> None:
+    _, tenant = busy(node, load=0)
+    daemon = start(node, *FAST)
+    daemon.wait_for("repair")
+    node.gpu.set_faults(hang=Hang.INIT)
+    tenant.set_load(40)
+    until(lambda: _inside(daemon), "a probe in the container")
+    (inside,), worker = _inside(daemon), daemon.children()[PROBE]
+    daemon.kill()
+    until(lambda: not runs(inside) and not runs(worker), "their end")
