@@ -49,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
     if not rows:
         print("No container runs on this node.", file=sys.stderr)
         return 0
-    rows.sort(key=lambda row: tuple(str(value or "") for value in (*row[1:4], row[0])))
+    rows.sort(
+        key=lambda row: tuple((not value, str(value)) for value in (*row[1:4], row[0]))
+    )  # without a name: last
     # A person has 80 columns, and knows a pod by its name; programs get all.
     narrow = ("POD UID", "PIDNS") if person else ()
     print_table(COLUMNS, rows, right=("PIDNS", "HOST PID", "REGIONS"), without=narrow)

@@ -296,8 +296,8 @@ def test_a_table_of_containers_for_programs(daemon: Daemon) -> None:
         "SINCE",
     ]
     assert rows == [
-        [OTHER, "-", "-", "-", "-", "-", "-", "0", "2023-11-14T22:13:15.000Z"],
         [CID, "team-a", "train-0", "main", UID, "4026532177", "24390", "1", "2023-11-14T21:11:40.000Z"],
+        [OTHER, "-", "-", "-", "-", "-", "-", "0", "2023-11-14T22:13:15.000Z"],
     ]
 
 
@@ -306,7 +306,7 @@ def test_a_table_of_containers_for_people(daemon: Daemon) -> None:
     text = on_terminal("containers", "--socket", str(daemon.path), NO_COLOR="1")
     head, *rows = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
     assert head == ["CONTAINER", "NAMESPACE", "POD", "NAME", "HOST PID", "REGIONS", "SINCE"]
-    assert rows[1] == [CID[:12], "team-a", "train-0", "main", "24390", "1", "1h 1m"]
+    assert rows[0] == [CID[:12], "team-a", "train-0", "main", "24390", "1", "1h 1m"]
     assert max(map(len, text.splitlines())) <= 80
 
 
