@@ -211,6 +211,14 @@ def test_what_is_folded_is_one_row() -> None:
     assert folded[-1].title == "unresolved (3)"
 
 
+def test_that_nobody_uses_a_gpu_is_said_only_when_it_is_known() -> None:
+    empty = busy(0)
+    said = [row.title for row in rows(empty) if row.kind == "empty"]
+    assert said == ["no container uses it"] * 3 + ["who uses it is not known"]
+    hangs = empty._replace(joined=empty.joined._replace(error="the driver hangs"))
+    assert {row.title for row in rows(hangs) if row.kind == "empty"} == {"who uses it is not known"}
+
+
 def test_keys_of_rows_are_all_different() -> None:
     for snapshot in (troubled(), busy(60)):
         keys = [row.key for row in rows(snapshot)]
@@ -315,10 +323,9 @@ def test_bars_grow_with_the_value_and_say_nothing_where_nothing_is_known() -> No
 def test_what_is_wrong_with_the_picture_is_said_above_it() -> None:
     snapshot = picture(dry_run=True, not_ready="the canary was not found")
     said = [text for text, _ in problems(reading_of(snapshot, error="no daemon answers"), snapshot.at)]
-    assert re.match(
-        r"no daemon since \d\d:\d\d:\d\d, retrying; what is shown is old: no daemon answers", said[0]
-    )
+    assert re.match(r"no daemon since \d\d:\d\d:\d\d, retrying; what is shown is from before", said[0])
     assert said[1:] == [
+        "no daemon answers",
         "NVML: NVML was not asked yet",
         "source scan: the canary was not found",
         "--dry-run: nothing is repaired",

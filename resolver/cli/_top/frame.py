@@ -138,7 +138,8 @@ def problems(reading: Reading, now: float) -> list[tuple[str, str]]:
     found = []
     if reading.error:
         since = time.strftime("%H:%M:%S", time.localtime(reading.since))
-        found.append((f"no daemon since {since}, retrying; what is shown is old: {reading.error}", "bad"))
+        found.append((f"no daemon since {since}, retrying; what is shown is from before", "bad"))
+        found.append((reading.error, "bad"))
     elif now - status["at"] > _STALE_SECONDS:
         found.append(
             (f"the daemon has made no pass for {now - status['at']:.0f} s: what is shown is old", "bad")

@@ -94,9 +94,11 @@ class _Rows:
         self._glyphs = glyphs
         self._needle = choice.needle.casefold()
         self._ascii = glyphs is ASCII
+        self._answers = True  # the driver does
 
     def walk(self, tree: Tree) -> Iterator[Row]:
         """All rows, in order."""
+        self._answers = not tree.status["driver"]["error"]
         for gpu in tree.gpus:
             yield from self._gpu(gpu)
         found = [each for each in tree.unresolved if self._fits(" ".join(map(str, each)))]
@@ -154,9 +156,9 @@ class _Rows:
             if whole:
                 yield self._mig(instance)
         if not inside and not self._needle:
-            yield Row(
-                f"{gpu.key}/", 1, "empty", "no container uses it", tone="dim", detail=self._joined(facts)
-            )
+            known = self._answers and report.get("samples") not in (None, "failed")
+            title = "no container uses it" if known else "who uses it is not known"
+            yield Row(f"{gpu.key}/", 1, "empty", title, tone="dim", detail=self._joined(facts))
         for rows in inside:
             yield from rows
 

@@ -200,7 +200,9 @@ class Screen:
     def _give_back(self) -> None:
         self._set(self._modes)
         with contextlib.suppress(termios.error):
-            termios.tcflow(self._out, termios.TCOON)  # after Ctrl-S the words below would wait for ever
+            # After Ctrl-S the words below would wait for ever. TCOON alone undoes TCOOFF only (tty_ioctl.c).
+            termios.tcflow(self._out, termios.TCOOFF)
+            termios.tcflow(self._out, termios.TCOON)
         self._write(_LEAVE)
 
     def _set(self, modes: list[Any]) -> None:
