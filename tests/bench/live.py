@@ -114,9 +114,15 @@ def _through_the_socket(socket_path: str, container_id: str, host_pid: int) -> l
     answer = subprocess.run([*ask, "--json"], capture_output=True, text=True, check=True).stdout
     if f'"host_pid": {host_pid},' not in answer or '"source": "bpf"' not in answer:
         raise RuntimeError(f"the daemon did not answer, or not right; the truth is {host_pid}: {answer}")
-    found = medians({"pass": command([python, "-c", "pass"]), "lookup": command(ask)}, turns=21)
+    resolver, where = ask[0], ("--socket", socket_path)
+    others = {"reverse": [resolver, "reverse", str(host_pid)]} | {
+        name: [resolver, name, *where] for name in ("containers", "events")
+    }
+    steps = {"pass": command([python, "-c", "pass"]), "lookup": command(ask)}
+    found = medians(steps | {name: command(words) for name, words in others.items()}, turns=21)
     lookup, nothing = found["lookup"], found["pass"]
     return [
         ("resolver lookup through the daemon", lookup * 1e3, "ms", None, f"python3 -c pass {nothing * 1e3:.1f} ms"),
         ("  over python3 -c pass", lookup / nothing, "times", 4.0, ""),
+        *((f"resolver {name}", found[name] * 1e3, "ms", None, "") for name in others),
     ]  # fmt: skip
