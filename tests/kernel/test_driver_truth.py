@@ -280,21 +280,21 @@ WRAPPER = (sys.executable, "-c", IMPATIENT)
 LATE = "it did not answer within 1 s"
 
 
-def test_a_tenant_that_kills_the_probe_only_puts_it_off(node: Node, start: Start) -> None:
-    container, tenant = busy(node, load=0)
-    killer = spy(container, "kill")
-    daemon = start(node, *FAST, wrapper=WRAPPER)
-    daemon.wait_for("repair")
-    node.gpu.set_faults(hang=Hang.INIT)
-    tenant.set_load(40)
-    ended = "it was ended from inside the container (signal 9)"
-    waits = [
-        daemon.wait_for("driver_not_measured", why=ended, count=n)["next_try_seconds"] for n in (1, 2, 3)
-    ]
-    assert waits == [0.4, 0.8, 1.6]
-    killer.kill()
-    node.gpu.set_faults()
-    measured(daemon, "host")
+def test_a_tenant_that_kills_the_probe_only_puts_it_off(open_root: Path, start: Start) -> None:
+    with driver(open_root, "535.183.01") as node:
+        container, tenant = busy(node, load=0)
+        killer = spy(container, "kill")
+        daemon = start(node, *FAST, wrapper=WRAPPER, environment=for_everybody(node))
+        daemon.wait_for("repair")
+        node.gpu.set_faults(hang=Hang.INIT)
+        tenant.set_load(40)
+        ended = "it was ended from inside the container (signal 9)"
+        for count, wait in ((1, 0.4), (2, 0.8), (3, 1.6)):
+            line = daemon.wait_for("driver_not_measured", count=count)
+            assert (line["why"], line["next_try_seconds"]) == (ended, wait)
+        killer.kill()
+        node.gpu.set_faults()
+        measured(daemon, "host")
 
 
 def test_a_tenant_that_stops_the_probe_costs_its_time_limit(node: Node, start: Start) -> None:
