@@ -1,77 +1,50 @@
-"""A picture as the daemon's API tells it: its documents, and a listener that serves them on a Unix socket."""
+"""A picture, told by the daemon's own API on a Unix socket: all that a client sees of a daemon."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import socketserver
+import functools
+import os
+import socket
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import msgspec
 
-from resolver.api import shapes
-from resolver.cli._top.tree import Documents, Tree, build
+from resolver.api.access import Door
+from resolver.api.app import Api
+from resolver.api.entrance import Entrance
+from resolver.api.server import server
+from resolver.cli._top.reading import documents_from
+from resolver.cli._top.tree import Tree, build
+from resolver.events import Events
+from resolver.log import Journal
+from resolver.lookup.live import LiveLookup
+from resolver.pidmap import PidMap
+from resolver.procfs import Procfs
 from resolver.snapshot import Snapshot
-
-ANSWERS: Final[dict[str, Callable[[Snapshot], Any]]] = {
-    "/v1/status": lambda picture: shapes.status(picture, {}),
-    "/v1/gpus": lambda picture: shapes.Gpus.of(picture.inventory),
-    "/v1/containers": lambda picture: shapes.Containers(
-        picture.at, [shapes.Container.of(each) for each in picture.containers]
-    ),
-    "/v1/processes": lambda picture: shapes.Processes(
-        picture.at,
-        picture.collected_at or None,
-        picture.joined.error or None,
-        [shapes.Process.of(each) for each in picture.gpu_processes],
-    ),
-    "/v1/regions": lambda picture: shapes.Regions(
-        at=picture.at,
-        regions=[shapes.Region.of(each) for each in picture.regions],
-        rejected=[shapes.RejectedFile(path, reason) for path, reason in picture.rejected.items()],
-        missing_dirs=list(picture.missing_dirs),
-    ),
-    "/v1/slots": lambda picture: shapes.Slots(
-        picture.at, [shapes.Slot.of(region, slot) for region in picture.regions for slot in region.slots]
-    ),
-}
-
-
-def document(picture: Snapshot, path: str) -> Any:
-    """What a client makes of the answer to ``GET path``."""
-    return msgspec.json.decode(msgspec.json.encode(ANSWERS[path](picture)))
-
-
-def tree_of(picture: Snapshot) -> Tree:
-    """What `resolver top` makes of all of it."""
-    lists = {name: document(picture, f"/v1/{name}") for name in ("gpus", "containers", "processes", "slots")}
-    regions = document(picture, "/v1/regions")
-    return build(
-        Documents(
-            status=document(picture, "/v1/status"),
-            **{name: answer[name] for name, answer in lists.items()},
-            regions=regions["regions"],
-            rejected=regions["rejected"],
-        )
-    )
+from resolver.sources.choose import open_source
+from resolver.view import View
 
 
 class Served:
     """Serves a picture at ``path`` until it is left; `show` replaces it, `stop` and `start` are a daemon's restart.
 
-    ``hangs``: it takes connections and says nothing. The picture is always of now, as a living daemon's is.
+    ``hangs``: it takes connections and answers nothing. The picture is always of now, as a living daemon's is;
+    ``asked`` counts requests.
     """
 
     def __init__(self, path: Path, picture: Snapshot) -> None:
         self.path = path
-        self.picture = picture
-        self.hangs = False
         self.asked = 0
-        self._server: socketserver.UnixStreamServer | None = None
+        self._picture = picture
+        self._awake = threading.Event()
+        self._awake.set()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -84,43 +57,90 @@ class Served:
 
     def show(self, picture: Snapshot) -> None:
         """From the next answer on."""
-        self.picture = picture
+        self._picture = picture
+
+    def hang(self) -> None:
+        """Answer nothing, until `recover`."""
+        self._awake.clear()
+
+    def recover(self) -> None:
+        """Go on."""
+        self._awake.set()
 
     def start(self) -> None:
-        """Listen."""
-        served = self
-
-        class Handler(socketserver.StreamRequestHandler):
-            def handle(self) -> None:
-                with contextlib.suppress(OSError):  # who asked may have gone
-                    served.answer(self)
-
-        class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-            daemon_threads = True
-
-        self.path.unlink(missing_ok=True)
-        self._server = Server(str(self.path), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        """Listen. The socket is there when this returns."""
+        self._entrance = Entrance(str(self.path))
+        self._entrance.open()
+        ready = threading.Event()
+        self._thread = threading.Thread(target=asyncio.run, args=(self._serve(ready),))
         self._thread.start()
+        assert ready.wait(10)
 
     def stop(self) -> None:
         """End, and take the socket away, as the daemon does."""
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+        if self._loop is not None:
+            self.recover()
+            self._loop.call_soon_threadsafe(self._task.cancel)
             self._thread.join()
-            self._server = None
-            self.path.unlink(missing_ok=True)
+            self._entrance.close()
+            self._loop = None
 
-    def answer(self, request: socketserver.StreamRequestHandler) -> None:
-        """One request; another than those of the API is a mistake that has to be seen."""
-        words = request.rfile.readline().split()
-        while request.rfile.readline().strip():
-            pass
-        if self.hangs:
-            request.rfile.read()
-            return
-        self.asked += 1
-        picture = self.picture._replace(at=time.time())
-        body = msgspec.json.encode(ANSWERS[words[1].decode()](picture))
-        request.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    async def _serve(self, ready: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        api, door = _api(self._now)
+        serving = server(self._counted(api), door)
+        self._task = asyncio.create_task(serving.serve(sockets=[self._entrance.listener]))
+        ready.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    def _counted(self, api: Api) -> Any:
+        async def application(scope: Any, receive: Any, send: Any) -> None:
+            self._awake.wait()  # blocks the whole loop: so hangs a daemon
+            self.asked += 1
+            await api(scope, receive, send)
+
+        return application
+
+    def _now(self) -> Snapshot:
+        return self._picture._replace(at=time.time())
+
+
+def tree_of(picture: Snapshot) -> Tree:
+    """What `resolver top` makes of a picture, by way of the API."""
+    api, door = _api(lambda: picture)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        access = door.enter(ours)
+        try:
+            return build(documents_from(functools.partial(_answer, api, access)))
+        finally:
+            door.leave(access)
+
+
+def _api(snapshot: Any) -> tuple[Api, Door]:
+    procfs = Procfs()
+    door = Door(procfs, os.getgid())  # who runs the tests may ask everything
+    view = View(snapshot, LiveLookup(procfs, PidMap(open_source("scan", procfs, 1024))), procfs, Events())
+    return Api(view, door, "/nonexistent", Journal()), door
+
+
+def _answer(api: Api, access: Any, name: str) -> dict[str, Any]:
+    said: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        said.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": f"/v1/{name}",
+        "query_string": b"",
+        "headers": [],
+        "state": {"access": access},
+    }
+    asyncio.run(api(scope, None, send))
+    start, body = said
+    assert start["status"] == 200, body
+    answer: dict[str, Any] = msgspec.json.decode(body["body"])
+    return answer

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -481,9 +484,9 @@ def test_one_key_folds_all_containers_and_opens_them_again() -> None:
 # ---- for programs -------------------------------------------------------------------------------------------------
 
 
-def top(socket: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def top(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "resolver", "top", "--socket", str(socket), *arguments],
+        [sys.executable, "-m", "resolver", "top", "--socket", str(where), *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -542,13 +545,23 @@ def test_an_interval_that_cannot_be(interval: str, tmp_path: Path) -> None:
 
 
 def test_an_answer_of_another_version_is_no_traceback(tmp_path: Path) -> None:
-    class Other(Served):
-        def answer(self, request: Any) -> None:
-            request.rfile.readline()
-            request.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n" + b'{"regions": 7}')
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
 
-    with Other(tmp_path / "socket", picture()) as served:
-        done = top(served.path)
+        def answer() -> None:
+            with contextlib.suppress(OSError):  # until the listener is shut
+                while True:
+                    channel, _ = listener.accept()
+                    with channel:
+                        channel.recv(4096)
+                        channel.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"regions": 7}')
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        done = top(tmp_path / "socket")
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
     assert done.returncode == 4
     assert "is it of another version?" in done.stderr
     assert "Traceback" not in done.stderr

@@ -273,11 +273,11 @@ def test_a_daemon_that_goes_away_is_told_and_waited_for(served: Served) -> None:
         terminal.wait("by name")
         served.start()
         terminal.wait(lambda text: "no daemon" not in text)
-        served.hangs = True
+        served.hang()
         terminal.wait("it does not answer in time")
         terminal.press("u")
         terminal.wait("by utilization", timeout_s=1.5)  # while it waits for the answer
-        served.hangs = False
+        served.recover()
         terminal.wait(lambda text: "no daemon" not in text)
 
 

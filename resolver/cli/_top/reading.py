@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from resolver import client
 from resolver.cli._top.tree import Documents, Tree, build
@@ -13,6 +13,8 @@ from resolver.errors import CannotKnow, ResolverError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from resolver.cli._top.tree import Json
+
 #: A person waits: a daemon that takes longer is told about, and asked again.
 _SECONDS = 2.0
 
@@ -20,28 +22,31 @@ _SECONDS = 2.0
 def read(socket_path: str | None) -> Tree:
     """One reading. Raises as `resolver.client.get_json`, and CannotKnow for answers that are not understood."""
 
-    def ask(name: str) -> dict[str, Any]:
-        answer: dict[str, Any] = client.get_json(f"/v1/{name}", socket_path, seconds=_SECONDS)
+    def ask(name: str) -> Json:
+        answer: Json = client.get_json(f"/v1/{name}", socket_path, seconds=_SECONDS)
         return answer
 
-    regions = ask("regions")
     try:
-        return build(
-            Documents(
-                ask("status"),
-                ask("gpus")["gpus"],
-                ask("containers")["containers"],
-                ask("processes")["processes"],
-                regions["regions"],
-                ask("slots")["slots"],
-                regions["rejected"],
-            )
-        )
+        return build(documents_from(ask))
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise CannotKnow(
             f"the daemon's answer is not understood ({error!r}): is it of another version? `resolver status` and "
             "`resolver --version` tell; restart the daemon after an upgrade"
         ) from None
+
+
+def documents_from(ask: Callable[[str], Json]) -> Documents:
+    """What there is to be read, one route after the other."""
+    regions = ask("regions")
+    return Documents(
+        status=ask("status"),
+        gpus=ask("gpus")["gpus"],
+        containers=ask("containers")["containers"],
+        processes=ask("processes")["processes"],
+        regions=regions["regions"],
+        slots=ask("slots")["slots"],
+        rejected=regions["rejected"],
+    )
 
 
 class Reading(NamedTuple):
