@@ -43,6 +43,10 @@ format: setup-dev ## put the code in order with ruff
 bench: setup-dev ## measure speed, memory and what probes cost: a table and bench.json
 	@$(BIN)/python -m tests.bench $(ARGS)
 
+.PHONY: gpu-check
+gpu-check: setup-dev ## where there is a GPU: what its driver says in a container, and the repair on it (needs root)
+	@$(BIN)/python -m tests.gpu.check $(ARGS)
+
 .PHONY: fresh
 fresh: ## prove setup and demo in a bare Debian made by debootstrap (needs root, minutes)
 	@tests/runtime/fresh_machine.sh $(ARGS)

@@ -4,6 +4,7 @@
 
 - `nvml-550/`, `nvml-510/`, `nvml-470/`: one `libnvidia-ml.so.1` each, with the symbols that a driver of at
   least that series exports (470 has no `_v3` process list, 510 no `nvmlDeviceGetProcessesUtilizationInfo`);
+- `cuda/libcuda.so.1`: the few calls of CUDA's driver API that the tenant makes on a real GPU, over the same driver;
 - `tenant`: the process that uses HAMi's cache protocol;
 - `container-init`: the first process of a container.
 """
@@ -23,7 +24,7 @@ from typing import Final
 HERE: Final = Path(__file__).resolve().parent
 FLAGS: Final = ("-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread")
 NVML_SERIES: Final = (550, 510, 470)
-TENANT_SOURCES: Final = ("tenant.c", "region.c", "broker.c", "driver.c", "watcher.c", "mover.c")
+TENANT_SOURCES: Final = ("tenant.c", "region.c", "broker.c", "driver.c", "cuda.c", "watcher.c", "mover.c")
 
 
 class BuildError(RuntimeError):
@@ -99,6 +100,9 @@ def _compile_all(out: Path) -> None:
             f"-DNVML_SINCE={series}",
         )
         _cc(*shared, "-o", str(library), str(HERE / "nvml" / "nvml.c"))
+    (out / "cuda").mkdir()
+    shared = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1")
+    _cc(*shared, "-o", str(out / "cuda" / "libcuda.so.1"), str(HERE / "nvml" / "cuda.c"))
     tenant = [str(HERE / "tenant" / name) for name in TENANT_SOURCES]
     _cc("-o", str(out / "tenant"), *tenant, "-ldl")
     _cc("-o", str(out / "container-init"), str(HERE / "container_init.c"))

@@ -10,7 +10,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "cuda.h"
+
 static int connection = -1;
+static int real; /* a GPU and its own library, instead of a connection */
 
 /* CUDA starts threads of its own before the first context exists; some drivers list one of them. */
 static void *driver_thread(void *unused)
@@ -25,6 +28,10 @@ int driver_connect(const char *socket_path)
 {
     pthread_t thread;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strcmp(socket_path, "cuda") == 0) {
+        real = 1;
+        return cuda_open();
+    }
     if (strlen(socket_path) >= sizeof address.sun_path) {
         fprintf(stderr, "tenant: the driver socket's path is longer than a socket path can be: %s\n", socket_path);
         return -1;
@@ -69,6 +76,8 @@ static int ask(const char *request)
 int driver_context(const char *uuid, uint64_t memory)
 {
     char request[256];
+    if (real)
+        return cuda_context(uuid, memory);
     snprintf(request, sizeof request, "context %s %llu\n", uuid, (unsigned long long)memory);
     return ask(request);
 }
@@ -76,6 +85,8 @@ int driver_context(const char *uuid, uint64_t memory)
 int driver_load(const char *uuid, int sm)
 {
     char request[256];
+    if (real)
+        return cuda_load(sm);
     snprintf(request, sizeof request, "load %s %d\n", uuid, sm);
     return ask(request);
 }

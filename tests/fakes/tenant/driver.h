@@ -16,7 +16,7 @@ struct sampled {
     unsigned sm;
 };
 
-/* The kernel's side. Each returns 0, or -1 after a message on stderr. */
+/* The kernel's side: the driver's socket, or "cuda" for a real GPU (cuda.h). Each returns 0, or -1 after a message on stderr. */
 int driver_connect(const char *socket_path);
 int driver_context(const char *uuid, uint64_t memory);
 int driver_load(const char *uuid, int sm);

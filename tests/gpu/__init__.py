@@ -1,0 +1,1 @@
+"""What only a real GPU can tell: `make gpu-check`."""

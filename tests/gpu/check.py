@@ -1,0 +1,264 @@
+"""`make gpu-check`: what a real GPU's driver says inside and outside of a PID namespace, and the whole repair on it.
+
+A tenant in a container of its own (namespaces, cgroup, HAMi's cache file) keeps the GPU busy through CUDA's driver
+API. NVML is asked from the node and from inside the tenant's PID namespace; then the daemon repairs the tenant's slot,
+and the tenant's own watcher has to see its load. No CUDA toolkit is needed; the driver brings all of it.
+
+Exit status: 0 if the repair is right, 1 if it is not, 2 if this machine cannot run it, 4 if it has no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.fakes.build import BuildError
+from tests.fakes.daemon import Daemon, DaemonError
+from tests.fakes.gpu import DEFAULT_DEVICES, Device
+from tests.fakes.node import Node
+from tests.fakes.nvml_probe import NvmlCallError, Probe, device
+from tests.fakes.process import NodeError, Tenant
+from tests.gpu.node import RealNode, StandinNode
+
+LIBRARY: Final = "libcuda.so.1"
+LOAD: Final = 60
+MEMORY: Final = 64 << 20
+_OPTIONS: Final = (
+    "--source",
+    "auto",
+    "--metrics-addr",
+    "off",
+    "--interval",
+    "100ms",
+    "--nvml-interval",
+    "500ms",
+)
+_SAMPLE_SECONDS: Final = 20.0
+_REPAIR_SECONDS: Final = 30.0
+_CALLS: Final = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetProcessUtilization")
+
+
+class NoGpu(Exception):
+    """There is none here, and how that shows."""
+
+
+class Seen(NamedTuple):
+    """What one call showed of the tenant: which of its numbers, and all numbers that were there."""
+
+    call: str
+    where: str
+    which: str
+    numbers: tuple[int, ...]
+
+
+class Findings(NamedTuple):
+    """One run. ``hostpid`` is which of the tenant's numbers was written, ``watched`` its own watcher's per cent."""
+
+    driver: str
+    gpu: str
+    host_pid: int
+    ns_pid: int
+    seen: tuple[Seen, ...]
+    hostpid: str
+    origin: str
+    watched: int
+    seconds: float
+    wrong: tuple[str, ...]
+    real: bool = True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it; see the module's docstring for the exit status."""
+    parser = argparse.ArgumentParser(prog="make gpu-check", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--device", metavar="UUID", help="the GPU to use (the first)")
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    parser.add_argument(
+        "--standin", metavar="DRIVER", help="without a GPU: stand-ins as that driver's libraries"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        if os.geteuid() != 0:
+            raise NodeError("it makes containers, and that takes root: sudo make gpu-check")
+        with tempfile.TemporaryDirectory(prefix="resolver-gpu-") as root, ExitStack() as stack:
+            Path(root).chmod(0o755)
+            findings = examine(*_node(Path(root), options, stack))._replace(real=not options.standin)
+    except NoGpu as why:
+        print(f"no GPU: {why}", file=sys.stderr)
+        return 4
+    except (BuildError, NodeError, DaemonError) as error:
+        print(f"gpu-check cannot run here: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(findings._asdict()) if options.json else report(findings))
+    return 1 if findings.wrong else 0
+
+
+def _node(root: Path, options: argparse.Namespace, stack: ExitStack) -> tuple[Node, Device, str]:
+    """The node to work on, its GPU, and its driver's version."""
+    if options.standin:
+        node: Node = stack.enter_context(StandinNode(root, options.standin))
+        return node, DEFAULT_DEVICES[0], options.standin
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        raise NoGpu(
+            f"{LIBRARY} not found. The driver brings it: install it, or run this where there is one"
+        ) from None
+    version, gpu = _first_gpu(options.device)
+    return stack.enter_context(RealNode(root, version, gpu)), gpu, version
+
+
+def _first_gpu(wanted: str | None) -> tuple[str, Device]:
+    try:
+        with Probe(dict(os.environ)) as nvml:
+            nvml("nvmlInit")
+            version = nvml("nvmlSystemGetDriverVersion")
+            for index in range(nvml("nvmlDeviceGetCount")):
+                uuid = nvml("nvmlDeviceGetUUID", device(index))
+                if wanted in (None, uuid):
+                    return version, Device(uuid, nvml("nvmlDeviceGetName", device(index)))
+    except (NvmlCallError, TimeoutError) as error:
+        raise NoGpu(f"NVML does not answer: {error}") from None
+    raise NoGpu(f"NVML shows no {wanted or 'device'}")
+
+
+def examine(node: Node, gpu: Device, version: str) -> Findings:
+    """Start a tenant, look at it from both sides, and have it repaired."""
+    container = node.container(name="gpu-check", sm_limit=90, devices=[gpu])
+    tenant = container.tenant(load=LOAD, guess="none", memory=MEMORY)
+    inside = ("nsenter", "--target", str(container.init_host_pid), "--pid")
+    environment = node.environment()
+    seen = [
+        *_look(environment, (), "outside", gpu, tenant),
+        *_look(environment, inside, "inside", gpu, tenant),
+    ]
+    wanted = next(each.which for each in seen if (each.call, each.where) == (_CALLS[1], "inside"))
+    number = {"host": tenant.host_pid, "container": tenant.ns_pid}.get(wanted)
+    began = time.monotonic()
+    with Daemon(node, _OPTIONS) as daemon:
+        slot = tenant.slot()
+        while time.monotonic() < began + _REPAIR_SECONDS:
+            slot = tenant.slot()
+            if slot["hostpid"] == number and slot["sm_util"][0] > 0:
+                break
+            if not daemon.alive:
+                raise DaemonError(f"the daemon ended: {daemon.last_words()}")
+            time.sleep(0.05)
+        seconds = time.monotonic() - began
+        origins = [event["origin"] for event in list(daemon.events) if event["event"] == "policy"]
+    written = which([slot["hostpid"]], tenant.host_pid, tenant.ns_pid)
+    watched = int(slot["sm_util"][0])
+    return Findings(
+        version,
+        gpu.name,
+        tenant.host_pid,
+        tenant.ns_pid,
+        tuple(seen),
+        written,
+        (origins or ["unknown"])[-1],
+        watched,
+        seconds,
+        tuple(_wrong(seen, wanted, written, watched)),
+    )
+
+
+def _look(
+    environment: dict[str, str], prefix: Sequence[str], where: str, gpu: Device, tenant: Tenant
+) -> list[Seen]:
+    """Both calls, from one side. Samples come late on some drivers: they are waited for."""
+    with Probe(environment, prefix) as nvml:
+        nvml("nvmlInit")
+        uuids = {nvml("nvmlDeviceGetUUID", device(i)): i for i in range(nvml("nvmlDeviceGetCount"))}
+        handle = device(uuids[gpu.uuid])
+        found = []
+        for call, arguments in ((_CALLS[0], ()), (_CALLS[1], (0,))):
+            deadline = time.monotonic() + _SAMPLE_SECONDS
+            numbers: tuple[int, ...] = ()
+            while time.monotonic() < deadline:
+                try:
+                    numbers = tuple(entry["pid"] for entry in nvml(call, handle, *arguments))
+                except NvmlCallError as error:
+                    if "NotFound" not in str(error):
+                        raise NodeError(f"{call}, {where}: {error}") from None
+                if which(numbers, tenant.host_pid, tenant.ns_pid) != "neither":
+                    break
+                time.sleep(0.2)
+            found.append(Seen(call, where, which(numbers, tenant.host_pid, tenant.ns_pid), numbers))
+    return found
+
+
+def which(numbers: Iterable[int], host_pid: int, ns_pid: int) -> str:
+    """Which of a process's two numbers is among those: ``host``, ``container``, ``both`` or ``neither``.
+
+    The number of one of its threads counts as its own.
+    """
+    owners = {_process_of(number) for number in numbers} | set(numbers)
+    there = (host_pid in owners, ns_pid in owners)
+    return {(True, True): "both", (True, False): "host", (False, True): "container"}.get(there, "neither")
+
+
+def _process_of(number: int) -> int:
+    """The process of a thread's number; the number itself where there is none."""
+    try:
+        for line in Path(f"/proc/{number}/status").read_text().splitlines():
+            if line.startswith("Tgid:"):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return number
+
+
+def _wrong(seen: Sequence[Seen], wanted: str, written: str, watched: int) -> Iterable[str]:
+    for each in seen:
+        if each.where == "outside" and each.which != "host":
+            yield f"{each.call} outside shows {each.which}, not the host PID"
+    if wanted not in ("host", "container"):
+        yield f"the samples inside show {wanted} of its numbers: which one a slot needs cannot be told"
+    elif written != wanted:
+        yield f"its slot has {written}, and its samples carry {wanted}"
+    if not watched:
+        yield "its own watcher sees no load"
+
+
+def report(findings: Findings) -> str:
+    """For people: what was seen, and the line for docs/drivers.md."""
+    lines = [f"driver {findings.driver}, {findings.gpu}"]
+    lines += [f"the tenant is {findings.ns_pid} in its container, {findings.host_pid} on the node", ""]
+    lines += [f"  {'call':40}{'asked':10}{'shows':12}numbers"]
+    for each in findings.seen:
+        numbers = " ".join(map(str, each.numbers[:8])) or "-"
+        lines.append(f"  {each.call:40}{each.where:10}{each.which:12}{numbers}")
+    result = f"hostpid written: {findings.hostpid} ({findings.origin}); "
+    result += f"the tenant's watcher sees {findings.watched} % after {findings.seconds:.1f} s"
+    lines += ["", result, *(f"WRONG: {what}" for what in findings.wrong)]
+    lines += (
+        ["", "for docs/drivers.md:", row(findings)]
+        if findings.real
+        else ["", "stand-ins: nothing of a GPU's"]
+    )
+    return "\n".join(lines)
+
+
+def row(findings: Findings) -> str:
+    """The line of the table in docs/drivers.md."""
+    inside = {each.call: each.which for each in findings.seen if each.where == "inside"}
+    result = "wrong" if findings.wrong else "right"
+    cells = (
+        findings.driver,
+        inside[_CALLS[0]],
+        inside[_CALLS[1]],
+        f"`make gpu-check` on {findings.gpu}: {result}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

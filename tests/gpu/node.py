@@ -1,0 +1,75 @@
+"""Miniature nodes whose tenants use CUDA: on a real GPU, or on the stand-ins for the same libraries."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tests.fakes import build
+from tests.fakes.cgroups import CgroupTree
+from tests.fakes.gpu import Device
+from tests.fakes.node import Node
+
+#: In the place of a driver's socket: the tenant goes through libcuda.so.1 (tests/fakes/tenant/cuda.c).
+CUDA: Final = Path("cuda")
+_PASSED_ON: Final = ("CUDA_STANDIN_DRIVER", "CUDA_DEVICE_ORDER")
+
+
+class StandinNode(Node):
+    """No GPU: CUDA and NVML are stand-ins over one driver. Everything above them is as on a real one."""
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._socket, self.driver_socket = self.driver_socket, CUDA
+        return self
+
+    def environment(self) -> dict[str, str]:
+        """With the stand-in for libcuda.so.1 beside that for NVML."""
+        plain = super().environment()
+        libraries = f"{self.built / 'cuda'}:{plain['LD_LIBRARY_PATH']}"
+        return plain | {"LD_LIBRARY_PATH": libraries, "CUDA_STANDIN_DRIVER": str(self._socket)}
+
+    def tenant_environment(self) -> dict[str, str]:
+        """What a container's processes need, CUDA's part with it."""
+        return super().tenant_environment() | _cuda_part(self.environment())
+
+
+class RealNode(Node):
+    """The GPU and its driver are this machine's; what is made is containers, a cgroup each, and HAMi's directory."""
+
+    def __init__(self, root: Path, driver_version: str, device: Device) -> None:
+        super().__init__(root, driver_version, (device,))
+        self.driver_socket = CUDA
+
+    def __enter__(self) -> Self:
+        self.built = build.build()
+        self.containers_dir.mkdir(parents=True)
+        self.cgroups = CgroupTree()
+        if self.cgroups.root is None:
+            self.left_out.append(f"cgroups: {self.cgroups.why_not}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(shutil.rmtree, self.root / "vgpu", ignore_errors=True)
+            stack.callback(self.cgroups.close)
+            for container in self.containers:
+                stack.callback(container.stop)
+
+    def environment(self) -> dict[str, str]:
+        """That of the machine, as it is."""
+        return dict(os.environ)
+
+    def tenant_environment(self) -> dict[str, str]:
+        """What a container's processes need, CUDA's part with it."""
+        return super().tenant_environment() | _cuda_part(self.environment())
+
+
+def _cuda_part(environment: dict[str, str]) -> dict[str, str]:
+    return {name: environment[name] for name in _PASSED_ON if name in environment}
