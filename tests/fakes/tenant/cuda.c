@@ -84,6 +84,8 @@ int cuda_open(void)
     }
     for (unsigned i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         void *symbol = dlsym(library, wanted[i].name);
+        if (!symbol && wanted[i].place == (void *)&cu.uuid)
+            symbol = dlsym(library, "cuDeviceGetUuid_v2"); /* the same, but for an instance of MIG */
         if (!symbol) {
             fprintf(stderr, "tenant: libcuda.so.1 has no %s\n", wanted[i].name);
             return -1;
