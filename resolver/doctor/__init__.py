@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.doctor import daemon, gpu, hami, kernel, limits, ports, rights, sources
+from resolver.doctor import daemon, gpu, hami, kernel, limits, ports, rights, sockets, sources
 from resolver.doctor.findings import Finding, State, failed, unknown
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ CHECKS = (
     Check("sample_clock", gpu.sample_clock, 60.0),
     Check("daemon", daemon.daemon),
     Check("instances", daemon.instances),
-    Check("socket", daemon.api_socket),
+    Check("socket", sockets.api),
     Check("metrics", ports.metrics),
-    Check("broker", daemon.broker),
+    Check("broker", sockets.broker),
 )
 
 

@@ -9,6 +9,7 @@ from resolver.config import HostpidNamespace
 from resolver.doctor.findings import Finding, failed, listed, ok, several, together, unknown, warning
 from resolver.doctor.node import Node
 from resolver.errors import CannotKnow, ProcessGone, ResolverError
+from resolver.gpu.probe import RIGHTS
 from resolver.procfs import HOST_PIDNS
 
 _CAPABILITIES = {
@@ -56,8 +57,9 @@ def capabilities(node: Node) -> Finding:
         )
         troubles.append(judge(f"CAP_{name} is missing", f"without CAP_{name} {_CAPABILITIES[name]}", remedy))
     note = ""
-    if "SYS_ADMIN" not in have and node.settings.hostpid_namespace is HostpidNamespace.AUTO:
-        note = "; without CAP_SYS_ADMIN nothing is measured, and the driver's version decides what hostpid must be"
+    unmeasured = sorted(f"CAP_{name}" for name in RIGHTS - have)
+    if unmeasured and node.settings.hostpid_namespace is HostpidNamespace.AUTO:
+        note = f"; without {listed(unmeasured)} nothing is measured: the driver's version decides what hostpid must be"
     return together(f"all that {listed(node.sources)} may need{note}", troubles)
 
 
