@@ -237,6 +237,8 @@ class Service:
         if self.settings.broker:
             from resolver import broker
 
+            for reason in broker.Refusal:
+                self.counters[f"broker_refused_{reason}"] += 0  # there from the start, for a rate to start from
             yield broker.serve(
                 self.settings, self.procfs, self.pidmap, lambda: self.policy, self.journal, self.counters
             )
@@ -436,7 +438,9 @@ class Service:
             dry_run=self.settings.dry_run,
             settings=self._described,
             holder=self.holder,
-            not_measured="" if self.policy.origin in ("measured", "forced") else self.truth.unable or self.truth.why,
+            not_measured=""
+            if self.policy.origin in ("measured", "forced")
+            else self.truth.unable or self.truth.why,
         )
 
 

@@ -254,6 +254,7 @@ def test_the_linter_of_prometheus_has_nothing_to_say(
     status, other = scraper.get("/metrics", "application/openmetrics-text;version=1.0.0")
     assert status == 200
     assert Read(other.encode(), as_openmetrics=True).series.keys() == Read(text.encode()).series.keys()
+    assert len(Read(text.encode()).all("resolver_broker_refused_total")) > 3, "reasons, before there was one"
     linter = promtool()
     if linter is None:
         print("promtool is not to be had here; the rules are those of tests/unit/test_metrics_docs.py")
