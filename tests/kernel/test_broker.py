@@ -335,7 +335,12 @@ def test_six_hundred_at_once(served: Serving, path: Path, many_descriptors: None
         for client in clients:
             with contextlib.suppress(BrokenPipeError):
                 client.sendall(REQUEST)
-        answers = [receive(client) for client in clients]
+        answers = []
+        for client in clients:
+            try:
+                answers.append(receive(client))
+            except ConnectionResetError:  # it was sent away before its request was read
+                answers.append(b"")
     # Those who asked were answered; the first of them may have been silent for too long.
     answered = [parse(answer) for answer in answers if answer]
     assert set(answered) == {(0, os.getpid())}
