@@ -68,7 +68,7 @@ def draw() -> str:
     """The picture as SVG text."""
     tree = tree_of(node())
     rows = rows_of(tree, Choice(), UNICODE)
-    at: float = tree.status["at"]
+    at = tree.status.at
     reading = Reading(tree, time.mktime((2026, 1, 15, 10, 10, 5, 0, 0, -1)))  # in whatever time zone
     lines = frame(reading, rows, Shown(cursor=2), SIZE, UNICODE, "gpu-node-7", at)
     width, height = SIZE[0] * _CELL[0] + 2 * _LEFT, len(lines) * _CELL[1] + _TOP + _BOTTOM

@@ -518,7 +518,7 @@ def test_json_is_the_tree(tmp_path: Path) -> None:
         done = top(served.path, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     answer = json.loads(done.stdout)
-    assert answer.keys() == {"at", "driver", "gpus", "unresolved"}
+    assert answer.keys() == {"at", "driver_version", "driver_error", "gpus", "unresolved"}
     gpu = answer["gpus"][1]
     assert (gpu["uuid"], gpu["device_index"], gpu["healthy"]) == (GPUS[1].uuid, 1, True)
     whisper = next(each for each in gpu["containers"] if each["pod"] == "whisper-eval")

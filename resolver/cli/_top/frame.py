@@ -14,7 +14,7 @@ from resolver.cli._top.rows import ASCII, Glyphs, Row, printable
 
 if TYPE_CHECKING:
     from resolver.cli._top.reading import Reading
-    from resolver.cli._top.tree import Amount, Json, Tree
+    from resolver.cli._top.tree import Amount, Tree
 
 Line = list[tuple[str, str]]
 
@@ -121,8 +121,8 @@ def page(reading: Reading, rows: list[Row], width: int, glyphs: Glyphs, node: st
 def _above(reading: Reading, width: int, height: int, now: float, node: str, shown: Shown) -> list[Line]:
     tree, status = reading.tree, reading.tree.status
     when = time.strftime("%H:%M:%S", time.localtime(reading.read_at))
-    driver = f"driver {status['driver']['version'] or '?'}"
-    right = f"{driver}  source {status['source']['name']}  {when}"
+    driver = f"driver {status.driver_version or '?'}"
+    right = f"{driver}  source {status.source}  {when}"
     lines: list[Line] = [_spread([("resolver top", "name"), (f"  {node}", "")], [(right, "dim")], width)]
     lines += [[(problem, tone)] for problem, tone in problems(reading, now)][: max(height - 4, 1)]
     if height >= 12:
@@ -140,15 +140,15 @@ def problems(reading: Reading, now: float) -> list[tuple[str, str]]:
         since = time.strftime("%H:%M:%S", time.localtime(reading.since))
         found.append((f"no daemon since {since}, retrying; what is shown is from before", "bad"))
         found.append((reading.error, "bad"))
-    elif now - status["at"] > _STALE_SECONDS:
+    elif now - status.at > _STALE_SECONDS:
         found.append(
-            (f"the daemon has made no pass for {now - status['at']:.0f} s: what is shown is old", "bad")
+            (f"the daemon has made no pass for {now - status.at:.0f} s: what is shown is old", "bad")
         )
-    if status["driver"]["error"]:
-        found.append((f"NVML: {status['driver']['error']}", "bad"))
-    if status["source"]["not_ready"]:
-        found.append((f"source {status['source']['name']}: {status['source']['not_ready']}", "warn"))
-    if status["dry_run"]:
+    if status.driver_error:
+        found.append((f"NVML: {status.driver_error}", "bad"))
+    if status.not_ready:
+        found.append((f"source {status.source}: {status.not_ready}", "warn"))
+    if status.dry_run:
         found.append(("--dry-run: nothing is repaired", "warn"))
     return [(printable(text), tone) for text, tone in found]
 
@@ -162,7 +162,7 @@ def _counts(tree: Tree) -> Line:
     processes = {
         process.host_pid for gpu in tree.gpus for each in gpu.containers for process in each.processes
     }
-    repaired: int = tree.status["totals"]["slots_repaired"]
+    repaired = tree.status.repaired
     line = [
         (f"{len(tree.gpus)} GPU{'' if len(tree.gpus) == 1 else 's'}  ", ""),
         (f"{len(containers)} container{'' if len(containers) == 1 else 's'}  ", ""),
@@ -214,8 +214,7 @@ def _body(tree: Tree, rows: list[Row], shown: Shown, room: int, width: int, glyp
 def _nothing(tree: Tree, needle: str) -> str:
     if needle:
         return f"nothing contains {needle!r}: Esc shows all"
-    status: Json = tree.status
-    why = status["driver"]["error"]
+    why = tree.status.driver_error
     return f"no GPU: {printable(why)}" if why else "no GPU on this node"
 
 

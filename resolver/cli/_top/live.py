@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from resolver.cli._top.rows import Glyphs
+    from resolver.cli._top.tree import Tree
 
 _SORTS = {"u": "utilization", "m": "memory", "n": "name"}
 _MOST_TYPED = 100
@@ -51,7 +52,7 @@ class View:
         self.choice = Choice()
         self.rows: list[Row] = []
         self._glyphs = glyphs
-        self._seen: tuple[object, ...] = ()
+        self._seen: tuple[Tree | None, Choice] = (None, Choice())
         self._cursor = self._top = 0
         self._room = 1
         self._editing = self._helping = False
@@ -85,10 +86,10 @@ class View:
 
     def _list(self, reading: Reading) -> None:
         """The rows anew, if anything changed; the cursor stays on its row wherever that goes."""
-        seen = (id(reading.tree), self.choice)
-        if seen == self._seen:
+        tree, choice = self._seen
+        if tree is reading.tree and choice == self.choice:
             return
-        self._seen = seen
+        self._seen = (reading.tree, self.choice)
         at = self.rows[self._cursor].key if self._cursor < len(self.rows) else ""
         self.rows = rows_of(reading.tree, self.choice, self._glyphs)
         same = (

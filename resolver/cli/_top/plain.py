@@ -24,8 +24,9 @@ def as_json(tree: Tree) -> dict[str, Any]:
     ``utilization`` and ``memory`` of a container are ``{"value", "at_least"}``. null is "not known" or "none".
     """
     return {
-        "at": tree.status["at"],
-        "driver": tree.status["driver"],
+        "at": tree.status.at,
+        "driver_version": tree.status.driver_version or None,
+        "driver_error": tree.status.driver_error or None,
         "gpus": [
             {"uuid": gpu.key, **gpu.report, "containers": [_container(each) for each in gpu.containers]}
             for gpu in tree.gpus

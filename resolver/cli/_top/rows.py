@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver.cli._top.tree import HOST, Amount, Container, Gpu, Process, Tree, Unresolved, title
 
@@ -98,7 +99,7 @@ class _Rows:
 
     def walk(self, tree: Tree) -> Iterator[Row]:
         """All rows, in order."""
-        self._answers = not tree.status["driver"]["error"]
+        self._answers = not tree.status.driver_error
         for gpu in tree.gpus:
             yield from self._gpu(gpu)
         found = [each for each in tree.unresolved if self._fits(" ".join(map(str, each)))]
@@ -133,7 +134,7 @@ class _Rows:
         inside = self._containers(gpu, whole=whole)
         if not whole and not inside:
             return
-        ill = "; ".join(f"{each['reason']} ({each['detail']})" for each in report.get("illnesses", ()))
+        ill = "; ".join(map(_illness, report.get("illnesses", ())))
         note, tone = _gpu_note(report)
         folded = gpu.key in self._choice.folded
         facts = [f"GPU {head}", gpu.key if report else "not in the inventory", ill and f"unhealthy: {ill}"]
@@ -255,7 +256,7 @@ class _Rows:
             note, tone = "sm_util stuck", "bad"
             facts.append(self._text(process.stuck))
         return Row(
-            f"{container}/{process.host_pid}",
+            f"{container}/{process.device_uuid}/{process.host_pid}",
             2,
             "process",
             comm,
@@ -313,6 +314,11 @@ def _gpu_note(report: dict[str, object]) -> tuple[str, str]:
     parts = [f"{temperature}C" if temperature is not None else ""]
     parts.append(f"{power:.0f}W" if isinstance(power, float | int) else "")
     return " ".join(filter(None, parts)), ""
+
+
+def _illness(illness: dict[str, Any]) -> str:
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(illness["since"]))
+    return f"{illness['reason']} since {since} ({printable(illness['detail'])})"
 
 
 def _name(container: Container) -> str:

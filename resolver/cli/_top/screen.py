@@ -178,7 +178,7 @@ class Screen:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         self._leaving = True  # a second signal must not keep the terminal from its modes
-        with contextlib.suppress(OSError):  # it may be gone
+        with contextlib.suppress(EOFError):  # it may be gone
             self._give_back()
         signal.set_wakeup_fd(self._wakeup)
         os.close(self._news_in)
@@ -301,5 +301,8 @@ class Screen:
 
     def _write(self, text: str) -> None:
         data = text.encode(sys.stdout.encoding or "utf-8", "backslashreplace")
-        while data:
-            data = data[os.write(self._out, data) :]
+        try:
+            while data:
+                data = data[os.write(self._out, data) :]
+        except OSError as error:  # EIO: nobody is at the other end any more
+            raise EOFError from error

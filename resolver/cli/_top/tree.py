@@ -13,6 +13,20 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
+#: What the rows take of a GPU's report.
+_GPU_FIELDS = (
+    "device_index",
+    "illnesses",
+    "memory_total",
+    "memory_used",
+    "mig",
+    "name",
+    "power",
+    "samples",
+    "samples_why",
+    "temperature",
+    "utilization",
+)
 HOST = "not in a container"
 #: Reasons that name no place where a process could be shown.
 _UNPLACED = frozenset(("pid_unknown", "process_ended"))
@@ -37,6 +51,7 @@ class Process(NamedTuple):
     stuck: str
     no_slot: str
     listed: bool  # by NVML; else only its slot says that it is there
+    device_uuid: str  # the GPU's, or that of a MIG instance of it
 
 
 class Container(NamedTuple):
@@ -76,10 +91,36 @@ class Unresolved(NamedTuple):
     reason: str
 
 
-class Tree(NamedTuple):
-    """All of it, and the daemon's status."""
+class Status(NamedTuple):
+    """How the daemon is. ``at`` is when its picture was made (Unix time); errors are empty where there is none."""
 
-    status: Json
+    at: float
+    driver_version: str
+    driver_error: str
+    source: str
+    not_ready: str
+    dry_run: bool
+    repaired: int
+
+    @classmethod
+    def of(cls, status: Json) -> Status:
+        """From ``/v1/status``."""
+        driver, source = status["driver"], status["source"]
+        return cls(
+            status["at"],
+            driver["version"] or "",
+            driver["error"] or "",
+            source["name"],
+            source["not_ready"] or "",
+            status["dry_run"],
+            status["totals"]["slots_repaired"],
+        )
+
+
+class Tree(NamedTuple):
+    """All of it, and how the daemon is."""
+
+    status: Status
     gpus: tuple[Gpu, ...]
     unresolved: tuple[Unresolved, ...]
 
@@ -97,7 +138,10 @@ class Documents(NamedTuple):
 
 
 def build(documents: Documents) -> Tree:
-    """Order what the daemon says."""
+    """Order what the daemon says. Raises KeyError or TypeError if it is not what is expected."""
+    for gpu in documents.gpus:
+        for field in _GPU_FIELDS:
+            gpu[field]
     places = _Places(documents)
     for process in documents.processes:
         places.listed(process)
@@ -105,7 +149,7 @@ def build(documents: Documents) -> Tree:
         places.region(region)
     files = sorted((str(file["path"]), str(file["reason"])) for file in documents.rejected)
     alone = [Unresolved("file", path, None, None, None, "", None, reason) for path, reason in files]
-    return Tree(documents.status, tuple(places.gpus()), (*places.unresolved, *alone))
+    return Tree(Status.of(documents.status), tuple(places.gpus()), (*places.unresolved, *alone))
 
 
 def total(values: Iterable[int | None], *, missing: bool = False, most: int | None = None) -> Amount:
@@ -194,6 +238,7 @@ class _Places:
                 slot.get("stuck") or "",
                 no_slot,
                 listed=True,
+                device_uuid=device,
             )
         )
 
@@ -213,6 +258,7 @@ class _Places:
                     slot["stuck"] or "",
                     "",
                     listed=False,
+                    device_uuid=device,
                 )
                 for slot in slots
                 if slot["host_pid"] is not None and not slot["dead"] and slot["host_pid"] not in self._listed
