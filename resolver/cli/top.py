@@ -66,9 +66,10 @@ def _seconds(text: str) -> float:
 
 
 def _print_page(reading: Reading) -> None:
+    from resolver.cli._top.cells import glyphs_for
     from resolver.cli._top.frame import page
     from resolver.cli._top.rows import Choice, rows_of
-    from resolver.cli._top.screen import Painter, glyphs_for
+    from resolver.cli._top.screen import Painter
 
     glyphs, painter = glyphs_for(sys.stdout.encoding, os.environ), Painter()
     width = os.get_terminal_size(sys.stdout.fileno()).columns or 80

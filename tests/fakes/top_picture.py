@@ -16,9 +16,10 @@ from typing import Final
 
 from rich.cells import cell_len
 
-from resolver.cli._top.frame import Line, Shown, frame
+from resolver.cli._top.cells import UNICODE, Line
+from resolver.cli._top.frame import Shown, frame
 from resolver.cli._top.reading import Reading
-from resolver.cli._top.rows import UNICODE, Choice, rows_of
+from resolver.cli._top.rows import Choice, rows_of
 from resolver.cli._top.screen import STYLES
 from resolver.snapshot import ProcessReport, Snapshot
 from resolver.types import RepairReason, SampleReason, UnresolvedReason

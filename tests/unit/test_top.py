@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from resolver.cli._top.frame import Line, Shown, fit, frame, page, percent, problems
+from resolver.cli._top.cells import ASCII, UNICODE, Line, fit, glyphs_for, size
+from resolver.cli._top.frame import Shown, frame, page, percent, problems
+from resolver.cli._top.keys import keys_in
 from resolver.cli._top.live import View
 from resolver.cli._top.plain import _COLUMNS
 from resolver.cli._top.reading import Reading
-from resolver.cli._top.rows import ASCII, SORTS, UNICODE, Choice, Row, rows_of, size
-from resolver.cli._top.screen import glyphs_for, keys_in
+from resolver.cli._top.rows import SORTS, Choice, Row, rows_of
 from resolver.cli._top.tree import HOST, Amount, Container, Tree, total
 from resolver.snapshot import Snapshot
 from resolver.types import SampleReason

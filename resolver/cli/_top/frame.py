@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
-from resolver.cli._top.rows import ASCII, Glyphs, Row, printable
+from resolver.cli._top.cells import ASCII, Glyphs, Line, clip, fit, printable
 
 if TYPE_CHECKING:
     from resolver.cli._top.reading import Reading
+    from resolver.cli._top.rows import Row
     from resolver.cli._top.tree import Amount, Tree
-
-Line = list[tuple[str, str]]
 
 _STALE_SECONDS = 10.0
 _MOST_TITLE = 64
@@ -324,39 +323,6 @@ def _keys(glyphs: Glyphs) -> Line:
 def _help(glyphs: Glyphs) -> list[Line]:
     text = HELP.format(at_least=glyphs.at_least, repaired=glyphs.repaired)
     return [[], *([("  " + line, "")] for line in text.splitlines())]
-
-
-# ---- text in cells ------------------------------------------------------------------------------------------------
-
-
-def fit(text: str, width: int, glyphs: Glyphs, *, middle: bool = False) -> str:
-    """The text in exactly ``width`` cells; what is cut out leaves an ellipsis, in the middle if that tells more."""
-    length = len(text) if text.isascii() else cell_len(text)
-    if length <= width:
-        return text + " " * (width - length)
-    if width <= 1:
-        return glyphs.ellipsis[:width]
-    tail = (width - 1) // 2 if middle else 0
-    end = ""
-    if tail:
-        end = text[-tail:]
-        while cell_len(end) > tail:
-            end = end[1:]
-    return set_cell_size(text, width - 1 - cell_len(end)) + glyphs.ellipsis + end
-
-
-def clip(line: Line, width: int, glyphs: Glyphs) -> Line:
-    """The line in at most ``width`` cells, of signs that the terminal knows and that do nothing but show."""
-    clipped: Line = []
-    for words, style in line:
-        text = printable(words, ascii_only=glyphs is ASCII)
-        length = len(text) if text.isascii() else cell_len(text)
-        if length > width:
-            return [*clipped, (fit(text, width, glyphs), style)] if width > 0 else clipped
-        if length:
-            clipped.append((text, style))
-        width -= length
-    return clipped
 
 
 def _spread(left: Line, right: Line, width: int) -> Line:

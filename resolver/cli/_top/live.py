@@ -14,7 +14,7 @@ from resolver.cli._top.screen import Ended, Screen
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from resolver.cli._top.rows import Glyphs
+    from resolver.cli._top.cells import Glyphs, Line
     from resolver.cli._top.tree import Tree
 
 _SORTS = {"u": "utilization", "m": "memory", "n": "name"}
@@ -69,9 +69,7 @@ class View:
             "G": lambda: len(self.rows) - 1,
         }
 
-    def frame(
-        self, reading: Reading, size: tuple[int, int], node: str, now: float
-    ) -> list[list[tuple[str, str]]]:
+    def frame(self, reading: Reading, size: tuple[int, int], node: str, now: float) -> list[Line]:
         """The lines of the screen."""
         self._room = body_height(reading, size[1], now)
         self._list(reading)

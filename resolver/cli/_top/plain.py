@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from resolver.cli._top.cells import ASCII, size
 from resolver.cli._top.frame import percent
-from resolver.cli._top.rows import ASCII, size
 from resolver.cli._top.tree import Amount, Gpu, Process, Tree, Unresolved, title
 from resolver.cli.show import print_table
 

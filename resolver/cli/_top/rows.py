@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from resolver.cli._top.cells import ASCII, Glyphs, printable, size
 from resolver.cli._top.tree import HOST, Amount, Container, Gpu, Process, Tree, Unresolved, title
 
 if TYPE_CHECKING:
@@ -15,24 +16,6 @@ UNRESOLVED = "unresolved"  # the key of the heading above what is
 
 #: What a process's ``no_slot`` is called, beside the reason itself.
 _NOT_SAID = "the driver does not say"
-
-
-class Glyphs(NamedTuple):
-    """The signs that are drawn."""
-
-    open: str
-    closed: str
-    full: str
-    half: str
-    rest: str
-    repaired: str
-    ellipsis: str
-    at_least: str
-    dot: str
-
-
-UNICODE = Glyphs("▾", "▸", "━", "╸", "─", "✓", "…", "≥", "·")
-ASCII = Glyphs("-", "+", "#", "", ".", "*", "~", ">", "|")
 
 
 class Row(NamedTuple):
@@ -67,26 +50,6 @@ class Choice(NamedTuple):
 def rows_of(tree: Tree, choice: Choice, glyphs: Glyphs) -> list[Row]:
     """Every row that is to be seen."""
     return list(_Rows(choice, glyphs).walk(tree))
-
-
-def printable(text: str, *, ascii_only: bool = False) -> str:
-    """Tenants choose names, so no control character of one may reach a terminal."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() and (char.isascii() or not ascii_only) else ascii(char)[1:-1]
-        for char in text
-    )
-
-
-def size(count: int) -> str:
-    """Bytes in the largest unit that leaves a whole part."""
-    number, unit = float(count), 0
-    while number >= 1024 and unit < 4:
-        number, unit = number / 1024, unit + 1
-    if not unit:
-        return f"{count}B"
-    return f"{number:.0f}{'BKMGT'[unit]}" if number >= 100 else f"{number:.1f}{'BKMGT'[unit]}"
 
 
 class _Rows:

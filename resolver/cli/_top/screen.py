@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
-import re
 import select
 import signal
 import sys
@@ -16,15 +15,13 @@ from rich.cells import cell_len
 from rich.console import COLOR_SYSTEMS, Console
 from rich.style import Style
 
-from resolver.cli._top.frame import clip
-from resolver.cli._top.rows import ASCII, UNICODE
+from resolver.cli._top.cells import clip, glyphs_for
+from resolver.cli._top.keys import keys_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from types import FrameType, TracebackType
 
-    from resolver.cli._top.frame import Line
-    from resolver.cli._top.rows import Glyphs
+    from resolver.cli._top.cells import Line
 
 STYLES = {
     "": Style(),
@@ -45,72 +42,11 @@ STYLES = {
     "selected": Style(reverse=True),
 }
 
-#: The kernel's console knows lines and blocks, but not those that are used here.
-_PLAIN_TERMINALS = ("dumb", "linux")
 #: Alternate screen, cursor hidden, no wrapping at the right edge; and back.
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 #: What follows an ESC comes with it, unless it was a person who pressed that key.
 _ESC_SECONDS = 0.05
-_CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O[@-~])")
-_UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|O)?\Z")
-_NAMED = {
-    "A": "up",
-    "B": "down",
-    "H": "home",
-    "F": "end",
-    "1~": "home",
-    "7~": "home",
-    "4~": "end",
-    "8~": "end",
-    "5~": "page up",
-    "6~": "page down",
-}
-_SINGLE = {
-    "\r": "enter",
-    "\n": "enter",
-    "\x7f": "backspace",
-    "\x08": "backspace",
-    "\x15": "clear",
-    "\x1b": "escape",
-}
-
-
-def glyphs_for(encoding: str | None, environ: Mapping[str, str]) -> Glyphs:
-    """The signs that a terminal can show: by what the person's locale says, whatever Python makes of it."""
-    ctype, lang = environ.get("LC_CTYPE", ""), environ.get("LANG", "")
-    locale = environ.get("LC_ALL") or ctype or lang
-    # In the C locale Python sets this itself (PEP 538), and the terminal knows nothing of it.
-    if environ.get("TERM") in _PLAIN_TERMINALS:
-        return ASCII
-    coerced = locale == ctype == "C.UTF-8" and lang in ("", "C", "POSIX")
-    if coerced or locale.lower().replace("-", "").rpartition(".")[2].partition("@")[0] != "utf8":
-        return ASCII
-    try:
-        "".join(UNICODE).encode(encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return ASCII
-    return UNICODE
-
-
-def keys_in(text: str) -> tuple[list[str], str]:
-    """The keys of what was typed, by name or by letter, and the unfinished rest. What is not known is left out."""
-    keys: list[str] = []
-    while text:
-        if _UNFINISHED.match(text):
-            return keys, text
-        found = _CONTROL.match(text)
-        if found:
-            name = _NAMED.get(found.group()[2:])
-            keys += [name] if name else []
-            text = text[found.end() :]
-            continue
-        char, text = text[0], text[1:]
-        if char in _SINGLE:
-            keys.append(_SINGLE[char])
-        elif char.isprintable():
-            keys.append(char)
-    return keys, text
 
 
 class Painter:
