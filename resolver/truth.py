@@ -40,6 +40,7 @@ _LOOK_SECONDS = 5.0
 _WORKER_SECONDS = _LOOK_SECONDS + 4.0
 _FIRST_WAIT, _LONGEST_WAIT = 2.0, 600.0
 _MOST_SUBJECTS = 8
+_TOLD_AFTER = 3
 
 
 _Seen = dict[str, frozenset[int]]  # by the device's UUID: the PIDs in its samples
@@ -307,7 +308,9 @@ class DriverTruth:
         self._in_vain += 1
         self._not_before = time.monotonic() + wait
         self.why = why
-        self._journal.log.info("driver_not_measured", why=why, next_try_seconds=wait)
+        # Of a look in vain nobody needs to know; of several in a row somebody may want to.
+        tell = self._journal.log.info if self._in_vain == _TOLD_AFTER else self._journal.log.debug
+        tell("driver_not_measured", why=why, next_try_seconds=wait)
 
     def _measured(self, version: str, namespace: HostpidNamespace) -> None:
         self.why = ""

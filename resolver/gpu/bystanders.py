@@ -58,7 +58,7 @@ def objection(procfs: Procfs, pidns: int) -> str:
                     status = procfs.status_text(f"{host_pid}/task/{tid}")
                     name = dangerous(status)
                     if name and procfs.userns(f"{host_pid}/task/{tid}") == HOST_USERNS:
-                        return f"its process {host_pid} has, or may get, {name}"
+                        return f"one of its processes has, or may get, {name}"
                     threads.add((host_pid, tid))
         except (ProcessGone, FileNotFoundError, ProcessLookupError):
             before = None

@@ -24,7 +24,7 @@ from tests.fakes.state import Fault, Hang
 from tests.kernel.conftest import NVML, ROOT, Daemon, Start, hostpid_of, never, runs, until
 from tests.kernel.test_capabilities import rights, with_nothing_but
 
-FAST = ("--interval", "50ms", "--nvml-interval", "200ms", "--source", "scan")
+FAST = ("--interval", "50ms", "--nvml-interval", "200ms", "--source", "scan", "--log-level", "debug")
 PROBE = "driver probe"
 NOBODY = "65534"
 
