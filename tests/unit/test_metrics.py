@@ -54,7 +54,8 @@ def gpu(uuid: str, index: int, **changes: Any) -> GpuReport:
 
 def joined(**changes: Any) -> Joined:
     asked = frozenset(GPUS)
-    known = Joined(time.time(), "", {}, frozenset(), asked, (), (), asked)
+    soon = time.time() + 600  # a slow machine does not make it stale
+    known = Joined(soon, "", {}, frozenset(), asked, (), (), asked)
     return known._replace(**changes)
 
 
