@@ -66,13 +66,6 @@ class Access:
             raise self.refusal
         if self.tenant is None:
             return
-        if everything:
-            raise Problem(
-                403,
-                Reason.NOT_YOURS,
-                "only root and the socket's group on the host may ask this; "
-                "others may look up processes in their own PID namespace: GET /v1/lookup?pid=<n>",
-            )
         if not self.tenant.peer.alive():
             # Its number, and the inode of its namespace, may be another's by now.
             raise Problem(
@@ -80,6 +73,13 @@ class Access:
                 Reason.PEER_UNKNOWN,
                 "the process that connected has ended, and whoever holds the connection now is not known: "
                 "connect again",
+            )
+        if everything:
+            raise Problem(
+                403,
+                Reason.NOT_YOURS,
+                "only root and the socket's group on the host may ask this; "
+                "others may look up processes in their own PID namespace: GET /v1/lookup?pid=<n>",
             )
 
     def spend(self, requests: float) -> None:

@@ -256,10 +256,9 @@ def _answer(known: Hit | str) -> PairAnswer:
 
 async def _every(api: Api, wanted: dict[str, dict[int, None]]) -> dict[str, Answers]:
     """By the map, and by walks for what that leaves."""
-    found: dict[str, Answers] = {}
-    if "" in wanted:
-        found[""] = dict.fromkeys(wanted.pop(""), Reason.BAD_REQUEST)
-    batch = Batch(api.view.procfs, api.view.live.pidmap, api.view.live, wanted)
+    found: dict[str, Answers] = {"": dict.fromkeys(wanted.get("", ()), Reason.BAD_REQUEST)}
+    named = {cid: ns_pids for cid, ns_pids in wanted.items() if cid}
+    batch = Batch(api.view.procfs, api.view.live.pidmap, api.view.live, named)
     for _ in batch.steps():
         await asyncio.sleep(0)
     found |= batch.answers

@@ -1,0 +1,393 @@
+"""Who asks decides what is answered: root and the group on the host all of it, a container its own PIDs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.container import Container
+from tests.fakes.node import Node
+from tests.fakes.process import Process
+from tests.kernel.conftest import EVERY_SOURCE, Daemon, Start, until
+
+SLEEP = ("/bin/sleep", "1000")
+GROUP = 54321
+PYTHON = (sys.executable, "-c")
+
+#: Asks what it is told, one question a line, on one connection; answers with status and body.
+ASKER = textwrap.dedent(
+    """
+    import json, os, socket, sys
+    def connect(path):
+        channel = socket.socket(socket.AF_UNIX)
+        channel.settimeout(15)
+        channel.connect(path)
+        return channel
+    def ask(channel, method, path, body=""):
+        head = f"{method} {path} HTTP/1.1\\r\\nHost: r\\r\\nContent-Type: application/json\\r\\n"
+        head += f"Accept: application/json\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n"
+        try:
+            channel.sendall((head + body).encode())
+        except BrokenPipeError:
+            pass  # it said why before it hung up
+        said = b""
+        while b"\\r\\n\\r\\n" not in said:
+            more = channel.recv(65536)
+            if not more:
+                return [0, ""]
+            said += more
+        head, _, said = said.partition(b"\\r\\n\\r\\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\\r\\n")[0])
+        while len(said) < length:
+            said += channel.recv(65536)
+        return [int(head.split()[1]), said.decode()]
+    def serve(channel):
+        print("ready", flush=True)
+        for line in sys.stdin:
+            print(json.dumps(ask(channel, *json.loads(line))), flush=True)
+    path = sys.argv[1]
+    """
+)
+PLAIN = ASKER + "serve(connect(path))\n"
+
+
+class Asker:
+    """A process that asks; wherever it was started."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        assert process.read_line() == "ready"
+
+    def __call__(self, path: str, method: str = "GET", body: str = "") -> tuple[int, Any]:
+        self._process.write_line(json.dumps([method, path, body]))
+        status, text = json.loads(self._process.read_line())
+        return status, json.loads(text) if text else None
+
+    @property
+    def ns_pid(self) -> int:
+        return self._process.ns_pid
+
+    @property
+    def host_pid(self) -> int:
+        return self._process.host_pid
+
+
+def asker(container: Container, path: Path, program: str = PLAIN) -> Asker:
+    return Asker(container.spawn([*PYTHON, program, str(path)]))
+
+
+def on_the_host(path: Path, question: str, *, uid: int = 0, groups: str = "0") -> tuple[int, Any]:
+    """One question by a process of the host's with these rights."""
+    program = ASKER + f"print(json.dumps(ask(connect(path), 'GET', {question!r})))\n"
+    done = subprocess.run(
+        ["setpriv", f"--reuid={uid}", f"--regid={uid}", f"--groups={groups}", *PYTHON, program, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+    )
+    assert done.returncode == 0, done.stderr
+    status, text = json.loads(done.stdout)
+    return status, json.loads(text)
+
+
+@pytest.fixture
+def open_to_all(node: Node, start: Start, source: str) -> Iterator[tuple[Daemon, Path]]:
+    """A daemon whose socket containers can reach: the operator opened it."""
+    assert source
+    with tempfile.TemporaryDirectory(
+        prefix="resolver-"
+    ) as directory:  # pytest's own are closed to all but root
+        os.chmod(directory, 0o755)  # noqa: S103 - clients that are not root have to get there
+        path = Path(directory) / "resolver.sock"
+        options = ["--socket", str(path), "--socket-mode", "0666", "--socket-group", str(GROUP)]
+        daemon = start(node, "--interval", "50ms", "--nvml-interval", "200ms", *options)
+        until(path.exists, "its socket")
+        yield daemon, path
+        daemon.stop()
+
+
+EVERYTHING = (
+    "/v1/containers", "/v1/regions", "/v1/slots", "/v1/processes", "/v1/gpus", "/v1/unresolved", "/v1/status",
+    "/v1/events", "/v1/nothing",
+)  # fmt: skip
+
+
+@EVERY_SOURCE
+@pytest.mark.parametrize("user", [0, 1000], ids=["root", "user"])
+def test_a_container_sees_its_own_and_nothing_else(
+    node: Node, open_to_all: tuple[Daemon, Path], source: str, user: int
+) -> None:
+    _, path = open_to_all
+    mine, other = node.container(name="mine"), node.container(name="other")
+    processes = [mine.spawn(SLEEP) for _ in range(3)]
+    theirs = other.spawn(SLEEP)
+    nested = mine.spawn(SLEEP, nested=True)
+    (outer,) = [int(n) for n in _levels(nested.host_pid)[1:-1]]
+    ask = asker(mine, path, ASKER + f"os.setgroups([{GROUP}]); os.setresgid({user}, {user}, {user})\n"
+                f"os.setresuid({user}, {user}, {user})\nserve(connect(path))\n")  # fmt: skip
+
+    # Its own, by PID alone, by its own id, at whatever depth.
+    for ns_pid, host_pid in (
+        *((each.ns_pid, each.host_pid) for each in processes),
+        (ask.ns_pid, ask.host_pid), (1, mine.init_host_pid), (outer, nested.host_pid),
+    ):  # fmt: skip
+        for more in ("", f"&container={mine.container_id}", f"&container=containerd://{mine.container_id}",
+                     f"&container={mine.container_id[:12]}", f"&pidns={mine.pidns}"):  # fmt: skip
+            status, found = ask(f"/v1/lookup?pid={ns_pid}{more}")
+            assert (status, found.get("host_pid"), found.get("pidns")) == (200, host_pid, mine.pidns), (
+                more,
+                found,
+            )
+        assert found["container_id"] == mine.container_id
+    assert ask("/v1/lookup?pid=4000")[0] == 404
+    status, found = ask(f"/v1/reverse?host_pid={processes[0].host_pid}")
+    assert (status, found["container_pid"]) == (200, processes[0].ns_pid)
+
+    # Others': the same refusal, word for word, whether it is there or not.
+    refusals = set()
+    for question in (
+        f"/v1/lookup?pid={theirs.ns_pid}&container={other.container_id}",
+        f"/v1/lookup?pid=4000&container={other.container_id}",
+        f"/v1/lookup?pid=1&container={'ab' * 32}",
+        f"/v1/lookup?pid=1&pidns={other.pidns}",
+        "/v1/lookup?pid=1&pidns=4026531836",
+        "/v1/lookup?pid=1&pidns=77",
+        f"/v1/reverse?host_pid={theirs.host_pid}",
+        f"/v1/reverse?host_pid={os.getpid()}",
+        "/v1/reverse?host_pid=1",
+        "/v1/reverse?host_pid=2000000000",
+    ):
+        status, problem = ask(question)
+        assert (status, problem["reason"]) == (403, "not_yours"), (question, problem)
+        refusals.add(problem["detail"])
+    assert len(refusals) == 1
+    # An id that only begins like another's is no id of it.
+    assert ask(f"/v1/lookup?pid=1&container={mine.container_id[:5]}")[0] == 403
+    for question in EVERYTHING:
+        assert (ask(question)[0], ask(question)[1]["reason"]) == (403, "not_yours"), question
+    assert ask("/v1/openapi.json")[0] == 200
+
+    # A batch: its own are answered, others' are not, there or not.
+    pairs = [[mine.container_id, processes[0].ns_pid], {"pid": processes[1].ns_pid}, {"pid": 4000}]
+    pairs += [
+        [other.container_id, theirs.ns_pid],
+        ["ab" * 32, 1],
+        {"pid": outer},
+        {"pid": 1, "container": "x/y"},
+    ]
+    status, found = ask("/v1/lookup", "POST", json.dumps({"pairs": pairs}))
+    assert status == 200
+    assert [each.get("host_pid") or each["reason"] for each in found["answers"]] == [
+        processes[0].host_pid, processes[1].host_pid, "no_such_process", "not_yours", "not_yours",
+        nested.host_pid, "not_yours",
+    ]  # fmt: skip
+
+
+def _levels(host_pid: int) -> list[str]:
+    status = Path(f"/proc/{host_pid}/status").read_text()
+    return status.partition("\nNSpid:")[2].partition("\n")[0].split()
+
+
+def test_containers_that_share_a_namespace_see_each_other_as_they_do_anyway(
+    node: Node, open_to_all: tuple[Daemon, Path]
+) -> None:
+    _, path = open_to_all
+    first = node.container()
+    second = node.container(first.pod_uid, "second", pid_namespace=first)
+    process = first.spawn(SLEEP)
+    ask = asker(second, path)
+    status, found = ask(f"/v1/lookup?pid={process.ns_pid}")
+    assert (status, found["host_pid"], found["container_id"]) == (200, process.host_pid, first.container_id)
+
+
+ROOT_OF_OTHERS = "/v1/containers"
+
+
+def test_who_may_ask_everything(node: Node, open_to_all: tuple[Daemon, Path]) -> None:
+    _, path = open_to_all
+    assert (path.stat().st_mode & 0o777, path.stat().st_gid) == (0o666, GROUP)
+    assert on_the_host(path, ROOT_OF_OTHERS)[0] == 200
+    assert on_the_host(path, ROOT_OF_OTHERS, uid=1000, groups=str(GROUP))[0] == 200
+    assert on_the_host(path, ROOT_OF_OTHERS, uid=GROUP, groups="1")[0] == 200  # as its first group
+    for groups in ("1", "0"):
+        status, problem = on_the_host(path, ROOT_OF_OTHERS, uid=1000, groups=groups)
+        assert (status, problem["reason"]) == (403, "not_yours")
+    # Of the host's own namespace it may ask what everybody there can see.
+    status, found = on_the_host(path, f"/v1/lookup?pid={os.getpid()}", uid=1000, groups="1")
+    assert (status, found["host_pid"], found["container_id"]) == (200, os.getpid(), None)
+    container = node.container(pid_namespace="host")
+    assert asker(container, path)(ROOT_OF_OTHERS)[0] == 200  # root with the host's PIDs is root of the host
+
+
+# ---- tricks -------------------------------------------------------------------------------------------------------
+
+LEAVES_IT_BEHIND = ASKER + textwrap.dedent(
+    """
+    channel = connect(path)
+    if "asks" in sys.argv:
+        assert ask(channel, "GET", f"/v1/lookup?pid={os.getpid()}")[0] == 200
+    r, w = os.pipe()
+    if os.fork():
+        os._exit(0)
+    os.close(w)
+    # The one that connected is reaped when this one has another parent.
+    while os.getppid() != 1:
+        pass
+    serve(channel)
+    """
+)
+
+
+@pytest.mark.parametrize("before", ["silent", "asks"])
+def test_a_connection_that_outlives_who_made_it_is_nobodys(
+    node: Node, open_to_all: tuple[Daemon, Path], before: str
+) -> None:
+    """Whoever holds it now may be anybody, and the namespace's inode may be another's."""
+    _, path = open_to_all
+    container = node.container()
+    ask = Asker(container.spawn([*PYTHON, LEAVES_IT_BEHIND, str(path), before]))
+    for question in ("/v1/lookup?pid=1", "/v1/status", f"/v1/reverse?host_pid={container.init_host_pid}"):
+        status, problem = ask(question)
+        assert (status, problem["reason"]) == (403, "peer_unknown"), problem
+
+
+IN_A_NAMESPACE_OF_ITS_OWN = ASKER + textwrap.dedent(
+    """
+    import ctypes
+    assert ctypes.CDLL(None, use_errno=True).unshare(0x20000000) == 0
+    if os.fork():
+        os.wait()
+        os._exit(0)
+    serve(connect(path))
+    """
+)
+
+
+@EVERY_SOURCE
+def test_a_namespace_within_sees_only_itself(
+    node: Node, open_to_all: tuple[Daemon, Path], source: str
+) -> None:
+    _, path = open_to_all
+    container = node.container()
+    sibling = container.spawn(SLEEP)
+    outside = container.spawn([*PYTHON, IN_A_NAMESPACE_OF_ITS_OWN, str(path)])
+    ask = Asker(outside)
+    status, found = ask("/v1/lookup?pid=1")
+    assert status == 200
+    assert _levels(found["host_pid"])[-1] == "1"
+    assert found["host_pid"] not in (1, container.init_host_pid, outside.host_pid)
+    assert ask(f"/v1/lookup?pid={sibling.ns_pid + 1000}")[0] == 404
+    for question in (f"/v1/lookup?pid={sibling.ns_pid}&pidns={container.pidns}",
+                     f"/v1/reverse?host_pid={sibling.host_pid}"):  # fmt: skip
+        assert ask(question)[0] == 403
+
+
+def test_the_hosts_root_in_a_containers_namespace_is_the_containers(
+    node: Node, open_to_all: tuple[Daemon, Path]
+) -> None:
+    """setns(2) into a PID namespace, and a child there: what a container with too many rights could do to another."""
+    _, path = open_to_all
+    container = node.container()
+    process = container.spawn(SLEEP)
+    program = ASKER + (
+        f"print(json.dumps([ask(connect(path), 'GET', q) for q in ('/v1/status', '/v1/lookup?pid={process.ns_pid}')]))"
+    )
+    enter = ["nsenter", f"--target={container.init_host_pid}", "--pid"]
+    done = subprocess.run([*enter, *PYTHON, program, str(path)], capture_output=True, text=True, check=True)
+    (refused, _), (status, text) = json.loads(done.stdout)
+    assert (refused, status, json.loads(text)["host_pid"]) == (403, 200, process.host_pid)
+
+
+HANDS_IT_OUT = ASKER + textwrap.dedent(
+    """
+    channel = connect(path)
+    with socket.socket(socket.AF_UNIX) as to:
+        to.connect(sys.argv[2])
+        socket.send_fds(to, [b"x"], [channel.fileno()])
+        sys.stdin.read()
+    """
+)
+
+
+def test_a_connection_that_is_handed_over_is_still_its_makers(
+    node: Node, open_to_all: tuple[Daemon, Path], tmp_path: Path
+) -> None:
+    """SCM_RIGHTS: the host's root holds a container's connection, and sees what the container may see."""
+    _, path = open_to_all
+    container, other = node.container(), node.container(name="other")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "to"))
+        listener.listen()
+        giver = container.spawn([*PYTHON, HANDS_IT_OUT, str(path), str(tmp_path / "to")])
+        taken, _ = listener.accept()
+        with taken:
+            _, (fd,), _, _ = socket.recv_fds(taken, 10, 1)
+    with socket.socket(fileno=fd) as channel:
+        channel.settimeout(15)
+        names: dict[str, Any] = {"sys": sys}
+        exec(ASKER.replace("path = sys.argv[1]", ""), names)  # noqa: S102 - the very client that containers run
+        ask = names["ask"]
+        assert ask(channel, "GET", "/v1/status")[0] == 403
+        assert ask(channel, "GET", f"/v1/lookup?pid=1&container={other.container_id}")[0] == 403
+        status, text = ask(channel, "GET", "/v1/lookup?pid=1")
+        assert (status, json.loads(text)["host_pid"]) == (200, container.init_host_pid)
+        giver.kill()
+        assert ask(channel, "GET", "/v1/lookup?pid=1")[0] == 403
+
+
+def test_a_container_that_takes_every_connection_it_can_shuts_nobody_out(
+    node: Node, open_to_all: tuple[Daemon, Path]
+) -> None:
+    daemon, path = open_to_all
+    container = node.container()
+    program = ASKER + textwrap.dedent(
+        """
+        import time
+        held, told = [], {}
+        for _ in range(300):
+            channel = connect(path)
+            held.append(channel)
+        for channel in held:
+            status = ask(channel, "GET", "/v1/lookup?pid=1")[0]
+            told[status] = told.get(status, 0) + 1
+        print(json.dumps(told), flush=True)
+        time.sleep(1000)
+        """
+    )
+    greedy = container.spawn([*PYTHON, program, str(path)])
+    told = json.loads(greedy.read_line())
+    assert told.get("200", 0) <= 16
+    assert sum(told.values()) == 300
+    assert on_the_host(path, "/v1/status")[0] == 200
+    other = node.container(name="other")
+    assert asker(other, path)("/v1/lookup?pid=1")[0] == 200
+    greedy.kill()
+    until(lambda: _connected(path) == 2, "its connections closed, but the other's and this one")
+    assert daemon.process.poll() is None
+
+
+def _connected(path: Path) -> int:
+    return int(on_the_host(path, "/v1/status")[1]["api"]["connected"])
+
+
+def test_a_container_that_asks_all_the_time_is_told_to_wait(
+    node: Node, open_to_all: tuple[Daemon, Path]
+) -> None:
+    _, path = open_to_all
+    ask = asker(node.container(), path)
+    statuses = [ask("/v1/lookup?pid=1")[0] for _ in range(300)]
+    assert statuses[:50] == [200] * 50
+    assert 429 in statuses
+    assert on_the_host(path, "/v1/status")[0] == 200
+    assert asker(node.container(name="other"), path)("/v1/lookup?pid=1")[0] == 200
