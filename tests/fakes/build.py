@@ -101,8 +101,8 @@ def _compile_all(out: Path) -> None:
         )
         _cc(*shared, "-o", str(library), str(HERE / "nvml" / "nvml.c"))
     (out / "cuda").mkdir()
-    shared = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1")
-    _cc(*shared, "-o", str(out / "cuda" / "libcuda.so.1"), str(HERE / "nvml" / "cuda.c"))
+    cuda = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1")
+    _cc(*cuda, "-o", str(out / "cuda" / "libcuda.so.1"), str(HERE / "nvml" / "cuda.c"))
     tenant = [str(HERE / "tenant" / name) for name in TENANT_SOURCES]
     _cc("-o", str(out / "tenant"), *tenant, "-ldl")
     _cc("-o", str(out / "container-init"), str(HERE / "container_init.c"))

@@ -87,9 +87,10 @@ def test_nothing_runs(bench: Bench) -> None:
 
 
 def test_the_newest_sample_of_each_process_counts(driver: Driver, bench: Bench) -> None:
-    driver.sample(4711, 30, age_s=0.5)
+    bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
+    driver.sample(4711, 30, age_s=0.4)
     driver.sample(4711, 60, age_s=0.1)
-    driver.sample(4712, 5, age_s=0.9)
+    driver.sample(4712, 5, age_s=0.4)
     driver.sample(4713, 7, device=1)
     assert bench.load() == {4711: 60, 4712: 5}
     assert bench.load(SECOND) == {4713: 7}
