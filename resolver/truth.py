@@ -300,7 +300,11 @@ class DriverTruth:
             for subject, _, handle in place.subjects
             if handle.alive() and self._telling(subject, place.pidns, collection)
         ]
-        return judge(left, seen) if left else Verdict(None, "the processes ended meanwhile")
+        return (
+            judge(left, seen)
+            if left
+            else Verdict(None, "the processes ended meanwhile, or their numbers are others' now")
+        )
 
     def _failed(self, why: str) -> None:
         self._counters["driver_probes_failed"] += 1
