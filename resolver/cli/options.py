@@ -53,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--socket-group", metavar="GROUP", help="who may ask the API everything, beside root (default nobody)"
     )
-    add("--socket-mode", metavar="MODE", help="the socket's file mode, who can reach it at all (default 0660)")
+    add(
+        "--socket-mode", metavar="MODE", help="the socket's file mode, who can reach it at all (default 0660)"
+    )
     add(
         "--metrics-addr",
         metavar="HOST:PORT",
