@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from resolver.gpu.probe import _read, ask, unneeded
 from resolver.procfs import Mount
+from tests.unit.test_docs import first_cells, said_by, section_of
 
 
 def mounts(*points: str) -> list[Mount]:
@@ -139,3 +142,15 @@ def test_who_says_nothing_is_late_and_a_daemon_that_goes_is_not_waited_for() -> 
         assert time.monotonic() - began < 30
     for fd in (read_end, write_end):
         os.close(fd)
+
+
+@pytest.mark.parametrize(("heading", "least"), [("A slot is stuck", 4), ("The driver is not measured", 7)])
+def test_the_reasons_that_are_explained_are_those_that_are_given(
+    root: Path, heading: str, least: int
+) -> None:
+    said = said_by(root)
+    cells = first_cells(section_of(root / "docs/troubleshooting.md", heading))
+    assert len(cells) >= least
+    for cell in cells:
+        constant = re.split(r"CAP_SYS_PTRACE|\d+ s", cell)[0]
+        assert any(constant in sentence for sentence in said), f"nobody says {cell!r}"
