@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +20,7 @@ import pytest
 
 from resolver.capabilities import TO_START
 from resolver.gpu.probe import RIGHTS
+from resolver.workers import Worker
 from tests.fakes.container import DEFAULT_RIGHTS, Container
 from tests.fakes.node import Node
 from tests.fakes.process import Process, Tenant
@@ -248,6 +252,51 @@ def test_no_process_of_the_container_can_reach_into_the_probe(
         # The same program gets into any other process of its own user: the ways are real ones.
         found = json.loads(spy(container, "reach", "tenant").read_line())
         assert [way for way, what in found.items() if what != "reached"] == ["setns"]
+
+
+@pytest.mark.parametrize("nobody", [True, False])
+def test_nor_can_one_with_every_capability_in_a_user_namespace_of_its_own(
+    open_root: Path, monkeypatch: pytest.MonkeyPatch, *, nobody: bool
+) -> None:
+    """Its root is the host's, by number; what it may do, it may do below its own namespace only."""
+    hostile = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    worker = Worker(PROBE, "resolver.gpu.probe", sysconfig.get_paths()["purelib"], timeout=20, rights=RIGHTS)
+    with driver(open_root, "535.183.01") as node:
+        for name, value in for_everybody(node).items():
+            monkeypatch.setenv(name, value)
+        node.gpu.set_faults(hang=Hang.INIT)
+        command = [*hostile, sys.executable, str(ROOT / "tests/fakes/spy.py"), "reach", PROBE]
+        tenant = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert tenant.stdout is not None
+        assert tenant.stdout.readline() == "ready\n"
+        (first,) = Path(f"/proc/{tenant.pid}/task/{tenant.pid}/children").read_text().split()
+        namespace = os.open(f"/proc/{first}/ns/pid", os.O_RDONLY)
+
+        async def look() -> tuple[dict[str, str], dict[str, Any]]:
+            request = {
+                "pidns": os.fstat(namespace).st_ino,
+                "uuids": [node.gpu.devices[0].uuid],
+                "since": 0,
+                "nobody": nobody,
+                "seconds": 15.0,
+            }
+            answer = asyncio.create_task(worker.request(json.dumps(request).encode(), [namespace]))
+            assert tenant.stdout is not None
+            ways = json.loads(await asyncio.to_thread(tenant.stdout.readline))
+            node.gpu.set_faults()
+            return ways, json.loads(await answer)
+
+        try:
+            ways, answer = asyncio.run(look())
+        finally:
+            worker.stop()
+            os.close(namespace)
+            tenant.kill()
+            tenant.communicate()
+    assert answer["nobody"] is nobody
+    assert list(answer["seen"]) == [node.gpu.devices[0].uuid]
+    assert {ways.pop("mountinfo"), ways.pop("mounts")} == {"reached"}
+    assert set(ways.values()) <= {"EACCES", "EPERM"}, ways
 
 
 @pytest.mark.parametrize("rights_of", ["SYS_PTRACE", "SYS_ADMIN"])
