@@ -57,14 +57,14 @@ def _try(name: str, node: Node) -> Finding:
         if canary.unmade:
             return unknown(
                 f"it runs, but there was nothing to look for: {canary.unmade}",
-                "no process in a new PID namespace could be made, so whether it would be seen is not known",
-                "run this as root with CAP_SYS_ADMIN, or allow user namespaces: sysctl user.max_user_namespaces",
+                "no new process could be made to be found, so whether it would be seen is not known",
+                "see why it could not, and try again: the node may be short of processes or descriptors",
             )
         shortage = source.shortage() or source.trouble()
     if shortage:
         return warning(f"it works, {several(known, 'process', 'processes')}", shortage, "set map_size higher")
     return ok(
-        f"found a process in a new PID namespace, among {several(known, 'process', 'processes')}, in {seconds:.1f} s"
+        f"found a process that was just made, among {several(known, 'process', 'processes')}, in {seconds:.1f} s"
     )
 
 

@@ -100,6 +100,8 @@ class Page:
     def not_healthy(self) -> str:
         """Why the daemon should be restarted; empty while passes are made."""
         snapshot = self._snapshot()
+        if snapshot.holder:
+            return ""  # it makes none before its turn
         last = snapshot.at if snapshot.passes else snapshot.started_at
         age = time.time() - last
         if age <= max(_STANDS_SECONDS, _STANDS_INTERVALS * self._settings.interval):

@@ -1,7 +1,7 @@
 """The ladder of sources: take the best that works here, fall when it fails, climb back later.
 
 ``auto`` starts on the scan at once, so that no repair waits for a compiler, and climbs. A source counts as working
-when it finds the canary: a process in a new PID namespace, made for that.
+when it finds the canary: a process in a new PID namespace, made for that, or what stands in for it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.canary import namespaced
 from resolver.errors import CannotKnow, ResolverError, WorkerFailed
 from resolver.log import Journal
 from resolver.sources.listing import Listing
@@ -83,23 +84,22 @@ class Canary(NamedTuple):
 
 
 async def find_canary(source: Source) -> Canary:
-    """Make a process in a new PID namespace and look for it."""
+    """Make a process in a new PID namespace and look for it; what stands in for one is told in `resolver.canary`."""
     canary = Worker("canary", "resolver.canary", timeout=_CANARY_SECONDS, rights=None)
     try:
         try:
-            song = await canary.request(b"sing")
-            if song.startswith(b"error "):
-                return Canary("", song[6:].decode("utf-8", "replace"))
-            host_pid = int(song)
+            host_pid, ns_pid, *other = map(int, (await canary.request(b"sing")).split())
         except (WorkerFailed, OSError, ValueError) as error:
             return Canary("", str(error))
         source.refresh()
-        seen = host_pid in source.candidates(1)
+        if host_pid not in source.candidates(ns_pid):
+            where = " in a new PID namespace" if ns_pid == 1 else ""
+            return Canary(f"it did not see process {host_pid}, which was just made{where}", "")
+        if other and other[0] not in source.candidates(other[1]) and namespaced(other[0])[-1:] == other[1:]:
+            return Canary(f"it did not see process {other[0]}, which is {other[1]} in its PID namespace", "")
     finally:
         canary.stop()
-    return Canary(
-        "" if seen else f"it did not see process {host_pid}, which was just made in a new PID namespace", ""
-    )
+    return Canary("", "")
 
 
 class Ladder:

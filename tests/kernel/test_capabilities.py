@@ -178,6 +178,42 @@ def test_with_what_is_left_a_canary_can_be_made() -> None:
     assert said.startswith("it did not see process ")
 
 
+#: As under a container runtime's seccomp profile: nobody may make a namespace.
+CONFINED = (
+    *("unshare", "--user", "--map-root-user"),
+    *("sh", "-c", 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"', "sh"),
+    *("setpriv", "--inh-caps", "-all", "--bounding-set", "-sys_admin"),
+)
+NARROW = """
+import asyncio, sys
+from resolver.procfs import Procfs
+from resolver.sources.choose import find_canary
+from resolver.sources.listing import Listing
+from resolver.sources.scan import ScanSource
+class Narrow(Listing):
+    def candidates(self, ns_pid, pidns=None):
+        found = super().candidates(ns_pid, pidns)
+        if sys.argv[1] == "blind":
+            return []
+        return [each for each in found if each == ns_pid or sys.argv[1] == "sound"]
+print(*asyncio.run(find_canary(Narrow(ScanSource(Procfs())))))
+"""
+
+
+@pytest.mark.parametrize(
+    ("eyes", "said"),
+    [("sound", ""), ("blind", "it did not see process"), ("host only", "in its PID namespace")],
+)
+def test_where_no_namespace_can_be_made_two_others_stand_in_for_the_canary(
+    node: Node, eyes: str, said: str
+) -> None:
+    node.container()
+    command = [*CONFINED, sys.executable, "-c", NARROW, eyes]
+    trouble = subprocess.check_output(command, cwd=ROOT, text=True).strip()
+    assert said in trouble
+    assert bool(said) == bool(trouble)
+
+
 IMPATIENT = """
 import sys
 from resolver.sources import choose

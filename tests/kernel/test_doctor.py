@@ -259,7 +259,7 @@ def test_beside_a_daemon_it_disturbs_nothing_and_all_is_well(
     names(found["regions"], "ok", "1 region: 1 of layout v1.2")
     names(found["containers_dir"], "ok", str(node.containers_dir))  # as the daemon was told
     for source in ("scan", "netlink", "bpf"):
-        names(found[source], "ok", "found a process in a new PID namespace")
+        names(found[source], "ok", "found a process that was just made")
     assert {name for name, result in found.items() if result["state"] != "ok"} <= {"pod_names", "memory"}
 
 

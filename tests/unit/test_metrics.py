@@ -576,6 +576,14 @@ def test_who_makes_no_passes_is_not_well(changes: dict[str, float], interval: fl
         assert b" s " in body
 
 
+def test_who_waits_for_its_turn_is_well_without_passes() -> None:
+    """Or the upgrade's new daemon would be restarted for waiting."""
+    snapshot = picture(passes=0, started_at=time.time() - 9000, holder="4711")
+    page = Page(lambda: snapshot, Settings())
+    for path in ("/healthz", "/readyz"):
+        assert asyncio.run(page.answer(path, ""))[::2] == (200, b"ok\n")
+
+
 def test_readiness_says_why_not() -> None:
     why = "no canary was looked for yet"
     answers = {}
