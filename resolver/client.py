@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from resolver.errors import AccessDenied, Ambiguous, CannotKnow, NoDaemon, NotFound, ResolverError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
     from typing import Any
 
 DEFAULT_SOCKET = "/run/resolver/resolver.sock"
@@ -62,7 +62,7 @@ def get_json(path: str, socket_path: str | None = None, *, seconds: float = 5.0)
 
 def stream_events(
     socket_path: str | None = None, *, after: str = "", kinds: Sequence[str] = ()
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any]]:
     """Events as they happen, each ``{"id", "number", "at", "kind", "fields"}``; ends when the daemon does.
 
     ``after`` is the ``id`` of the last event that is known: those since come first, as far as they are kept; ``0``
