@@ -18,7 +18,7 @@ import pytest
 from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.process import Process
-from tests.kernel.conftest import EVERY_SOURCE, Daemon, Start, until
+from tests.kernel.conftest import EVERY_SOURCE, ROOT, Daemon, Start, until
 
 SLEEP = ("/bin/sleep", "1000")
 GROUP = 54321
@@ -391,3 +391,36 @@ def test_a_container_that_asks_all_the_time_is_told_to_wait(
     assert 429 in statuses
     assert on_the_host(path, "/v1/status")[0] == 200
     assert asker(node.container(name="other"), path)("/v1/lookup?pid=1")[0] == 200
+
+
+def test_the_group_may_look_up_what_it_cannot_see_itself(
+    node: Node, open_to_all: tuple[Daemon, Path]
+) -> None:
+    """The command, run by somebody without rights: it cannot see the container's namespaces, the daemon can."""
+    _, path = open_to_all
+    container = node.container()
+    process = container.spawn(SLEEP)
+    for asked, groups, code, said in (
+        (container.container_id[:12], GROUP, 0, f"{process.host_pid}\n"),
+        (f"{container.pod_uid}/main", GROUP, 0, f"{process.host_pid}\n"),
+        ("abcdefabcdef", GROUP, 1, ""),
+        (container.container_id[:12], 1, 4, ""),
+    ):
+        words = ["lookup", asked, str(process.ns_pid), "--socket", str(path)]
+        done = subprocess.run(
+            [
+                "setpriv",
+                "--reuid=1000",
+                "--regid=1000",
+                f"--groups={groups}",
+                sys.executable,
+                "-m",
+                "resolver",
+                *words,
+            ],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (code, said), (asked, done.stderr)
