@@ -149,7 +149,7 @@ class Snapshot(NamedTuple):
     dry_run: bool
     settings: tuple[SettingReport, ...] = ()
     holder: str = ""  # PID of the daemon whose end this one waits for before it writes
-    not_measured: str = ""  # why it was not measured which numbers the driver's samples carry; empty if it was
+    not_measured: str = ""  # why the driver's truth was not measured; empty if it was
 
     def unresolved(self) -> list[tuple[RegionReport, SlotReport]]:
         """Every slot that nothing can be said about, with its region."""
