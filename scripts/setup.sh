@@ -27,6 +27,7 @@ have_library() { /sbin/ldconfig -p | grep -F "$1" >/dev/null; }
 have_command() { PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null; }
 have_bcc() { compgen -G '/usr/lib/python3*/*-packages/bcc/__init__.py' >/dev/null; }
 have_promtool() { [[ -x $VENV/bin/promtool ]] || have_command promtool; }
+have_seccomp_profile() { [[ -e $VENV/share/seccomp.json || -e /usr/share/containers/seccomp.json ]]; }
 have_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
 
 missing_packages() {
@@ -107,16 +108,27 @@ apt_install() {
 
 # The linter of metrics. Its package would run a Prometheus on this machine, so only the one file is taken out of it.
 fetch_promtool() {
-    have_promtool && return
-    local place
+    have_promtool || take_out prometheus usr/bin/promtool bin/promtool 755 ||
+        say "without promtool the tests hold the metrics to our own rules only"
+}
+
+# What a container runtime forbids by default. Its package would set this machine up for containers.
+fetch_seccomp_profile() {
+    have_seccomp_profile || take_out golang-github-containers-common usr/share/containers/seccomp.json share/seccomp.json 644 ||
+        die "without a runtime's default seccomp profile the tests can't run the daemon under it."
+}
+
+take_out() {
+    local package=$1 from=$2 to=$3 mode=$4 place done=1
     place=$(mktemp -d)
-    say "taking promtool out of the Debian package prometheus"
-    if (cd "$place" && download prometheus && dpkg-deb --fsys-tarfile ./*.deb | tar -x ./usr/bin/promtool) 2>"$place/log"; then
-        install -m 755 "$place/usr/bin/promtool" "$VENV/bin/promtool"
+    say "taking $(basename "$from") out of the Debian package $package"
+    if (cd "$place" && download "$package" && dpkg-deb --fsys-tarfile ./*.deb | tar -x "./$from") 2>"$place/log"; then
+        install -D -m "$mode" "$place/$from" "$VENV/$to" && done=0
     else
-        say "without promtool the tests hold the metrics to our own rules only ($(tail -n 1 "$place/log"))"
+        tail -n 1 "$place/log" >&2
     fi
     rm -rf "$place"
+    return "$done"
 }
 
 download() {
@@ -197,6 +209,7 @@ state() {
     without=$(recommended_packages | paste -sd ' ')
     [[ -z $without ]] || echo "without $without as $EUID"
     [[ $PROFILE != dev ]] || have_promtool || echo "without promtool as $EUID"
+    [[ $PROFILE != dev ]] || have_seccomp_profile || echo "without a seccomp profile"
 }
 
 main() {
@@ -222,7 +235,7 @@ main() {
     install_recommended "${recommended[@]}"
     make_venv "$python"
     install_python
-    [[ $PROFILE != dev ]] || fetch_promtool
+    [[ $PROFILE != dev ]] || { fetch_promtool && fetch_seccomp_profile; }
     compile_python
     state >"$stamp"
     PROFILE=run state >"$VENV/.setup-run" # dev has all that run has

@@ -76,13 +76,16 @@ class Daemon:
         if "--metrics-addr" not in arguments:
             command += ["--metrics-addr", "off"]  # one port, and many daemons
         self.run_dir = run_dir
+        self._launch([*command, *arguments], node.environment() if environment is None else environment)
+
+    def _launch(self, command: list[str], environment: dict[str, str]) -> None:
         self.lines: list[Line] = []
         self.other_output: list[str] = []
         self._news = threading.Condition()
         self.process = subprocess.Popen(
-            [*command, *arguments],
+            command,
             cwd=ROOT,
-            env=node.environment() if environment is None else environment,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
