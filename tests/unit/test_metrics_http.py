@@ -207,6 +207,7 @@ def test_who_does_not_read_costs_neither_memory_nor_others_time(monkeypatch: pyt
             assert b"you asked for /healthz" in await get(port, "/healthz")
             assert time.monotonic() - began < 2
             reader, writer = slow[0]
+            await asyncio.sleep(http.SECONDS + 0.5)
             reader._transport.resume_reading()  # type: ignore[attr-defined]
             assert len(await all_of((reader, writer))) < len(text)  # broken off in the middle
 
