@@ -37,6 +37,7 @@ missing_packages() {
     [[ $PROFILE == dev ]] || return 0
     have_command runc || echo runc
     have_command tmux || echo tmux
+    have_command curl || echo curl
     have_bcc || echo python3-bpfcc
     have_command bpftool || bpftool_package
     have_command zsh || echo zsh
