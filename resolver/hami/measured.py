@@ -81,7 +81,8 @@ class Memory:
         """What that driver does, or None."""
         if not self._looked:
             self._looked = True
-            with contextlib.suppress(OSError, ValueError, RecursionError):  # a file that is not just so was never there
+            # A file that is not just so was never there.
+            with contextlib.suppress(OSError, ValueError, RecursionError):
                 self._known.update(self._load())
         return self._known.get(driver_version)
 
