@@ -59,6 +59,10 @@ lock: ## resolve the dependencies anew and write the lock files
 man: setup ## write the man pages in docs/man anew, from the commands' parsers
 	@$(BIN)/python scripts/man.py
 
+.PHONY: monitoring
+monitoring: setup ## write the Grafana dashboard and the PrometheusRule in deploy/ anew
+	@$(BIN)/python scripts/monitoring.py
+
 .PHONY: wheel
 wheel: setup ## build the wheel into dist/
 	@$(BIN)/python -m hatchling build -t wheel

@@ -26,7 +26,7 @@ have_header() { [[ -e /usr/include/$1 ]]; }
 have_library() { /sbin/ldconfig -p | grep -F "$1" >/dev/null; }
 have_command() { PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null; }
 have_bcc() { compgen -G '/usr/lib/python3*/*-packages/bcc/__init__.py' >/dev/null; }
-have_promtool() { [[ -x $VENV/bin/promtool ]] || have_command promtool; }
+have_prometheus() { [[ -x $VENV/bin/$1 ]] || have_command "$1"; }
 have_seccomp_profile() { [[ -e $VENV/share/seccomp.json || -e /usr/share/containers/seccomp.json ]]; }
 have_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
 
@@ -107,10 +107,13 @@ apt_install() {
     rm -f "$APT_LOG"
 }
 
-# The linter of metrics. Its package would run a Prometheus on this machine, so only the one file is taken out of it.
-fetch_promtool() {
-    have_promtool || take_out prometheus usr/bin/promtool bin/promtool 755 ||
-        say "without promtool the tests hold the metrics to our own rules only"
+# Prometheus and its linter. Their package would run a server on this machine, so only the two files are taken out of it.
+fetch_prometheus() {
+    local program
+    for program in prometheus promtool; do
+        have_prometheus $program || take_out prometheus usr/bin/$program bin/$program 755 ||
+            say "without $program the tests of metrics, dashboard and alerts fail"
+    done
 }
 
 # What a container runtime forbids by default. Its package would set this machine up for containers.
@@ -209,7 +212,7 @@ state() {
     local without
     without=$(recommended_packages | paste -sd ' ')
     [[ -z $without ]] || echo "without $without as $EUID"
-    [[ $PROFILE != dev ]] || have_promtool || echo "without promtool as $EUID"
+    [[ $PROFILE != dev ]] || { have_prometheus prometheus && have_prometheus promtool; } || echo "without Prometheus as $EUID"
     [[ $PROFILE != dev ]] || have_seccomp_profile || echo "without a seccomp profile"
 }
 
@@ -236,7 +239,7 @@ main() {
     install_recommended "${recommended[@]}"
     make_venv "$python"
     install_python
-    [[ $PROFILE != dev ]] || { fetch_promtool && fetch_seccomp_profile; }
+    [[ $PROFILE != dev ]] || { fetch_prometheus && fetch_seccomp_profile; }
     compile_python
     state >"$stamp"
     PROFILE=run state >"$VENV/.setup-run" # dev has all that run has
