@@ -63,6 +63,12 @@ man: setup ## write the man pages in docs/man anew, from the commands' parsers
 monitoring: setup ## write the Grafana dashboard and the PrometheusRule in deploy/ anew
 	@$(BIN)/python scripts/monitoring.py
 
+.PHONY: chart
+chart: setup-dev ## write what the Helm chart has from elsewhere anew, and pack it into dist/
+	@$(BIN)/python scripts/chart.py
+	@$(BIN)/helm lint --strict --quiet deploy/chart/resolver
+	@$(BIN)/helm package --destination dist deploy/chart/resolver
+
 .PHONY: wheel
 wheel: setup ## build the wheel into dist/
 	@$(BIN)/python -m hatchling build -t wheel

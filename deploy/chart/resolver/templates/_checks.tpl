@@ -1,0 +1,89 @@
+{{/*
+What the schema cannot say: values that are possible each for itself, and not together. All of them are told at once.
+*/}}
+{{- define "resolver.checks" -}}
+{{- $wrong := list -}}
+{{- $settings := .Values.settings -}}
+{{- $port := include "resolver.port" . -}}
+{{- $hostNetwork := include "resolver.hostNetwork" . -}}
+
+{{- if not .Values.hostPID -}}
+{{- $wrong = append $wrong "hostPID is off: in a PID namespace of its own the daemon sees no tenant and refuses to start. Leave hostPID at true; where that is forbidden, resolver can't be used" -}}
+{{- end -}}
+
+{{- if and (eq .Values.source "netlink") (not $hostNetwork) (not (has "SYS_ADMIN" .Values.extraCapabilities)) -}}
+{{- $wrong = append $wrong "source is netlink and hostNetwork is off: the kernel tells of processes in the host's network namespace only. Leave hostNetwork empty, or let the daemon enter that one: extraCapabilities: [SYS_ADMIN]" -}}
+{{- end -}}
+
+{{- if $port -}}
+{{- if or (lt (int $port) 1) (gt (int $port) 65535) -}}
+{{- $wrong = append $wrong (printf "settings.metrics_addr is %q: a port is a number from 1 to 65535" $settings.metrics_addr) -}}
+{{- end -}}
+{{- if and (include "resolver.host" .) (not $hostNetwork) -}}
+{{- $wrong = append $wrong (printf "settings.metrics_addr is %q: a pod knows its address only once it runs, and probes come to it. Write :%s, or set hostNetwork: true" $settings.metrics_addr $port) -}}
+{{- end -}}
+{{- end -}}
+{{- $reached := and $port (not (include "resolver.host" .)) -}}
+{{- range $name := list "serviceMonitor" "podMonitor" "prometheusRule" "dashboard" -}}
+{{- if and (index $.Values $name).enabled (not $reached) -}}
+{{- $wrong = append $wrong (printf "%s is enabled, and settings.metrics_addr is %q: Prometheus would find nothing. Write :9395, or disable %s" $name $settings.metrics_addr $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.serviceMonitor.enabled .Values.podMonitor.enabled -}}
+{{- $wrong = append $wrong "serviceMonitor and podMonitor are both enabled: everything would be scraped twice. Keep one" -}}
+{{- end -}}
+{{- if and .Values.serviceMonitor.enabled (not .Values.service.enabled) -}}
+{{- $wrong = append $wrong "serviceMonitor is enabled and service is not: there is nothing to scrape through. Enable service, or take podMonitor" -}}
+{{- end -}}
+
+{{- $surge := dig "rollingUpdate" "maxSurge" 0 .Values.updateStrategy | toString -}}
+{{- if not (has $surge (list "0" "0%")) -}}
+{{- if and $hostNetwork $port -}}
+{{- $wrong = append $wrong (printf "updateStrategy.rollingUpdate.maxSurge is %s in the host's network: the new pod can't have the old one's port %s, and would never start. Use maxUnavailable, or settings.metrics_addr: \"off\"" $surge $port) -}}
+{{- end -}}
+{{- if not (or $settings.wait $settings.dry_run) -}}
+{{- $wrong = append $wrong (printf "updateStrategy.rollingUpdate.maxSurge is %s and settings.wait is off: beside the old pod the new one would end at once. Set settings.wait: true, or use maxUnavailable" $surge) -}}
+{{- end -}}
+{{- end -}}
+
+{{- range $name := list "run_dir" "pod_logs_dir" -}}
+{{- if eq (clean (get $settings $name)) "/" -}}
+{{- $wrong = append $wrong (printf "settings.%s is the root directory, and is mounted: name a directory of its own" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- range $settings.containers_dir -}}
+{{- if eq (clean .) "/" -}}
+{{- $wrong = append $wrong "settings.containers_dir has the root directory, and is mounted writable: name HAMi's directory" -}}
+{{- end -}}
+{{- end -}}
+{{- if and $settings.socket (not (hasPrefix (printf "%s/" (clean $settings.run_dir)) (clean $settings.socket))) -}}
+{{- $wrong = append $wrong (printf "settings.socket is %s, outside of settings.run_dir (%s): nothing else of the node is mounted, and who asks would not find it" $settings.socket $settings.run_dir) -}}
+{{- end -}}
+{{- with $settings.broker -}}
+{{- if has (dir (dir (clean .))) (list "/" "/run" "/var" "/var/run" "/var/lib" "/etc" "/usr" "/tmp") -}}
+{{- $wrong = append $wrong (printf "settings.broker is %s: the directory two above the socket is mounted writable, and must be a place for nothing else, as in /var/run/hami/hostpid/broker.sock" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{- $names := append (keys $settings) "source" | sortAlpha -}}
+{{- range .Values.extraEnv -}}
+{{- $setting := trimPrefix "RESOLVER_" .name | lower -}}
+{{- if and (hasPrefix "RESOLVER_" .name) (has $setting $names) -}}
+{{- $wrong = append $wrong (printf "extraEnv has %s, which is a setting: write %s instead, so that what follows from it follows" .name (eq $setting "source" | ternary "source" (printf "settings.%s" $setting))) -}}
+{{- end -}}
+{{- if hasKey $.Values.driverEnv .name -}}
+{{- $wrong = append $wrong (printf "extraEnv has %s, which is in driverEnv: change it there" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- range .Values.extraArgs -}}
+{{- $option := splitList "=" . | first -}}
+{{- $setting := trimPrefix "--" $option | replace "-" "_" -}}
+{{- if and (hasPrefix "--" $option) (or (has $setting $names) (has (trimPrefix "no_" $setting) $names)) -}}
+{{- $wrong = append $wrong (printf "extraArgs has %s, which is a setting: write %s instead, so that what follows from it follows" $option (eq $setting "source" | ternary "source" (printf "settings.%s" (trimPrefix "no_" $setting)))) -}}
+{{- end -}}
+{{- end -}}
+
+{{- if $wrong -}}
+{{- fail (printf "\n\nThe chart can't be rendered with these values:\n- %s\n" (join "\n- " $wrong)) -}}
+{{- end -}}
+{{- end }}

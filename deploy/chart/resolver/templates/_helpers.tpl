@@ -1,0 +1,188 @@
+{{/* Names. */}}
+{{- define "resolver.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end }}
+
+{{- define "resolver.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+{{- end }}
+
+{{- define "resolver.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "resolver.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end }}
+
+{{- define "resolver.image" -}}
+{{- $image := .Values.image -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository (default .Chart.AppVersion $image.tag) -}}
+{{- end -}}
+{{- end }}
+
+{{/* What a selector holds on to may never change; what else is told of a release comes on top. */}}
+{{- define "resolver.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "resolver.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "resolver.labels" -}}
+{{- $ours := include "resolver.selectorLabels" . | fromYaml -}}
+{{- $_ := set $ours "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") -}}
+{{- $_ := set $ours "app.kubernetes.io/version" .Chart.AppVersion -}}
+{{- $_ := set $ours "app.kubernetes.io/managed-by" .Release.Service -}}
+{{- merge $ours .Values.commonLabels | toYaml -}}
+{{- end }}
+
+{{/* The metadata of what may lie in another namespace: list of the root and its values (namespace, labels, annotations). */}}
+{{- define "resolver.metadata" -}}
+{{- $root := index . 0 -}}
+{{- $values := index . 1 -}}
+name: {{ include "resolver.fullname" $root }}
+namespace: {{ default $root.Release.Namespace $values.namespace }}
+labels:
+  {{- merge (include "resolver.labels" $root | fromYaml) $values.labels | toYaml | nindent 2 }}
+{{- with $values.annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* What each source needs: capabilities as in resolver/capabilities.py, resources as measured. */}}
+{{- define "resolver.needs" -}}
+capabilities:
+  {{- if eq .Values.source "scan" }} [SYS_PTRACE]
+  {{- else if eq .Values.source "netlink" }} [SYS_PTRACE, NET_ADMIN]
+  {{- else }} [SYS_PTRACE, BPF, PERFMON]
+  {{- end }}
+resources:
+  requests:
+    # With `scan` each new process costs a read of /proc.
+    cpu: {{ eq .Values.source "scan" | ternary "30m" "20m" }}
+    memory: 96Mi
+  limits:
+    # The compiler of the BPF program needs 160Mi for half a second. No limit on CPU: it would only make repairs late.
+    memory: {{ has .Values.source (list "scan" "netlink") | ternary "192Mi" "384Mi" }}
+{{- end }}
+
+{{/* The measured resources, with what the values say on top; null takes a figure away. */}}
+{{- define "resolver.resources" -}}
+{{- $resources := (include "resolver.needs" . | fromYaml).resources -}}
+{{- range $kind, $figures := .Values.resources -}}
+{{- range $name, $figure := $figures -}}
+{{- if kindIs "invalid" $figure -}}
+{{- $_ := unset (get $resources $kind) $name -}}
+{{- else -}}
+{{- $_ := set (get $resources $kind) $name $figure -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end }}
+
+{{/* "true" or nothing. The proc connector answers in the host's network namespace only. */}}
+{{- define "resolver.hostNetwork" -}}
+{{- if kindIs "bool" .Values.hostNetwork -}}
+{{- if .Values.hostNetwork }}true{{ end -}}
+{{- else if eq .Values.source "netlink" -}}
+true
+{{- end -}}
+{{- end }}
+
+{{/* Host and port of the metrics; both are empty where there are none. */}}
+{{- define "resolver.port" -}}
+{{- if ne .Values.settings.metrics_addr "off" -}}
+{{- regexFind "[0-9]+$" .Values.settings.metrics_addr -}}
+{{- end -}}
+{{- end }}
+
+{{- define "resolver.host" -}}
+{{- if ne .Values.settings.metrics_addr "off" -}}
+{{- $host := regexReplaceAll ":[0-9]+$" .Values.settings.metrics_addr "" -}}
+{{- if not (has $host (list "" "0.0.0.0" "[::]")) -}}
+{{- $host | trimPrefix "[" | trimSuffix "]" -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "resolver.updateStrategy" -}}
+{{- if .Values.updateStrategy -}}
+{{- toYaml .Values.updateStrategy -}}
+{{- else -}}
+{{- $together := not (and (include "resolver.hostNetwork" .) (include "resolver.port" .)) -}}
+{{- $together = and $together (or .Values.settings.wait .Values.settings.dry_run) -}}
+type: RollingUpdate
+rollingUpdate:
+  maxSurge: {{ $together | ternary 1 0 }}
+  maxUnavailable: {{ $together | ternary 0 1 }}
+{{- end -}}
+{{- end }}
+
+{{/* A setting as its environment has it. Numbers come as floats from a values file: never as 4.194304e+06. */}}
+{{- define "resolver.setting" -}}
+{{- if kindIs "slice" . -}}
+{{- join ":" . -}}
+{{- else if kindIs "float64" . -}}
+{{- if eq (floor .) . }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
+{{- else -}}
+{{- . -}}
+{{- end -}}
+{{- end }}
+
+{{/* The directory above the broker's own: its lock is there. */}}
+{{- define "resolver.brokerPlace" -}}
+{{- with .Values.settings.broker -}}
+{{- dir (dir .) -}}
+{{- end -}}
+{{- end }}
+
+{{/* A probe: list of the root, its path, and its values. */}}
+{{- define "resolver.probe" -}}
+{{- $root := index . 0 -}}
+httpGet:
+  path: {{ index . 1 }}
+  port: metrics
+  {{- with include "resolver.host" $root }}
+  host: {{ . | quote }}
+  {{- end }}
+{{ toYaml (index . 2) }}
+{{- end }}
+
+{{/* What both monitors say of the one port: list of the root and the monitor's values. */}}
+{{- define "resolver.endpoint" -}}
+{{- $root := index . 0 -}}
+{{- $monitor := index . 1 -}}
+port: metrics
+path: /metrics
+honorLabels: {{ $monitor.honorLabels }}
+{{- with $monitor.interval }}
+interval: {{ . }}
+{{- end }}
+{{- with $monitor.scrapeTimeout }}
+scrapeTimeout: {{ . }}
+{{- end }}
+relabelings:
+  # The alerts and the dashboard know the job by this name, and each daemon by its node.
+  - targetLabel: job
+    replacement: resolver
+  - sourceLabels: [__meta_kubernetes_pod_node_name]
+    targetLabel: node
+  {{- with $monitor.relabelings }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with $monitor.metricRelabelings }}
+metricRelabelings:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
