@@ -238,7 +238,8 @@ class Service:
             from resolver import broker
 
             for reason in broker.Refusal:
-                self.counters[f"broker_refused_{reason}"] += 0  # there from the start, for a rate to start from
+                # There from the start, for a rate to start from.
+                self.counters[f"broker_refused_{reason}"] += 0
             yield broker.serve(
                 self.settings, self.procfs, self.pidmap, lambda: self.policy, self.journal, self.counters
             )
