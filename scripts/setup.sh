@@ -43,6 +43,9 @@ missing_packages() {
     have_command zsh || echo zsh
     have_command fish || echo fish
     have_command mandoc || echo mandoc
+    have_command buildah || echo buildah
+    have_command mmdebstrap || echo mmdebstrap
+    [[ -e /usr/share/keyrings/debian-archive-keyring.gpg ]] || echo debian-archive-keyring
 }
 
 # On Ubuntu bpftool belongs to the kernel's tools.
