@@ -31,14 +31,16 @@ def socket_of(given: str | None) -> str:
     return given or os.environ.get("RESOLVER_SOCKET") or DEFAULT_SOCKET
 
 
-def get(path: str, *, socket_path: str, accept: str = "application/json") -> tuple[int, str] | None:
+def get(
+    path: str, *, socket_path: str, accept: str = "application/json", seconds: float = _SECONDS
+) -> tuple[int, str] | None:
     """Status and body of ``GET path``; None if no daemon answers there, in time and to the last byte.
 
     A socket that does not belong to root or to the asking user is not believed, nor is one that another user
     listens on.
     """
     try:
-        status, body = _parse(_ask(path, socket_path, accept, _SECONDS, _MOST_BYTES))
+        status, body = _parse(_ask(path, socket_path, accept, seconds, _MOST_BYTES))
         return status, body.decode()
     except (OSError, ValueError):
         return None

@@ -76,7 +76,7 @@ class Batch:
             if init is not None:
                 if kernel is not None:
                     rest = yield from self._by_listing(kernel, init, list(ns_pids), answers)
-                rest = yield from self._one_by_one(init, rest, answers)
+                rest = yield from self._one_by_one(init, list(rest), answers)
             self.answers[container_id] = answers
             left = list(rest)
             if left:
@@ -123,6 +123,12 @@ class Batch:
         answers.clear()
         return ns_pids
 
+    def _listed(self, init: Init) -> dict[int, None]:
+        try:
+            return self._members(init)
+        except (ProcessGone, AccessDenied):
+            return {}
+
     def _members(self, init: Init) -> dict[int, None]:
         """Host PIDs of the processes in the container's cgroup and below it; empty if that cannot be seen."""
         procfs = self._procfs
@@ -142,11 +148,12 @@ class Batch:
         return {}
 
     def _one_by_one(
-        self, init: Init, ns_pids: Iterable[int], answers: Answers
+        self, init: Init, ns_pids: list[int], answers: Answers
     ) -> Generator[None, None, list[int]]:
         rest = []
+        among = self._listed(init) if len(ns_pids) >= _WORTH_LISTING else ()
         for ns_pid in ns_pids:
-            process = self._live.process_in(init, ns_pid)
+            process = self._live.process_in(init, ns_pid, among)
             if process is None:
                 rest.append(ns_pid)
             else:

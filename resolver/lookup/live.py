@@ -15,7 +15,7 @@ from resolver.lookup import Found
 from resolver.lookup.containers import container_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
     from resolver.cgroup import ContainerCgroup
     from resolver.pidmap import PidMap
@@ -30,7 +30,8 @@ _EAGER_LOOKS, _LONGEST_LOOK = 8, 30.0  # seconds
 class Init(NamedTuple):
     """The first process of a PID namespace. ``made_by_runtime`` is False where it was not told.
 
-    ``name`` is the container's for people, empty until one of its processes was looked at.
+    ``name`` is the container's for people, empty until one of its processes was looked at. ``looks`` counts those in
+    vain, for a container id where it has none, else for a name.
     """
 
     host_pid: int
@@ -79,7 +80,7 @@ class LiveLookup:
 
     def find_in(self, init: Init, ns_pid: int) -> Found | None:
         """As `find`, in the container of this first process."""
-        for host_pid in self._candidates(init, ns_pid):
+        for host_pid in self._worth(init, self.pidmap.candidates(ns_pid, init.pidns)):
             found = self._verified(host_pid, init, ns_pid)
             if found is not None:
                 return found
@@ -100,7 +101,9 @@ class LiveLookup:
             elif not known.made_by_runtime and now >= known.next_look:
                 looks = known.looks + 1
                 wait = 0.0 if looks <= _EAGER_LOOKS else min(_LONGEST_LOOK, 2.0 ** (looks - _EAGER_LOOKS))
-                known = self._look_at_init(host_pid, arrival)._replace(looks=looks, next_look=now + wait)
+                known = self._look_at_init(host_pid, arrival)
+                if not known.made_by_runtime:
+                    known = known._replace(looks=looks, next_look=now + wait)
             self._inits[host_pid] = known
         return self._inits.values()
 
@@ -121,9 +124,16 @@ class LiveLookup:
         container = parse_cgroup(self._procfs.cgroup(host_pid))
         return container.container_id if container else ""
 
-    def process_in(self, init: Init, ns_pid: int) -> Process | None:
-        """As `find_in`, with nothing said about the process but who it is: a third cheaper."""
-        for host_pid in self._candidates(init, ns_pid):
+    def process_in(self, init: Init, ns_pid: int, among: Container[int] = ()) -> Process | None:
+        """As `find_in`, with nothing said about the process but who it is: a third cheaper.
+
+        ``among`` are host PIDs that are thought to be in the container: where many processes have that number, as
+        every container's do for a source that knows no namespaces, only those are looked at.
+        """
+        candidates = self.pidmap.candidates(ns_pid, init.pidns)
+        if among and len(candidates) > 1:
+            candidates = [each for each in candidates if each in among]
+        for host_pid in self._worth(init, candidates):
             try:
                 with self._procfs.open_handle(host_pid) as handle:
                     if self._inside(handle.process, init, ns_pid) and handle.alive():
@@ -132,9 +142,8 @@ class LiveLookup:
                 continue
         return None
 
-    def _candidates(self, init: Init, ns_pid: int) -> list[int]:
-        """Those worth taking hold of: of many with that number, as a source has that knows no namespaces, one is."""
-        candidates = self.pidmap.candidates(ns_pid, init.pidns)
+    def _worth(self, init: Init, candidates: list[int]) -> list[int]:
+        """Those worth taking hold of: looking at the namespace first is cheaper, but for a single one."""
         return candidates if len(candidates) < 2 else [each for each in candidates if self._is_in(each, init)]
 
     def _is_in(self, host_pid: int, init: Init) -> bool:
@@ -152,6 +161,18 @@ class LiveLookup:
             return None
         return container
 
+    def _named(self, init: Init, pod_uid: str | None) -> Init:
+        """With the container's name for people, if there is one.
+
+        The runtime makes the mounts that tell it after the first process, so one without a name is looked at again,
+        but not with every question: its mount table is the longest thing to read here.
+        """
+        now = time.monotonic()
+        if init.name or (init.looks >= _EAGER_LOOKS and now < init.next_look):
+            return init
+        name = container_name(self._procfs.mounts(init.host_pid), pod_uid) or ""
+        return init._replace(name=name, looks=init.looks + 1, next_look=now + 1.0)
+
     def _verified(self, host_pid: int, init: Init, ns_pid: int) -> Found | None:
         """None also for one that may not be looked at: a number is only one process's in its namespace."""
         procfs = self._procfs
@@ -160,20 +181,22 @@ class LiveLookup:
                 container = self._inside(handle.process, init, ns_pid)
                 if container is None:
                     return None
+                named = self._named(init, container.pod_uid)
                 found = Found(
                     init.container_id,
                     ns_pid,
                     host_pid,
                     init.pidns,
                     container.pod_uid,
-                    init.name or container_name(procfs.mounts(init.host_pid), container.pod_uid),
+                    named.name or None,
                     handle.process.start_time,
                     procfs.comm(host_pid),
                     self.pidmap.source.name,
                 )
                 if not handle.alive():
                     return None
-                self._inits[init.host_pid] = init._replace(name=found.container_name or "")
+                # While a process of it runs, so does the first one: that was who was asked for the name.
+                self._inits[init.host_pid] = named
                 return found
         except (ProcessGone, AccessDenied):
             return None

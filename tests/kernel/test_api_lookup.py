@@ -45,7 +45,7 @@ def serving(start: Start, node: Node, *arguments: str, **options: Any) -> Daemon
 def ask(daemon: Daemon, container: Container, ns_pid: int) -> dict[str, Any] | None:
     """The daemon's answer; None if there is no such process."""
     path = f"/v1/lookup?container={container.container_id}&pid={ns_pid}"
-    answer = client.get(path, socket_path=str(socket_of(daemon)))
+    answer = client.get(path, socket_path=str(socket_of(daemon)), seconds=10)
     assert answer is not None, "the daemon does not answer at all"
     status, body = answer
     assert status in (200, 404), body
@@ -101,7 +101,9 @@ def test_five_hundred_answers_are_the_kernels(node: Node, start: Start, source: 
         if known is not None:
             assert wanted is not None
             assert wanted["host_pid"] == known
-        assert (found is None) == (wanted is None), f"{container.name} {ns_pid}: {found}, the truth is {wanted}"
+        assert (found is None) == (wanted is None), (
+            f"{container.name} {ns_pid}: {found}, the truth is {wanted}"
+        )
         if found is not None and wanted is not None:
             said = found.pop("source")
             answered[container.name, said] += 1
@@ -201,7 +203,9 @@ def test_a_restarted_container_is_another(node: Node, start: Start, source: str)
         container.restart()
         found = until_found(daemon, container, 1)
         assert found["host_pid"] == container.init_host_pid != old
-        gone = client.get(f"/v1/lookup?container={before}&pid=1", socket_path=str(socket_of(daemon)))
+        gone = client.get(
+            f"/v1/lookup?container={before}&pid=1", socket_path=str(socket_of(daemon)), seconds=10
+        )
         assert gone is not None
         assert gone[0] == 404
 
@@ -330,7 +334,7 @@ def test_clients_that_misbehave_disturb_nobody(node: Node, start: Start) -> None
         "?container=x&pid=12345678901",
         "?pid=x&container=x",
     ):
-        answer = client.get(f"/v1/lookup{query}", socket_path=where)
+        answer = client.get(f"/v1/lookup{query}", socket_path=where, seconds=10)
         assert answer is not None
         refused[query] = answer[0], json.loads(answer[1])["status"]
     assert set(refused.values()) == {(400, 400)}, refused
@@ -340,7 +344,7 @@ def test_clients_that_misbehave_disturb_nobody(node: Node, start: Start) -> None
         ("/v1/lookup?container=0123456789ab&pid=7", 404),
         ("/v1/lookup?container=&pid=7", 400),
     ):
-        answer = client.get(path, socket_path=where)
+        answer = client.get(path, socket_path=where, seconds=10)
         assert answer is not None
         assert answer[0] == status
     tenant = container.tenant(guess="none")
