@@ -49,10 +49,15 @@ class _Client:
 
     def connect(self) -> socket.socket:
         if self.channel is None:
-            self.channel = socket.socket(socket.AF_UNIX)
-            self.channel.setblocking(False)
-            self.channel.connect(self.crowd.path)
-            self.crowd.selector.register(self.channel, selectors.EVENT_READ, self)
+            channel = socket.socket(socket.AF_UNIX)
+            channel.setblocking(False)
+            try:
+                channel.connect(self.crowd.path)
+            except OSError:  # its backlog is full
+                channel.close()
+                raise
+            self.crowd.selector.register(channel, selectors.EVENT_READ, self)
+            self.channel = channel
         return self.channel
 
     def close(self) -> None:
