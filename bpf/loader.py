@@ -15,6 +15,8 @@ or ``{"error": a whole sentence, "no_bcc": whether another Python may do better,
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import os
 import platform
@@ -177,6 +179,12 @@ def require_privileges(lockdown: str) -> None:
                 f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: run as root, or give both "
                 "(Kubernetes: securityContext.capabilities.add: [BPF, PERFMON])"
             )
+    if refusal := refusal_of_bpf():
+        raise LoadError(
+            f"bpf() is forbidden here ({errno.errorcode[refusal]}), by a seccomp profile or a security module. That of "
+            "containerd before 1.7 and Docker before 23 forbids it to everybody but CAP_SYS_ADMIN: take "
+            "deploy/seccomp/resolver.json in its place, or use --source netlink or scan"
+        )
     try:
         with open(lockdown) as file:
             mode = file.read()
@@ -187,6 +195,16 @@ def require_privileges(lockdown: str) -> None:
             "blocked by kernel lockdown: in the mode confidentiality no BPF program may read kernel memory. Boot with "
             "lockdown=integrity, or use --source netlink or scan"
         )
+
+
+def refusal_of_bpf() -> int:
+    """The error number of a call that the kernel itself answers with EINVAL; 0 if that was the answer."""
+    number = {"x86_64": 321, "aarch64": 280}.get(platform.machine())
+    if number is None:
+        return 0  # what is said later is about the machine
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall(number, 0x7FFFFFFF, None, 0)
+    return ctypes.get_errno() if ctypes.get_errno() in (errno.EPERM, errno.EACCES, errno.ENOSYS) else 0
 
 
 def effective_capabilities() -> int:

@@ -1,7 +1,7 @@
 """Renders the kustomizations in `deploy/kustomize`, and validates what comes out against Kubernetes' own schemas.
 
-Only what they use is known: `resources`, `components`, `patches` (strategic merges, in files) and `images`. Anything else
-is an error, as is a patch that meets nothing: what is rendered here is what `kubectl kustomize` renders, which
+Only what they use is known: `resources`, `components`, `patches` (strategic merges, in files) and `images`. Anything
+else is an error, as is a patch that meets nothing: what is rendered here is what `kubectl kustomize` renders, which
 `test_manifests.py` holds it to where there is one.
 """
 
@@ -92,7 +92,7 @@ def _is_meant(manifest: Manifest, patch: Manifest, target: dict[str, str] | None
     if target.keys() != {"kind", "labelSelector"}:
         raise ManifestError(f"a target has a kind and a labelSelector here, not {target}")
     label, _, value = target["labelSelector"].partition("=")
-    return manifest["kind"] == target["kind"] and metadata.get("labels", {}).get(label) == value
+    return bool(manifest["kind"] == target["kind"] and metadata.get("labels", {}).get(label) == value)
 
 
 def merge(value: Manifest, patch: Manifest) -> Manifest:

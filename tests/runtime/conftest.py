@@ -11,6 +11,10 @@ from typing import Protocol
 
 import pytest
 
+from tests.fakes.node import Node
+from tests.kernel.conftest import DRIVER, ROOT
+from tests.manifests import Manifest, merge
+from tests.runtime.pods import Pod, runtime_default
 from tests.runtime.runc import CGROUP_TOP, RuncContainer, build_tester, cgroup_mounts, remove_cgroups
 
 
@@ -57,3 +61,69 @@ def start(tester: Path) -> Iterator[Start]:
         shutil.rmtree(work)
         for mount in cgroup_mounts():
             remove_cgroups(mount / CGROUP_TOP)
+
+
+# -- pods -------------------------------------------------------------------------------------------
+
+
+class StartPod(Protocol):
+    """Starts a pod's container, which ends with the test."""
+
+    def __call__(
+        self, pod: Manifest, *, knows_bpf: bool = True, source: Path = ROOT, name: str = "resolver"
+    ) -> Pod: ...
+
+
+def fast(pod: Manifest, **environment: str) -> Manifest:
+    """The pod at a test's pace."""
+    pace = {"RESOLVER_INTERVAL": "50ms", "RESOLVER_NVML_INTERVAL": "200ms", **environment}
+    env = [{"name": name, "value": value} for name, value in pace.items()]
+    return merge(pod, {"containers": [{"name": "resolver", "env": env}]})
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """A node with the driver that makes every guess of HAMi's wrong."""
+    with Node(tmp_path / "node", DRIVER) as node:
+        assert node.left_out == []
+        yield node
+
+
+@pytest.fixture
+def node_paths(tmp_path: Path, node: Node) -> dict[str, Path]:
+    """Where the test has what pods mount of the node."""
+    (tmp_path / "pods").mkdir()
+    (tmp_path / "tmpfs").mkdir()
+    return {
+        "/usr/local/vgpu/containers": node.containers_dir,
+        "/run/resolver": tmp_path / "tmpfs" / "resolver",
+        "/var/log/pods": tmp_path / "pods",
+        "/sys/fs/cgroup": Path("/sys/fs/cgroup"),
+    }
+
+
+@pytest.fixture
+def start_pod(tmp_path: Path, node: Node, node_paths: dict[str, Path]) -> Iterator[StartPod]:
+    """Starts pods on the node."""
+    started: list[Pod] = []
+
+    def start_one(
+        pod: Manifest, *, knows_bpf: bool = True, source: Path = ROOT, name: str = "resolver"
+    ) -> Pod:
+        seccomp = {
+            "RuntimeDefault": runtime_default(tmp_path, knows_bpf=knows_bpf),
+            "resolver.json": ROOT / "deploy/seccomp/resolver.json",
+        }
+        new = Pod(node, pod, tmp_path / "runc", paths=node_paths, seccomp=seccomp, source=source, name=name)
+        started.append(new)
+        return new
+
+    yield start_one
+    problems: list[object] = []
+    for pod in started:
+        pod.close()
+        problems += [line for line in pod.lines if line["event"] == "internal_error"]
+        problems += pod.other_output
+    for mount in cgroup_mounts():
+        remove_cgroups(mount / CGROUP_TOP)
+    assert problems == []

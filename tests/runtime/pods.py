@@ -1,0 +1,323 @@
+"""Runs the daemon in a real container by runc, made from a rendered pod's spec as a kubelet and containerd make it.
+
+Capabilities, seccomp, mounts, namespaces and the read-only root are the manifest's. What stands in: the image is this
+machine's own root directory (through an overlay, so that nothing is made in it), the node's paths are a test's, and
+what NVIDIA's toolkit mounts is the stand-in for the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tests.fakes.node import Node
+from tests.kernel.conftest import ROOT, Daemon, until
+from tests.manifests import Manifest, container_of
+from tests.runtime.runc import CGROUP_TOP, cgroup_mounts, remove_cgroups
+
+#: What containerd gives every container beside what its pod asks for.
+_MOUNTS: Final = (
+    ("/proc", "proc", "proc", ["nosuid", "noexec", "nodev"]),
+    ("/dev", "tmpfs", "tmpfs", ["nosuid", "strictatime", "mode=755", "size=65536k"]),
+    (
+        "/dev/pts",
+        "devpts",
+        "devpts",
+        ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+    ),
+    ("/dev/shm", "tmpfs", "shm", ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),  # noqa: S108
+    ("/dev/mqueue", "mqueue", "mqueue", ["nosuid", "noexec", "nodev"]),
+    ("/sys", "sysfs", "sysfs", ["nosuid", "noexec", "nodev", "ro"]),
+    ("/run", "tmpfs", "tmpfs", ["nosuid", "nodev", "mode=755"]),
+)
+_MASKED: Final = [
+    "/proc/acpi",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/timer_list",
+    "/proc/scsi",
+    "/sys/firmware",
+]
+_READONLY: Final = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"]
+_NAMESPACES: Final = {"pid": "hostPID", "network": "hostNetwork", "ipc": "hostIPC"}
+
+
+class PodError(Exception):
+    """A pod that a kubelet would not start."""
+
+
+class Pod(Daemon):
+    """The container called ``name`` of a pod. ``paths`` maps those of the node to where the test has them.
+
+    ``source`` is a directory with the program, in place of this checkout; ``seccomp`` are the node's profiles.
+    ``environment`` is added, and may be the image's as well.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        pod: Manifest,
+        work: Path,
+        *,
+        paths: Mapping[str, Path],
+        seccomp: Mapping[str, Path],
+        name: str = "resolver",
+        source: Path = ROOT,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.run_dir = paths["/run/resolver"]
+        self._name = f"pod-{os.getpid()}-{os.urandom(4).hex()}"
+        self._cgroup = f"/{CGROUP_TOP}/{self._name}"
+        self._state = work / "state"
+        bundle = work / self._name
+        for each in ("rootfs", "layers"):
+            (bundle / each).mkdir(parents=True)
+        container = container_of(pod, name)
+        environment = {**os.environ, **_environment(container), **(environment or {})}
+        config = _config(pod, container, paths, seccomp)
+        config["process"] |= {
+            # The image's entry point is `resolver`.
+            "args": [sys.executable, "-m", "resolver", *container["args"]],
+            "cwd": str(source),
+            "env": [
+                f"{key}={value}" for key, value in (_stand_in(node) | environment | _stand_in(node)).items()
+            ],
+        }
+        config["root"] = {
+            "path": "rootfs",
+            "readonly": container["securityContext"].get("readOnlyRootFilesystem", False),
+        }
+        config["linux"]["cgroupsPath"] = self._cgroup
+        # Of the image and of the toolkit: the program, and what the driver's library needs.
+        config["mounts"] += [_bind(path, str(path), read_only=True) for path in (ROOT, source, node.root)]
+        (bundle / "config.json").write_text(json.dumps(config))
+        layers = shlex.quote(str(bundle / "layers"))
+        # In a mount namespace of its own, so that nothing of it is left behind.
+        overlay = (
+            f"mount -t tmpfs none {layers} && mkdir {layers}/upper {layers}/work && mount -t overlay overlay"
+        )
+        overlay += (
+            f" -o lowerdir=/,upperdir={layers}/upper,workdir={layers}/work {shlex.quote(str(bundle))}/rootfs"
+        )
+        start = ["runc", "--root", str(self._state), "run", "--bundle", str(bundle), self._name]
+        self._launch(
+            ["unshare", "--mount", "sh", "-ec", f'{overlay} && exec "$@"', "sh", *start], dict(os.environ)
+        )
+
+    @property
+    def host_pid(self) -> int:
+        """The daemon's own process, waited for if it is only now being started."""
+        found: list[int] = []
+
+        def started() -> bool:
+            state = ["runc", "--root", str(self._state), "state", self._name]
+            done = subprocess.run(state, capture_output=True, text=True, check=False)
+            if done.returncode == 0 and json.loads(done.stdout)["status"] == "running":
+                found.append(json.loads(done.stdout)["pid"])
+            return bool(found)
+
+        until(started, f"a container: {self.tail()}")
+        return found[0]
+
+    def inside(self, *command: str) -> str:
+        """What a command prints that a kubelet or a person runs in the container."""
+        start = ["runc", "--root", str(self._state), "exec", self._name, *command]
+        done = subprocess.run(start, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done
+        return done.stdout
+
+    def get(self, path: str) -> int:
+        """The status that a probe gets from the metrics' port, in the pod's network; 0 while nobody listens."""
+        code = (
+            "import sys, urllib.request as r, urllib.error as e\n"
+            f"try: print(r.urlopen('http://127.0.0.1:9395{path}', timeout=3).status)\n"
+            "except e.HTTPError as error: print(error.code)\n"
+            "except OSError: print(0)\n"
+        )
+        enter = ["nsenter", "--net", "--target", str(self.host_pid), sys.executable, "-c", code]
+        return int(subprocess.check_output(enter, text=True))
+
+    def peak_memory(self) -> int:
+        """The most bytes that its cgroup has had, children and kernel memory included."""
+        for mount in cgroup_mounts():
+            for name in ("memory.peak", "memory.max_usage_in_bytes"):
+                with contextlib.suppress(OSError):
+                    return int((mount / self._cgroup.lstrip("/") / name).read_text())
+        raise AssertionError("no memory controller has this cgroup")
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.host_pid, number)
+
+    def stop(self, *, within_s: float = 8.0) -> int:
+        """SIGTERM to its first process, as a kubelet does; returns its exit code."""
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, AssertionError):
+                self.signal(signal.SIGTERM)
+        return self.wait(within_s)
+
+    def close(self) -> None:
+        """Ends it, whatever it does, and removes what runc and the kernel keep of it."""
+        delete = ["runc", "--root", str(self._state), "delete", "--force", self._name]
+        subprocess.run(delete, capture_output=True, check=False)
+        self.kill()
+        for mount in cgroup_mounts():
+            remove_cgroups(mount / self._cgroup.lstrip("/"))
+
+
+def _stand_in(node: Node) -> dict[str, str]:
+    wanted = ("LD_LIBRARY_PATH", "NVML_STANDIN_STATE")
+    return {name: value for name, value in node.environment().items() if name in wanted}
+
+
+def _environment(container: Manifest) -> dict[str, str]:
+    return {entry["name"]: entry["value"] for entry in container.get("env", ())}
+
+
+def _config(
+    pod: Manifest, container: Manifest, paths: Mapping[str, Path], seccomp: Mapping[str, Path]
+) -> dict[str, Any]:
+    security = container["securityContext"]
+    if security.get("privileged"):
+        raise PodError("these tests are about containers that are not privileged")
+    asked = security["capabilities"]
+    if asked["drop"] != ["ALL"]:
+        raise PodError("what is not dropped depends on the runtime")
+    capabilities = [f"CAP_{name}" for name in asked.get("add", ())]
+    mounts = [
+        {"destination": to, "type": kind, "source": what, "options": options}
+        for to, kind, what, options in _MOUNTS
+    ]
+    for volume_mount in container["volumeMounts"]:
+        (volume,) = [each for each in pod["volumes"] if each["name"] == volume_mount["name"]]
+        path = _host_path(volume["hostPath"], paths)
+        mounts.append(_bind(path, volume_mount["mountPath"], read_only=volume_mount.get("readOnly", False)))
+    namespaces = ["mount", "uts", "cgroup"]
+    namespaces += [kind for kind, field in _NAMESPACES.items() if not pod.get(field, False)]
+    return {
+        "ociVersion": "1.0.2",
+        "process": {
+            "user": {"uid": security["runAsUser"], "gid": security["runAsGroup"]},
+            "capabilities": {"bounding": capabilities, "effective": capabilities, "permitted": capabilities},
+            "noNewPrivileges": not security["allowPrivilegeEscalation"],
+        },
+        "mounts": mounts,
+        "linux": {
+            "namespaces": [{"type": kind} for kind in namespaces],
+            "resources": {"memory": {"limit": _bytes(container["resources"]["limits"]["memory"])}},
+            "seccomp": _seccomp(security["seccompProfile"], seccomp, capabilities),
+            "maskedPaths": _MASKED,
+            "readonlyPaths": _READONLY,
+        },
+    }
+
+
+def _host_path(volume: Mapping[str, str], paths: Mapping[str, Path]) -> Path:
+    """As a kubelet has it: a directory is there, or is made, or the pod does not start."""
+    path = paths[volume["path"]]
+    if volume["type"] == "DirectoryOrCreate":
+        path.mkdir(mode=0o755, parents=True, exist_ok=True)
+    elif volume["type"] != "Directory" or not path.is_dir():
+        raise PodError(f"hostPath type check failed: {volume['path']} is not a directory")
+    return path
+
+
+def _bind(source: Path, destination: str, *, read_only: bool) -> dict[str, Any]:
+    options = ["rbind", "rprivate", "ro" if read_only else "rw"]
+    return {"destination": destination, "type": "bind", "source": str(source), "options": options}
+
+
+def _bytes(quantity: str) -> int:
+    assert quantity.endswith("Mi"), quantity
+    return int(quantity[:-2]) << 20
+
+
+# ---- seccomp ------------------------------------------------------------------------------------------------------
+
+
+def _seccomp(
+    profile: Mapping[str, str], profiles: Mapping[str, Path], capabilities: list[str]
+) -> dict[str, Any]:
+    if profile["type"] == "Localhost":
+        whole: dict[str, Any] = json.loads(profiles[profile["localhostProfile"]].read_text())
+        return whole
+    return _resolved(json.loads(profiles[profile["type"]].read_text()), set(capabilities))
+
+
+def _resolved(default: dict[str, Any], capabilities: set[str]) -> dict[str, Any]:
+    """A runtime's default profile, whose rules depend on architecture and capabilities, as one container's rules."""
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
+
+    def holds(rule: Mapping[str, Any]) -> bool:
+        wanted, unwanted = rule.get("includes") or {}, rule.get("excludes") or {}
+        return (
+            machine in wanted.get("arches", [machine])
+            and machine not in unwanted.get("arches", ())
+            and capabilities.issuperset(wanted.get("caps", ()))
+            and capabilities.isdisjoint(unwanted.get("caps", ()))
+        )
+
+    native = {"amd64": "SCMP_ARCH_X86_64", "arm64": "SCMP_ARCH_AARCH64"}[machine]
+    return {
+        "defaultAction": default["defaultAction"],
+        "defaultErrnoRet": default["defaultErrnoRet"],
+        "architectures": [native],
+        "syscalls": [
+            {
+                field: rule[field]
+                for field in ("names", "action", "args", "errnoRet")
+                if rule.get(field) is not None
+            }
+            for rule in default["syscalls"]
+            if holds(rule)
+        ],
+    }
+
+
+def runtime_default(directory: Path, *, knows_bpf: bool) -> Path:
+    """The profile that is meant by RuntimeDefault: a distribution's, held to what containerd and Docker forbid.
+
+    That of Podman and CRI-O lets everybody make namespaces and mounts; containerd's and Docker's only who has
+    CAP_SYS_ADMIN. ``knows_bpf``: one from the time when they began to let CAP_BPF and CAP_PERFMON count.
+    """
+    default = json.loads(_distribution_profile().read_text())
+    admin = {
+        *("clone3", "fsconfig", "fsmount", "fsopen", "fspick", "mount", "mount_setattr", "move_mount"),
+        *("open_tree", "setns", "umount", "umount2", "unshare", "keyctl", "add_key", "request_key"),
+    }
+    counted = {"bpf": "CAP_BPF", "perf_event_open": "CAP_PERFMON"} if knows_bpf else {}
+    rules = []
+    for rule in default["syscalls"]:
+        names = [name for name in rule["names"] if name not in admin | counted.keys() | {"clone"}]
+        if names:
+            rules.append({**rule, "names": names})
+    errno = {"action": "SCMP_ACT_ERRNO", "errnoRet": 1}
+    rules.append({"names": sorted(admin - {"clone3"}), **errno, "excludes": {"caps": ["CAP_SYS_ADMIN"]}})
+    rules.append(
+        {"names": sorted(admin), "action": "SCMP_ACT_ALLOW", "includes": {"caps": ["CAP_SYS_ADMIN"]}}
+    )
+    no_namespaces = {"index": 0, "value": 0x7E020000, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}
+    rules.append({"names": ["clone"], "action": "SCMP_ACT_ALLOW", "args": [no_namespaces]})
+    for name, capability in counted.items():
+        rules.append({"names": [name], "action": "SCMP_ACT_ALLOW", "includes": {"caps": [capability]}})
+        rules.append({"names": [name], **errno, "excludes": {"caps": [capability]}})
+    fd, path = tempfile.mkstemp(dir=directory, suffix=".json")
+    with os.fdopen(fd, "w") as file:
+        json.dump({**default, "syscalls": rules}, file)
+    return Path(path)
+
+
+def _distribution_profile() -> Path:
+    for path in (ROOT / ".venv/share/seccomp.json", Path("/usr/share/containers/seccomp.json")):
+        if path.exists():
+            return path
+    raise AssertionError("there is no container runtime's default seccomp profile here: run make setup-dev")

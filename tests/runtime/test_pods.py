@@ -1,0 +1,107 @@
+"""The DaemonSet's pod as it is rendered: its privileges and mounts are enough for the whole job, and no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from resolver.capabilities import TO_START, while_running
+from tests.fakes.node import Node
+from tests.kernel.conftest import hostpid_of, never, until
+from tests.kernel.test_capabilities import rights, works
+from tests.manifests import KUSTOMIZE, ROOT, container_of, pod_of, render
+from tests.runtime.conftest import StartPod, fast
+from tests.runtime.pods import Pod, PodError
+
+RELEASE = os.uname().release
+FIXTURES = ROOT / "tests/fixtures/manifests"
+#: By what is rendered: the source that it ends up with, whether the runtime's profile knows CAP_BPF, and where it is.
+PODS = {
+    "base": ("bpf", True, KUSTOMIZE / "base"),
+    "base under an old runtime": ("scan", False, KUSTOMIZE / "base"),
+    "own seccomp profile": ("bpf", False, FIXTURES / "own-seccomp"),
+    "scan-only": ("scan", True, KUSTOMIZE / "overlays/scan-only"),
+    "netlink": ("netlink", True, KUSTOMIZE / "overlays/netlink"),
+    "sidecar": ("bpf", True, FIXTURES / "sidecar"),
+}
+
+
+def confined(pod: Pod, given: set[str]) -> None:
+    """By the kernel's word: these capabilities, a seccomp filter, and a root that cannot be written."""
+    own = rights(pod.host_pid)
+    assert own.bounding == given
+    assert own.effective == own.permitted
+    assert own.effective <= given
+    assert own.inheritable == own.ambient == frozenset()
+    assert own.no_new_privs
+    proc = Path(f"/proc/{pod.host_pid}")
+    assert "Seccomp:\t2" in (proc / "status").read_text()
+    (root,) = [line for line in (proc / "mountinfo").read_text().splitlines() if line.split()[4] == "/"]
+    assert root.split()[5].split(",")[0] == "ro"
+
+
+@pytest.mark.parametrize("what", PODS)
+def test_what_is_rendered_does_the_whole_job(node: Node, start_pod: StartPod, what: str) -> None:
+    source, knows_bpf, directory = PODS[what]
+    rendered = pod_of(render(directory))
+    given = set(container_of(rendered)["securityContext"]["capabilities"]["add"])
+    assert given == TO_START[source if knows_bpf else "bpf"]
+    pod = start_pod(fast(rendered), knows_bpf=knows_bpf)
+    works(node, pod, source)
+    confined(pod, given)
+    assert rights(pod.host_pid).effective == while_running(source, RELEASE)
+    until(lambda: pod.get("/readyz") == 200, "ready")
+    assert pod.get("/healthz") == 200
+    refusals = [line["why"] for line in pod.said("source_unavailable", source="bpf")]
+    assert len(refusals) == (not knows_bpf and source == "scan")
+    assert all("bpf() is forbidden here (EPERM), by a seccomp profile" in why for why in refusals)
+    assert pod.said("capabilities_kept") == []
+    limit = container_of(rendered)["resources"]["limits"]["memory"]
+    print(f"{what}: {pod.peak_memory() / 2**20:.0f} MiB at most, {limit} allowed")
+    assert pod.stop() == 0
+    assert list(pod.run_dir.iterdir()) == []
+
+
+def test_what_it_mounts_is_what_it_needs_to_look_up_by_container(node: Node, start_pod: StartPod) -> None:
+    """From a cgroup namespace of its own, with nothing but the pod's mounts."""
+    container = node.container()
+    tenant = container.tenant(guess="none")
+    pod = start_pod(fast(pod_of(render(KUSTOMIZE / "base"))))
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
+    pod.wait_for("source", source="bpf")
+    lookup = [
+        sys.executable,
+        "-m",
+        "resolver",
+        "lookup",
+        container.container_id,
+        str(tenant.ns_pid),
+        "--json",
+    ]
+    for socket, source in (("/run/resolver/resolver.sock", "bpf"), ("/nowhere", "cgroup")):
+        told = json.loads(pod.inside("env", f"RESOLVER_SOCKET={socket}", *lookup))
+        assert (told["host_pid"], told["source"]) == (tenant.host_pid, source)
+
+
+def test_dry_run_writes_nothing_and_could_not(node: Node, start_pod: StartPod) -> None:
+    container = node.container()
+    tenant = container.tenant(guess="wrong")
+    before = container.cache.read_bytes()
+    pod = start_pod(fast(pod_of(render(KUSTOMIZE / "overlays/dry-run"))))
+    would = pod.wait_for("would_repair")
+    assert (would["ns_pid"], would["after"]) == (tenant.ns_pid, tenant.host_pid)
+    never(lambda: container.cache.read_bytes() != before, "a write")
+    lines = Path(f"/proc/{pod.host_pid}/mountinfo").read_text().splitlines()
+    (mount,) = [line for line in lines if line.split()[4] == "/usr/local/vgpu/containers"]
+    assert mount.split()[5].split(",")[0] == "ro"
+
+
+def test_without_hami_nothing_is_made_in_its_place(node: Node, start_pod: StartPod) -> None:
+    node.containers_dir.rmdir()
+    with pytest.raises(PodError, match="containers is not a directory"):
+        start_pod(pod_of(render(KUSTOMIZE / "base")))
+    assert not node.containers_dir.exists()
