@@ -1,0 +1,123 @@
+"""The API's socket in the file system: nobody gets in before it is open, nobody's is replaced but a dead one's."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resolver import api
+from resolver.api.entrance import Entrance, group_of
+from resolver.config import load
+from resolver.errors import UsageError
+from resolver.log import Journal
+
+
+def reachable(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as channel:
+        try:
+            channel.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        return True
+
+
+def test_it_is_there_when_it_is_open_and_gone_when_it_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "api.sock"
+    entrance = Entrance(str(path), mode=0o606, group=4711)
+    (temporary,) = (tmp_path / "run").iterdir()
+    assert not path.exists()
+    assert not reachable(temporary)
+    entrance.open()
+    info = path.stat()
+    assert (stat.S_IMODE(info.st_mode), info.st_gid, reachable(path)) == (0o606, 4711, True)
+    assert os.listdir(path.parent) == ["api.sock"]
+    entrance.close()
+    entrance.close()
+    assert os.listdir(path.parent) == []
+
+
+def test_one_that_was_never_opened_leaves_nothing(tmp_path: Path) -> None:
+    Entrance(str(tmp_path / "api.sock")).close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_living_one_is_left_alone_and_a_dead_one_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "api.sock"
+    first = Entrance(str(path))
+    first.open()
+    second = Entrance(str(path))
+    with pytest.raises(UsageError, match="another resolver listens"):
+        second.open()
+    second.close()
+    assert reachable(path)
+    first.listener.close()  # as if it had been killed
+    third = Entrance(str(path))
+    third.open()
+    assert reachable(path)
+    first.close()
+    assert reachable(path)  # what is there is another's by now
+    third.close()
+
+
+def test_another_file_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "api.sock"
+    path.write_text("precious")
+    entrance = Entrance(str(path))
+    with pytest.raises(UsageError, match="is no socket"):
+        entrance.open()
+    entrance.close()
+    assert path.read_text() == "precious"
+    assert os.listdir(tmp_path) == ["api.sock"]
+
+
+def test_groups_have_names_and_numbers() -> None:
+    assert group_of("") is None
+    assert group_of("4711") == 4711
+    assert group_of("root") == 0
+    with pytest.raises(UsageError, match="groupadd"):
+        group_of("nobody-has-this-group")
+
+
+def test_a_group_that_is_not_there_is_said_and_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = load({"run_dir": str(tmp_path), "socket_group": "nobody-has-this-group"})
+    assert api.make_entrance(settings, Journal()) is None
+    said = "".join(capsys.readouterr())
+    assert "api_off" in said
+    assert "groupadd" in said
+    assert os.listdir(tmp_path) == []
+
+
+GIVE = """
+import sys
+from resolver.api.entrance import Entrance
+from resolver.errors import UsageError
+try:
+    Entrance(sys.argv[1], group=4711)
+except UsageError as error:
+    print(error)
+else:
+    print("given")
+"""
+
+
+@pytest.mark.parametrize(("groups", "said"), [("1", "CAP_CHOWN"), ("1,4711", "given")])
+def test_without_the_right_it_is_given_to_a_group_that_one_is_in(
+    tmp_path: Path, root: Path, groups: str, said: str
+) -> None:
+    without = ["setpriv", "--bounding-set=-chown", "--inh-caps=-all", f"--groups={groups}"]
+    done = subprocess.run(
+        [*without, sys.executable, "-c", GIVE, str(tmp_path / "api.sock")],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said in done.stdout
