@@ -60,8 +60,9 @@ man: setup ## write the man pages in docs/man anew, from the commands' parsers
 	@$(BIN)/python scripts/man.py
 
 .PHONY: monitoring
-monitoring: setup ## write the Grafana dashboard and the PrometheusRule in deploy/ anew
+monitoring: setup-dev ## write the Grafana dashboard and the PrometheusRule in deploy/ anew, and the chart's copies
 	@$(BIN)/python scripts/monitoring.py
+	@$(BIN)/python scripts/chart.py
 
 .PHONY: chart
 chart: setup-dev ## write what the Helm chart has from elsewhere anew, and pack it into dist/

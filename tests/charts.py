@@ -1,0 +1,70 @@
+"""Renders the chart in `deploy/chart/resolver` with Helm itself, of the version that the lock file names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from tests.manifests import ROOT, Manifest
+
+CHART: Final = ROOT / "deploy/chart/resolver"
+#: Kinds of the Prometheus operator: Kubernetes' own schemas do not have them.
+FOREIGN: Final = ("ServiceMonitor", "PodMonitor", "PrometheusRule")
+
+
+class RefusedError(Exception):
+    """Helm's words when it renders nothing."""
+
+
+def helm(*arguments: str | Path, values: Mapping[str, Any] | None = None) -> str:
+    """What Helm prints. It reads nothing of this user's, and no cluster's."""
+    program = Path(sys.executable).with_name("helm")
+    if not program.exists():
+        pytest.fail(
+            f"{program} is missing: make setup-dev installs it, on x86-64 only (nobody publishes it for others)",
+            pytrace=False,
+        )
+    done = subprocess.run(
+        [program, *arguments, *(() if values is None else ("--values", "-"))],
+        input=None if values is None else yaml.safe_dump(dict(values)),
+        env={"PATH": os.defpath, "HOME": "/nonexistent", "KUBECONFIG": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RefusedError(done.stderr)
+    assert done.stderr == ""
+    return done.stdout
+
+
+def render(
+    values: Mapping[str, Any] | None = None,
+    *options: str,
+    release: str = "resolver",
+    namespace: str = "resolver",
+    chart: Path = CHART,
+) -> list[Manifest]:
+    """Every object that an installation would make; `RefusedError` if there is none."""
+    text = helm("template", release, chart, "--namespace", namespace, *options, values=values or {})
+    return [each for each in yaml.safe_load_all(text) if each]
+
+
+def the(kind: str, manifests: Sequence[Manifest]) -> Manifest:
+    """The only object of that kind."""
+    (found,) = [each for each in manifests if each["kind"] == kind]
+    return found
+
+
+def environment(container: Manifest) -> dict[str, str]:
+    """The variables of a container; an AssertionError if one is there twice."""
+    names = [each["name"] for each in container["env"]]
+    assert len(names) == len(set(names))
+    return {each["name"]: each["value"] for each in container["env"]}

@@ -1,0 +1,194 @@
+"""The chart's settings are the daemon's: their names, defaults and limits, and what arrives."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Iterator
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from resolver import config
+from resolver.config import Settings
+from resolver.errors import UsageError
+from tests.charts import CHART, RefusedError, environment, render
+from tests.manifests import container_of, pod_of
+
+#: The chart's own defaults, where they differ. A pod waits for the one before it; nobody else starts daemons there.
+OTHER_DEFAULTS = {"wait": True}
+#: For each setting, another value than its default: as in the chart's values, and as the daemon has it.
+OTHERS: dict[str, tuple[Any, Any]] = {
+    "containers_dir": (["/a/containers", "/b/containers"], ("/a/containers", "/b/containers")),
+    "interval": ("1m", 60.0),
+    "nvml_interval": (0.5, 0.5),
+    "dry_run": (True, True),
+    "wait": (False, False),
+    "hostpid_namespace": ("container", "container"),
+    "write_utilization": ("never", "never"),
+    "source": ("scan", "scan"),
+    "log_format": ("console", "console"),
+    "log_level": ("debug", "debug"),
+    "map_size": (4194304, 4194304),
+    "run_dir": ("/run/other", "/run/other"),
+    "socket": ("/run/resolver/other.sock", "/run/resolver/other.sock"),
+    "socket_group": ("1000", "1000"),
+    "socket_mode": ("0600", "0600"),
+    "metrics_addr": ("0.0.0.0:9400", "0.0.0.0:9400"),
+    "metrics_per_process": (True, True),
+    "hami_metrics": (True, True),
+    "broker": ("/var/run/hami/hostpid/broker.sock", "/var/run/hami/hostpid/broker.sock"),
+    "broker_answer": ("host", "host"),
+    "pod_logs_dir": ("/srv/log/pods", "/srv/log/pods"),
+}
+#: Values that the daemon takes and the chart does not, because of what a pod is.
+NOT_IN_A_POD: dict[str, list[Any]] = {
+    "containers_dir": ["relative"],
+    "run_dir": ["relative"],
+    "pod_logs_dir": ["relative"],
+    "socket": ["relative.sock", "/elsewhere/resolver.sock"],
+    "socket_group": ["operators"],  # the node's names are not the image's
+    "broker": ["/broker.sock", "/run/hami/broker.sock"],
+    "metrics_addr": ["192.0.2.1:9395", "localhost:9395"],  # without the host's network
+}
+WRONG: dict[str, list[Any]] = {
+    "containers_dir": [[], [""], "", 1],
+    "interval": ["fast", "1h", "-1s", 0, 3601, True],
+    "nvml_interval": ["", "250 msec", 0.001],
+    "dry_run": ["maybe", 1],
+    "wait": ["maybe"],
+    "hostpid_namespace": ["guest", True],
+    "write_utilization": ["sometimes"],
+    "source": ["ebpf"],
+    "log_format": ["xml"],
+    "log_level": ["warn"],
+    "map_size": [1023, 4194305, 32768.5, "many"],
+    "socket_mode": ["rw", "1660", "888", 660],
+    "metrics_addr": ["9395", ":99999", "node-1:9395", "1.2.3:9395:1"],
+    "metrics_per_process": ["maybe"],
+    "hami_metrics": ["maybe"],
+    "broker_answer": ["container"],
+}
+
+
+def values_of(name: str, value: Any) -> dict[str, Any]:
+    return {"source": value} if name == "source" else {"settings": {name: value}}
+
+
+def arrived(values: dict[str, Any]) -> dict[str, str]:
+    return environment(container_of(pod_of(render(values))))
+
+
+@cache
+def untouched() -> Settings:
+    """The daemon's settings with no value changed."""
+    return config.load(environ=arrived({}))
+
+
+def defaults() -> dict[str, Any]:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    return {"source": values["source"], **values["settings"]}
+
+
+def schema() -> dict[str, Any]:
+    whole = json.loads((CHART / "values.schema.json").read_text())
+    properties = whole["properties"]
+    settings: dict[str, Any] = {"source": properties["source"], **properties["settings"]["properties"]}
+    return settings
+
+
+def test_every_setting_of_the_daemon_is_one_of_the_chart() -> None:
+    fields = set(Settings.__struct_fields__)
+    assert defaults().keys() == schema().keys() == fields == OTHERS.keys()
+
+
+def test_the_defaults_are_the_daemons() -> None:
+    told = untouched()
+    assert msgspec.structs.asdict(told) == msgspec.structs.asdict(Settings()) | OTHER_DEFAULTS
+    for name, default in defaults().items():
+        assert config.load({name: default}) == config.load({name: getattr(told, name)}), name
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_setting_arrives(name: str) -> None:
+    given, expected = OTHERS[name]
+    told = msgspec.structs.asdict(config.load(environ=arrived(values_of(name, given))))
+    before = msgspec.structs.asdict(untouched())
+    assert told == before | {name: expected}
+    assert expected != before[name]
+
+
+def test_a_setting_that_is_taken_away_is_the_daemons_default() -> None:
+    variables = arrived({"settings": {"interval": None, "wait": None, "map_size": None}})
+    assert {"RESOLVER_INTERVAL", "RESOLVER_WAIT", "RESOLVER_MAP_SIZE"} & variables.keys() == set()
+    assert config.load(environ=variables) == Settings()
+
+
+def pairs(table: dict[str, list[Any]]) -> list[tuple[str, Any]]:
+    return [(name, value) for name, values in table.items() for value in values]
+
+
+@pytest.mark.parametrize(("name", "value"), pairs(WRONG))
+def test_what_the_daemon_refuses_is_refused_before_it_is_installed(name: str, value: Any) -> None:
+    with pytest.raises(RefusedError, match=name):
+        render(values_of(name, value))
+    with pytest.raises(UsageError):
+        config.load({name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), pairs(NOT_IN_A_POD))
+def test_what_a_pod_cannot_have_is_refused(name: str, value: Any) -> None:
+    assert getattr(config.load({name: value}), name) is not None
+    with pytest.raises(RefusedError, match=name):
+        render(values_of(name, [value] if name == "containers_dir" else value))
+
+
+def test_the_choices_and_limits_are_the_daemons() -> None:
+    said = schema()
+    limits = 0
+    for field in msgspec.structs.fields(Settings):
+        own = said[field.name]
+        if isinstance(field.type, type) and issubclass(field.type, StrEnum):
+            assert own["enum"] == list(field.type)
+            limits += 1
+        elif field.type is bool:
+            assert own == {"type": "boolean"}
+            limits += 1
+    assert limits >= 10
+    kinds = msgspec.json.schema(Settings)["$defs"]["Settings"]["properties"]
+    for limit in ("minimum", "maximum"):
+        assert said["map_size"][limit] == kinds["map_size"][limit]
+    assert said["socket_mode"]["pattern"] == kinds["socket_mode"]["pattern"]
+    definitions = json.loads((CHART / "values.schema.json").read_text())["definitions"]
+    number = definitions["duration"]["anyOf"][0]
+    for name in ("interval", "nvml_interval"):
+        assert said[name] == {"$ref": "#/definitions/duration"}
+        assert (number["minimum"], number["maximum"]) == (kinds[name]["minimum"], kinds[name]["maximum"])
+
+
+def closed(schema: dict[str, Any], definitions: dict[str, Any], path: str = "") -> Iterator[str]:
+    """Every name that the schema knows, where it knows them all; the objects of Kubernetes are named, not entered."""
+    schema = definitions[schema["$ref"].rsplit("/", 1)[1]] if "$ref" in schema else schema
+    kubernetes = path.endswith(("Probe", "Profile", "updateStrategy", "resources"))
+    if schema.get("additionalProperties") is False and not kubernetes:
+        for name, below in schema["properties"].items():
+            yield from closed(below, definitions, f"{path}.{name}" if path else name)
+    else:
+        yield path
+
+
+def test_schema_values_and_readme_name_the_same(root: Path) -> None:
+    whole = json.loads((CHART / "values.schema.json").read_text())
+    known = set(closed(whole, whole["definitions"])) - {"global"}  # Helm's own, for charts in charts
+    rows = list(runpy.run_path(str(root / "scripts/chart.py"))["values"]((CHART / "values.yaml").read_text()))
+    assert len(rows) > 80
+    assert [row.name for row in rows] == list(dict.fromkeys(row.name for row in rows))
+    assert {row.name for row in rows} == known
+    assert all(row.meaning for row in rows)
+    readme = (CHART / "README.md").read_text()
+    assert all(f"\n| `{row.name}` | " in readme for row in rows)
