@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -424,3 +425,27 @@ def test_the_group_may_look_up_what_it_cannot_see_itself(
             check=False,
         )
         assert (done.returncode, done.stdout) == (code, said), (asked, done.stderr)
+
+
+def test_open_streams_and_connections_do_not_keep_the_daemon(
+    node: Node, open_to_all: tuple[Daemon, Path]
+) -> None:
+    daemon, path = open_to_all
+    channels = []
+    for question in (
+        b"GET /v1/events HTTP/1.1\r\nHost: r\r\n\r\n",
+        b"GET /v1/status HTTP/1.1\r\nHost: r\r\n\r\n",
+        b"GE",
+    ):
+        channel = socket.socket(socket.AF_UNIX)
+        channel.connect(str(path))
+        channel.sendall(question)
+        channels.append(channel)
+    assert channels[0].recv(100).startswith(b"HTTP/1.1 200")
+    began = time.monotonic()
+    assert daemon.stop() == 0
+    assert time.monotonic() - began < 2
+    assert daemon.other_output == []
+    assert not path.exists()
+    for channel in channels:
+        channel.close()
