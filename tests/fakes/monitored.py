@@ -1,0 +1,103 @@
+"""A node in miniature as Prometheus and Grafana see it: its pods' names, the scrape jobs, the dashboard's queries."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tests.fakes.container import Container
+
+DASHBOARD: Final = Path(__file__).parent.parent.parent / "deploy/grafana/resolver.json"
+#: What the operator's PodMonitor adds to every target, and what must not hide the labels of containers.
+TARGET: Final = {
+    "node": "gpu-node-1",
+    "namespace": "kube-system",
+    "pod": "resolver-x7k2p",
+    "container": "resolver",
+}
+#: Pods of the demo's containers; the container that is not here is in a pod whose name nobody knows.
+PODS: Final = {
+    "train": ("ml", "train-0"),
+    "serve": ("ml", "serve-6d5f9"),
+    "batch": ("etl", "nightly-28843"),
+    "notebook": ("research", "jupyter-ada"),
+    "etl": ("etl", "ingest-1"),
+}
+
+
+class Query(NamedTuple):
+    """A query of a panel, as it is in the dashboard; `legend` may be empty."""
+
+    panel: str
+    ref: str
+    expression: str
+    legend: str
+    instant: bool
+
+    def concrete(self, window: str = "10s", **chosen: str) -> str:
+        """With values for the dashboard's variables; those that are not chosen are "All"."""
+        text = self.expression.replace("$__rate_interval", window)
+        text = re.sub(r"\$(\w+)", lambda found: chosen.get(found[1], ".*"), text)
+        assert "$" not in text, text
+        return text
+
+
+def dashboard() -> dict[str, Any]:
+    """The dashboard as it is shipped."""
+    found: dict[str, Any] = json.loads(DASHBOARD.read_text())
+    return found
+
+
+def queries(panels: Sequence[Mapping[str, Any]]) -> Iterator[Query]:
+    """Every query of these panels."""
+    for panel in panels:
+        for target in panel.get("targets", ()):
+            legend = target["legendFormat"]
+            yield Query(
+                panel["title"],
+                target["refId"],
+                target["expr"],
+                "" if legend == "__auto" else legend,
+                target.get("instant", False),
+            )
+
+
+def legend(template: str, labels: Mapping[str, str]) -> str:
+    """A series' name as Grafana makes it."""
+    if not template:
+        return ", ".join(labels.values())
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1], ""), template)
+
+
+def name_pods(containers: Sequence[Container], directory: Path) -> dict[str, tuple[str, str]]:
+    """Makes kubelet's directories of logs, by which pods are known; gives namespace and pod by UID."""
+    names = {}
+    for container in containers:
+        names[container.pod_uid] = PODS.get(container.name, ("", ""))
+        if container.name in PODS:
+            namespace, pod = PODS[container.name]
+            (directory / f"{namespace}_{pod}_{container.pod_uid}").mkdir(parents=True)
+    return names
+
+
+def jobs(resolver: str, monitor: str = "") -> list[dict[str, Any]]:
+    """The scrape jobs: resolver as docs/monitoring.md says, and HAMi's monitor, if it has an address."""
+    found: list[dict[str, Any]] = [
+        {
+            "job_name": "resolver",
+            "honor_labels": True,
+            "static_configs": [{"targets": [resolver], "labels": TARGET}],
+        }
+    ]
+    if monitor:
+        found.append(
+            {
+                "job_name": "hami-vgpu-monitor",
+                "honor_labels": True,
+                "static_configs": [{"targets": [monitor], "labels": {"node": TARGET["node"]}}],
+            }
+        )
+    return found

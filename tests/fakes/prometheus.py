@@ -1,0 +1,224 @@
+"""A real Prometheus server on loopback, for one test: scrapes every second, answers queries, evaluates rules."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+from urllib.parse import urlencode
+
+import yaml
+
+from tests.fakes.container import Container
+
+START_TIMEOUT_S: Final = 20.0
+BOUND: Final = ("setpriv", "--pdeathsig", "KILL")
+
+
+class PrometheusError(RuntimeError):
+    """Prometheus is not there, did not start, or refused a query: what it said."""
+
+
+def program(name: str) -> str:
+    """Where `prometheus` or `promtool` is. Raises PrometheusError with what installs it."""
+    found = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if found is None:
+        raise PrometheusError(
+            f"{name} is not installed: `make setup-dev` takes it out of Debian's package prometheus"
+        )
+    return found
+
+
+class Series(NamedTuple):
+    """One series of an answer: its labels, and (Unix time, value) pairs, one of them for a query of an instant."""
+
+    labels: dict[str, str]
+    points: list[tuple[float, float]]
+
+    @property
+    def value(self) -> float:
+        """The last one."""
+        return self.points[-1][1]
+
+
+class Prometheus:
+    """The server. `scrape` are entries of `scrape_configs`; `rules` the text of a rules file."""
+
+    def __init__(self, place: Path, scrape: Sequence[Mapping[str, Any]], rules: str = "") -> None:
+        self._place = place
+        place.mkdir()
+        settings: dict[str, Any] = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "scrape_configs": list(scrape),
+        }
+        if rules:
+            (place / "rules.yaml").write_text(rules)
+            settings["rule_files"] = ["rules.yaml"]
+        (place / "prometheus.yaml").write_text(yaml.safe_dump(settings))
+        self._lines: list[str] = []
+        self._port = 0
+        self._listening = threading.Event()
+
+    def __enter__(self) -> Self:
+        command = [
+            program("prometheus"),
+            f"--config.file={self._place / 'prometheus.yaml'}",
+            f"--storage.tsdb.path={self._place / 'data'}",
+            "--web.listen-address=127.0.0.1:0",
+        ]
+        self._process = subprocess.Popen(
+            [*BOUND, *command],
+            env={**os.environ, "GOMAXPROCS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, name="prometheus log")
+        self._reader.start()
+        try:
+            self._wait()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._process.send_signal(signal.SIGKILL)  # nothing of it is kept
+        self._process.wait()
+        self._reader.join()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as stream:
+            for line in stream:
+                self._lines.append(line.rstrip())
+                if found := re.search(r'msg="Listening on".* address=127\.0\.0\.1:(\d+)', line):
+                    self._port = int(found[1])
+                    self._listening.set()
+        self._listening.set()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        self._listening.wait(START_TIMEOUT_S)
+        while time.monotonic() < deadline and self._process.poll() is None:
+            if self._port and self._get("/-/ready")[0] == 200:
+                return
+            time.sleep(0.02)
+        raise PrometheusError(
+            f"Prometheus was not ready within {START_TIMEOUT_S} s: " + "\n".join(self._lines[-5:])
+        )
+
+    def _get(self, path: str, **parameters: object) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)
+        try:
+            connection.request("GET", f"{path}?{urlencode(parameters)}" if parameters else path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def _api(self, path: str, **parameters: object) -> Any:
+        status, text = self._get(f"/api/v1/{path}", **parameters)
+        answer = json.loads(text)
+        if status != 200 or answer["status"] != "success":
+            raise PrometheusError(f"{path} {parameters}: {answer.get('error', text)}")
+        return answer["data"]
+
+    def query(self, expression: str, at: float | None = None) -> list[Series]:
+        """What it is at Unix time `at`, or now. Raises PrometheusError for a query that is none."""
+        found = self._api("query", query=expression, **({} if at is None else {"time": at}))
+        assert found["resultType"] == "vector", found
+        return [Series(each["metric"], [_point(each["value"])]) for each in found["result"]]
+
+    def query_range(self, expression: str, start: float, end: float, step_s: float = 1.0) -> list[Series]:
+        """What it was between two Unix times."""
+        found = self._api("query_range", query=expression, start=start, end=end, step=step_s)
+        return [Series(each["metric"], list(map(_point, each["values"]))) for each in found["result"]]
+
+    def label_values(self, expression: str) -> list[str]:
+        """What Grafana's `label_values(<series>, <label>)` gives for a variable."""
+        found = re.fullmatch(r"label_values\((.*), (\w+)\)", expression)
+        if found is None:
+            raise PrometheusError(f"no label_values: {expression}")
+        values: list[str] = self._api(f"label/{found[2]}/values", **{"match[]": found[1]})
+        return values
+
+    def firing(self) -> dict[str, list[dict[str, str]]]:
+        """The labels of every alert that fires, by its name."""
+        found: dict[str, list[dict[str, str]]] = {}
+        for alert in self._api("alerts")["alerts"]:
+            if alert["state"] == "firing":
+                found.setdefault(alert["labels"]["alertname"], []).append(alert["labels"])
+        return found
+
+
+def _point(pair: Sequence[Any]) -> tuple[float, float]:
+    return float(pair[0]), float(pair[1])
+
+
+class HamiMonitor:
+    """What HAMi's own monitor exports of these containers: what their cache files say, under both of its names.
+
+    `names` maps a container's pod UID to its namespace and pod.
+    """
+
+    def __init__(self, containers: Sequence[Container], names: Mapping[str, tuple[str, str]]) -> None:
+        monitor = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = monitor.text().encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the name is http.server's)
+                pass
+
+        self._containers, self._names = containers, names
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="hami monitor")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def text(self) -> str:
+        """The exposition as it is now."""
+        lines = []
+        for container in self._containers:
+            namespace, pod = self._names[container.pod_uid]
+            for position, (uuid, percent) in enumerate(container.monitor_view().items()):
+                who = f'namespace="{namespace}",pod="{pod}",container="{container.name}",vdevice_index="{position}"'
+                old = f'podnamespace="{namespace}",podname="{pod}",ctrname="{container.name}",vdeviceid="{position}"'
+                for name, labels in (
+                    ("hami_container_device_utilization_ratio", f'{who},device_uuid="{uuid}"'),
+                    ("Device_utilization_desc_of_container", f'{old},deviceuuid="{uuid}"'),
+                ):
+                    lines.append(f"{name}{{{labels}}} {percent}")
+        return "\n".join(lines) + "\n"
