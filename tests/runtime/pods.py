@@ -289,7 +289,7 @@ def runtime_default(directory: Path, *, knows_bpf: bool) -> Path:
     That of Podman and CRI-O lets everybody make namespaces and mounts; containerd's and Docker's only who has
     CAP_SYS_ADMIN. ``knows_bpf``: one from the time when they began to let CAP_BPF and CAP_PERFMON count.
     """
-    default = json.loads(_distribution_profile().read_text())
+    default = json.loads(distribution_profile().read_text())
     admin = {
         *("clone3", "fsconfig", "fsmount", "fsopen", "fspick", "mount", "mount_setattr", "move_mount"),
         *("open_tree", "setns", "umount", "umount2", "unshare", "keyctl", "add_key", "request_key"),
@@ -316,7 +316,8 @@ def runtime_default(directory: Path, *, knows_bpf: bool) -> Path:
     return Path(path)
 
 
-def _distribution_profile() -> Path:
+def distribution_profile() -> Path:
+    """The default seccomp profile as a distribution ships it for its container tools."""
     for path in (ROOT / ".venv/share/seccomp.json", Path("/usr/share/containers/seccomp.json")):
         if path.exists():
             return path
