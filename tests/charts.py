@@ -54,7 +54,7 @@ def render(
 ) -> list[Manifest]:
     """Every object that an installation would make; `RefusedError` if there is none."""
     text = helm("template", release, chart, "--namespace", namespace, *options, values=values or {})
-    return [each for each in yaml.safe_load_all(text) if each]
+    return [each for each in yaml.load_all(text, Loader=yaml.CSafeLoader) if each]
 
 
 def the(kind: str, manifests: Sequence[Manifest]) -> Manifest:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import runpy
+import shlex
 import shutil
 import tarfile
 from pathlib import Path
@@ -443,3 +445,40 @@ def test_the_notes_say_what_to_do_next(tmp_path: Path) -> None:
     assert "port 9395 of each node" in other
     assert "settings.dry_run is on: nothing is written" in other
     assert "etrics" not in notes({"settings": {"metrics_addr": "off"}}, tmp_path)
+
+
+def commands(text: str) -> list[list[str]]:
+    """Helm's command lines in the console examples of a page, without the word helm."""
+    blocks = re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line)[2:] for line in lines if line.startswith("$ helm ")]
+
+
+@pytest.mark.parametrize("page", ["docs/helm.md", "deploy/chart/resolver/README.md"])
+def test_the_commands_of_the_pages_are_helms(page: str, root: Path) -> None:
+    told = commands((root / page).read_text())
+    assert "install" in [words[0] for words in told]
+    for words in told:
+        known = helm(words[0], "--help")
+        for word in words:
+            assert not word.startswith("--") or f" {word} " in known
+        if words[0] in ("install", "upgrade"):
+            assert words[1:3] == ["resolver", "deploy/chart/resolver"]
+            options = [word for word in words[3:] if word != "--reset-then-reuse-values"]
+            (image,) = [each["image"] for each in pod_of(render(None, *options))["containers"]]
+            assert words[0] == "upgrade" or image == f"registry.example.com/resolver:{__version__}"
+
+
+def test_the_examples_of_the_page_render(root: Path) -> None:
+    examples = re.findall(
+        r"^```yaml\n(.*?)^```", (root / "docs/helm.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert len(examples) >= 9
+    for example in examples:
+        made = render(yaml.safe_load(example))
+        assert made != render()
+        new = "appArmorProfile" in example  # since this release
+        manifests.validate(
+            [each for each in made if each["kind"] not in FOREIGN],
+            [release for release in manifests.RELEASES if release >= "1.30" or not new],
+        )

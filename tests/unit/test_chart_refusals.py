@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.charts import RefusedError, render
+from tests.charts import CHART, RefusedError, render, the
 
 OFF = {"metrics_addr": "off"}
+
+#: What cannot be taken away.
+NEEDED = {
+    *("image", "image.repository", "image.pullPolicy", "hostPID", "source", "serviceAccount"),
+    *(
+        "settings",
+        "settings.containers_dir",
+        "settings.run_dir",
+        "settings.metrics_addr",
+        "settings.pod_logs_dir",
+    ),
+    *("seccompProfile.type", "minReadySeconds", "revisionHistoryLimit", "terminationGracePeriodSeconds"),
+    *("service", "serviceMonitor", "serviceMonitor.honorLabels", "podMonitor", "podMonitor.honorLabels"),
+    *("prometheusRule", "dashboard"),
+}
 
 #: Values, and the words in which they are refused: the schema's.
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
@@ -111,3 +129,36 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
 
 def test_what_helm_hands_to_every_chart_is_taken() -> None:
     assert render({"global": {"imageRegistry": "x"}}) == render()
+
+
+def without(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """For each value, alone or a map, the values that take it away, as `--set name=null` does."""
+    for name, value in values.items():
+        yield name, {name: None}
+        if isinstance(value, dict):
+            for below, nothing in without(value):
+                yield f"{name}.{below}", {name: nothing}
+
+
+def outcome(values: dict[str, Any]) -> str:
+    """The DaemonSet, or Helm's words where there is none."""
+    try:
+        return json.dumps(the("DaemonSet", render(values)))
+    except RefusedError as refused:
+        return str(refused)
+
+
+def test_what_is_taken_away_is_gone_or_missed_in_words() -> None:
+    given: dict[str, dict[str, Any]] = {"service": {}, "podMonitor": {"enabled": True}}
+    given |= {"prometheusRule": {"enabled": True}, "dashboard": {"enabled": True}}
+    more = {"extraEnv": [{"name": "A", "value": "b"}], "extraArgs": ["--x"]}
+    missed = set()
+    for name, nothing in without(yaml.safe_load((CHART / "values.yaml").read_text())):
+        ((section, value),) = nothing.items()
+        said = outcome({**given, **more, section: value and {**given.get(section, {}), **value}})
+        if said.startswith("{"):
+            assert "null" not in said, name
+        else:
+            assert "values don't meet the specifications of the schema" in said, name
+            missed.add(name)
+    assert missed == NEEDED

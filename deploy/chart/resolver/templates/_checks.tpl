@@ -11,7 +11,7 @@ What the schema cannot say: values that are possible each for itself, and not to
 {{- $wrong = append $wrong "hostPID is off: in a PID namespace of its own the daemon sees no tenant and refuses to start. Leave hostPID at true; where that is forbidden, resolver can't be used" -}}
 {{- end -}}
 
-{{- if and (eq .Values.source "netlink") (not $hostNetwork) (not (has "SYS_ADMIN" .Values.extraCapabilities)) -}}
+{{- if and (eq .Values.source "netlink") (not $hostNetwork) (not (has "SYS_ADMIN" (default list .Values.extraCapabilities))) -}}
 {{- $wrong = append $wrong "source is netlink and hostNetwork is off: the kernel tells of processes in the host's network namespace only. Leave hostNetwork empty, or let the daemon enter that one: extraCapabilities: [SYS_ADMIN]" -}}
 {{- end -}}
 
@@ -36,7 +36,7 @@ What the schema cannot say: values that are possible each for itself, and not to
 {{- $wrong = append $wrong "serviceMonitor is enabled and service is not: there is nothing to scrape through. Enable service, or take podMonitor" -}}
 {{- end -}}
 
-{{- $surge := dig "rollingUpdate" "maxSurge" 0 .Values.updateStrategy | toString -}}
+{{- $surge := dig "rollingUpdate" "maxSurge" 0 (default dict .Values.updateStrategy) | toString -}}
 {{- if not (has $surge (list "0" "0%")) -}}
 {{- if and $hostNetwork $port -}}
 {{- $wrong = append $wrong (printf "updateStrategy.rollingUpdate.maxSurge is %s in the host's network: the new pod can't have the old one's port %s, and would never start. Use maxUnavailable, or settings.metrics_addr: \"off\"" $surge $port) -}}
@@ -71,7 +71,7 @@ What the schema cannot say: values that are possible each for itself, and not to
 {{- if and (hasPrefix "RESOLVER_" .name) (has $setting $names) -}}
 {{- $wrong = append $wrong (printf "extraEnv has %s, which is a setting: write %s instead, so that what follows from it follows" .name (eq $setting "source" | ternary "source" (printf "settings.%s" $setting))) -}}
 {{- end -}}
-{{- if hasKey $.Values.driverEnv .name -}}
+{{- if hasKey (default dict $.Values.driverEnv) .name -}}
 {{- $wrong = append $wrong (printf "extraEnv has %s, which is in driverEnv: change it there" .name) -}}
 {{- end -}}
 {{- end -}}

@@ -42,7 +42,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $_ := set $ours "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") -}}
 {{- $_ := set $ours "app.kubernetes.io/version" .Chart.AppVersion -}}
 {{- $_ := set $ours "app.kubernetes.io/managed-by" .Release.Service -}}
-{{- merge $ours .Values.commonLabels | toYaml -}}
+{{- merge $ours (default dict .Values.commonLabels) | toYaml -}}
 {{- end }}
 
 {{/* The metadata of what may lie in another namespace: list of the root and its values (namespace, labels, annotations). */}}
@@ -52,7 +52,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 name: {{ include "resolver.fullname" $root }}
 namespace: {{ default $root.Release.Namespace $values.namespace }}
 labels:
-  {{- merge (include "resolver.labels" $root | fromYaml) $values.labels | toYaml | nindent 2 }}
+  {{- merge (include "resolver.labels" $root | fromYaml) (default dict $values.labels) | toYaml | nindent 2 }}
 {{- with $values.annotations }}
 annotations:
   {{- toYaml . | nindent 2 }}
