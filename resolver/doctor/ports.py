@@ -130,7 +130,8 @@ def _network(node: Node, host_pid: int | str) -> str:
 
 
 def _ask(address: tuple[str, int], daemon: int) -> Finding:
-    host, port = address[0] or "localhost", address[1]
+    # Not by name: in a container nothing may be there that knows one. Every address includes this one.
+    host, port = address[0] or "127.0.0.1", address[1]
     connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_SECONDS)
     with contextlib.closing(connection):
         try:
