@@ -14,6 +14,7 @@ import pytest
 from tests.fakes.node import Node
 from tests.kernel.conftest import DRIVER, ROOT
 from tests.manifests import Manifest, merge
+from tests.runtime.image import Image
 from tests.runtime.pods import Pod, runtime_default
 from tests.runtime.runc import CGROUP_TOP, RuncContainer, build_tester, cgroup_mounts, remove_cgroups
 
@@ -70,7 +71,13 @@ class StartPod(Protocol):
     """Starts a pod's container, which ends with the test."""
 
     def __call__(
-        self, pod: Manifest, *, knows_bpf: bool = True, source: Path = ROOT, name: str = "resolver"
+        self,
+        pod: Manifest,
+        *,
+        knows_bpf: bool = True,
+        source: Path = ROOT,
+        name: str = "resolver",
+        image: Image | None = None,
     ) -> Pod: ...
 
 
@@ -108,13 +115,27 @@ def start_pod(tmp_path: Path, node: Node, node_paths: dict[str, Path]) -> Iterat
     started: list[Pod] = []
 
     def start_one(
-        pod: Manifest, *, knows_bpf: bool = True, source: Path = ROOT, name: str = "resolver"
+        pod: Manifest,
+        *,
+        knows_bpf: bool = True,
+        source: Path = ROOT,
+        name: str = "resolver",
+        image: Image | None = None,
     ) -> Pod:
         seccomp = {
             "RuntimeDefault": runtime_default(tmp_path, knows_bpf=knows_bpf),
             "resolver.json": ROOT / "deploy/seccomp/resolver.json",
         }
-        new = Pod(node, pod, tmp_path / "runc", paths=node_paths, seccomp=seccomp, source=source, name=name)
+        new = Pod(
+            node,
+            pod,
+            tmp_path / "runc",
+            paths=node_paths,
+            seccomp=seccomp,
+            source=source,
+            name=name,
+            image=image,
+        )
         started.append(new)
         return new
 

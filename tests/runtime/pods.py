@@ -23,6 +23,7 @@ from typing import Any, Final
 from tests.fakes.node import Node
 from tests.kernel.conftest import ROOT, Daemon, until
 from tests.manifests import Manifest, container_of
+from tests.runtime.image import Image
 from tests.runtime.runc import CGROUP_TOP, cgroup_mounts, remove_cgroups
 
 #: What containerd gives every container beside what its pod asks for.
@@ -59,8 +60,8 @@ class PodError(Exception):
 class Pod(Daemon):
     """The container called ``name`` of a pod. ``paths`` maps those of the node to where the test has them.
 
-    ``source`` is a directory with the program, in place of this checkout; ``seccomp`` are the node's profiles.
-    ``environment`` is added, and may be the image's as well.
+    ``source`` is a directory with the program, in place of this checkout, or ``image`` has it; ``seccomp`` are the
+    node's profiles. ``environment`` is added, and may be the image's as well.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Pod(Daemon):
         name: str = "resolver",
         source: Path = ROOT,
         environment: Mapping[str, str] | None = None,
+        image: Image | None = None,
     ) -> None:
         self.run_dir = paths["/run/resolver"]
         self._name = f"pod-{os.getpid()}-{os.urandom(4).hex()}"
@@ -83,32 +85,28 @@ class Pod(Daemon):
         for each in ("rootfs", "layers"):
             (bundle / each).mkdir(parents=True)
         container = container_of(pod, name)
-        environment = {**os.environ, **_environment(container), **(environment or {})}
         config = _config(pod, container, paths, seccomp)
+        if image is None:  # this machine's root and interpreter, and the checkout
+            image = Image(Path("/"), {"Entrypoint": [sys.executable, "-m", "resolver"]}, dict(os.environ))
+            config["mounts"] += [_bind(path, str(path), read_only=True) for path in (ROOT, source)]
+            config["process"]["cwd"] = str(source)
+        environment = image.environment | _environment(container) | dict(environment or {}) | _stand_in(node)
         config["process"] |= {
-            # The image's entry point is `resolver`.
-            "args": [sys.executable, "-m", "resolver", *container["args"]],
-            "cwd": str(source),
-            "env": [
-                f"{key}={value}" for key, value in (_stand_in(node) | environment | _stand_in(node)).items()
-            ],
+            "args": [*image.entrypoint, *container["args"]],
+            "env": [f"{key}={value}" for key, value in environment.items()],
         }
         config["root"] = {
             "path": "rootfs",
             "readonly": container["securityContext"].get("readOnlyRootFilesystem", False),
         }
         config["linux"]["cgroupsPath"] = self._cgroup
-        # Of the image and of the toolkit: the program, and what the driver's library needs.
-        config["mounts"] += [_bind(path, str(path), read_only=True) for path in (ROOT, source, node.root)]
+        # Of the toolkit: the driver's library, and what it needs.
+        config["mounts"] += [_bind(path, str(path), read_only=True) for path in (node.built, node.root)]
         (bundle / "config.json").write_text(json.dumps(config))
-        layers = shlex.quote(str(bundle / "layers"))
+        layers, rootfs = shlex.quote(str(bundle / "layers")), shlex.quote(str(bundle / "rootfs"))
         # In a mount namespace of its own, so that nothing of it is left behind.
-        overlay = (
-            f"mount -t tmpfs none {layers} && mkdir {layers}/upper {layers}/work && mount -t overlay overlay"
-        )
-        overlay += (
-            f" -o lowerdir=/,upperdir={layers}/upper,workdir={layers}/work {shlex.quote(str(bundle))}/rootfs"
-        )
+        overlay = f"mount -t tmpfs none {layers} && mkdir {layers}/upper {layers}/work && mount -t overlay"
+        overlay += f" -o lowerdir={image.root},upperdir={layers}/upper,workdir={layers}/work overlay {rootfs}"
         start = ["runc", "--root", str(self._state), "run", "--bundle", str(bundle), self._name]
         self._launch(
             ["unshare", "--mount", "sh", "-ec", f'{overlay} && exec "$@"', "sh", *start], dict(os.environ)
@@ -206,6 +204,7 @@ def _config(
     return {
         "ociVersion": "1.0.2",
         "process": {
+            "cwd": "/",
             "user": {"uid": security["runAsUser"], "gid": security["runAsGroup"]},
             "capabilities": {"bounding": capabilities, "effective": capabilities, "permitted": capabilities},
             "noNewPrivileges": not security["allowPrivilegeEscalation"],

@@ -1,0 +1,233 @@
+"""The image, built from its recipe in a fresh Debian, does the whole job as the pod that is deployed, and is lean."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import resolver
+from resolver.capabilities import TO_START, while_running
+from tests.fakes.node import Node
+from tests.kernel.conftest import DRIVER, NVML, WRITER, children_of, hostpid_of, runs, until
+from tests.kernel.test_capabilities import rights, works
+from tests.manifests import KUSTOMIZE, container_of, merge, pod_of, render
+from tests.runtime.conftest import StartPod, fast
+from tests.runtime.image import KEEP, Builder, Image
+from tests.runtime.test_pods import confined
+
+#: Building it from nothing takes most of a minute, and longer beside other work.
+pytestmark = pytest.mark.timeout(400)
+
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+SITE = "opt/resolver/lib/python3*/site-packages"
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
+    with Builder(tmp_path_factory.mktemp("image")) as builder:
+        yield builder
+
+
+@pytest.fixture(scope="module")
+def image(builder: Builder) -> Image:
+    return builder.build(VERSION=resolver.__version__, REVISION=REVISION)
+
+
+@pytest.fixture(scope="module")
+def without_bpf(builder: Builder) -> Image:
+    return builder.build(VERSION=resolver.__version__, REVISION=REVISION, WITH_BPF="0")
+
+
+def mebibytes(*paths: Path) -> float:
+    """What the files take, each once."""
+    lines = subprocess.check_output(["du", "-sxk", "--total", *paths], text=True).splitlines()
+    return int(lines[-1].split()[0]) / 1024
+
+
+# -- what is in it ----------------------------------------------------------------------------------
+
+
+def test_it_says_what_it_is(image: Image) -> None:
+    labels = {
+        name.removeprefix("org.opencontainers.image."): text for name, text in image.config["Labels"].items()
+    }
+    assert labels["title"] == "resolver"
+    assert labels["version"] == resolver.__version__
+    assert labels["revision"] == REVISION
+    assert labels["licenses"] == "Apache-2.0"
+    assert image.config["architecture"] == {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+    assert (image.config["Entrypoint"], image.config["Cmd"]) == (["resolver"], ["run"])
+    assert not {"Healthcheck", "ExposedPorts", "Volumes"} & image.config.keys()
+    assert "find-links" not in json.dumps(image.config), "pip's settings are a secret"
+
+
+def test_it_holds_what_runs_and_nothing_that_built_it(image: Image) -> None:
+    (site,) = image.root.glob(SITE)
+    assert {"resolver", "msgspec", "pynvml.py", "uvicorn"} <= set(os.listdir(site))
+    there = {
+        path.name
+        for place in ("usr/bin", "usr/sbin", "opt/resolver/bin")
+        for path in (image.root / place).iterdir()
+    }
+    assert {"python3", "resolver", "sh"} <= there
+    unwanted = re.compile(
+        r"(.*-)?(gcc|cc|g\+\+|c\+\+|clang|ld|as|make|cmake|pip3?|hatch(ling)?|git|curl|wget)(-?[\d.]+)?"
+    )
+    assert [name for name in there if unwanted.fullmatch(name)] == []
+    assert [
+        path.name for path in site.iterdir() if path.name.startswith(("pip", "setuptools", "hatch"))
+    ] == []
+    for empty in (
+        "var/lib/apt/lists",
+        "var/cache/apt",
+        "var/log/apt",
+        "tmp",
+        "srv",
+        "run/lock",
+        "root/.cache",
+        "src",
+        "opt/build",
+    ):
+        files = [path for path in (image.root / empty).rglob("*") if not path.is_dir()]
+        assert files == [], f"/{empty} is not empty"
+    assert os.listdir(image.root / "opt") == ["resolver"]
+    assert not (image.root / "steps").exists()
+    assert not list((image.root / "usr/include").glob("*.h"))
+
+
+def test_no_start_has_to_compile(image: Image) -> None:
+    (lib,) = image.root.glob("opt/resolver/lib")
+    sources = list(lib.rglob("*.py"))
+    assert len(sources) > 500
+    for source in sources:
+        (compiled,) = (source.parent / "__pycache__").glob(f"{source.stem}.cpython-*.pyc")
+        flags = int.from_bytes(compiled.read_bytes()[4:8], "little")
+        assert flags == 1, f"{compiled} is checked against its source at every start"
+
+
+def test_only_root_can_change_what_runs(image: Image) -> None:
+    for path in (image.root / "opt").rglob("*"):
+        mode = path.lstat()
+        assert (mode.st_uid, mode.st_gid) == (0, 0)
+        assert stat.S_ISLNK(mode.st_mode) or not mode.st_mode & 0o022, path
+
+
+def test_its_size(image: Image, without_bpf: Image) -> None:
+    """In MiB, unpacked. LLVM is most of it, and only the BPF loader needs it."""
+    libraries = [*image.root.glob("usr/lib/*-linux-gnu/lib*")]
+    of = re.compile(r"lib(LLVM|clang|z3|bcc).*")
+    sizes = {
+        "whole": mebibytes(image.root),
+        "ours": mebibytes(image.root / "opt/resolver"),
+        "LLVM and bcc": mebibytes(*(path for path in libraries if of.fullmatch(path.name))),
+        "Python": mebibytes(*image.root.glob("usr/lib/python3*"), *image.root.glob("usr/bin/python3*")),
+        "whole without BPF": mebibytes(without_bpf.root),
+    }
+    print(", ".join(f"{name} {size:.0f}" for name, size in sizes.items()))
+    assert sizes["whole"] < 450
+    assert sizes["whole without BPF"] < 180
+    assert sizes["ours"] < 40
+
+
+# -- what it does -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    """A node whose driver's library everybody may read, as a real one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(KEEP))
+    with Node(tmp_path / "node", DRIVER) as node:
+        assert node.left_out == []
+        yield node
+
+
+@pytest.mark.parametrize(("where", "source"), [("base", "bpf"), ("overlays/netlink", "netlink")])
+def test_the_daemonset_does_the_whole_job_from_it(
+    node: Node, start_pod: StartPod, image: Image, where: str, source: str
+) -> None:
+    rendered = pod_of(render(KUSTOMIZE / where))
+    pod = start_pod(fast(rendered), image=image)
+    works(node, pod, source)
+    confined(pod, set(container_of(rendered)["securityContext"]["capabilities"]["add"]))
+    until(lambda: pod.get("/readyz") == 200, "ready")
+    children = children_of(pod.host_pid)
+    assert {WRITER, NVML} <= children.keys()
+    everyone = Path(f"/proc/{pod.host_pid}/task/{pod.host_pid}/children").read_text().split()
+    assert sorted(map(int, everyone)) == sorted(children.values()), "a child has ended and was not waited for"
+    began = time.monotonic()
+    assert pod.stop() == 0
+    print(f"{source}: {time.monotonic() - began:.2f} s from SIGTERM to the container's end")
+    assert time.monotonic() - began < 5
+    assert not any(map(runs, children.values()))
+    assert list(pod.run_dir.iterdir()) == []
+
+
+def test_its_commands_are_there_for_exec(node: Node, start_pod: StartPod, image: Image) -> None:
+    container = node.container()
+    tenant = container.tenant(guess="none", load=30)
+    pod = start_pod(fast(pod_of(render(KUSTOMIZE / "base"))), image=image)
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
+    pod.wait_for("source", source="bpf")
+    assert pod.inside("resolver", "--version") == f"resolver {resolver.__version__}\n"
+    found = pod.inside("resolver", "lookup", container.container_id, str(tenant.ns_pid))
+    assert found == f"{tenant.host_pid}\n"
+    assert "main" in pod.inside("resolver", "top", "--once")
+    # Of exec `inside` wants a 0, which the doctor gives when nothing has failed.
+    checks = {each["check"]: each["state"] for each in json.loads(pod.inside("resolver", "doctor", "--json"))}
+    assert {checks[name] for name in ("pid_namespace", "bcc", "bpf", "nvml", "writer", "socket")} == {"ok"}
+
+
+def test_without_bcc_it_falls_to_the_scan_and_says_why(
+    node: Node, start_pod: StartPod, without_bpf: Image
+) -> None:
+    pod = start_pod(fast(pod_of(render(KUSTOMIZE / "base"))), image=without_bpf)
+    works(node, pod, "scan")
+    why = pod.wait_for("source_unavailable", source="bpf")["why"]
+    assert "bcc" in why
+
+
+def test_outside_of_the_hosts_pid_namespace_it_ends_at_once_and_says_why(
+    node: Node, start_pod: StartPod, image: Image
+) -> None:
+    """As process 1, where nothing ends by a signal that it doesn't handle."""
+    pod = start_pod(merge(pod_of(render(KUSTOMIZE / "base")), {"hostPID": False}), image=image)
+    assert pod.wait(20) == 4
+    (sentence,) = pod.other_output
+    assert "hostPID: true (Kubernetes)" in sentence
+    pod.other_output.clear()
+
+
+USER = 65532
+
+
+@pytest.mark.parametrize("source", ["bpf", "netlink", "scan"])
+def test_another_user_does_the_whole_job_where_the_runtime_gives_it_capabilities(
+    node: Node, start_pod: StartPod, node_paths: dict[str, Path], image: Image, source: str
+) -> None:
+    """Kubernetes gives none to any but root. Podman does, and systemd: they are ambient."""
+    node_paths["/run/resolver"].mkdir()
+    os.chown(node_paths["/run/resolver"], USER, USER)
+    needed = sorted(TO_START[source])
+    ambient = ",".join(f"+{name.lower()}" for name in needed)
+    user = (f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
+    become = ("setpriv", *user, "--inh-caps", ambient, "--ambient-caps", ambient)
+    pod = pod_of(render(KUSTOMIZE / ("overlays/netlink" if source == "netlink" else "base")))
+    capabilities = {"drop": ["ALL"], "add": ["SETUID", "SETGID", "SETPCAP", *needed]}
+    there = fast(
+        merge(pod, {"containers": [{"name": "resolver", "securityContext": {"capabilities": capabilities}}]}),
+        RESOLVER_SOURCE=source,
+    )
+    as_user = image._replace(config={**image.config, "Entrypoint": [*become, *image.entrypoint]})
+    daemon = start_pod(there, image=as_user)
+    works(node, daemon, source)
+    status = Path(f"/proc/{daemon.host_pid}/status").read_text()
+    assert f"Uid:\t{USER}\t{USER}\t{USER}\t{USER}\n" in status
+    assert rights(daemon.host_pid).effective == while_running(source, os.uname().release)
