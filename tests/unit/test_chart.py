@@ -155,6 +155,16 @@ def test_it_is_the_same_pod_as_the_kustomizations(directory: str) -> None:
     assert foreign(chart_variables) == foreign(other_variables) != {}
 
 
+def test_it_can_have_the_seccomp_profile_of_the_component(tmp_path: Path) -> None:
+    both = {
+        "resources": [str(KUSTOMIZE / "base")],
+        "components": [str(KUSTOMIZE / "components/own-seccomp")],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(both))
+    own = {"seccompProfile": {"type": "Localhost", "localhostProfile": "resolver.json"}}
+    assert comparable(render(own))[0] == comparable(manifests.render(tmp_path))[0] != comparable(render())[0]
+
+
 def test_nobody_is_given_a_right_in_the_cluster() -> None:
     made = render(EVERYTHING)
     assert {each["kind"] for each in made} == {
@@ -274,7 +284,7 @@ def test_resources_are_those_that_were_measured_with_what_is_said_on_top() -> No
         "limits": {"memory": "1Gi", "cpu": 1},
     }
     free = ours({"source": "scan", "resources": {"limits": {"memory": None}, "requests": {"x.com/y": 1}}})
-    assert free["resources"] == {"requests": {"cpu": "30m", "memory": "96Mi", "x.com/y": 1}, "limits": {}}
+    assert free["resources"] == {"requests": {"cpu": "20m", "memory": "96Mi", "x.com/y": 1}, "limits": {}}
 
 
 def test_what_is_given_arrives() -> None:

@@ -68,8 +68,7 @@ capabilities:
   {{- end }}
 resources:
   requests:
-    # With `scan` each new process costs a read of /proc.
-    cpu: {{ eq .Values.source "scan" | ternary "30m" "20m" }}
+    cpu: 20m
     memory: 96Mi
   limits:
     # The compiler of the BPF program needs 160Mi for half a second. No limit on CPU: it would only make repairs late.
