@@ -70,7 +70,6 @@ def the_real_ones() -> list[list[str]]:
 OVERLAYS = {
     "scan-only": {
         "pod.containers[resolver].env[RESOLVER_SOURCE].value": "scan",
-        "pod.containers[resolver].resources.requests.cpu": "30m",
         "pod.containers[resolver].resources.limits.memory": "192Mi",
         "pod.containers[resolver].securityContext.capabilities.add": ["SYS_PTRACE"],
     },
@@ -308,3 +307,52 @@ def test_the_seccomp_profile_allows_bpf_and_otherwise_less_than_a_runtime_does()
     (clone,) = [rule for rule in rules if "clone" in rule["names"]]
     # Every CLONE_NEW* of include/uapi/linux/sched.h but that of time namespaces, which clone() does not know.
     assert clone["args"] == [{"index": 0, "value": 0x7E020000, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}]
+
+
+# ---- the page -----------------------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs/kubernetes.md").read_text()
+EXAMPLES = re.findall(r"```yaml\n# (\S+)\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("index", range(len(EXAMPLES)))
+def test_every_example_on_the_page_is_rendered_and_valid(tmp_path: Path, index: int) -> None:
+    """A kustomization with the patch that follows it, and every patch alone."""
+    shutil.copytree(KUSTOMIZE, tmp_path / "deploy/kustomize")
+    path, text = EXAMPLES[index]
+    place = tmp_path / path.partition("/")[0]
+    place.mkdir()
+    (place / "kustomization.yaml").write_text(
+        "resources: [../deploy/kustomize/base]\npatches: [{path: patch.yaml}]\n"
+    )
+    shutil.copy(FIXTURES / "sidecar/hami.yaml", place)
+    (tmp_path / path).write_text(text)
+    if path.endswith("kustomization.yaml") and "patches:" in text:
+        (tmp_path / EXAMPLES[index + 1][0]).write_text(EXAMPLES[index + 1][1])
+    rendered = render(place)
+    validate(rendered, [release for release in RELEASES if "appArmorProfile" not in text or release > "1.30"])
+    assert rendered not in (render(BASE), load(FIXTURES / "sidecar/hami.yaml"))
+
+
+def test_the_page_s_table_is_what_is_rendered() -> None:
+    table = PAGE.partition("## Install")[2].partition("## ")[0]
+    rows = dict(re.findall(r"^\| `(?:overlays/)?([\w-]+)` \|(.*)\|$", table, re.MULTILINE))
+    for name in ("base", "scan-only", "netlink", "dry-run"):
+        cells = [cell.strip() for cell in rows[name].split("|")]
+        pod = pod_of(render(DAEMONSETS[name]))
+        added = container_of(pod)["securityContext"]["capabilities"]["add"]
+        told = cells[1] if name != "dry-run" else rows["base"].split("|")[1]
+        assert re.findall(r"`(\w+)`", told) == added
+        assert cells[3] == ("the node's" if pod.get("hostNetwork") else "the pod's")
+    for path in re.findall(r"`((?:overlays|components)/[\w-]+)`", PAGE):
+        assert (KUSTOMIZE / path / "kustomization.yaml").exists()
+    assert {each.name for each in (KUSTOMIZE / "overlays").iterdir()} <= set(re.findall(r"[\w-]+", PAGE))
+
+
+def test_the_page_counts_system_calls_and_releases_rightly() -> None:
+    own = json.loads((ROOT / "deploy/seccomp/resolver.json").read_text())
+    allowed = [
+        name for rule in own["syscalls"] if rule["action"] == "SCMP_ACT_ALLOW" for name in rule["names"]
+    ]
+    assert f"It allows {len(set(allowed))} system calls" in PAGE
+    assert f"Kubernetes {RELEASES[0]} to {'.'.join(RELEASES[-1].split('.')[:2])}" in PAGE
