@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from resolver.view import View
 
 
+#: A place where another daemon listens is tried again.
+_AGAIN_SECONDS = 1.0
+
+
 def make_entrance(settings: Settings, journal: Journal) -> Entrance | None:
     """The socket as the settings want it; None, with a warning in the log, if it cannot be had.
 
@@ -35,23 +39,36 @@ def make_entrance(settings: Settings, journal: Journal) -> Entrance | None:
 
 async def serve(view: View, settings: Settings, journal: Journal, entrance: Entrance | None) -> None:
     """Answer until cancelled. What the API takes to run is imported only now."""
-    if entrance is not None:
+    if entrance is None:
+        await asyncio.get_running_loop().create_future()  # for ever
+        return
+    await _open(entrance, settings, journal)
+    from resolver.api.access import Door
+    from resolver.api.app import Api
+    from resolver.api.server import server
+
+    door = Door(view.procfs, group_of(settings.socket_group))
+    serving = server(Api(view, door, settings.pod_logs_dir, journal), door)
+    try:
+        await serving.serve(sockets=[entrance.listener])
+    finally:
+        serving.should_exit = True
+    await asyncio.get_running_loop().create_future()
+
+
+async def _open(entrance: Entrance, settings: Settings, journal: Journal) -> None:
+    """As soon as nobody else listens there: a dry run that was there before, and is about to end, for one."""
+    said = ""
+    while True:
         try:
             entrance.open()
         except (OSError, UsageError) as error:
-            _off(settings, journal, error)
+            if str(error) != said:
+                said = str(error)
+                _off(settings, journal, error)
+            await asyncio.sleep(_AGAIN_SECONDS)
         else:
-            from resolver.api.access import Door
-            from resolver.api.app import Api
-            from resolver.api.server import server
-
-            door = Door(view.procfs, group_of(settings.socket_group))
-            serving = server(Api(view, door, settings.pod_logs_dir, journal), door)
-            try:
-                await serving.serve(sockets=[entrance.listener])
-            finally:
-                serving.should_exit = True
-    await asyncio.get_running_loop().create_future()  # for ever
+            return
 
 
 def _off(settings: Settings, journal: Journal, error: Exception) -> None:

@@ -78,3 +78,15 @@ def test_it_can_be_ended_while_it_waits(node: Node, start: Start) -> None:
     third = start(node, *FAST)
     assert third.wait() == 2
     assert any("--wait" in text for text in third.other_output)
+
+
+def test_a_dry_run_gets_the_socket_when_another_one_leaves_it(node: Node, start: Start) -> None:
+    """They take no lock, so an upgrade of theirs has both at work for a while."""
+    first = start(node, *FAST, "--dry-run")
+    socket = first.run_dir / "resolver.sock"
+    until(socket.exists, "its socket")
+    second = start(node, *FAST, "--dry-run")
+    assert "another resolver listens" in second.wait_for("api_off")["why"]
+    assert first.stop() == 0
+    until(socket.exists, "the other one's socket")
+    assert len(second.said("api_off")) == 1
