@@ -36,6 +36,7 @@ missing_packages() {
     have_library libatomic.so.1 || echo libatomic1
     [[ $PROFILE == dev ]] || return 0
     have_command runc || echo runc
+    have_command systemd-analyze || echo systemd
     have_command tmux || echo tmux
     have_command curl || echo curl
     have_bcc || echo python3-bpfcc

@@ -1,0 +1,134 @@
+"""Runs the daemon as a unit of a real systemd, with everything that the unit's file forbids.
+
+What reads the unit and applies it is systemd's own manager, as root, in its form for one user: that one does not have
+to be the machine's first process. It lives in a mount namespace and a cgroup of its own, on a /run of its own, so
+nothing of it meets the machine's. It limits no memory and no tasks where the machine gives it no such controllers.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from tests.fakes.node import Node
+from tests.kernel.conftest import ROOT, Daemon, children_of
+from tests.runtime.runc import remove_cgroups
+
+DEPLOY: Final = ROOT / "deploy/systemd"
+UNIT: Final = "resolver.service"
+MANAGER: Final = Path("/lib/systemd/systemd")
+#: Of what every system has: the targets that a unit without a word about it wants.
+_TARGETS: Final = ("basic.target", "shutdown.target")
+
+
+class Unit(Daemon):
+    """`resolver.service`, started. ``drop_ins`` are names of files beside it; ``environment`` is added to its own.
+
+    Changed for the test: the program is this checkout's, HAMi's directory the node's, the driver a stand-in.
+    """
+
+    def __init__(
+        self, node: Node, work: Path, *drop_ins: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        assert MANAGER.exists(), "there is no systemd here: run make setup-dev"
+        self.run_dir = Path("/run/resolver")
+        self._cgroup = _cgroup2() / f"systemd-{os.getpid()}-{os.urandom(4).hex()}"
+        units, log = work / "units", work / "log"
+        _write_units(units, node, log, drop_ins, environment or {})
+        os.mkfifo(log)
+        self._cgroup.mkdir()
+        script = f"""
+            cat {shlex.quote(str(log))} >&2 &
+            echo $$ >{self._cgroup}/cgroup.procs
+            mount -t tmpfs none /run
+            mkdir -p /run/systemd/system
+            mountpoint -q /sys/fs/cgroup/cgroup.procs || mount -t cgroup2 none /sys/fs/cgroup
+            exec {MANAGER} --user --unit={UNIT} --log-target=null
+        """
+        self._environment = {**os.environ, "XDG_RUNTIME_DIR": "/run", "SYSTEMD_UNIT_PATH": str(units)}
+        isolated = ["unshare", "--mount", "--propagation", "private"]
+        self._launch([*isolated, "sh", "-ec", script], self._environment)
+
+    def systemctl(self, *arguments: str) -> str:
+        """What systemctl prints, asking this manager."""
+        enter = ["nsenter", "--mount", "--target", str(self.process.pid), "systemctl", "--user", *arguments]
+        done = subprocess.run(enter, env=self._environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done
+        return done.stdout.strip()
+
+    @property
+    def host_pid(self) -> int:
+        """The daemon's own process; 0 if it does not run."""
+        return int(self.systemctl("show", "--property", "MainPID", "--value", UNIT))
+
+    def children(self) -> dict[str, int]:
+        """The daemon's."""
+        return children_of(self.host_pid) if self.process.poll() is None else {}
+
+    def stop(self, *, within_s: float = 8.0) -> int:
+        """As `systemctl stop`; returns the daemon's exit code, then ends the manager as well."""
+        self.systemctl("stop", UNIT)
+        code = int(self.systemctl("show", "--property", "ExecMainStatus", "--value", UNIT))
+        self.process.send_signal(signal.SIGKILL)
+        self.wait(within_s)
+        return code
+
+    def close(self) -> None:
+        """Ends everything, and removes its cgroup."""
+        for procs in [*self._cgroup.rglob("cgroup.procs"), self._cgroup / "cgroup.procs"]:
+            for host_pid in map(int, procs.read_text().split() if procs.exists() else ()):
+                os.kill(host_pid, signal.SIGKILL)
+        self.kill()
+        remove_cgroups(self._cgroup)
+
+
+def _cgroup2() -> Path:
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _what, where, kind = line.split()[:3]
+        if kind == "cgroup2":
+            return Path(where)
+    raise AssertionError("no cgroup2 hierarchy is mounted here, and systemd needs one")
+
+
+def _write_units(
+    units: Path, node: Node, log: Path, drop_ins: tuple[str, ...], environment: Mapping[str, str]
+) -> None:
+    beside = units / f"{UNIT}.d"
+    beside.mkdir(parents=True)
+    for name in _TARGETS:
+        (units / name).write_text("[Unit]\nDefaultDependencies=no\n")
+    text = (DEPLOY / UNIT).read_text()
+    assert text.count("/usr/local/vgpu/containers") == 1
+    (units / UNIT).write_text(text.replace("/usr/local/vgpu/containers", str(node.containers_dir)))
+    for name in drop_ins:
+        (beside / name).write_text((DEPLOY / name).read_text())
+    stand_in = {
+        name: value
+        for name, value in node.environment().items()
+        if name in ("LD_LIBRARY_PATH", "NVML_STANDIN_STATE")
+    }
+    settings = {
+        "RESOLVER_CONTAINERS_DIR": str(node.containers_dir),
+        "RESOLVER_METRICS_ADDR": "off",
+        "RESOLVER_LOG_FORMAT": "json",
+        "RESOLVER_INTERVAL": "50ms",
+        "RESOLVER_NVML_INTERVAL": "200ms",
+    }
+    lines = ["[Service]", "ExecStart=", f"ExecStart={sys.executable} -m resolver run"]
+    lines += [
+        f'Environment="{key}={value}"' for key, value in (stand_in | settings | dict(environment)).items()
+    ]
+    # The test's places are in /tmp and in homes, which the unit hides: let them show through, read-only.
+    lines += [
+        "ProtectHome=tmpfs",
+        f"WorkingDirectory={ROOT}",
+        f"BindReadOnlyPaths={ROOT} {node.root} {node.built} {node.library_dir}",
+        f"StandardError=file:{log}",
+    ]
+    (beside / "test.conf").write_text("\n".join(lines) + "\n")

@@ -1,0 +1,198 @@
+"""The systemd unit: sound, tight, and enough for the whole job."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resolver.capabilities import TO_START
+from tests.fakes.node import Node
+from tests.kernel.conftest import DRIVER, NVML, ROOT, SOURCES, WRITER, hostpid_of, never, until
+from tests.kernel.test_capabilities import rights, works
+from tests.runtime.systemd import DEPLOY, UNIT, Unit
+
+#: What `systemd-analyze security` may say: 0 is a program that can do nothing, 10 one without any sandbox.
+WORST_SCORE = 3.9
+
+
+#: What it may do in the eyes of `systemd-analyze`. The first three stand for bpf, perf_event_open and what an ordinary
+#: service may do; the root directory, mounts and user of an ordinary service are said to be an exposure, too.
+LEFT = {
+    *("SystemCallFilter=~@privileged", "SystemCallFilter=~@debug", "SystemCallFilter=~@resources"),
+    *("RootDirectory=/RootImage=", "PrivateMounts=", "User=/DynamicUser=", "UMask=", "IPAddressDeny="),
+    *(f"CapabilityBoundingSet=~CAP_{name}" for name in ("BPF", "SYS_PTRACE", "NET_ADMIN")),
+    *(
+        "ProtectProc=",
+        "ProcSubset=",
+        "PrivateUsers=",
+        "PrivateNetwork=",
+        "MemoryDenyWriteExecute=",
+        "NoNewPrivileges=",
+    ),
+    *("PrivateDevices=", "DeviceAllow=", "ProtectClock="),
+    *("RestrictNamespaces=~user", "RestrictNamespaces=~pid", "RestrictAddressFamilies=~AF_NETLINK"),
+    *("RestrictAddressFamilies=~AF_UNIX", "RestrictAddressFamilies=~AF_(INET|INET6)"),
+}
+
+
+@pytest.fixture
+def work() -> Iterator[Path]:
+    """A directory that every user can reach, as those of a real node, unlike pytest's."""
+    work = Path(tempfile.mkdtemp(prefix="resolver-unit-"))
+    work.chmod(0o755)
+    yield work
+    shutil.rmtree(work)
+
+
+@pytest.fixture
+def node(work: Path) -> Iterator[Node]:
+    with Node(work / "node", DRIVER) as node:
+        assert node.left_out == []
+        yield node
+
+
+def settings_of(unit: Path) -> dict[str, list[str]]:
+    """Every setting of a unit's file with its values in order."""
+    found: dict[str, list[str]] = {}
+    for line in unit.read_text().splitlines():
+        if line and not line.startswith(("#", "[")):
+            name, value = line.split("=", 1)
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def installed(directory: Path, *drop_ins: str) -> Path:
+    """The unit as an operator installs it, with a program where it says."""
+    program = directory / "resolver"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    unit = directory / UNIT
+    unit.write_text((DEPLOY / UNIT).read_text().replace("/opt/resolver/bin/resolver", str(program)))
+    for name in drop_ins:
+        target = directory / f"{UNIT}.d" / name
+        target.parent.mkdir(exist_ok=True)
+        shutil.copy(DEPLOY / name, target)
+    return unit
+
+
+@pytest.mark.parametrize("drop_ins", [(), ("measure-driver.conf",)])
+def test_systemd_has_nothing_to_say_against_it(tmp_path: Path, drop_ins: tuple[str, ...]) -> None:
+    unit = installed(tmp_path, *drop_ins)
+    verify = ["systemd-analyze", "verify", "--man=no", str(unit)]
+    done = subprocess.run(verify, capture_output=True, text=True, check=False)
+    ours = [line for line in done.stderr.splitlines() if "resolver" in line]
+    assert (done.returncode, ours) == (0, [])
+
+
+def test_its_exposure_is_as_documented(tmp_path: Path) -> None:
+    rate = ["systemd-analyze", "security", "--offline=true", f"--threshold={WORST_SCORE * 10:.0f}"]
+    done = subprocess.run(
+        [*rate, "--json=short", str(installed(tmp_path))], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done
+    exposed = {entry["name"] for entry in json.loads(done.stdout) if float(entry["exposure"] or 0) > 0}
+    # What docs/systemd.md tells is left, and nothing else.
+    assert exposed == LEFT
+    assert f"rates it {WORST_SCORE} " in (ROOT / "docs/systemd.md").read_text()
+
+
+def test_it_has_exactly_the_documented_capabilities() -> None:
+    (given,) = settings_of(DEPLOY / UNIT)["CapabilityBoundingSet"]
+    assert given.split() == [f"CAP_{name}" for name in given.replace("CAP_", "").split()]
+    assert {name.removeprefix("CAP_") for name in given.split()} == frozenset().union(*TO_START.values())
+
+
+def test_no_setting_brings_a_filter_of_devices() -> None:
+    """It would shut out the GPUs' devices, whose numbers are known only once the driver is loaded."""
+    bring = {"PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectClock"}
+    for path in DEPLOY.iterdir():
+        assert bring.isdisjoint(settings_of(path))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_it_does_the_whole_job(node: Node, work: Path, source: str) -> None:
+    unit = Unit(node, work, environment={"RESOLVER_SOURCE": source})
+    try:
+        works(node, unit, source)
+        own = rights(unit.host_pid)
+        assert own.bounding == frozenset().union(*TO_START.values())
+        assert own.effective <= TO_START["scan"] | TO_START[source]
+        for name in (WRITER, NVML):
+            assert rights(unit.child(name)).no_new_privs
+        assert unit.said("capabilities_kept") == []
+        assert unit.said("source_unavailable") == []
+        assert unit.said("internal_error") == []
+        assert unit.other_output == []
+        assert unit.stop() == 0
+    finally:
+        unit.close()
+
+
+def test_it_climbs_to_the_best_source_and_keeps_it(node: Node, work: Path) -> None:
+    unit = Unit(node, work)
+    try:
+        assert unit.wait_for("source", source="bpf")["not_used"] == {}
+        never(lambda: unit.said("source_failed"), "a failure")
+        assert unit.stop() == 0
+    finally:
+        unit.close()
+
+
+def test_it_sees_the_system_read_only(node: Node, work: Path) -> None:
+    unit = Unit(node, work, environment={"RESOLVER_SOURCE": "scan"})
+    try:
+        unit.wait_for("source")
+        inside = ["nsenter", "--mount", "--target", str(unit.host_pid)]
+
+        def writable(path: Path | str) -> bool:
+            test = subprocess.run([*inside, "test", "-w", path], check=False)
+            return test.returncode == 0
+
+        assert writable(node.containers_dir)
+        assert writable("/run/resolver")
+        for path in (
+            "/",
+            "/usr",
+            "/etc",
+            "/var",
+            "/proc/sys/kernel",
+            "/sys/fs/cgroup",
+            node.root,
+        ):
+            assert not writable(path), path
+    finally:
+        unit.close()
+
+
+def test_with_the_drop_in_the_driver_is_measured(node: Node, work: Path) -> None:
+    unit = Unit(node, work, "measure-driver.conf", environment={"RESOLVER_SOURCE": "scan"})
+    try:
+        container = node.container(rights=0xA80425FB)
+        tenant = container.tenant(load=5, guess="wrong")
+        until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
+        unit.wait_for("policy", origin="measured")
+        until(lambda: "SYS_ADMIN" not in rights(unit.host_pid).bounding, "the drop")
+        assert unit.stop() == 0
+    finally:
+        unit.close()
+
+
+def test_settings_are_read_again_on_reload_and_it_is_started_again_after_a_crash(
+    node: Node, work: Path
+) -> None:
+    unit = Unit(node, work, environment={"RESOLVER_SOURCE": "scan"})
+    try:
+        unit.wait_for("source")
+        first = unit.host_pid
+        unit.systemctl("reload", UNIT)
+        unit.wait_for("settings_reloaded")
+        unit.systemctl("kill", "--kill-whom=main", "--signal=KILL", UNIT)
+        until(lambda: unit.host_pid not in (0, first), "another one")
+    finally:
+        unit.close()
