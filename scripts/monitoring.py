@@ -248,8 +248,8 @@ def now() -> list[Json]:
             "percentunit",
         ),
         stat(
-            "Repairs",
-            "Slots whose hostpid was put right since the daemons started.",
+            "Slots repaired",
+            "Times that a slot's hostpid was put right since the daemons started.",
             f"sum(resolver_repairs_total{{{NODE}}})",
             _PLAIN,
         ),
@@ -381,7 +381,7 @@ def repairs() -> list[Json]:
         lines(
             "Repairs",
             "How often a slot's hostpid was written, by what was wrong with it; in a dry run, how often it would have"
-            " been. A daemon that starts repairs before it is first scraped: 'Repairs' above has these, too.",
+            " been. A daemon that starts repairs before it is first scraped: 'Slots repaired' above has these, too.",
             [
                 query(increase("resolver_repairs_total"), "{{reason}}"),
                 query(increase("resolver_dry_run_repairs_total"), "dry run: {{reason}}"),
