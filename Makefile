@@ -7,7 +7,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo '  Options go through ARGS:  make run ARGS="--dry-run --once"'
 
@@ -69,6 +69,23 @@ chart: setup-dev ## write what the Helm chart has from elsewhere anew, and pack 
 	@$(BIN)/python scripts/chart.py
 	@$(BIN)/helm lint --strict --quiet deploy/chart/resolver
 	@$(BIN)/helm package --destination dist deploy/chart/resolver
+
+# `docker`, `podman` or `buildah`, whichever is there. IMAGE=registry.example.org/resolver:0.1.0 names it for a registry.
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' resolver/__init__.py)
+ENGINE ?= $(firstword $(foreach each,docker podman buildah,$(shell command -v $(each))))
+IMAGE ?= resolver:$(VERSION)
+REVISION ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+WITH_BPF ?= 1
+
+.PHONY: image
+image: ## build the container image; IMAGE=name:tag, WITH_BPF=0 for one without bcc and LLVM
+	@[[ -n "$(ENGINE)" ]] || { echo "image: no docker, podman or buildah on PATH: install one, or name it: ENGINE=..." >&2; exit 1; }
+	@$(ENGINE) build --file deploy/image/Dockerfile --tag $(IMAGE) --build-arg VERSION=$(VERSION) \
+		--build-arg REVISION=$(REVISION) --build-arg WITH_BPF=$(WITH_BPF) $(ARGS) .
+
+.PHONY: image-check
+image-check: setup-dev ## prove the image on each Debian and machine that it is for, and measure it (needs root, minutes)
+	@$(BIN)/python -m tests.runtime.image_check $(ARGS)
 
 .PHONY: wheel
 wheel: setup ## build the wheel into dist/

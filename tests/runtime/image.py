@@ -1,4 +1,4 @@
-"""Builds the image from its Dockerfile with a real builder, buildah, in a fresh Debian.
+"""Builds the image as its page says, by `make image`, with a real builder, buildah, in a fresh Debian.
 
 Two things stand in, because no registry has to be within reach: the Debian that the image starts from is bootstrapped
 here, without what the slim images leave out, and pip finds its wheels in a directory. What was made is kept for a week
@@ -14,14 +14,16 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 ROOT: Final = Path(__file__).parent.parent.parent
-RECIPE: Final = ROOT / "deploy/image/Dockerfile"
 KEEP: Final = Path(os.environ.get("IMAGE_CACHE", "/var/cache/resolver-image"))
+#: What Debian and an image call the machine that the kernel and Python call otherwise.
+ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 #: The Debian releases whose bcc and Python will do, and the version of that Python.
 SUITES: Final = {"trixie": "3.13", "bookworm": "3.11"}
 #: What Debian's slim images leave out (they are made with the same lines).
@@ -50,12 +52,16 @@ class Builder:
     def __init__(self, work: Path, keep: Path = KEEP) -> None:
         """``work`` is for what must not be there at the next boot; it ends with the test."""
         self._keep, self._work = keep, work
+        self._store = keep / time.strftime("store-%G-%V")
         keep.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Self:
         self._lock = os.open(self._keep / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._tell("rm", "--all")  # of a run that was killed
+        for store in {self._store, *self._keep.glob("store-*")}:
+            self._tell("rm", "--all", store=store)  # of a run that was killed
+            if store != self._store:
+                shutil.rmtree(store)
         return self
 
     def __exit__(
@@ -65,58 +71,36 @@ class Builder:
             self._tell("rm", "--all")
         os.close(self._lock)
 
-    def build(self, suite: str = "trixie", **arguments: str) -> Image:
-        """The image that this checkout makes on that Debian, with those build arguments."""
-        wheels = self._wheels(SUITES[suite], os.uname().machine)
+    def build(
+        self,
+        suite: str = "trixie",
+        machine: str = os.uname().machine,
+        *,
+        with_bpf: bool = True,
+        revision: str = "unknown",
+    ) -> Image:
+        """The image that this checkout makes on that Debian, for that machine."""
         settings = self._work / "pip.conf"
         settings.write_text(f"[global]\nno-index = true\nfind-links = {_WHEELS_INSIDE}\n")
-        given = {"BASE": self._base(suite), **arguments}
-        made = self._tell(
-            *("bud", "--isolation", "chroot", "--pull=never", "--layers", "--quiet", "--file", str(RECIPE)),
-            *(f"--build-arg={name}={value}" for name, value in given.items()),
-            *("--secret", f"id=pip,src={settings}", "--volume", f"{wheels}:{_WHEELS_INSIDE}:ro"),
-            str(ROOT),
-        ).split()[-1]
-        described = json.loads(self._tell("inspect", "--type", "image", made))["OCIv1"]
-        config = {
-            **described["config"],
-            **{name: described[name] for name in ("architecture", "os", "history")},
+        options = ["--isolation=chroot", "--pull=never", "--layers", f"--arch={ARCHITECTURES[machine]}"]
+        options += [f"--build-arg=BASE={self._base(suite, machine)}", f"--secret=id=pip,src={settings}"]
+        options += [f"--volume={self.wheels(SUITES[suite], machine)}:{_WHEELS_INSIDE}:ro"]
+        name = f"localhost/resolver-{suite}-{machine}:{'bpf' if with_bpf else 'without-bpf'}"
+        settings_of_make = {
+            "ENGINE": " ".join(self._buildah(self._store)),
+            "IMAGE": name,
+            "REVISION": revision,
+            "WITH_BPF": str(int(with_bpf)),
+            "ARGS": " ".join(options),
         }
+        _run(["make", "-C", str(ROOT), "image", *(f"{key}={text}" for key, text in settings_of_make.items())])
+        described = json.loads(self._tell("inspect", "--type", "image", name))["OCIv1"]
+        config = described["config"] | {key: described[key] for key in ("architecture", "os", "history")}
         environment = dict(entry.split("=", 1) for entry in config["Env"])
-        container = self._tell("from", "--pull=never", made)
+        container = self._tell("from", "--pull=never", f"--arch={ARCHITECTURES[machine]}", name)
         return Image(Path(self._tell("mount", container)), config, environment)
 
-    # -- what stands in -------------------------------------------------------------------------------
-
-    def _base(self, suite: str) -> str:
-        """A minimal Debian of this week, as slim as that which the recipe names."""
-        name = f"localhost/debian-{suite}:{time.strftime('%G-%V')}"
-        if (
-            subprocess.run(
-                [*self._buildah, "inspect", "--type", "image", name], capture_output=True, check=False
-            ).returncode
-            == 0
-        ):
-            return name
-        for old in self._tell("images", "--quiet", "--filter", f"reference=localhost/debian-{suite}").split():
-            self._tell("rmi", "--force", old)
-        archive = self._work / f"{suite}.tar"
-        command = ["mmdebstrap", "--quiet", "--variant=minbase", "--include=usr-is-merged"]
-        command += [f"--dpkgopt=path-exclude=/usr/share/{each}/*" for each in _SLIM]
-        command += [
-            "--dpkgopt=path-include=/usr/share/doc/*/copyright",
-            "--dpkgopt=force-unsafe-io",
-            suite,
-            str(archive),
-        ]
-        _run([*command, *filter(None, [os.environ.get("DEBIAN_MIRROR")])])
-        container = self._tell("from", "scratch")
-        self._tell("add", "--quiet", container, str(archive), "/")
-        self._tell("commit", "--quiet", "--rm", container, name)
-        archive.unlink()
-        return name
-
-    def _wheels(self, python: str, machine: str) -> Path:
+    def wheels(self, python: str, machine: str) -> Path:
         """Every package that the recipe installs, for that Python on that machine, by this machine's own pip."""
         locks = [ROOT / "requirements.lock", ROOT / "requirements-build.lock"]
         digest = hashlib.sha256(b"".join(lock.read_bytes() for lock in locks)).hexdigest()[:16]
@@ -124,36 +108,39 @@ class Builder:
         if not place.is_dir():
             for old in self._keep.glob(f"wheels-{python}-{machine}-*"):
                 shutil.rmtree(old)
-            fetched = self._work / place.name
-            command = [
-                str(ROOT / ".venv/bin/python"),
-                "-m",
-                "pip",
-                "download",
-                "--quiet",
-                "--require-hashes",
-                "--no-deps",
-            ]
-            command += [
-                "--only-binary=:all:",
-                f"--python-version={python}",
-                "--implementation=cp",
-                "--dest",
-                str(fetched),
-            ]
+            fetched = place.with_name(f"{place.name}.new")
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(fetched)]
+            command += ["--require-hashes", "--no-deps", "--only-binary=:all:"]
+            command += [f"--python-version={python}", "--implementation=cp"]
             command += [f"--platform={each}_{machine}" for each in _PLATFORMS]
             _run([*command, *(f"--requirement={lock}" for lock in locks)])
-            shutil.move(fetched, place)
+            fetched.rename(place)
         return place
 
-    # -- buildah --------------------------------------------------------------------------------------
+    def _base(self, suite: str, machine: str) -> str:
+        """A minimal Debian, as slim as that which the recipe names."""
+        architecture = ARCHITECTURES[machine]
+        name = f"localhost/debian-{suite}:{architecture}"
+        if name in self._tell("images", "--format", "{{.Name}}:{{.Tag}}").split():
+            return name
+        archive = self._work / f"{suite}.tar"
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--architectures={architecture}"]
+        command += [f"--dpkgopt=path-exclude=/usr/share/{each}/*" for each in _SLIM]
+        command += ["--dpkgopt=path-include=/usr/share/doc/*/copyright", "--dpkgopt=force-unsafe-io"]
+        command += ["--include=usr-is-merged", suite, str(archive)]
+        _run([*command, *filter(None, [os.environ.get("DEBIAN_MIRROR")])])
+        container = self._tell("from", f"--arch={architecture}", "scratch")
+        self._tell("config", f"--arch={architecture}", container)
+        self._tell("add", "--quiet", container, str(archive), "/")
+        self._tell("commit", "--quiet", "--rm", container, name)
+        archive.unlink()
+        return name
 
-    @property
-    def _buildah(self) -> list[str]:
-        return ["buildah", "--root", str(self._keep / "store"), "--runroot", str(self._work / "runroot")]
+    def _buildah(self, store: Path) -> list[str]:
+        return ["buildah", f"--root={store}", f"--runroot={self._work / 'runroot'}"]
 
-    def _tell(self, *arguments: str) -> str:
-        return _run([*self._buildah, *arguments])
+    def _tell(self, *arguments: str, store: Path | None = None) -> str:
+        return _run([*self._buildah(store or self._store), *arguments])
 
 
 def _run(command: list[str]) -> str:

@@ -20,7 +20,7 @@ from tests.kernel.conftest import DRIVER, NVML, WRITER, children_of, hostpid_of,
 from tests.kernel.test_capabilities import rights, works
 from tests.manifests import KUSTOMIZE, container_of, merge, pod_of, render
 from tests.runtime.conftest import StartPod, fast
-from tests.runtime.image import KEEP, Builder, Image
+from tests.runtime.image import ARCHITECTURES, KEEP, Builder, Image
 from tests.runtime.test_pods import confined
 
 #: Building it from nothing takes most of a minute, and longer beside other work.
@@ -38,12 +38,12 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
 
 @pytest.fixture(scope="module")
 def image(builder: Builder) -> Image:
-    return builder.build(VERSION=resolver.__version__, REVISION=REVISION)
+    return builder.build(revision=REVISION)
 
 
 @pytest.fixture(scope="module")
 def without_bpf(builder: Builder) -> Image:
-    return builder.build(VERSION=resolver.__version__, REVISION=REVISION, WITH_BPF="0")
+    return builder.build(with_bpf=False)
 
 
 def mebibytes(*paths: Path) -> float:
@@ -63,7 +63,7 @@ def test_it_says_what_it_is(image: Image) -> None:
     assert labels["version"] == resolver.__version__
     assert labels["revision"] == REVISION
     assert labels["licenses"] == "Apache-2.0"
-    assert image.config["architecture"] == {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+    assert image.config["architecture"] == ARCHITECTURES[os.uname().machine]
     assert (image.config["Entrypoint"], image.config["Cmd"]) == (["resolver"], ["run"])
     assert not {"Healthcheck", "ExposedPorts", "Volumes"} & image.config.keys()
     assert "find-links" not in json.dumps(image.config), "pip's settings are a secret"
