@@ -125,7 +125,8 @@ def test_events_are_followed_until_the_daemon_ends(node: Node, start: Start, sou
 def test_an_interrupted_follower_is_130(node: Node, start: Start, source: str) -> None:
     daemon = serving(start, node)
     words = ["events", "--follow", "--socket", str(daemon.run_dir / "resolver.sock")]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so its children
+    # A shell's background job ignores it, and so would the child.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         [sys.executable, "-m", "resolver", *words],
         stdout=subprocess.PIPE,
