@@ -5,11 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +21,7 @@ from tests.fakes.exposition import Read
 from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
+from tests.fakes.prometheus import program
 from tests.fakes.regions import LAYOUTS
 from tests.fakes.state import Fault, Hang
 from tests.kernel.conftest import EVERY_SOURCE, Daemon, Start, until
@@ -236,11 +235,6 @@ def test_a_driver_that_is_unloaded_or_loses_a_gpu_is_no_0(
 # ---- the daemon ---------------------------------------------------------------------------------------------------
 
 
-def promtool() -> str | None:
-    """Prometheus's own linter, where `make setup-dev` could get it."""
-    return shutil.which("promtool", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-
-
 def test_the_linter_of_prometheus_has_nothing_to_say(
     node: Node, scraping: Callable[..., Scraper], source: str, tmp_path: Path
 ) -> None:
@@ -255,12 +249,8 @@ def test_the_linter_of_prometheus_has_nothing_to_say(
     assert status == 200
     assert Read(other.encode(), as_openmetrics=True).series.keys() == Read(text.encode()).series.keys()
     assert len(Read(text.encode()).all("resolver_broker_refused_total")) > 3, "reasons, before there was one"
-    linter = promtool()
-    if linter is None:
-        print("promtool is not to be had here; the rules are those of tests/unit/test_metrics_docs.py")
-        return
     done = subprocess.run(
-        [linter, "check", "metrics"], input=text, capture_output=True, text=True, check=False
+        [program("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
