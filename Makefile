@@ -43,6 +43,14 @@ format: setup-dev ## put the code in order with ruff
 bench: setup-dev ## measure speed, memory and what probes cost: a table and bench.json
 	@$(BIN)/python -m tests.bench $(ARGS)
 
+.PHONY: plots
+plots: setup-dev ## put what `make bench` measured into the documents (ARGS=bench.json)
+	@$(BIN)/python -m tests.bench.plots $(ARGS)
+
+.PHONY: docs
+docs: setup-dev ## build the documents as a site, in build/site
+	@$(BIN)/python docs/site/conf.py $(ARGS)
+
 .PHONY: gpu-check
 gpu-check: setup-dev ## where there is a GPU: what its driver says in a container, and the repair on it (needs root)
 	@$(BIN)/python -m tests.gpu.check $(ARGS)

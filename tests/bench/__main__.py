@@ -15,10 +15,10 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.bench import api, bpf, daemon, live, load, passes, scan
+from tests.bench import api, bpf, daemon, live, load, passes, scan, scrape
 from tests.bench.crowd import crowd
 
-PARTS = ("scan", "lookup", "api", "pass", "daemon", "bpf", "load")
+PARTS = ("scan", "lookup", "api", "pass", "daemon", "scrape", "bpf", "load")
 
 
 class Row(NamedTuple):
@@ -62,6 +62,8 @@ def main() -> int:
             rows += [Row(*row) for row in passes.measure(Path(scratch), progress)]
         if "daemon" in wanted:
             rows += [Row(*row) for row in daemon.measure(Path(scratch), progress)]
+        if "scrape" in wanted:
+            rows += [Row(*row) for row in scrape.measure(progress)]
         if "bpf" in wanted:
             rows += [Row(*row) for row in bpf.measure(args.processes, progress)]
         if "load" in wanted:

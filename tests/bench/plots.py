@@ -1,0 +1,358 @@
+"""``make plots``: what ``make bench`` measured, as pictures and tables in the documents.
+
+    make bench && make plots ARGS=bench.json
+
+With a file its figures are taken over into docs/bench.json first, those of some parts of the bench if it has no more;
+everything is drawn from there. The same figures give the same bytes, so a test can hold the documents to them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tests.bench import scrape
+
+ROOT: Final = Path(__file__).parent.parent.parent
+DATA: Final = ROOT / "docs/bench.json"
+FLEET: Final = 10_000
+_BESIDE: Final = re.compile(r"(?:^|, |; )(?:that has )?([a-z][\w -]*?)? ?(-?[\d.]+) (ms|us|s|MiB)\b")
+
+
+class PlotError(Exception):
+    """Something to draw was not measured; the sentence says what, and by which part of the bench."""
+
+
+class Bar(NamedTuple):
+    """One bar. ``ours`` is drawn in colour, what it stands beside in grey."""
+
+    label: str
+    value: float
+    ours: bool
+
+
+class Plot(NamedTuple):
+    """A picture ``docs/<name>.svg``: bars of one unit, from 0 on."""
+
+    name: str
+    title: str
+    unit: str
+    bars: tuple[Bar, ...]
+
+
+class Figures:
+    """The rows of a bench, by the beginning of their names. A row that is set in belongs to the one before it."""
+
+    def __init__(self, measured: dict[str, Any]) -> None:
+        self.machine = measured["machine"]
+        self.rows = measured["results"]
+        self._named: list[tuple[str, dict[str, Any]]] = []
+        owner = ""
+        for row in self.rows:
+            if row["name"].startswith("  "):
+                self._named.append((f"{owner} >{row['name'][1:]}", row))
+            else:
+                owner = row["name"]
+                self._named.append((owner, row))
+
+    def row(self, name: str) -> dict[str, Any]:
+        """The first row whose name begins like that: ``owner`` or ``owner ... > row``."""
+        owner, _, inner = name.partition(" > ")
+        for full, row in self._named:
+            whose, _, which = full.partition(" > ")
+            if whose.startswith(owner) and which.startswith(inner) and bool(inner) == bool(which):
+                return row
+        raise PlotError(f"{name!r} was not measured: run all of `make bench`")
+
+    def value(self, name: str) -> float:
+        """Its number, in its unit."""
+        value = self.row(name)["value"]
+        if value is None:
+            raise PlotError(f"{name!r} has no value: {self.row(name)['beside']}")
+        return float(value)
+
+    def beside(self, name: str, what: str = "") -> float:
+        """The number that stands beside a row, after these words."""
+        for words, number, _ in _BESIDE.findall(self.row(name)["beside"]):
+            if words == what:
+                return float(number)
+        raise PlotError(f"nothing called {what!r} stands beside {name!r}: {self.row(name)['beside']!r}")
+
+
+def plots(found: Figures) -> list[Plot]:
+    """All pictures."""
+    value, beside = found.value, found.beside
+    slot, bpf = "a slot's appearance", "daemon, --source bpf"
+    return [
+        Plot(
+            "performance-processes",
+            "To know every process of a node with 10,000",
+            "ms",
+            (
+                Bar("the probes' map, seeded", value("seeding"), True),
+                Bar("our scan of /proc", beside("seeding > over our own scan", "scan"), True),
+                Bar("psutil", beside("seeding > over psutil", "psutil"), False),
+                Bar("ps -e -o pid,pidns", beside("seeding > over ps -e", "ps"), False),
+            ),
+        ),
+        Plot(
+            "performance-repair",
+            "From a slot's appearance to its right hostpid",
+            "ms",
+            (
+                Bar("median", value(slot), True),
+                Bar("99 % are faster than", value(f"{slot} > 99 %"), True),
+                Bar("longest of 200", beside(f"{slot} > 99 %", "longest"), True),
+            ),
+        ),
+        Plot(
+            "performance-load",
+            "CPU while 5,000 processes a second begin and end",
+            "% of a core",
+            (
+                Bar("resolver, bpf", value(f"{bpf}, CPU"), True),
+                Bar("resolver, netlink", value("daemon, --source netlink, CPU"), True),
+                Bar("resolver, scan", value("daemon, --source scan, CPU"), True),
+                Bar("bpftrace, printing the same events", value("bpftrace, CPU"), False),
+            ),
+        ),
+        Plot(
+            "performance-memory",
+            "Resident memory",
+            "MiB",
+            (
+                Bar("the daemon", value("resident memory of the daemon"), True),
+                Bar("its two children", value("resident memory of the daemon > of all its children"), True),
+                Bar("bpftrace", value("bpftrace, CPU > resident memory"), False),
+                Bar(
+                    "a Python that keeps BCC loaded",
+                    beside(f"{bpf}, CPU > over python3 that keeps BCC"),
+                    False,
+                ),
+            ),
+        ),
+        Plot(
+            "performance-lookup",
+            "resolver lookup, from the shell and back",
+            "ms",
+            (
+                Bar("an empty Python", beside("resolver lookup, no daemon", "python3 -c pass"), False),
+                Bar("asking the daemon", value("resolver lookup through the daemon"), True),
+                Bar("without a daemon", value("resolver lookup, no daemon"), True),
+            ),
+        ),
+        Plot(
+            "performance-scrape",
+            "To make the text of a scrape",
+            "ms",
+            tuple(
+                Bar(scrape.told(shape), value(f"scrape of {scrape.told(shape)}"), True)
+                for shape in scrape.SHAPES
+            ),
+        ),
+    ]
+
+
+def number(value: float) -> str:
+    """Three digits that count, no more after the point than a reader needs."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) >= 0.01 else f"{value:.2g}"
+
+
+# ---- the pictures ---------------------------------------------------------------------------------------------
+
+_WIDTH, _LEFT, _ROW, _TOP = 860, 330, 30, 62
+_FONTS: Final = "ui-sans-serif, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
+_STYLE: Final = """
+    .paper { fill: #ffffff; stroke: #d5dbe3; }
+    .ink   { fill: #1c2530; }
+    .dim   { fill: #5c6875; }
+    .ours  { fill: #4c7fe0; }
+    .other { fill: #b6c0cc; }
+    .track { fill: #f0f3f7; }
+    .name  { font-weight: 600; font-size: 15px; }
+    @media (prefers-color-scheme: dark) {
+      .paper { fill: #0f141a; stroke: #2b343f; }
+      .ink   { fill: #e6ebf1; }
+      .dim   { fill: #98a4b1; }
+      .ours  { fill: #5b8def; }
+      .other { fill: #566272; }
+      .track { fill: #18202a; }
+    }
+"""
+
+
+def draw(plot: Plot) -> str:
+    """The picture as SVG."""
+    height = _TOP + _ROW * len(plot.bars) + 14
+    room = _WIDTH - _LEFT - 110
+    most = max(bar.value for bar in plot.bars)
+    told = "; ".join(f"{bar.label}: {number(bar.value)} {plot.unit}" for bar in plot.bars)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img"',
+        f'     aria-labelledby="title text" font-family="{_FONTS}" font-size="13.5">',
+        f'  <title id="title">{escape(plot.title)}</title>',
+        f'  <desc id="text">{escape(told)}</desc>',
+        f"  <style>{_STYLE}  </style>",
+        f'  <rect class="paper" x="1" y="1" width="{_WIDTH - 2}" height="{height - 2}" rx="12"/>',
+        f'  <text class="ink name" x="24" y="36">{escape(plot.title)}</text>',
+        f'  <text class="dim" x="{_WIDTH - 24}" y="36" text-anchor="end">{escape(plot.unit)}</text>',
+    ]
+    for index, bar in enumerate(plot.bars):
+        y = _TOP + _ROW * index
+        long = max(2.0, room * bar.value / most)
+        kind = "ours" if bar.ours else "other"
+        lines += [
+            f'  <text class="ink" x="{_LEFT - 14}" y="{y + 15}" text-anchor="end">{escape(bar.label)}</text>',
+            f'  <rect class="track" x="{_LEFT}" y="{y + 2}" width="{room}" height="18" rx="4"/>',
+            f'  <rect class="{kind}" x="{_LEFT}" y="{y + 2}" width="{long:.1f}" height="18" rx="4"/>',
+            f'  <text class="ink" x="{_WIDTH - 24}" y="{y + 15}" text-anchor="end">{number(bar.value)}</text>',
+        ]
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+# ---- the tables -----------------------------------------------------------------------------------------------
+
+
+def whole_table(found: Figures) -> str:
+    """Every row of the bench."""
+    lines = [
+        f"On Linux {found.machine['kernel']}, {found.machine['cores']} cores, Python {found.machine['python']}:",
+        "",
+        "| measured | | aimed at | beside it |",
+        "|---|---|---|---|",
+    ]
+    for row in found.rows:
+        name = row["name"].replace("|", "\\|")
+        name = f"… {name.strip()}" if name.startswith("  ") else name
+        value = "not measured" if row["value"] is None else f"{number(row['value'])} {row['unit']}".strip()
+        bound = "" if row["bound"] is None else f"{number(row['bound'])} or less"
+        lines.append(f"| {name} | {value} | {bound} | {row['beside'].replace('|', chr(92) + '|')} |")
+    return "\n".join(lines)
+
+
+def short_table(found: Figures) -> str:
+    """The few that README.md tells."""
+
+    def told(name: str) -> str:
+        return number(found.value(name))
+
+    slot, daemon, storm = "a slot's appearance", "resident memory of the daemon", "daemon, --source bpf, CPU"
+    python = number(found.beside("resolver lookup, no daemon", "python3 -c pass"))
+    scan = number(found.beside("seeding > over our own scan", "scan"))
+    ps = number(found.beside("seeding > over ps -e", "ps"))
+    lost, rival = found.value(f"{storm} > events lost"), told("bpftrace, CPU")
+    nothing = f"{number(lost)} events lost" if lost else "nothing lost"
+    rows = {
+        "a slot's appearance to its right `hostpid`": f"{told(slot)} ms; for 99 % {told(f'{slot} > 99 %')} ms",
+        "CPU, four containers, default intervals": f"{told('CPU of all of them')} % of a core",
+        "resident memory": f"{told(daemon)} MiB; its children {told(f'{daemon} > of all its children')} MiB",
+        "a pass over 64 containers of 8 processes": f"{told('pass over 64')} ms, with nothing to repair",
+        "under 5,000 forks a second": f"{told(storm)} % of a core, {nothing}; `bpftrace` takes {rival} %",
+        "`resolver lookup`": f"{told('resolver lookup through the daemon')} ms; an empty Python {python} ms",
+        "look-ups through the API, 10,000 at once": f"{told('look-ups by POST')} a second, each verified",
+        "a scan of 10,000 processes, without probes": f"{scan} ms; `ps` {ps} ms",
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {told} |" for name, told in rows.items())])
+
+
+def scaling_table(found: Figures) -> str:
+    """What nodes send, and what a fleet of the usual one makes of it."""
+    lines = ["| a node with | series | a scrape | its making |", "|---|---|---|---|"]
+    for shape in scrape.SHAPES:
+        name = f"scrape of {scrape.told(shape)}"
+        size, spent = found.value(f"{name} > text"), found.value(name)
+        lines.append(
+            f"| {scrape.told(shape)} | {series_of(found, shape):,} | {size:.0f} KiB | {number(spent)} ms |"
+        )
+    series, size = (
+        series_of(found, scrape.USUAL),
+        found.value(f"scrape of {scrape.told(scrape.USUAL)} > text"),
+    )
+    lines += [
+        "",
+        f"10,000 nodes with {scrape.told(scrape.USUAL)} each:",
+        "",
+        "| scraped every | series | samples a second | network | kept for a day, at 1.5 bytes a sample |",
+        "|---|---|---|---|---|",
+    ]
+    for seconds in (15, 30, 60):
+        rate = series * FLEET / seconds
+        sent, kept = size * 1024 * FLEET / seconds / 1e6, rate * 86_400 * 1.5 / 1e9
+        lines.append(f"| {seconds} s | {series * FLEET:,} | {rate:,.0f} | {sent:.1f} MB/s | {kept:.1f} GB |")
+    return "\n".join(lines)
+
+
+def series_of(found: Figures, shape: tuple[int, int, int, int]) -> int:
+    """How many series a node of this shape has, by the bench."""
+    return int(found.row(f"scrape of {scrape.told(shape)}")["beside"].removesuffix(" series"))
+
+
+#: Document -> what stands in it between `<!-- bench -->` and `<!-- /bench -->`.
+TABLES: Final[dict[str, Callable[[Figures], str]]] = {
+    "docs/performance.md": whole_table,
+    "docs/scaling.md": scaling_table,
+    "README.md": short_table,
+}
+
+
+def with_table(text: str, table: str) -> str:
+    """The document with this table in its place."""
+    parts = re.split(r"(?<=<!-- bench -->\n)(.*?)(?=<!-- /bench -->)", text, flags=re.DOTALL)
+    if len(parts) != 3:
+        raise PlotError("a document has no place for the figures: <!-- bench --> and <!-- /bench -->")
+    return f"{parts[0]}\n{table}\n\n{parts[2]}"
+
+
+def taken_over(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """What was measured anew in the place of what it replaces, the rest as it was."""
+    rows = {_key(group[0]): group for group in _groups(old["results"])}
+    rows |= {_key(group[0]): group for group in _groups(new["results"])}
+    return {"machine": new["machine"], "results": [row for group in rows.values() for row in group]}
+
+
+def _groups(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Each row with those that are set in below it."""
+    groups: list[list[dict[str, Any]]] = []
+    for row in rows:
+        if row["name"].startswith("  "):
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups
+
+
+def _key(row: dict[str, Any]) -> str:
+    """Its name; how many processes there happened to be doesn't count."""
+    name = str(row["name"])
+    return name if name.startswith(("scrape of", "pass over")) else re.sub(r"\d+", "N", name)
+
+
+def main() -> int:
+    """Take the figures over, if a file is given, and draw everything anew."""
+    try:
+        measured = json.loads(DATA.read_text()) if DATA.exists() else {"machine": {}, "results": []}
+        if sys.argv[1:]:
+            measured = taken_over(measured, json.loads(Path(sys.argv[1]).read_text()))
+        found = Figures(measured)
+        pictures = {f"docs/{plot.name}.svg": draw(plot) for plot in plots(found)}
+        texts = {name: with_table((ROOT / name).read_text(), table(found)) for name, table in TABLES.items()}
+        DATA.write_text(json.dumps(measured, indent=1) + "\n")
+        for name, text in {**pictures, **texts}.items():
+            (ROOT / name).write_text(text)
+    except (OSError, ValueError, KeyError, PlotError) as error:
+        print(f"make plots: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
