@@ -290,6 +290,7 @@ class RegionRepairs:
             return None
         offset = self.region.layout.hostpid_word(slot.index)
         expected, new = slot_word(slot.pid, slot.hostpid), slot_word(slot.pid, wanted)
+        state.reason = None  # of before: in a dry run nobody else takes it away
         return Order(state, slot.index, None, wrong, offset, expected, offset, expected, new)
 
     def _utilization(
