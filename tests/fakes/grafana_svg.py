@@ -5,7 +5,7 @@ Text is placed by an estimate of its width, with room to spare, so that no font 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final
 
 from tests.fakes.grafana_curves import lines
@@ -173,39 +173,46 @@ def _table(panel: Json, box: Box, answers: Mapping[str, Answers], span: Span) ->
         each["matcher"]["options"]: {one["id"]: one["value"] for one in each["properties"]}
         for each in panel["fieldConfig"]["overrides"]
     }
-    room = [
-        max(
-            width_of(column, 11), *(width_of(_cell(row[column], column, looks, span), 11) for row in rows), 20
-        )
-        + (60 if "custom.cellOptions" in looks.get(column, {}) else 0)
-        for column in columns
-    ]
-    scale = box.width / sum(room)
+    shown = [{name: _cell(row[name], name, looks, span) for name in columns} for row in rows]
+    bars = {name for name in columns if "custom.cellOptions" in looks.get(name, {})}
+    widths = _widths(columns, shown, bars, box.width)
     parts, tall = [], 22.0
     x = box.x
-    for column, wide in zip(columns, room, strict=True):
-        parts.append(
-            text(x + 4, box.y + 12, cut(column, wide * scale - 6, 11), NAMED["blue"], 11, font_weight="600")
-        )
-        x += wide * scale
+    for column, wide in zip(columns, widths, strict=True):
+        name = cut(column, wide - 6, 11)
+        parts.append(text(x + 4, box.y + 12, name, NAMED["blue"], 11, font_weight="600"))
+        x += wide
     for index, row in enumerate(rows[: int((box.height - 18) / tall)]):
         y = box.y + 20 + index * tall
         parts.append(f'<path d="M{box.x:.1f} {y:.1f}h{box.width:.1f}" stroke="{GRID}"/>')
         x = box.x
-        for column, wide in zip(columns, room, strict=True):
-            value, cell = row[column], Box(x + 4, y, wide * scale - 8, tall)
-            words = _cell(value, column, looks, span)
-            if "custom.cellOptions" in looks.get(column, {}) and isinstance(value, float):
+        for column, wide in zip(columns, widths, strict=True):
+            cell, words = Box(x + 4, y, wide - 8, tall), shown[index][column]
+            if column in bars and isinstance(row[column], float):
                 bar = Box(cell.x, y + 5, cell.width - 44, tall - 10)
                 parts += [
                     rect(bar, GRID, rx="1"),
-                    rect(bar._replace(width=bar.width * min(value, 1.0)), NAMED["green"], rx="1"),
+                    rect(bar._replace(width=bar.width * min(row[column], 1.0)), NAMED["green"], rx="1"),
                     text(cell.x + cell.width, y + 15, words, NAMED["green"], 11, text_anchor="end"),
                 ]
             else:
                 parts.append(text(cell.x, y + 15, cut(words, cell.width, 11), size=11))
-            x += wide * scale
+            x += wide
     return parts
+
+
+def _widths(
+    columns: Sequence[str], rows: Sequence[Mapping[str, str]], bars: Container[str], room: float
+) -> list[float]:
+    """As wide as what is in them; the widest gives way, and what is left over is shared out."""
+    widths = [
+        max(width_of(words, 11) for words in (column, *(row[column] for row in rows)))
+        + (70 if column in bars else 14)
+        for column in columns
+    ]
+    while sum(widths) > room:
+        widths[widths.index(max(widths))] -= 1
+    return [wide + (room - sum(widths)) / len(widths) for wide in widths]
 
 
 def _rows(panel: Json, answers: Mapping[str, Answers]) -> tuple[list[str], list[dict[str, Any]]]:
