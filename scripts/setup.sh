@@ -38,6 +38,7 @@ missing_packages() {
     have_command runc || echo runc
     have_command systemd-analyze || echo systemd
     have_command tmux || echo tmux
+    have_command strace || echo strace
     have_command curl || echo curl
     have_bcc || echo python3-bpfcc
     have_command bpftool || bpftool_package

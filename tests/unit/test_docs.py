@@ -23,7 +23,7 @@ from resolver.gpu.inventory import GpuReport
 from resolver.sources.choose import LADDER
 from resolver.types import RegionReason, RepairReason, SampleReason, UnresolvedReason
 
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bpf/README.md", "docs")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bpf/README.md", "docs", "docs/runbooks")
 
 
 def documents(root: Path) -> list[Path]:
