@@ -84,7 +84,8 @@ class Listener(socket.socket):
 
     def listen(self, backlog: int = socket.SOMAXCONN, /) -> None:
         """As of `socket.socket`."""
-        self._nobody_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if not self._nobody_at:  # asyncio says it again, when some may already wait
+            self._nobody_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         super().listen(backlog)
 
     def accept(self) -> tuple[socket.socket, str]:

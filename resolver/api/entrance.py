@@ -8,6 +8,7 @@ import socket
 import stat
 
 from resolver.errors import UsageError
+from resolver.peers import Listener
 
 BACKLOG = 512
 
@@ -36,7 +37,7 @@ class Entrance:
 
     def __init__(self, path: str, *, mode: int = 0o660, group: int | None = None) -> None:
         self.path = path
-        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener = Listener()
         self._temporary = f"{path}.{os.getpid()}"
         self._inode = 0
         try:

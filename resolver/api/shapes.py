@@ -376,12 +376,13 @@ class Source(Struct, frozen=True):
 class Policy(Struct, frozen=True):
     """Which number ``hostpid`` must be: ``namespace`` is ``host``, ``container`` or ``unknown``.
 
-    ``origin`` is ``measured``, ``by version``, ``forced`` or ``unknown``.
+    ``origin`` is ``measured``, ``by version``, ``forced`` or ``unknown``; ``not_measured`` is why it is not the first.
     """
 
     namespace: str
     why: str
     origin: str
+    not_measured: str | None
 
 
 class Totals(Struct, frozen=True):
@@ -468,7 +469,7 @@ def status(picture: Snapshot, api: dict[str, int]) -> Status:
             picture.map_size,
             dict(picture.source_counters),
         ),
-        Policy(picture.policy, picture.policy_why, picture.policy_origin),
+        Policy(picture.policy, picture.policy_why, picture.policy_origin, picture.not_measured or None),
         Driver(
             picture.driver_version,
             picture.collected_at or None,

@@ -62,6 +62,8 @@ def _driver(status: Mapping[str, Any]) -> Iterator[Line]:
     policy, driver = status["policy"], status["driver"]
     unknown = "yellow" if policy["namespace"] == "unknown" else ""
     yield "hostpid is", f"{policy['namespace']} ({policy['origin']}: {policy['why']})", unknown
+    if policy["not_measured"]:
+        yield "not measured", policy["not_measured"]
     asked = driver["collected_at"]
     age = f"answered {duration(status['at'] - asked)} ago" if asked else "has not answered yet"
     version = f"driver {driver['version']}" if driver["version"] else "driver unknown"

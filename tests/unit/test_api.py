@@ -229,6 +229,7 @@ def test_what_is_not_known_is_null_and_what_is_upstreams_keeps_its_name(served: 
     status = client.get_json("/v1/status", served.path)
     assert status["totals"]["slots"] == 3
     assert status["driver"]["gpus_unhealthy"] == 1
+    assert status["policy"]["not_measured"] is None
     assert status["settings"][1] == {"name": "containers_dir", "value": ["/x"], "origin": "file x"}
     assert client.get_json("/v1/regions", served.path)["rejected"] == [
         {"path": "/c.cache", "reason": "symlink"}
