@@ -145,6 +145,19 @@ def test_every_reason_why_a_gpu_is_unhealthy_is_told(root: Path) -> None:
     assert f"every {sampler._INCOMPLETE_SECONDS:g} s" in section
 
 
+def test_what_stops_a_tenant_is_shown_by_tests_that_are_there(root: Path) -> None:
+    section = section_of(root / "docs/security.md", "What a tenant can try")
+    rows = re.findall(r"^\| ([^|`]+(?:`[^`]+`[^|`]*)*) \| [^|]+ \| ([^|]*) \|$", section, re.MULTILINE)
+    attempts = [row for row in rows if row[0] != "attempt"]
+    assert len(attempts) == section.count("\n| ") - 1
+    written = "".join(path.read_text() for path in root.glob("tests/**/test_*.py"))
+    for attempt, shown_by in attempts:
+        tests = re.findall(r"`(test_\w+)`", shown_by)
+        assert tests, f"nothing shows what stops who tries to {attempt}"
+        for test in tests:
+            assert re.search(rf"def {test}\b", written), f"there is no {test}"
+
+
 def test_every_link_leads_somewhere(root: Path) -> None:
     for document in documents(root):
         links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)|src(?:set)?=\"([^\":]+)\"", document.read_text())

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from resolver.cli import COMMANDS, parser_of
-from tests.documents import Command, commands
+from tests.documents import Command, commands, documents
 
 ROOT: Final = Path(__file__).parent.parent.parent
 ALL: Final = commands(ROOT)
@@ -81,6 +81,18 @@ def test_what_a_command_names_is_there(command: Command) -> None:
             assert (ROOT / path).exists(), f"{command}: there is no {path}"
     for call in re.findall(r"\bresolver ([a-z]+(?: [^|;&$)]*)?)", command.text):
         _look_at_resolver(command, shlex.split(call, comments=True))
+
+
+def test_what_is_named_within_a_sentence_is_there() -> None:
+    calls = [
+        Command(path.name, call, ())
+        for path in documents(ROOT)
+        for call in re.findall(r"(?<!`)`(?:sudo )?resolver ([a-z]+(?: [^`]*)?)`", path.read_text())
+    ]
+    assert len(calls) > 50
+    for call in calls:
+        plain = call.text.replace("\\|", "|").replace("...", "").replace("[", "").replace("]", "")
+        _look_at_resolver(call, plain.split())
 
 
 @pytest.mark.parametrize("command", [each for each in ALL if each.program in NOT_HERE], ids=str)
