@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 ROOT = Path(__file__).parent.parent
 
@@ -46,3 +47,10 @@ def pytest_make_collect_report(
 def root() -> Path:
     """The checkout."""
     return ROOT
+
+
+@pytest.fixture(autouse=True)
+def log_of_its_own() -> Iterator[None]:
+    """What a test says where log lines go is forgotten with it: the place may be closed by then."""
+    yield
+    structlog.reset_defaults()
