@@ -109,7 +109,9 @@ def clock(box: Box, span: Span) -> list[str]:
     """The time of day below a plot, as often as there is room."""
     parts = []
     every = next(
-        s for s in (30, 60, 120, 300, 600, 1800) if (span.end - span.start) / s <= max(2.0, box.width / 75)
+        s
+        for s in (30, 60, 120, 180, 300, 600, 1800)
+        if (span.end - span.start) / s <= max(2.0, box.width / 58)
     )
     at = math.ceil(span.start / every) * every
     while at <= span.end:
