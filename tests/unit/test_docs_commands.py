@@ -36,6 +36,7 @@ ELSEWHERE: Final = {
     "make setup": "tests/runtime/test_setup.py",
     "make test": ".ci/run",
     "make gpu-check": "tests/kernel/test_gpu_check.py",
+    "make image": "tests/runtime/test_image.py",
     "make docs": "tests/unit/test_site.py",
     "make bench": "tests/bench/__main__.py",
     "make image": "tests/runtime/test_image.py",
