@@ -29,8 +29,10 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pidmap() -> Iterator[BpfPidMap]:
     started = start()
+    # Who forks before all probes are attached and calls exec before the seeding got there is mended at once.
+    begun = started.counters()
     yield started
-    assert {name: started.counters()[name] for name in WRONG} == dict.fromkeys(WRONG, 0)
+    assert {name: started.counters()[name] - begun[name] for name in WRONG} == dict.fromkeys(WRONG, 0)
     assert started.missed_events() == 0
     started.close()
 
@@ -185,6 +187,8 @@ def test_a_map_that_is_too_small_is_counted_and_nothing_in_it_is_wrong(lives: Pa
             assert drift.missing > 500
             assert not small.complete()
             many.end()
+        after = small.reconcile()  # those who came while there was no room, and are not of this test
+        assert after.missing == after.mended < 100
         assert small.reconcile().missing == 0
         assert small.complete()
         compare(small)
