@@ -39,7 +39,6 @@ ELSEWHERE: Final = {
     "make image": "tests/runtime/test_image.py",
     "make docs": "tests/unit/test_site.py",
     "make bench": "tests/bench/__main__.py",
-    "make image": "tests/runtime/test_image.py",
     "make man": "tests/unit/test_man.py",
     "make wheel": "tests/unit/test_wheel.py",
     "make fresh": "tests/runtime/fresh_machine.sh",

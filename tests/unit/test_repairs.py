@@ -142,7 +142,7 @@ def test_without_a_policy_nothing_is_written(bench: Bench) -> None:
     assert bench.plan(UNKNOWN) == []
     assert bench.reason(7) is UnresolvedReason.DRIVER_UNKNOWN
     assert [order.new >> 32 for order in bench.plan(HOST)] == [4711]
-    assert bench.reason(7) is None, "what it was told before is no reason any more, whoever does the order or not"
+    assert bench.reason(7) is None, "what it was told before is no reason any more"
 
 
 @pytest.mark.parametrize("pid", [0, -1, -(2**31)])
