@@ -19,7 +19,7 @@ from tests.kernel.conftest import DRIVER, NVML, WRITER, children_of, hostpid_of,
 from tests.kernel.test_capabilities import rights, works
 from tests.manifests import KUSTOMIZE, container_of, merge, pod_of, render
 from tests.runtime.conftest import StartPod, fast
-from tests.runtime.image import ARCHITECTURES, KEEP, Builder, Image, parts
+from tests.runtime.image import ARCHITECTURES, KEEP, ROOT, SUITES, Builder, Image, parts
 from tests.runtime.test_pods import confined
 
 #: Building it from nothing takes most of a minute, and longer beside other work.
@@ -119,8 +119,13 @@ def test_its_size(image: Image, without_bpf: Image) -> None:
     """LLVM is most of it, and only the BPF loader needs it."""
     whole, lean = parts(image), parts(without_bpf)
     print(whole, lean)
-    assert whole["all"] < 520
-    assert lean["all"] < 200
+    page = (ROOT / "docs/image.md").read_text()
+    column = list(SUITES).index(SUITE) + 1
+    for row, size in (("all", whole["all"]), ("all, with `WITH_BPF=0`", lean["all"])):
+        (cells,) = re.findall(rf"^\| {re.escape(row)} \|.*$", page, re.MULTILINE)
+        assert size == pytest.approx(int(cells.split("|")[column + 1]), rel=0.1), (
+            "docs/image.md says another size"
+        )
     assert whole["LLVM and bcc"] > 150
     assert lean["LLVM and bcc"] == 0
     assert whole["resolver and its packages"] < 40

@@ -68,6 +68,12 @@ def test_all_that_is_copied_is_let_through_and_nothing_else(recipe: str, root: P
     assert all((root / name).exists() for name in copied)
 
 
+def test_without_an_engine_it_is_said_which_will_do(root: Path) -> None:
+    done = subprocess.run(["make", "image", "ENGINE="], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no docker, podman or buildah on PATH" in done.stderr
+
+
 def test_its_page_tells_each_argument_with_its_default(recipe: str, root: Path) -> None:
     page = (root / "docs/image.md").read_text()
     rows = re.findall(r"^\| ((?:`[A-Z_]+`(?:, )?)+) \| ((?:`[^`]+`(?:, )?)+) \|", page, re.MULTILINE)
