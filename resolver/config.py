@@ -98,6 +98,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     broker: str = ""  # where HAMi's host PID broker is served; empty: not
     broker_answer: BrokerAnswer = BrokerAnswer.POLICY
     pod_logs_dir: str = "/var/log/pods"
+    mapped_regions: bool = False  # those inside containers, found through the processes that map them
 
     @property
     def socket_path(self) -> str:
@@ -275,7 +276,7 @@ def _from_text(name: str, text: str) -> Any:
         return parse_duration(text)
     if name == "map_size":
         return int(text)
-    if name in ("dry_run", "wait", "metrics_per_process", "hami_metrics"):
+    if name in ("dry_run", "wait", "metrics_per_process", "hami_metrics", "mapped_regions"):
         if text.lower() in _TRUE | _FALSE:
             return text.lower() in _TRUE
         raise ValueError("true or false is expected")

@@ -3,6 +3,9 @@
 The container is told by the process's own mount table: a HAMi container has its directory
 ``<hook>/containers/<podUID>_<containerName>`` bind-mounted. Superblock and path inside it are compared
 exactly, so a tenant that makes mounts of its own cannot pass for another container.
+
+A region inside a container has no such directory. There the processes that map it, writable and for all to see, are
+all that counts: the kernel lets nobody do that who could not write to the file himself.
 """
 
 from __future__ import annotations
@@ -24,6 +27,13 @@ class SharedDirectory(NamedTuple):
 
     device: str
     root: str
+
+
+class MappedFile(NamedTuple):
+    """A file without a directory on the host, as it shows in the maps of the processes that share it."""
+
+    device: str
+    inode: int
 
 
 def shared_directory(procfs: Procfs, directory_fd: int) -> SharedDirectory:
@@ -57,8 +67,10 @@ class Containers:
         #: host PID -> its arrival, the refresh it was read in, its HAMi directories with their mount points, or why not
         self._mounted: dict[int, tuple[tuple[int, int], int, dict[SharedDirectory, str], str]] = {}
 
-    def owner(self, directory: SharedDirectory, inode: int, ns_pid: int) -> ProcessHandle | UnresolvedReason:
-        """The process that knows itself as ``ns_pid``, has ``directory`` mounted and maps its file ``inode``.
+    def owner(
+        self, place: SharedDirectory | MappedFile, inode: int, ns_pid: int
+    ) -> ProcessHandle | UnresolvedReason:
+        """The process that knows itself as ``ns_pid``, has ``place`` mounted and maps its file ``inode``.
 
         Exactly one process must fit. The caller closes the handle. Everything is checked after the process was
         taken hold of, so a PID that is used again in between gives NO_SUCH_PROCESS, never another process.
@@ -68,8 +80,8 @@ class Containers:
         seen: set[UnresolvedReason] = set()
         for host_pid in self._pidmap.candidates(ns_pid):
             try:
-                if directory in self._directories(host_pid, directory):
-                    fitting.append(self._hold(host_pid, directory, inode, ns_pid))
+                if self._may_fit(host_pid, place):
+                    fitting.append(self._hold(host_pid, place, inode, ns_pid))
             except _Unfit as unfit:
                 seen.add(unfit.reason)
             except (AccessDenied, TooLarge) as error:
@@ -105,15 +117,23 @@ class Containers:
         own = ids[0]
         return own is None or any(it is None or it.container_id == own.container_id for it in ids[1:])
 
-    def visible(self, directory: SharedDirectory) -> bool:
+    def _may_fit(self, host_pid: int, place: SharedDirectory | MappedFile) -> bool:
+        if isinstance(place, MappedFile):
+            return self._procfs.maps_inode(host_pid, *place, writable=True)
+        return place in self._directories(host_pid, place)
+
+    def visible(self, place: SharedDirectory | MappedFile) -> bool:
         """Whether the container runs and its processes are processes of this kernel.
 
         Told by a PID 1 that has the directory mounted at HAMi's place. Only then does the absence of a process
         mean that it ended: the processes of a Kata guest are never seen here, and their slots are true.
+        A mapped file was found by a process of this kernel.
         """
+        if isinstance(place, MappedFile):
+            return True
         for host_pid in self._pidmap.candidates(1):
             try:
-                mount_point = self._directories(host_pid, directory).get(directory, "")
+                mount_point = self._directories(host_pid, place).get(place, "")
             except (AccessDenied, TooLarge, ProcessGone):
                 continue
             if mount_point.rsplit("/", 1)[-1] == "vgpu":
@@ -149,16 +169,22 @@ class Containers:
             raise TooLarge(too_large)
         return found
 
-    def _hold(self, host_pid: int, directory: SharedDirectory, inode: int, ns_pid: int) -> ProcessHandle:
+    def _hold(
+        self, host_pid: int, place: SharedDirectory | MappedFile, inode: int, ns_pid: int
+    ) -> ProcessHandle:
         """Take hold of the process, then check everything again; `_Unfit` if it is not the owner after all."""
         procfs = self._procfs
         handle = procfs.open_handle(host_pid)
         try:
             if handle.process.ns_pids[-1:] != (ns_pid,):
                 raise ProcessGone(f"{host_pid} is another process now")
-            if not procfs.has_mount(host_pid, directory.device, directory.root):
+            if isinstance(place, MappedFile):
+                mapped = procfs.maps_inode(host_pid, *place, writable=True)
+            elif not procfs.has_mount(host_pid, place.device, place.root):
                 raise ProcessGone(f"{host_pid} is another process now")
-            if not procfs.maps_inode(host_pid, directory.device, inode):
+            else:
+                mapped = procfs.maps_inode(host_pid, place.device, inode)
+            if not mapped:
                 raise _Unfit(UnresolvedReason.NOT_MAPPED)
             if not handle.alive():
                 raise ProcessGone(f"{host_pid} ended while it was looked at")

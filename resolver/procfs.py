@@ -31,6 +31,7 @@ NS_GET_PARENT = 0xB702
 
 _FIRST_READ = 4096
 _CAP_SYS_PTRACE = 19  # include/uapi/linux/capability.h
+_PROT_NONE, _MAP_SHARED, _MAP_FAILED = 0, 1, (1 << 64) - 1
 _DIGITS = frozenset("123456789")
 
 
@@ -275,19 +276,60 @@ class Procfs:
             return False
         return any(mount.device == device and mount.root == root for mount in parse_mountinfo(text))
 
-    def maps_inode(self, host_pid: int, device: str, inode: int) -> bool:
+    def maps_inode(self, host_pid: int, device: str, inode: int, *, writable: bool = False) -> bool:
         """Whether the process maps this very file now (needs CAP_SYS_PTRACE for others' processes).
 
         ``device`` is ``major:minor`` of the superblock in decimal, as mountinfo has it. The inode's column
-        comes before the path, so a file's name cannot imitate it.
+        comes before the path, so a file's name cannot imitate it. ``writable``: for all who map it to see; the
+        kernel gives such a mapping only to who may write to the file.
         """
         major, minor = map(int, device.split(":"))
         wanted = re.compile(
-            rb"^[0-9a-f]+-[0-9a-f]+ [r-][w-][x-][sp] [0-9a-f]+ %02x:%02x %d(?:[ \n]|$)"
-            % (major, minor, inode),
+            rb"^[0-9a-f]+-[0-9a-f]+ %s [0-9a-f]+ %02x:%02x %d(?:[ \n]|$)"
+            % (rb"rw[x-]s" if writable else rb"[r-][w-][x-][sp]", major, minor, inode),
             re.MULTILINE,
         )
         return wanted.search(self._read_of_any_thread(host_pid, "maps")) is not None
+
+    def mapped_path(self, host_pid: int, name: str) -> str:
+        """Path, from the process's root, of a file of that name that it maps writable and shared; empty without one.
+
+        What the path leads to may be anything by now: hold it against `maps_inode`.
+        """
+        wanted = re.compile(
+            rb"^[0-9a-f]+-[0-9a-f]+ rw[x-]s [0-9a-f]+ [0-9a-f:]+ [1-9][0-9]* +(/(?:[^\n]*/)?%s)$"
+            % re.escape(os.fsencode(name)),
+            re.MULTILINE,
+        )
+        found = wanted.search(self._read_of_any_thread(host_pid, "maps"))
+        return os.fsdecode(found[1]) if found else ""
+
+    def mapped_as(self, fd: int) -> tuple[str, int]:
+        """Device and inode by which an open regular file shows in ``maps``, for `maps_inode`.
+
+        By a mapping of our own that is never touched: on an overlay, and on btrfs, it is the kernel's version that
+        decides between numbers, and none of them need be those of ``fstat``.
+        """
+        import ctypes
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+        libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        address = libc.mmap(None, 4096, _PROT_NONE, _MAP_SHARED, fd, 0)
+        if address in (None, _MAP_FAILED):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        try:
+            for line in self._read("self/maps").split(b"\n"):
+                fields = line.split(None, 5)
+                if len(fields) >= 5:
+                    start, end = (int(each, 16) for each in fields[0].split(b"-"))
+                    if start <= address < end:
+                        major, minor = (int(each, 16) for each in fields[3].split(b":"))
+                        return f"{major}:{minor}", int(fields[4])
+        finally:
+            libc.munmap(address, 4096)
+        raise OSError(errno.ENOENT, "a mapping that was just made is not in /proc/self/maps")
 
     # -- namespaces ---------------------------------------------------------------------------------
 

@@ -10,12 +10,13 @@ from resolver.containers import Containers, shared_directory
 from resolver.errors import RegionRejected, ResolverError, WorkerFailed
 from resolver.hami import stuck, writer
 from resolver.hami.finder import RegionFinder
+from resolver.hami.mapped import MappedFinder
 from resolver.hami.openat import open_directory
 from resolver.hami.repairs import Order, RegionRepairs, SlotState, encode
 from resolver.owners import Owners
 from resolver.procfs import ProcessHandle, Procfs
 from resolver.report import region_report
-from resolver.types import RegionReason, UnresolvedReason
+from resolver.types import RegionReason, SampleReason, UnresolvedReason
 from resolver.workers import Worker
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from resolver.config import Settings
     from resolver.hami.policy import Policy
+    from resolver.hami.region import SharedRegion
     from resolver.join import Joined
     from resolver.log import Journal
     from resolver.pidmap import PidMap
@@ -48,6 +50,7 @@ class Repairer:
         self.regions: dict[str, RegionRepairs] = {}
         self.owners = Owners(procfs)
         self.finder = RegionFinder(settings.containers_dir)
+        self.mapped = MappedFinder(procfs)
         self.writer = Worker(
             # A tenant's umask may have taken the right to write from others, and root is one of them without this.
             "slot writer",
@@ -62,7 +65,7 @@ class Repairer:
     async def pass_once(self, policy: Policy, joined: Joined, *, patient: bool = True) -> None:
         """One pass. ``patient=False``: look into ``/proc`` at any cost, this pass is the only one."""
         now = time.monotonic()
-        self._discover(now)
+        self._discover(now, joined)
         if self.owners.ended():
             for repairs in self.regions.values():
                 repairs.unsettle()
@@ -71,7 +74,7 @@ class Repairer:
                 gone = repairs.observe(repairs.region.read())
             except RegionRejected as why:
                 self._count_rejected(path, why)
-                self.finder.reject(repairs.region, why)
+                self._reject(repairs.region, why)
                 self.drop(path)
                 continue
             for state in gone:
@@ -88,6 +91,10 @@ class Repairer:
         if settings.containers_dir != self.settings.containers_dir:
             self._drop_all()
             self.finder, self._next_discovery = RegionFinder(settings.containers_dir), 0.0
+        if self.settings.mapped_regions and not settings.mapped_regions:
+            for path in list(self.mapped.found):
+                self.drop(path)
+            self.mapped.close()
         self.settings = settings
 
     def close(self) -> None:
@@ -98,10 +105,12 @@ class Repairer:
 
     # -- regions ------------------------------------------------------------------------------------
 
-    def _discover(self, now: float) -> None:
+    def _discover(self, now: float, joined: Joined) -> None:
         full = now >= self._next_discovery
         if full:
             self._next_discovery = now + _DISCOVER_EVERY
+            if self.settings.mapped_regions:
+                self._discover_mapped(joined)
         changes = self.finder.refresh(full)
         for region in changes.removed:
             self.drop(region.path)
@@ -117,10 +126,7 @@ class Repairer:
                 self._count_rejected(region.path, why)
                 self.finder.reject(region, why)  # and tried again later
                 continue
-            self.regions[region.path] = RegionRepairs(region, directory)
-            self.journal.tell(
-                "region_found", container=region.dir_name, path=region.path, layout=region.layout.name
-            )
+            self._add(RegionRepairs(region, directory))
         for path, why in changes.rejected:
             self._count_rejected(path, why)
         for path in self.settings.containers_dir:
@@ -129,6 +135,40 @@ class Repairer:
             self.journal.trouble(
                 f"dir {path}", trouble, "containers_dir_missing", "containers_dir_found", path=path
             )
+
+    def _discover_mapped(self, joined: Joined) -> None:
+        """Those that have no directory on the host: found through the processes that NVML lists."""
+        known = (None, SampleReason.PROCESS_ENDED)  # None: it owns a slot
+        users = {used.host_pid for used in joined.used if used.no_slot not in known}
+
+        def in_use(name: str) -> bool:
+            repairs = self.regions.get(name)
+            return repairs is not None and any(state.owner is not None for state in repairs.states.values())
+
+        changes = self.mapped.refresh(users, self.pidmap.arrival, in_use)
+        for region in changes.removed:
+            self.drop(region.path)
+        for region in changes.added:
+            place = self.mapped.place(region)
+            if place is not None:
+                self._add(RegionRepairs(region, place))
+        for path, why in changes.rejected:
+            self._count_rejected(path, why)
+
+    def _add(self, repairs: RegionRepairs) -> None:
+        region = repairs.region
+        self.regions[region.path] = repairs
+        self.journal.tell(
+            "region_found", container=region.dir_name, path=region.path, layout=region.layout.name
+        )
+
+    def _reject(self, region: SharedRegion, why: RegionRejected) -> None:
+        for finder in (self.finder, self.mapped):
+            finder.reject(region, why)  # the one that does not know it does nothing
+
+    def rejected(self) -> dict[str, RegionReason]:
+        """What is left alone now, and why, by path."""
+        return {**self.finder.rejected, **self.mapped.rejected}
 
     def _count_rejected(self, path: str, why: RegionRejected) -> None:
         self.counters[f"rejected_{why.reason}"] += 1
@@ -147,7 +187,7 @@ class Repairer:
         self.finder.max_regions = max(1, len(self.regions) // 2)
         why = RegionRejected(RegionReason.IO_ERROR, "it was given up, all descriptors are in use")
         for path, repairs in list(self.regions.items())[self.finder.max_regions :]:
-            self.finder.reject(repairs.region, why)
+            self._reject(repairs.region, why)
             self.drop(path)
 
     def _release(self, repairs: RegionRepairs) -> None:
@@ -161,6 +201,7 @@ class Repairer:
         self.regions.clear()
         self._reports.clear()
         self.finder.close()
+        self.mapped.close()
 
     # -- processes ----------------------------------------------------------------------------------
 
@@ -170,14 +211,14 @@ class Repairer:
         if not due or not self.pidmap.refresh(unhurried=patient):
             return
         for repairs, state in due:
-            found = self._containers.owner(repairs.directory, repairs.region.inode, state.slot.pid)
+            found = self._containers.owner(repairs.place, repairs.region.inode, state.slot.pid)
             state.found(found, now)
             if isinstance(found, ProcessHandle):
                 self.owners.watch(state, found)
                 self.pidmap.name_container(found.process.host_pid, repairs.region.dir_name)
             elif found is UnresolvedReason.NO_SUCH_PROCESS and state.looks > 1 and not state.dead:
                 others = any(other.owner is not None for other in repairs.states.values())
-                state.dead = others or self._containers.visible(repairs.directory)
+                state.dead = others or self._containers.visible(repairs.place)
 
     # -- writing ------------------------------------------------------------------------------------
 

@@ -428,7 +428,7 @@ class Service:
             driver_version=self.sampler.driver_version,
             inventory=self.inventory,
             regions=self.repairer.reports(self.joined),
-            rejected=dict(finder.rejected),
+            rejected=self.repairer.rejected(),
             missing_dirs=tuple(sorted(finder.missing_dirs)),
             containers=self.census.containers(),
             gpu_processes=self._gpu_processes,

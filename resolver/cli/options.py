@@ -21,6 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="HAMi's directory of containers; may be given several times (default /usr/local/vgpu/containers)",
     )
+    add(
+        "--mapped-regions",
+        action="store_true",
+        help="find HAMi's files inside containers as well, through the processes that map them",
+    )
     add("--interval", metavar="TIME", help="between two passes over the slots (default 250ms)")
     add("--nvml-interval", metavar="TIME", help="between two collections from NVML (default 1s)")
     add("--dry-run", action="store_true", help="say what would be written, write nothing")

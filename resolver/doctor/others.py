@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _PYTHON = re.compile(r"python[0-9.]*")
 _MOST_BYTES = 1 << 17  # of a command line or an environment
-_FLAGS = frozenset({"dry_run", "wait", "metrics_per_process", "hami_metrics"})
+_FLAGS = frozenset({"dry_run", "wait", "metrics_per_process", "hami_metrics", "mapped_regions"})
 
 
 class Other(NamedTuple):

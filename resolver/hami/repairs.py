@@ -19,7 +19,7 @@ from resolver.types import RepairReason, UnresolvedReason
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from resolver.containers import SharedDirectory
+    from resolver.containers import MappedFile, SharedDirectory
     from resolver.hami.policy import Policy
     from resolver.hami.region import RegionView, SharedRegion, Slot
 
@@ -127,9 +127,9 @@ class SlotState:
 class RegionRepairs:
     """The slots of one region. ``close`` gives the handles back."""
 
-    def __init__(self, region: SharedRegion, directory: SharedDirectory) -> None:
+    def __init__(self, region: SharedRegion, place: SharedDirectory | MappedFile) -> None:
         self.region = region
-        self.directory = directory
+        self.place = place  # by which its processes are told
         self.view: RegionView | None = None
         self.states: dict[int, SlotState] = {}
         self.odd: dict[int, UnresolvedReason] = {}  # slots without a state of their own, by index

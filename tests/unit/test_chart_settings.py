@@ -45,6 +45,7 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "broker": ("/var/run/hami/hostpid/broker.sock", "/var/run/hami/hostpid/broker.sock"),
     "broker_answer": ("host", "host"),
     "pod_logs_dir": ("/srv/log/pods", "/srv/log/pods"),
+    "mapped_regions": (True, True),
 }
 #: Values that the daemon takes and the chart does not, because of what a pod is.
 NOT_IN_A_POD: dict[str, list[Any]] = {
@@ -72,6 +73,7 @@ WRONG: dict[str, list[Any]] = {
     "metrics_addr": ["9395", ":99999", "node-1:9395", "1.2.3:9395:1"],
     "metrics_per_process": ["maybe"],
     "hami_metrics": ["maybe"],
+    "mapped_regions": ["maybe"],
     "broker_answer": ["container"],
 }
 

@@ -1,0 +1,200 @@
+"""Regions inside containers, as HAMi-core makes them under bare Docker: on an overlay, in no directory of the host."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.container import Container
+from tests.fakes.node import Node
+from tests.fakes.process import Tenant
+from tests.fakes.regions import read_file
+from tests.kernel.conftest import EVERY_SOURCE, Daemon, Start, never, until
+
+FAST = ("--interval", "50ms", "--nvml-interval", "100ms", "--mapped-regions", "--hostpid-namespace", "host")
+CACHE = "/tmp/cudevshr.cache"  # noqa: S108 - where HAMi-core has it
+
+
+class Docker:
+    """A container whose root is an overlay, as Docker's is. ``upper`` is a directory of the host, or on a tmpfs."""
+
+    def __init__(self, node: Node, name: str = "main", *, upper: str = "host") -> None:
+        self.container: Container = node.container(name=name, cgroup_format="docker-systemd")
+        base = node.root / f"docker-{name}"
+        layers, root = base / "layers", base / "merged"
+        layers.mkdir(parents=True)
+        root.mkdir()
+        shown = ("/proc", "/dev", node.root, node.built)
+        self.run(
+            *([f"mount -t tmpfs none {layers}"] if upper == "tmpfs" else []),
+            f"mkdir {layers}/upper {layers}/work",
+            f"mount -t overlay overlay -o lowerdir=/,upperdir={layers}/upper,workdir={layers}/work {root}",
+            *(f"mkdir -p {root}{path}; mount --rbind {path} {root}{path}" for path in shown),
+            f"mkdir {root}/old; cd {root}; pivot_root . old; umount -l /old",
+        )
+
+    def run(self, *commands: str) -> str:
+        """What commands print that a tenant with every right runs inside."""
+        enter = ["nsenter", "--mount", "--pid", "--target", str(self.container.init_host_pid)]
+        return subprocess.check_output([*enter, "sh", "-ec", ";".join(commands)], text=True)
+
+    def tenant(self, *, load: int = 0, guess: str = "wrong", cache: str = CACHE) -> Tenant:
+        return self.container.tenant(load=load, guess=guess, options=["--cache", cache])
+
+    def file(self, cache: str = CACHE) -> Path:
+        """The file as the host can reach it."""
+        return Path(f"/proc/{self.container.init_host_pid}/root{cache}")
+
+    def hostpid(self, tenant: Tenant) -> int:
+        slot = read_file(self.file()).slot(tenant.ns_pid)
+        assert slot is not None
+        return slot.hostpid
+
+
+def repaired(docker: Docker, tenant: Tenant) -> None:
+    until(lambda: docker.hostpid(tenant) == tenant.host_pid, "a repair")
+
+
+@EVERY_SOURCE
+def test_a_region_inside_a_container_is_found_and_repaired(node: Node, start: Start, source: str) -> None:
+    first = Docker(node)
+    daemon = start(node, *FAST)
+    assert daemon.wait_for("source", timeout_s=20)["source"] == source
+    repaired(first, first.tenant(load=30))
+
+
+def test_it_is_kept_as_long_as_anybody_maps_it(node: Node, start: Start) -> None:
+    """An upper directory on a file system of its own has other inode numbers than one beside the lower ones."""
+    docker, other = Docker(node), Docker(node, "other", upper="tmpfs")
+    daemon = start(node, *FAST, "--source", "scan")
+    one = docker.tenant(load=30)
+    repaired(docker, one)
+    two, third = docker.tenant(load=20), other.tenant(load=40)
+    repaired(docker, two)
+    repaired(other, third)
+    found = {line["container"] for line in daemon.said("region_found")}
+    assert found == {docker.container.container_id, other.container.container_id}
+    one.kill()  # through which it was found
+    never(lambda: daemon.said("region_gone"), "its end", 1.2)
+    four = docker.tenant(load=10)
+    repaired(docker, four)
+    for tenant in (two, four):
+        tenant.kill()
+    # With the last process nothing of the container's is kept open.
+    daemon.wait_for("region_gone", container=docker.container.container_id)
+    until(lambda: opened(daemon, "cudevshr") == 1, "the end of the descriptor")
+    assert not daemon.said("region_rejected")
+
+
+def test_processes_in_a_user_namespace_of_their_own_are_left_alone(node: Node, start: Start) -> None:
+    """They can make mounts, also such as keep whoever looks up a name in them waiting."""
+    docker = Docker(node)
+    arguments = docker.container.tenant_arguments(load=30, guess="wrong")
+    mapped = ["/usr/bin/unshare", "--user", "--map-root-user", *arguments, "--cache", CACHE]
+    docker.container.spawn(mapped).read_line()
+    daemon = start(node, *FAST, "--source", "scan")
+    daemon.wait_for("region_rejected", reason="access_denied")
+    never(lambda: daemon.said("repair") or daemon.said("region_found"), "a repair")
+
+
+def opened(daemon: Daemon, name: str) -> int:
+    directory = Path(f"/proc/{daemon.process.pid}/fd")
+    return sum(name in os.readlink(link) for link in directory.iterdir() if link.is_symlink())
+
+
+def test_without_the_setting_nothing_is_looked_for(node: Node, start: Start) -> None:
+    docker = Docker(node)
+    daemon = start(node, *(each for each in FAST if each != "--mapped-regions"), "--source", "scan")
+    tenant = docker.tenant(load=30)
+    never(lambda: docker.hostpid(tenant) == tenant.host_pid or daemon.said("region_found"), "a repair", 1.5)
+
+
+def test_host_directories_go_on_beside(node: Node, start: Start) -> None:
+    docker, pod = Docker(node), node.container(name="pod")
+    start(node, *FAST, "--source", "scan")
+    inside, outside = docker.tenant(load=30), pod.tenant(load=30, guess="wrong")
+    repaired(docker, inside)
+    until(
+        lambda: (s := pod.region().slot(outside.ns_pid)) and s.hostpid == outside.host_pid, "the other repair"
+    )
+
+
+PLACE, NEW = "/tmp/place", "/tmp/new"  # noqa: S108
+#: What the tenant puts in the place of its directory {d}, from {n}, where its file {c} would have been found.
+OVER = "mkdir {n}; %s; mount --bind {n} {d}"
+HOSTILE = {
+    "symbolic link": (OVER % "mv {c} {c}.real; ln -s {c}.real {n}/cudevshr.cache", None),
+    "symbolic link to the file": (OVER % "ln -s /tmp/back/cudevshr.cache {n}/cudevshr.cache", "symlink"),
+    "fifo": (OVER % "mkfifo {n}/cudevshr.cache", "not_regular"),
+    "device": (OVER % "mknod {n}/cudevshr.cache c 1 5", "not_regular"),
+    "directory": (OVER % "mkdir {n}/cudevshr.cache", "not_regular"),
+    "another file of the same form": (OVER % "cp {c} {n}", "other_device"),
+    "nothing": (OVER % "true", "gone"),
+    "another kind of file system": ("mount -t proc none {d}", "other_device"),
+    "mount over the file": ("cp {c} {c}.new; mount --bind {c}.new {c}", "other_device"),
+    "second name": ("ln {c} {c}.second", "hard_link"),
+    "grown": ("printf xy >>{c}", "unknown_size"),
+    "renamed": ("mv {c} {c}.real; ln -s {c}.real {c}", None),
+    "deleted": ("rm {c}", None),
+}
+
+
+@pytest.mark.parametrize("trick", HOSTILE)
+def test_what_is_not_the_mapped_file_is_left_alone(node: Node, start: Start, trick: str) -> None:
+    docker = Docker(node)
+    docker.run(f"mkdir {PLACE}")
+    path = f"{PLACE}/cudevshr.cache"
+    docker.tenant(load=0, cache=path)
+    script, reason = HOSTILE[trick]
+    docker.run("mkdir /tmp/back; mount --bind /tmp/place /tmp/back")
+    docker.run(script.format(c=path, d=PLACE, n=NEW))
+    daemon = start(node, *FAST, "--source", "scan")
+    sums = "find /tmp/back/ /tmp/new -type f -exec sha256sum {} + || true"
+    before = docker.run(sums)
+    if reason is None:
+        daemon.wait_for("gpu_found")
+    else:
+        daemon.wait_for("region_rejected", reason=reason)
+    never(lambda: daemon.said("repair") or daemon.said("region_found"), "a repair", 1.0)
+    assert docker.run(sums) == before
+
+
+def test_a_file_that_the_process_may_only_read_is_never_written(node: Node, start: Start) -> None:
+    """Another container's region, lent read-only: a reader with a matching PID is no owner."""
+    docker, thief = Docker(node), Docker(node, "thief")
+    tenant = docker.tenant(load=30, guess="wrong")
+    copy = node.root / "lent.cache"
+    shutil.copyfile(docker.file(), copy)
+    thief.run(f"touch {CACHE}", f"mount --bind {copy} {CACHE}", f"mount -o remount,bind,ro {CACHE}")
+    reader = (
+        "import mmap, os, sys, time\n"
+        f"fd = os.open({CACHE!r}, os.O_RDONLY)\n"
+        "m = mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)\n"
+        "print('ready', flush=True); time.sleep(600)\n"
+    )
+    thief.container.spawn(["/usr/bin/python3", "-c", reader]).read_line()
+    data = copy.read_bytes()
+    daemon = start(node, *FAST, "--source", "scan")
+    repaired(docker, tenant)
+    never(lambda: copy.read_bytes() != data, "a write", 1.0)
+    assert len(daemon.said("region_found")) == 1
+
+
+def test_a_file_that_two_containers_share_is_never_guessed(node: Node, start: Start) -> None:
+    """Two processes with one number in two PID namespaces map it: which one the slot means, nothing tells."""
+    one, two = Docker(node), Docker(node, "two")
+    shared = node.root / "shared"
+    shared.mkdir(mode=0o777)
+    for docker in (one, two):
+        docker.run("mkdir /tmp/place", f"mount --bind {shared} /tmp/place")
+    first = one.tenant(load=30, guess="none", cache=f"{PLACE}/cudevshr.cache")
+    second = two.tenant(load=30, guess="none", cache=f"{PLACE}/cudevshr.cache")
+    assert first.ns_pid == second.ns_pid
+    daemon = start(node, *FAST, "--source", "scan")
+    daemon.wait_for("region_found")
+    never(lambda: daemon.said("repair"), "a repair", 1.5)
+    assert len(daemon.said("region_found")) == 1
