@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import uvicorn
+
 from resolver.api.access import Door
 from resolver.api.app import Api
 from resolver.api.entrance import Entrance
@@ -23,6 +25,19 @@ from resolver.sources.listing import Listing
 from resolver.sources.scan import ScanSource
 from resolver.view import View
 from tests.fakes.pictures import picture
+
+
+async def hang_up(serving: uvicorn.Server) -> None:
+    """Close every connection, as the end of a daemon's process does: a loop that ends leaves them to the collector."""
+    for listening in serving.servers:
+        listening.close()
+    for _ in range(1000):
+        await asyncio.sleep(0.001)  # one that was just accepted is made known at the loop's next turn
+        connections = list(serving.server_state.connections)
+        if not connections:
+            return
+        for connection in connections:
+            connection.transport.abort()
 
 
 class Served:
@@ -44,11 +59,12 @@ class Served:
     async def _serve(self) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._entrance.open()
-        application = Api(self.view, self.door, "/var/log/pods", Journal(self.events))
+        serving = server(Api(self.view, self.door, "/var/log/pods", Journal(self.events)), self.door)
         try:
             with contextlib.suppress(asyncio.CancelledError):
-                await server(application, self.door).serve(sockets=[self._entrance.listener])
+                await serving.serve(sockets=[self._entrance.listener])
         finally:
+            await hang_up(serving)
             self._entrance.close()
 
     def publish(self, kind: str, **fields: object) -> None:

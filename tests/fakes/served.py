@@ -29,6 +29,7 @@ from resolver.procfs import Procfs
 from resolver.snapshot import Snapshot
 from resolver.sources.choose import open_source
 from resolver.view import View
+from tests.fakes.apiserver import hang_up
 
 
 class Served:
@@ -93,6 +94,7 @@ class Served:
         ready.set()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
+        await hang_up(serving)
 
     def _counted(self, api: Api) -> Any:
         async def application(scope: Any, receive: Any, send: Any) -> None:
