@@ -276,6 +276,8 @@ def _from_text(name: str, text: str) -> Any:
         return parse_duration(text)
     if name == "map_size":
         return int(text)
+    if name == "socket_mode" and not re.fullmatch("0?[0-7]{3}", text):
+        raise ValueError("write three octal digits, such as 0660")
     if name in ("dry_run", "wait", "metrics_per_process", "hami_metrics", "mapped_regions"):
         if text.lower() in _TRUE | _FALSE:
             return text.lower() in _TRUE

@@ -198,3 +198,9 @@ def test_whatever_is_given_settings_or_one_sentence(values: dict[str, Any]) -> N
     assert 0.01 <= settings.nvml_interval <= 3600
     assert settings.containers_dir
     assert all(isinstance(path, str) and path for path in settings.containers_dir)
+
+
+@pytest.mark.parametrize("mode", ["9", "rw-rw----", "1777", "0o660", "66"])
+def test_a_mode_that_is_none_is_told_how_one_looks(mode: str) -> None:
+    with pytest.raises(UsageError, match="three octal digits, such as 0660"):
+        load({"socket_mode": mode}, environ={})
