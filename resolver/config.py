@@ -220,7 +220,10 @@ def _from_file(path: str) -> dict[str, Any]:
         with open(path, "rb") as file:
             values = tomllib.load(file)
     except OSError as error:
-        raise UsageError(f"the settings file {path} cannot be read: {error.strerror}") from None
+        raise UsageError(
+            f"the settings file {path} cannot be read ({error.strerror}): "
+            "name another with --config or RESOLVER_CONFIG, or leave it out for the defaults"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"the settings file {path} is not valid TOML: {error}") from None
     twice = [name for name in values if "-" in name and name.replace("-", "_") in values]
