@@ -52,6 +52,8 @@ static __always_inline void count_at(u32 offset)
 }
 
 #define barrier() asm volatile("" ::: "memory")
+/* Masks where the value is used, for every verifier: the compiler can neither do it earlier nor leave it out. */
+#define BOUND(value, mask) asm volatile("%0 &= %1" : "+r"(value) : "i"(mask))
 #define COUNT(what) count_at(__builtin_offsetof(struct counters, what))
 
 static __always_inline void count_failure(int error)
@@ -193,16 +195,19 @@ static __always_inline void store(u64 leader, u32 host_tgid)
 /* The next place in the ring, which had the oldest tombstone. Void until its host_tgid is set again. */
 static __always_inline struct tombstone *dig(u32 host_tgid)
 {
-    u32 zero = 0, place;
+    u32 zero = 0, key;
+    u64 place;
     struct graves *row = graves.lookup(&zero);
     struct tombstone *tombstone;
     if (!row)
         return NULL;
-    place = __sync_fetch_and_add(&row->next, 1) & (TOMBSTONES - 1);
-    tombstone = tombstones.lookup(&place);
+    place = __sync_fetch_and_add(&row->next, 1);
+    key = place & (TOMBSTONES - 1);
+    tombstone = tombstones.lookup(&key);
     if (!tombstone)
         return NULL;
     tombstone->host_tgid = 0;
+    BOUND(place, TOMBSTONES - 1);
     row->host_tgid[place] = host_tgid;
     return tombstone;
 }

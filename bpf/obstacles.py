@@ -1,0 +1,209 @@
+"""What stands in the way of the BPF map here, found out before anything is compiled.
+
+What this process may and the kernel can is asked of the kernel, with programs of a few instructions: neither a release
+nor a file says what a vendor took over from newer kernels. Nothing stays: each program is closed at once. Standard
+library only, as the loader.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+
+TYPE_CHECKING = False  # typing takes milliseconds to import
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SYSCALL_NUMBERS = {"x86_64": 321, "aarch64": 280}
+#: The first Linux that takes atomics which return the old value; on arm64 the translator learned them later.
+_FETCHES_SINCE = {"x86_64": "5.12", "aarch64": "5.18"}
+_HOST_PIDNS = 0xEFFFFFFC  # PROC_PID_INIT_INO in include/linux/proc_ns.h
+_CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 21, 38, 39  # include/uapi/linux/capability.h
+_PROG_LOAD, _RAW_TRACEPOINT = 5, 17  # enum bpf_cmd and bpf_prog_type in include/uapi/linux/bpf.h
+_PROBE_READ_KERNEL = 113  # enum bpf_func_id
+_TOO_LARGE = (
+    1 << 20
+)  # more than a page is refused with E2BIG before anything else is looked at (kernel/bpf/syscall.c)
+_LOG_SIZE = 1 << 14
+_OTHERWISE = "use --source netlink or scan"
+
+Instruction = tuple[int, int, int, int, int]  # code, destination, source, offset, immediate
+_END: tuple[Instruction, ...] = ((0xB7, 0, 0, 0, 0), (0x95, 0, 0, 0, 0))  # r0 = 0; exit
+#: r1 = 1; *(r10 - 8) = r1; r1 = atomic_fetch_add(r10 - 8, r1)
+_FETCH = ((0xB7, 1, 0, 0, 1), (0x7B, 10, 1, -8, 0), (0xDB, 10, 1, -8, 1), *_END)
+#: r1 = r10 - 8; r2 = 8; r3 = 0; bpf_probe_read_kernel(r1, r2, r3)
+_READ = (
+    *((0xBF, 1, 10, 0, 0), (0x07, 1, 0, 0, -8), (0xB7, 2, 0, 0, 8), (0xB7, 3, 0, 0, 0)),
+    *((0x85, 0, 0, 0, _PROBE_READ_KERNEL), *_END),
+)
+
+
+class LoadError(Exception):
+    """Why the map cannot be had here: a whole sentence, and what else is for the debug log.
+
+    ``cause`` is one of ``place`` (a namespace), ``rights``, ``seccomp``, ``module`` (AppArmor, SELinux and the like),
+    ``kernel``, ``lockdown``, ``btf``, ``bcc``, ``verifier``, ``other``.
+    """
+
+    def __init__(self, cause: str, sentence: str, detail: str = "") -> None:
+        super().__init__(sentence)
+        self.cause = cause
+        self.detail = detail
+
+
+class Kernel:
+    """``bpf(2)`` of the running kernel, and what it says of this process."""
+
+    def __init__(self) -> None:
+        self.release, self.machine = platform.release(), platform.machine()
+
+    def call(self, command: int, attributes: bytes, size: int) -> int:
+        """A descriptor, or an error number below zero."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        fd = libc.syscall(_SYSCALL_NUMBERS[self.machine], command, attributes, ctypes.c_uint(size))
+        return int(fd) if fd >= 0 else -ctypes.get_errno()
+
+    def refusal(self, program: Sequence[Instruction]) -> tuple[int, str]:
+        """The error number with which it refuses a tracepoint's program, and the verifier's words; 0 if it takes it."""
+        code = b"".join(
+            struct.pack("=BBhi", code, destination | source << 4, offset, immediate)
+            for code, destination, source, offset, immediate in program
+        )
+        instructions = ctypes.create_string_buffer(code, len(code))
+        licence = ctypes.create_string_buffer(b"GPL")
+        log = ctypes.create_string_buffer(_LOG_SIZE)
+        attributes = struct.pack(
+            "=IIQQIIQII",
+            *(_RAW_TRACEPOINT, len(program), ctypes.addressof(instructions), ctypes.addressof(licence)),
+            *(1, _LOG_SIZE, ctypes.addressof(log), 0, 0),
+        )
+        fd = self.call(_PROG_LOAD, attributes, len(attributes))
+        if fd >= 0:
+            os.close(fd)
+            return 0, ""
+        return -fd, log.value.decode("utf-8", "replace")
+
+    def filtered(self) -> bool:
+        """Whether a seccomp filter looks at this process's calls."""
+        return _own_status().get("Seccomp") == "2"
+
+    def confinement(self) -> str:
+        """The profile or context to which a security module holds this process, empty if to none."""
+        try:
+            with open("/proc/self/attr/current") as file:
+                label = file.read().strip("\0\n ")
+        except OSError:
+            return ""
+        return "" if label == "unconfined" else label
+
+
+def require(kernel: Kernel) -> None:
+    """Raise `LoadError` for the first obstacle: the place, the rights, who forbids, the kernel's age, lockdown."""
+    if kernel.machine not in _SYSCALL_NUMBERS:
+        raise LoadError(
+            "kernel", f"the BPF map runs on x86_64 and aarch64, and this is {kernel.machine}: {_OTHERWISE}"
+        )
+    _require_place()
+    _require_capabilities()
+    require_kernel(kernel)
+
+
+def _require_place() -> None:
+    if os.stat("/proc/self/ns/pid").st_ino != _HOST_PIDNS:
+        raise LoadError(
+            "place",
+            "this process is not in the host's PID namespace, where alone the map can be seeded: run it on the host, "
+            "or with hostPID: true (Kubernetes) or --pid=host (Docker)",
+        )
+    with open("/proc/self/uid_map") as file:
+        initial = file.read().split() == ["0", "0", "4294967295"]
+    if not initial:
+        raise LoadError(
+            "place",
+            "this process is in a user namespace of its own, and BPF programs need capabilities in the initial one: "
+            "run it without a user namespace (Kubernetes: hostUsers: true)",
+        )
+
+
+def _require_capabilities() -> None:
+    held = int(_own_status().get("CapEff", "0"), 16)
+    if held >> _CAP_SYS_ADMIN & 1:
+        return
+    wanted = {"CAP_BPF": _CAP_BPF, "CAP_PERFMON": _CAP_PERFMON}
+    missing = [name for name, bit in wanted.items() if not held >> bit & 1]
+    if missing:
+        raise LoadError(
+            "rights",
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: run as root, or give both "
+            "(Kubernetes: securityContext.capabilities.add: [BPF, PERFMON])",
+        )
+
+
+def require_kernel(kernel: Kernel) -> None:
+    """That the kernel lets this process load programs, and takes what the map's are made of."""
+    reached = -kernel.call(_PROG_LOAD, b"", _TOO_LARGE)
+    if reached in (errno.EPERM, errno.EACCES) or (reached == errno.ENOSYS and kernel.filtered()):
+        raise forbidden(kernel, reached, reached=False)
+    if reached == errno.ENOSYS:
+        raise LoadError("kernel", f"this kernel ({kernel.release}) was built without bpf(): {_OTHERWISE}")
+    code, log = kernel.refusal(_END)
+    if code in (errno.EPERM, errno.EACCES):
+        raise forbidden(kernel, code, reached=True)
+    if code:
+        raise LoadError(
+            "kernel",
+            f"this kernel ({kernel.release}) takes no BPF program for tracepoints ({os.strerror(code)}): it is older "
+            f"than Linux 4.17, or built without CONFIG_BPF_EVENTS; {_OTHERWISE}",
+            log,
+        )
+    code, log = kernel.refusal(_FETCH)
+    if code:
+        raise LoadError(
+            "kernel",
+            f"this kernel ({kernel.release}) is too old for the BPF map: it refuses an atomic instruction that Linux "
+            f"has since {_FETCHES_SINCE[kernel.machine]}; {_OTHERWISE}",
+            log,
+        )
+    code, log = kernel.refusal(_READ)
+    if code:
+        raise LoadError(
+            "lockdown",
+            "blocked by kernel lockdown: in the mode confidentiality no BPF program may read kernel memory. Boot with "
+            f"lockdown=integrity, or {_OTHERWISE}",
+            log,
+        )
+
+
+def forbidden(kernel: Kernel, code: int, *, reached: bool) -> LoadError:
+    """Who said no to a process that has the capabilities. ``reached``: no filter keeps the call from the kernel."""
+    said, profile = errno.errorcode.get(code, str(code)), kernel.confinement()
+    holder = f"the security module that holds this process to {profile!r}"
+    if reached or not kernel.filtered():
+        who = f"by {holder}: allow it CAP_BPF, CAP_PERFMON and the bpf calls"
+        if not profile:
+            who = "by a security module, or before Linux 5.11 by the limit on locked memory (ulimit -l)"
+        sentence = f"BPF programs are forbidden here ({said}), although the capabilities are there, {who}"
+        return LoadError("module", f"{sentence}; {_OTHERWISE}")
+    who = "by the seccomp filter of this process"
+    if profile and not _newer(kernel.release, (5, 19)):
+        # Until then the module was asked for the capability before anything else, so that it may have been either.
+        who += f", or by {holder}"
+    return LoadError(
+        "seccomp",
+        f"bpf() is forbidden here ({said}) {who}. The filter of containerd before 1.7 and Docker before 23 forbids it "
+        f"to everybody but CAP_SYS_ADMIN: take deploy/seccomp/resolver.json in its place, or {_OTHERWISE}",
+    )
+
+
+def _newer(release: str, than: tuple[int, int]) -> bool:
+    major, _, rest = release.partition(".")
+    minor = rest.partition(".")[0]
+    return major.isdigit() and minor.isdigit() and (int(major), int(minor)) >= than
+
+
+def _own_status() -> dict[str, str]:
+    with open("/proc/self/status") as file:
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
