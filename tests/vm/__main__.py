@@ -1,0 +1,269 @@
+"""`make kernels`: boots kernels of distributions under QEMU and tries `resolver` on each.
+
+    make kernels                                      the whole matrix (an hour on two cores without KVM)
+    make kernels ARGS="--loader 6.1 6.12"             does the BPF program load there, and is its map right
+    make kernels ARGS="--package linux-image-X.deb"   any other kernel (Ubuntu's: linux-modules-X.deb beside it)
+    make kernels ARGS="--variant lockdown 6.12"       see tests/vm/variants.py, which says how to add one
+
+Kernels are named as in tests/vm/matrix.py. What was seen goes into docs/kernels.json and the table of docs/kernels.md;
+with --check nothing is written. Downloads and file systems are kept in $XDG_CACHE_HOME/resolver-kernels.
+
+Exit status: 0 if all is as it has to be, 1 if something is not, 2 if this machine lacks something (which is said).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.vm import machine, report
+from tests.vm.kernel import Kernel, kernel_of
+from tests.vm.matrix import KERNELS, USERSPACES, Guest, plan
+from tests.vm.packages import DEBIAN_ARCH, SUITES, Apt, Unavailable, configured_mirrors, kernel_packages
+from tests.vm.report import STEPS, Expected, Line, Row
+from tests.vm.rootfs import checkout_image, root_image, unpack_deb
+from tests.vm.variants import VARIANTS
+
+#: Time limits of the host. In the guest other ones count, by its own clock, which goes slowly on a busy host.
+_SECONDS: Final = {"loader": 600, "auto": 600, "doctor": 900, "demo": 1800, "tests": 3600}
+
+
+class Ready(NamedTuple):
+    """A guest with everything that it needs."""
+
+    guest: Guest
+    kernel: Kernel
+    root: Path
+    suite: str
+
+
+#: Under other conditions probes may be forbidden, and what is tested of them would fail.
+_UNDER_OTHERS = "auto,doctor,demo"
+
+
+class Workshop:
+    """Makes guests ready, boots them, and tells how far it is."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._steps = tuple(options.steps.split(","))
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        self._cache = Path(base) / "resolver-kernels"
+        self._cache.mkdir(parents=True, exist_ok=True)
+        archive = options.mirror.rstrip("/")
+        self._archives = (archive, f"{archive}-security") if archive else configured_mirrors()
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self._kvm: dict[str, bool] = {}
+        self.stop = threading.Event()  # set, every guest is switched off at once
+
+    def say(self, text: str) -> None:
+        """A line of progress."""
+        with self._lock:
+            print(f"kernels: {time.monotonic() - self._began:5.0f} s  {text}", file=sys.stderr, flush=True)
+
+    def prepare(self, guest: Guest) -> Ready:
+        """Download and build what is not there yet. Raises `Unavailable` and `machine.Missing`."""
+        machine.qemu(guest.arch)
+        variant = VARIANTS[guest.variant]
+        own = Apt(self._cache, SUITES[guest.userspace], guest.arch, self._archives)
+        own.update()
+        busybox = self._busybox(guest.arch)
+        suite = KERNELS.get(guest.pick, "")
+        if suite:
+            apt = Apt(self._cache, SUITES[suite], guest.arch, self._archives)
+            apt.update()
+            wanted = kernel_packages(apt.wanted(f"linux-image-{DEBIAN_ARCH[guest.arch]}"))
+            size = sum(package.size for package in wanted) >> 20
+            self.say(f"{guest}: {wanted[0].file if wanted else 'no kernel'} ({size} MiB)")
+            debs = apt.fetch(wanted)
+        else:
+            debs = [Path(file) for file in guest.pick.split(",")]
+            for deb in debs:
+                if not deb.exists():
+                    raise Unavailable(f"{deb} is not there")
+        kernel = kernel_of(debs, self._cache, busybox, variant.modules)
+        root = root_image(self._cache, own, guest.userspace, guest.arch, variant.packages, self.say)
+        if guest.arch not in self._kvm:
+            self._kvm[guest.arch] = self._kvm_works(kernel, guest.arch)
+            how = (
+                "by KVM" if self._kvm[guest.arch] else "by emulation: KVM is not there or does not start them"
+            )
+            self.say(f"{guest.arch} kernels run {how}")
+        return Ready(guest, kernel, root, suite)
+
+    def _kvm_works(self, kernel: Kernel, arch: str) -> bool:
+        """Tried once for each start of this machine: to see that it does not work takes 15 s."""
+        boot, note = Path("/proc/sys/kernel/random/boot_id").read_text(), self._cache / f"kvm-{arch}"
+        known = {f"{boot}works": True, f"{boot}fails": False}
+        said = note.read_text() if note.exists() else ""
+        if said not in known:
+            works = machine.kvm_works(kernel, arch)
+            note.write_text(said := f"{boot}{'works' if works else 'fails'}")
+        return known[said]
+
+    def _busybox(self, arch: str) -> Path:
+        """For the initial RAM disk: one that needs no library, always of one release, so that kernels are kept."""
+        apt = Apt(self._cache, SUITES["trixie"], arch, self._archives)
+        apt.update()
+        (deb,) = apt.fetch([each for each in apt.wanted("busybox-static") if each.name == "busybox-static"])
+        place = self._cache / f"busybox-{deb.stem}"
+        if not place.exists():
+            with tempfile.TemporaryDirectory(dir=self._cache) as scratch:
+                unpack_deb(deb, Path(scratch))
+                next(each for each in Path(scratch).rglob("busybox") if each.parent.name == "bin").rename(
+                    place
+                )
+        return place
+
+    def boot(self, ready: Ready, checkout: Path, place: Path) -> Row:
+        """Boot it; its row."""
+        guest, variant = ready.guest, VARIANTS[ready.guest.variant]
+        kvm = self._kvm[guest.arch]
+        cmdline = f"resolver.steps={','.join(self._steps)} {variant.cmdline}"
+        if variant.script:
+            cmdline += f" resolver.script={variant.script}"
+        name = "-".join(
+            filter(None, (Path(guest.pick.split(",")[0]).name, guest.arch, guest.userspace, guest.variant))
+        )
+        disk, console = place / f"{name}.report", self._cache / f"console-{name}.log"
+        command = machine.command_line(
+            guest.arch, ready.kernel, (ready.root, checkout, disk), kvm=kvm, cmdline=cmdline
+        )
+        self.say(f"{guest}: boots {ready.kernel.release}")
+        seconds = 300 + sum(_SECONDS[step] for step in self._steps)
+        outcome = machine.run(
+            command, disk, console, seconds, lambda line: self._news(guest, line), self.stop
+        )
+        disk.unlink()
+        about = {
+            "pick": guest.pick if ready.suite else ready.kernel.release,
+            "kernel": ready.kernel.release,
+            "version": ready.kernel.version,
+            "suite": f"Debian {ready.suite}" if ready.suite else Path(guest.pick.split(",")[0]).name,
+            "arch": guest.arch,
+            "userspace": USERSPACES[guest.userspace],
+            "accelerator": "kvm" if kvm else "tcg",
+            "seen": dt.datetime.now(dt.UTC).date().isoformat(),
+        }
+        if guest.variant:
+            about["under"] = guest.variant
+        trouble = "" if self.stop.is_set() else outcome.trouble  # what was seen until then still counts
+        row = report.make_row(about, outcome.lines, trouble)
+        self.say(f"{guest}: done after {outcome.seconds:.0f} s")
+        if not self._options.check:
+            with self._lock:  # at once: who ends the program early keeps what was seen
+                report.publish([row])
+        return row
+
+    def _news(self, guest: Guest, line: Line) -> None:
+        step = line["step"]
+        if step in STEPS or step == "variant":
+            took = f" ({line['seconds']} s)" if "seconds" in line else ""
+            word = line.get("source") or line.get("closing") or ("ok" if line.get("ok") else "failed")
+            why = f": {line['why']}" if line.get("why") else ""
+            self.say(f"{guest}: {step}: {word}{why}{took}")
+            if not line.get("ok") and self._options.verbose:
+                self.say(str(line.get("detail") or line.get("said")))
+
+
+def wish_of(row: Row) -> Expected:
+    """What this row's guest has to come to."""
+    variant, plain = VARIANTS[row.get("under", "")], report.expected(row["kernel"])
+    return Expected(
+        plain.loads if variant.loads is None else variant.loads,
+        plain.source if variant.source is None else variant.source,
+        variant.why,
+        variant.told,
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(
+        prog="make kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = found.add_argument
+    add("kernels", nargs="*", metavar="KERNEL", choices=[*KERNELS, []], help=f"of {', '.join(KERNELS)} (all)")
+    package = "boot the kernel in these packages: linux-image, and where they are apart linux-modules"
+    add("--package", action="append", nargs="+", default=[], metavar="FILE.deb", help=package)
+    add("--loader", action="store_true", help="only load the BPF program and compare its map")
+    add("--steps", help=f"of {','.join(STEPS)} (all; under other conditions {_UNDER_OTHERS})")
+    add("--arch", choices=list(DEBIAN_ARCH), help="this kind of machine only")
+    add("--userspace", choices=list(USERSPACES), help="this release's userspace only")
+    add(
+        "--variant",
+        default="",
+        choices=list(VARIANTS),
+        help="under other conditions: see tests/vm/variants.py",
+    )
+    add("--jobs", type=int, default=os.cpu_count() or 1, help="so many guests at once (%(default)s)")
+    add("--check", action="store_true", help="write neither docs/kernels.json nor the table")
+    add("--mirror", default="", help="address of a Debian archive (the one that apt has)")
+    add("--verbose", action="store_true", help="say all of what a step that failed said")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """See the module's docstring for the exit status."""
+    options = parser().parse_args(arguments)
+    if options.loader:
+        options.steps = "loader"
+    options.steps = options.steps or (_UNDER_OTHERS if options.variant else ",".join(STEPS))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an orderly end: no guest stays behind
+    try:
+        shop = Workshop(options)
+        rows, failed = _all(shop, options)
+    except (Unavailable, machine.Missing) as error:
+        print(f"kernels: {error}", file=sys.stderr)
+        return 2
+    print(report.table(sorted(rows, key=report.order)))
+    wrong = 0
+    for row in rows:
+        found = report.problems(row, options.steps.split(","), wish_of(row))
+        wrong += bool(found)
+        for sentence in found:
+            print(f"FAILED {row['pick']} {row['arch']} {row['userspace']}: {sentence}")
+    for sentence in failed:
+        print(f"FAILED {sentence}")
+    print(f"=== kernels: {len(rows) - wrong} passed, {wrong + len(failed)} failed ===")
+    return 1 if wrong or failed else 0
+
+
+def _all(shop: Workshop, options: argparse.Namespace) -> tuple[list[Row], list[str]]:
+    """Every guest's row, and why those that have none could not be booted."""
+    failed: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="resolver-kernels-") as scratch, ThreadPoolExecutor(
+        max(1, options.jobs)
+    ) as pool:  # fmt: skip
+        place = Path(scratch)
+        try:
+            started = []
+            for guest in plan(options):
+                try:
+                    ready = shop.prepare(guest)
+                    checkout = checkout_image(place, ready.root, guest.arch, programs=not options.loader)
+                except Unavailable as error:
+                    shop.say(f"{guest}: {error}")
+                    failed.append(f"{guest}: {error}")
+                    continue
+                started.append(pool.submit(shop.boot, ready, checkout, place))
+            return [each.result() for each in started], failed
+        except BaseException:
+            shop.stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+if __name__ == "__main__":
+    sys.exit(main())

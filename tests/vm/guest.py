@@ -1,0 +1,244 @@
+"""PID 1 of the guest, and what is tried there. Standard library only: it runs under the guest's own Python.
+
+The host wants a report: lines of JSON, written to the raw disk /dev/vdc as they come. Each has ``step``; the last is
+``end``. The kernel's command line says what to do: ``resolver.steps=loader,auto,doctor,demo,tests`` and, if a variant
+has one, ``resolver.script=PATH``, which is run by ``sh -e`` before the steps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+CHECKOUT = "/resolver"
+PYTHON = f"{CHECKOUT}/.venv/bin/python"
+#: What pip would have installed; a security module's profile names it by this path.
+RESOLVER = "/venv/bin/resolver"
+_LAUNCHER = """#!/venv/bin/python
+import sys
+from resolver.cli import main
+sys.exit(main())
+"""
+_ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "TERM": "dumb",
+    "LANG": "C.UTF-8",
+    "XDG_CACHE_HOME": f"{CHECKOUT}/.cache",
+}
+#: What Debian's base-files makes in its script, which did not run.
+_DIRECTORIES = ("/usr/local", "/var/tmp", "/var/log", "/home", "/mnt", "/opt", "/srv")  # noqa: S108
+_MOUNTS = (
+    ("proc", "/proc", "proc", ""),
+    ("sysfs", "/sys", "sysfs", ""),
+    ("devtmpfs", "/dev", "devtmpfs", ""),
+    ("tmpfs", "/run", "tmpfs", "mode=0755"),
+    ("tmpfs", "/tmp", "tmpfs", ""),  # noqa: S108 - the guest's own
+    ("tmpfs", "/dev/shm", "tmpfs", ""),  # noqa: S108
+    ("devpts", "/dev/pts", "devpts", ""),
+    ("cgroup2", "/sys/fs/cgroup", "cgroup2", ""),
+    ("securityfs", "/sys/kernel/security", "securityfs", ""),
+    ("tracefs", "/sys/kernel/tracing", "tracefs", ""),
+    ("bpf", "/sys/fs/bpf", "bpf", ""),
+)
+#: The BPF and netlink tests, but for those that make processes by the ten thousand: hours of an emulated processor.
+TESTS = ("test_bpf_map.py", "test_bpf_lives.py", "test_netlink.py")
+TOO_LONG = (
+    *("two_hundred", "20000", "flood", "never_keeps_up", "come_and_go"),
+    *("all_remembered", "too_small", "costs_nothing"),
+)
+#: Of the doctor's checks, those that a kernel decides.
+CHECKS = (
+    *("kernel", "btf", "bcc", "lockdown", "cgroups", "hidepid", "capabilities"),
+    *("scan", "netlink", "bpf"),
+)
+_WORDS = 4000  # of a program's last output go into the report
+
+
+def main() -> None:
+    """As PID 1: let a child do the work, reap whatever becomes an orphan, then switch the machine off."""
+    if os.getpid() != 1:
+        raise SystemExit("this is the first process of a virtual machine: see tests/vm/__main__.py")
+    worker = os.fork()
+    if worker == 0:
+        work()
+        os._exit(0)
+    while os.wait()[0] != worker:
+        pass
+    os.sync()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    ctypes.CDLL(None).reboot(0x4321FEDC)  # RB_POWER_OFF in sys/reboot.h
+    time.sleep(60)
+
+
+class Report:
+    """The raw disk that the host reads."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_SYNC)
+
+    def line(self, step: str, **fields: Any) -> None:
+        """One line; the host sees it at once."""
+        if "said" in fields:
+            fields["said"] = fields["said"][-_WORDS:]
+        os.write(self._fd, json.dumps({"step": step, **fields}).encode() + b"\n")
+
+
+def work() -> None:
+    """Everything that the command line asks for."""
+    os.setsid()
+    begun = time.monotonic()
+    for what, where, kind, options in _MOUNTS:
+        os.makedirs(where, exist_ok=True)
+        subprocess.run(
+            ["mount", "-n", "-t", kind, *(["-o", options] if options else []), what, where], check=False
+        )
+    for place in _DIRECTORIES:
+        os.makedirs(place, exist_ok=True)
+    program = Path(f"{CHECKOUT}/.venv/bin/resolver")  # as scripts/setup.sh writes it
+    program.write_text(f"#!{PYTHON}\nfrom resolver.cli import main\n\nraise SystemExit(main())\n")
+    program.chmod(0o755)
+    os.environ.update(_ENVIRONMENT)
+    os.chdir(CHECKOUT)
+    os.makedirs("/usr/local", exist_ok=True)  # of base-files' script
+    Path(RESOLVER).write_text(_LAUNCHER)
+    os.chmod(RESOLVER, 0o755)  # noqa: S103 - as any program
+    report = Report("/dev/vdc")
+    wishes = dict(word.split("=", 1) for word in Path("/proc/cmdline").read_text().split() if "=" in word)
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=False)
+    subprocess.run(["/sbin/ldconfig"], check=False)
+    if not os.path.isdir("resolver/__pycache__"):  # the host compiles it for machines of its own kind
+        subprocess.run([PYTHON, "-m", "compileall", "-q", "resolver", "bpf", "tests/fakes"], check=False)
+    report.line("boot", **about())
+    steps = {"loader": loader, "auto": auto, "doctor": doctor, "demo": demo, "tests": tests}
+    if script := wishes.get("resolver.script"):
+        report.line("variant", **run(["sh", "-e", script], 300))
+    for name in wishes.get("resolver.steps", "loader").split(","):
+        report.line(name + " begins")
+        try:
+            report.line(name, **steps[name]())
+        except Exception as error:  # noqa: BLE001 - the others are still worth trying
+            report.line(name, ok=False, said=f"{type(error).__name__}: {error}")
+    report.line("end", seconds=round(time.monotonic() - begun, 1))
+
+
+def about() -> dict[str, Any]:
+    """What this guest is."""
+    words = "import bcc; print(bcc.__version__)"
+    bcc = subprocess.run(["/usr/bin/python3", "-c", words], capture_output=True, text=True, check=False)
+    system = dict(
+        line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line
+    )
+    return {
+        "kernel": platform.release(),
+        "arch": platform.machine(),
+        "build": platform.version(),
+        "system": system.get("PRETTY_NAME", "").strip('"'),
+        "bcc": bcc.stdout.strip() or bcc.stderr.strip()[-200:],
+        "python": platform.python_version(),
+        "cmdline": Path("/proc/cmdline").read_text().strip(),
+    }
+
+
+def run(command: list[str], seconds: float) -> dict[str, Any]:
+    """A program to its end: whether it went well, its last words, how long it took by the guest's clock."""
+    begun = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds, text=True, check=False
+        )
+        code, said = done.returncode, done.stdout
+    except subprocess.TimeoutExpired as error:
+        code = -1
+        said = f"{(error.stdout or b'').decode(errors='replace')}\nnot done after {seconds:g} s"
+    return {
+        "ok": code == 0,
+        "code": code,
+        "said": said,
+        "seconds": round(time.monotonic() - begun, 1),
+    }
+
+
+def loader() -> dict[str, Any]:
+    """Does the program load, and is its map right? See `tests.vm.loader`, which prints one line of JSON."""
+    done = run([PYTHON, "-m", "tests.vm.loader"], 240)
+    return {**done, **_last_json(done["said"])}
+
+
+def auto() -> dict[str, Any]:
+    """Which source the daemon takes by itself, and why not the better ones."""
+    os.makedirs("/run/auto/containers", exist_ok=True)
+    command = [RESOLVER, "run", "--containers-dir", "/run/auto/containers"]
+    command += ["--run-dir", "/run/auto/run", "--metrics-addr", "off", "--source", "auto"]
+    command += ["--log-format", "json", "--log-level", "debug"]
+    begun = time.monotonic()
+    daemon = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGALRM, lambda *_: daemon.kill())
+    signal.alarm(180)
+    assert daemon.stderr is not None
+    said, detail = "", {}
+    for text in daemon.stderr:
+        said = (said + text)[-_WORDS:]
+        line = json.loads(text) if text.startswith("{") else {}
+        if line.get("event") == "source_detail":
+            detail[line["source"]] = str(line["detail"])[-1500:]
+        if line.get("event") == "source":
+            signal.alarm(0)
+            daemon.terminate()
+            daemon.communicate()
+            return {
+                "ok": True, "source": line["source"], "not_used": line.get("not_used", {}), "detail": detail,
+                "seconds": round(time.monotonic() - begun, 1), "code": daemon.returncode,
+            }  # fmt: skip
+    daemon.wait()
+    return {"ok": False, "code": daemon.returncode, "said": said}
+
+
+def doctor() -> dict[str, Any]:
+    """What ``resolver doctor`` says of the checks that a kernel decides."""
+    begun = time.monotonic()
+    only = [word for name in CHECKS for word in ("--only", name)]
+    done = subprocess.run(
+        [RESOLVER, "doctor", "--json", *only], capture_output=True, text=True, check=False, timeout=240
+    )
+    seconds = round(time.monotonic() - begun, 1)
+    try:
+        found = {each["check"]: each for each in json.loads(done.stdout)}
+    except ValueError:
+        return {"ok": False, "states": {}, "said": (done.stdout + done.stderr)[-_WORDS:], "seconds": seconds}
+    states = {name: each["state"] for name, each in found.items()}
+    told = {name: f"{each['found']}: {each['cause']}".rstrip(": ") for name, each in found.items()}
+    return {"ok": bool(states), "states": states, "told": told, "seconds": seconds}
+
+
+def demo() -> dict[str, Any]:
+    """``make demo``; it is right when it says so itself."""
+    return run([PYTHON, "-m", "tests.fakes.demo"], 600)
+
+
+def tests() -> dict[str, Any]:
+    """The BPF and netlink tests that fit."""
+    command = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout=600"]
+    command += ["-k", " and ".join(f"not {name}" for name in TOO_LONG)]
+    command += [f"tests/kernel/{name}" for name in TESTS]
+    done = run(command, 1500)
+    return {**done, "closing": done["said"].strip().splitlines()[-1] if done["said"].strip() else ""}
+
+
+def _last_json(said: str) -> dict[str, Any]:
+    for line in reversed(said.splitlines()):
+        if line.startswith("{"):
+            found: dict[str, Any] = json.loads(line)
+            return found
+    return {}
+
+
+if __name__ == "__main__":
+    main()

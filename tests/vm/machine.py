@@ -1,0 +1,127 @@
+"""One virtual machine: QEMU's command line, whether KVM works, and a run from power on to power off."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.vm.kernel import Kernel
+from tests.vm.report import Line, parse
+
+REPORT_BYTES: Final = 8 << 20
+#: It ends with this program, however that ends, and leaves the machine to whoever works at it.
+_POLITELY: Final = ("setpriv", "--pdeathsig", "KILL", "nice", "-n", "10")
+_PROBE_SECONDS: Final = 15
+_MEMORY: Final = "3G"
+#: With -icount the guest's clock follows its instructions, so that its time limits keep their meaning on a busy host.
+_EMULATED: Final = ("-accel", "tcg,thread=single", "-icount", "shift=0,sleep=on", "-smp", "1")
+_MACHINE: Final = {"x86_64": "pc", "aarch64": "virt"}
+_CPU: Final = {"x86_64": "Westmere,+rdrand,+rdseed", "aarch64": "cortex-a72"}
+_CONSOLE: Final = {"x86_64": "ttyS0", "aarch64": "ttyAMA0"}
+_PACKAGE: Final = {"x86_64": "qemu-system-x86", "aarch64": "qemu-system-arm"}
+
+
+class Missing(Exception):
+    """What has to be installed here, and how."""
+
+
+class Outcome(NamedTuple):
+    """What came of a run: the guest's lines, and if it did not end by itself, why and its last words."""
+
+    lines: list[Line]
+    trouble: str
+    seconds: float
+
+
+def qemu(arch: str) -> str:
+    """The program that emulates this machine. Raises `Missing`."""
+    program = shutil.which(f"qemu-system-{arch}")
+    if program is None:
+        raise Missing(
+            f"qemu-system-{arch} is missing: apt-get install -y --no-install-recommends {_PACKAGE[arch]}"
+        )
+    return program
+
+
+def kvm_works(kernel: Kernel, arch: str) -> bool:
+    """Whether KVM starts this kernel: /dev/kvm may be there and still run no kernel that was not made for it."""
+    if arch != platform.machine() or not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return False
+    command = [qemu(arch), *_common(arch, kernel, "panic=-1 rdinit=/none"), "-accel", "kvm", "-cpu", "host"]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        deadline, said = time.monotonic() + _PROBE_SECONDS, b""
+        while time.monotonic() < deadline and process.poll() is None and b"Linux version" not in said:
+            time.sleep(0.1)
+            said += process.stdout.read() or b""
+        process.kill()
+    return b"Linux version" in said
+
+
+def _common(arch: str, kernel: Kernel, cmdline: str) -> list[str]:
+    console = f"console={_CONSOLE[arch]} random.trust_cpu=on {cmdline}"
+    return [
+        *("-machine", _MACHINE[arch]),
+        *("-m", _MEMORY, "-nographic", "-no-reboot", "-nodefaults", "-serial", "stdio", "-net", "none"),
+        *("-kernel", str(kernel.image), "-initrd", str(kernel.initrd), "-append", console),
+    ]
+
+
+def command_line(
+    arch: str, kernel: Kernel, disks: tuple[Path, Path, Path], *, kvm: bool, cmdline: str
+) -> list[str]:
+    """QEMU's arguments: the root, the checkout (both as they were after each run) and the report are vda, vdb, vdc."""
+    accelerator = ("-accel", "kvm", "-cpu", "host", "-smp", "2") if kvm else (*_EMULATED, "-cpu", _CPU[arch])
+    command = [qemu(arch), *_common(arch, kernel, f"panic=-1 loglevel=4 {cmdline}"), *accelerator]
+    for disk in disks[:2]:
+        command += ["-drive", f"file={disk},format=raw,if=virtio,snapshot=on"]
+    return [*command, "-drive", f"file={disks[2]},format=raw,if=virtio"]
+
+
+def run(
+    command: list[str],
+    report: Path,
+    console: Path,
+    seconds: float,
+    news: Callable[[Line], None],
+    stop: threading.Event,
+) -> Outcome:
+    """Start it and wait until it is off. ``news`` is called with each line of the guest as it comes."""
+    with report.open("wb") as file:
+        file.truncate(REPORT_BYTES)
+    began, told = time.monotonic(), 0
+    with console.open("wb") as log, subprocess.Popen(
+        (*_POLITELY, *command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+    ) as process:  # fmt: skip
+        try:
+            while True:
+                running = process.poll() is None
+                lines = parse(report.read_bytes())
+                for line in lines[told:]:
+                    news(line)
+                told = len(lines)
+                if not running or stop.is_set() or time.monotonic() - began > seconds:
+                    break
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(1)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    trouble = ""
+    if not any(line["step"] == "end" for line in lines):
+        last = console.read_text(errors="replace").splitlines()[-12:]
+        how = "it ended" if not running else f"it was not done after {seconds:.0f} s"
+        trouble = f"{how}; its last words: " + " | ".join(line.strip() for line in last if line.strip())
+    return Outcome(lines, trouble, time.monotonic() - began)

@@ -1,0 +1,194 @@
+"""What the guests saw: their lines, the rows of docs/kernels.json, what is wrong with one, and the documents' table."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+Line = dict[str, Any]
+Row = dict[str, Any]
+
+ROOT: Final = Path(__file__).parent.parent.parent
+FILE: Final = ROOT / "docs" / "kernels.json"
+PAGE: Final = ROOT / "docs" / "kernels.md"
+BEGIN, END = "<!-- kernels: begin -->", "<!-- kernels: end -->"
+#: The steps in the order in which a guest tries them.
+STEPS: Final = ("loader", "auto", "doctor", "demo", "tests")
+#: What of each step's line is kept.
+_KEPT: Final = {
+    "variant": ("ok", "said"),
+    "loader": ("ok", "why", "detail", "compared", "missed", "seconds"),
+    "auto": ("ok", "source", "not_used", "seconds"),
+    "doctor": ("ok", "states", "told", "seconds"),
+    "demo": ("ok", "seconds"),
+    "tests": ("ok", "closing"),
+}
+#: The first kernel that the BPF program can be loaded into: fetching atomic operations came with it.
+_FIRST_WITH_BPF: Final = (5, 12)
+
+
+class Expected(NamedTuple):
+    """What a guest has to come to: whether the program loads, which source ``auto`` takes, and what is said.
+
+    ``why`` is by source, ``told`` by check of doctor: see `tests.vm.variants`.
+    """
+
+    loads: bool
+    source: str
+    why: Mapping[str, str] = {}
+    told: Mapping[str, tuple[str, str]] = {}
+
+
+def expected(release: str) -> Expected:
+    """Of a stock kernel, by its release."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    loads = found is not None and (int(found[1]), int(found[2])) >= _FIRST_WITH_BPF
+    return Expected(loads, "bpf" if loads else "netlink")
+
+
+def parse(report: bytes) -> list[Line]:
+    """The whole lines at the beginning of the report disk; what follows is zeros, or a line that is being written."""
+    return [json.loads(text) for text in report.split(b"\0", 1)[0].split(b"\n")[:-1]]
+
+
+def make_row(about: Row, lines: Sequence[Line], trouble: str) -> Row:
+    """A row of the file: what is known of the guest beforehand, what it said of itself, and what came of each step."""
+    row = dict(about)
+    said = {line["step"]: line for line in lines}
+    boot = said.get("boot", {})
+    row |= {name: boot[name] for name in ("kernel", "system", "bcc", "python") if name in boot}
+    for step, kept in _KEPT.items():
+        if step in said:
+            row[step] = {name: said[step][name] for name in kept if name in said[step]}
+    if not row.get("under"):
+        row.get("doctor", {}).pop("told", None)  # counts and seconds, which differ each time
+    if trouble:
+        row["trouble"] = trouble
+    return row
+
+
+def problems(row: Row, steps: Iterable[str], wish: Expected | None = None) -> list[str]:
+    """What is not as it has to be, a sentence each; empty if all is well."""
+    if row.get("trouble"):
+        return [f"the guest did not come to its end: {row['trouble']}"]
+    wish = wish or expected(row["kernel"])
+    found = []
+    for step in steps:
+        result = row.get(step)
+        if result is None:
+            found.append(f"{step}: it was not tried")
+        elif step == "loader":
+            if result["ok"] != wish.loads:
+                found.append(f"loader: {result.get('why') or 'it loads, and was not expected to'}")
+        elif step == "auto":
+            if result.get("source") != wish.source:
+                found.append(f"auto: it took {result.get('source')}: {result.get('not_used')}")
+        elif not result["ok"]:
+            found.append(f"{step}: {result.get('closing') or result.get('states') or 'it failed'}")
+    if not row.get("variant", {}).get("ok", True):
+        found.append(f"variant: {row['variant'].get('said', '')[-300:]}")
+    return found + _unsaid(row, wish)
+
+
+def _unsaid(row: Row, wish: Expected) -> list[str]:
+    """What the daemon and doctor should have said, and did not."""
+    found = []
+    for source, words in wish.why.items() if "auto" in row else ():
+        if words not in (said := row["auto"].get("not_used", {}).get(source, "")):
+            found.append(f"auto: {source} is not used because {said!r}, which should have {words!r}")
+    for check, (state, words) in wish.told.items() if "doctor" in row else ():
+        was, said = row["doctor"]["states"].get(check), row["doctor"].get("told", {}).get(check, "")
+        if was != state or words not in said:
+            found.append(f"doctor: {check} is {was}, {said!r}, which should be {state} with {words!r}")
+    return found
+
+
+def key(row: Row) -> tuple[str, str, str, str]:
+    """What makes two rows the same one, seen twice."""
+    return row["pick"], row["arch"], row["userspace"], row.get("under", "")
+
+
+def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
+    """All rows, the newer in place of the older. What was not tried again stays, if the kernel is the same."""
+    rows = {key(row): row for row in old}
+    for row in new:
+        before = rows.get(key(row), {})
+        same = before.get("kernel") == row.get("kernel") and before.get("version") == row.get("version")
+        kept: Row = {step: before[step] for step in STEPS if step in before} if same else {}
+        rows[key(row)] = {**kept, **row}
+    return sorted(rows.values(), key=order)
+
+
+def order(row: Row) -> tuple[Any, ...]:
+    """By machine, variant, kernel and userspace."""
+    numbers = tuple(int(number) for number in re.findall(r"\d+", row.get("version", ""))[:3])
+    return row["arch"] != "x86_64", row["arch"], row.get("under", ""), numbers, row["userspace"]
+
+
+def load(path: Path = FILE) -> list[Row]:
+    """The rows that were seen so far."""
+    rows: list[Row] = json.loads(path.read_text())["kernels"] if path.exists() else []
+    return rows
+
+
+def save(rows: Sequence[Row], path: Path = FILE) -> None:
+    """Write the file anew."""
+    path.write_text(json.dumps({"kernels": rows}, indent=1, ensure_ascii=False) + "\n")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The documents' table, in Markdown."""
+    head = "| kernel | package | machine | userspace, bcc | program | `auto` takes | demo | doctor on bpf | tests |"
+    lines = [head, "|" + "---|" * 9]
+    for row in rows:
+        under = f" with {row['under']}" if row.get("under") else ""
+        cells = (
+            f"{row.get('kernel', row['pick'])}{under}",
+            f"{row.get('version', '')} ({row['suite']})",
+            row["arch"],
+            f"{row['userspace']}, {row.get('bcc', '?')}",
+            _loads(row),
+            row.get("auto", {}).get("source") or _untried(row, "auto"),
+            _worked(row, "demo"),
+            row.get("doctor", {}).get("states", {}).get("bpf") or _untried(row, "doctor"),
+            row.get("tests", {}).get("closing", "").strip("= ") or _untried(row, "tests"),
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _untried(row: Row, step: str) -> str:
+    return "it failed" if step in row else "not tried"
+
+
+def _worked(row: Row, step: str) -> str:
+    if step not in row:
+        return "not tried"
+    return "right" if row[step]["ok"] else "**wrong**"
+
+
+def _loads(row: Row) -> str:
+    if "loader" not in row:
+        return "not tried"
+    if not row["loader"]["ok"]:
+        return f"no: {row['loader'].get('why', '').split(':', 1)[0]}"
+    missed = row["loader"].get("missed", 0)
+    return f"yes, but {missed} events were missed" if missed else "yes"
+
+
+def put_table(page: str, rows: Sequence[Row]) -> str:
+    """The page with its table made anew between the two marks."""
+    before, rest = page.split(BEGIN, 1)
+    after = rest.split(END, 1)[1]
+    return f"{before}{BEGIN}\n{table(rows)}\n{END}{after}"
+
+
+def publish(rows: Sequence[Row]) -> None:
+    """Put them into the file, and the table into the page."""
+    merged = merge(load(), rows)
+    save(merged)
+    if PAGE.exists():
+        PAGE.write_text(put_table(PAGE.read_text(), merged))

@@ -1,0 +1,77 @@
+"""Guests that are not plain: another command line, more packages, or a script before the steps.
+
+To add one, add it to `VARIANTS`:
+
+- ``cmdline`` is appended to the kernel's command line;
+- ``packages`` are Debian packages that its root file system has besides (a root of its own is made and kept). They are
+  unpacked, and their maintainer scripts do not run: what those would do belongs into the script;
+- ``script`` is a path in the checkout (``tests/vm/variants/NAME.sh``), run by ``sh -e`` as root in the guest, after the
+  mounts of `tests.vm.guest` and before the steps. If it fails, the row says so and the run fails;
+- ``modules`` are kernel modules that are loaded at the start, where they are not built in;
+- ``loads`` and ``source`` are what the guest has to come to; None is what the kernel alone comes to;
+- ``why``: by source, words that the daemon has to give as the reason for not using it;
+- ``told``: by check of doctor, its state, and words that have to be in what it says.
+
+The daemon, doctor and the demo are started as /venv/bin/resolver, by which a profile can name them.
+
+Run it by its name: ``make kernels ARGS="--variant lockdown 6.12"``. Variants are no part of a run that names none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+
+class Variant(NamedTuple):
+    """See the module's docstring."""
+
+    cmdline: str = ""
+    packages: tuple[str, ...] = ()
+    script: str = ""
+    modules: tuple[str, ...] = ()
+    loads: bool | None = None
+    source: str | None = None
+    why: Mapping[str, str] = {}
+    told: Mapping[str, tuple[str, str]] = {}
+
+
+_LOCKED: Final = "blocked by kernel lockdown"
+_DOMAIN: Final = "by the security module that holds this process to 'system_u:system_r:resolver_t:s0'"
+_FORBIDDEN: Final = "by the security module that holds this process to 'resolver (enforce)'"
+
+VARIANTS: Final[dict[str, Variant]] = {
+    "": Variant(),
+    "lockdown": Variant(
+        cmdline="lockdown=confidentiality",
+        loads=False,
+        source="netlink",
+        why={"bpf": _LOCKED},
+        told={
+            "lockdown": ("warning", "[confidentiality]"),
+            "bpf": ("warning", _LOCKED),
+            "netlink": ("ok", ""),
+        },
+    ),
+    "apparmor": Variant(
+        cmdline="apparmor=1 security=apparmor",
+        packages=("apparmor",),
+        script="tests/vm/variants/apparmor.sh",
+        source="netlink",
+        why={"bpf": _FORBIDDEN},
+        told={"bpf": ("warning", _FORBIDDEN), "netlink": ("ok", ""), "capabilities": ("ok", "")},
+    ),
+    "selinux": Variant(
+        cmdline="selinux=1 security=selinux",
+        packages=("selinux-policy-default", "secilc"),
+        script="tests/vm/variants/selinux.sh",
+        source="netlink",
+        why={"bpf": _DOMAIN},
+        told={"bpf": ("warning", _DOMAIN), "netlink": ("ok", ""), "capabilities": ("ok", "")},
+    ),
+    "cgroup-v1": Variant(script="tests/vm/variants/cgroup-v1.sh", told={"cgroups": ("ok", "v1: ")}),
+    "cgroup-hybrid": Variant(
+        script="tests/vm/variants/cgroup-hybrid.sh", told={"cgroups": ("ok", "v1 and v2: ")}
+    ),
+    "hidepid": Variant(script="tests/vm/variants/hidepid.sh", told={"hidepid": ("ok", "hidepid=")}),
+}

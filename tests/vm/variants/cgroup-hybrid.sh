@@ -1,0 +1,13 @@
+# The controllers in hierarchies of their own, and beside them cgroup2 without any: systemd's hybrid mode.
+umount /sys/fs/cgroup
+mount -t tmpfs cgroup /sys/fs/cgroup
+mkdir /sys/fs/cgroup/unified /sys/fs/cgroup/systemd
+mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified
+mount -t cgroup -o none,name=systemd cgroup /sys/fs/cgroup/systemd
+for controller in $(awk '$4 == 1 { print $1 }' /proc/cgroups); do
+    mkdir "/sys/fs/cgroup/$controller"
+    mount -t cgroup -o "$controller" cgroup "/sys/fs/cgroup/$controller" || rmdir "/sys/fs/cgroup/$controller"
+done
+cat /proc/self/cgroup
+grep -q ':pids:/' /proc/self/cgroup
+grep -q '^0::/' /proc/self/cgroup
