@@ -46,7 +46,7 @@ dependencies() {
     python3 -m venv --without-pip "$TARGET"
     "$BUILD/bin/pip" install --require-hashes --no-deps --only-binary=:all: -r requirements-build.lock
     "$BUILD/bin/pip" --python "$TARGET/bin/python" install \
-        --require-hashes --no-deps --only-binary=:all: --no-compile -r requirements.lock
+        --require-hashes --no-deps --only-binary=:all: --no-compile -r requirements-kubernetes.lock
 }
 
 wheel() {

@@ -59,6 +59,11 @@ What the schema cannot say: values that are possible each for itself, and not to
 {{- if and $settings.socket (not (hasPrefix (printf "%s/" (clean $settings.run_dir)) (clean $settings.socket))) -}}
 {{- $wrong = append $wrong (printf "settings.socket is %s, outside of settings.run_dir (%s): nothing else of the node is mounted, and who asks would not find it" $settings.socket $settings.run_dir) -}}
 {{- end -}}
+{{- with $settings.tenant_socket -}}
+{{- if not (hasPrefix (printf "%s/" (clean $settings.run_dir)) (dir (clean .))) -}}
+{{- $wrong = append $wrong (printf "settings.tenant_socket is %s: containers mount its directory, so that is one of its own below settings.run_dir, as in %s/tenants/resolver.sock" . (clean $settings.run_dir)) -}}
+{{- end -}}
+{{- end -}}
 {{- with $settings.broker -}}
 {{- if has (dir (dir (clean .))) (list "/" "/run" "/var" "/var/run" "/var/lib" "/etc" "/usr" "/tmp") -}}
 {{- $wrong = append $wrong (printf "settings.broker is %s: the directory two above the socket is mounted writable, and must be a place for nothing else, as in /var/run/hami/hostpid/broker.sock" .) -}}

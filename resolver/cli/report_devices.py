@@ -1,0 +1,111 @@
+"""Keep this node's Device object of Koordinator in the Kubernetes API server, and post an event when a GPU falls ill.
+
+A process of its own beside the daemon, whose socket it reads: the daemon has no credentials. It writes when something
+has changed, and nothing by the clock. It needs the extra `kubernetes` (pip install 'hami-resolver[kubernetes]').
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from resolver.errors import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+HELP = "keep the node's GPUs in the API server, for schedulers"
+_ADDRESS = ":9396"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    add = parser.add_argument
+    add(
+        "--node",
+        metavar="NAME",
+        help="the node's name in Kubernetes (or RESOLVER_NODE; default the host's name)",
+    )
+    add("--socket", metavar="PATH", help="where the daemon answers (or RESOLVER_SOCKET)")
+    add("--api-server", metavar="URL", help="where the API server is (default that of the pod's cluster)")
+    add("--service-account", metavar="DIR", help="where token and ca.crt are (default that of the pod)")
+    add(
+        "--metrics-addr",
+        metavar="HOST:PORT",
+        help=f"where Prometheus finds /metrics (or RESOLVER_REPORT_METRICS_ADDR; default {_ADDRESS}); off: nowhere",
+    )
+    add(
+        "--spread",
+        metavar="TIME",
+        default="10s",
+        help="over which nodes that start at once spread (default 10s)",
+    )
+    add("--node-condition", action="store_true", help="keep the node's condition GPUUnhealthy as well")
+    add("--log-format", choices=["auto", "json", "console"], default="auto", help="how log lines look")
+    add(
+        "--log-level",
+        choices=["debug", "info", "warning", "error"],
+        default="info",
+        help="the least important lines that are shown (default info)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Report until told to end."""
+    import asyncio
+    import importlib.util
+
+    from resolver.config import parse_address, parse_duration
+
+    try:
+        spread = parse_duration(args.spread)
+        address = parse_address(
+            args.metrics_addr or os.environ.get("RESOLVER_REPORT_METRICS_ADDR") or _ADDRESS
+        )
+    except ValueError as error:
+        raise UsageError(f"--spread or --metrics-addr: {error}") from None
+    if importlib.util.find_spec("httpx2") is None:
+        raise UsageError("the extra `kubernetes` is not installed: pip install 'hami-resolver[kubernetes]'")
+    asyncio.run(_report(args, spread, address))
+    return 0
+
+
+async def _report(args: argparse.Namespace, spread: float, address: tuple[str, int] | None) -> None:
+    import asyncio
+    import contextlib
+    import signal
+
+    from resolver import __version__, client, log
+    from resolver.kube.apiserver import ACCOUNT_DIR, ApiServer, in_cluster
+    from resolver.kube.inventory_socket import InventorySocket
+    from resolver.kube.reporter import Plan, Reporter
+    from resolver.kube.tally import Page, Tally
+    from resolver.log import Journal
+    from resolver.metrics import http
+
+    log.setup(args.log_format, args.log_level)
+    journal, tally = Journal(), Tally()
+    node = args.node or os.environ.get("RESOLVER_NODE") or os.uname().nodename
+    server = ApiServer(args.api_server or in_cluster(os.environ), args.service_account or ACCOUNT_DIR)
+    daemon = InventorySocket(client.socket_of(args.socket))
+    reporter = Reporter(server, daemon, Plan(node, spread, args.node_condition), tally, journal)
+    try:
+        listener = http.listen(*address) if address else None
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise UsageError(f"--metrics-addr cannot be listened on: {why}; name another, or off") from None
+    journal.log.info("started", version=__version__, node=node)
+    loop, working = asyncio.get_running_loop(), asyncio.create_task(reporter.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, working.cancel)
+    serving = listener and asyncio.create_task(http.serve(listener, Page(tally, server.requests).answer))
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
+    finally:
+        if serving:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+        await server.close()
+        await daemon.close()
+    journal.log.info("ended")

@@ -1,0 +1,1 @@
+"""What is told to the Kubernetes API server of the node's GPUs. The daemon imports none of it."""

@@ -1,0 +1,330 @@
+"""Keeps the node's ``Device`` object as the daemon's GPUs are.
+
+Four tasks in one event loop, none of them by the clock:
+
+- one waits for the daemon's next answer,
+- one watches the node, for its UID and the operator's mark,
+- one writes the object when either changed, and tries again when that failed,
+- one posts events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from resolver.errors import ApiServerFailed, NoDaemon
+from resolver.kube.apiserver import STRATEGIC_PATCH, ApiServer, Backoff
+from resolver.kube.device import (
+    CORDON,
+    Owner,
+    Report,
+    cordoned,
+    desired,
+    health,
+    left_out,
+    patch,
+    rfc3339,
+)
+from resolver.kube.node_events import NodeEvents
+
+if TYPE_CHECKING:
+    from resolver.kube.device import Json
+    from resolver.kube.tally import Tally
+    from resolver.log import Journal
+
+DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
+NODES = "/api/v1/nodes"
+#: The type of the node's condition: True while a GPU is unhealthy.
+CONDITION = "GPUUnhealthy"
+#: NVML that does not answer for less than this proves nothing: a driver is slow now and then.
+NVML_PATIENCE_SECONDS = 10.0
+#: Between two writes: what changes together is written together.
+_APART_SECONDS = 1.0
+#: The watch is begun anew, and the object read again, after a time between these.
+_WATCH_SECONDS = (3000, 4200)
+#: A watch that lasted for less is tried again as one that failed.
+_WATCH_WORKED_SECONDS = 30.0
+_DAEMON_AGAIN_SECONDS = (0.5, 1.5)
+
+
+class Daemon(Protocol):
+    """Where the GPUs come from: `resolver.kube.inventory_socket.InventorySocket`."""
+
+    async def changed(self) -> Json | None:
+        """The answer to ``/v1/gpus`` when it is another one; None after a while without. Raises `NoDaemon`."""
+
+
+class Plan(NamedTuple):
+    """Whose object it is, and how it is kept. ``spread`` is over how many seconds nodes that start together spread."""
+
+    node: str
+    spread: float = 10.0
+    node_condition: bool = False
+
+
+class Reporter:
+    """One node's. Belongs to one event loop."""
+
+    def __init__(self, server: ApiServer, daemon: Daemon, plan: Plan, tally: Tally, journal: Journal) -> None:
+        self._server = server
+        self._daemon = daemon
+        self._plan = plan
+        self._tally = tally
+        self._journal = journal
+        self._events = NodeEvents(server, tally, journal)
+        self._path = f"{DEVICES}/{plan.node}"
+        self._wake = asyncio.Event()
+        self._gpus: Json | None = None
+        self._failing_since: float | None = None  # monotonic
+        self._node: Owner | None = None
+        self._node_version = "0"  # from which the watch goes on
+        self._watching = False
+        self._cordoned: frozenset[str] = frozenset()
+        self._device: Json | None = None  # as last read or written; None: there is none
+        self._to_read = True
+        self._from_cache = True  # whether a read may be answered from the API server's cache
+        self._condition: tuple[str, str] | None = None  # status and reason, as last written
+
+    async def run(self) -> None:
+        """Until cancelled. Nothing that the daemon or the API server does ends it."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_daemon())
+            # A thousand nodes that start at once are asked for one after the other.
+            await asyncio.sleep(random.uniform(0, self._plan.spread))  # noqa: S311 - no secret
+            tasks.create_task(self._follow_node())
+            tasks.create_task(self._keep())
+            tasks.create_task(self._events.run())
+
+    def _changed(self, why: str) -> None:
+        self._tally.not_in_sync = why
+        self._wake.set()
+
+    # -- what is to be told -------------------------------------------------------------------------
+
+    async def _follow_daemon(self) -> None:
+        while True:
+            try:
+                gpus = await self._daemon.changed()
+            except NoDaemon as error:
+                # What was reported stays: a daemon that is started anew says nothing about a GPU.
+                self._tally.daemon_up = False
+                self._tally.not_in_sync = str(error)
+                self._journal.trouble("daemon", str(error), "daemon_unreachable", "daemon_answers")
+                await asyncio.sleep(random.uniform(*_DAEMON_AGAIN_SECONDS))  # noqa: S311 - no secret
+                continue
+            self._journal.trouble("daemon", "", "daemon_unreachable", "daemon_answers")
+            self._tally.daemon_up = True
+            if gpus is not None:
+                self._take(gpus)
+
+    def _take(self, gpus: Json) -> None:
+        self._gpus = gpus
+        if not gpus["error"]:
+            self._failing_since = None
+        elif self._failing_since is None:
+            self._failing_since = time.monotonic()
+            asyncio.get_running_loop().call_later(
+                NVML_PATIENCE_SECONDS, self._changed, "NVML does not answer"
+            )
+        self._changed("the daemon said something new")
+
+    def _report(self) -> Report | None:
+        """None while there is nothing to say: no answer, or none by NVML and that for a short time only."""
+        if self._gpus is None:
+            return None
+        since = self._failing_since
+        failing = since is not None and time.monotonic() - since >= NVML_PATIENCE_SECONDS
+        if not self._gpus["version"] and not failing:
+            return None
+        return Report(self._gpus, failing, self._cordoned)
+
+    # -- the node -----------------------------------------------------------------------------------
+
+    async def _follow_node(self) -> None:
+        """Watch it. The first events of a watch from version 0 are the node as it is: no list, no get."""
+        backoff = Backoff()
+        while True:
+            began = time.monotonic()
+            try:
+                await self._watch_node()
+                error = ApiServerFailed("the API server ended the watch")
+            except ApiServerFailed as failure:
+                error = failure
+                self._journal.trouble("node", str(error), "node_watch_failed", "node_watch_works")
+            if error.status == 410:
+                self._node_version = "0"
+            lasted = time.monotonic() - began
+            if lasted > _WATCH_WORKED_SECONDS:
+                backoff.reset()
+            wait = backoff.seconds(error)
+            if self._watching:
+                # All nodes lose theirs at once, when an API server is started anew.
+                wait = max(wait, random.uniform(0, 2))  # noqa: S311 - no secret
+            elif error.retry_after is None:
+                wait -= lasted
+            # Whatever ended it, what was read before may be old by now; and this is how a foreign change is found.
+            self._to_read, self._watching = True, False
+            await asyncio.sleep(max(0.0, wait))
+
+    async def _watch_node(self) -> None:
+        watch = self._server.watch(
+            NODES,
+            random.randint(*_WATCH_SECONDS),  # noqa: S311 - no secret
+            fieldSelector=f"metadata.name={self._plan.node}",
+            resourceVersion=self._node_version,
+        )
+        async with contextlib.aclosing(watch) as events:
+            async for event in events:
+                self._node_event(event)
+
+    def _node_event(self, event: Json) -> None:
+        kind, node = event["type"], event.get("object") or {}
+        if kind == "CONNECTED":
+            self._journal.trouble("node", "", "node_watch_failed", "node_watch_works")
+            self._watching = True
+            self._changed("the object is read again")
+            return
+        if kind == "ERROR":
+            raise ApiServerFailed(
+                f"the watch failed: {node.get('message')}", status=int(node.get("code") or 0)
+            )
+        metadata = node.get("metadata") or {}
+        if kind == "DELETED":
+            self._node = None
+            self._changed("the node is gone")
+        elif kind in ("ADDED", "MODIFIED"):
+            self._take_node(metadata)
+        self._node_version = str(metadata.get("resourceVersion") or self._node_version)
+
+    def _take_node(self, metadata: Json) -> None:
+        owner = Owner(self._plan.node, str(metadata.get("uid", "")))
+        marked = cordoned((metadata.get("annotations") or {}).get(CORDON, ""))
+        if (owner, marked) == (self._node, self._cordoned):
+            return  # a node has an event every few minutes that is not about us
+        if marked != self._cordoned:
+            self._journal.log.info("cordon", gpus=sorted(marked))
+        self._node, self._cordoned = owner, marked
+        self._changed("the node's mark has changed")
+
+    # -- the object ---------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        backoff = Backoff()
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            began = time.monotonic()
+            try:
+                await self._sync()
+                self._journal.trouble("device", "", "report_failed", "report_works")
+                backoff.reset()
+                wait = _APART_SECONDS
+            except ApiServerFailed as error:
+                wait = backoff.seconds(error) - (
+                    time.monotonic() - began if error.retry_after is None else 0.0
+                )
+                self._changed(str(error))
+                if error.status == 409:
+                    # Somebody wrote it meanwhile: that is no trouble. The cache may not have it yet.
+                    self._to_read, self._from_cache = True, False
+                else:
+                    self._journal.trouble("device", str(error), "report_failed", "report_works")
+            await asyncio.sleep(max(0.0, wait))
+
+    async def _sync(self) -> None:
+        """Write what is not as it should be. Raises `ApiServerFailed`."""
+        report, node = self._report(), self._node
+        if report is None or node is None:
+            return
+        if self._to_read:
+            self._to_read = False
+            try:
+                self._device = await self._read()
+            except BaseException:
+                self._to_read = True
+                raise
+        before = self._device
+        wanted = desired(report, self._plan.node, node, before, time.time())
+        if before is None and not report.gpus["version"]:
+            return  # nothing was ever known of this node's GPUs
+        await self._write(before, wanted)
+        assert self._device is not None  # noqa: S101 - it was just read or written
+        self._tally.left_out = left_out(report, self._device)
+        self._tally.cordoned = sum(
+            each["uuid"] in report.cordoned or "*" in report.cordoned for each in report.gpus["gpus"]
+        )
+        now = health(self._device)
+        self._events.note(node, health(before), now)
+        if self._plan.node_condition:
+            await self._tell_condition(now)
+        if not self._wake.is_set() and self._tally.daemon_up:
+            self._tally.in_sync()
+
+    async def _read(self) -> Json | None:
+        params = {"resourceVersion": "0"} if self._from_cache else {}
+        try:
+            device = await self._server.get(self._path, **params)
+        except ApiServerFailed as error:
+            if error.status != 404:
+                raise
+            device = None
+        self._from_cache = True
+        return device
+
+    async def _write(self, before: Json | None, wanted: Json) -> None:
+        try:
+            if before is None:
+                self._device = await self._server.create(DEVICES, wanted)
+                self._tally.writes["created"] += 1
+            elif change := patch(before, wanted):
+                self._device = await self._server.patch(self._path, change)
+                self._tally.writes["patched"] += 1
+            else:
+                return
+        except ApiServerFailed as error:
+            self._tally.writes[_result(error)] += 1
+            # Whether a request without an answer was carried out is not known.
+            self._to_read = True
+            if error.status == 404 and before is None:
+                raise ApiServerFailed(
+                    f"{error}. Is Koordinator's Device installed in this cluster?", status=404
+                ) from None
+            raise
+        self._journal.log.info(
+            "device_written",
+            unhealthy=[uuid for uuid, state in health(self._device).items() if not state[0]],
+            version=self._device["metadata"]["resourceVersion"],
+        )
+
+    async def _tell_condition(self, now: dict[str, tuple[bool, str, str]]) -> None:
+        ill = sorted(uuid for uuid, state in now.items() if not state[0])
+        told = ("True", "UnhealthyGPUs") if ill else ("False", "AllGPUsHealthy")
+        message = (
+            f"{len(ill)} of {len(now)} GPUs are unhealthy: {', '.join(ill)}" if ill else "no GPU is unhealthy"
+        )
+        if self._condition == (told[0], message):
+            return
+        at = rfc3339(time.time())
+        condition = {
+            "type": CONDITION,
+            "status": told[0],
+            "reason": told[1],
+            "message": message,
+            "lastHeartbeatTime": at,
+        }
+        if self._condition is None or self._condition[0] != told[0]:
+            condition["lastTransitionTime"] = at
+        await self._server.patch(
+            f"{NODES}/{self._plan.node}/status", {"status": {"conditions": [condition]}}, STRATEGIC_PATCH
+        )
+        self._condition = (told[0], message)
+
+
+def _result(error: ApiServerFailed) -> str:
+    if error.status in (409, 429):
+        return "conflict" if error.status == 409 else "throttled"
+    return "refused" if 400 <= error.status < 500 else "failed"

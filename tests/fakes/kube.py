@@ -1,0 +1,624 @@
+"""A stand-in for the Kubernetes API server at the wire, as strict as the original in what the reporter uses of it.
+
+TLS with a CA of its own, bearer tokens, the rules of the deployed roles, resource versions (409), merge patches,
+``managedFields``, strict validation of the Device by its published definition, watches with bookmarks, an expired
+history (410) and metadata only. What it is told to do wrong is in `Faults`. Everything runs in one thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+import ssl
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+from urllib.parse import parse_qsl, urlsplit
+
+import kubernetes_validate
+
+from tests.fakes.device_schema import wrong_with
+
+Json = dict[str, Any]
+DEVICES: Final = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
+NODES: Final = "/api/v1/nodes"
+EVENTS: Final = "/api/v1/namespaces/default/events"
+_PARTIAL: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+_REASONS: Final = {
+    400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Conflict", 410: "Expired",
+    415: "UnsupportedMediaType", 422: "Invalid", 429: "TooManyRequests", 500: "InternalError",
+    503: "ServiceUnavailable", 504: "Timeout",
+}  # fmt: skip
+
+
+class Rule(NamedTuple):
+    """What a role allows; the namespace is empty for the whole cluster."""
+
+    group: str
+    resource: str
+    verb: str
+    namespace: str = ""
+
+
+#: What issue's roles have; a test holds the manifests to it.
+RULES: Final = frozenset(
+    (
+        *(Rule("scheduling.koordinator.sh", "devices", verb) for verb in ("get", "create", "patch")),
+        *(Rule("", "nodes", verb) for verb in ("get", "watch")),
+        Rule("", "events", "create", "default"),
+    )
+)
+
+
+class Asked(NamedTuple):
+    """A request: what it was, when (monotonic), what became of it; bytes with heads, each way."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    status: int
+    at: float
+    received: int
+    sent: int
+
+
+class RefusedError(Exception):
+    """A request that is not carried out."""
+
+    def __init__(self, status: int, message: str, headers: Json | None = None) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers or {}
+
+
+class Authority:
+    """A CA with a certificate for 127.0.0.1, made by openssl."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir(parents=True)
+        self.ca, self.certificate, self.key = root / "ca.crt", root / "server.crt", root / "server.key"
+        curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+        _openssl("req", "-x509", *curve, "-keyout", root / "ca.key", "-out", self.ca, "-subj", "/CN=kubernetes",
+                 "-addext", "keyUsage=critical,keyCertSign")  # fmt: skip
+        _openssl("req", "-x509", *curve, "-keyout", self.key, "-out", self.certificate, "-subj", "/CN=apiserver",
+                 "-CA", self.ca, "-CAkey", root / "ca.key", "-addext", "subjectAltName=IP:127.0.0.1",
+                 "-addext", "basicConstraints=critical,CA:FALSE")  # fmt: skip
+
+    def context(self) -> ssl.SSLContext:
+        """For the server."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate, self.key)
+        return context
+
+
+def _openssl(*arguments: str | Path) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+
+class Faults:
+    """What goes wrong. ``refuse`` answers the next writes (or, with ``reads``, all requests) with these."""
+
+    def __init__(self) -> None:
+        self.refuse: list[tuple[int, Json]] = []
+        self.reads = False
+        self.hang = False  # requests are taken and never answered
+        self.stale: Json | None = None  # what the cache has, for reads at version 0; {}: nothing
+        self.drop_answer = 0  # so many writes are carried out, and their answer is lost
+        self.no_definition = False  # the kind Device is not installed
+        self.expire_in_stream = False  # an expired version is told by an event, not by the status
+
+
+class KubeServer:
+    """Runs while it is entered. ``account`` is the directory with the token and the CA that a pod would have."""
+
+    def __init__(self, root: Path, rules: frozenset[Rule] = RULES) -> None:
+        self.root, self.rules = root, rules
+        self.account = root / "account"
+        self.account.mkdir(parents=True)
+        self.authority = Authority(root / "pki-0")
+        self.faults = Faults()
+        self.devices: dict[str, Json] = {}
+        self.nodes: dict[str, Json] = {}
+        self.events: list[Json] = []
+        self.asked: list[Asked] = []
+        self.defects: list[Exception] = []  # what no request may lead to; looked at when it is left
+        self.bookmark_seconds = 60.0
+        self.token = ""
+        self.port = 0
+        self._version, self._compacted = 100, 0
+        self._history: list[tuple[int, str, Json]] = []
+        self._changed: set[asyncio.Event] = set()
+        self._watches: set[asyncio.Task[None]] = set()
+        self._connections: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kube")
+        self.rotate_token()
+        (self.account / "ca.crt").write_bytes(self.authority.ca.read_bytes())
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.stop()
+        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result(20)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        assert error is not None or not self.defects, self.defects
+
+    # ---- what a test turns -------------------------------------------------------------------------
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Run it in the server's thread."""
+
+        async def run() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
+
+    def start(self) -> None:
+        """Listen, on the same port as before."""
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(20)
+
+    def stop(self) -> None:
+        """End: every connection is cut."""
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(20)
+
+    def rotate_token(self) -> None:
+        """Kubelet writes another token; the old one is not valid any more."""
+        self.token = uuid.uuid4().hex
+        (self.account / "token").write_text(self.token)
+
+    def rotate_authority(self) -> None:
+        """Another CA, and a certificate of it; kubelet exchanges ca.crt."""
+        self.authority = Authority(self.root / f"pki-{uuid.uuid4().hex[:8]}")
+        (self.account / "ca.crt").write_bytes(self.authority.ca.read_bytes())
+
+    def set_node(self, name: str, annotations: Json | None = None, *, anew: bool = False) -> None:
+        """Register it, or change it; ``anew``: another node of that name."""
+
+        def change() -> None:
+            known = None if anew else self.nodes.get(name)
+            node = copy.deepcopy(known) or {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {"name": name, "uid": str(uuid.uuid4()), "labels": {"gpu": "on"}},
+                "status": {"images": [{"names": ["x" * 60], "sizeBytes": 1}] * 50},
+            }
+            node["metadata"]["annotations"] = annotations or {}
+            if known is None and name in self.nodes:
+                self._happened("DELETED", self.nodes[name])
+            self.nodes[name] = node
+            self._happened("MODIFIED" if known else "ADDED", node)
+
+        self.call(change)
+
+    def delete_node(self, name: str) -> None:
+        """It is gone, and what it owned with it."""
+
+        def change() -> None:
+            node = self.nodes.pop(name)
+            self._happened("DELETED", node)
+            self.devices.pop(name, None)
+
+        self.call(change)
+
+    def set_device(self, device: Json) -> None:
+        """Another program writes it."""
+
+        def change() -> None:
+            self._version += 1
+            device["metadata"]["resourceVersion"] = str(self._version)
+            device["metadata"].setdefault("uid", str(uuid.uuid4()))
+            self.devices[device["metadata"]["name"]] = device
+
+        self.call(change)
+
+    def end_watches(self, *, compact: bool = False) -> None:
+        """Cut all watches; ``compact``: and forget the history, so that they cannot go on from where they were."""
+
+        def end() -> None:
+            if compact:
+                self._version += 1
+                self._compacted, self._history = self._version, []
+            for watch in self._watches:
+                watch.cancel()
+
+        self.call(end)
+
+    @property
+    def watching(self) -> int:
+        return len(self._watches)
+
+    def writes(self) -> list[Asked]:
+        """To devices, in the order in which they came."""
+        return [each for each in self.asked if each.method != "GET" and each.path.startswith(DEVICES)]
+
+    # ---- connections -------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", self.port, ssl=self.authority.context(), backlog=4096
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        tasks = [*self._connections]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _finish(self) -> None:
+        """A connection that is being accepted is no task of ours: it gets the time to fail, or to come to `_serve`."""
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in self._connections:
+                task.cancel()
+            _, late = await asyncio.wait(tasks, timeout=10)
+            for task in late:
+                task.cancel()
+        await asyncio.sleep(0.02)  # transports that were aborted are closed at one of the loop's next turns
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            while self._server is not None and await self._request(reader, writer):
+                pass
+        except (OSError, EOFError, ssl.SSLError, asyncio.CancelledError):
+            pass
+        except Exception as error:  # noqa: BLE001 - a client that is wrong, or this is
+            self.defects.append(error)
+        finally:
+            self._connections.discard(task)
+            self._watches.discard(task)
+            writer.transport.abort()
+
+    async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = await reader.readuntil(b"\r\n\r\n")
+        line, *fields = head.decode("ascii").split("\r\n")
+        method, target, version = line.split(" ")
+        assert version == "HTTP/1.1"
+        headers = dict(field.lower().split(": ", 1) for field in fields if field)
+        raw = {field.split(": ", 1)[0].lower(): field.split(": ", 1)[1] for field in fields if field}
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        address = urlsplit(target)
+        query = dict(parse_qsl(address.query, strict_parsing=bool(address.query)))
+        received = len(head) + len(body)
+        entry = Asked(method, address.path, query, 0, time.monotonic(), received, 0)
+        try:
+            await self._go_wrong(method)
+            verb, name = self._authorized(method, address.path, query, raw)
+            if verb == "watch":
+                await self._watch(name, query, raw, writer, entry)
+                return False
+            status, answer = 200, self._carry_out(verb, address.path, name, query, raw, body)
+            if verb == "create":
+                status = 201
+            if method != "GET" and self.faults.drop_answer:
+                self.faults.drop_answer -= 1
+                self.asked.append(entry._replace(status=status))
+                return False
+            more: Json = {}
+        except RefusedError as refused:
+            status, more = refused.status, refused.headers
+            answer = _status(status, str(refused))
+        text = json.dumps(answer).encode()
+        lines = [f"HTTP/1.1 {status} X", "Content-Type: application/json", f"Content-Length: {len(text)}"]
+        sent = (
+            "\r\n".join([*lines, *(f"{name}: {value}" for name, value in more.items()), "", ""]).encode()
+            + text
+        )
+        self.asked.append(entry._replace(status=status, sent=len(sent)))
+        writer.write(sent)
+        await writer.drain()
+        return True
+
+    async def _go_wrong(self, method: str) -> None:
+        if self.faults.hang:
+            await asyncio.get_running_loop().create_future()
+        if self.faults.refuse and (self.faults.reads or method != "GET"):
+            status, headers = self.faults.refuse.pop(0)
+            raise RefusedError(status, "told to fail", headers)
+
+    # ---- who may do what ---------------------------------------------------------------------------
+
+    def _authorized(self, method: str, path: str, query: Json, headers: Json) -> tuple[str, str]:
+        """The verb, and the name of the object or of the one that is watched."""
+        if headers.get("authorization") != f"Bearer {self.token}":
+            raise RefusedError(401, "Unauthorized")
+        verb = {"GET": "get", "POST": "create", "PATCH": "patch"}.get(method, method)
+        name = path.rsplit("/", 1)[1]
+        namespace, subresource = "", ""
+        if path.startswith(DEVICES):
+            group, resource = "scheduling.koordinator.sh", "devices"
+        elif path.startswith(NODES):
+            group, resource = "", "nodes"
+            if path.endswith("/status"):
+                subresource, name = "/status", path.split("/")[-2]
+            if query.get("watch") == "true":
+                verb = "watch"
+                name = query.get("fieldSelector", "").removeprefix("metadata.name=")
+            elif path == NODES:
+                verb = "list"
+        elif path == EVENTS:
+            group, resource, namespace = "", "events", "default"
+        else:
+            raise RefusedError(404, "404 page not found")
+        if Rule(group, resource + subresource, verb, namespace) not in self.rules:
+            raise RefusedError(403, f"{resource}{subresource} {name!r} is forbidden: cannot {verb}")
+        return verb, name
+
+    def _carry_out(self, verb: str, path: str, name: str, query: Json, headers: Json, body: bytes) -> Json:
+        if verb != "get":
+            assert 0 < len(query.get("fieldManager", "")) <= 128, "every write names its manager"
+        if path == EVENTS:
+            return self._post_event(json.loads(body))
+        if path.startswith(NODES):
+            if verb == "get":
+                return self._there(self.nodes, name)
+            return self._patch_node_status(name, headers, json.loads(body))
+        if self.faults.no_definition:
+            raise RefusedError(404, "the server could not find the requested resource")
+        return self._on_device(verb, name, query, headers, body)
+
+    def _on_device(self, verb: str, name: str, query: Json, headers: Json, body: bytes) -> Json:
+        if verb == "get":
+            if query.get("resourceVersion") == "0" and self.faults.stale is not None:
+                return self._there({name: self.faults.stale} if self.faults.stale else {}, name)
+            return self._there(self.devices, name)
+        if verb == "create":
+            _typed(headers, "application/json")
+            return self._create(query["fieldManager"], json.loads(body))
+        assert query.get("fieldValidation") == "Strict"
+        _typed(headers, "application/merge-patch+json")
+        return self._patch(name, query["fieldManager"], json.loads(body))
+
+    @staticmethod
+    def _there(objects: dict[str, Json], name: str) -> Json:
+        if name not in objects:
+            raise RefusedError(404, f'"{name}" not found')
+        return objects[name]
+
+    # ---- objects -----------------------------------------------------------------------------------
+
+    def _create(self, manager: str, device: Json) -> Json:
+        name = device["metadata"]["name"]
+        if "resourceVersion" in device["metadata"]:
+            raise RefusedError(400, "resourceVersion should not be set on objects to be created")
+        if name in self.devices:
+            raise RefusedError(409, f'devices "{name}" already exists')
+        device["metadata"] |= {"uid": str(uuid.uuid4()), "generation": 1, "managedFields": []}
+        return self._keep(name, manager, {}, device)
+
+    def _patch(self, name: str, manager: str, patch: Json) -> Json:
+        before = self._there(self.devices, name)
+        wanted = patch.get("metadata", {}).get("resourceVersion")
+        if wanted is not None and wanted != before["metadata"]["resourceVersion"]:
+            raise RefusedError(
+                409, f'Operation cannot be fulfilled on "{name}": the object has been modified'
+            )
+        after = _merged(before, patch)
+        if after == before:
+            return before
+        return self._keep(name, manager, before, after)
+
+    def _keep(self, name: str, manager: str, before: Json, device: Json) -> Json:
+        if wrong := wrong_with(device):
+            raise RefusedError(422, f'Device "{name}" is invalid: {"; ".join(wrong)}')
+        for reference in device["metadata"].get("ownerReferences", ()):
+            if not {"apiVersion", "kind", "name", "uid"} <= reference.keys():
+                raise RefusedError(422, "an owner reference is incomplete")
+        self._version += 1
+        owned = sorted(_leaves(before) ^ _leaves(device))
+        entries = [each for each in device["metadata"].get("managedFields", ()) if each["manager"] != manager]
+        entries.append({"manager": manager, "operation": "Update", "fieldsV1": owned})
+        device["metadata"] |= {"resourceVersion": str(self._version), "managedFields": entries}
+        self.devices[name] = device
+        return device
+
+    def _post_event(self, event: Json) -> Json:
+        try:
+            kubernetes_validate.validate(event, kubernetes_validate.latest_version(), strict=True)
+        except kubernetes_validate.ValidationError as error:
+            raise RefusedError(422, str(error)) from None
+        metadata = event["metadata"]
+        if metadata["namespace"] != "default" or event["involvedObject"].get("namespace"):
+            raise RefusedError(422, "an event about what is in no namespace lives in default")
+        if any(each["metadata"]["name"] == metadata["name"] for each in self.events):
+            raise RefusedError(409, f'events "{metadata["name"]}" already exists')
+        self.events.append(event)
+        return event
+
+    def _patch_node_status(self, name: str, headers: Json, patch: Json) -> Json:
+        _typed(headers, "application/strategic-merge-patch+json")
+        node = copy.deepcopy(self._there(self.nodes, name))
+        assert patch.keys() == {"status"}
+        assert patch["status"].keys() == {"conditions"}
+        by_type = {each["type"]: each for each in node["status"].get("conditions", ())}
+        for each in patch["status"]["conditions"]:
+            by_type[each["type"]] = by_type.get(each["type"], {}) | each
+        node["status"]["conditions"] = list(by_type.values())
+        self.nodes[name] = node
+        self._happened("MODIFIED", node)
+        return node
+
+    def _happened(self, kind: str, node: Json) -> None:
+        self._version += 1
+        node["metadata"]["resourceVersion"] = str(self._version)
+        self._history.append((self._version, kind, copy.deepcopy(node)))
+        for changed in self._changed:
+            changed.set()
+
+    # ---- watches -----------------------------------------------------------------------------------
+
+    async def _watch(
+        self, name: str, query: Json, headers: Json, writer: asyncio.StreamWriter, entry: Asked
+    ) -> None:
+        assert name, "a watch is for one node only"
+        if headers.get("accept") != _PARTIAL:
+            raise RefusedError(406, "metadata is all that may be watched here")
+        version = int(query.get("resourceVersion") or 0)
+        expired = bool(version) and version < self._compacted
+        if expired and not self.faults.expire_in_stream:
+            raise RefusedError(410, f"too old resource version: {version}")
+        task = asyncio.current_task()
+        assert task is not None
+        stream = _Stream(writer)
+        await stream.begin()
+        self.asked.append(entry._replace(status=200))
+        number = len(self.asked) - 1
+        self._watches.add(task)
+        changed = asyncio.Event()
+        self._changed.add(changed)
+        try:
+            if expired:
+                await stream.say(
+                    {"type": "ERROR", "object": _status(410, f"too old resource version: {version}")}
+                )
+                return
+            if not version:
+                version = self._version
+                if name in self.nodes:
+                    await stream.say({"type": "ADDED", "object": _partial(self.nodes[name])})
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(float(query["timeoutSeconds"])):
+                    await self._tell(name, version, stream, changed, bookmarks="allowWatchBookmarks" in query)
+            await stream.end()
+        finally:
+            self._changed.discard(changed)
+            self._watches.discard(task)
+            if number < len(self.asked):
+                self.asked[number] = self.asked[number]._replace(sent=stream.sent)
+
+    async def _tell(
+        self, name: str, version: int, stream: _Stream, changed: asyncio.Event, *, bookmarks: bool
+    ) -> None:
+        while True:
+            for number, kind, node in [each for each in self._history if each[0] > version]:
+                version = number
+                if node["metadata"]["name"] == name:
+                    await stream.say({"type": kind, "object": _partial(node)})
+            changed.clear()
+            try:
+                async with asyncio.timeout(self.bookmark_seconds):
+                    await changed.wait()
+            except TimeoutError:
+                if bookmarks:
+                    version = max(version, self._version)
+                    bookmark = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
+                    metadata = {"resourceVersion": str(version), "creationTimestamp": None}
+                    await stream.say({"type": "BOOKMARK", "object": {**bookmark, "metadata": metadata}})
+
+
+class _Stream:
+    """An answer in chunks; each event is a line."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self.sent = 0
+
+    async def begin(self) -> None:
+        await self._write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+
+    async def say(self, event: Json) -> None:
+        line = json.dumps(event).encode() + b"\n"
+        # In two pieces: nobody may take a chunk for an event.
+        for part in (line[:20], line[20:]):
+            await self._write(b"%x\r\n%s\r\n" % (len(part), part))
+
+    async def end(self) -> None:
+        await self._write(b"0\r\n\r\n")
+
+    async def _write(self, data: bytes) -> None:
+        self.sent += len(data)
+        self._writer.write(data)
+        await self._writer.drain()
+
+
+def _typed(headers: Json, wanted: str) -> None:
+    if headers.get("content-type") != wanted:
+        raise RefusedError(415, f"{headers.get('content-type')} is not {wanted}")
+
+
+def _status(code: int, message: str) -> Json:
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": _REASONS.get(code, "Unknown"),
+        "code": code,
+    }
+
+
+def _partial(node: Json) -> Json:
+    return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": node["metadata"]}
+
+
+def _merged(value: Any, patch: Any) -> Any:
+    """RFC 7386."""
+    if not isinstance(patch, dict):
+        return copy.deepcopy(patch)
+    merged = copy.deepcopy(value) if isinstance(value, dict) else {}
+    for name, new in patch.items():
+        if new is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = _merged(merged.get(name), new)
+    return merged
+
+
+def _leaves(value: Json) -> set[str]:
+    """Fields with their values, as far as ``managedFields`` tells them apart: a list is one value."""
+    found = set[str]()
+
+    def walk(part: Any, path: str) -> None:
+        if isinstance(part, dict):
+            for name, each in part.items():
+                if path or name in ("metadata", "spec", "status"):
+                    walk(each, f"{path}.{name}")
+        elif not path.startswith((".metadata.managedFields", ".metadata.resourceVersion", ".metadata.uid")):
+            found.add(f"{path}={json.dumps(part, sort_keys=True)}")
+
+    walk(value, "")
+    return found
+
+
+def owned_by(device: Json, manager: str) -> set[str]:
+    """Paths of the fields that a manager has changed last."""
+    (entry,) = [each for each in device["metadata"]["managedFields"] if each["manager"] == manager]
+    return {each.partition("=")[0] for each in entry["fieldsV1"]}
+
+
+def rules_of(manifests: Sequence[Json]) -> Iterator[Rule]:
+    """What the roles among these manifests allow."""
+    for each in manifests:
+        if each["kind"] in ("ClusterRole", "Role"):
+            for rule in each["rules"]:
+                assert rule.keys() == {"apiGroups", "resources", "verbs"}
+                for group in rule["apiGroups"]:
+                    for resource in rule["resources"]:
+                        for verb in rule["verbs"]:
+                            yield Rule(group, resource, verb, each["metadata"].get("namespace", ""))

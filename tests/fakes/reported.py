@@ -1,0 +1,124 @@
+"""The real reporter against the stand-in API server, with a daemon that says what a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+
+from resolver.api import shapes
+from resolver.errors import NoDaemon
+from resolver.gpu.inventory import GpuReport, Illness, Inventory
+from resolver.kube import reporter as reporter_module
+from resolver.kube.apiserver import ApiServer
+from resolver.kube.device import health
+from resolver.kube.reporter import Plan, Reporter
+from resolver.kube.tally import Tally
+from resolver.log import Journal
+from tests.fakes.kube import KubeServer
+
+NODE = "gpu-7"
+AT = 1_700_000_000.0
+
+
+def gpu(uuid: str, minor: int, *reasons: str, **more: Any) -> GpuReport:
+    """A GPU, perhaps an ill one."""
+    illnesses = tuple(Illness(reason, "as it is", AT) for reason in reasons)
+    memory = 24 << 30
+    plain = GpuReport(
+        uuid, minor, minor, "NVIDIA L4", memory, 1, 0, 50, 60.0, False, (), 0, "ok", "", illnesses
+    )
+    place: dict[str, Any] = {"pci_address": f"0000:{0x3B + minor:02x}:00.0", "numa_node": 0}
+    place |= {"pcie_root": "pci0000:3a", "cpu_socket": 0}
+    return plain._replace(**(place | more))
+
+
+class Told:
+    """A daemon: `say` changes its answer, `down` makes it one that does not answer."""
+
+    def __init__(self) -> None:
+        self._answer: Any = None
+        self._version = 0
+        self._given = 0
+        self._news = asyncio.Event()
+        self._why = ""
+
+    def say(self, *gpus: GpuReport, error: str = "", version: int | None = None) -> None:
+        self._version += 1
+        number = self._version if version is None else version
+        inventory = Inventory(number, AT, "550.54.15" if gpus else None, gpus)
+        self._answer, self._why = msgspec.to_builtins(shapes.Gpus.of(inventory, error)), ""
+        self._news.set()
+
+    def down(self, why: str = "nobody listens there") -> None:
+        self._why, self._given = why, 0
+        self._news.set()
+
+    async def changed(self) -> Any:
+        while not self._why and (self._answer is None or self._given == self._version):
+            self._news.clear()
+            await self._news.wait()
+        if self._why:
+            raise NoDaemon(self._why)
+        self._given = self._version
+        return self._answer
+
+
+class Run:
+    """A reporter at work. Nothing waits longer than ``seconds``."""
+
+    def __init__(self, kube: KubeServer, node: str = NODE, **plan: Any) -> None:
+        self.kube, self.node = kube, node
+        self.daemon, self.tally = Told(), Tally()
+        self.server = ApiServer(kube.url, str(kube.account))
+        chosen = Plan(node, **{"spread": 0.0} | plan)
+        self.reporter = Reporter(self.server, self.daemon, chosen, self.tally, Journal())
+
+    @property
+    def device(self) -> Any:
+        return self.kube.devices.get(self.node)
+
+    def health(self) -> dict[str, bool]:
+        return {uuid: state[0] for uuid, state in health(self.device).items()}
+
+    def reasons(self) -> dict[str, str]:
+        return {uuid: state[1] for uuid, state in health(self.device).items()}
+
+    async def until(self, what: Callable[[], Any], seconds: float = 30.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < deadline, (
+                f"{self.tally.not_in_sync!r}, {self.tally.writes}, {self.kube.defects}, {self.device}"
+            )
+            await asyncio.sleep(0.01)
+
+    async def in_sync(self, seconds: float = 30.0) -> None:
+        await self.until(lambda: not self.tally.not_in_sync, seconds)
+
+
+@contextlib.asynccontextmanager
+async def reporting(kube: KubeServer, **plan: Any) -> AsyncIterator[Run]:
+    """A reporter that runs, and ends at once when it is left; it must not have ended before."""
+    run = Run(kube, **plan)
+    working = asyncio.create_task(run.reporter.run())
+    try:
+        yield run
+        assert not working.done(), working
+    finally:
+        working.cancel()
+        began = time.monotonic()
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
+        await run.server.close()
+        assert time.monotonic() - began < 5
+
+
+def impatient(monkeypatch: Any) -> None:
+    """What is waited for on purpose takes a moment only."""
+    monkeypatch.setattr(reporter_module, "NVML_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(reporter_module, "_APART_SECONDS", 0.05)
+    monkeypatch.setattr(reporter_module, "_DAEMON_AGAIN_SECONDS", (0.05, 0.1))
