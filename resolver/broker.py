@@ -1,9 +1,9 @@
-"""The host PID broker of HAMi 2.10, protocol version 1: a tenant's process asks for its own host PID.
+"""HAMi's host PID broker (merged after 2.10.0), protocol version 1: a process asks for its own host PID.
 
 The client sends no number: who it is comes from the kernel (`resolver.peers`). What it is told is the number that it
 must write into its slot, by the same policy as repairs; ``--broker-answer host`` always says the host PID, as HAMi's
-own broker does. Who cannot be told for certain gets status 1 and no number: HAMi's client then guesses as if there
-were no broker, and the next pass repairs what it guessed.
+own broker does. Who cannot be told for certain gets status 1 and no number: HAMi's client then guesses, if it can take
+a lock for the whole node, else its ``hostpid`` stays 0; the next pass repairs either.
 
 A request that is there when its client is accepted is answered at once. Only clients that keep it waiting take one of
 the places, and when those run out, the one that has waited longest gives way: silence costs nobody but the silent.
@@ -18,7 +18,6 @@ import os
 import socket
 import stat
 import struct
-import time
 from collections import OrderedDict
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from resolver.config import BrokerAnswer, HostpidNamespace
 from resolver.errors import AccessDenied, ProcessGone, UsageError
 from resolver.peers import Listener, PeerReason, PeerUnknown, peer_of
+from resolver.reception import Acceptor
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -45,10 +45,9 @@ SUCCESS, INVALID = 0, 1
 MOST_WAITING = 512
 EXCHANGE_SECONDS = 0.5
 _BACKLOG = 4096  # whoever connects without blocking is refused when it is full
-_BATCH = 32
-#: Accepting and answering may take this share of a CPU, and a burst of so many seconds at once. The event loop's own
-#: work for each client comes on top, and is about as much again: a storm of clients takes a fifth of a CPU.
-_SHARE, _BURST_SECONDS = 0.1, 0.01
+#: Accepting and answering may take this share of a CPU. The event loop's own work for each client comes on top, and
+#: is about as much again: a storm of clients takes a fifth of a CPU.
+_SHARE = 0.1
 _RETRY_SECONDS = 15.0
 
 
@@ -99,53 +98,30 @@ class Broker:
         self._counters = counters
         self._waiting: OrderedDict[int, _Waiting] = OrderedDict()  # by descriptor, longest waiting first
         self._timer: asyncio.TimerHandle | None = None
-        self._rest: asyncio.TimerHandle | None = None
-        self._debt = 0.0  # CPU seconds spent beyond the share, as of `_debt_at`
-        self._debt_at = time.monotonic()
         self._loop = asyncio.get_running_loop()
 
     def start(self, listener: socket.socket) -> None:
         """Answer from now on."""
-        self._listener = listener
-        self._loop.add_reader(listener.fileno(), self._accept)
+        self._acceptor = Acceptor(listener, self._taken, share=_SHARE, refused=self._full)
 
     def stop(self) -> None:
         """Let go of every client; the listener stays its owner's."""
-        self._loop.remove_reader(self._listener.fileno())
-        for timer in (self._timer, self._rest):
-            if timer is not None:
-                timer.cancel()
+        self._acceptor.stop()
+        if self._timer is not None:
+            self._timer.cancel()
         for fd in list(self._waiting):
             self._end(fd)
 
     # -- clients ------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        began = time.thread_time()
-        try:
-            for _ in range(_BATCH):
-                connection, _address = self._listener.accept()
-                connection.setblocking(False)
-                if self._read(connection, received := bytearray()):
-                    connection.close()
-                else:
-                    self._wait(connection, received)
-        except (BlockingIOError, ConnectionAbortedError):
-            pass
-        except OSError:  # no descriptors: they wait in the queue until there are some
-            self._counters["broker_busy"] += 1
-            self._pause(EXCHANGE_SECONDS)
-            return
-        now = time.monotonic()
-        self._debt = max(0.0, self._debt - (now - self._debt_at) * _SHARE) + time.thread_time() - began
-        self._debt_at = now
-        if self._debt > _BURST_SECONDS:
-            self._pause((self._debt - _BURST_SECONDS) / _SHARE)
+    def _taken(self, connection: socket.socket) -> None:
+        if self._read(connection, received := bytearray()):
+            connection.close()
+        else:
+            self._wait(connection, received)
 
-    def _pause(self, seconds: float) -> None:
-        fd = self._listener.fileno()
-        self._loop.remove_reader(fd)
-        self._rest = self._loop.call_later(seconds, self._loop.add_reader, fd, self._accept)
+    def _full(self) -> None:
+        self._counters["broker_busy"] += 1
 
     def _wait(self, connection: socket.socket, received: bytearray) -> None:
         if len(self._waiting) >= MOST_WAITING:

@@ -1,7 +1,8 @@
 """What the daemon may do, cut down to what it needs.
 
-A root daemon starts with everything. After its source runs it keeps CAP_SYS_PTRACE, to read other processes' mount
-tables and maps, and nothing else; its children can get no more than the bounding set, which is cut down too.
+A root daemon starts with everything. Before it listens anywhere it gives up what no source needs; after its source
+runs it keeps CAP_SYS_PTRACE, to read other processes' mount tables and maps, and nothing else. Its children can get no
+more than the bounding set, which is cut down too.
 Numbers are those of include/uapi/linux/capability.h.
 """
 
@@ -17,6 +18,7 @@ NUMBERS = {
     "SETGID": 6,
     "SETUID": 7,
     "SETPCAP": 8,
+    "NET_BIND_SERVICE": 10,
     "NET_ADMIN": 12,
     "SYS_PTRACE": 19,
     "SYS_ADMIN": 21,
@@ -37,10 +39,13 @@ TO_START = {
     "netlink": frozenset({"SYS_PTRACE", "NET_ADMIN"}),
     "bpf": frozenset({"SYS_PTRACE", "BPF", "PERFMON"}),
 }
+#: What a child may need besides to start a source: to enter the host's network namespace, from another one.
+CHILDREN_TO_START = {"scan": frozenset[str](), "netlink": frozenset({"SYS_ADMIN"}), "bpf": frozenset[str]()}
 
 _SETPCAP = 1 << NUMBERS["SETPCAP"]
 _VERSION_3 = 0x20080522
 _PR_CAPBSET_DROP = 24
+_PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 
 
@@ -70,11 +75,19 @@ def held() -> frozenset[str]:
     return frozenset(name for name, number in NUMBERS.items() if mask >> number & 1)
 
 
-def limit(running: frozenset[str], children: frozenset[str], *, again: bool = False) -> None:
+def limit(
+    running: frozenset[str],
+    children: frozenset[str],
+    *,
+    again: bool = False,
+    inherited: frozenset[str] = frozenset(),
+) -> None:
     """Keep ``running`` for this process, and let its children have at most ``children``.
 
     What is not held is not asked for. ``again``: this will be called once more, with fewer for the children, so keep
-    what that takes, though not in effect. Raises OSError if the kernel refuses to give up what is held.
+    what that takes, though not in effect. ``inherited``: those that children go on inheriting if they did before, as
+    with another user than root, who has ambient ones or none. Raises OSError if the kernel refuses to give up what
+    is held.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     header, halves = _Header(_VERSION_3, 0), (_Half * 2)()
@@ -82,7 +95,8 @@ def limit(running: frozenset[str], children: frozenset[str], *, again: bool = Fa
         raise OSError(ctypes.get_errno(), "capget")
     halves[0].effective |= halves[0].permitted & _SETPCAP
     libc.capset(ctypes.byref(header), halves)
-    libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    if not inherited:
+        libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     keep = {NUMBERS[name] for name in children}
     for number in range(_last_capability() + 1):
         # Refused without CAP_SETPCAP: then whoever started us has already cut the set down, or may not be helped.
@@ -93,12 +107,19 @@ def limit(running: frozenset[str], children: frozenset[str], *, again: bool = Fa
         ):
             break
     mask = sum(1 << NUMBERS[name] for name in running)
+    passed_on = sum(1 << NUMBERS[name] for name in inherited)
     for index, half in enumerate(halves):
         kept = half.permitted & (mask >> 32 * index) & 0xFFFFFFFF
         later = half.permitted & _SETPCAP if again and index == 0 else 0
-        half.effective, half.permitted, half.inheritable = kept, kept | later, 0
+        inheritable = half.inheritable & kept & (passed_on >> 32 * index)  # what is not is not ambient either
+        half.effective, half.permitted, half.inheritable = kept, kept | later, inheritable
     if libc.capset(ctypes.byref(header), halves):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def no_new_privileges() -> None:
+    """From now on no program that this process starts has more rights than it has."""
+    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def _last_capability() -> int:

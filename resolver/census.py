@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.budget import Slices
 from resolver.cgroup import parse_cgroup
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.lookup.containers import container_name
@@ -50,13 +51,15 @@ class Census:
         self._known: dict[str, _Known] = {}
         self._next_scan = 0.0
 
-    def refresh(self, users: Mapping[str, int], regions: Mapping[str, list[str]]) -> None:
+    async def refresh(self, users: Mapping[str, int], regions: Mapping[str, list[str]]) -> None:
         """Look again. ``users``: a host PID for each container id that is seen otherwise; ``regions``: paths by id."""
         now = time.monotonic()
         if self._pidmap.source.name != "scan" or now >= self._next_scan:
             self._next_scan = now + _SCAN_SECONDS
             self._pidmap.refresh()
         self.pods.refresh()
+        slices = Slices()
+        await self._live.look_around()
         present: dict[str, tuple[int, int | None]] = {
             cid: (host_pid, None) for cid, host_pid in users.items()
         }
@@ -67,7 +70,9 @@ class Census:
         for container_id, (host_pid, pidns) in present.items():
             known = self._known.get(container_id)
             if known is None or known.host_pid != host_pid or (known.looks < _LOOKS and not _named(known)):
+                await slices.breathe()
                 self._look(container_id, host_pid, pidns, known)
+        await slices.breathe()
         for container_id, known in self._known.items():
             namespace, pod = self.pods.of(known.report.pod_uid)
             paths = tuple(regions.get(container_id, ()))
@@ -99,7 +104,7 @@ class Census:
             if container is None or container.container_id != container_id:
                 return  # it ended, and its PID is another's: the next look at all will tell
             pod_uid, runtime = container.pod_uid or "", container.runtime or ""
-            name = container_name(self._procfs.mounts(host_pid), container.pod_uid) or ""
+            name = container_name(self._procfs.first_mounts(host_pid), container.pod_uid) or ""
         except ProcessGone:
             return
         except AccessDenied:

@@ -26,11 +26,11 @@ def main() -> int:
         return 1  # the daemon ended before the kernel knew; nobody would read an answer
     sys.path[:0] = paths
     if rights != "all":
-        from resolver.capabilities import limit
+        from resolver.capabilities import limit, no_new_privileges
 
         keep = frozenset(rights.split(",")) - {""}
         limit(keep, keep)
-        libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS: no program that it starts gets back what it gave up
+        no_new_privileges()  # no program that it starts gets back what it gave up
     try:
         return int(importlib.import_module(module).main())
     except (BrokenPipeError, ConnectionResetError):

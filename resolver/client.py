@@ -62,6 +62,28 @@ def get_json(path: str, socket_path: str | None = None, *, seconds: float = 5.0)
     return _decode(body, where)
 
 
+def get_changed(path: str, socket_path: str, *, tag: str, wait: int) -> tuple[str, Any] | None:
+    """``ETag`` and JSON of ``GET path`` as soon as they are others than ``tag``.
+
+    None if there are none within ``wait`` seconds. Raises as `get_json`.
+    """
+    known = f"If-None-Match: {tag}\r\n" if tag else ""
+    try:
+        answer = _ask(
+            f"{path}?wait={wait}", socket_path, "application/json", wait + 5.0, _MOST_JSON_BYTES, known
+        )
+        head = answer.partition(b"\r\n\r\n")[0]
+        if head.split(b" ", 2)[1:2] == [b"304"]:  # which has no body, and says no length
+            return None
+        status, body = _parse(answer)
+    except (OSError, ValueError) as error:
+        raise _no_daemon(socket_path, error) from None
+    if status != 200:
+        raise _refusal(status, body)
+    tags = [line[5:].strip() for line in head.split(b"\r\n") if line[:5].lower() == b"etag:"]
+    return (tags[0].decode("latin-1") if tags else ""), _decode(body, socket_path)
+
+
 def stream_events(
     socket_path: str | None = None, *, after: str = "", kinds: Sequence[str] = ()
 ) -> Generator[dict[str, Any]]:
@@ -108,7 +130,9 @@ def _events_in(lines: Any, channel: socket.socket, where: str) -> Iterator[dict[
             data = b""
 
 
-def _connect(path: str, socket_path: str, accept: str, seconds: float, version: str = "1.1") -> socket.socket:
+def _connect(
+    path: str, socket_path: str, accept: str, seconds: float, version: str = "1.1", headers: str = ""
+) -> socket.socket:
     """A connection with the request sent. Raises OSError, also for a listener that is not to be believed."""
     if os.stat(socket_path).st_uid not in (0, os.geteuid()):
         raise PermissionError(f"{socket_path} belongs to another user")
@@ -118,9 +142,8 @@ def _connect(path: str, socket_path: str, accept: str, seconds: float, version: 
         channel.connect(socket_path)
         if _listener(channel) not in (0, os.geteuid()):
             raise PermissionError(f"another user listens on {socket_path}")
-        request = (
-            f"GET {path} HTTP/{version}\r\nHost: resolver\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
-        )
+        headers = f"Accept: {accept}\r\n{headers}Connection: close\r\n"
+        request = f"GET {path} HTTP/{version}\r\nHost: resolver\r\n{headers}\r\n"
         channel.sendall(request.encode("ascii"))
     except BaseException:
         channel.close()
@@ -128,10 +151,10 @@ def _connect(path: str, socket_path: str, accept: str, seconds: float, version: 
     return channel
 
 
-def _ask(path: str, socket_path: str, accept: str, seconds: float, most: int) -> bytes:
+def _ask(path: str, socket_path: str, accept: str, seconds: float, most: int, headers: str = "") -> bytes:
     """All that is answered. Raises OSError, and ValueError if it is too much."""
     deadline = time.monotonic() + seconds
-    with _connect(path, socket_path, accept, seconds) as channel:
+    with _connect(path, socket_path, accept, seconds, headers=headers) as channel:
         chunks, total = [], 0
         while chunk := channel.recv(1 << 16):
             chunks.append(chunk)

@@ -29,7 +29,7 @@ class HostpidNamespace(StrEnum):
 
 
 class WriteUtilization(StrEnum):
-    """Where ``sm_util`` is written: where no watcher maintains it, everywhere, or nowhere."""
+    """Where ``sm_util`` is written: where no watcher puts it right, wherever it differs, or nowhere."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -91,7 +91,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     run_dir: str = "/run/resolver"
     socket: str = ""  # the API's; empty: resolver.sock in run_dir
     socket_group: str = ""  # name or number of the group that may ask everything, beside root; empty: none
-    socket_mode: Annotated[str, msgspec.Meta(pattern="^0?[0-7]{3}$")] = "0660"
+    socket_mode: Annotated[str, msgspec.Meta(pattern="^0?[0-7]{2}[0145]$")] = "0660"
+    tenant_socket: str = ""  # where containers may ask about themselves; empty: nowhere
     metrics_addr: str = ":9395"  # HOST:PORT, every address without HOST; off: no metrics
     metrics_per_process: bool = False
     hami_metrics: bool = False
@@ -120,6 +121,7 @@ FIXED_AT_START = (
     "socket",
     "socket_group",
     "socket_mode",
+    "tenant_socket",
     "metrics_addr",
     "metrics_per_process",
     "hami_metrics",
@@ -206,7 +208,9 @@ def load_with_origins(
             in_environment = origin == "environment"
             merged[name] = _convert(name, value, variable if in_environment else f"{name} ({origin})")
             origins[name] = f"environment {variable}" if in_environment else origin
-    return Settings(**merged), origins
+    settings = Settings(**merged)
+    _check_together(settings)
+    return settings, origins
 
 
 def described(settings: Settings, origins: Mapping[str, str]) -> tuple[SettingReport, ...]:
@@ -272,6 +276,38 @@ def _check_paths(value: Any) -> None:
         raise ValueError("an empty path leads nowhere")
 
 
+def _check_mode(text: str) -> None:
+    if not re.fullmatch("0?[0-7]{3}", text):
+        raise ValueError("write three octal digits, such as 0660")
+    if int(text, 8) & 0o002:
+        raise ValueError(
+            "this socket is for root and its group, and this mode opens it to everybody: give containers a socket of "
+            "their own with --tenant-socket (tenant_socket), and others on the host the group with --socket-group"
+        )
+
+
+def _check_together(settings: Settings) -> None:
+    """What containers are given must not lead to what is root's."""
+    if not settings.tenant_socket:
+        return
+    tenants = os.path.dirname(os.path.normpath(settings.tenant_socket))
+    if not tenants.startswith("/") or tenants == "/":
+        raise UsageError(
+            f"tenant_socket: {settings.tenant_socket!r} is not possible (containers mount its directory): write an "
+            "absolute path in a directory of its own, such as /run/resolver/tenants/resolver.sock"
+        )
+    for what, path in (
+        ("the run directory", settings.run_dir),
+        ("root's socket", os.path.dirname(settings.socket_path)),
+    ):
+        if os.path.commonpath([tenants, os.path.abspath(path)]) == tenants:
+            raise UsageError(
+                f"tenant_socket: {settings.tenant_socket!r} is not possible (containers mount its directory, and "
+                f"{what} is in there): write a path in a directory of its own, such as "
+                f"{settings.run_dir}/tenants/resolver.sock"
+            )
+
+
 def _from_text(name: str, text: str) -> Any:
     if name == "containers_dir":
         return [part for part in text.split(":") if part]
@@ -279,8 +315,8 @@ def _from_text(name: str, text: str) -> Any:
         return parse_duration(text)
     if name == "map_size":
         return int(text)
-    if name == "socket_mode" and not re.fullmatch("0?[0-7]{3}", text):
-        raise ValueError("write three octal digits, such as 0660")
+    if name == "socket_mode":
+        _check_mode(text)
     if name in ("dry_run", "wait", "metrics_per_process", "hami_metrics", "mapped_regions"):
         if text.lower() in _TRUE | _FALSE:
             return text.lower() in _TRUE

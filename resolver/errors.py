@@ -11,6 +11,7 @@
       +-- NotFound                everything was seen, and what was asked for is not there (exit 1)
       +-- Ambiguous               what was asked for fits several things; carries them (exit 3)
       +-- RegionRejected          a file is no shared region that may be touched; carries a reason
+      +-- ApiServerFailed         the Kubernetes API server refused, failed, or was not reached
       +-- WorkerFailed            a child died, hung or spoke nonsense
 
 Errors of the operating system are translated where the system is called (``procfs``, ``hami.region``,
@@ -80,11 +81,23 @@ class RegionRejected(ResolverError):
         self.detail = detail
 
 
+class ApiServerFailed(ResolverError):
+    """The Kubernetes API server refused a request, failed, or was not reached.
+
+    ``status`` is HTTP's, 0 if there was no answer; ``retry_after`` the seconds it asks to wait, None if it does not.
+    """
+
+    def __init__(self, message: str, *, status: int = 0, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
+
+
 class WorkerFailed(ResolverError):
     """A child process died, did not answer in time, or answered something malformed.
 
-    ``waiting``: no child was asked, the next start is put off. ``own_fault``: it hung, or died by a signal that
-    what it worked on can cause (SIGBUS, SIGSEGV).
+    ``waiting``: no child was asked, the next start is put off. ``own_fault``: it died by a signal that what it worked
+    on can cause (SIGBUS, SIGSEGV). One that is late says nothing about that: the machine may be slow.
     """
 
     def __init__(self, message: str, *, waiting: bool = False, own_fault: bool = False) -> None:

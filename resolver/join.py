@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.budget import Slices
 from resolver.cgroup import parse_cgroup
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.gpu.sampler import OK
@@ -77,7 +78,7 @@ class Joined(NamedTuple):
 NOTHING = Joined(0.0, "NVML was not asked yet", {}, frozenset(), frozenset(), ())
 
 
-def join(
+async def join(
     collection: Collection,
     owners: Container[int],
     hami_containers: Container[str],
@@ -93,12 +94,11 @@ def join(
     unknown: set[tuple[int, str]] = set()
     orphans: list[Orphan] = []
     places: dict[int, int | _Nowhere] = {}
-
-    def place(nvml_pid: int) -> int | _Nowhere:
-        if nvml_pid not in places:
-            places[nvml_pid] = _place(nvml_pid, owners, hami_containers, procfs, pidmap)
-        return places[nvml_pid]
-
+    slices = Slices()
+    for nvml_pid in _listed(collection):
+        places[nvml_pid] = _place(nvml_pid, owners, hami_containers, procfs, pidmap)
+        await slices.breathe()
+    place = places.__getitem__
     for uuid, device in collection.devices.items():
         for nvml_pid, (_stamp, sm_util) in device.newest.items():
             found = place(nvml_pid)
@@ -117,6 +117,16 @@ def join(
     joined = Joined(collection.at, collection.error, values, frozenset(unknown), asked, tuple(orphans))
     listed = frozenset(uuid for uuid, device in collection.devices.items() if device.memory is not None)
     return joined._replace(used=tuple(_used(collection, place, joined)), listed=listed)
+
+
+def _listed(collection: Collection) -> Iterator[int]:
+    """Every PID in what NVML said, as NVML gave it."""
+    seen = set[int]()
+    for device in collection.devices.values():
+        for nvml_pid in (*device.newest, *device.dropped, *(device.memory or ())):
+            if nvml_pid not in seen:
+                seen.add(nvml_pid)
+                yield nvml_pid
 
 
 def _used(collection: Collection, place: Callable[[int], int | _Nowhere], joined: Joined) -> Iterator[Used]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from resolver.events import KINDS, Events
@@ -25,6 +27,9 @@ if _rich is None:
     del sys.modules["rich"]
 else:
     sys.modules["rich"] = _rich
+
+#: Lines that one container may cause at once, and how many more a second.
+_LINES_AT_ONCE, _LINES_PER_SECOND = 64.0, 1.0
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -57,14 +62,35 @@ def _event_first(_logger: object, _method: str, event: MutableMapping[str, Any])
     return head | dict(event)
 
 
+class _Quota:
+    """What one container may still cause to be said, and what was left out of it since the last line."""
+
+    __slots__ = ("at", "left", "left_out")
+
+    def __init__(self, now: float) -> None:
+        self.left, self.at = _LINES_AT_ONCE, now
+        self.left_out: Counter[str] = Counter()
+
+    def take(self, now: float) -> bool:
+        """Take a line, if there is one left."""
+        self.left = min(_LINES_AT_ONCE, self.left + (now - self.at) * _LINES_PER_SECOND)
+        self.at = now
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
+
 class Journal:
     """The logger, and a memory of what is wrong, so that each trouble is said when it begins and when it ends.
 
-    What is one of the ``KINDS`` in `resolver.events` is told there as well, if there is somewhere to tell it.
+    What is one of the ``KINDS`` in `resolver.events` is told there as well, if there is somewhere to tell it. Of what
+    is about one container only so much is told one by one; the rest is counted.
     """
 
     def __init__(self, events: Events | None = None) -> None:
         self._troubles: dict[str, str] = {}
+        self._quotas: dict[str, _Quota] = {}
         self._events = events
 
     @property
@@ -73,7 +99,30 @@ class Journal:
         return structlog.get_logger()
 
     def tell(self, event: str, *, level: str = "info", **fields: Any) -> None:
-        """Log something that is also an event."""
+        """Log something that is also an event. With a ``container`` among the fields it is counted against that one."""
+        container = fields.get("container")
+        if container:
+            now = time.monotonic()
+            quota = self._quotas.get(container)
+            if quota is None:
+                quota = self._quotas[container] = _Quota(now)
+            if quota.left_out or not quota.take(now):
+                quota.left_out[event] += 1
+                return
+        self._say(event, level, fields)
+
+    def catch_up(self) -> None:
+        """Say of each container what was left out, as soon as it may say something again; call it now and then."""
+        now = time.monotonic()
+        for container, quota in list(self._quotas.items()):
+            if quota.left_out:
+                if quota.take(now):
+                    left_out, quota.left_out = dict(quota.left_out), Counter()
+                    self._say("events_left_out", "info", {"container": container, "kinds": left_out})
+            elif quota.left + (now - quota.at) * _LINES_PER_SECOND >= _LINES_AT_ONCE:
+                del self._quotas[container]
+
+    def _say(self, event: str, level: str, fields: dict[str, Any]) -> None:
         self._also(event, fields)
         getattr(self.log, level)(event, **fields)
 

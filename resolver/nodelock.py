@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from typing import Self
@@ -40,18 +41,21 @@ class NodeLock:
             if self._is_in_place():
                 break
             os.close(self._fd)  # its last holder removed it before it let go: the lock is on another file now
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            if wait:
+                return  # who has waited for its turn takes it; only its PID isn't told to others
+            self.__exit__()
+            raise _unusable(run_dir, error) from None
 
     def _open(self, run_dir: str) -> int:
         try:
             os.makedirs(run_dir, mode=0o755, exist_ok=True)
             return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise UsageError(
-                f"the run directory {run_dir} cannot be used ({error.strerror}): "
-                "run as root, or name another with --run-dir"
-            ) from None
+            raise _unusable(run_dir, error) from None
 
     def _is_in_place(self) -> bool:
         try:
@@ -67,3 +71,11 @@ class NodeLock:
         with contextlib.suppress(OSError):
             os.unlink(self.path)  # while it is held: whoever waits for it finds out and makes another
         os.close(self._fd)
+
+
+def _unusable(run_dir: str, error: OSError) -> UsageError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    what = "make room there" if full else "run as root"
+    return UsageError(
+        f"the run directory {run_dir} cannot be used ({error.strerror}): {what}, or name another with --run-dir"
+    )

@@ -70,6 +70,12 @@ class PidMap:
         """Host PIDs of every process whose own number is ``ns_pid``; the fewer, where the source knows ``pidns``."""
         return self.source.candidates(ns_pid, pidns)
 
+    def candidates_in(self, ns_pid: int, namespaces: frozenset[int]) -> list[int]:
+        """Those of the processes with that number that are in these namespaces, and others if the source can't tell."""
+        if not self.source.namespaced:
+            return self.source.candidates(ns_pid)
+        return sorted({each for pidns in namespaces for each in self.source.candidates(ns_pid, pidns)})
+
     def inits(self) -> dict[int, tuple[int, int]]:
         """``{host_pid: arrival}`` of the first process of every PID namespace; that of the host may be left out."""
         return {host_pid: (self._generation, number) for host_pid, number in self.source.inits().items()}

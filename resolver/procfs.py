@@ -31,7 +31,6 @@ NS_GET_PARENT = 0xB702
 
 _FIRST_READ = 4096
 _CAP_SYS_PTRACE = 19  # include/uapi/linux/capability.h
-_PROT_NONE, _MAP_SHARED, _MAP_FAILED = 0, 1, (1 << 64) - 1
 _DIGITS = frozenset("123456789")
 
 
@@ -154,6 +153,8 @@ class Procfs:
     def __init__(self, root: str = "/proc", *, use_pidfd: bool = True) -> None:
         self.root = root
         self.use_pidfd = use_pidfd and hasattr(os, "pidfd_open")
+        #: Whether the kernel is asked for mappings by ioctl where it can be (Linux 6.11); they are read otherwise.
+        self.use_procmap_query = True
 
     # -- lists --------------------------------------------------------------------------------------
 
@@ -192,7 +193,7 @@ class Procfs:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise _translate(error, f"{self.root}/{path}") from None
+            raise translate(error, f"{self.root}/{path}") from None
 
     def status(self, host_pid: int) -> Status:
         """``/proc/<host_pid>/status``; works for thread ids too (their ``tgid`` tells the process)."""
@@ -221,7 +222,7 @@ class Procfs:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise _translate(error, f"{self.root}/{host_pid}/status") from None
+            raise translate(error, f"{self.root}/{host_pid}/status") from None
 
     def start_time(self, host_pid: int) -> int:
         """Start time in clock ticks since boot.
@@ -242,27 +243,57 @@ class Procfs:
         """The command name, at most 15 bytes and whatever the process chose."""
         return self._read(f"{host_pid}/comm").rstrip(b"\n").decode("utf-8", "backslashreplace")
 
-    def _read_of_any_thread(self, host_pid: int | str, name: str) -> bytes:
-        """A file of the process that its leader has no more once it has exited, while other threads run on."""
+    def program(self, host_pid: int) -> str:
+        """Name of the file that the process executes (needs CAP_SYS_PTRACE for others' processes)."""
+        path = f"{self.root}/{host_pid}/exe"
         try:
-            text = self._read(f"{host_pid}/{name}")
-        except ProcessGone:
-            text = b""
-        if text:
-            return text
+            return os.readlink(path).rsplit("/", 1)[-1]
+        except OSError as error:
+            raise translate(error, path) from None
+
+    def _read_of_any_thread(self, host_pid: int | str, name: str) -> bytes:
+        """A file of the process that its leader has no more once it has exited, while other threads run on.
+
+        It may be empty: after chroot into a plain directory no mount is below the root.
+        """
+        with contextlib.suppress(ProcessGone):
+            return self._read(f"{host_pid}/{name}")
         try:
             tids = os.listdir(f"{self.root}/{host_pid}/task")
         except OSError as error:
-            raise _translate(error, f"{self.root}/{host_pid}/task") from None
+            raise translate(error, f"{self.root}/{host_pid}/task") from None
         for tid in tids:
             with contextlib.suppress(ProcessGone):
-                if tid != str(host_pid) and (text := self._read(f"{host_pid}/task/{tid}/{name}")):
-                    return text
+                if tid != str(host_pid):
+                    return self._read(f"{host_pid}/task/{tid}/{name}")
         raise ProcessGone(f"{self.root}/{host_pid}/{name}: the process ended")
+
+    def mount_table(self, host_pid: int | str) -> bytes:
+        """``mountinfo`` as the process sees it (needs CAP_SYS_PTRACE for others' processes)."""
+        return self._read_of_any_thread(host_pid, "mountinfo")
 
     def mounts(self, host_pid: int | str) -> list[Mount]:
         """The mount table as the process sees it (needs CAP_SYS_PTRACE for others' processes)."""
-        return list(parse_mountinfo(self._read_of_any_thread(host_pid, "mountinfo")))
+        return list(parse_mountinfo(self.mount_table(host_pid)))
+
+    def first_mounts(self, host_pid: int, limit: int = 1 << 20) -> Iterator[Mount]:
+        """The beginning of the mount table, ``limit`` bytes of it: what the runtime made stands before all others.
+
+        For what is only wanted if it is cheap; a tenant can make its mount table as long as it likes.
+        """
+        chunks, total = list[bytes](), 0
+        path = f"{self.root}/{host_pid}/mountinfo"
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                while total < limit and (chunk := os.read(fd, 1 << 16)):
+                    chunks.append(chunk)
+                    total += len(chunk)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise translate(error, path) from None
+        return parse_mountinfo(b"".join(chunks))  # a line that is cut is passed over
 
     def has_mount(self, host_pid: int, device: str, root: str) -> bool:
         """Whether a directory, given by superblock and path inside it, is mounted in that process's view.
@@ -275,61 +306,6 @@ class Procfs:
         if b"\\" not in tail and not re.search(rb"[ \t\n]", tail) and tail not in text:
             return False
         return any(mount.device == device and mount.root == root for mount in parse_mountinfo(text))
-
-    def maps_inode(self, host_pid: int, device: str, inode: int, *, writable: bool = False) -> bool:
-        """Whether the process maps this very file now (needs CAP_SYS_PTRACE for others' processes).
-
-        ``device`` is ``major:minor`` of the superblock in decimal, as mountinfo has it. The inode's column
-        comes before the path, so a file's name cannot imitate it. ``writable``: for all who map it to see; the
-        kernel gives such a mapping only to who may write to the file.
-        """
-        major, minor = map(int, device.split(":"))
-        wanted = re.compile(
-            rb"^[0-9a-f]+-[0-9a-f]+ %s [0-9a-f]+ %02x:%02x %d(?:[ \n]|$)"
-            % (rb"rw[x-]s" if writable else rb"[r-][w-][x-][sp]", major, minor, inode),
-            re.MULTILINE,
-        )
-        return wanted.search(self._read_of_any_thread(host_pid, "maps")) is not None
-
-    def mapped_path(self, host_pid: int, name: str) -> str:
-        """Path, from the process's root, of a file of that name that it maps writable and shared; empty without one.
-
-        What the path leads to may be anything by now: hold it against `maps_inode`.
-        """
-        wanted = re.compile(
-            rb"^[0-9a-f]+-[0-9a-f]+ rw[x-]s [0-9a-f]+ [0-9a-f:]+ [1-9][0-9]* +(/(?:[^\n]*/)?%s)$"
-            % re.escape(os.fsencode(name)),
-            re.MULTILINE,
-        )
-        found = wanted.search(self._read_of_any_thread(host_pid, "maps"))
-        return os.fsdecode(found[1]) if found else ""
-
-    def mapped_as(self, fd: int) -> tuple[str, int]:
-        """Device and inode by which an open regular file shows in ``maps``, for `maps_inode`.
-
-        By a mapping of our own that is never touched: on an overlay, and on btrfs, it is the kernel's version that
-        decides between numbers, and none of them need be those of ``fstat``.
-        """
-        import ctypes
-
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
-        libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-        address = libc.mmap(None, 4096, _PROT_NONE, _MAP_SHARED, fd, 0)
-        if address in (None, _MAP_FAILED):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        try:
-            for line in self._read("self/maps").split(b"\n"):
-                fields = line.split(None, 5)
-                if len(fields) >= 5:
-                    start, end = (int(each, 16) for each in fields[0].split(b"-"))
-                    if start <= address < end:
-                        major, minor = (int(each, 16) for each in fields[3].split(b":"))
-                        return f"{major}:{minor}", int(fields[4])
-        finally:
-            libc.munmap(address, 4096)
-        raise OSError(errno.ENOENT, "a mapping that was just made is not in /proc/self/maps")
 
     # -- namespaces ---------------------------------------------------------------------------------
 
@@ -378,18 +354,18 @@ class Procfs:
             try:
                 fd = os.open(f"{self.root}/{host_pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError as gone:
-                return _translate(gone, f"{self.root}/{host_pid}")
+                return translate(gone, f"{self.root}/{host_pid}")
             try:
                 os.readlink("ns/pid", dir_fd=fd)
                 return ProcessGone(f"{self.root}/{host_pid}: the process ended, and its PID is used again")
             except OSError as second:
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                     os.stat("status", dir_fd=fd)
-                    return _translate(second, f"{self.root}/{host_pid}/ns/pid")
+                    return translate(second, f"{self.root}/{host_pid}/ns/pid")
                 return ProcessGone(f"{self.root}/{host_pid}: the process ended")
             finally:
                 os.close(fd)
-        return _translate(error, f"{self.root}/{host_pid}/ns/pid")
+        return translate(error, f"{self.root}/{host_pid}/ns/pid")
 
     # -- handles ------------------------------------------------------------------------------------
 
@@ -403,12 +379,12 @@ class Procfs:
                 if error.errno in (errno.EINVAL, errno.ENOENT):  # a thread id; ENOENT since Linux 6.15
                     raise ProcessGone(f"PID {host_pid} is a thread, not a process") from None
                 if error.errno not in (errno.ENOSYS, errno.EPERM):
-                    raise _translate(error, f"pidfd of {host_pid}") from None
+                    raise translate(error, f"pidfd of {host_pid}") from None
         if fd < 0:
             try:
                 fd = os.open(f"{self.root}/{host_pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError as error:
-                raise _translate(error, f"{self.root}/{host_pid}") from None
+                raise translate(error, f"{self.root}/{host_pid}") from None
         try:
             if not is_pidfd and self.status(host_pid).tgid != host_pid:
                 raise ProcessGone(f"PID {host_pid} is a thread, not a process")
@@ -466,7 +442,8 @@ class Procfs:
         )
 
 
-def _translate(error: OSError, what: str) -> Exception:
+def translate(error: OSError, what: str) -> Exception:
+    """An error of the operating system as what it says of the process, or itself."""
     # EINVAL: mountinfo of a process that is past exit_task_namespaces (fs/proc_namespace.c)
     if error.errno in (errno.ENOENT, errno.ESRCH, errno.EINVAL):
         return ProcessGone(f"{what}: the process ended")

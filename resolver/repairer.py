@@ -2,38 +2,96 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING
 
+from resolver.budget import SLICE_SECONDS, Budgets, Slices, give_back_memory
 from resolver.containers import Containers, shared_directory
-from resolver.errors import RegionRejected, ResolverError, WorkerFailed
-from resolver.hami import stuck, writer
+from resolver.errors import RegionRejected, ResolverError
+from resolver.hami import writer
+from resolver.hami.abandoned import Abandoned
 from resolver.hami.finder import RegionFinder
 from resolver.hami.mapped import MappedFinder
 from resolver.hami.openat import open_directory
-from resolver.hami.repairs import Order, RegionRepairs, SlotState, encode
+from resolver.hami.repairs import RegionRepairs, SlotState
+from resolver.mappings import mapped_as
 from resolver.owners import Owners
 from resolver.procfs import ProcessHandle, Procfs
 from resolver.report import region_report
 from resolver.types import RegionReason, SampleReason, UnresolvedReason
-from resolver.workers import Worker
+from resolver.writing import ORDER_SECONDS, Writing, container_of, of_slot
 
 if TYPE_CHECKING:
     from collections import Counter
+    from collections.abc import Iterator
 
     from resolver.config import Settings
+    from resolver.containers import MappedFile, SharedDirectory
     from resolver.hami.policy import Policy
     from resolver.hami.region import SharedRegion
+    from resolver.hami.repairs import Order
     from resolver.join import Joined
     from resolver.log import Journal
     from resolver.pidmap import PidMap
     from resolver.snapshot import RegionReport
 
 _DISCOVER_EVERY = 1.0
-_WRITER_SECONDS = 1.0
-_DEATHS_BEFORE_QUARANTINE = 3
-_UNWRITABLE_SECONDS = 5.0
+#: Memory goes back when so many slots are gone, and nobody is shown them any more.
+_MANY_SLOTS, _UNUSED_SECONDS = 1024, 1.5
+#: CPU seconds after which a container's turn in a pass goes to the next one, and after which a pass ends.
+_TURN_SECONDS, _PASS_SECONDS = 0.01, 0.1
+
+
+class _Pass:
+    """One pass: what it is made with, and what it has cost so far."""
+
+    def __init__(self, policy: Policy, joined: Joined, budgets: Budgets, *, patient: bool) -> None:
+        self.now = time.monotonic()
+        self.policy = policy
+        self.joined = joined
+        self.patient = patient
+        self.slices = Slices()
+        self.spent = 0.0  # CPU seconds
+        self._budgets = budgets
+
+    @contextlib.contextmanager
+    def charge(self, container: str) -> Iterator[None]:
+        """Charge the CPU time of the block to a container, and to the pass."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self.spend(container, time.thread_time() - began)
+
+    def spend(self, container: str, seconds: float) -> None:
+        """Charge so many seconds to a container, and to the pass."""
+        self.spent += seconds
+        self._budgets.spend(container, seconds)
+
+    def over(self, container: str) -> bool:
+        """Whether this container has to wait for a later pass."""
+        return self.patient and self._budgets.over(container)
+
+    def ends(self, part: float = 1.0) -> bool:
+        """Whether the pass, or this part of it, has cost all that it may: what was not begun is the next one's."""
+        return self.patient and self.spent >= _PASS_SECONDS * part
+
+
+class _Work:
+    """What is to be done for one region in this pass."""
+
+    __slots__ = ("begun", "due", "orders", "repairs", "wrote")
+
+    def __init__(self, repairs: RegionRepairs, now: float) -> None:
+        self.repairs = repairs
+        self.due = deque(state for state in repairs.states.values() if state.due(now))
+        self.orders: Iterator[Order | None] | None = None
+        self.wrote = False
+        self.begun = False  # then it is brought to some end, so that something comes of what it has cost
 
 
 class Repairer:
@@ -49,48 +107,71 @@ class Repairer:
         self.journal = journal
         self.regions: dict[str, RegionRepairs] = {}
         self.owners = Owners(procfs)
-        self.finder = RegionFinder(settings.containers_dir)
+        self.budgets = Budgets()
+        self.finder = RegionFinder(settings.containers_dir, budgets=self.budgets)
         self.mapped = MappedFinder(procfs)
-        self.writer = Worker(
-            # A tenant's umask may have taken the right to write from others, and root is one of them without this.
-            "slot writer",
-            "resolver.hami.writer",
-            timeout=_WRITER_SECONDS,
-            rights=frozenset({"DAC_OVERRIDE"}),
-        )
+        self.writing = Writing(counters, journal)
         self._containers = Containers(procfs, pidmap)
+        self._abandoned = Abandoned(procfs)
         self._next_discovery = 0.0
-        self._reports: dict[str, RegionReport] = {}  # of regions that nothing has happened to since
+        self._alone = asyncio.Lock()  # a pass, or what is done between two of them
+        self._joined: Joined | None = None
+        self._answered = 0.0  # when that was first seen, on the monotonic clock
+        self._reports: dict[str, RegionReport] = {}
+        self._unused = 0  # slots that memory was needed for and is not any more
+        self._unused_since = 0.0
 
     async def pass_once(self, policy: Policy, joined: Joined, *, patient: bool = True) -> None:
-        """One pass. ``patient=False``: look into ``/proc`` at any cost, this pass is the only one."""
-        now = time.monotonic()
-        self._discover(now, joined)
+        """One pass. ``patient=False``: whatever it costs, as this pass is the only one.
+
+        Containers come in the order of what they have left of their budgets, so that one with nothing expensive about
+        it need not wait for those with, and take turns from then on.
+        """
+        async with self._alone:
+            await self._pass(_Pass(policy, joined, self.budgets, patient=patient))
+
+    async def _pass(self, this: _Pass) -> None:
+        if this.joined is not self._joined:
+            self._joined, self._answered = this.joined, this.now
+        self.budgets.forget_full()
+        if self._unused >= _MANY_SLOTS and this.now - self._unused_since > _UNUSED_SECONDS:
+            self._unused = 0
+            give_back_memory()
+        self.journal.catch_up()
+        self.writing.tell_zeroed()
+        await self._discover(this)
+        await this.slices.breathe()
+        self._take_in_ends()
+        await this.slices.breathe()
+        busy = await self._read_all(this)
+        # The map has to be younger than the sight of the slots: then a process that is not in it does not exist.
+        asked = any(work.due for works in busy.values() for work in works)
+        if asked and not self.pidmap.refresh(unhurried=this.patient):
+            for works in busy.values():
+                for work in works:
+                    work.due.clear()
+        elif asked:
+            self._containers.update(bounded=this.patient)  # nobody's cost in particular
+        while busy:
+            for container, works in list(busy.items()):
+                await this.slices.breathe()
+                if not await self._turn(container, works, this):
+                    del busy[container]
+
+    def _take_in_ends(self) -> None:
+        """Processes that have ended, and files that nobody has open any more."""
         if self.owners.ended():
             for repairs in self.regions.values():
                 repairs.unsettle()
-        for path, repairs in list(self.regions.items()):
-            try:
-                gone = repairs.observe(repairs.region.read())
-            except RegionRejected as why:
-                self._count_rejected(path, why)
-                self._reject(repairs.region, why)
-                self.drop(path)
-                continue
-            for state in gone:
-                self.owners.unwatch(state)
-        # On a quiet node this is where a pass ends: nothing changed since all was right.
-        busy = [repairs for repairs in self.regions.values() if not repairs.settled(policy, joined)]
-        self._find_owners(busy, now, patient=patient)
-        for repairs in busy:
-            await self._repair(repairs, now, policy, joined)
-            self._reports.pop(repairs.region.path, None)
+        for repairs in self._abandoned.step():
+            self.journal.tell("region_abandoned", container=repairs.region.dir_name, path=repairs.region.path)
 
     def use(self, settings: Settings) -> None:
         """Take over new settings; between two passes only."""
         if settings.containers_dir != self.settings.containers_dir:
             self._drop_all()
-            self.finder, self._next_discovery = RegionFinder(settings.containers_dir), 0.0
+            self.finder = RegionFinder(settings.containers_dir, budgets=self.budgets)
+            self._next_discovery = 0.0
         if self.settings.mapped_regions and not settings.mapped_regions:
             for path in list(self.mapped.found):
                 self.drop(path)
@@ -99,34 +180,28 @@ class Repairer:
 
     def close(self) -> None:
         """Give everything back: the child, handles, files."""
-        self.writer.stop()
+        self.writing.worker.stop()
         self._drop_all()
         self.owners.close()
 
     # -- regions ------------------------------------------------------------------------------------
 
-    def _discover(self, now: float, joined: Joined) -> None:
-        full = now >= self._next_discovery
+    async def _discover(self, this: _Pass) -> None:
+        full = this.now >= self._next_discovery
+        if self.settings.mapped_regions and (full or self.mapped.news()):
+            self._discover_mapped(this.joined)
+            if not this.patient:
+                await self.mapped.settle()
+                self._discover_mapped(this.joined)
         if full:
-            self._next_discovery = now + _DISCOVER_EVERY
-            if self.settings.mapped_regions:
-                self._discover_mapped(joined)
+            self._next_discovery = this.now + _DISCOVER_EVERY
         changes = self.finder.refresh(full)
         for region in changes.removed:
             self.drop(region.path)
         for region in changes.added:
-            try:
-                dir_fd = open_directory(os.path.dirname(region.path))
-                try:
-                    directory = shared_directory(self.procfs, dir_fd)
-                finally:
-                    os.close(dir_fd)
-            except (OSError, ResolverError) as error:
-                why = RegionRejected(RegionReason.IO_ERROR, f"its directory cannot be used: {error}")
-                self._count_rejected(region.path, why)
-                self.finder.reject(region, why)  # and tried again later
-                continue
-            self._add(RegionRepairs(region, directory))
+            await this.slices.breathe()
+            with this.charge(container_of(region)):
+                self._add_found(region)
         for path, why in changes.rejected:
             self._count_rejected(path, why)
         for path in self.settings.containers_dir:
@@ -135,6 +210,21 @@ class Repairer:
             self.journal.trouble(
                 f"dir {path}", trouble, "containers_dir_missing", "containers_dir_found", path=path
             )
+
+    def _add_found(self, region: SharedRegion) -> None:
+        try:
+            dir_fd = open_directory(os.path.dirname(region.path))
+            try:
+                directory = shared_directory(self.procfs, dir_fd)
+            finally:
+                os.close(dir_fd)
+            shown = mapped_as(self.procfs, region.fd)
+        except (OSError, ResolverError) as error:
+            why = RegionRejected(RegionReason.IO_ERROR, f"its directory cannot be used: {error}")
+            self._count_rejected(region.path, why)
+            self.finder.reject(region, why)  # and tried again later
+        else:
+            self._add(region, directory, shown)
 
     def _discover_mapped(self, joined: Joined) -> None:
         """Those that have no directory on the host: found through the processes that NVML lists."""
@@ -151,13 +241,13 @@ class Repairer:
         for region in changes.added:
             place = self.mapped.place(region)
             if place is not None:
-                self._add(RegionRepairs(region, place))
+                self._add(region, place, (place.device, place.inode))
         for path, why in changes.rejected:
             self._count_rejected(path, why)
 
-    def _add(self, repairs: RegionRepairs) -> None:
-        region = repairs.region
-        self.regions[region.path] = repairs
+    def _add(self, region: SharedRegion, place: SharedDirectory | MappedFile, shown: tuple[str, int]) -> None:
+        blame = self.writing.blame(container_of(region))
+        self.regions[region.path] = RegionRepairs(region, place, blame, shown)
         self.journal.tell(
             "region_found", container=region.dir_name, path=region.path, layout=region.layout.name
         )
@@ -179,7 +269,11 @@ class Repairer:
         repairs = self.regions.pop(path, None)
         self._reports.pop(path, None)
         if repairs is not None:
+            self._unused += len(repairs.states)
+            self._unused_since = time.monotonic()
             self._release(repairs)
+            self._containers.forget(repairs.place)
+            self._abandoned.forget(path)
             self.journal.tell("region_gone", container=repairs.region.dir_name, path=path)
 
     def shed(self) -> None:
@@ -203,26 +297,120 @@ class Repairer:
         self.finder.close()
         self.mapped.close()
 
-    # -- processes ----------------------------------------------------------------------------------
+    # -- one pass -----------------------------------------------------------------------------------
 
-    def _find_owners(self, busy: list[RegionRepairs], now: float, *, patient: bool) -> None:
-        due = [(repairs, state) for repairs in busy for state in repairs.states.values() if state.due(now)]
-        # The map has to be younger than the sight of the slot: then a process that is not in it does not exist.
-        if not due or not self.pidmap.refresh(unhurried=patient):
-            return
-        for repairs, state in due:
-            found = self._containers.owner(repairs.place, repairs.region.inode, state.slot.pid)
-            state.found(found, now)
-            if isinstance(found, ProcessHandle):
-                self.owners.watch(state, found)
-                self.pidmap.name_container(found.process.host_pid, repairs.region.dir_name)
-            elif found is UnresolvedReason.NO_SUCH_PROCESS and state.looks > 1 and not state.dead:
-                others = any(other.owner is not None for other in repairs.states.values())
-                state.dead = others or self._containers.visible(repairs.place)
+    async def _read_all(self, this: _Pass) -> dict[str, deque[_Work]]:
+        """Read every region; returns what is to be done, by container, who has most left of its budget first."""
+        # On a quiet node this is where a pass ends: nothing changed since all was right.
+        busy: dict[str, deque[_Work]] = {}
+        for repairs in sorted(
+            self.regions.values(), key=lambda each: -self.budgets.left(container_of(each.region))
+        ):
+            await this.slices.breathe()
+            container = container_of(repairs.region)
+            if this.ends(0.5):
+                break
+            if not self._is_here(repairs):
+                continue
+            if this.over(container):
+                self._put_off(repairs, this)
+                continue
+            with this.charge(container):
+                if self._read(repairs) and not repairs.settled(this.policy, this.joined):
+                    busy.setdefault(container, deque()).append(_Work(repairs, this.now))
+        return busy
 
-    # -- writing ------------------------------------------------------------------------------------
+    def _is_here(self, repairs: RegionRepairs) -> bool:
+        """Whether the region was not given up while others had their turn."""
+        return self.regions.get(repairs.region.path) is repairs
 
-    async def _repair(self, repairs: RegionRepairs, now: float, policy: Policy, joined: Joined) -> None:
+    def _read(self, repairs: RegionRepairs) -> bool:
+        """Take in what the region says now; False if it had to be given up."""
+        try:
+            gone = repairs.observe(repairs.region.read())
+        except RegionRejected as why:
+            self._count_rejected(repairs.region.path, why)
+            self._reject(repairs.region, why)
+            self.drop(repairs.region.path)
+            return False
+        for state in gone:
+            self.owners.unwatch(state)
+        return True
+
+    def _put_off(self, repairs: RegionRepairs, this: _Pass) -> None:
+        """Its container is over its budget."""
+        self.counters["over_budget"] += 1
+        with this.charge(container_of(repairs.region)):
+            if repairs.put_off(this.now):
+                self._report(repairs, this.joined)
+
+    async def _turn(self, container: str, works: deque[_Work], this: _Pass) -> bool:
+        """One container's turn; whether there is more to be done for it in this pass."""
+        began = this.spent
+        while works:
+            work = works[0]
+            over = this.over(container)
+            later = over or this.ends()
+            if not self._is_here(work.repairs):
+                works.popleft()
+            elif later and not work.begun:
+                works.popleft()
+                if over:
+                    self._put_off(work.repairs, this)
+            elif this.spent - began >= _TURN_SECONDS:
+                return True
+            elif work.due and not later:
+                work.begun = True
+                with this.charge(container):
+                    self._find_owner(work.repairs, work.due.popleft(), this.now)
+            elif await self._write(work, this) and not later:
+                return True
+            else:
+                works.popleft()
+                if over:
+                    self._put_off(work.repairs, this)
+                with this.charge(container):
+                    self._finish(work, this)
+            await this.slices.breathe()
+        return False
+
+    def _find_owner(self, repairs: RegionRepairs, state: SlotState, now: float) -> None:
+        mtime_ns = repairs.region.mtime_ns
+        found = self._containers.owner(repairs.place, repairs.shown, state.slot.pid, mtime_ns)
+        state.found(found, now)
+        if isinstance(found, ProcessHandle):
+            self.owners.watch(state, found)
+            self.pidmap.name_container(found.process.host_pid, repairs.region.dir_name)
+        elif found is UnresolvedReason.NO_SUCH_PROCESS and state.looks > 1 and not state.dead:
+            state.dead = self._containers.vacant(repairs.place, state.slot.pid)
+            if not state.dead:
+                self._abandoned.suspect(repairs)
+
+    async def _write(self, work: _Work, this: _Pass) -> bool:
+        """One batch for the writer; whether there may be more."""
+        repairs, container = work.repairs, container_of(work.repairs.region)
+        work.begun = True
+        if work.orders is None:
+            work.orders = self._plan(repairs, this)
+        batch: list[Order] = []
+        more = True
+        while more and len(batch) < writer.MAX_ORDERS:
+            await this.slices.breathe()
+            if not self._is_here(repairs):
+                return False
+            with this.charge(container):
+                more = _collect(work.orders, batch)
+        work.wrote = work.wrote or bool(batch)
+        if self.settings.dry_run:
+            with this.charge(container):
+                for order in batch:
+                    self.writing.would_write(repairs, order)
+        elif batch:
+            this.spend(container, len(batch) * ORDER_SECONDS)
+            more = await self.writing.carry_out(repairs, batch) and more
+        return more
+
+    def _plan(self, repairs: RegionRepairs, this: _Pass) -> Iterator[Order | None]:
         def conflict(state: SlotState, wait: float) -> None:
             self.counters["conflicts"] += 1
             self.journal.tell(
@@ -236,160 +424,72 @@ class Repairer:
                 next_try_seconds=wait,
             )
 
-        orders = list(
-            repairs.plan(now, policy, joined.utilization, self.settings.write_utilization, conflict)
-        )
-        if not orders:
-            repairs.settle(policy, joined)
-        for state in stuck.look(repairs, policy, joined.utilization, joined.at, now):
-            self.counters["slots_stuck"] += 1
-            self.journal.tell("slot_stuck", level="warning", **_of_slot(repairs, state), why=state.stuck)
-        if self.settings.dry_run:
-            for order in orders:
-                self._would_write(repairs, order)
+        writes, truth = self.settings.write_utilization, this.joined.utilization
+        return repairs.plan(this.now, this.policy, truth, writes, conflict, self._answered)
+
+    def _finish(self, work: _Work, this: _Pass) -> None:
+        """All that could be done for a region in this pass was."""
+        repairs, joined = work.repairs, this.joined
+        if not self._is_here(repairs):
             return
-        for start in range(0, len(orders), writer.MAX_ORDERS):
-            if not await self._carry_out(repairs, orders[start : start + writer.MAX_ORDERS]):
-                return
+        if not work.wrote:
+            repairs.settle(this.policy, joined)
+        if not self.settings.dry_run:
+            self._tell_stuck(repairs, this)
+        self._report(repairs, joined)
 
-    async def _carry_out(self, repairs: RegionRepairs, orders: list[Order]) -> bool:
-        region = repairs.region
-        message, handles = encode(orders, region.layout.file_bytes)
-        try:
-            answer = await self.writer.request(message, [region.fd, *handles])
-            if len(answer) != writer.RESULT.size * len(orders):
-                raise self.writer.malformed("answered something malformed")
-        except WorkerFailed as error:
-            self._writer_failed(repairs, error)
-            return False
-        repairs.writer_deaths = 0
-        for order, (outcome, word) in zip(orders, writer.RESULT.iter_unpack(answer), strict=True):
-            self._written(repairs, order, outcome, word)
-        return True
+    def _tell_stuck(self, repairs: RegionRepairs, this: _Pass) -> None:
+        """Values that do not stay right: once for each process in a slot."""
+        for state in repairs.told_apart():
+            state.stuck = state.evidence.why(state.slot.hostpid, this.policy, this.now)
+            if state.stuck and not state.evidence.told:
+                state.evidence.told = True
+                self.counters["slots_stuck"] += 1
+                self.journal.tell("slot_stuck", level="warning", **of_slot(repairs, state), why=state.stuck)
 
-    def _writer_failed(self, repairs: RegionRepairs, error: WorkerFailed) -> None:
-        """Leave the file alone for a while if it is to blame; a writer that somebody killed is tried again."""
-        if error.waiting:
-            return
-        self.counters["writer_failures"] += 1
-        repairs.writer_deaths += 1
-        if error.own_fault or repairs.writer_deaths >= _DEATHS_BEFORE_QUARANTINE:
-            repairs.writer_deaths = 0
-            self.counters["quarantines"] += 1
-            seconds = repairs.quarantine(time.monotonic())
-            self.journal.tell(
-                "region_quarantined",
-                level="warning",
-                container=repairs.region.dir_name,
-                why=str(error),
-                seconds=seconds,
-            )
-        else:
-            self.journal.log.warning("writer_failed", container=repairs.region.dir_name, why=str(error))
+    # -- between two passes -------------------------------------------------------------------------
 
-    def _written(self, repairs: RegionRepairs, order: Order, outcome: int, word: int) -> None:
-        state = order.state
-        self._writable(repairs, outcome)
-        if outcome == writer.DONE and order.device is None:
-            # Written, and that once, even if another writer changed it back before it was read back.
-            self._repaired(repairs, order)
-            if word != order.new:
-                state.reason = UnresolvedReason.CHANGED
-        elif outcome == writer.DONE:
-            self.counters["utilization_writes"] += 1
-            if state.dead:
-                self._zeroed(repairs, order)
-        elif outcome == writer.OWNER_GONE:
-            self.counters["writes_undone"] += 1
-            state.reason = UnresolvedReason.GONE
-        elif outcome == writer.MOVED:
-            self.counters["writes_undone"] += 1
-        elif outcome == writer.NOT_WRITABLE:
-            state.reason = UnresolvedReason.WRITE_FAILED
-            repairs.pause(time.monotonic(), _UNWRITABLE_SECONDS, UnresolvedReason.WRITE_FAILED)
-        elif order.device is None:
-            self.counters["writes_missed"] += 1
-            state.reason = UnresolvedReason.CHANGED
+    def lingering(self) -> Iterator[tuple[int, str]]:
+        """Owners and devices whose value nobody will zero when they idle, as far as can be told."""
+        for repairs in self.regions.values():
+            yield from repairs.lingering()
 
-    def _writable(self, repairs: RegionRepairs, outcome: int) -> None:
-        """Say once that a file cannot be written, and once that it can again; other outcomes tell neither."""
-        if outcome not in (writer.DONE, writer.NOT_WRITABLE):
-            return
-        path, why = repairs.region.path, ""
-        if outcome == writer.NOT_WRITABLE:
-            why = "it cannot be opened for writing; mount the containers directory read-write"
-        self.journal.trouble(f"write {path}", why, "write_failed", "write_works_again", path=path)
+    def contested(self) -> bool:
+        """Whether some tenant's watcher writes wrong values, so that `follow` has something to do."""
+        return not self.settings.dry_run and any(repairs.contested for repairs in self.regions.values())
 
-    def _repaired(self, repairs: RegionRepairs, order: Order) -> None:
-        state = order.state
-        self.counters[f"repairs_{order.reason}"] += 1
-        state.written, state.repaired, state.reason = order.new >> 32, order.reason, None
-        state.written_at = order.slot
-        state.wrong_since = None
-        self.journal.tell("repair", **_about(repairs, order))
-
-    def _zeroed(self, repairs: RegionRepairs, order: Order) -> None:
-        self.journal.log.info(
-            "dead_slot_zeroed",
-            container=repairs.region.dir_name,
-            slot=order.slot,
-            ns_pid=order.state.slot.pid,
-            device=order.device,
-            before=order.expected,
-        )
-
-    def _would_write(self, repairs: RegionRepairs, order: Order) -> None:
-        """Say once per generation and value what would be written."""
-        state = order.state
-        if (order.device, order.new) in state.announced:
-            return
-        state.announced.add((order.device, order.new))
-        if order.device is None:
-            self.counters[f"would_repair_{order.reason}"] += 1
-            self.journal.log.info("would_repair", **_about(repairs, order))
-        else:
-            self.journal.log.info(
-                "would_write_utilization",
-                container=repairs.region.dir_name,
-                slot=order.slot,
-                ns_pid=state.slot.pid,
-                device=order.device,
-                before=order.expected,
-                after=order.new,
-            )
+    async def follow(self) -> None:
+        """Put right what some tenants' watchers make wrong at each of their ticks, at their containers' expense."""
+        async with self._alone:
+            for repairs in [each for each in self.regions.values() if each.contested]:
+                container = container_of(repairs.region)
+                if self.budgets.over(container):
+                    continue
+                with self.budgets.charge(container):
+                    orders = list(repairs.follow(repairs.region.word, time.monotonic()))
+                if orders:
+                    self.budgets.spend(container, len(orders) * ORDER_SECONDS)
+                    await self.writing.carry_out(repairs, orders)
 
     # -- the picture --------------------------------------------------------------------------------
 
-    def reports(self, joined: Joined) -> tuple[RegionReport, ...]:
-        """Every region and slot, for the snapshot."""
-        reports = {
-            path: self._reports.get(path)
-            or region_report(repairs, joined, self.owners.container_id, time.monotonic())
-            for path, repairs in self.regions.items()
-        }
-        self._reports = reports
-        return tuple(reports.values())
+    def _report(self, repairs: RegionRepairs, joined: Joined) -> None:
+        report = region_report(repairs, joined, self.owners.container_id, time.monotonic())
+        self._reports[repairs.region.path] = report
+
+    def reports(self) -> tuple[RegionReport, ...]:
+        """Every region and slot as of the last time that it was its turn."""
+        return tuple(self._reports.values())
 
 
-def _about(repairs: RegionRepairs, order: Order) -> dict[str, Any]:
-    """The fields of a log line about a ``hostpid``."""
-    return {
-        **_of_slot(repairs, order.state),
-        "slot": order.slot,
-        "reason": order.reason,
-        "before": order.state.slot.hostpid,
-        "after": order.new >> 32,
-    }
-
-
-def _of_slot(repairs: RegionRepairs, state: SlotState) -> dict[str, Any]:
-    """Which slot it is, and whose."""
-    region, owner = repairs.region, state.owner
-    return {
-        "container": region.dir_name,
-        "pod_uid": region.pod_uid,
-        "container_name": region.container_name,
-        "slot": state.slot.index,
-        "ns_pid": state.slot.pid,
-        "host_pid": owner.process.host_pid if owner else None,
-    }
+def _collect(orders: Iterator[Order | None], batch: list[Order]) -> bool:
+    """Fill up a batch for the writer, for a slice of time; whether there may be more."""
+    until = time.thread_time() + SLICE_SECONDS
+    for order in orders:
+        if order is not None:
+            batch.append(order)
+            if len(batch) == writer.MAX_ORDERS:
+                return True
+        elif time.thread_time() >= until:
+            return True
+    return False

@@ -45,7 +45,7 @@ def region_report(
         uuids,
         tuple(slots),
         next(filter(None, map(container_id, owned)), ""),
-        repairs.quarantined(now),
+        repairs.blame.quarantined(now),
         view.limit if view else (),
     )
 

@@ -17,13 +17,22 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from resolver import __version__, api, capabilities, log
+from resolver.budget import Slices
 from resolver.census import Census
-from resolver.config import FIXED_AT_START, OFF, HostpidNamespace, Settings, SourceName, described
+from resolver.config import (
+    FIXED_AT_START,
+    OFF,
+    HostpidNamespace,
+    Settings,
+    SourceName,
+    described,
+    parse_address,
+)
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.events import Events
 from resolver.gpu.inventory import NONE as NO_INVENTORY
 from resolver.gpu.inventory import changes
-from resolver.gpu.sampler import Sampler
+from resolver.gpu.sampler import SAMPLE_SECONDS, Sampler
 from resolver.hami.policy import Policy, decide
 from resolver.join import NOTHING, Joined, join
 from resolver.lookup.live import LiveLookup
@@ -42,13 +51,23 @@ from resolver.view import View
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 
-    from resolver.api.entrance import Entrance
+    from resolver.api import Entrances
+    from resolver.gpu.sampler import Collection
     from resolver.join import Used
     from resolver.sources import Source
 
 _ERRORS_BEFORE_END = 10
+_FIRST_FREE_PORT = 1024  # below it, listening takes CAP_NET_BIND_SERVICE
 _DRIVER_SECONDS = 1.0  # a driver that answered before may take this long; then what it said counts no more
+_FOLLOW_EVERY = 0.01  # seconds between two looks at values that a watcher makes wrong every 120 ms
+#: A process whose last sample is older (seconds; drivers take some six a second) seems to idle; and at the earliest so
+#: many seconds after an answer NVML is asked again for it.
+_SEEMS_IDLE, _ASK_AGAIN_AFTER = 0.3, 0.25
 _BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+
+
+def _inventory_of(snapshot: Snapshot) -> tuple[int, str]:
+    return snapshot.inventory.version, snapshot.joined.error
 
 
 class Service:
@@ -96,20 +115,24 @@ class Service:
         self.passes = 0
         self.started_at = time.time()
         self.collected_at = 0.0
+        self._inventories = Events(1)  # who waits for the next picture with another inventory
         self.inventory = NO_INVENTORY
         self.snapshot: Snapshot | None = None
         self._pass_counts = [0] * len(_BOUNDS)
         self._pass_seconds = 0.0
         self._gpu_processes: tuple[ProcessReport, ...] = ()
         self._in_charge = in_charge
-        self._rights: tuple[frozenset[str], frozenset[str]] | None = None  # once the source runs
+        self._rights = self._needed(started=False)
+        self._source_started = False
         self._policy_said: Policy | None = None
         self._new_settings: tuple[Settings, dict[str, str]] | None = None
         self._stopping = asyncio.Event()
+        self._contested = asyncio.Event()  # some tenant's watcher writes wrong values
         self._hurry = asyncio.Event()
+        self._ask_again = asyncio.Event()  # NVML, before its interval is over
         self._trouble = asyncio.Event()  # a source has failed
         self.holder = holder
-        self._entrance: Entrance | None = None
+        self._entrances: Entrances | None = None
         self._our_turn = asyncio.Event()
         if not holder:
             self._our_turn.set()
@@ -119,7 +142,9 @@ class Service:
 
     async def run(self) -> None:
         """Work until `stop` is called. `CannotKnow` if the source that was asked for does not work here."""
-        self._entrance = api.make_entrance(self.settings, self.journal) if self._in_charge else None
+        if self._in_charge:
+            self._entrances = api.make_entrances(self.settings, self.journal)  # nobody can reach them yet
+            self._give_up_rights()
         if self.settings.source != SourceName.AUTO:
             try:
                 await self._unless_stopped(self.start_source())
@@ -135,13 +160,14 @@ class Service:
             settings=self._described,
         )
         tasks = [
-            asyncio.create_task(self._every("nvml_interval", self.collect_once, asyncio.Event())),
+            asyncio.create_task(self._every("nvml_interval", self.collect_once, self._ask_again)),
             asyncio.create_task(self._passes()),
         ]
         if self.settings.source == SourceName.AUTO:
             tasks.append(asyncio.create_task(self._climb()))
         else:
             tasks.append(asyncio.create_task(self._every("nvml_interval", self._tend, self._trouble)))
+        tasks.append(asyncio.create_task(self._follow()))
         if self._in_charge:
             tasks += [asyncio.create_task(serving) for serving in self._servers()]
         stopping = asyncio.create_task(self._stopping.wait())
@@ -164,6 +190,16 @@ class Service:
             self.journal.log.info("waiting", holder=self.holder, why="another daemon writes on this node")
         await self._our_turn.wait()
         await self._every("interval", self.pass_once, self._hurry)
+
+    async def _follow(self) -> None:
+        """Between the passes, only while some tenant's watcher writes wrong values: put them right after its ticks."""
+        while True:
+            await self._contested.wait()
+            with contextlib.suppress(
+                OSError
+            ):  # no descriptors left, say: the next pass meets it too, and tells
+                await self.repairer.follow()
+            await asyncio.sleep(_FOLLOW_EVERY)
 
     def take_over(self) -> None:
         """The daemon that wrote on this node has ended: begin."""
@@ -193,30 +229,42 @@ class Service:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(due - time.monotonic()):
                     await hurry.wait()
+                due = time.monotonic()  # the pace goes on from here
             hurry.clear()
 
     async def start_source(self) -> None:
         """Find the best source, then give up every right that it took to start it."""
         await self.ladder.start()
-        if not self._in_charge:
-            return
-        steps = self.ladder.steps
-        optional = frozenset({"DAC_OVERRIDE"})  # tenants' files are 0666, unless one has a umask
-        release = os.uname().release
-        running = frozenset().union(*(capabilities.while_running(name, release) for name in steps), optional)
-        children = frozenset().union(*(capabilities.TO_START[name] for name in steps), optional)
-        self._rights = running, children
+        self._rights, self._source_started = self._needed(started=True), True
         self._give_up_rights()
 
+    def _needed(self, *, started: bool) -> tuple[frozenset[str], frozenset[str]]:
+        """What this process needs from now on, and what its children may need, until the source is up or after it."""
+        # Optional: tenants' files are 0666, unless one has a umask; ports below 1024.
+        always = {"DAC_OVERRIDE"}
+        address = parse_address(self.settings.metrics_addr)
+        if address is not None and 0 < address[1] < _FIRST_FREE_PORT:
+            always.add("NET_BIND_SERVICE")
+        steps, release = self.ladder.steps, os.uname().release
+        starting = frozenset().union(*(capabilities.TO_START[name] for name in steps), always)
+        running = frozenset().union(*(capabilities.while_running(name, release) for name in steps), always)
+        if started:
+            return running, starting
+        return starting | running, starting.union(*(capabilities.CHILDREN_TO_START[name] for name in steps))
+
     def _give_up_rights(self) -> None:
-        """Those that the sources don't need, and those to measure the driver as soon as that is done."""
-        if self._rights is None:
+        """All but those that are needed, and those to measure the driver until that is done."""
+        if not self._in_charge:
             return
         running, children = self._rights
+        may_end = self._source_started and not self.truth.rights
         try:
-            capabilities.limit(running, children | self.truth.rights, again=bool(self.truth.rights))
+            inherited = frozenset() if self._source_started else children
+            capabilities.limit(running, children | self.truth.rights, again=not may_end, inherited=inherited)
         except OSError as error:
             self.journal.log.warning("capabilities_kept", why=str(error))
+        if may_end and children <= running:
+            capabilities.no_new_privileges()
 
     async def _climb(self) -> None:
         """With ``auto`` nothing waits for the best source: the scan does until it is there."""
@@ -225,7 +273,8 @@ class Service:
 
     async def _serve(self) -> None:
         await self._our_turn.wait()  # the socket is the other daemon's as long
-        await api.serve(self.view(), self.settings, self.journal, self._entrance)
+        if self._entrances is not None:
+            await api.serve(self.view(), self.settings, self.journal, self._entrances)
 
     def _servers(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Who answers others. Imported late: without them the daemon weighs a third less."""
@@ -304,8 +353,8 @@ class Service:
         self.truth.close()
         self.repairer.close()
         self.pidmap.close()
-        if self._entrance is not None:
-            self._entrance.close()
+        if self._entrances is not None:
+            self._entrances.close()
 
     # -- the two steps ------------------------------------------------------------------------------
 
@@ -324,11 +373,28 @@ class Service:
         for uuid, device in collection.devices.items():
             trouble(f"device {uuid}", device.why, "device_without_samples", "device_samples", device=uuid)
         owners = self.repairer.owners
-        self.joined = join(collection, owners, owners.container_ids(), self.procfs, self.pidmap)
+        self.joined = await join(collection, owners, owners.container_ids(), self.procfs, self.pidmap)
         self._decide()
         if self.policy.origin != "forced":
             self.truth.consider(collection)
-        self._count_containers()
+        await self._count_containers()
+        self._expect_idleness(collection)
+
+    def _expect_idleness(self, collection: Collection) -> None:
+        """Ask NVML again when it can say 0 of a process that seems to idle, where no watcher will say so."""
+        now = time.time()
+        ages = {
+            (nvml_pid, uuid): now - stamp / 1e6
+            for uuid, device in collection.devices.items()
+            for nvml_pid, (stamp, _) in device.newest.items()
+            if now - stamp / 1e6 > _SEEMS_IDLE  # the oldest count as busy still, or they were not in here
+        }
+        oldest = (
+            max((ages.get(each, 0.0) for each in self.repairer.lingering()), default=0.0) if ages else 0.0
+        )
+        if oldest:
+            wait = max(SAMPLE_SECONDS - oldest + 0.01, _ASK_AGAIN_AFTER)
+            asyncio.get_running_loop().call_later(wait, self._ask_again.set)
 
     async def pass_once(self, *, patient: bool = True) -> None:
         """One pass over the slots, and a new snapshot."""
@@ -339,8 +405,14 @@ class Service:
         began = time.perf_counter()
         await self.repairer.pass_once(self.policy, self.joined, patient=patient)
         self._timed(time.perf_counter() - began)
+        if self.repairer.contested():
+            self._contested.set()
+        else:
+            self._contested.clear()
         self.passes += 1
-        self.snapshot = self.picture()
+        before, self.snapshot = self.snapshot, self.picture()
+        if before is None or _inventory_of(before) != _inventory_of(self.snapshot):
+            self._inventories.publish("inventory", {})
 
     def _decide(self) -> None:
         version, truth = self.sampler.driver_version, self.truth
@@ -363,18 +435,22 @@ class Service:
         for index, bound in enumerate(_BOUNDS):
             self._pass_counts[index] += seconds <= bound
 
-    def _count_containers(self) -> None:
+    async def _count_containers(self) -> None:
         """Who runs on this node, and which of their processes use a GPU."""
         owners, regions = self.repairer.owners, dict[str, list[str]]()
-        for region in self.repairer.reports(self.joined):
+        for region in self.repairer.reports():
             if region.container_id:
                 regions.setdefault(region.container_id, []).append(region.path)
         users = owners.by_container()
         for used in self.joined.used:
             if used.no_slot in (SampleReason.NO_SLOT, SampleReason.NO_SHARED_REGION):
                 users.setdefault(used.container, used.host_pid)
-        self.census.refresh(users, regions)
-        self._gpu_processes = tuple(self._gpu_process(used) for used in self.joined.used)
+        await self.census.refresh(users, regions)
+        slices, processes = Slices(), []
+        for used in self.joined.used:
+            processes.append(self._gpu_process(used))
+            await slices.breathe()
+        self._gpu_processes = tuple(processes)
 
     def _gpu_process(self, used: Used) -> ProcessReport:
         owner = self.repairer.owners.process(used.host_pid) if used.no_slot is None else None
@@ -404,12 +480,16 @@ class Service:
 
     def view(self) -> View:
         """What the API and the metrics are given."""
-        return View(lambda: self.snapshot or self.picture(), self.live, self.procfs, self.events)
+        return View(
+            lambda: self.snapshot or self.picture(), self.live, self.procfs, self.events, self._inventories
+        )
 
     def picture(self) -> Snapshot:
         """What is known now, as one immutable value."""
         finder = self.repairer.finder
-        workers = (self.sampler.worker, self.repairer.writer, self.truth.worker)
+        workers = [self.sampler.worker, self.repairer.writing.worker, self.truth.worker]
+        if self.settings.mapped_regions:
+            workers.append(self.repairer.mapped.worker)
         return Snapshot(
             at=time.time(),
             started_at=self.started_at,
@@ -427,7 +507,7 @@ class Service:
             policy_origin=self.policy.origin,
             driver_version=self.sampler.driver_version,
             inventory=self.inventory,
-            regions=self.repairer.reports(self.joined),
+            regions=self.repairer.reports(),
             rejected=self.repairer.rejected(),
             missing_dirs=tuple(sorted(finder.missing_dirs)),
             containers=self.census.containers(),

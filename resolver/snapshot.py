@@ -22,7 +22,7 @@ class SlotReport(NamedTuple):
 
     ``host_pid`` is the verified owner's, None while unresolved. ``repaired`` is why it was last written.
     ``utilization`` is per used device, in per cent, None where it is not known; ``sm_util`` is what the slot says.
-    ``stuck`` says why a busy process's ``sm_util`` stays 0 though its ``hostpid`` is right; empty while it does not.
+    ``stuck`` says why ``sm_util`` does not stay what NVML says though ``hostpid`` is right; empty while it does.
     """
 
     ns_pid: int

@@ -23,15 +23,17 @@ class UnresolvedReason(StrEnum):
 
     NO_SUCH_PROCESS = "no_such_process"  # no process of this container has that PID (dead or a lie)
     NOT_MAPPED = "not_mapped"  # a process has that PID but does not map this file
+    UNPROVEN = "unproven"  # a process maps what looks like this file, and nothing proves that it is this one
+    OTHER_CONTAINER = "other_container"  # the process with that PID is in another container
     AMBIGUOUS = "ambiguous"  # several processes fit (nested PID namespaces)
     INVALID_PID = "invalid_pid"  # the slot's pid is 0 or negative while its status is not 0
     ACCESS_DENIED = "access_denied"  # /proc refused; CAP_SYS_PTRACE is missing
     TOO_LARGE = "too_large"  # maps or mountinfo longer than is read
     DRIVER_UNKNOWN = "driver_unknown"  # which PID namespace the samples use is not known
-    NOT_HOST_PIDNS = "not_host_pidns"  # this daemon does not see host PIDs
     CONFLICT = "conflict"  # another writer changes it back; backing off
     QUARANTINED = "quarantined"  # the writer died or hung on this file
     WRITE_FAILED = "write_failed"  # the slot moved or its owner ended before the write
+    OVER_BUDGET = "over_budget"  # its container costs more than its share, so it is looked at later
     CHANGED = "changed"  # the slot changed while it was being resolved; looked at again next pass
     GONE = "gone"  # the process ended while it was looked at
 
@@ -43,6 +45,7 @@ class RegionReason(StrEnum):
     SYMLINK = "symlink"
     HARD_LINK = "hard_link"  # more than one link: the same inode may be anybody's
     OTHER_DEVICE = "other_device"  # a mount below the directory
+    UNPROVEN = "unproven"  # nothing proves that what was opened is what is mapped
     UNKNOWN_SIZE = "unknown_size"
     UNKNOWN_VERSION = "unknown_version"
     NOT_INITIALIZED = "not_initialized"  # the magic number is not there (yet)

@@ -14,9 +14,13 @@ if TYPE_CHECKING:
 
 
 class View(NamedTuple):
-    """``snapshot()`` never waits: it is the picture of the last pass."""
+    """``snapshot()`` never waits: it is the picture of the last pass.
+
+    ``inventories`` has an event each time that a picture with another inventory, or another failure of NVML, is shown.
+    """
 
     snapshot: Callable[[], Snapshot]
     live: LiveLookup
     procfs: Procfs
     events: Events
+    inventories: Events

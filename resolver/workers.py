@@ -77,9 +77,16 @@ class Worker:
         return self._process.pid if self._process else None
 
     async def request(
-        self, message: bytes, descriptors: Sequence[int] = (), *, limit: float | None = None
+        self,
+        message: bytes,
+        descriptors: Sequence[int] = (),
+        *,
+        limit: float | None = None,
+        received: list[int] | None = None,
     ) -> bytes:
         """Send one message, return its answer; `WorkerFailed` when there is none in time (``limit``, or ``timeout``).
+
+        What else the child handed over is in ``received``: open files, which are the caller's.
 
         Starts the child if there is none. After a failure the next start is immediate, after several in a
         row it waits (0.05 s doubling to 30 s), and requests fail at once until then.
@@ -88,10 +95,14 @@ class Worker:
             channel = self._send(message, list(descriptors))
             limit = self.timeout if limit is None else limit
             try:
-                async with asyncio.timeout(limit):  # not wait_for, see Service._every
-                    answer = await asyncio.get_running_loop().sock_recv(channel, _MAX_MESSAGE)
-            except TimeoutError:
-                raise self._failed(f"did not answer within {limit:g} s", own_fault=True) from None
+                await _readable(channel, limit)
+                if received is None:
+                    answer = channel.recv(_MAX_MESSAGE)
+                else:
+                    answer, files, _flags, _address = socket.recv_fds(channel, _MAX_MESSAGE, 1)
+                    received += files
+            except BlockingIOError:
+                raise self._failed(f"did not answer within {limit:g} s") from None
             except ConnectionResetError:
                 answer = b""  # it ended before it took the message
             except OSError as error:
@@ -159,7 +170,7 @@ class Worker:
         try:
             code = process.wait(0.2) if process else 0
         except subprocess.TimeoutExpired:
-            return self._failed("closed its socket", own_fault=True)
+            return self._failed("closed its socket")
         if code >= 0:
             return self._failed(f"ended with code {code}")
         with contextlib.suppress(ValueError):  # not every signal has a name
@@ -191,3 +202,23 @@ class Worker:
             process.wait(0.1)
         if process.returncode is None:
             self._unreaped.append(process)
+
+
+async def _readable(channel: socket.socket, limit: float) -> None:
+    """Wait until there is an answer, ``limit`` seconds at most.
+
+    Whoever calls reads in either case: an answer that came in time is one, also if the loop was too busy to see it
+    before the time was up.
+    """
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        if not readable.done():
+            readable.set_result(None)
+
+    loop.add_reader(channel, tell)
+    try:
+        await asyncio.wait({readable}, timeout=limit)
+    finally:
+        loop.remove_reader(channel)

@@ -1,4 +1,4 @@
-"""The daemon's API: HTTP and JSON on a Unix socket. It reads; nothing in it changes anything.
+"""The daemon's API: HTTP and JSON on a Unix socket for root, and on another one for tenants. It only reads.
 
 ``docs/api.md`` tells how to ask, ``/v1/openapi.json`` what there is. What is shown comes from the daemon's picture,
 whole and never waited for; only questions about single processes are put to the map, and, where that has no answer,
@@ -8,12 +8,16 @@ to the kernel.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.api.entrance import Entrance, group_of
 from resolver.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resolver.api.access import Door
+    from resolver.api.app import Api
     from resolver.config import Settings
     from resolver.log import Journal
     from resolver.view import View
@@ -21,42 +25,72 @@ if TYPE_CHECKING:
 
 #: A place where another daemon listens is tried again.
 _AGAIN_SECONDS = 1.0
+#: In the kernel. Beyond it a client that connects waits for its turn, or, if it doesn't wait, gets EAGAIN.
+TENANTS_BACKLOG = 512
 
 
-def make_entrance(settings: Settings, journal: Journal) -> Entrance | None:
-    """The socket as the settings want it; None, with a warning in the log, if it cannot be had.
+class Entrances(NamedTuple):
+    """The sockets as the settings want them; None for one that cannot be had, or is not wanted."""
+
+    root: Entrance | None
+    tenants: Entrance | None
+
+    def close(self) -> None:
+        """Remove both."""
+        for entrance in self:
+            if entrance is not None:
+                entrance.close()
+
+
+def make_entrances(settings: Settings, journal: Journal) -> Entrances:
+    """Make the sockets, or log a warning that says why not.
 
     To be called while the daemon has the rights that it was started with: it gives a file to a group.
     """
-    try:
-        return Entrance(
-            settings.socket_path, mode=int(settings.socket_mode, 8), group=group_of(settings.socket_group)
-        )
-    except (OSError, UsageError) as error:
-        _off(settings, journal, error)
-        return None
+
+    def root() -> Entrance:
+        mode, group = int(settings.socket_mode, 8), group_of(settings.socket_group)
+        return Entrance(settings.socket_path, mode=mode, group=group)
+
+    def tenants() -> Entrance:
+        return Entrance(settings.tenant_socket, mode=0o666, option="--tenant-socket", backlog=TENANTS_BACKLOG)
+
+    def made(make: Callable[[], Entrance], path: str) -> Entrance | None:
+        try:
+            return make()
+        except (OSError, UsageError) as error:
+            _off(journal, path, error)
+            return None
+
+    return Entrances(
+        made(root, settings.socket_path),
+        made(tenants, settings.tenant_socket) if settings.tenant_socket else None,
+    )
 
 
-async def serve(view: View, settings: Settings, journal: Journal, entrance: Entrance | None) -> None:
+async def serve(view: View, settings: Settings, journal: Journal, entrances: Entrances) -> None:
     """Answer until cancelled. What the API takes to run is imported only now."""
-    if entrance is None:
-        await asyncio.get_running_loop().create_future()  # for ever
-        return
-    await _open(entrance, settings, journal)
     from resolver.api.access import Door
     from resolver.api.app import Api
-    from resolver.api.server import server
 
-    door = Door(view.procfs, group_of(settings.socket_group))
-    serving = server(Api(view, door, settings.pod_logs_dir, journal), door)
-    try:
-        await serving.serve(sockets=[entrance.listener])
-    finally:
-        serving.should_exit = True
-    await asyncio.get_running_loop().create_future()
+    door = Door(view.procfs, group_of(settings.socket_group) if entrances.root else None)
+    tenants = Door(view.procfs, tenants=True) if entrances.tenants else None
+    api = Api(view, door, settings.pod_logs_dir, journal, tenants=tenants)
+    async with asyncio.TaskGroup() as serving:
+        for entrance, its_door in zip(entrances, (door, tenants), strict=True):
+            if entrance is not None and its_door is not None:
+                serving.create_task(_serve(api, its_door, entrance, journal))
+        await asyncio.get_running_loop().create_future()  # for ever
 
 
-async def _open(entrance: Entrance, settings: Settings, journal: Journal) -> None:
+async def _serve(api: Api, door: Door, entrance: Entrance, journal: Journal) -> None:
+    await _open(entrance, journal)
+    from resolver.api.server import serve as serve_http
+
+    await serve_http(api, door, entrance.listener)
+
+
+async def _open(entrance: Entrance, journal: Journal) -> None:
     """As soon as nobody else listens there: a dry run that was there before, and is about to end, for one."""
     said = ""
     while True:
@@ -65,11 +99,11 @@ async def _open(entrance: Entrance, settings: Settings, journal: Journal) -> Non
         except (OSError, UsageError) as error:
             if str(error) != said:
                 said = str(error)
-                _off(settings, journal, error)
+                _off(journal, entrance.path, error)
             await asyncio.sleep(_AGAIN_SECONDS)
         else:
             return
 
 
-def _off(settings: Settings, journal: Journal, error: Exception) -> None:
-    journal.log.warning("api_off", socket=settings.socket_path, why=str(error))
+def _off(journal: Journal, path: str, error: Exception) -> None:
+    journal.log.warning("api_off", socket=path, why=str(error))

@@ -1,11 +1,10 @@
 """Who may ask what, and how much of it.
 
-Root and the socket's group, on the host, may ask everything. Anybody else who can reach the socket, which takes an
-operator who opened it to containers, may ask about the processes in its own PID namespace only. Who asks is the
-kernel's word, never the request's (`resolver.peers`).
-
-The root of a container has UID 0, too, and can give itself any group. So neither counts unless the process is also
-in the daemon's own PID namespace, which is the host's.
+There are two sockets. On the one of root, root and the socket's group may ask everything, if they are in the daemon's
+own PID namespace, which is the host's: the root of a container has UID 0, too, and can give itself any group. Nobody
+else may ask anything there. On the tenants' socket, which an operator gives to containers, a process in another PID
+namespace than the host's may ask about the processes in its own, and nobody may ask more. Who asks is the kernel's
+word, never the request's (`resolver.peers`).
 """
 
 from __future__ import annotations
@@ -18,22 +17,33 @@ from resolver.api.problems import Problem, Reason
 from resolver.cgroup import parse_cgroup
 from resolver.errors import ResolverError
 from resolver.lookup.namespaces import Namespace
-from resolver.peers import PeerUnknown, peer_of, pidns_of
+from resolver.peers import PeerUnknown, credentials_of, peer_of, pidns_of
 
 if TYPE_CHECKING:
     from resolver.peers import Connection, Credentials, Peer
     from resolver.procfs import Procfs
 
-#: Connections: of all, of all that may not ask everything, and of each PID namespace of those.
-MOST_CONNECTIONS, _MOST_TENANTS, _MOST_EACH = 512, 128, 16
+#: Connections to root's socket, and of them those of peers that are refused.
+MOST_CONNECTIONS, _MOST_REFUSED = 512, 16
+#: Connections to the tenants' socket, and of each container.
+MOST_TENANTS, _MOST_EACH = 128, 16
 _MOST_STREAMS = 32
 #: Requests a second that may be asked for ever, and at once; a pair of a batch is a hundredth of one.
 _RATE, _BURST = 2000.0, 4000.0
 _TENANT_RATE, _TENANT_BURST = 50.0, 100.0
 _MOST_BUCKETS = 1024
 
-#: Everybody who may ask everything shares one account for each user; a tenant has one for its PID namespace.
-_Key = tuple[str, int]
+#: Everybody who may ask everything shares one account for each user; a tenant has one for its container.
+_Key = tuple[str, int | str]
+
+_NOT_FOR_CONTAINERS = (
+    "only root and the socket's group, in the host's PID namespace, may ask here; containers ask on a socket of their "
+    "own (resolver run --tenant-socket)"
+)
+_NOT_FOR_THE_HOST = (
+    "on this socket a process may ask about its own PID namespace only, and this peer is in the host's: root and the "
+    "group of the daemon's other socket ask there"
+)
 
 
 class Tenant(NamedTuple):
@@ -90,14 +100,20 @@ class Access:
                 429,
                 Reason.TOO_MANY_REQUESTS,
                 "this peer asks more often than is answered: ask for many pairs at once by POST, or wait",
-                headers={"Retry-After": str(int(wait) + 1)},
+                headers={"Retry-After": str(int(wait) + 1)}
+                # A connection that costs requests all the time has to wait for its turn again.
+                | ({} if self.everything else {"Connection": "close"}),
             )
 
 
 class Door:
-    """Lets connections in, counts them, and keeps the accounts. Belongs to one event loop's thread."""
+    """Lets connections to one socket in, counts them, and keeps the accounts. Belongs to one event loop's thread.
 
-    def __init__(self, procfs: Procfs, group: int | None) -> None:
+    ``group`` may ask everything beside root, None for nobody. ``tenants``: it is the tenants' socket.
+    """
+
+    def __init__(self, procfs: Procfs, group: int | None = None, *, tenants: bool = False) -> None:
+        self.tenants = tenants
         self._procfs = procfs
         self._group = group
         self._our_pidns = 0
@@ -118,11 +134,9 @@ class Door:
         self.counters["connections"] += 1
         access = self._known(connection)
         self._inside[access.key] += 1
-        tenants = sum(count for (kind, _), count in self._inside.items() if kind != "user")
-        total = self._inside.total()
-        tenant = access.key[0] != "user"
-        if total > MOST_CONNECTIONS or (
-            tenant and (tenants > _MOST_TENANTS or self._inside[access.key] > _MOST_EACH)
+        each = _MOST_EACH if self.tenants else _MOST_REFUSED
+        if self._inside.total() > (MOST_TENANTS if self.tenants else MOST_CONNECTIONS) or (
+            access.key[0] != "user" and self._inside[access.key] > each
         ):
             self.counters["refused_connections"] += 1
             access.refusal = Problem(
@@ -146,30 +160,56 @@ class Door:
         """How many are connected now."""
         return self._inside.total()
 
+    def owner(self, connection: Connection) -> _Key | None:
+        """For whom a connection counts: its container; None if whoever connected has gone. OSError: no descriptors.
+
+        By the number of the process that connected, which is fair enough to wait by; `enter` makes sure.
+        """
+        try:
+            return _account(self._procfs.cgroup(credentials_of(connection).host_pid))
+        except ResolverError:
+            return None
+
     def _known(self, connection: Connection) -> Access:
         try:
             peer = peer_of(connection, self._procfs)
         except (PeerUnknown, OSError) as error:
             return self._unknown(error)
+        access: Access | None = None
         try:
-            pidns, ns_pids = pidns_of(peer, self._procfs)
-            if pidns == self._own_pidns() and self._trusts(peer.credentials):
-                peer.close()
-                return Access(self, ("user", peer.credentials.uid), None)
-            container = parse_cgroup(self._procfs.cgroup(peer.host_pid))
-            tenant = Tenant(
-                peer, Namespace(pidns, len(ns_pids) - 1), container.container_id if container else ""
-            )
-            access = Access(self, ("pidns", pidns), tenant)
-            access.require(everything=False)
+            access = self._may(peer)
         except (ResolverError, OSError, Problem) as error:
-            peer.close()
             return self._unknown(error)
+        finally:
+            if access is None or access.tenant is None:
+                peer.close()
         return access
+
+    def _may(self, peer: Peer) -> Access:
+        """What this process may ask here; the `Tenant` in it owns the peer."""
+        pidns, ns_pids = pidns_of(peer, self._procfs)
+        host = pidns == self._own_pidns()
+        if not self.tenants:
+            if host and self._trusts(peer.credentials):
+                return Access(self, ("user", peer.credentials.uid), None)
+            return self._refused(_NOT_FOR_CONTAINERS)
+        if host:
+            return self._refused(_NOT_FOR_THE_HOST)
+        cgroup = self._procfs.cgroup(peer.host_pid)
+        container = parse_cgroup(cgroup)
+        own = Namespace(pidns, len(ns_pids) - 1)
+        access = Access(
+            self, _account(cgroup), Tenant(peer, own, container.container_id if container else "")
+        )
+        access.require(everything=False)
+        return access
+
+    def _refused(self, why: str) -> Access:
+        return Access(self, ("refused", 0), None, Problem(403, Reason.NOT_YOURS, why))
 
     def _unknown(self, error: Exception) -> Access:
         why = f"which process asks cannot be told ({error}), so nothing is answered"
-        return Access(self, ("unknown", 0), None, Problem(403, Reason.PEER_UNKNOWN, why))
+        return Access(self, ("refused", 0), None, Problem(403, Reason.PEER_UNKNOWN, why))
 
     def _own_pidns(self) -> int:
         if not self._our_pidns:
@@ -211,3 +251,9 @@ class Door:
     def close_stream(self) -> None:
         """One less."""
         self._streams -= 1
+
+
+def _account(cgroup: str) -> _Key:
+    """A container's, by what ``/proc/<pid>/cgroup`` says: by its id, or else by the cgroup, which it cannot leave."""
+    container = parse_cgroup(cgroup)
+    return ("container", container.container_id) if container else ("cgroup", cgroup)

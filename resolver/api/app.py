@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 class Api:
     """What the routes share. An ASGI application; who asks is in ``scope["state"]["access"]``."""
 
-    def __init__(self, view: View, door: Door, pod_logs_dir: str, journal: Journal) -> None:
+    def __init__(
+        self, view: View, door: Door, pod_logs_dir: str, journal: Journal, *, tenants: Door | None = None
+    ) -> None:
         self.view = view
         self.door = door
+        self.tenants = tenants
         self.pods = PodNames(pod_logs_dir)
         self.kept = lists.Kept()
         self.walks = Walks(2, 32)
@@ -35,24 +38,25 @@ class Api:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """One request."""
-        self.door.counters["requests"] += 1
+        door = scope["state"]["access"].door
+        door.counters["requests"] += 1
         try:
             answer = await self._answer(scope, receive, send)
         except ClientGone:
             return
         except Problem as problem:
-            answer = self._refusal(problem)
+            answer = _refusal(door, problem)
         except ResolverError as error:
-            answer = self._refusal(problem_of(error))
+            answer = _refusal(door, problem_of(error))
         except (
             OSError
         ) as error:  # out of descriptors or memory: no answer, and not the answer that there is none
             why = f"the system refused to tell: {error.strerror or error}"
-            answer = self._refusal(Problem(503, Reason.CANNOT_KNOW, why))
+            answer = _refusal(door, Problem(503, Reason.CANNOT_KNOW, why))
         except Exception:
             self._journal.log.exception("internal_error", step="api", path=scope["path"])
-            answer = self._refusal(
-                Problem(500, Reason.INTERNAL, "a defect of the daemon's; its log tells more")
+            answer = _refusal(
+                door, Problem(500, Reason.INTERNAL, "a defect of the daemon's; its log tells more")
             )
         if answer is not None:
             await _send(answer, send)
@@ -75,10 +79,6 @@ class Api:
         access.require(everything=not route.tenants)
         return await route.handler(self, Request(scope, receive, send, route))
 
-    def _refusal(self, problem: Problem) -> Answer:
-        self.door.counters["refused_requests"] += 1
-        return Answer(encode(problem.document()), PROBLEM, problem.status, tuple(problem.headers.items()))
-
     def description(self) -> bytes:
         """The OpenAPI document; made when it is first asked for."""
         if not self._description:
@@ -87,6 +87,11 @@ class Api:
             routes = [route for by_method in self.routes.values() for route in by_method.values()]
             self._description = encode(describe(routes))
         return self._description
+
+
+def _refusal(door: Door, problem: Problem) -> Answer:
+    door.counters["refused_requests"] += 1
+    return Answer(encode(problem.document()), PROBLEM, problem.status, tuple(problem.headers.items()))
 
 
 async def _send(answer: Answer, send: Any) -> None:

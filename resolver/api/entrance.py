@@ -32,11 +32,22 @@ def group_of(name: str) -> int | None:
 class Entrance:
     """A socket at ``path``, which nobody can reach before `open`.
 
-    Making it may take rights that the daemon gives up soon; opening it takes none. Raises UsageError and OSError.
+    Making it may take rights that the daemon gives up soon; opening it takes none. ``option`` is the one that names
+    it, for error messages. Raises UsageError and OSError.
     """
 
-    def __init__(self, path: str, *, mode: int = 0o660, group: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        mode: int = 0o660,
+        group: int | None = None,
+        option: str = "--socket",
+        backlog: int = BACKLOG,
+    ) -> None:
         self.path = path
+        self._option = option
+        self._backlog = backlog
         self.listener = Listener()
         self._temporary = f"{path}.{os.getpid()}"
         self._inode = 0
@@ -59,8 +70,8 @@ class Entrance:
         A socket there that nobody listens on is replaced; one that somebody listens on, or another kind of file, is a
         `UsageError`.
         """
-        _require_free(self.path)
-        self.listener.listen(BACKLOG)
+        _require_free(self.path, self._option)
+        self.listener.listen(self._backlog)
         os.rename(self._temporary, self.path)
         self._inode = os.stat(self.path).st_ino
 
@@ -89,10 +100,10 @@ def _give_to_group(path: str, group: int) -> None:
         ) from None
 
 
-def _require_free(path: str) -> None:
+def _require_free(path: str, option: str) -> None:
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise UsageError(f"{path} is there and is no socket: remove it, or name another with --socket")
+            raise UsageError(f"{path} is there and is no socket: remove it, or name another with {option}")
         with socket.socket(socket.AF_UNIX) as probe:
             probe.setblocking(False)
             probe.connect(path)
@@ -100,4 +111,4 @@ def _require_free(path: str) -> None:
         return
     except BlockingIOError:
         pass  # somebody listens, and is slow to answer
-    raise UsageError(f"another resolver listens at {path}: stop it, or name another with --socket")
+    raise UsageError(f"another resolver listens at {path}: stop it, or name another with {option}")

@@ -96,6 +96,11 @@ class Request:
         ranges = self.headers.get("accept", "").lower().split(",")
         return any(each.partition(";")[0].strip() == media_type for each in ranges)
 
+    async def gone(self) -> None:
+        """Return when the client has hung up."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
     async def body(self) -> bytes:
         """All of the body, if it is JSON and not too large. Raises `Problem`."""
         if self.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from resolver.api import shapes
-from resolver.api.http import Answer, Request, Route, encode
+from resolver.api.http import Answer, ClientGone, Parameter, Request, Route, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from msgspec import Struct
 
@@ -97,23 +98,63 @@ async def processes(api: Api, request: Request) -> Answer:  # noqa: ARG001
 
 
 async def gpus(api: Api, request: Request) -> Answer:
-    """``GET /v1/gpus``: not sent again to who has the same version."""
+    """``GET /v1/gpus``: not sent again to who has the same version; who asks for that is kept waiting for the next."""
+    known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
+    wait = request.number("wait")
+    if wait is not None:
+        await _wait_for_gpus(api, request, known, wait)
     picture = api.view.snapshot()
-    inventory = picture.inventory
-    # Versions begin anew with each daemon.
-    tag = f'"{picture.started_at:.3f}-{inventory.version}"'
+    tag = _gpus_tag(picture)
     headers = (("ETag", tag), ("Cache-Control", "no-cache"))
-    wanted = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
-    if tag in wanted or "*" in wanted:
+    if tag in known or "*" in known:
         return Answer(b"", status=304, headers=headers)
-    return Answer(encode(shapes.Gpus.of(inventory)), headers=headers)
+    return Answer(encode(shapes.Gpus.of(picture.inventory, picture.joined.error)), headers=headers)
+
+
+def _gpus_tag(picture: Snapshot) -> str:
+    """Versions begin anew with each daemon. A failure of NVML changes the answer, and not the version."""
+    error = picture.joined.error
+    failed = f"-{zlib.crc32(error.encode()):x}" if error else ""
+    return f'"{picture.started_at:.3f}-{picture.inventory.version}{failed}"'
+
+
+async def _wait_for_gpus(api: Api, request: Request, known: Collection[str], seconds: int) -> None:
+    """Until there are other GPUs than the known ones, for that long at most, or as long as the client is there."""
+    api.door.open_stream()
+    gone = asyncio.create_task(request.gone())
+    try:
+        async with asyncio.timeout(seconds):
+            while not gone.done():
+                number = api.view.inventories.number
+                if _gpus_tag(api.view.snapshot()) not in known:
+                    return
+                news = asyncio.create_task(api.view.inventories.wait(number))
+                try:
+                    await asyncio.wait({news, gone}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    news.cancel()
+    except TimeoutError:
+        return
+    finally:
+        gone.cancel()
+        api.door.close_stream()
+    raise ClientGone
 
 
 async def status(api: Api, request: Request) -> Answer:  # noqa: ARG001
     """``GET /v1/status``."""
     counted = dict(api.door.counters) | {"connected": api.door.inside}
+    if api.tenants is not None:
+        counted |= {f"tenants_{name}": count for name, count in api.tenants.counters.items()}
+        counted["tenants_connected"] = api.tenants.inside
     return Answer(encode(shapes.status(api.view.snapshot(), counted)))
 
+
+WAIT = Parameter(
+    "wait",
+    {"type": "integer", "minimum": 1, "maximum": 600},
+    "seconds to wait for another version than those in If-None-Match, before that is answered with 304",
+)
 
 ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/containers", containers, "The containers that run on this node", shapes.Containers),
@@ -122,7 +163,9 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route("GET", "/v1/slots", slots, "Every slot in use, and what became of it", shapes.Slots),
     Route("GET", "/v1/processes", processes, "Every process on every GPU", shapes.Processes),
-    Route("GET", "/v1/gpus", gpus, "The GPUs and their health; with ETag", shapes.Gpus, refusals=(304,)),
+    Route(
+        "GET", "/v1/gpus", gpus, "The GPUs and their health; with ETag", shapes.Gpus, (WAIT,), refusals=(304,)
+    ),
     Route(
         "GET",
         "/v1/unresolved",

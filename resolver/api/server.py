@@ -1,13 +1,15 @@
-"""HTTP on a Unix socket: uvicorn, with limits on time and size, and a look at who connects.
+"""HTTP on a Unix socket: uvicorn's protocol without its server, limits on time and size, and a look at who connects.
 
 Nothing is done by the clock while nobody is connected. Each connection has at most one timer: for the request that
 it owes, for the answer that it does not read, or (uvicorn's own) for the silence between two requests.
+
+Root's clients are let in as they come. Tenants wait in a `resolver.reception.Reception` and take turns by container,
+so that what one of them does, or all of them, costs the others little and root's socket nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,51 +17,90 @@ import h11
 import msgspec
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
+from resolver.api.access import MOST_TENANTS
 from resolver.api.problems import Problem, Reason
+from resolver.places import Places
+from resolver.reception import Acceptor, Reception, http_refusal
 
 if TYPE_CHECKING:
+    import socket
+    from collections.abc import Hashable
+
     from resolver.api.access import Access, Door
 
-_BACKLOG = 512
 _HEADER_BYTES = 16 << 10
 #: Seconds for a whole request to come, for an answer to be taken, and between two requests.
 _REQUEST_SECONDS, _ANSWER_SECONDS, _IDLE_SECONDS = 10.0, 10.0, 30
+#: Shares of a CPU for accepting. Root's clients have no other limit than their number.
+_ROOT_SHARE, _TENANT_SHARE = 0.5, 0.1
+_MOST_OF_ROOT = 1024  # one beyond `MOST_CONNECTIONS` is told so
+_TENANTS_APART = 0.004  # seconds between two tenants' connections that are let in
+_BUSY = http_refusal(1, "too many connections of this container are waiting; come back in a second")
 
 
-class _Server(uvicorn.Server):
-    async def main_loop(self) -> None:
-        """Nothing is done by the clock: the loop this replaces wakes ten times a second for a Date header."""
-        await asyncio.get_running_loop().create_future()
+class Server:
+    """Answers on a listening socket; belongs to the running event loop.
 
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        """Signals are the daemon's."""
-        return contextlib.nullcontext()
+    Requests find their `Access` in ``scope["state"]["access"]``.
+    """
 
-
-def server(application: Any, door: Door) -> uvicorn.Server:
-    """To be run with ``serve(sockets=[listener])``. Requests find their `Access` in ``scope["state"]["access"]``."""
-
-    class Doorkeeper(_Connection):
-        _door = door
-
-    return _Server(
-        uvicorn.Config(
+    def __init__(self, application: Any, door: Door, listener: socket.socket) -> None:
+        self.door = door
+        self.state = ServerState()
+        self.config = uvicorn.Config(
             application,
             log_config=None,
             log_level="critical",  # what a client sends is no trouble of the daemon's
             access_log=False,
-            date_header=False,
-            server_header=False,
             lifespan="off",
             ws="none",
-            http=Doorkeeper,
-            loop="asyncio",
-            backlog=_BACKLOG,
+            http="h11",
+            interface="asgi3",
+            proxy_headers=False,
             timeout_keep_alive=_IDLE_SECONDS,
             h11_max_incomplete_event_size=_HEADER_BYTES,
         )
-    )
+        self.config.load()
+        if door.tenants:
+            self.places = Places(MOST_TENANTS, self._serve)
+            self._front: Acceptor | Reception = Reception(
+                listener,
+                door.owner,
+                self.places.let_in,
+                refusal=_BUSY,
+                most=MOST_TENANTS,
+                apart=_TENANTS_APART,
+                seconds=_REQUEST_SECONDS,
+                share=_TENANT_SHARE,
+            )
+        else:
+            self.places = Places(_MOST_OF_ROOT, self._serve)
+            self._front = Acceptor(
+                listener, lambda channel: self.places.let_in(channel, "root"), share=_ROOT_SHARE
+            )
+
+    async def stop(self) -> None:
+        """Accept no more, and hang up on everybody."""
+        self._front.stop()
+        await self.places.clear()
+        answering = list(self.state.tasks)
+        for task in answering:
+            task.cancel()
+        await asyncio.gather(*answering, return_exceptions=True)
+
+    def _serve(self, owner: Hashable) -> _Connection:  # noqa: ARG002
+        return _Connection(self)
+
+
+async def serve(application: Any, door: Door, listener: socket.socket) -> None:
+    """Answer until cancelled."""
+    server = Server(application, door, listener)
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        await server.stop()
 
 
 class _HeadFirst:
@@ -86,10 +127,19 @@ class _HeadFirst:
 
 
 class _Connection(H11Protocol):
-    _door: Door
     _access: Access | None = None
     _request_timer: asyncio.TimerHandle | None = None
     _answer_timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server.config, server.state, {})
+        self._server = server
+        self._door = server.door
+
+    @property
+    def idle(self) -> bool:
+        """Whether it waits for no answer."""
+        return self.cycle is None or bool(self.cycle.response_complete)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -115,6 +165,7 @@ class _Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._server.places.leave(self)
         self._unset_keepalive_if_required()
         for timer in (self._request_timer, self._answer_timer):
             if timer is not None:

@@ -106,8 +106,8 @@ class Slot(Struct, frozen=True):
     """One slot that is in use.
 
     ``path`` is its region's. ``pid`` and ``hostpid`` are what the slot says; ``host_pid`` is its verified owner, null
-    while it is unresolved. ``repaired`` is why it was last written. ``stuck`` says why a busy process's ``sm_util``
-    stays 0 though its ``hostpid`` is right.
+    while it is unresolved. ``repaired`` is why it was last written. ``stuck`` says why ``sm_util`` does not stay what
+    NVML says though ``hostpid`` is right.
     """
 
     path: str
@@ -228,7 +228,8 @@ class Gpu(Struct, frozen=True):
     """One GPU. Memory in bytes, utilization in per cent, temperature in degrees Celsius, power in watts.
 
     ``samples`` is ``ok``, ``unsupported`` (MIG mode, for one) or ``failed``: whether NVML tells the utilization of
-    processes; ``samples_why`` says why not. It is healthy while ``illnesses`` is empty.
+    processes; ``samples_why`` says why not. It is healthy while ``illnesses`` is empty. ``pci_address`` is the
+    kernel's name of it, ``pcie_root`` the PCI root complex that it hangs on.
     """
 
     uuid: str
@@ -247,6 +248,10 @@ class Gpu(Struct, frozen=True):
     samples_why: str | None
     illnesses: list[Illness]
     healthy: bool
+    pci_address: str | None
+    numa_node: int | None
+    pcie_root: str | None
+    cpu_socket: int | None
 
     @classmethod
     def of(cls, report: GpuReport) -> Gpu:
@@ -299,19 +304,23 @@ class Processes(Struct, frozen=True):
 
 
 class Gpus(Struct, frozen=True):
-    """``/v1/gpus``: ``version`` grows with each change, ``at`` is when they were read; also in the ``ETag``."""
+    """``/v1/gpus``: ``version`` grows with each change, ``at`` is when they were read; also in the ``ETag``.
+
+    ``version`` is 0 before NVML answered for the first time. ``error`` says why it does not answer now; what is told
+    of the GPUs is then of some time before.
+    """
 
     at: float
     version: int
     driver_version: str | None
+    error: str | None
     gpus: list[Gpu]
 
     @classmethod
-    def of(cls, inventory: Inventory) -> Gpus:
-        """From the daemon's inventory."""
-        return cls(
-            inventory.at, inventory.version, inventory.driver_version, list(map(Gpu.of, inventory.gpus))
-        )
+    def of(cls, inventory: Inventory, error: str) -> Gpus:
+        """From the daemon's inventory, and what NVML fails with."""
+        gpus = list(map(Gpu.of, inventory.gpus))
+        return cls(inventory.at, inventory.version, inventory.driver_version, error or None, gpus)
 
 
 class UnresolvedCounts(Struct, frozen=True):
@@ -408,7 +417,7 @@ class Setting(Struct, frozen=True):
 
 
 class Status(Struct, frozen=True):
-    """``/v1/status``: how the daemon is. ``counters`` and ``api`` only ever grow, but ``api``'s ``connected``."""
+    """``/v1/status``: how the daemon is. ``counters`` and ``api`` only ever grow, but ``connected`` in ``api``."""
 
     at: float
     version: str

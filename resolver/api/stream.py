@@ -74,7 +74,7 @@ async def _stream(api: Api, request: Request, number: int, kinds: frozenset[str]
     headers = [(b"content-type", STREAM.encode()), (b"cache-control", b"no-store")]
     await request.send({"type": "http.response.start", "status": 200, "headers": headers})
     await _say(request, b": these are the events of resolver\n\n")
-    gone = asyncio.create_task(_gone(request))
+    gone = asyncio.create_task(request.gone())
     waiting: asyncio.Task[list[events.Event]] | None = None
     try:
         while not gone.done():
@@ -94,11 +94,6 @@ async def _stream(api: Api, request: Request, number: int, kinds: frozenset[str]
         for task in (gone, waiting):
             if task is not None:
                 task.cancel()
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _say(request: Request, text: bytes) -> None:

@@ -28,6 +28,8 @@ COMMANDS = {
     "top": "show live who uses the GPUs",
     "containers": "list the containers of this node",
     "status": "show how the daemon is",
+    "devices": "show the node's GPUs and their health",
+    "report-devices": "keep the node's GPUs in the API server, for schedulers",
     "events": "print what happened, and what happens",
     "config": "show the settings, and where each comes from",
     "completion": "print what makes a shell complete resolver's commands and options",
@@ -71,7 +73,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def parser_of(command: str) -> tuple[argparse.ArgumentParser, ModuleType]:
     """A command's parser and the module that it is made by."""
-    module = importlib.import_module(f"resolver.cli.{command}")
+    module = importlib.import_module(f"resolver.cli.{command.replace('-', '_')}")
     parser = argparse.ArgumentParser(
         prog=f"resolver {command}",
         description=module.__doc__,

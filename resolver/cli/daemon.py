@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _OTHER_VERSION = "is it of this version? Start it anew after an upgrade"
-_WITHOUT = "Without one there are: resolver lookup, reverse, slots, config, doctor"
+WITHOUT = "Without one there are: resolver lookup, reverse, slots, config, doctor"
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def ask(path: str, socket_path: str | None) -> Any:
     try:
         return client.get_json(path, socket_path)
     except NoDaemon as error:
-        raise NoDaemon(f"{error}. {_WITHOUT}") from None
+        raise NoDaemon(f"{error}. {WITHOUT}") from None
     except NotFound as error:  # the lists are always there, if empty
         raise CannotKnow(f"the daemon does not know {path} ({error}): {_OTHER_VERSION}") from None
 
@@ -48,7 +48,7 @@ def follow(socket_path: str | None, after: str, kinds: Sequence[str]) -> Iterato
     try:
         yield from client.stream_events(socket_path, after=after, kinds=kinds)
     except NoDaemon as error:
-        raise NoDaemon(f"{error}. {_WITHOUT}") from None
+        raise NoDaemon(f"{error}. {WITHOUT}") from None
     where = client.socket_of(socket_path)
     raise NoDaemon(f"the daemon at {where} ended, or let go of this one: ask again once it runs")
 

@@ -34,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--list", action="store_true", help="print the names of the checks, and what they look at"
     )
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="print also what a compiler or the kernel said of it, line by line",
+    )
     parser.add_argument("--json", action="store_true", help="print a list of objects, one for each check")
     options.add_arguments(parser)
     parser.epilog = (
@@ -56,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         if name not in known:
             raise UsageError(f"there is no check {name!r}; there are: {', '.join(known)}")
     checks = [check for check in CHECKS if not args.only or check.name in args.only]
-    results = _examine(_node(args), checks, quiet=args.json)
+    results = _examine(_node(args), checks, quiet=args.json, verbose=args.verbose)
     if args.json:
         print_json([result._asdict() for result in results])
     else:
@@ -98,7 +103,7 @@ def _origins(origins: dict[str, str]) -> str:
     )
 
 
-def _examine(node: Node, checks: Sequence[Check], *, quiet: bool) -> list[Result]:
+def _examine(node: Node, checks: Sequence[Check], *, quiet: bool, verbose: bool) -> list[Result]:
     from resolver.doctor import Result, bounded
 
     results, width = [], max(len(check.name) for check in checks)
@@ -113,6 +118,8 @@ def _examine(node: Node, checks: Sequence[Check], *, quiet: bool) -> list[Result
             print("\r\x1b[K", end="")
         if not quiet:
             _print(result, width, columns)
+            if verbose:
+                _print_detail(result)
     return results
 
 
@@ -129,6 +136,13 @@ def _print(result: Result, width: int, columns: int) -> None:
         ]
         for number, line in enumerate(lines):
             print(" " * _INDENT + styled((label if number == 0 else "").ljust(8), "dim") + line)
+    sys.stdout.flush()
+
+
+def _print_detail(result: Result) -> None:
+    """Not wrapped: a verifier's lines stand in columns."""
+    for line in result.detail.splitlines():
+        print(" " * _INDENT + styled("| ", "dim") + printable(line.expandtabs()))
     sys.stdout.flush()
 
 

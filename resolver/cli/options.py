@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ),
         "--write-utilization": (
             config.WriteUtilization,
-            "where sm_util is written (auto: where no watcher does)",
+            "where sm_util is written (auto: where no watcher puts it right)",
         ),
         "--source": (config.SourceName, "where PIDs come from (auto: the best that works here)"),
         "--broker-answer": (
@@ -58,8 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--socket-group", metavar="GROUP", help="who may ask the API everything, beside root (default nobody)"
     )
+    add("--socket-mode", metavar="MODE", help="the socket's file mode, for root and the group (default 0660)")
     add(
-        "--socket-mode", metavar="MODE", help="the socket's file mode, who can reach it at all (default 0660)"
+        "--tenant-socket",
+        metavar="PATH",
+        help="a socket for containers, which may ask about themselves there (default: none)",
     )
     add(
         "--metrics-addr",

@@ -91,7 +91,8 @@ async def _forever(
     loop.add_signal_handler(signal.SIGINT, service.stop)
     loop.add_signal_handler(signal.SIGHUP, reload)
     if holder:
-        _take_over(service, settings.run_dir, held, loop)
+        # Once the service has given up its rights: a thread keeps those of the moment it was made in.
+        loop.call_soon(_take_over, service, settings.run_dir, held, loop)
     await service.run()
 
 
@@ -119,7 +120,10 @@ def _take_over(
 
 
 async def _once(settings: Settings) -> int:
+    import asyncio
+
     from resolver.config import SourceName
+    from resolver.hami.values import TWO_TICKS
     from resolver.service import Service
 
     service = Service(settings)
@@ -131,6 +135,8 @@ async def _once(settings: Settings) -> int:
         for _ in range(2):
             await service.pass_once(patient=False)
         await service.collect_once()
+        await service.pass_once(patient=False)
+        await asyncio.sleep(TWO_TICKS)  # what differs for longer is no watcher's to put right
         await service.pass_once(patient=False)
         snapshot = service.picture()
     finally:

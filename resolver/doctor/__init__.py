@@ -41,6 +41,7 @@ class Result(NamedTuple):
     found: str
     cause: str
     remedy: str
+    detail: str
 
 
 #: In the order in which they are run: what others rest on comes first.

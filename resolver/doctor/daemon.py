@@ -122,6 +122,14 @@ def _slight(status: dict[str, Any]) -> Iterator[tuple[object, Finding]]:
         ),
     )
     yield (
+        counters.get("over_budget"),
+        warning(
+            f"a container went over its budget {several(counters.get('over_budget', 0), 'time')}",
+            "it costs more CPU than its share, by very many mappings, mounts or changes; its slots are looked at later",
+            "resolver top shows whose slots are over_budget; docs/limits.md has the share",
+        ),
+    )
+    yield (
         counters.get("out_of_descriptors"),
         warning(
             "it ran out of descriptors",

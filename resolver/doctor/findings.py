@@ -23,12 +23,16 @@ RANKING = tuple(State)
 
 
 class Finding(NamedTuple):
-    """``cause`` and ``remedy`` are empty while all is well; with several troubles they have a line for each."""
+    """``cause`` and ``remedy`` are empty while all is well; with several troubles they have a line for each.
+
+    ``detail`` is what a compiler, a kernel or a library printed about it: lines for those who look into the cause.
+    """
 
     state: State
     found: str
     cause: str = ""
     remedy: str = ""
+    detail: str = ""
 
 
 def ok(found: str) -> Finding:

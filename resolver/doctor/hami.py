@@ -30,6 +30,11 @@ REFUSALS = {
         "something else is mounted there, so it may not be the tenant's file",
         "see what, and unmount it: findmnt --target {}",
     ),
+    RegionReason.UNPROVEN: (
+        State.WARNING,
+        "nothing proves that the file at its process's path is the one that the process maps",
+        "its process left the mount namespace in which it opened the file; restart the container of {}",
+    ),
     RegionReason.UNKNOWN_SIZE: (
         State.FAILED,
         "no released layout of HAMi has this size: a newer HAMi, or no file of HAMi's; it is neither read nor written",

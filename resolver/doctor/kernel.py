@@ -10,7 +10,7 @@ from resolver.doctor.node import Node
 from resolver.errors import ResolverError
 from resolver.lookup.hierarchies import cgroup_roots
 
-_NSPID, _NESTED, _ITERATORS = (4, 1), (4, 9), (5, 12)
+_NSPID, _NESTED, _FETCHES = (4, 1), (4, 9), (5, 12)
 _BPF_MACHINES = ("x86_64", "aarch64")
 _BTF_MAGIC = (b"\x9f\xeb", b"\xeb\x9f")  # of either byte order (include/uapi/linux/btf.h)
 _HOST_CGROUPNS = 0xEFFFFFFB  # PROC_CGROUP_INIT_INO in include/linux/proc_ns.h
@@ -46,11 +46,12 @@ def kernel(node: Node) -> Finding:
             "before Linux 4.9 nested PID namespaces cannot be told apart (NS_GET_PARENT): such slots stay ambiguous",
             "boot a newer kernel; 5.12 or later has all that is used",
         )
-    if version < _ITERATORS:
+    if version < _FETCHES:
         return _bpf(
             node,
             found,
-            "before Linux 5.12 the kernel's map of processes cannot be seeded (task iterators)",
+            "before Linux 5.12 the kernel has no atomics that return the old value, which its map of processes takes, "
+            "unless a vendor took them over: the check bpf asks it",
             "boot Linux 5.12 or later",
         )
     if node.machine not in _BPF_MACHINES:

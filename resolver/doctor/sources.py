@@ -18,12 +18,28 @@ if TYPE_CHECKING:
     from resolver.doctor.node import Node
 
 _REMEDIES = {
-    "bpf": "mend what the checks capabilities, kernel, btf, bcc or lockdown name; if they are well, the reason is said "
-    "in full by: resolver run --source bpf --once --dry-run --log-level debug",
     "netlink": "mend what the checks pid_namespace, user_namespace or capabilities name; a kernel without "
     "CONFIG_PROC_EVENTS has none: grep CONFIG_PROC_EVENTS /boot/config-$(uname -r)",
     "scan": "mend what the checks pid_namespace and hidepid name: everything else rests on a /proc that can be read",
 }
+#: By the cause that the loader names (`LoadError` in bpf/obstacles.py).
+_BPF_REMEDIES = {
+    "place": "mend what the checks pid_namespace or user_namespace name",
+    "rights": "mend what the check capabilities names",
+    "seccomp": "give it a seccomp profile that allows bpf(): deploy/seccomp/resolver.json, or the default one of "
+    "containerd 1.7 or Docker 23 and later, for a process with CAP_BPF",
+    "module": "allow it in the security module's profile (AppArmor: capability bpf, capability perfmon; SELinux: class "
+    "bpf); what was denied is said by: journalctl -k | grep -iE 'apparmor|avc'",
+    "kernel": "boot Linux 5.12 or later (arm64: 5.18), or set source = netlink to save the try",
+    "lockdown": "boot with lockdown=integrity on the kernel's command line (Secure Boot allows that), or set "
+    "source = netlink to save the try",
+    "btf": "mend what the check btf names",
+    "bcc": "mend what the check bcc names",
+    "verifier": "report the kernel's release and the output of: resolver doctor --verbose --only bpf; no right and no "
+    "setting helps but source = netlink, which saves the try",
+    "other": "the reason is said in full by: resolver doctor --verbose --only bpf; please report it",
+}
+_LAST_LINES = 30
 
 
 def bpf(node: Node) -> Finding:
@@ -48,7 +64,11 @@ def _try(name: str, node: Node) -> Finding:
     try:
         source = open_source(name, node.procfs, node.settings.map_size)
     except (ResolverError, OSError) as error:
-        return _refused(name, node, "it cannot be started", str(error))
+        finding = _refused(name, node, "it cannot be started", str(error), getattr(error, "cause", "other"))
+        detail = getattr(error, "detail", "").splitlines()[
+            -_LAST_LINES:
+        ]  # a verifier says last why it refused
+        return finding._replace(detail="\n".join(detail))
     with contextlib.closing(source):
         canary = asyncio.run(find_canary(source))
         seconds, known = time.monotonic() - began, len(source)
@@ -68,9 +88,10 @@ def _try(name: str, node: Node) -> Finding:
     )
 
 
-def _refused(name: str, node: Node, found: str, why: str) -> Finding:
+def _refused(name: str, node: Node, found: str, why: str, cause: str = "other") -> Finding:
+    remedy = _BPF_REMEDIES[cause] if name == "bpf" else _REMEDIES[name]
     below = node.sources[node.sources.index(name) + 1 :] if name in node.sources else ()
     if not below:
         only = "" if len(node.sources) > 1 else ", or set source = auto"
-        return failed(found, why, _REMEDIES[name] + only)
-    return warning(f"{found}; the daemon falls to {below[0]}", why, _REMEDIES[name])
+        return failed(found, why, remedy + only)
+    return warning(f"{found}; the daemon falls to {below[0]}", why, remedy)

@@ -32,6 +32,9 @@ class GpuReport(NamedTuple):
     ``uuid`` is empty for a GPU that the driver counts and that never told it. ``memory_used`` includes what the driver
     keeps for itself. ``samples`` is ``ok``, ``unsupported`` (MIG mode, for one) or ``failed``: whether NVML tells the
     utilization of processes, with ``samples_why``. It is healthy while ``illnesses`` is empty.
+
+    ``pci_address`` is the kernel's name of it (``0000:3b:00.0``), ``pcie_root`` the root complex that it hangs on
+    (``pci0000:3a``).
     """
 
     uuid: str
@@ -49,6 +52,10 @@ class GpuReport(NamedTuple):
     samples: str
     samples_why: str
     illnesses: tuple[Illness, ...]
+    pci_address: str | None = None
+    numa_node: int | None = None
+    pcie_root: str | None = None
+    cpu_socket: int | None = None
 
 
 class Inventory(NamedTuple):

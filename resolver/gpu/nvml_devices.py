@@ -9,6 +9,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from resolver.gpu.place import pci_address, place_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -54,6 +56,7 @@ class DeviceReader:
             report["uuid"] = text(nvml.nvmlDeviceGetUUID(handle))
             for name, read in self._values(handle).items():
                 report[name] = self._value(name, read, failed)
+            report |= place_of(report["pci_address"])
             if report["mig"]:
                 report["mig_instances"] = self._value(
                     "mig_instances", lambda: self._instances(handle), failed
@@ -71,6 +74,7 @@ class DeviceReader:
         return {
             "name": lambda: text(nvml.nvmlDeviceGetName(handle)),
             "minor": lambda: nvml.nvmlDeviceGetMinorNumber(handle),
+            "pci_address": lambda: pci_address(text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
             "mig": lambda: self._in_mig_mode(handle),
             "memory": lambda: self._memory(handle),
             "utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,

@@ -26,6 +26,7 @@ SAMPLE_SECONDS = 1.0
 _DEVICES_EVERY = 60.0
 _INCOMPLETE_SECONDS = 2.0  # a lost GPU makes the worker start the library anew, each time
 _CALL_SECONDS = 5.0
+_TICKS = 20
 #: Starting the library opens every GPU: seconds for each, where no persistence daemon holds them open.
 _START_SECONDS = 30.0
 #: What a person can do about an error, by NVML's name of it.
@@ -107,7 +108,7 @@ class Sampler:
         if self._pending is None:
             self._pending = asyncio.create_task(self._collect())
         try:
-            await asyncio.wait({self._pending}, timeout=patience)
+            await _wait(self._pending, patience)
         except asyncio.CancelledError:
             await self._abandon()
             raise
@@ -246,3 +247,16 @@ class Sampler:
 
 class _NvmlError(Exception):
     """NVML answered, with an error."""
+
+
+async def _wait(task: asyncio.Task[Collection], patience: float) -> None:
+    """Wait for the task, ``patience`` seconds at most.
+
+    In ticks, each of which counts for no more than its length: what it took longer, this thread was busy with
+    something else or had no CPU, and could not have seen an answer.
+    """
+    tick = patience / _TICKS
+    for _ in range(_TICKS):
+        await asyncio.wait({task}, timeout=tick)
+        if task.done():
+            return

@@ -103,6 +103,10 @@ def _report(device: dict[str, Any], uuid: str, before: GpuReport | None, now: fl
         samples="",
         samples_why="",
         illnesses=illnesses,
+        pci_address=device["pci_address"],
+        numa_node=device["numa_node"],
+        pcie_root=device["pcie_root"],
+        cpu_socket=device["cpu_socket"],
     )
 
 

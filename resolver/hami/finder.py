@@ -15,6 +15,7 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.budget import Budgets
 from resolver.errors import RegionRejected
 from resolver.hami.openat import open_directory, translate
 from resolver.hami.region import SharedRegion, open_region
@@ -28,6 +29,7 @@ MAX_ENTRIES = 64  # entries looked at in one container's directory; upstream mak
 MAX_CACHES = 8  # of them, names that end in .cache; upstream's own monitor refuses more than two
 MAX_VISITS = 1024  # container directories per refresh
 MAX_OPENS = 256  # files opened per refresh, some 40 us each
+REFRESH_SECONDS = 0.02  # CPU time of one refresh, but for one directory more
 
 FIRST_PAUSE = 0.25  # seconds until a refused file is tried again, doubled each time
 LONGEST_PAUSE = 30.0
@@ -117,7 +119,13 @@ class RegionFinder:
     ``missing_dirs`` are containers directories that do not exist: that is no error, they may come.
     """
 
-    def __init__(self, containers_dirs: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        containers_dirs: Sequence[str],
+        clock: Callable[[], float] = time.monotonic,
+        budgets: Budgets | None = None,
+    ) -> None:
+        """``budgets`` are by directory name; files are opened on theirs."""
         self.regions: dict[str, SharedRegion] = {}
         self.rejected: dict[str, RegionReason] = {}
         self.counts: Counter[RegionReason] = Counter()
@@ -128,7 +136,9 @@ class RegionFinder:
         self._accepted: dict[str, _Candidate] = {}
         self._next = 0  # where in _order the next refresh begins
         self._opens_left = 0
+        self._full_left = 0  # directories that are still to be listed anew
         self._clock = clock
+        self._budgets = budgets or Budgets()
         self._changes = Changes([], [], [])
 
     def refresh(self, full: bool) -> Changes:  # noqa: FBT001 - the one thing that this call is told
@@ -141,12 +151,17 @@ class RegionFinder:
         for root in self._roots:
             self._refresh_root(root, full=full)
         self._opens_left = MAX_OPENS
-        now, total = self._clock(), len(self._order)
+        now, total, until = self._clock(), len(self._order), time.thread_time() + REFRESH_SECONDS
+        if full:
+            self._full_left = total
         for _ in range(min(total, MAX_VISITS)):
-            self._visit(self._order[self._next % total], now, full=full)
+            self._visit(self._order[self._next % total], now, full=self._full_left > 0)
             if not self._opens_left:
                 break  # the same directory first, next time: its other files have not been looked at
+            self._full_left = max(0, self._full_left - 1)
             self._next = (self._next + 1) % total
+            if time.thread_time() >= until:
+                break
         return changes
 
     def reject(self, region: SharedRegion, why: RegionRejected) -> None:
@@ -276,9 +291,10 @@ class RegionFinder:
         if (info.st_dev, info.st_ino) != candidate.identity:
             self._release(candidate)
             candidate.start_anew((info.st_dev, info.st_ino), now)
-        if _due(candidate, now) and self._opens_left:
+        if _due(candidate, now) and self._opens_left and not self._budgets.over(directory.name):
             self._opens_left -= 1
-            self._try(candidate, dir_fd, now)
+            with self._budgets.charge(directory.name):
+                self._try(candidate, dir_fd, now)
 
     def _try(self, candidate: _Candidate, dir_fd: int, now: float) -> None:
         try:

@@ -150,7 +150,7 @@ _V1_1_SHIFTED = Layout(
     device_util_size=48,
     status=1936,
 )
-_V1_2 = _V1_1._replace(name="v1.2", version=(1, 2), seqlock=1936)  # HAMi 2.8.2 to 2.9.0
+_V1_2 = _V1_1._replace(name="v1.2", version=(1, 2), seqlock=1936)  # HAMi 2.8.2, 2.8.3, 2.9.0
 
 #: Every layout that is known, by its name.
 LAYOUTS = {layout.name: layout for layout in (_V0_NO_UTIL, _V0, _V1_1, _V1_1_SHIFTED, _V1_2)}
@@ -163,7 +163,7 @@ class Header(NamedTuple):
 
     device_num: int
     uuids: tuple[str, ...]
-    sm_limit: tuple[int, ...]  # per cent of the cores; 0 and 100 both mean no limit
+    sm_limit: tuple[int, ...]  # per cent of the cores; 100 is no limit, and how a missing one is stored
     limit: tuple[int, ...] = ()  # bytes of device memory; 0 means no limit
 
 

@@ -1,30 +1,35 @@
 """Shared regions inside containers, where HAMi-core runs without Kubernetes: ``/tmp/cudevshr.cache``.
 
-No directory of the host has them. They are found through the processes that NVML lists: one that maps a file of that
-name, writable and shared, tells the path, which is opened below its own root. What is opened counts only if it is the
-very file that the process maps, so that a path which leads elsewhere by now leads nowhere.
+No directory of the host has them. They are found through the processes that NVML lists: one that holds a file of that
+name open for writing tells the path, which is opened below its own root. What is opened counts only if it is the
+very file that the process holds and maps, so that a path which leads elsewhere by now leads nowhere. Device and inode
+numbers don't tell that (btrfs): the mount and the path below it do.
 
-All of that is a tenant's: names, links, mounts. The walk holds each component without opening it (O_PATH), follows no
-link, and looks up nothing on a file system that is not in the list below, or that the process's mount table does not
-have: the server of a FUSE mount could keep this daemon waiting for ever. Processes in a user namespace of their own
-can make mounts, and are left alone.
+All of that is a tenant's: names, links, mounts. The walk goes through no file system that is not in the list below, and
+is a child's (`resolver.hami.walker`), beside the passes: what is below an overlay may not answer for ever. Processes in
+a user namespace of their own can make mounts, and are left alone.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from resolver.budget import Slices
 from resolver.cgroup import parse_cgroup
 from resolver.containers import MappedFile
-from resolver.errors import AccessDenied, ProcessGone, RegionRejected
+from resolver.errors import AccessDenied, ProcessGone, RegionRejected, WorkerFailed
 from resolver.hami.finder import FIRST_PAUSE, LONGEST_PAUSE, Changes
-from resolver.hami.openat import mount_id, translate
-from resolver.hami.region import SharedRegion, open_region
+from resolver.hami.openat import translate
+from resolver.hami.region import SharedRegion, adopt_region
+from resolver.mappings import descriptor, mapped_as, maps_file, opened_by_name, place_of
 from resolver.procfs import TooLarge
 from resolver.types import RegionReason
+from resolver.workers import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,13 +40,12 @@ NAME = "cudevshr.cache"
 MAX_LOOKS = 16  # processes looked at per refresh
 MAX_REGIONS = 1024
 MAX_PER_CONTAINER = 8
-MAX_DEPTH = 16  # components of a path
+WALK_SECONDS = 2.0  # for one path; a child that is later is killed
+FIRST_LATE, LONGEST_LATE = 30.0, 3600.0  # seconds until another path of that container is walked
 #: Kernel file systems, none of which asks a tenant's program for an answer.
 FILE_SYSTEMS = frozenset(
     {"overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "bcachefs"}
 )
-
-_STEP = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class _Process:
@@ -85,7 +89,14 @@ class MappedFinder:
         self._clock = clock
         self._processes: dict[int, _Process] = {}
         self._changes = Changes([], [], [])
-        self._own_userns = 0
+        self.worker = Worker(
+            "path walker",
+            "resolver.hami.walker",
+            timeout=WALK_SECONDS,
+            rights=frozenset({"SYS_PTRACE", "DAC_OVERRIDE"}),
+        )
+        self._task: asyncio.Task[None] | None = None
+        self._late: dict[str, tuple[float, float]] = {}  # until when, and for how many seconds that was
 
     def refresh(
         self,
@@ -93,12 +104,13 @@ class MappedFinder:
         arrival: Callable[[int], object],
         in_use: Callable[[str], bool],
     ) -> Changes:
-        """Look at processes that are due, and give up regions whose last process has ended.
+        """Give up regions whose last process has ended, and begin to look at processes that are due.
 
+        Never waits: what is found is in the changes of a later refresh, see `news`.
         ``arrival`` tells a PID that is used again. ``in_use``: whether a slot of that region has a living owner. An
         open file would keep the file system of a container that has ended, so nothing is kept without a process.
         """
-        changes = self._changes = Changes([], [], [])
+        changes = self._changes
         wanted = {host_pid: arrival(host_pid) for host_pid in host_pids}
         self._processes = {
             host_pid: process
@@ -115,15 +127,42 @@ class MappedFinder:
         for host_pid, arrived in wanted.items():
             if host_pid not in self._processes:
                 self._processes[host_pid] = _Process(arrived)
-        now = self._clock()
-        due = [
-            (each.retry_at, host_pid) for host_pid, each in self._processes.items() if now >= each.retry_at
-        ]
-        for _, host_pid in sorted(due)[
-            :MAX_LOOKS
-        ]:  # who has waited longest first, so that nobody waits for ever
-            self._look(host_pid, self._processes[host_pid], now)
+        self._changes = Changes([], [], [])
+        if self._task is not None and self._task.done():
+            task, self._task = self._task, None
+            task.result()
+        if self._task is None:
+            now = self._clock()
+            waiting = sorted(
+                (each.retry_at, host_pid)
+                for host_pid, each in self._processes.items()
+                if now >= each.retry_at
+            )
+            # Who has waited longest first, so that nobody waits for ever.
+            due = [host_pid for _, host_pid in waiting[:MAX_LOOKS]]
+            if due:
+                self._task = asyncio.get_running_loop().create_task(self._look_at(due))
         return changes
+
+    def news(self) -> bool:
+        """Whether a look has ended, so that another refresh may change something."""
+        return self._task is not None and self._task.done()
+
+    async def settle(self) -> None:
+        """Wait for the look that is under way."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def _look_at(self, due: list[int]) -> None:
+        slices = Slices()
+        try:
+            for host_pid in due:
+                await slices.breathe()
+                process = self._processes.get(host_pid)
+                if process is not None:
+                    await self._look(host_pid, process, self._clock())
+        finally:
+            self.worker.stop()  # new processes are rare, and it need not wait for them
 
     def place(self, region: SharedRegion) -> MappedFile | None:
         """How the processes map it; None if it is none of these."""
@@ -140,6 +179,13 @@ class MappedFinder:
 
     def close(self) -> None:
         """Close everything; the finder can be used again afterwards."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        self.worker.stop()
+        for region in self._changes.added:  # of which nobody was told yet
+            self.reject(region, RegionRejected(RegionReason.GONE, ""))
+        self._changes = Changes([], [], [])
         for name in list(self.found):
             self._drop(name)
         self._processes.clear()
@@ -147,7 +193,7 @@ class MappedFinder:
 
     # -- one process --------------------------------------------------------------------------------
 
-    def _look(self, host_pid: int, process: _Process, now: float) -> None:
+    async def _look(self, host_pid: int, process: _Process, now: float) -> None:
         process.retry_at = now + process.pause
         process.pause = min(2 * process.pause, LONGEST_PAUSE)
         name = f"process {host_pid}"
@@ -155,14 +201,19 @@ class MappedFinder:
             handle = self._procfs.open_handle(host_pid)
         except (ProcessGone, AccessDenied):
             return
+        except OSError as error:  # no descriptors: what was found before must not be lost with it
+            self._report(name, translate(error))
+            return
         kept = False
         try:
-            path = self._procfs.mapped_path(host_pid, NAME)
+            path = next(
+                (each.path for each in opened_by_name(self._procfs, host_pid, NAME) if each.writable), ""
+            )
             if path:
                 container = parse_cgroup(self._procfs.cgroup(host_pid))
                 container_id = container.container_id if container else ""
                 name = f"{container_id or 'host'}:{path}"
-                kept = self._take(host_pid, handle, name, path, container_id)
+                kept = await self._take(host_pid, handle, name, path, container_id)
                 process.told = ""
         except RegionRejected as why:
             process.told = name
@@ -179,17 +230,15 @@ class MappedFinder:
             if not kept:
                 handle.close()
 
-    def _take(self, host_pid: int, handle: ProcessHandle, name: str, path: str, container_id: str) -> bool:
+    async def _take(
+        self, host_pid: int, handle: ProcessHandle, name: str, path: str, container_id: str
+    ) -> bool:
         """Open what the process maps; whether its handle is kept. Raises what `_look` reports."""
-        region = self._open(host_pid, name, path)
+        region = adopt_region(await self._open(host_pid, path, container_id), name)
         try:
-            place = MappedFile(*self._procfs.mapped_as(region.fd))
-            if not self._procfs.maps_inode(host_pid, *place, writable=True):
-                raise RegionRejected(
-                    RegionReason.OTHER_DEVICE, "its path leads to another file than the one that is mapped"
-                )
+            place = self._prove(host_pid, region, container_id)
             region.read()
-            known = next((each for each in self.found.values() if each.place == place), None)
+            known = next((each for each in self.found.values() if each.place.file == place.file), None)
             if known is None:
                 self._make_room(name, container_id)
         except BaseException:
@@ -208,6 +257,27 @@ class MappedFinder:
         known.handles.append(handle)
         return True
 
+    def _prove(self, host_pid: int, region: SharedRegion, container_id: str) -> MappedFile:
+        """What was opened, if it is the file that the process holds and maps. Raises `RegionRejected` otherwise."""
+        mounts = list(self._procfs.first_mounts(host_pid))
+        ours = place_of(descriptor(self._procfs, "self", region.fd), mounts)
+        theirs = [
+            place_of(each, mounts) for each in opened_by_name(self._procfs, host_pid, NAME) if each.writable
+        ]
+        if ours is None or not theirs or None in theirs:
+            raise RegionRejected(
+                RegionReason.UNPROVEN,
+                "the mount table of its process does not have the file's mount, so nothing proves which file it maps",
+            )
+        place = MappedFile(ours, *mapped_as(self._procfs, region.fd), container_id)
+        if ours not in theirs or not maps_file(
+            self._procfs, host_pid, place.device, place.inode, writable=True
+        ):
+            raise RegionRejected(
+                RegionReason.OTHER_DEVICE, "its path leads to another file than the one that is mapped"
+            )
+        return place
+
     def _make_room(self, name: str, container_id: str) -> None:
         in_container = sum(found.container == container_id for found in self.found.values())
         if name in self.found or in_container >= MAX_PER_CONTAINER:
@@ -217,31 +287,33 @@ class MappedFinder:
 
     # -- the walk -----------------------------------------------------------------------------------
 
-    def _open(self, host_pid: int, name: str, path: str) -> SharedRegion:
-        self._own_userns = self._own_userns or self._procfs.userns("self")
-        if self._procfs.userns(host_pid) != self._own_userns:
-            raise RegionRejected(
-                RegionReason.ACCESS_DENIED,
-                "its process is in a user namespace of its own, where tenants can make mounts: it is left alone",
-            )
-        *directories, file_name = path.strip("/").split("/")
-        if len(directories) > MAX_DEPTH:
-            raise RegionRejected(RegionReason.TOO_MANY_ENTRIES, "its path is too long")
-        mounts = {mount.mount_id: mount.fs_type for mount in self._procfs.mounts(host_pid)}
+    async def _open(self, host_pid: int, path: str, container_id: str) -> int:
+        """Have the child open it; returns the descriptor. Raises `RegionRejected`."""
+        late, now = container_id or f"process {host_pid}", self._clock()
+        until, seconds = self._late.get(late, (0.0, FIRST_LATE / 2))
+        if now < until:
+            raise RegionRejected(RegionReason.IO_ERROR, "its container's file systems did not answer in time")
+        asked = {"host_pid": host_pid, "path": path, "file_systems": sorted(FILE_SYSTEMS)}
+        files: list[int] = []
         try:
-            fd = os.open(f"{self._procfs.root}/{host_pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                _check_mount(fd, mounts)
-                for component in directories:
-                    below = os.open(component, _STEP, dir_fd=fd)
-                    os.close(fd)
-                    fd = below
-                    _check_mount(fd, mounts)
-                return open_region(fd, file_name, name)
-            finally:
+            answer = json.loads(await self.worker.request(json.dumps(asked).encode(), received=files))
+            if answer["reason"]:
+                raise RegionRejected(RegionReason(answer["reason"]), str(answer["detail"]))
+            return files.pop()
+        except WorkerFailed as error:
+            if not error.waiting:
+                seconds = min(LONGEST_LATE, 2 * seconds)
+                self._late = {
+                    name: entry for name, entry in self._late.items() if now < entry[0] + LONGEST_LATE
+                }
+                self._late[late] = self._clock() + seconds, seconds
+            raise RegionRejected(RegionReason.IO_ERROR, f"it cannot be opened: {error}") from None
+        except (ValueError, TypeError, KeyError, IndexError):
+            why = self.worker.malformed("answered something malformed")
+            raise RegionRejected(RegionReason.IO_ERROR, str(why)) from None
+        finally:
+            for fd in files:
                 os.close(fd)
-        except OSError as error:
-            raise translate(error) from None
 
     # -- letting go, telling ------------------------------------------------------------------------
 
@@ -259,13 +331,3 @@ class MappedFinder:
             self.rejected[name] = why.reason
             self.counts[why.reason] += 1
             self._changes.rejected.append((name, why))
-
-
-def _check_mount(fd: int, mounts: dict[int, str]) -> None:
-    """Raise `RegionRejected` unless the held directory is on a mount of the process's, of a kernel file system."""
-    kind = mounts.get(mount_id(fd))
-    if kind not in FILE_SYSTEMS:
-        raise RegionRejected(
-            RegionReason.OTHER_DEVICE,
-            f"its path leads through {f'a file system of type {kind}' if kind else 'a foreign mount'}",
-        )

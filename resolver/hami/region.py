@@ -146,6 +146,14 @@ class SharedRegion:
         )
         return self._view
 
+    def word(self, offset: int) -> int | None:
+        """The 8-byte word there as it is now; None if it cannot be read."""
+        try:
+            data = os.pread(self.fd, 8, offset)
+        except OSError:
+            return None
+        return int.from_bytes(data, "little") if len(data) == 8 else None
+
     def dump(self) -> dict[str, Any]:
         """Everything in the region under the upstream C names, see `layout.parse_region`, and ``path``.
 
@@ -189,8 +197,14 @@ def open_region(dir_fd: int, file_name: str, path: str) -> SharedRegion:
     Raises `RegionRejected`: see `openat.open_plain` and `layout.identify`. What is inside the header is
     looked at by `SharedRegion.read`.
     """
-    fd, info = open_plain(dir_fd, file_name)
+    fd, _ = open_plain(dir_fd, file_name)
+    return adopt_region(fd, path)
+
+
+def adopt_region(fd: int, path: str) -> SharedRegion:
+    """The shared region that is open as ``fd``, which is closed if it is none. Raises as `open_region` does."""
     try:
+        info = os.fstat(fd)
         # By size first, so that nothing is read of a file that cannot be a region.
         start = os.pread(fd, layouts.IDENTIFY_BYTES, 0) if info.st_size in layouts.FILE_SIZES else b""
         return SharedRegion(fd, info, layouts.identify(info.st_size, start), path)

@@ -2,7 +2,8 @@
 
 A slot *generation* is one process holding one slot: the region's file, the PID in the slot, and the process
 (with its start time) that was found to own it. Its place in the array does not count, slots move. Within a
-generation ``hostpid`` is written once; if somebody changes it back that is a conflict, and the next try waits.
+generation ``hostpid`` is written once, and once more after the process's own guess: HAMi takes the slot before CUDA
+starts and guesses after it, up to seconds after our repair. Any further change is a conflict, and the next try waits.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.config import WriteUtilization
 from resolver.hami import writer
+from resolver.hami.blame import Blame
 from resolver.hami.policy import classify
-from resolver.hami.stuck import Evidence
+from resolver.hami.values import Evidence, Verdict, differs
 from resolver.procfs import ProcessHandle
 from resolver.types import RepairReason, UnresolvedReason
 
@@ -24,13 +26,19 @@ if TYPE_CHECKING:
     from resolver.hami.region import RegionView, SharedRegion, Slot
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 300.0
-_FIRST_QUARANTINE, _LONGEST_QUARANTINE = 10.0, 3600.0
 #: How often a slot without a process is looked at again, at first each pass, then ever more rarely.
 _EAGER_LOOKS, _LONGEST_LOOK = 4, 30.0
 #: A dead slot can be taken again without a byte of it changing, and on tmpfs without the file's time changing.
 _DEAD_LOOK = 1.0
+#: So many contested values of one region are put right between passes, too.
+FOLLOWED = 16
 #: Answers that leave it open whether a process owns the slot: what was dead may have been taken again.
-_MAY_LIVE = {UnresolvedReason.AMBIGUOUS, UnresolvedReason.ACCESS_DENIED, UnresolvedReason.TOO_LARGE}
+_MAY_LIVE = {
+    UnresolvedReason.AMBIGUOUS,
+    UnresolvedReason.ACCESS_DENIED,
+    UnresolvedReason.TOO_LARGE,
+    UnresolvedReason.UNPROVEN,
+}
 
 
 class Order(NamedTuple):
@@ -51,10 +59,12 @@ class SlotState:
     """What is known of one PID's slot in one region."""
 
     __slots__ = (
+        "abandoned",
         "announced",
         "conflicts",
         "dead",
         "evidence",
+        "guessed",
         "looks",
         "next_look",
         "not_before",
@@ -63,6 +73,7 @@ class SlotState:
         "repaired",
         "slot",
         "stuck",
+        "unsure",
         "written",
         "written_at",
         "wrong_since",
@@ -74,15 +85,18 @@ class SlotState:
         self.reason: UnresolvedReason | None = None
         self.repaired: RepairReason | None = None
         self.dead = False
+        self.abandoned = False  # dead because nobody has the file open, see `resolver.hami.abandoned`
+        self.unsure = False  # the file was touched since it was called dead, and nobody has looked yet
         self.looks = 0  # in vain, in a row
         self.next_look = 0.0
         self.written: int | None = None  # the hostpid of our one write to this generation
         self.written_at: int | None = None  # the slot's index at that time
         self.announced: set[tuple[int | None, int]] = set()  # (device, value) that a dry run has told
+        self.guessed = False  # changed since our write, once, as the process's own guess does
         self.conflicts = 0
         self.not_before = 0.0
         self.wrong_since: float | None = None
-        self.stuck = ""  # why its sm_util stays 0 though all is right; see `resolver.hami.stuck`
+        self.stuck = ""  # why its sm_util does not stay right; see `resolver.hami.values`
         self.evidence = Evidence()
 
     def due(self, now: float) -> bool:
@@ -93,11 +107,15 @@ class SlotState:
         """Take in the answer of a search for the owner."""
         if isinstance(result, ProcessHandle):
             self.owner, self.reason, self.dead, self.looks = result, None, False, 0
-            self.written, self.conflicts, self.not_before = None, 0, 0.0
+            self.abandoned = self.unsure = False
+            self.written, self.guessed, self.conflicts, self.not_before = None, False, 0, 0.0
             self.announced.clear()
-            self.evidence = Evidence()
+            self.stuck, self.evidence = "", Evidence()
             return
         self.reason = result
+        if result is UnresolvedReason.OVER_BUDGET:
+            return  # it was not looked for
+        self.unsure = False
         if result in _MAY_LIVE:
             self.dead = False
         self.looks += 1
@@ -114,33 +132,46 @@ class SlotState:
     def owner_ended(self) -> None:
         """Its process is gone; whether another one took the slot is for the next look to find out."""
         self.release()
-        self.dead, self.looks, self.next_look = True, 0, 0.0
+        self.dead, self.unsure, self.looks, self.next_look = True, False, 0, 0.0
         self.reason, self.repaired, self.wrong_since = None, None, None
 
-    def changed(self, slot: Slot) -> None:
-        """Its bytes changed: look again soon, whatever the schedule was."""
-        if slot.pid != self.slot.pid or slot.hostpid != self.slot.hostpid or slot.status != self.slot.status:
-            self.next_look = 0.0
-        self.slot = slot
+    def touched(self) -> None:
+        """A process attached to the file, and may have taken this slot again: look once more now, if nobody owns it.
+
+        A change of the slot's own bytes brings no look forward: a tenant can flip them as fast as it likes.
+        """
+        self.next_look = 0.0
+        self.looks = min(self.looks, _EAGER_LOOKS)
+        self.unsure = True
+        if self.abandoned:  # that was true until now
+            self.dead = self.abandoned = False
 
 
 class RegionRepairs:
     """The slots of one region. ``close`` gives the handles back."""
 
-    def __init__(self, region: SharedRegion, place: SharedDirectory | MappedFile) -> None:
+    def __init__(
+        self,
+        region: SharedRegion,
+        place: SharedDirectory | MappedFile,
+        blame: Blame | None = None,
+        shown: tuple[str, int] | None = None,
+    ) -> None:
+        """``blame`` is what the files of this container did to the writer before; ``shown``: see `Containers.owner`."""
         self.region = region
+        self.blame = blame or Blame()
         self.place = place  # by which its processes are told
+        self.shown = shown or (place.device, region.inode)
         self.view: RegionView | None = None
         self.states: dict[int, SlotState] = {}
         self.odd: dict[int, UnresolvedReason] = {}  # slots without a state of their own, by index
-        self.writer_deaths = 0  # in a row, with this file
-        self.quarantines = 0
-        self._paused_until = 0.0
-        self._pause_reason = UnresolvedReason.QUARANTINED
+        self._unwritable_until = 0.0
         self._crowded: frozenset[int] = frozenset()  # hostpids that several slots hold
         self._twice: set[int] = set()  # pids that several slots hold
         self._mtime_ns = region.mtime_ns
         self._settled: tuple[object, ...] | None = None  # what the last look was made with, if all was right
+        self._waiting = False  # for a value that differs: a watcher may put it right
+        self.contested = False  # a watcher writes wrong values here, whenever it ticks
 
     def observe(self, view: RegionView) -> list[SlotState]:
         """Take in what the region says now; returns the states of slots that are no longer there."""
@@ -148,8 +179,7 @@ class RegionRepairs:
             # A new process touched the file: it may have taken a dead slot again without changing a byte of it.
             self._mtime_ns = self.region.mtime_ns
             for state in self.states.values():
-                if state.dead:
-                    state.next_look = 0.0
+                state.touched()
         if view is self.view:
             return []
         self.view = view
@@ -159,8 +189,8 @@ class RegionRepairs:
             known = self.states.get(ns_pid)
             if known is None:
                 self.states[ns_pid] = SlotState(slot)
-            elif known.slot != slot:
-                known.changed(slot)
+            else:
+                known.slot = slot
         return gone
 
     def _sort(self, view: RegionView) -> dict[int, Slot]:
@@ -194,7 +224,7 @@ class RegionRepairs:
     def settle(self, *inputs: object) -> None:
         """All was looked at with these inputs and nothing is to be done; remember that, if nothing is open."""
         right = all(state.owner is not None and state.reason is None for state in self.states.values())
-        self._settled = (self.view, *inputs) if right and not self.odd else None
+        self._settled = (self.view, *inputs) if right and not self.odd and not self._waiting else None
 
     def settled(self, *inputs: object) -> bool:
         """Whether neither the region nor these inputs (told apart by identity) changed since `settle`."""
@@ -205,24 +235,24 @@ class RegionRepairs:
         """Something happened that the region does not show, such as the end of a process."""
         self._settled = None
 
-    def maintained(self) -> bool:
-        """Whether the tenants' own watcher keeps ``sm_util``: there is one if device 0 has a core limit."""
-        return bool(self.view and self.view.sm_limit and 1 <= self.view.sm_limit[0] <= 100)
+    def unwritable(self, now: float, seconds: float) -> None:
+        """It cannot be written: try again after a while, and not with every pass."""
+        self._unwritable_until = now + seconds
 
-    def quarantine(self, now: float) -> float:
-        """The writer died on this file: leave it alone, longer each time. Returns for how many seconds."""
-        seconds = min(_LONGEST_QUARANTINE, _FIRST_QUARANTINE * 2 ** min(self.quarantines, 20))
-        self.quarantines += 1
-        self.pause(now, seconds, UnresolvedReason.QUARANTINED)
-        return float(seconds)
+    def put_off(self, now: float) -> bool:
+        """Its container is over its budget: what is due is done later. Whether that is news of any slot."""
+        news = False
+        for state in self.told_apart():
+            waits = state.due(now) or state.wrong_since is not None
+            if waits and not state.dead and state.reason is not UnresolvedReason.OVER_BUDGET:
+                state.reason, news = UnresolvedReason.OVER_BUDGET, True
+        return news
 
-    def pause(self, now: float, seconds: float, reason: UnresolvedReason) -> None:
-        """Write nothing into this file for a while; what would be written is unresolved for that reason."""
-        self._paused_until, self._pause_reason = now + seconds, reason
-
-    def quarantined(self, now: float) -> bool:
-        """Whether the file is left alone because the writer died or hung on it."""
-        return now < self._paused_until and self._pause_reason is UnresolvedReason.QUARANTINED
+    def _paused(self, now: float) -> UnresolvedReason | None:
+        """Why nothing is written into this file now; None if it may be."""
+        if self.blame.quarantined(now):
+            return UnresolvedReason.QUARANTINED
+        return UnresolvedReason.WRITE_FAILED if now < self._unwritable_until else None
 
     def plan(
         self,
@@ -231,30 +261,43 @@ class RegionRepairs:
         truth: Callable[[int, str], int | None],
         writes: WriteUtilization,
         on_conflict: Callable[[SlotState, float], None],
-    ) -> Iterator[Order]:
-        """The words to change now. Marks every state with why nothing is done for it.
+        answered: float,
+    ) -> Iterator[Order | None]:
+        """The words to change now, every ``hostpid`` first. Marks every state with why nothing is done for it.
 
-        ``truth(host_pid, uuid)`` is the utilization in per cent: 0 is idle, None is not known. ``on_conflict`` is
-        told the state and the seconds until the next try.
+        Each None is a moment to give way: a thousand slots on sixteen devices take some time.
+        ``truth(host_pid, uuid)`` is the utilization in per cent: 0 is idle, None is not known; NVML's answer came at
+        ``answered``, on the clock of ``now``. ``on_conflict`` is told the state and the seconds until the next try.
         """
-        if self.view is None:
+        self._waiting = self.contested = False
+        view = self.view
+        if view is None:
             return
-        paused = now < self._paused_until
-        if paused:
+        right: list[SlotState] = []
+        paused = self._paused(now)
+        if paused is not None:
             writes = WriteUtilization.NEVER
-        ours = writes is WriteUtilization.ALWAYS or not self.maintained()
         for state in self.told_apart():
             order = None
             if state.owner is not None:
                 order = self._hostpid(state, state.owner.process.host_pid, now, policy, on_conflict)
-                if order is not None and paused:
-                    state.reason, order = self._pause_reason, None
+                if order is not None and paused is not None:
+                    state.reason, order = paused, None
+            if order is not None or state.owner is None or state.reason is not None:
+                state.evidence.since = None  # no watcher can be right
             if order is not None:
                 yield order
-            elif writes is not WriteUtilization.NEVER and (
-                state.dead if state.owner is None else ours and state.reason is None
-            ):
-                yield from self._utilization(self.view, state, truth)
+            elif (state.dead and not state.unsure) if state.owner is None else state.reason is None:
+                right.append(state)
+            yield None
+        for state in right:
+            yield None
+            orders = (
+                self._zeroes(state)
+                if state.owner is None
+                else self._values(view, state, truth, now, answered, writes)
+            )
+            yield from orders if writes is not WriteUtilization.NEVER else ()
 
     def _hostpid(
         self,
@@ -280,11 +323,15 @@ class RegionRepairs:
             # A move copied the slot before we wrote, and left what we wrote behind: not another writer's doing.
             state.written = state.written_at = None
         if state.written is not None and slot.hostpid != state.written:
-            # It is not what we wrote: somebody else writes it too.
-            wait = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(state.conflicts, 20))
-            state.conflicts += 1
-            state.written, state.not_before = None, now + wait
-            on_conflict(state, wait)
+            if slot.hostpid and not state.guessed:
+                state.guessed = True  # the process's own guess; no release guesses 0
+            else:
+                # Somebody else writes it too.
+                wait = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(state.conflicts, 20))
+                state.conflicts += 1
+                state.not_before = now + wait
+                on_conflict(state, wait)
+            state.written = None
         if now < state.not_before:
             state.reason = UnresolvedReason.CONFLICT
             return None
@@ -293,19 +340,78 @@ class RegionRepairs:
         state.reason = None  # of before: in a dry run nobody else takes it away
         return Order(state, slot.index, None, wrong, offset, expected, offset, expected, new)
 
-    def _utilization(
-        self, view: RegionView, state: SlotState, truth: Callable[[int, str], int | None]
-    ) -> Iterator[Order]:
-        """Zeroes for the dead; for the living what NVML saw."""
-        slot, layout = state.slot, self.region.layout
-        for device, present in enumerate(slot.sm_util):
-            value = truth(state.owner.process.host_pid, view.uuids[device]) if state.owner else 0
-            if value is None or value == present:
+    def _zeroes(self, state: SlotState) -> list[Order]:
+        """For the dead."""
+        used = [(device, present) for device, present in enumerate(state.slot.sm_util) if present]
+        return [self._value(state, device, present, 0) for device, present in used]
+
+    def _values(
+        self,
+        view: RegionView,
+        state: SlotState,
+        truth: Callable[[int, str], int | None],
+        now: float,
+        answered: float,
+        writes: WriteUtilization,
+    ) -> list[Order]:
+        """What NVML saw, for the living, where no watcher puts that there."""
+        if state.owner is None:
+            return []
+        host_pid, evidence = state.owner.process.host_pid, state.evidence
+        if evidence.since is None:
+            evidence.since = now
+        orders = []
+        for device, present in enumerate(state.slot.sm_util):
+            actual = truth(host_pid, view.uuids[device])
+            if actual is None:
                 continue
-            offset = layout.sm_util_offset(slot.index, device)
-            if offset is not None:
-                guard_offset, guard = layout.hostpid_word(slot.index), slot_word(slot.pid, slot.hostpid)
-                yield Order(state, slot.index, device, None, guard_offset, guard, offset, present, value)
+            word = evidence.word(device, present)
+            verdict = word.judge(present, actual, answered, evidence.since, now)
+            self._waiting |= verdict is not Verdict.RIGHT
+            if writes is not WriteUtilization.NEVER and word.contested and actual:
+                self.contested = True
+            if verdict is Verdict.WRONG or (writes is WriteUtilization.ALWAYS and present != actual):
+                orders.append(self._value(state, device, present, actual))
+        return orders
+
+    def lingering(self) -> Iterator[tuple[int, str]]:
+        """Host PID and device of values above 0 that are ours, or on a device that no release up to 2.9.0 zeroes."""
+        for state in self.told_apart():
+            if self.view is None or state.owner is None:
+                continue
+            for device, word in state.evidence.words.items():
+                if word.seen and (device > 0 or word.ours) and device < len(self.view.uuids):
+                    yield state.owner.process.host_pid, self.view.uuids[device]
+
+    def follow(self, read: Callable[[int], int | None], now: float) -> Iterator[Order]:
+        """Put contested values right between two passes; ``read`` gives the 8-byte word at an offset of the file.
+
+        At most `FOLLOWED` of them in one region: the tenant pays for what it makes us do with its own values.
+        """
+        followed = 0
+        for state in self.told_apart():
+            if state.owner is None or state.reason is not None:
+                continue
+            for device in state.evidence.contested():
+                followed += 1
+                if followed > FOLLOWED:
+                    return
+                word = state.evidence.words[device]
+                offset = self.region.layout.sm_util_offset(state.slot.index, device)
+                present = read(offset) if offset is not None else None
+                if present is None or word.actual is None or present == word.seen:
+                    continue
+                word.see(present, now)
+                if differs(present, word.actual):
+                    yield self._value(state, device, present, word.actual)
+
+    def _value(self, state: SlotState, device: int, present: int, value: int) -> Order:
+        slot, layout = state.slot, self.region.layout
+        offset = layout.sm_util_offset(slot.index, device)
+        if offset is None:
+            raise AssertionError(f"{layout.name} has no sm_util, and a slot of it cannot have values")
+        guard_offset, guard = layout.hostpid_word(slot.index), slot_word(slot.pid, slot.hostpid)
+        return Order(state, slot.index, device, None, guard_offset, guard, offset, present, value)
 
     def close(self) -> None:
         """Give back the region's descriptor and every handle."""

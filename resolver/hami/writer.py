@@ -2,7 +2,8 @@
 
 Runs as a child of the daemon (`resolver.child`; standard library and libatomic only). It is handed open
 files and compare-and-swap orders over a socket on descriptor 0, carries them out one page at a time, and
-answers. If a tenant truncates the file under it, this process dies of SIGBUS, not the daemon.
+answers. If a tenant truncates the file under it, this process dies of SIGBUS, not the daemon. Once everything is
+loaded the kernel refuses it every system call but those that this takes: no program, no process, no socket.
 
 Wire format (SOCK_SEQPACKET, little-endian, one message each way)::
 
@@ -52,9 +53,12 @@ def main() -> int:
     """Serve orders until the daemon closes the socket."""
     import array
 
+    from resolver import seccomp
+
     channel = socket.socket(fileno=os.dup(0))
     room = socket.CMSG_SPACE((MAX_ORDERS + 1) * array.array("i").itemsize)
     atomics = Atomics()
+    seccomp.allow_only(seccomp.OF_THE_WRITER)
     while True:
         message, ancillary, _flags, _address = channel.recvmsg(1 << 16, room)
         received = array.array("i")

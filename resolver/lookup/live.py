@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.budget import Slices
 from resolver.cgroup import parse_cgroup, strip_scheme
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.lookup import Found
 from resolver.lookup.containers import container_name
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container, Iterable, Iterator
 
     from resolver.cgroup import ContainerCgroup
     from resolver.pidmap import PidMap
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _FULL_ID = 64
 _EAGER_LOOKS, _LONGEST_LOOK = 8, 30.0  # seconds
+_LOOK_SECONDS = 0.02
 
 
 class Init(NamedTuple):
@@ -89,23 +91,45 @@ class LiveLookup:
     def inits(self) -> Iterable[Init]:
         """The first process of each PID namespace.
 
-        One that no runtime made is looked at again, as it may be moved, but ever more rarely: a tenant may make
-        thousands of namespaces.
+        A tenant may make thousands of them at once. What can't be looked at within `_LOOK_SECONDS` of CPU is left out
+        until it was; `look_around` leaves none out.
         """
-        now = time.monotonic()
-        before, self._inits = self._inits, {}
-        for host_pid, arrival in self.pidmap.inits().items():
-            known = before.get(host_pid)
-            if known is None or known.arrival != arrival:
-                known = self._look_at_init(host_pid, arrival)
-            elif not known.made_by_runtime and now >= known.next_look:
-                looks = known.looks + 1
-                wait = 0.0 if looks <= _EAGER_LOOKS else min(_LONGEST_LOOK, 2.0 ** (looks - _EAGER_LOOKS))
-                known = self._look_at_init(host_pid, arrival)
-                if not known.made_by_runtime:
-                    known = known._replace(looks=looks, next_look=now + wait)
-            self._inits[host_pid] = known
-        return self._inits.values()
+        until = time.thread_time() + _LOOK_SECONDS
+        for _ in self._looks():
+            if time.thread_time() >= until:
+                break
+        return list(self._inits.values())
+
+    async def look_around(self) -> None:
+        """Look at every first process that is new, or is due again; the loop's other tasks go on meanwhile."""
+        slices = Slices()
+        for _ in self._looks():
+            await slices.breathe()
+
+    def _looks(self) -> Iterator[None]:
+        """Bring the list up to date, one process at a time; may be left at any point.
+
+        One that no runtime made is looked at again, as it may be moved, but ever more rarely.
+        """
+        now, present = time.monotonic(), self.pidmap.inits()
+        for host_pid, known in list(self._inits.items()):
+            if present.get(host_pid) != known.arrival:
+                del self._inits[host_pid]
+        for host_pid, arrival in present.items():
+            if host_pid not in self._inits:
+                self._inits[host_pid] = self._look_at_init(host_pid, arrival)
+                yield
+        for host_pid, arrival in present.items():
+            init = self._inits.get(host_pid)
+            if init is None or init.made_by_runtime or now < init.next_look:
+                continue
+            looks = init.looks + 1
+            wait = 0.0 if looks <= _EAGER_LOOKS else min(_LONGEST_LOOK, 2.0 ** (looks - _EAGER_LOOKS))
+            again = self._look_at_init(host_pid, arrival)
+            self._inits[host_pid] = (
+                again if again.made_by_runtime else again._replace(looks=looks, next_look=now + wait)
+            )
+            yield
 
     def _look_at_init(self, host_pid: int, arrival: tuple[int, int]) -> Init:
         """Its namespace never changes. One made by a process of the same container is a namespace inside of it."""
@@ -170,7 +194,7 @@ class LiveLookup:
         now = time.monotonic()
         if init.name or (init.looks >= _EAGER_LOOKS and now < init.next_look):
             return init
-        name = container_name(self._procfs.mounts(init.host_pid), pod_uid) or ""
+        name = container_name(self._procfs.first_mounts(init.host_pid), pod_uid) or ""
         return init._replace(name=name, looks=init.looks + 1, next_look=now + 1.0)
 
     def _verified(self, host_pid: int, init: Init, ns_pid: int) -> Found | None:

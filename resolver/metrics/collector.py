@@ -33,6 +33,7 @@ _NAMESPACES = ("host", "container", "unknown")
 _ORIGINS = ("measured", "by version", "forced", "unknown")
 COUNTERS = {  # of the daemon, that are a family of their own
     "conflicts": f.CONFLICTS,
+    "over_budget": f.OVER_BUDGET,
     "slots_stuck": f.STUCK,
     "utilization_writes": f.UTILIZATION_WRITES,
     "writes_undone": f.UNDONE_WRITES,

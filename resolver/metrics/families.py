@@ -124,7 +124,7 @@ REGIONS = _gauge("regions", ("layout",), "Cache files of HAMi that are looked af
 SLOTS = _gauge("slots", ("state",), "Slots in use: resolved to a process, unresolved, or of a dead process.")
 UNRESOLVED_SLOTS = _gauge("unresolved_slots", ("reason",), "Slots that nothing can be said about.")
 STUCK_SLOTS = _gauge(
-    "stuck_slots", (), "Slots whose sm_util stays 0 though their hostpid is right and their process is busy."
+    "stuck_slots", (), "Slots whose sm_util does not stay what NVML says, though their hostpid is right."
 )
 REJECTED_REGIONS = _gauge(
     "rejected_regions", ("reason",), "Files that are no cache file that may be touched."
@@ -140,6 +140,11 @@ DRY_RUN_REPAIRS = _counter(
     "dry_run_repairs", ("reason",), "Times that a slot's hostpid would have been written, were it no dry run."
 )
 CONFLICTS = _counter("conflicts", (), "Times that another writer changed a slot's hostpid back.")
+OVER_BUDGET = _counter(
+    "over_budget",
+    (),
+    "Times that a cache file had to wait because its container had used up its share of CPU.",
+)
 STUCK = _counter("slots_stuck", (), "Times that a slot was found stuck.")
 UTILIZATION_WRITES = _counter("utilization_writes", (), "Times that a slot's sm_util was written.")
 UNDONE_WRITES = _counter(

@@ -1,7 +1,7 @@
 """HTTP for anybody on the network: small requests, short answers, and a limit on everything.
 
-uvicorn's protocol without its server: a connection has a deadline, a flood of connections costs the oldest ones, and
-nothing is done by the clock while nobody asks.
+uvicorn's protocol without its server, behind a `resolver.reception.Reception`: who connects and goes again costs next
+to nothing, addresses take turns, a connection has a deadline, and nothing is done by the clock while nobody asks.
 """
 
 from __future__ import annotations
@@ -9,26 +9,34 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-import time
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from resolver.places import Places
+from resolver.reception import Reception, http_refusal
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     Answer = tuple[int, str, bytes]
 
-#: Prometheus needs one connection, or two; whoever wants more than all of them closes the oldest.
+#: Prometheus needs one connection, or two; whoever has most of them loses the oldest when there are more than these.
 MAX_CONNECTIONS = 32
 #: For a whole request, for the client to take its answer, and for the next one to begin.
 SECONDS = 10.0
+#: So many more may wait to be let in; beyond, the address with the most of them gets a 503.
+MOST_WAITING = 128
+APART = 0.002  # seconds between two that are let in, whoever they are
+_SHARE = 0.25  # of a CPU for accepting: thousands of connections a second, where each has gone by then
+_AT_ONCE, _PER_SECOND = 4.0, 10.0  # requests on one connection; beyond, it is closed after the answer
 _MAX_HEAD = 8192  # bytes of a request's head
-_APART = 0.005  # seconds between two requests, whoever sends them
 _PIECE = 65536  # a slow client has this much of its answer in memory, and no more
-_BACKLOG = 64
+#: In the kernel: a flood fits in, so that a scraper among it isn't made to try again a second later.
+_BACKLOG = 1024
+_BUSY = http_refusal(1, "too many requests are waiting to be answered; come back in a second")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -48,44 +56,30 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server(address, family=family, backlog=_BACKLOG)
 
 
-class _Pace:
-    """Everybody's requests in a row, a little apart: a flood costs its sender time and this daemon little."""
+class _Connection(H11Protocol):
+    """One client that was let in."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._next = 0.0
-
-    async def wait(self) -> None:
-        """Until it is this request's turn."""
-        now = time.monotonic()
-        due = max(now, self._next)
-        self._next = due + self._seconds
-        if due > now:
-            await asyncio.sleep(due - now)
-
-
-class Connection(H11Protocol):
-    """One client. ``open_ones`` has all of them, the oldest first."""
-
-    def __init__(self, config: uvicorn.Config, state: ServerState, open_ones: dict[Connection, None]) -> None:
-        super().__init__(config, state, {})
-        self._open_ones = open_ones
+    def __init__(self, server: _Server) -> None:
+        super().__init__(server.config, server.state, {"connection": self})
+        self._server = server
         self._deadline: asyncio.TimerHandle | None = None
+        self._allowance, self._allowed_at = _AT_ONCE, self.loop.time()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it waits for no answer."""
+        return self.cycle is None or bool(self.cycle.response_complete)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """One more: the oldest goes if it is one too many, of those that wait for no answer if there are any."""
+        """The request has begun to come."""
         super().connection_made(transport)
-        if len(self._open_ones) >= MAX_CONNECTIONS:
-            idle = (one for one in self._open_ones if one.cycle is None or one.cycle.response_complete)
-            next(idle, next(iter(self._open_ones))).transport.abort()
-        self._open_ones[self] = None
         self._give_time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """One less."""
+        """Give back its place."""
         if self._deadline is not None:
             self._deadline.cancel()
-        self._open_ones.pop(self, None)
+        self._server.places.leave(self)
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
@@ -93,21 +87,61 @@ class Connection(H11Protocol):
         self._give_time()
         super().on_response_complete()
 
+    def may_ask_again(self) -> bool:
+        """Count a request; False if they come too fast to keep the connection."""
+        now = self.loop.time()
+        earned = (now - self._allowed_at) * _PER_SECOND
+        self._allowance = min(_AT_ONCE, self._allowance + earned) - 1
+        self._allowed_at = now
+        self._server.reception.charge(1)  # a turn, also on a connection that was let in long ago
+        return self._allowance >= 0
+
     def _give_time(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = self.loop.call_later(SECONDS, self.transport.abort)
 
 
+class _Server:
+    """Who waits, and who was let in."""
+
+    def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
+        self.config = config
+        self.state = ServerState()
+        self.places = Places(MAX_CONNECTIONS, lambda _address: _Connection(self))
+        self.reception = Reception(
+            listener,
+            _address,
+            self.places.let_in,
+            refusal=_BUSY,
+            most=MOST_WAITING,
+            apart=APART,
+            seconds=SECONDS,
+            share=_SHARE,
+        )
+
+    async def stop(self) -> None:
+        """Hang up on everybody."""
+        self.reception.stop()
+        await self.places.clear()
+
+
+def _address(channel: socket.socket) -> str | None:
+    try:
+        return str(channel.getpeername()[0])
+    except OSError:
+        return None  # it has gone
+
+
 def application(answer: Callable[[str, str], Awaitable[Answer]]) -> Any:
     """An ASGI application. ``answer(path, accept)`` gives status, content type and body."""
-    pace = _Pace(_APART)
 
     async def app(
         scope: dict[str, Any], _receive: Any, send: Callable[[dict[str, Any]], Awaitable[None]]
     ) -> None:
-        await pace.wait()
         headers = {}
+        if not scope["state"]["connection"].may_ask_again():
+            headers["connection"] = "close"
         if scope["method"] not in ("GET", "HEAD"):
             status, kind, body = 405, "text/plain; charset=utf-8", b"only GET and HEAD are answered\n"
             headers["allow"] = "GET, HEAD"
@@ -142,12 +176,8 @@ async def serve(listener: socket.socket, answer: Callable[[str, str], Awaitable[
         h11_max_incomplete_event_size=_MAX_HEAD,
     )
     config.load()
-    state, open_ones = ServerState(), dict[Connection, None]()
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(config, state, open_ones), sock=listener)
+    server = _Server(config, listener)
     try:
-        await loop.create_future()
+        await asyncio.get_running_loop().create_future()
     finally:
-        server.close()
-        for connection in list(open_ones):
-            connection.transport.abort()
+        await server.stop()

@@ -17,6 +17,8 @@ class Source(Protocol):
     """What every source offers. PIDs are those of the reader's namespace (the host's, in production)."""
 
     name: str
+    #: Whether `candidates` makes use of a namespace that it is given.
+    namespaced: bool
 
     def refresh(self) -> None:
         """Know of every process that exists at the time of the call."""

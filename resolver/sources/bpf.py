@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.procfs import HOST_PIDNS
-from resolver.sources.bpf_load import BTF, LOCKDOWN, TIMEOUT, BpfUnavailable, Loaded, default_pythons, load
+from resolver.sources.bpf_load import BTF, TIMEOUT, BpfUnavailable, Loaded, default_pythons, load
 from resolver.sources.bpf_maps import COUNTERS, LAYOUTS, BpfMap, Kernel
 
 if TYPE_CHECKING:
@@ -87,7 +87,6 @@ def start(
     *,
     pythons: Sequence[str] | None = None,
     btf: str = BTF,
-    lockdown: str = LOCKDOWN,
     timeout: float = TIMEOUT,
 ) -> BpfPidMap:
     """Load the program, attach it, seed the map; blocks for half a second, ``timeout`` at most.
@@ -100,9 +99,7 @@ def start(
         "NAMESPACES": sizes.namespaces,
         "TOMBSTONES": 1 << max(0, sizes.tombstones - 1).bit_length(),
     }
-    loaded = load(
-        constants, pythons=pythons or default_pythons(), btf=btf, lockdown=lockdown, timeout=timeout
-    )
+    loaded = load(constants, pythons=pythons or default_pythons(), btf=btf, timeout=timeout)
     try:
         return BpfPidMap(loaded)
     except BaseException:

@@ -18,9 +18,8 @@ from resolver.errors import CannotKnow
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Where the running kernel describes itself, and where it says whether it is locked down.
+#: Where the running kernel describes itself.
 BTF = "/sys/kernel/btf/vmlinux"
-LOCKDOWN = "/sys/kernel/security/lockdown"
 TIMEOUT = 20.0
 
 _MAX_MESSAGE = 1 << 18
@@ -28,11 +27,15 @@ _MAX_DESCRIPTORS = 32
 
 
 class BpfUnavailable(CannotKnow):
-    """The map cannot be kept by the kernel here; ``str()`` says why. ``detail`` is for the debug log."""
+    """The map cannot be kept by the kernel here; ``str()`` says why. ``detail`` is for the debug log.
 
-    def __init__(self, message: str, detail: str = "") -> None:
+    ``cause`` is a word of ``LoadError`` in ``bpf/obstacles.py``.
+    """
+
+    def __init__(self, message: str, detail: str = "", cause: str = "other") -> None:
         super().__init__(message)
         self.detail = detail
+        self.cause = cause
 
 
 class Loaded(NamedTuple):
@@ -68,22 +71,20 @@ def default_pythons() -> tuple[str, ...]:
     return tuple(dict.fromkeys(("/usr/bin/python3", sys.executable)))
 
 
-def load(
-    constants: dict[str, int], *, pythons: Sequence[str], btf: str, lockdown: str, timeout: float
-) -> Loaded:
+def load(constants: dict[str, int], *, pythons: Sequence[str], btf: str, timeout: float) -> Loaded:
     """Run the loader under the first Python that has bcc; blocks up to ``timeout`` seconds.
 
     Raises `BpfUnavailable`, with what the first Python said if none has bcc.
     """
-    request = json.dumps({"sizes": constants, "btf": btf, "lockdown": lockdown}).encode()
+    request = json.dumps({"sizes": constants, "btf": btf}).encode()
     script = os.path.join(bpf_directory(), "loader.py")
     first: BpfUnavailable | None = None
     for python in pythons:
         answer, descriptors = _ask([python, "-I", script], request, timeout)
         if "error" not in answer:
             return _take(answer, descriptors)
-        failure = BpfUnavailable(answer["error"], answer["detail"])
-        if not answer["no_bcc"]:
+        failure = BpfUnavailable(answer["error"], answer["detail"], answer["cause"])
+        if failure.cause != "bcc":
             raise failure
         first = first or failure
     raise first or BpfUnavailable("no Python was given to run the BPF loader")
@@ -106,7 +107,7 @@ def _ask(argv: list[str], request: bytes, timeout: float) -> tuple[dict[str, Any
                 )
             except OSError as error:
                 reason = f"{argv[0]} could not be started: {error.strerror}"
-                return {"error": f"the BPF loader failed: {reason}", "no_bcc": True, "detail": ""}, []
+                return {"error": f"the BPF loader failed: {reason}", "cause": "bcc", "detail": ""}, []
         try:
             ours.send(request)
             message, descriptors, _, _ = socket.recv_fds(

@@ -22,6 +22,8 @@ _TOMBSTONE_SECONDS = 60.0
 class Listing:
     """A `resolver.sources.Source` made of a `resolver.sources.Lister`."""
 
+    namespaced = False
+
     def __init__(self, lister: Lister) -> None:
         self.name = lister.name
         self.lister = lister

@@ -7,6 +7,7 @@ until the next source takes over.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from resolver.sources.bpf import BpfPidMap, Record
 
 _RECONCILE_EVERY = 60.0
+_ASK_FOR_MISSED_EVERY = 1.0  # it costs 0.1 ms
 _TOMBSTONE_NS = 60 * 10**9
 
 
@@ -27,13 +29,16 @@ class Mapped:
     """A `resolver.sources.Source` over a `BpfPidMap`."""
 
     name = "bpf"
+    namespaced = True
 
     def __init__(self, bpf: BpfPidMap, procfs: Procfs) -> None:
         self.bpf = bpf
         self._scan = Listing(ScanSource(procfs))  # costs nothing before its first refresh
         self._gaps = False
+        self._unseen = False  # the probes were not shown an event since the map was last compared
         self._trouble = ""
-        self._drift: dict[str, int] = {"drift_missing": 0, "drift_stale": 0}
+        self._drift: dict[str, int] = {"drift_missing": 0, "drift_stale": 0, "missed": 0}
+        self._next_ask = 0.0
         self._size = len(bpf.dump())
         self._next_reconcile = time.monotonic() + _RECONCILE_EVERY
         self._check_gaps()
@@ -45,7 +50,8 @@ class Mapped:
         return isinstance(host_pid, int) and self.arrival(host_pid) != 0
 
     def refresh(self) -> None:
-        """Nothing, while the map is complete: the kernel has put every process into it before it first ran."""
+        """Little, while the map is complete: the kernel has put every process into it before it first ran."""
+        self._ask_for_missed()
         self._check_gaps()
         if self._gaps:
             self._scan.refresh()
@@ -56,8 +62,17 @@ class Mapped:
             self._scan.look(host_pid)
 
     def tend(self) -> None:
-        """See whether the map still has room; once a minute compare it with the kernel's tasks, and mend it."""
-        if time.monotonic() >= self._next_reconcile:
+        """See whether the map still has room; once a minute compare it with the kernel's tasks, and mend it.
+
+        At once when the kernel has not shown the probes an event, as Linux 7.3.4 was seen to do.
+        """
+        now = time.monotonic()
+        mend = False
+        if now >= self._next_ask:
+            self._next_ask = now + _ASK_FOR_MISSED_EVERY
+            self._ask_for_missed()
+            mend = self._unseen  # not more often: the scan answers meanwhile
+        if mend or now >= self._next_reconcile:
             self._next_reconcile = time.monotonic() + _RECONCILE_EVERY
             try:
                 drift = self.bpf.reconcile()
@@ -65,6 +80,7 @@ class Mapped:
             except OSError as error:
                 self._failed("be compared with the kernel's tasks", error)
                 return
+            self._unseen = False
             self._drift["drift_missing"] += drift.missing
             self._drift["drift_stale"] += drift.stale
         self._check_gaps()
@@ -112,7 +128,7 @@ class Mapped:
 
     def shortage(self) -> str:
         """The map is too small, or the kernel's programs failed; the scan makes up for it."""
-        if self._trouble or not self._gaps:
+        if self._trouble or self._unseen or not self._gaps:
             return ""
         return (
             "the kernel's map does not hold every process, so /proc is scanned beside it, which costs more: raise "
@@ -138,6 +154,16 @@ class Mapped:
         """Let go of programs and maps; the kernel removes them."""
         self.bpf.close()
 
+    def _ask_for_missed(self) -> None:
+        """See whether the kernel has kept an event from the probes: until the map is compared it proves no absence."""
+        with contextlib.suppress(
+            OSError
+        ):  # without the descriptors the map cannot be read either, which is said
+            missed = self.bpf.missed_events()
+            if missed > self._drift["missed"]:
+                self._drift["missed"] = missed
+                self._unseen = True
+
     def _in_namespace(self, pidns: int, ns_pid: int) -> list[int]:
         record = self.bpf.lookup(pidns, ns_pid)
         return [record.host_pid] if record and record.levels[-1] == (pidns, ns_pid) else []
@@ -156,6 +182,6 @@ class Mapped:
     def _check_gaps(self) -> None:
         """The scan stands beside the map for as long as something found no room: what is missing has no name."""
         try:
-            self._gaps = bool(self._trouble) or not self.bpf.complete()
+            self._gaps = bool(self._trouble) or self._unseen or not self.bpf.complete()
         except OSError as error:
             self._failed("be read", error)
