@@ -12,13 +12,15 @@ import os
 import platform
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.bench import api, bpf, daemon, live, load, passes, scan, scrape
+from tests.bench import api, bpf, daemon, devices, hostile, live, load, passes, scan, scrape, values
 from tests.bench.crowd import crowd
+from tests.bench.timing import RowValues
 
-PARTS = ("scan", "lookup", "api", "pass", "daemon", "scrape", "bpf", "load")
+PARTS = ("scan", "lookup", "api", "pass", "daemon", "scrape", "devices", "bpf", "load", "hostile", "values")
 
 
 class Row(NamedTuple):
@@ -37,9 +39,20 @@ class Row(NamedTuple):
 def main() -> int:
     """Run everything, or the parts that are named."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)} (default: all)")
+    parser.add_argument(
+        "parts", nargs="*", help=f"{', '.join(PARTS)} (default: all but hostile, which takes long)"
+    )
     parser.add_argument("--processes", type=int, default=10_000, help="idle processes beside (default 10000)")
     parser.add_argument("--seconds", type=float, default=60, help="how long the load lasts (default 60)")
+    parser.add_argument(
+        "--attack", default="", metavar="NAME", help="of `hostile`, those that begin like this only"
+    )
+    parser.add_argument(
+        "--tree",
+        type=Path,
+        default=hostile.ROOT,
+        help="of `hostile`, whose daemon: another checkout's (default: this)",
+    )
     parser.add_argument("--json", default="bench.json", metavar="FILE")
     args = parser.parse_args()
     if unknown := set(args.parts) - set(PARTS):
@@ -47,7 +60,7 @@ def main() -> int:
     if os.geteuid() != 0:
         print("make bench: it makes PID and mount namespaces, so it needs root", file=sys.stderr)
         return 2
-    wanted = args.parts or list(PARTS)
+    wanted = args.parts or [part for part in PARTS if part != "hostile"]
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
         if {"scan", "lookup", "api"} & set(wanted):
@@ -58,22 +71,31 @@ def main() -> int:
                     rows += [Row(*row) for row in live.measure(Path(scratch), starter, progress)]
                 if "api" in wanted:
                     rows += [Row(*row) for row in api.measure(args.seconds, Path(scratch), starter, progress)]
-        if "pass" in wanted:
-            rows += [Row(*row) for row in passes.measure(Path(scratch), progress)]
-        if "daemon" in wanted:
-            rows += [Row(*row) for row in daemon.measure(Path(scratch), progress)]
-        if "scrape" in wanted:
-            rows += [Row(*row) for row in scrape.measure(progress)]
+        rows += _alone(wanted, Path(scratch))
         if "bpf" in wanted:
             rows += [Row(*row) for row in bpf.measure(args.processes, progress)]
         if "load" in wanted:
             rows += [Row(*row) for row in load.measure(args.seconds, Path(scratch), progress)]
+        if "hostile" in wanted:
+            rows += [Row(*row) for row in hostile.measure(progress, only=args.attack, tree=args.tree)]
     show(rows)
     machine = {"kernel": platform.release(), "python": platform.python_version(), "cores": os.cpu_count()}
     Path(args.json).write_text(
         json.dumps({"machine": machine, "results": [row._asdict() for row in rows]}, indent=1) + "\n"
     )
     return 0
+
+
+def _alone(wanted: Sequence[str], scratch: Path) -> list[Row]:
+    """The parts that need nothing beside them."""
+    parts: dict[str, Callable[[], list[RowValues]]] = {
+        "pass": lambda: passes.measure(scratch, progress),
+        "daemon": lambda: daemon.measure(scratch, progress),
+        "values": lambda: values.measure(scratch, progress),
+        "scrape": lambda: scrape.measure(progress),
+        "devices": lambda: devices.measure(scratch, progress),
+    }
+    return [Row(*row) for name, measure in parts.items() if name in wanted for row in measure()]
 
 
 def progress(text: str) -> None:

@@ -30,35 +30,53 @@ def measure(scratch: Path, progress: Progress) -> list[RowValues]:
         daemon = subprocess.Popen(arguments, env=node.environment())
         try:
             progress(f"{_SLOTS} slots appear, one after the other")
-            milliseconds = sorted(_until_repaired(random.choice(containers)) * 1e3 for _ in range(_SLOTS))
+            times = [_until_repaired(random.choice(containers)) for _ in range(_SLOTS)]
+            first, again = (sorted(each * 1e3 for each in column) for column in zip(*times, strict=True))
             progress("what the daemon weighs after that")
             own, children, cpu = _weight(daemon.pid)
         finally:
             daemon.terminate()
             daemon.wait()
-    p99 = milliseconds[int(len(milliseconds) * 0.99)]
     return [
-        ("a slot's appearance to its right hostpid, median", statistics.median(milliseconds), "ms", None, ""),
-        ("  99 % of them", p99, "ms", 350.0, f"longest {milliseconds[-1]:.0f} ms"),
+        *_spread("a slot's appearance to its right hostpid", first),
+        *_spread("a process's own guess to its right hostpid", again),
         ("resident memory of the daemon", own, "MiB", 45.0, ""),
         ("  of all its children", children, "MiB", 30.0, "slot writer and NVML worker"),
         ("CPU of all of them", cpu, "% core", None, "4 containers, default intervals"),
     ]
 
 
-def _until_repaired(container: Container) -> float:
-    """Seconds from the moment a tenant has taken a slot to the moment the file has its true host PID."""
+def _spread(name: str, milliseconds: list[float]) -> list[RowValues]:
+    p99 = milliseconds[int(len(milliseconds) * 0.99)]
+    return [
+        (f"{name}, median", statistics.median(milliseconds), "ms", None, ""),
+        ("  99 % of them", p99, "ms", 350.0, f"longest {milliseconds[-1]:.0f} ms"),
+    ]
+
+
+def _until_repaired(container: Container) -> tuple[float, float]:
+    """Seconds until the file has a new process's true host PID: since it took its slot, and since its own wrong guess.
+
+    As upstream it guesses after CUDA's start, which takes until it was repaired and a random time more.
+    """
     time.sleep(random.random() * 0.25)
-    tenant = container.tenant(guess="none")
-    began = time.perf_counter()
+    tenant = container.tenant(init_waits=True)
     try:
-        while _hostpid(container, tenant) != tenant.host_pid:
-            if time.perf_counter() - began > 5:
-                raise RuntimeError(f"the slot of {tenant.host_pid} was not repaired within 5 s")
-            time.sleep(0.001)
-        return time.perf_counter() - began
+        first = _until_right(container, tenant)
+        time.sleep(random.random() * 0.25)
+        tenant.init()
+        return first, _until_right(container, tenant)
     finally:
         tenant.stop()
+
+
+def _until_right(container: Container, tenant: Tenant) -> float:
+    began = time.perf_counter()
+    while _hostpid(container, tenant) != tenant.host_pid:
+        if time.perf_counter() - began > 5:
+            raise RuntimeError(f"the slot of {tenant.host_pid} was not repaired within 5 s")
+        time.sleep(0.001)
+    return time.perf_counter() - began
 
 
 def _hostpid(container: Container, tenant: Tenant) -> int | None:

@@ -21,6 +21,26 @@ from tests.bench import scrape
 ROOT: Final = Path(__file__).parent.parent.parent
 DATA: Final = ROOT / "docs/bench.json"
 FLEET: Final = 10_000
+#: How rows of an attack begin; the first of each says what is measured of the loop, after a colon.
+HOSTILE: Final = "under "
+#: Column -> the rows in it.
+_HOSTILE: Final = {
+    "loop in one go, ms of CPU": ("loop",),
+    "good repair, median / 99 %, ms": (
+        "a good container's repair, median",
+        "a good container's repair, 99 %",
+    ),
+    "root's API, median / 99 %, ms": (
+        "root's question to the API, median",
+        "root's question to the API, 99 %",
+    ),
+    "longest scrape, ms": ("a scrape, longest",),
+    "its CPU, % of a core": ("CPU of the daemon",),
+    "memory kept, MiB": ("memory not given back",),
+    "log lines/s": ("lines of the log, for one container",),
+    "SIGTERM to end, s": ("SIGTERM to its end",),
+    "wrong values": ("wrong values",),
+}
 _BESIDE: Final = re.compile(r"(?:^|, |; )(?:that has )?([a-z][\w -]*?)? ?(-?[\d.]+) (ms|us|s|MiB)\b")
 
 
@@ -231,6 +251,8 @@ def whole_table(found: Figures) -> str:
         "|---|---|---|---|",
     ]
     for row in found.rows:
+        if row["name"].startswith(HOSTILE):
+            break  # they come last, and have a table of their own
         name = row["name"].replace("|", "\\|")
         name = f"… {name.strip()}" if name.startswith("  ") else name
         value = "not measured" if row["value"] is None else f"{number(row['value'])} {row['unit']}".strip()
@@ -247,8 +269,7 @@ def short_table(found: Figures) -> str:
 
     slot, daemon, storm = "a slot's appearance", "resident memory of the daemon", "daemon, --source bpf, CPU"
     python = number(found.beside("resolver lookup, no daemon", "python3 -c pass"))
-    scan = number(found.beside("seeding > over our own scan", "scan"))
-    ps = number(found.beside("seeding > over ps -e", "ps"))
+    scan, ps = told("full scan of"), number(found.beside("full scan of", "ps"))
     lost, rival = found.value(f"{storm} > events lost"), told("bpftrace, CPU")
     nothing = f"{number(lost)} events lost" if lost else "nothing lost"
     rows = {
@@ -291,6 +312,34 @@ def scaling_table(found: Figures) -> str:
     return "\n".join(lines)
 
 
+def hostile_table(found: Figures) -> str:
+    """What each attack does to everybody else: a line for each, a column for each measure."""
+    attacks: dict[str, dict[str, dict[str, Any]]] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    for row in found.rows:
+        if row["name"].startswith(HOSTILE):
+            rows = attacks.setdefault(row["name"].removeprefix(HOSTILE).partition(": ")[0], {})
+            rows["loop"] = row
+        elif row["name"].startswith("  "):
+            rows[row["name"].strip()] = row
+    if not attacks:
+        return 'Not measured yet: `make bench ARGS="hostile --json hostile.json"`, then `make plots ARGS=hostile.json`.'
+    lines = [f"| under | {' | '.join(_HOSTILE)} |", f"|---|{'---|' * len(_HOSTILE)}"]
+    for name, measured in attacks.items():
+        cells = [_hostile_cell([measured[each] for each in names]) for names in _HOSTILE.values()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    bounds = [next(iter(attacks.values()))[names[-1]]["bound"] for names in _HOSTILE.values()]
+    aims = " | ".join("" if bound is None else number(bound) for bound in bounds)
+    return "\n".join([*lines, f"| *aimed at, or less* | {aims} |"])
+
+
+def _hostile_cell(rows: list[dict[str, Any]]) -> str:
+    """The values; bold if one is above what is aimed at."""
+    missed = any(row["bound"] is not None and row["value"] > row["bound"] for row in rows)
+    told = " / ".join(number(round(row["value"], 1)) for row in rows)
+    return f"**{told}**" if missed else told
+
+
 def series_of(found: Figures, shape: tuple[int, int, int, int]) -> int:
     """How many series a node of this shape has, by the bench."""
     return int(found.row(f"scrape of {scrape.told(shape)}")["beside"].removesuffix(" series"))
@@ -302,13 +351,15 @@ TABLES: Final[dict[str, Callable[[Figures], str]]] = {
     "docs/scaling.md": scaling_table,
     "README.md": short_table,
 }
+#: Where the table of attacks stands, between `<!-- hostile -->` and `<!-- /hostile -->`.
+ATTACKED: Final = "docs/performance.md"
 
 
-def with_table(text: str, table: str) -> str:
+def with_table(text: str, table: str, place: str = "bench") -> str:
     """The document with this table in its place."""
-    parts = re.split(r"(?<=<!-- bench -->\n)(.*?)(?=<!-- /bench -->)", text, flags=re.DOTALL)
+    parts = re.split(rf"(?<=<!-- {place} -->\n)(.*?)(?=<!-- /{place} -->)", text, flags=re.DOTALL)
     if len(parts) != 3:
-        raise PlotError("a document has no place for the figures: <!-- bench --> and <!-- /bench -->")
+        raise PlotError(f"a document has no place for the figures: <!-- {place} --> and <!-- /{place} -->")
     return f"{parts[0]}\n{table}\n\n{parts[2]}"
 
 
@@ -316,7 +367,8 @@ def taken_over(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """What was measured anew in the place of what it replaces, the rest as it was."""
     rows = {_key(group[0]): group for group in _groups(old["results"])}
     rows |= {_key(group[0]): group for group in _groups(new["results"])}
-    return {"machine": new["machine"], "results": [row for group in rows.values() for row in group]}
+    groups = sorted(rows.values(), key=lambda group: group[0]["name"].startswith(HOSTILE))  # those come last
+    return {"machine": new["machine"], "results": [row for group in groups for row in group]}
 
 
 def _groups(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -333,7 +385,7 @@ def _groups(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 def _key(row: dict[str, Any]) -> str:
     """Its name; how many processes there happened to be doesn't count."""
     name = str(row["name"])
-    return name if name.startswith(("scrape of", "pass over")) else re.sub(r"\d+", "N", name)
+    return name if name.startswith(("scrape of", "pass over", HOSTILE)) else re.sub(r"\d+", "N", name)
 
 
 def main() -> int:
@@ -345,6 +397,7 @@ def main() -> int:
         found = Figures(measured)
         pictures = {f"docs/{plot.name}.svg": draw(plot) for plot in plots(found)}
         texts = {name: with_table((ROOT / name).read_text(), table(found)) for name, table in TABLES.items()}
+        texts[ATTACKED] = with_table(texts[ATTACKED], hostile_table(found), "hostile")
         DATA.write_text(json.dumps(measured, indent=1) + "\n")
         for name, text in {**pictures, **texts}.items():
             (ROOT / name).write_text(text)

@@ -9,12 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import uvicorn
-
 from resolver.api.access import Door
 from resolver.api.app import Api
 from resolver.api.entrance import Entrance
-from resolver.api.server import server
+from resolver.api.server import serve
 from resolver.events import Events
 from resolver.log import Journal
 from resolver.lookup.live import LiveLookup
@@ -27,19 +25,6 @@ from resolver.view import View
 from tests.fakes.pictures import picture
 
 
-async def hang_up(serving: uvicorn.Server) -> None:
-    """Close every connection, as the end of a daemon's process does: a loop that ends leaves them to the collector."""
-    for listening in serving.servers:
-        listening.close()
-    for _ in range(1000):
-        await asyncio.sleep(0.001)  # one that was just accepted is made known at the loop's next turn
-        connections = list(serving.server_state.connections)
-        if not connections:
-            return
-        for connection in connections:
-            connection.transport.abort()
-
-
 class Served:
     """A running API. Exchange ``shown`` at any time; `publish` events."""
 
@@ -49,7 +34,8 @@ class Served:
         self.events = Events()
         procfs = Procfs()
         live = LiveLookup(procfs, PidMap(Listing(ScanSource(procfs))))
-        self.view = View(lambda: self.shown, live, procfs, self.events)
+        self.inventories = Events(1)
+        self.view = View(lambda: self.shown, live, procfs, self.events, self.inventories)
         self.door = Door(procfs, group)
         self._entrance = Entrance(self.path, group=group)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -59,12 +45,11 @@ class Served:
     async def _serve(self) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._entrance.open()
-        serving = server(Api(self.view, self.door, "/var/log/pods", Journal(self.events)), self.door)
+        api = Api(self.view, self.door, "/var/log/pods", Journal(self.events))
         try:
             with contextlib.suppress(asyncio.CancelledError):
-                await serving.serve(sockets=[self._entrance.listener])
+                await serve(api, self.door, self._entrance.listener)
         finally:
-            await hang_up(serving)
             self._entrance.close()
 
     def publish(self, kind: str, **fields: object) -> None:

@@ -6,7 +6,8 @@
   least that series exports (470 has no `_v3` process list, 510 no `nvmlDeviceGetProcessesUtilizationInfo`);
 - `cuda/libcuda.so.1`: the few calls of CUDA's driver API that the tenant makes on a real GPU, over the same driver;
 - `tenant`: the process that uses HAMi's cache protocol;
-- `container-init`: the first process of a container.
+- `container-init`: the first process of a container;
+- `hostile`: what a tenant can do to cost others much.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ def _compile_all(out: Path) -> None:
     tenant = [str(HERE / "tenant" / name) for name in TENANT_SOURCES]
     _cc("-o", str(out / "tenant"), *tenant, "-ldl")
     _cc("-o", str(out / "container-init"), str(HERE / "container_init.c"))
+    _cc("-o", str(out / "hostile"), str(HERE / "hostile" / "hostile.c"))
 
 
 def _cc(*arguments: str) -> None:

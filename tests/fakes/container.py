@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Final, Literal
 from tests.fakes.gpu import Device
 from tests.fakes.process import START_TIMEOUT_S, NodeError, Process, Tenant, readable
 from tests.fakes.regions import Region, monitor_view, read_file
+from tests.fakes.releases import Release
 
 if TYPE_CHECKING:
     from tests.fakes.node import Node
 
 _CREDENTIALS: Final = struct.Struct("3i")
+NO_WATCHER: Final = 200  # a core limit with which no watcher runs
 #: What a runtime gives a container that asks for nothing: chown, dac_override, fowner, fsetid, kill, setgid, setuid,
 #: setpcap, net_bind_service, net_raw, sys_chroot, mknod, audit_write, setfcap.
 DEFAULT_RIGHTS: Final = 0xA80425FB
@@ -39,8 +41,9 @@ class Container:
         pod_uid: str,
         name: str,
         cgroup_format: str,
-        layout: str,
+        release: Release,
         sm_limit: int,
+        watcher: bool,
         qos: str,
         pid_namespace: Literal["own", "host"] | Container,
         devices: Sequence[Device],
@@ -50,7 +53,9 @@ class Container:
     ) -> None:
         self.node = node
         self.pod_uid, self.name = pod_uid, name
-        self.cgroup_format, self.layout, self.sm_limit, self.qos = cgroup_format, layout, sm_limit, qos
+        self.release, self.layout = release, release.layout
+        self.cgroup_format, self.qos = cgroup_format, qos
+        self.sm_limit = sm_limit if watcher else NO_WATCHER
         self.pid_namespace = pid_namespace
         self.devices = tuple(devices)
         self.priority = priority
@@ -173,14 +178,20 @@ class Container:
         memory: int = 512 << 20,
         nested: bool = False,
         options: Sequence[str] = (),
+        init_s: float = 0,
+        init_waits: bool = False,
     ) -> Tenant:
         """Starts a tenant and waits until it is ready: slot taken, contexts made, host PID guessed.
+
+        `init_s` is how long CUDA's start takes, between the slot and the guess. With `init_waits` it comes back when
+        the slot is taken, and the rest happens on `Tenant.init`.
 
         `load` is in percent of each of `devices` (default: all of the container's). `guess` is how it gets
         its host PID: `list` (as upstream), `none`, `self` (its own container PID), `wrong` (nobody's), or a
         number.
         """
         arguments = self.tenant_arguments(load=load, guess=guess, devices=devices, memory=memory)
+        arguments += ["--init-ms", str(round(init_s * 1000))] + ["--init-waits"] * init_waits
         host_pid, stdin, stdout = self._spawn([*arguments, *options], nested=nested)
         tenant = Tenant(host_pid, stdin, stdout, load)
         self.processes.append(tenant)
@@ -207,12 +218,9 @@ class Container:
         for device in devices or ():
             arguments += ["--use", device.uuid]
         arguments += [
-            "--layout",
-            self.layout,
-            "--sm-limit",
-            str(self.sm_limit),
-            "--priority",
-            str(self.priority),
+            *self.release.arguments(),
+            *("--sm-limit", str(self.sm_limit)),
+            *("--priority", str(self.priority)),
         ]
         arguments += ["--memory", str(memory), "--load", str(load), "--guess", str(guess)]
         if self.broker_dir is not None:

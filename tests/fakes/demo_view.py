@@ -25,17 +25,18 @@ def percent(value: int | None) -> str:
 
 def _cells(row: Row) -> list[str]:
     case = row.case
-    moment = row.true_ms if case.ended else row.repaired_ms
+    zeroed = case.ended or case.idles
+    moment = row.true_ms if zeroed else row.repaired_ms
     return [
         case.container.name,
         case.container.layout,
         str(case.tenant.ns_pid),
         case.story,
         f"{row.hostpid_before} -> {row.hostpid_after}",
-        row.reason or ("zeroed" if case.ended else "-"),
+        row.reason or ("zeroed" if zeroed else "-"),
         f"{percent(row.sm_before)} -> {percent(row.sm_after)}",
         percent(case.load),
-        "-" if moment is None or not (row.reason or case.ended) else f"{moment:.0f}",
+        "-" if moment is None or not (row.reason or zeroed) else f"{moment:.0f}",
         "ok" if row.ok else "WRONG",
     ]
 

@@ -26,6 +26,7 @@ from tests.fakes.cgroups import CgroupTree
 from tests.fakes.container import Container
 from tests.fakes.gpu import DEFAULT_DEVICES, Device, Gpu
 from tests.fakes.process import NodeError
+from tests.fakes.releases import BY_LAYOUT, RELEASES
 
 
 class Node:
@@ -98,7 +99,9 @@ class Node:
         *,
         cgroup_format: str = "containerd-systemd",
         layout: str = "v1.2",
+        release: str | None = None,
         sm_limit: int = 50,
+        watcher: bool = True,
         qos: str = "burstable",
         pid_namespace: Literal["own", "host"] | Container = "own",
         devices: Sequence[Device] | None = None,
@@ -106,7 +109,11 @@ class Node:
         rights: int | None = None,
         broker_dir: Path | None = None,
     ) -> Container:
-        """Starts a container. `sm_limit` 0: no core limit, no watcher. `pid_namespace` may be another's.
+        """Starts a container. `pid_namespace` may be another's.
+
+        Its processes behave as that `release` of HAMi (`releases.RELEASES`), by default a common one with the `layout`.
+        `sm_limit` 0: no core limit, which is stored as 100. Without a `watcher` the limit is above 100, and nobody but
+        us writes `sm_util`.
 
         `rights` is the mask of the capabilities that its processes can have, such as `container.DEFAULT_RIGHTS`; by
         default all of them, and only then can a tenant be nested. `broker_dir` is mounted read-only, and the tenants
@@ -117,8 +124,9 @@ class Node:
             pod_uid=pod_uid or str(uuid.uuid4()),
             name=name,
             cgroup_format=cgroup_format,
-            layout=layout,
+            release=RELEASES[release] if release else BY_LAYOUT[layout],
             sm_limit=sm_limit,
+            watcher=watcher,
             qos=qos,
             pid_namespace=pid_namespace,
             devices=devices if devices is not None else self._devices[:1],

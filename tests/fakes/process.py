@@ -94,9 +94,14 @@ class Tenant(Process):
         answer: dict[str, Any] = self.command("slot")
         return answer
 
-    def set_load(self, load: int) -> None:
-        """The percentage it uses of each of its devices from now on."""
-        self.command(f"load {load}")
+    def init(self) -> None:
+        """Starts CUDA, for one that was started with `init_waits`; returns when it has guessed its host PID."""
+        self.write_line("init")
+        self.read_line()
+
+    def set_load(self, load: int, *others: int) -> None:
+        """The percentage it uses of each of its devices from now on; with `others`, of each one in order."""
+        self.command(" ".join(map(str, ("load", load, *others))))
         self.load = load
 
     def fork(self) -> int:

@@ -32,6 +32,7 @@ class Case:
     wanted: int  # the hostpid it must have in the end
     load: int | None
     ended: bool = False  # killed: its utilization must become 0
+    idles: bool = False  # on this device, and it lives
 
 
 def _case(
@@ -55,7 +56,7 @@ def full_scene(node: Node) -> list[Case]:
         *_training(node, first, second),
         *_restarted(node, first, second),
         *_duplicates(node, first),
-        *_no_core_limit(node, second),
+        *_common(node, first, second),
         *_killed(node, first, second),
         *_oldest_layout(node, second),
     ]
@@ -100,16 +101,26 @@ def _duplicates(node: Node, device: Device) -> list[Case]:
     ]
 
 
-def _no_core_limit(node: Node, device: Device) -> list[Case]:
+def _common(node: Node, first: Device, second: Device) -> list[Case]:
+    """As most are: HAMi 2.9.0, no core limit set, two GPUs; its number is right, and its watcher runs."""
     container = node.container(
-        name="notebook", cgroup_format="containerd-cgroupfs", layout="v0", sm_limit=0, devices=[device]
+        name="notebook",
+        cgroup_format="containerd-cgroupfs",
+        release="2.9.0",
+        sm_limit=0,
+        devices=[first, second],
     )
-    free = container.tenant(load=38)
-    return [_case(free, container, device, "no core limit, no watcher", "unmapped")]
+    process = container.tenant(load=38, guess="none")
+    process.command(f"hostpid {process.host_pid}")
+    idle = _case(process, container, second, "idles on its second GPU", "")
+    idle.load, idle.idles = 0, True
+    return [_case(process, container, first, "no core limit set", ""), idle]
 
 
 def _killed(node: Node, first: Device, second: Device) -> list[Case]:
-    container = node.container(name="etl", cgroup_format="crio-cgroupfs", devices=[first, second])
+    container = node.container(
+        name="etl", cgroup_format="crio-cgroupfs", layout="v0", devices=[first, second]
+    )
     dead = container.tenant(load=45, devices=[second], guess="none")
     dead.command(f"hostpid {dead.host_pid}")
     heir = container.tenant(load=17, devices=[first], guess="none")
@@ -133,7 +144,7 @@ def short_scene(node: Node, listed: str, samples: str) -> list[Case]:
     missing = limited.tenant(load=41, guess="none")
     guessed = limited.tenant(load=26)
     free = node.container(
-        name="free", cgroup_format="crio-systemd", layout="v1.1", sm_limit=0, devices=[device]
+        name="free", cgroup_format="crio-systemd", layout="v1.1", watcher=False, devices=[device]
     )
     wrong = free.tenant(load=19, guess="none")
     other_number = wrong.ns_pid if samples == "host" else wrong.host_pid
@@ -148,7 +159,9 @@ def short_scene(node: Node, listed: str, samples: str) -> list[Case]:
 
 
 def settle(cases: Sequence[Case]) -> None:
-    """What has to happen after the watchers have filled the region: the killing."""
+    """What has to happen after the watchers have filled the region: the killing, and idling."""
     for case in cases:
         if case.ended:
             case.tenant.kill()
+        elif case.idles:
+            case.tenant.set_load(case.tenant.load, 0)

@@ -18,7 +18,7 @@ import msgspec
 from resolver.api.access import Door
 from resolver.api.app import Api
 from resolver.api.entrance import Entrance
-from resolver.api.server import server
+from resolver.api.server import serve
 from resolver.cli._top.reading import documents_from
 from resolver.cli._top.tree import Tree, build
 from resolver.events import Events
@@ -29,7 +29,6 @@ from resolver.procfs import Procfs
 from resolver.snapshot import Snapshot
 from resolver.sources.choose import open_source
 from resolver.view import View
-from tests.fakes.apiserver import hang_up
 
 
 class Served:
@@ -89,12 +88,10 @@ class Served:
     async def _serve(self, ready: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
         api, door = _api(self._now)
-        serving = server(self._counted(api), door)
-        self._task = asyncio.create_task(serving.serve(sockets=[self._entrance.listener]))
+        self._task = asyncio.create_task(serve(self._counted(api), door, self._entrance.listener))
         ready.set()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
-        await hang_up(serving)
 
     def _counted(self, api: Api) -> Any:
         async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -123,7 +120,8 @@ def tree_of(picture: Snapshot) -> Tree:
 def _api(snapshot: Any) -> tuple[Api, Door]:
     procfs = Procfs()
     door = Door(procfs, os.getgid())  # who runs the tests may ask everything
-    view = View(snapshot, LiveLookup(procfs, PidMap(open_source("scan", procfs, 1024))), procfs, Events())
+    live = LiveLookup(procfs, PidMap(open_source("scan", procfs, 1024)))
+    view = View(snapshot, live, procfs, Events(), Events(1))
     return Api(view, door, "/nonexistent", Journal()), door
 
 

@@ -60,10 +60,14 @@ def test_every_reason_is_told(root: Path) -> None:
 
 
 @EVERY_SOURCE
-def test_every_example_is_answered_like_that(node: Node, start: Start, source: str, root: Path) -> None:
+def test_every_example_is_answered_like_that(
+    node: Node, start: Start, source: str, root: Path, tmp_path: Path
+) -> None:
     container = node.container(name="serve")
     tenant = container.tenant(load=40, guess="none")
-    daemon = start(node, "--interval", "50ms", "--nvml-interval", "200ms")
+    tenants = tmp_path / "tenants" / "resolver.sock"
+    options = ("--interval", "50ms", "--nvml-interval", "200ms", "--tenant-socket", str(tenants))
+    daemon = start(node, *options)
     path = daemon.run_dir / "resolver.sock"
     daemon.wait_for("repair")
     until(lambda: client.get_json("/v1/processes", str(path))["processes"], "a process on a GPU")
@@ -73,7 +77,8 @@ def test_every_example_is_answered_like_that(node: Node, start: Start, source: s
         told = told.replace("pid=2'", f"pid={tenant.ns_pid}'").replace('", 2]', f'", {tenant.ns_pid}]')
         told = told.replace("10960", str(tenant.host_pid))
         if "lookup?pid=" in told:  # what a process in a container asks
-            ours = container.spawn(["/bin/sh", "-c", f"{told} | tr -d '\\n'; echo"])
+            asked = told.replace(str(path), str(tenants))
+            ours = container.spawn(["/bin/sh", "-c", f"{asked} | tr -d '\\n'; echo"])
             assert json.loads(ours.read_line())["host_pid"] == tenant.host_pid
             continue
         done = subprocess.run(shlex.split(told), capture_output=True, text=True, check=False)

@@ -31,8 +31,8 @@ ASKER = textwrap.dedent(
     import json, os, socket, sys
     def connect(path):
         channel = socket.socket(socket.AF_UNIX)
-        channel.settimeout(15)
         channel.connect(path)
+        channel.settimeout(15)
         return channel
     def ask(channel, method, path, body=""):
         head = f"{method} {path} HTTP/1.1\\r\\nHost: r\\r\\nContent-Type: application/json\\r\\n"
@@ -102,18 +102,23 @@ def on_the_host(path: Path, question: str, *, uid: int = 0, groups: str = "0") -
     return status, json.loads(text)
 
 
+def roots(path: Path) -> Path:
+    """Root's socket, of the daemon that has this one for tenants."""
+    return path.parent.parent / "resolver.sock"
+
+
 @pytest.fixture
 def open_to_all(node: Node, start: Start, source: str) -> Iterator[tuple[Daemon, Path]]:
-    """A daemon whose socket containers can reach: the operator opened it."""
+    """A daemon with a socket that containers can reach, which is this path; that of root is `roots`."""
     assert source
     with tempfile.TemporaryDirectory(
         prefix="resolver-"
     ) as directory:  # pytest's own are closed to all but root
         os.chmod(directory, 0o755)  # noqa: S103 - clients that are not root have to get there
-        path = Path(directory) / "resolver.sock"
-        options = ["--socket", str(path), "--socket-mode", "0666", "--socket-group", str(GROUP)]
+        path = Path(directory) / "tenants" / "resolver.sock"
+        options = ["--socket", str(roots(path)), "--socket-group", str(GROUP), "--tenant-socket", str(path)]
         daemon = start(node, "--interval", "50ms", "--nvml-interval", "200ms", *options)
-        until(path.exists, "its socket")
+        until(lambda: path.exists() and roots(path).exists(), "its sockets")
         yield daemon, path
         daemon.stop()
 
@@ -216,19 +221,32 @@ ROOT_OF_OTHERS = "/v1/containers"
 
 
 def test_who_may_ask_everything(node: Node, open_to_all: tuple[Daemon, Path]) -> None:
-    _, path = open_to_all
-    assert (path.stat().st_mode & 0o777, path.stat().st_gid) == (0o666, GROUP)
+    path = roots(open_to_all[1])
+    assert (path.stat().st_mode & 0o777, path.stat().st_gid) == (0o660, GROUP)
     assert on_the_host(path, ROOT_OF_OTHERS)[0] == 200
     assert on_the_host(path, ROOT_OF_OTHERS, uid=1000, groups=str(GROUP))[0] == 200
     assert on_the_host(path, ROOT_OF_OTHERS, uid=GROUP, groups="1")[0] == 200  # as its first group
-    for groups in ("1", "0"):
-        status, problem = on_the_host(path, ROOT_OF_OTHERS, uid=1000, groups=groups)
-        assert (status, problem["reason"]) == (403, "not_yours")
-    # Of the host's own namespace it may ask what everybody there can see.
-    status, found = on_the_host(path, f"/v1/lookup?pid={os.getpid()}", uid=1000, groups="1")
-    assert (status, found["host_pid"], found["container_id"]) == (200, os.getpid(), None)
     container = node.container(pid_namespace="host")
     assert asker(container, path)(ROOT_OF_OTHERS)[0] == 200  # root with the host's PIDs is root of the host
+    # The root of a container that was given this socket gets through its mode, and no further.
+    ask = asker(node.container(name="given"), path)
+    for question in (ROOT_OF_OTHERS, "/v1/lookup?pid=1", f"/v1/reverse?host_pid={os.getpid()}"):
+        status, problem = ask(question)
+        assert (status, problem["reason"]) == (403, "not_yours")
+        assert "--tenant-socket" in problem["detail"]
+
+
+@pytest.mark.parametrize(("uid", "groups"), [(0, "0"), (1000, str(GROUP)), (65534, "65534")])
+def test_nobody_on_the_host_asks_anything_on_the_tenants_socket(
+    node: Node, open_to_all: tuple[Daemon, Path], uid: int, groups: str
+) -> None:
+    """It would be told whose processes are whose, and the names of pods from a directory that it cannot read."""
+    path, container = open_to_all[1], node.container()
+    questions = (ROOT_OF_OTHERS, f"/v1/lookup?pid={os.getpid()}", "/v1/openapi.json")
+    for question in (*questions, f"/v1/reverse?host_pid={container.init_host_pid}"):
+        status, problem = on_the_host(path, question, uid=uid, groups=groups)
+        assert (status, problem["reason"]) == (403, "not_yours"), question
+        assert container.pod_uid not in problem["detail"]
 
 
 # ---- tricks -------------------------------------------------------------------------------------------------------
@@ -347,39 +365,103 @@ def test_a_connection_that_is_handed_over_is_still_its_makers(
         assert ask(channel, "GET", "/v1/lookup?pid=1")[0] == 403
 
 
+TAKES_THEM_ALL = ASKER + textwrap.dedent(
+    """
+    import ctypes, time
+    if "nested" in sys.argv:
+        for _ in range(8):
+            ctypes.CDLL(None).unshare(0x20000000)
+            if os.fork() == 0:
+                break
+    held, told = [], {}
+    for _ in range(int(sys.argv[2])):
+        channel = connect(path)
+        held.append(channel)
+    for channel in held:
+        status = ask(channel, "GET", "/v1/lookup?pid=1")[0]
+        told[status] = told.get(status, 0) + 1
+    print(json.dumps(told), flush=True)
+    time.sleep(1000)
+    """
+)
+
+
 def test_a_container_that_takes_every_connection_it_can_shuts_nobody_out(
     node: Node, open_to_all: tuple[Daemon, Path]
 ) -> None:
     daemon, path = open_to_all
     container = node.container()
-    program = ASKER + textwrap.dedent(
-        """
-        import time
-        held, told = [], {}
-        for _ in range(300):
-            channel = connect(path)
-            held.append(channel)
-        for channel in held:
-            status = ask(channel, "GET", "/v1/lookup?pid=1")[0]
-            told[status] = told.get(status, 0) + 1
-        print(json.dumps(told), flush=True)
-        time.sleep(1000)
-        """
-    )
-    greedy = container.spawn([*PYTHON, program, str(path)])
+    greedy = container.spawn([*PYTHON, TAKES_THEM_ALL, str(path), "300"])
     told = json.loads(greedy.read_line())
     assert told.get("200", 0) <= 16
     assert sum(told.values()) == 300
-    assert on_the_host(path, "/v1/status")[0] == 200
+    assert on_the_host(roots(path), "/v1/status")[0] == 200
     other = node.container(name="other")
     assert asker(other, path)("/v1/lookup?pid=1")[0] == 200
     greedy.kill()
-    until(lambda: _connected(path) == 2, "its connections closed, but the other's and this one")
+    until(lambda: _connected(path) == 1, "its connections closed, but the other's")
     assert daemon.process.poll() is None
 
 
 def _connected(path: Path) -> int:
-    return int(on_the_host(path, "/v1/status")[1]["api"]["connected"])
+    return int(on_the_host(roots(path), "/v1/status")[1]["api"]["tenants_connected"])
+
+
+def test_connections_from_nested_namespaces_count_for_their_container(
+    node: Node, open_to_all: tuple[Daemon, Path]
+) -> None:
+    """Nine of them with 16 connections each, as many as one may have: more than there are for all."""
+    _, path = open_to_all
+    container = node.container()
+    greedy = container.spawn([*PYTHON, TAKES_THEM_ALL, str(path), "16", "nested"])
+    told = [json.loads(greedy.read_line()) for _ in range(9)]
+    assert sum(each.get("200", 0) for each in told) <= 100  # in turns: 16 at a time, 100 requests at once
+    assert _connected(path) <= 16
+    for name in ("one", "two", "three"):
+        assert asker(node.container(name=name), path)("/v1/lookup?pid=1")[0] == 200
+
+
+def test_many_containers_with_many_connections_leave_room_for_one_more(
+    node: Node, open_to_all: tuple[Daemon, Path]
+) -> None:
+    _, path = open_to_all
+    for _ in range(9):
+        greedy = node.container().spawn([*PYTHON, TAKES_THEM_ALL, str(path), "16"])
+        assert json.loads(greedy.read_line()) == {"200": 16}
+    assert asker(node.container(name="other"), path)("/v1/lookup?pid=1")[0] == 200
+    assert _connected(path) <= 128
+
+
+COMES_AND_GOES = ASKER + textwrap.dedent(
+    """
+    print("begins", flush=True)
+    while True:
+        try:
+            connect(path).close()
+        except OSError:
+            pass
+    """
+)
+
+
+def test_containers_that_connect_and_close_without_end_delay_neither_root_nor_the_others(
+    node: Node, open_to_all: tuple[Daemon, Path]
+) -> None:
+    _, path = open_to_all
+    for name in ("first", "second"):
+        assert node.container(name=name).spawn([*PYTHON, COMES_AND_GOES, str(path)]).read_line() == "begins"
+    took = []
+    for _ in range(20):
+        began = time.monotonic()
+        with socket.socket(socket.AF_UNIX) as channel:
+            channel.setblocking(False)
+            channel.connect(str(roots(path)))  # BlockingIOError where its queue is full
+            channel.settimeout(15)
+            channel.sendall(b"GET /v1/status HTTP/1.1\r\nHost: r\r\n\r\n")
+            assert channel.recv(100).startswith(b"HTTP/1.1 200")
+        took.append(time.monotonic() - began)
+    assert sorted(took)[-2] < 1.0, took
+    assert asker(node.container(name="other"), path)("/v1/lookup?pid=1")[0] == 200
 
 
 def test_a_container_that_asks_all_the_time_is_told_to_wait(
@@ -387,10 +469,13 @@ def test_a_container_that_asks_all_the_time_is_told_to_wait(
 ) -> None:
     _, path = open_to_all
     ask = asker(node.container(), path)
-    statuses = [ask("/v1/lookup?pid=1")[0] for _ in range(300)]
-    assert statuses[:50] == [200] * 50
-    assert 429 in statuses
-    assert on_the_host(path, "/v1/status")[0] == 200
+    statuses = [ask("/v1/lookup?pid=1")[0]]
+    while statuses[-1] == 200:
+        statuses.append(ask("/v1/lookup?pid=1")[0])
+    assert len(statuses) > 50
+    assert statuses[-1] == 429
+    until(lambda: _connected(path) == 0, "its connection closed: it has to wait for its turn again")
+    assert on_the_host(roots(path), "/v1/status")[0] == 200
     assert asker(node.container(name="other"), path)("/v1/lookup?pid=1")[0] == 200
 
 
@@ -398,7 +483,7 @@ def test_the_group_may_look_up_what_it_cannot_see_itself(
     node: Node, open_to_all: tuple[Daemon, Path]
 ) -> None:
     """The command, run by somebody without rights: it cannot see the container's namespaces, the daemon can."""
-    _, path = open_to_all
+    path = roots(open_to_all[1])
     container = node.container()
     process = container.spawn(SLEEP)
     for asked, groups, code, said in (
@@ -430,7 +515,7 @@ def test_the_group_may_look_up_what_it_cannot_see_itself(
 def test_open_streams_and_connections_do_not_keep_the_daemon(
     node: Node, open_to_all: tuple[Daemon, Path]
 ) -> None:
-    daemon, path = open_to_all
+    daemon, path = open_to_all[0], roots(open_to_all[1])
     channels = []
     for question in (
         b"GET /v1/events HTTP/1.1\r\nHost: r\r\n\r\n",
@@ -449,3 +534,20 @@ def test_open_streams_and_connections_do_not_keep_the_daemon(
     assert not path.exists()
     for channel in channels:
         channel.close()
+
+
+def test_a_flood_of_connections_leaves_no_trace_in_the_log_when_the_daemon_ends(
+    node: Node, open_to_all: tuple[Daemon, Path]
+) -> None:
+    """Clients that connect to both sockets and go, all the while it is stopped."""
+    daemon, path = open_to_all
+    node.container().spawn([*PYTHON, COMES_AND_GOES, str(path)]).read_line()
+    with subprocess.Popen([*PYTHON, COMES_AND_GOES, str(roots(path))], stdout=subprocess.PIPE) as flood:
+        assert flood.stdout is not None
+        flood.stdout.readline()
+        time.sleep(0.5)
+        try:
+            assert daemon.stop() == 0
+        finally:
+            flood.kill()
+    assert daemon.other_output == []

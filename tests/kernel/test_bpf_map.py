@@ -38,7 +38,9 @@ def pidmap() -> Iterator[BpfPidMap]:
 
 
 def by_identity(pidmap: BpfPidMap) -> dict[Identity, Levels]:
-    return {(record.host_pid, record.start_time): record.levels for record in pidmap.dump().values()}
+    """Without PID 1, as `truth`: some kernels of small virtual machines keep it from the map and from /proc."""
+    found = pidmap.dump().items()
+    return {(host_pid, record.start_time): record.levels for host_pid, record in found if host_pid != 1}
 
 
 def compare(pidmap: BpfPidMap) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from resolver.cli import main
 from resolver.errors import CannotKnow
 from resolver.sources.bpf import BpfPidMap, start
 from resolver.sources.bpf_load import BTF, BpfUnavailable, bpf_directory
@@ -28,7 +30,7 @@ from resolver.sources.bpf import BpfUnavailable, start
 try:
     pidmap = start()
 except BpfUnavailable as error:
-    print(json.dumps({"error": str(error)})); sys.exit()
+    print(json.dumps({"error": str(error), "cause": error.cause})); sys.exit()
 if "drop" in sys.argv:
     os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
@@ -87,6 +89,7 @@ def test_a_missing_capability_is_named(missing: str, says: str) -> None:
         "setpriv", f"--bounding-set=-{missing},-sys_admin", f"--inh-caps=-{missing},-sys_admin"
     )
     assert answer["error"].startswith(says)
+    assert answer["cause"] == "rights"
     assert "capabilities.add" in answer["error"]
 
 
@@ -138,22 +141,79 @@ def test_in_a_user_namespace() -> None:
     assert answer["error"].startswith("this process is in a user namespace of its own")
 
 
-def test_blocked_by_lockdown(tmp_path: Path) -> None:
-    (tmp_path / "lockdown").write_text("none integrity [confidentiality]\n")
-    error = refusal(lockdown=str(tmp_path / "lockdown"))
-    assert str(error).startswith("blocked by kernel lockdown")
-    (tmp_path / "lockdown").write_text("none [integrity] confidentiality\n")
-    start(lockdown=str(tmp_path / "lockdown")).close()
+#: Installs a seccomp filter that answers bpf() with EPERM, whatever rights there are, and becomes what follows.
+FORBIDDING = """
+import ctypes, errno, os, platform, struct, sys
+number = {"x86_64": 321, "aarch64": 280}[platform.machine()]
+code = b"".join(struct.pack("=HBBI", *line) for line in (
+    (0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x50000 | errno.EPERM), (0x06, 0, 0, 0x7FFF0000)))
+lines = ctypes.create_string_buffer(code)
+program = ctypes.create_string_buffer(struct.pack("=HxxxxxxQ", 4, ctypes.addressof(lines)))
+assert ctypes.CDLL(None).prctl(22, 2, program) == 0
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 
 
-def test_a_program_that_does_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The sentence is for people, the compiler's words are for the debug log."""
+def test_a_seccomp_filter_that_forbids_it_is_told_from_missing_rights() -> None:
+    answer = in_a_child(sys.executable, "-c", FORBIDDING)
+    assert answer["error"].startswith(
+        "bpf() is forbidden here (EPERM) by the seccomp filter of this process."
+    )
+    assert answer["cause"] == "seccomp"
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The program that the loader takes, to be changed."""
     copy = tmp_path / "bpf"
     subprocess.run(["cp", "-r", bpf_directory(), copy], check=True)
-    (copy / "pidmap.c").write_text(
-        (copy / "pidmap.c").read_text() + "\nint broken(void) { return nonsense; }\n"
-    )
     monkeypatch.setattr("resolver.sources.bpf_load.bpf_directory", lambda: str(copy))
+    return copy / "pidmap.c"
+
+
+def unbound(program: Path) -> None:
+    """An index that may be larger than what it is for: no verifier takes it."""
+    text = program.read_text()
+    assert "BOUND(place, TOMBSTONES - 1);" in text
+    program.write_text(text.replace("BOUND(place, TOMBSTONES - 1);", "BOUND(place, 0xFFFFFF);"))
+
+
+def test_the_verifier_refuses(copied: Path) -> None:
+    """It answers as to missing rights, EACCES; what it says is the end of a long log."""
+    unbound(copied)
+    error = refusal()
+    assert str(error).startswith("the kernel's verifier refused the BPF program (on_exit: Permission denied)")
+    assert f"Linux {os.uname().release}" in str(error)
+    assert error.cause == "verifier"
+    assert "unbounded memory access" in error.detail or "invalid access to map value" in error.detail
+    assert re.search(r"^processed \d+ insns", error.detail.splitlines()[-1])
+
+
+def test_doctor_has_the_verifiers_last_lines(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unbound(copied)
+    words = ["doctor", "--only", "bpf", "--source", "bpf"]
+    assert main(words) == 1
+    short = capsys.readouterr().out
+    assert "the kernel's verifier refused the BPF program" in short
+    assert "report the kernel's release" in short
+    assert "capabilities" not in short
+    assert "processed" not in short
+    assert main([*words, "--verbose"]) == 1
+    assert re.search(r"^ +\| processed \d+ insns", capsys.readouterr().out, re.MULTILINE)
+    assert main([*words, "--json"]) == 1
+    (result,) = json.loads(capsys.readouterr().out)
+    assert "processed" in result["detail"]
+
+
+def test_what_is_no_rights_matter_is_not_called_one(copied: Path) -> None:
+    """A program without a licence to read kernel memory is refused with EINVAL."""
+    copied.write_text(copied.read_text() + "\n#define BPF_LICENSE Proprietary\n")
+    assert refusal().cause == "verifier"
+
+
+def test_a_program_that_does_not_compile(copied: Path) -> None:
+    """The sentence is for people, the compiler's words are for the debug log."""
+    copied.write_text(copied.read_text() + "\nint broken(void) { return nonsense; }\n")
     error = refusal()
     assert "could not be compiled" in str(error)
     assert "nonsense" not in str(error)

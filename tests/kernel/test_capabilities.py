@@ -41,6 +41,7 @@ class Rights(NamedTuple):
     inheritable: frozenset[str]
     ambient: frozenset[str]
     no_new_privs: bool
+    filtered: bool  # by seccomp
 
 
 def rights(host_pid: int) -> Rights:
@@ -59,7 +60,8 @@ def rights(host_pid: int) -> Rights:
     effective, permitted, bounding, inheritable, ambient = map(
         names, ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb")
     )
-    return Rights(effective, permitted, bounding, inheritable, ambient, fields["NoNewPrivs"] == "1")
+    promised, filtered = fields["NoNewPrivs"] == "1", fields["Seccomp"] == "2"
+    return Rights(effective, permitted, bounding, inheritable, ambient, promised, filtered)
 
 
 def with_nothing_but(names: frozenset[str]) -> tuple[str, ...]:
@@ -76,7 +78,7 @@ def documented(source: str) -> frozenset[str]:
 def works(node: Node, daemon: Daemon, source: str) -> None:
     """The whole of the main job: repairs in every kind of PID namespace, a load, a dead slot's end."""
     assert daemon.wait_for("source")["source"] == source
-    container, free = node.container(), node.container(name="free", sm_limit=0)
+    container, free = node.container(), node.container(name="free", watcher=False)
     nesting, host = node.container(name="nesting"), node.container(name="host", pid_namespace="host")
     tenants = {
         container.tenant(load=5, guess="wrong"): container,
@@ -106,6 +108,7 @@ def test_the_documented_capabilities_are_enough(node: Node, start: Start, source
         child = rights(daemon.child(name))
         assert child.effective == child.permitted == frozenset()
         assert child.no_new_privs
+        assert child.filtered
     assert daemon.said("capabilities_kept") == []
     assert daemon.said("source_unavailable") == []
 
@@ -125,6 +128,7 @@ def test_one_that_has_everything_gives_it_up(node: Node, start: Start, source: s
         assert child.inheritable == child.ambient == frozenset()
         assert child.bounding <= own.bounding
         assert child.no_new_privs
+        assert child.filtered
 
 
 def test_auto_keeps_what_any_source_may_need_later(node: Node, start: Start) -> None:
@@ -135,6 +139,53 @@ def test_auto_keeps_what_any_source_may_need_later(node: Node, start: Start) -> 
     optional = frozenset({"DAC_OVERRIDE"})
     assert own.effective == own.permitted == while_running("bpf", RELEASE) | optional
     assert own.bounding == frozenset().union(*TO_START.values(), optional)
+
+
+#: The loader takes its time, as a compiler on a busy node does.
+SLOW = """
+import sys, time
+from resolver.sources import bpf_load
+ask = bpf_load._ask
+def slowly(*arguments):
+    time.sleep(3)
+    return ask(*arguments)
+bpf_load._ask = slowly
+from resolver.cli import main
+sys.argv = ["resolver", *sys.argv[4:]]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("namespace", ["host", "auto"], ids=["nothing to measure", "a driver to measure"])
+def test_what_no_source_needs_is_given_up_before_anybody_is_answered(
+    node: Node, start: Start, namespace: str, tmp_path: Path
+) -> None:
+    """With ``auto`` the first source may take seconds; tenants and scrapers are served from the beginning."""
+    tenants = tmp_path / "tenants" / "resolver.sock"
+    options = ("--source", "auto", "--hostpid-namespace", namespace, "--tenant-socket", str(tenants))
+    daemon = start(
+        node, *FAST, *options, "--metrics-addr", "127.0.0.1:0", wrapper=(sys.executable, "-c", SLOW)
+    )
+    daemon.wait_for("metrics_on")
+    until(tenants.exists, "the tenants' socket")
+    own = rights(daemon.process.pid)
+    assert daemon.said("source") == []  # none is up yet
+    needed = frozenset().union(*TO_START.values(), {"DAC_OVERRIDE"})
+    assert own.effective == needed
+    assert own.permitted == needed | {"SETPCAP"}  # to cut the bounding set down further
+    # The opener may have to enter the host's network namespace; the driver's probe a container.
+    others = {"SYS_ADMIN"} | ({"SETUID", "SETGID"} if namespace == "auto" else set())
+    assert own.bounding == needed | others
+    daemon.wait_for("source", source="bpf")
+    until(lambda: rights(daemon.process.pid).effective == {"SYS_PTRACE", "DAC_OVERRIDE"}, "the drop")
+
+
+def test_where_no_child_will_need_more_none_can_get_more(node: Node, start: Start) -> None:
+    """A program that root starts gets the whole bounding set, unless the kernel was told otherwise."""
+    daemon = start(node, *FAST, "--source", "scan", "--hostpid-namespace", "host")
+    daemon.wait_for("source", source="scan")
+    until(lambda: rights(daemon.process.pid).no_new_privs, "the promise")
+    works(node, daemon, "scan")
 
 
 @pytest.mark.parametrize("missing", ["BPF", "PERFMON"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,7 @@ class Room:
 
     def look(self, **known: dict[str, int]) -> dict[str, ContainerReport]:
         self.pidmap.refresh(unhurried=False)
-        self.census.refresh(known.get("users", {}), {})
+        asyncio.run(self.census.refresh(known.get("users", {}), {}))
         return {report.container_id: report for report in self.census.containers()}
 
     def said(self, container: Container) -> list[str]:

@@ -65,7 +65,7 @@ def once(node: Node, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @EVERY_SOURCE
 def test_once_repairs_and_sums_up(node: Node, source: str) -> None:
-    container, free = node.container(), node.container(name="free", sm_limit=0)
+    container, free = node.container(), node.container(name="free", watcher=False)
     tenant, busy = container.tenant(load=20, guess="none"), free.tenant(load=33, guess="wrong")
     done = once(node)
     assert done.returncode == 0, done.stderr
@@ -151,7 +151,7 @@ def test_it_ends_while_nvml_hangs(node: Node, start: Start, call: Hang) -> None:
 def test_it_ends_whenever_it_is_told_to(node: Node, start: Start) -> None:
     """At any moment: a signal that falls together with a wait's end must not be lost."""
     chance = random.Random(11)
-    node.container(sm_limit=0).tenant(load=10, guess="none")
+    node.container(watcher=False).tenant(load=10, guess="none")
     for _ in range(25):
         daemon = start(node, "--interval", "10ms", "--nvml-interval", "10ms")
         daemon.wait_for("started")
@@ -163,7 +163,7 @@ def test_it_ends_whenever_it_is_told_to(node: Node, start: Start) -> None:
 
 
 def test_a_reload_takes_new_settings_and_refuses_bad_ones(node: Node, start: Start) -> None:
-    container = node.container(sm_limit=0)
+    container = node.container(watcher=False)
     tenant = container.tenant(load=40, guess="none")
     settings = node.root / "resolver.toml"
     settings.write_text('interval = "50ms"\nnvml-interval = "200ms"\nwrite_utilization = "never"\n')
@@ -270,7 +270,7 @@ def test_it_waits_for_the_containers_directory(node: Node, start: Start) -> None
 
 
 def test_it_waits_for_nvml(node: Node, start: Start) -> None:
-    container = node.container(sm_limit=0)
+    container = node.container(watcher=False)
     tenant = container.tenant(load=27, guess="none")
     libraries = node.root / "lib"
     libraries.mkdir()
@@ -363,7 +363,7 @@ def test_the_lock_file_is_ours_alone(node: Node, start: Start) -> None:
 
 def test_without_pidfds(node: Node, tmp_path: Path) -> None:
     """Processes are held by their open /proc directories, here and in the writer."""
-    container = node.container(sm_limit=0)
+    container = node.container(watcher=False)
     tenant, victim = container.tenant(load=20, guess="none"), container.tenant(load=30, guess="self")
     settings = Settings(
         containers_dir=(str(node.containers_dir),),
@@ -401,3 +401,23 @@ def test_without_pidfds(node: Node, tmp_path: Path) -> None:
         assert service.counters["internal_errors"] == 0
 
     asyncio.run(passes())
+
+
+def test_a_full_run_directory_is_a_sentence(node: Node, start: Start, tmp_path: Path) -> None:
+    """The lock can be made in it, and what is to be in the lock has no room."""
+    full = tmp_path / "full"
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(full)], check=True)
+    try:
+        with (full / "all there is").open("wb", buffering=0) as file:
+            file.write(b"x" * 4096)
+        daemon = start(node, run_dir=full)
+        assert daemon.wait() == 2
+        (sentence,) = daemon.other_output
+        assert sentence == (
+            f"resolver run: the run directory {full} cannot be used (No space left on device): make room there, "
+            "or name another with --run-dir"
+        )
+        assert os.listdir(full) == ["all there is"]
+    finally:
+        subprocess.run(["umount", str(full)], check=True)

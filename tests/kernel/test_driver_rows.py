@@ -50,7 +50,7 @@ def test_the_tenants_own_watcher_reports_the_truth(
 ) -> None:
     """The watcher runs in the tenant's namespace and trusts nothing but its own NVML and the slot's number."""
     with driver(tmp_path, version) as node:
-        container, free = node.container(name="watched"), node.container(name="free", sm_limit=0)
+        container, free = node.container(name="watched"), node.container(name="free", watcher=False)
         tenants = {
             guess: container.tenant(load=load, guess=guess) for guess, load in (("none", 30), ("wrong", 47))
         }
@@ -73,7 +73,7 @@ def test_the_tenants_own_watcher_reports_the_truth(
 @pytest.mark.parametrize("version", ["566.03", "570.86.10"])
 def test_between_the_known_drivers_nothing_is_written(tmp_path: Path, start: Start, version: str) -> None:
     with driver(tmp_path, version) as node:
-        container = node.container(sm_limit=0)
+        container = node.container(watcher=False)
         container.tenant(load=50, guess="none")
         container.tenant(load=30, guess="self")
         before = container.cache.read_bytes()
@@ -129,7 +129,7 @@ def repaired(daemon: Daemon, node: Node, name: str) -> None:
 
 
 def test_a_call_that_hangs_costs_a_worker_and_no_repair(node: Node, start: Start) -> None:
-    free = node.container(name="free", sm_limit=0)
+    free = node.container(name="free", watcher=False)
     tenant = free.tenant(load=50, guess="none")
     daemon = start(node, *FAST)
     until(lambda: tenant.slot()["sm_util"] == [50], "the load")
@@ -154,7 +154,7 @@ def test_a_call_that_hangs_costs_a_worker_and_no_repair(node: Node, start: Start
 
 
 def test_an_init_that_hangs_leaves_everything_unknown_until_it_answers(node: Node, start: Start) -> None:
-    free = node.container(name="free", sm_limit=0)
+    free = node.container(name="free", watcher=False)
     tenant = free.tenant(load=50, guess="none")
     before = free.cache.read_bytes()
     node.gpu.set_faults(hang=Hang.INIT)
@@ -168,7 +168,7 @@ def test_an_init_that_hangs_leaves_everything_unknown_until_it_answers(node: Nod
 
 
 def test_a_forced_policy_needs_no_nvml(node: Node, start: Start) -> None:
-    free = node.container(name="free", sm_limit=0)
+    free = node.container(name="free", watcher=False)
     tenant = free.tenant(load=50, guess="none")
     environment = {name: value for name, value in node.environment().items() if name != "LD_LIBRARY_PATH"}
     daemon = start(node, "--hostpid-namespace", "host", *FAST, environment=environment)
@@ -180,8 +180,8 @@ def test_a_forced_policy_needs_no_nvml(node: Node, start: Start) -> None:
 
 def test_a_lost_gpu_is_unknown_and_its_neighbour_is_not(node: Node, start: Start) -> None:
     first, second = DEFAULT_DEVICES
-    lost = node.container(name="lost", sm_limit=0, devices=[first])
-    well = node.container(name="well", sm_limit=0, devices=[second])
+    lost = node.container(name="lost", watcher=False, devices=[first])
+    well = node.container(name="well", watcher=False, devices=[second])
     on_lost, on_well = lost.tenant(load=50, guess="none"), well.tenant(load=20, guess="none")
     daemon = start(node, *FAST)
     until(lambda: on_lost.slot()["sm_util"] == [50], "the load on the first")
@@ -198,7 +198,7 @@ def test_a_lost_gpu_is_unknown_and_its_neighbour_is_not(node: Node, start: Start
 
 def test_devices_are_told_apart_by_uuid_when_their_order_changes(node: Node, start: Start) -> None:
     first, second = DEFAULT_DEVICES
-    container = node.container(sm_limit=0, devices=[second])
+    container = node.container(watcher=False, devices=[second])
     tenant = container.tenant(load=44, guess="none")
     start(node, *FAST)
     until(lambda: tenant.slot()["sm_util"] == [44], "the load")
@@ -208,7 +208,7 @@ def test_devices_are_told_apart_by_uuid_when_their_order_changes(node: Node, sta
 
 def test_a_list_that_grows_is_asked_again(node: Node, start: Start) -> None:
     node.gpu.set_faults(grow=3)
-    free = node.container(sm_limit=0)
+    free = node.container(watcher=False)
     tenant = free.tenant(load=50, guess="none")
     daemon = start(node, *FAST)
     until(lambda: slot_of(free, tenant.ns_pid).sm_util == (50,), "the load, in spite of the growth")
@@ -216,7 +216,7 @@ def test_a_list_that_grows_is_asked_again(node: Node, start: Start) -> None:
 
 
 def test_values_that_cannot_be_are_unknown(node: Node, start: Start) -> None:
-    free = node.container(sm_limit=0)
+    free = node.container(watcher=False)
     tenant = free.tenant(load=50, guess="none")
     daemon = start(node, *FAST)
     until(lambda: tenant.slot()["sm_util"] == [50], "the load")
@@ -230,7 +230,7 @@ def test_values_that_cannot_be_are_unknown(node: Node, start: Start) -> None:
 
 
 def test_a_sample_of_a_thread_is_its_processs(node: Node, start: Start) -> None:
-    free = node.container(sm_limit=0)
+    free = node.container(watcher=False)
     tenant = free.tenant(load=0, guess="none")
     thread = thread_chain(tenant.host_pid)
     assert thread is not None
@@ -260,7 +260,7 @@ def test_a_listed_thread_is_a_stale_number(node: Node, start: Start) -> None:
 def test_mig_is_unsupported_and_not_idle(tmp_path: Path, start: Start) -> None:
     devices = [replace(DEFAULT_DEVICES[0], mig_enabled=True)]
     with Node(tmp_path, "550.54.15", devices) as node:
-        container = node.container(sm_limit=0)
+        container = node.container(watcher=False)
         tenant = container.tenant(load=50, guess="none")
         daemon = start(node, "--write-utilization", "always", *FAST)
         daemon.wait_for("device_without_samples", device=devices[0].uuid)
@@ -274,7 +274,7 @@ def test_only_the_newer_call_answers(node: Node, start: Start) -> None:
     """As on some Blackwell drivers."""
     node.gpu.driver_version = "550.54.15"
     node.gpu.set_faults(faults=Fault.PROCESS_UTILIZATION_UNSUPPORTED)
-    container = node.container(sm_limit=0)
+    container = node.container(watcher=False)
     tenant = container.tenant(load=50, guess="none")
     environment = {**node.environment(), "LD_LIBRARY_PATH": str(node.built / "nvml-550")}
     start(node, *FAST, environment=environment)
@@ -283,7 +283,7 @@ def test_only_the_newer_call_answers(node: Node, start: Start) -> None:
 
 def test_a_slot_that_is_found_after_its_sample_is_not_called_idle(node: Node, start: Start) -> None:
     """NVML's answer is older than the sight of the slot: until the next one its load is unknown, not 0."""
-    container = node.container(sm_limit=0)
+    container = node.container(watcher=False)
     tenant = container.tenant(load=50, guess="none")
     first = start(node, *FAST)
     until(lambda: tenant.slot()["sm_util"] == [50], "the load")

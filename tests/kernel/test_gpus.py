@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from resolver import service as service_module
-from resolver.config import Settings
+from resolver.config import Settings, WriteUtilization
 from resolver.gpu import sampler as sampler_module
 from resolver.gpu.inventory import GpuReport
 from resolver.service import Service
@@ -42,9 +42,13 @@ class Bench:
         self.node, self.seconds = node, 0.0
         self.tenants = {}
         for device in (FIRST, SECOND):
-            container = node.container(name=f"on-{device.minor}", sm_limit=0, devices=[device])
+            container = node.container(name=f"on-{device.minor}", watcher=False, devices=[device])
             self.tenants[device.uuid] = container.tenant(load=LOADS[device.uuid], guess="none")
-        settings = Settings(containers_dir=(str(node.containers_dir),), nvml_interval=0.1)
+        settings = Settings(
+            containers_dir=(str(node.containers_dir),),
+            nvml_interval=0.1,
+            write_utilization=WriteUtilization.ALWAYS,
+        )
         self._runner = asyncio.Runner()
         self.service = Service(settings)
 
@@ -266,7 +270,7 @@ def test_a_device_that_is_lost_is_ill_and_one_that_is_taken_out_is_gone(bench: B
 
 def test_a_device_that_is_added_is_there(bench: Bench) -> None:
     bench.node.gpu.set_devices([FIRST, SECOND, THIRD])
-    tenant = bench.node.container(name="third", sm_limit=0, devices=[THIRD]).tenant(load=33, guess="none")
+    tenant = bench.node.container(name="third", watcher=False, devices=[THIRD]).tenant(load=33, guess="none")
     for _ in range(INTERVALS):
         snapshot = bench.interval()
     assert gpu(snapshot, THIRD.uuid).samples == "ok"

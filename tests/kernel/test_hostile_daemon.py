@@ -175,7 +175,7 @@ class Good:
 
 
 @EVERY_SOURCE
-def test_everything_at_once(node: Node, start: Start, source: str) -> None:
+def test_everything_at_once(node: Node, start: Start, source: str, request: pytest.FixtureRequest) -> None:
     good = [Good(node, "good-a"), Good(node, "good-b")]
     daemon = start(node, "--interval", "250ms")
     until(lambda: all(hostpid_of(g.container, g.parent) == g.parent.host_pid for g in good), "the beginning")
@@ -187,6 +187,8 @@ def test_everything_at_once(node: Node, start: Start, source: str) -> None:
         wanted[directory] = reason
     (node.containers_dir / "bad-uid_link").symlink_to(good[0].container.directory)
     liars = _liars(node, good[1])
+    for path in [path for directory in liars for path in directory.glob("*.cache")]:
+        request.addfinalizer(path.open("r+b").close)  # what nobody has open may be called dead
     before = {directory: stamps(directory) for directory in [*wanted, *liars]}
     (node.containers_dir / "bad-uid_restless").mkdir()
     with restless(node.containers_dir / "bad-uid_restless" / "x.cache"):
@@ -218,11 +220,11 @@ def _liars(node: Node, victim: Good) -> list[Path]:
     """Containers whose slots claim processes that are not theirs; returns the directories."""
     # In the victim's own PID namespace, as another container of its pod: the PID is there, and it is not his.
     beside = node.container(
-        victim.container.pod_uid, "liar-beside", pid_namespace=victim.container, sm_limit=0
+        victim.container.pod_uid, "liar-beside", pid_namespace=victim.container, watcher=False
     )
     slots(beside.cache, victim.parent.ns_pid, 1)
     # With a PID namespace of its own, where nobody has that number.
-    alone = node.container(name="liar-alone", sm_limit=0)
+    alone = node.container(name="liar-alone", watcher=False)
     slots(alone.cache, 4, 0, -1, 2**31 - 1, -(2**31), os.getpid())
     # A directory without a container.
     nobody = node.containers_dir / "bad-uid_nobody"
@@ -266,7 +268,7 @@ def _unresolved(node: Node) -> dict[str, set[str]]:
 
 def test_a_thousand_claims_and_a_flood_of_new_ones_cost_a_bounded_share(node: Node, start: Start) -> None:
     good = Good(node, "good")
-    flooded = node.container(name="flooded", sm_limit=0)
+    flooded = node.container(name="flooded", watcher=False)
     honest = flooded.tenant(guess="none")
     stop = threading.Event()
 
@@ -356,18 +358,15 @@ def _cut(path: Path) -> Iterator[None]:
 
 
 CUTTER = """
-    import mmap, os, signal, struct, sys, time
-    path, procs, size, proc_num, status, first, members = sys.argv[1], *map(int, sys.argv[2:])
+    import os, struct, sys, time
+    path, procs, size, proc_num, status, sm_util, first, members = sys.argv[1], *map(int, sys.argv[2:])
     fd = os.open(path, os.O_RDWR)
     length = os.fstat(fd).st_size
-    held = mmap.mmap(fd, length)  # this process and its children are owners by every rule
     for index in range(first, first + members):
-        child = os.fork()
-        if child == 0:
-            signal.pause()
         at = procs + index * size
-        os.pwrite(fd, struct.pack("<ii", child, 0), at)
+        os.pwrite(fd, struct.pack("<ii", 20000 + index, 0), at)  # nobody: to be set to 0, again and again
         os.pwrite(fd, struct.pack("<i", 1), at + status)
+        os.pwrite(fd, struct.pack("<Q", 50), at + sm_util)
     os.pwrite(fd, struct.pack("<i", first + members), proc_num)
     tail = os.pread(fd, 8, proc_num)
     slots = os.pread(fd, members * size, procs + first * size)
@@ -387,15 +386,15 @@ CUTTER = """
 @pytest.mark.timeout(90)
 def test_a_tenant_that_cuts_its_file_is_left_alone_for_a_while(node: Node, start: Start) -> None:
     good = Good(node, "good")
-    cut = node.container(name="cut", sm_limit=0)
+    cut = node.container(name="cut", watcher=False)
     cut.tenant(guess="none").stop()
-    numbers = [V1_2.procs, V1_2.slot_size, V1_2.proc_num, V1_2.status, 200, 100]
+    numbers = [V1_2.procs, V1_2.slot_size, V1_2.proc_num, V1_2.status, SM_UTIL, 200, 100]
     path = f"/usr/local/vgpu/{cut.cache_name}"
     script = textwrap.dedent(CUTTER)
     cutter = cut.spawn([sys.executable, "-I", "-c", script, path, *map(str, numbers)])
     assert cutter.read_line() == "ready"
     daemon = start(node, "--interval", "10ms", "--hostpid-namespace", "host")
-    daemon.wait_for("repair", container=cut.directory.name, count=100)
+    daemon.wait_for("dead_slots_zeroed", container=cut.directory.name)
     cutter.write_line("go")
     seen: list[Line] = []
     deadline = time.monotonic() + 40
@@ -411,22 +410,22 @@ def test_a_tenant_that_cuts_its_file_is_left_alone_for_a_while(node: Node, start
     assert daemon.process.poll() is None
 
 
-def test_a_writer_that_hangs_is_killed_and_the_file_left_alone(node: Node, start: Start) -> None:
-    """Stopped in the middle of a request, as by a page of a file system that does not answer."""
-    good, other = Good(node, "good"), node.container(name="other", sm_limit=0)
+def test_a_writer_that_hangs_is_killed_and_the_next_one_tries_again(node: Node, start: Start) -> None:
+    """Stopped in the middle of a request: nobody knows whether the file or the machine is to blame."""
+    good, other = Good(node, "good"), node.container(name="other", watcher=False)
     first: Tenant = other.tenant(guess="none")
     daemon = start(node, "--interval", "100ms")
     until(lambda: hostpid_of(other, first) == first.host_pid, "the beginning")
     until(lambda: hostpid_of(good.container, good.parent) == good.parent.host_pid, "the beginning")
-    stuck = daemon.child(WRITER)
-    os.kill(stuck, signal.SIGSTOP)
-    second = other.tenant(guess="none")
-    line = daemon.wait_for("region_quarantined")
-    assert line["container"] == other.directory.name
-    assert "did not answer within 1 s" in line["why"]
-    assert not Path(f"/proc/{stuck}").exists()
+    for _ in range(3):
+        stuck = daemon.child(WRITER)
+        os.kill(stuck, signal.SIGSTOP)
+        another = other.tenant(guess="none")
+        until(lambda: hostpid_of(other, another) == another.host_pid, "the next writer")  # noqa: B023 - it is over
+        assert not Path(f"/proc/{stuck}").exists()
+    assert len(daemon.said("writer_failed")) >= 3
+    assert all("did not answer within 1 s" in line["why"] for line in daemon.said("writer_failed"))
+    assert daemon.said("region_quarantined") == []
     for _ in range(5):
         good.repaired_once_more()
     good.check(0.2)
-    assert hostpid_of(other, second) == 0  # its turn comes again in ten seconds
-    assert daemon.child(WRITER) != stuck

@@ -37,7 +37,7 @@ class Locked:
     """A container whose lock a tenant holds all the time: whoever waits for it, or takes it, is seen."""
 
     def __init__(self, node: Node, layout: str) -> None:
-        self.container = node.container(name=f"locked-{layout}", layout=layout, sm_limit=0)
+        self.container = node.container(name=f"locked-{layout}", layout=layout, watcher=False)
         self.tenants = [self.container.tenant(load=0, guess="none") for _ in range(3)]
         self.holder = self.tenants[0]
         assert self.holder.command("lock") == {"locked": True}
@@ -182,7 +182,7 @@ def test_the_slot_writer(node: Node, start: Start, locked: Locked) -> None:
 @pytest.mark.timeout(180)
 def test_the_nvml_worker(node: Node, start: Start, locked: Locked) -> None:
     chance, times = random.Random(6), []
-    free = node.container(name="free", sm_limit=0)
+    free = node.container(name="free", watcher=False)
     tenant = free.tenant(load=1, guess="none")
     daemon = start(node, "--interval", "50ms", "--nvml-interval", "150ms")
     until(lambda: slot_of(free, tenant.ns_pid).sm_util == (1,), "the beginning")

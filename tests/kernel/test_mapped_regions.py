@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
-from tests.fakes.regions import read_file
+from tests.fakes.regions import LAYOUTS, read_file
 from tests.kernel.conftest import EVERY_SOURCE, Daemon, Start, never, until
 
 FAST = ("--interval", "50ms", "--nvml-interval", "100ms", "--mapped-regions", "--hostpid-namespace", "host")
@@ -20,15 +22,35 @@ CACHE = "/tmp/cudevshr.cache"  # noqa: S108 - where HAMi-core has it
 
 
 class Docker:
-    """A container whose root is an overlay, as Docker's is. ``upper`` is a directory of the host, or on a tmpfs."""
+    """A container whose root is an overlay, as Docker's is. ``upper`` is a directory of the host, or on a tmpfs.
 
-    def __init__(self, node: Node, name: str = "main", *, upper: str = "host") -> None:
+    With ``btrfs`` its root is a snapshot of the subvolume ``base`` there, as Docker's btrfs driver makes them.
+    """
+
+    def __init__(
+        self, node: Node, name: str = "main", *, upper: str = "host", btrfs: Path | None = None
+    ) -> None:
         self.container: Container = node.container(name=name, cgroup_format="docker-systemd")
         base = node.root / f"docker-{name}"
         layers, root = base / "layers", base / "merged"
         layers.mkdir(parents=True)
         root.mkdir()
         shown = ("/proc", "/dev", node.root, node.built)
+        if btrfs is not None:
+            snapshot = btrfs / name
+            subprocess.check_call(
+                ["btrfs", "--quiet", "subvolume", "snapshot", str(btrfs / "base"), str(snapshot)]
+            )
+            self.run(
+                f"mount --bind {snapshot} {root}",
+                f"cd {root}; mkdir -m 1777 tmp; mkdir old",
+                *(
+                    f"if [ -d {path} ]; then mkdir -p .{path}; mount --rbind {path} .{path}; fi"
+                    for path in ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", *shown)
+                ),
+                "pivot_root . old; umount -l /old",
+            )
+            return
         self.run(
             *([f"mount -t tmpfs none {layers}"] if upper == "tmpfs" else []),
             f"mkdir {layers}/upper {layers}/work",
@@ -48,6 +70,19 @@ class Docker:
     def file(self, cache: str = CACHE) -> Path:
         """The file as the host can reach it."""
         return Path(f"/proc/{self.container.init_host_pid}/root{cache}")
+
+    def claim(self, ns_pid: int) -> None:
+        """A slot more with that PID, as a tenant could write it."""
+        layout, file = LAYOUTS[self.container.layout], self.file()
+        count = len(read_file(file).slots)
+        with file.open("r+b") as opened:
+            place = layout.procs + count * layout.slot_size
+            opened.seek(place)
+            opened.write(struct.pack("<ii", ns_pid, 0))
+            opened.seek(place + layout.status)
+            opened.write(struct.pack("<i", 1))
+            opened.seek(layout.proc_num)
+            opened.write(struct.pack("<i", count + 1))
 
     def hostpid(self, tenant: Tenant) -> int:
         slot = read_file(self.file()).slot(tenant.ns_pid)
@@ -198,3 +233,62 @@ def test_a_file_that_two_containers_share_is_never_guessed(node: Node, start: St
     daemon.wait_for("region_found")
     never(lambda: daemon.said("repair"), "a repair", 1.5)
     assert len(daemon.said("region_found")) == 1
+
+
+@pytest.fixture
+def btrfs(tmp_path: Path) -> Iterator[Path]:
+    """A btrfs of its own on a loop device, with an empty subvolume ``base``."""
+    image, place = tmp_path / "btrfs.img", tmp_path / "btrfs"
+    place.mkdir()
+    with image.open("wb") as file:
+        file.truncate(128 << 20)
+    subprocess.check_call(["mkfs.btrfs", "--quiet", str(image)])
+    subprocess.check_call(["mount", "-o", "loop", str(image), str(place)])
+    try:
+        subprocess.check_call(["btrfs", "--quiet", "subvolume", "create", str(place / "base")])
+        yield place
+    finally:
+        subprocess.check_call(["umount", "--lazy", str(place)])
+
+
+@pytest.mark.parametrize("first_found", ["one", "two"])
+def test_files_of_two_snapshots_are_never_taken_for_one_another(
+    node: Node, start: Start, btrfs: Path, first_found: str
+) -> None:
+    """Two containers whose roots are snapshots of one subvolume: maps shows one device and one inode for both files."""
+    one, two = Docker(node, "one", btrfs=btrfs), Docker(node, "two", btrfs=btrfs)
+    dockers = {"one": one, "two": two}
+    daemon = start(node, *FAST, "--source", "scan")
+    daemon.wait_for("gpu_found")
+    first = dockers.pop(first_found)
+    (second,) = dockers.values()
+    # The first one's slot has a PID that only a process of the second one has.
+    early = first.tenant(load=30)
+    repaired(first, early)
+    numbers = [second.tenant(load=10) for _ in range(3)]
+    shown = {shown_in_maps(tenant) for tenant in (early, numbers[0])}
+    assert len(shown) == 1, f"the kernel shows {shown}: this test shows nothing here"
+    foreign = numbers[2]
+    assert foreign.ns_pid != early.ns_pid
+    first.claim(foreign.ns_pid)
+    for tenant in numbers:
+        repaired(second, tenant)
+    repaired(first, early)
+    slot = read_file(first.file()).slot(foreign.ns_pid)
+    assert slot is not None
+    assert slot.hostpid == 0, "a process of another container was written"
+    assert {line["container"] for line in daemon.said("region_found")} == {
+        one.container.container_id,
+        two.container.container_id,
+    }
+    assert all(
+        line["host_pid"] == early.host_pid
+        for line in daemon.said("repair", container=first.container.container_id)
+    )
+
+
+def shown_in_maps(tenant: Tenant) -> str:
+    """Device and inode of the file as its process's maps have it."""
+    lines = Path(f"/proc/{tenant.host_pid}/maps").read_text().splitlines()
+    (line,) = (line for line in lines if line.endswith(CACHE))
+    return " ".join(line.split()[3:5])

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -324,6 +325,37 @@ def test_the_next_daemon_takes_the_port_over(
     until(lambda: scraper.utilization(container) == pytest.approx(0.3), "its load, by the next one")
     assert json.dumps(tenant.slot()["hostpid"]) == str(tenant.host_pid)
     assert len(second.said("metrics_off")) == 1
+
+
+COME_AND_GO = """
+import contextlib, socket, sys
+for _ in range(1500):
+    with contextlib.suppress(ConnectionError), socket.create_connection((sys.argv[1], int(sys.argv[2]))) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
+"""
+
+
+def test_a_flood_of_clients_that_come_and_go_delays_no_scrape(scraping: Callable[..., Scraper]) -> None:
+    """Two of them, as fast as they can: an answer within a second during and after it, and no memory kept."""
+    scraper = scraping("--source", "scan")
+    status = Path(f"/proc/{scraper.daemon.process.pid}/status")
+
+    def resident() -> int:
+        return next(
+            int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmRSS")
+        )
+
+    for _ in range(20):
+        scraper.text()
+    before, scraper.slowest = resident(), 0.0
+    argv = [sys.executable, "-c", COME_AND_GO, scraper.host, str(scraper.port)]
+    flood = [subprocess.Popen(argv) for _ in range(2)]
+    while any(each.poll() is None for each in flood):
+        scraper.text()
+    for _ in range(3):
+        scraper.text()
+    assert scraper.slowest < 1.0
+    assert resident() - before < 2 << 10
 
 
 def test_a_bad_address_is_refused_at_start(node: Node, start: Start) -> None:

@@ -77,7 +77,7 @@ def test_no_write_lands_on_another_owner(node: Node, start: Start, layout: str) 
     first = bystander.tenant(guess="none")
     start(node, "--interval", "10ms", "--nvml-interval", "100ms", "--write-utilization", "always")
     until(lambda: hostpid_of(bystander, first) == first.host_pid, "the daemon at work")
-    container, slots = node.container(name="moving", layout=layout, sm_limit=0), 20
+    container, slots = node.container(name="moving", layout=layout, watcher=False), 20
     mover = container.mover(MOVES, slots=slots)
     mover.read_line()
     mover.write_line("go")
@@ -170,7 +170,7 @@ REAL_MOVER = """
 
 
 def test_the_daemon_itself_races_with_slots_of_real_processes(node: Node, start: Start) -> None:
-    container = node.container(name="real", layout="v1.1", sm_limit=0)
+    container = node.container(name="real", layout="v1.1", watcher=False)
     container.tenant(guess="none").stop()  # it makes the file
     layout = LAYOUTS["v1.1"]
     numbers = [layout.procs, layout.slot_size, layout.proc_num, layout.status, layout.device_util, 40, 10]

@@ -91,7 +91,7 @@ def test_each_reason_is_repaired_once(node: Node, start: Start, layout: str) -> 
 
 
 def test_what_is_right_is_left_alone(node: Node, start: Start) -> None:
-    container = node.container(sm_limit=0)
+    container = node.container(watcher=False)
     tenant = container.tenant(guess="none")
     write_hostpid(container, tenant, tenant.host_pid)
     before, changed_at = container.cache.read_bytes(), container.cache.stat().st_mtime_ns
@@ -105,7 +105,7 @@ def test_what_is_right_is_left_alone(node: Node, start: Start) -> None:
 
 
 def test_two_devices_and_one_in_use(node: Node, start: Start) -> None:
-    container = node.container(devices=DEFAULT_DEVICES, sm_limit=0)
+    container = node.container(devices=DEFAULT_DEVICES, watcher=False)
     tenant = container.tenant(load=40, guess="none", devices=DEFAULT_DEVICES[1:])
     start(node, *FAST)
     until(lambda: slot_of(container, tenant.ns_pid).sm_util == (0, 40), "the second device's load")
@@ -177,7 +177,7 @@ def test_a_restarted_container_takes_its_slot_again_without_a_byte_changing(node
 @EVERY_SOURCE
 def test_a_restart_long_ago_is_noticed_too(node: Node, start: Start) -> None:
     """The slot stays dead until looks at it have become rare; the new owner is found all the same."""
-    container = node.container(sm_limit=0)
+    container = node.container(watcher=False)
     before = container.tenant(load=30, guess="none")
     start(node, *FAST)
     until(lambda: slot_of(container, before.ns_pid).sm_util == (30,), "its load")
@@ -207,7 +207,7 @@ def test_a_killed_tenants_load_is_zeroed_and_its_hostpid_stays(node: Node, start
 
 @EVERY_SOURCE
 def test_it_is_noticed_that_a_tenant_was_killed_before_the_daemon_came(node: Node, start: Start) -> None:
-    alone, accompanied = node.container(name="alone"), node.container(name="accompanied", sm_limit=0)
+    alone, accompanied = node.container(name="alone"), node.container(name="accompanied", watcher=False)
     lone = alone.tenant(load=64, guess="none")
     write_hostpid(alone, lone, lone.host_pid)
     until(lambda: sum(alone.monitor_view().values()) == 64, "its load")
@@ -225,23 +225,6 @@ def test_it_is_noticed_that_a_tenant_was_killed_before_the_daemon_came(node: Nod
     for victim, container in victims.items():
         assert hostpid_of(container, victim) == victim.host_pid
     assert hostpid_of(accompanied, companion) == companion.host_pid
-
-
-@EVERY_SOURCE
-def test_a_stopped_container_is_not_called_dead_while_nothing_of_it_can_be_seen(
-    node: Node, start: Start
-) -> None:
-    """No process of it in this kernel's view, as with a virtual machine: its values are not touched."""
-    container = node.container()
-    victim = container.tenant(load=64, guess="none")
-    write_hostpid(container, victim, victim.host_pid)
-    until(lambda: sum(container.monitor_view().values()) == 64, "its load")
-    container.stop()
-    before = container.cache.read_bytes()
-    daemon = start(node, *FAST)
-    for _ in range(3):
-        passes(daemon, node.container(name=f"other{_}"))
-    assert container.cache.read_bytes() == before
 
 
 EXECING = """
@@ -287,7 +270,7 @@ def test_a_process_that_execs_keeps_its_slot_right(node: Node, start: Start) -> 
 
 @EVERY_SOURCE
 def test_a_process_that_has_become_a_program_without_the_file_is_nobody(node: Node, start: Start) -> None:
-    container = node.container(sm_limit=0)
+    container = node.container(watcher=False)
     container.tenant(guess="none").stop()
     process = execing(container, "/bin/sleep", "1000")
     process.write_line("now")
@@ -302,7 +285,7 @@ def test_a_process_that_has_become_a_program_without_the_file_is_nobody(node: No
 
 
 def test_auto_writes_only_where_nobody_else_does(node: Node, start: Start) -> None:
-    free, watched = node.container(name="free", sm_limit=0), node.container(name="watched")
+    free, watched = node.container(name="free", watcher=False), node.container(name="watched")
     free_one, watched_one = free.tenant(load=70, guess="none"), watched.tenant(load=30, guess="none")
     daemon = start(node, *FAST)
     until(lambda: sum(free.monitor_view().values()) == 70, "the load where there is no watcher")
@@ -316,7 +299,7 @@ def test_auto_writes_only_where_nobody_else_does(node: Node, start: Start) -> No
 
 
 def test_never_writes_no_utilization_and_repairs_all_the_same(node: Node, start: Start) -> None:
-    container = node.container(sm_limit=0)
+    container = node.container(watcher=False)
     tenant = container.tenant(load=70, guess="none")
     daemon = start(node, "--write-utilization", "never", *FAST)
     until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair")
@@ -338,7 +321,7 @@ def test_always_writes_beside_the_watcher(node: Node, start: Start) -> None:
 
 
 def test_a_layout_without_utilization_gets_its_hostpid_only(node: Node, start: Start) -> None:
-    container = node.container(layout="v0-no-util", sm_limit=0)
+    container = node.container(layout="v0-no-util", watcher=False)
     tenant = container.tenant(load=70, guess="none")
     daemon = start(node, "--write-utilization", "always", *FAST)
     until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair")
@@ -351,8 +334,8 @@ def test_a_layout_without_utilization_gets_its_hostpid_only(node: Node, start: S
 
 def test_a_dry_run_writes_not_one_byte(node: Node, start: Start) -> None:
     containers = [
-        node.container(name=name, layout=name, sm_limit=limit)
-        for name, limit in zip(LAYOUTS, (50, 0, 50, 0, 0), strict=True)
+        node.container(name=name, layout=name, watcher=watcher)
+        for name, watcher in zip(LAYOUTS, (True, False, True, False, False), strict=True)
     ]
     tenants = {c.tenant(load=60, guess="none"): c for c in containers}
     before = [(c.cache.read_bytes(), c.cache.stat().st_mtime_ns) for c in containers]
@@ -366,8 +349,26 @@ def test_a_dry_run_writes_not_one_byte(node: Node, start: Start) -> None:
     assert daemon.said("repair") == []
 
 
+@pytest.mark.parametrize("release", ["2.8.0", "2.9.0", "main"])
+def test_the_tenants_own_guess_is_no_conflict(node: Node, start: Start, release: str) -> None:
+    """It takes its slot, is repaired, starts CUDA, and guesses its container PID: repaired again, and that is all."""
+    container = node.container(release=release)
+    daemon = start(node)
+    node.container(name="first").tenant(load=5, guess="none")
+    daemon.wait_for("repair")
+    tenant = container.tenant(load=40, init_waits=True)
+    daemon.wait_for("repair", container=container.directory.name, reason="missing")
+    tenant.init()
+    line = daemon.wait_for("repair", container=container.directory.name, reason="unmapped")
+    assert (line["before"], line["after"]) == (tenant.ns_pid, tenant.host_pid)
+    until(lambda: tenant.slot()["sm_util"] == [40], "the load")
+    daemon.stop()
+    assert daemon.said("conflict") == []
+    assert not daemon.counters().get("conflicts")
+
+
 def test_another_writer_is_not_fought(node: Node, start: Start) -> None:
-    container = node.container(sm_limit=0)
+    container = node.container(watcher=False)
     tenant = container.tenant(guess="none")
     daemon = start(node, *FAST)
     for tries, wait in enumerate((0.5, 1.0, 2.0), 1):

@@ -1,18 +1,105 @@
-"""The loop closed: a slot that is right by all we know, and shows 0 for a busy process, is reported."""
+"""The loop closed: what HAMi's monitor would report becomes what NVML says, whatever release the tenants have.
+
+Where a tenant's watcher undoes that at each of its ticks, it is put right after each, and reported.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bench.values import GPUS, Case
 from tests.fakes.container import DEFAULT_RIGHTS
 from tests.fakes.node import Node
-from tests.kernel.conftest import Start, hostpid_of, never, until
+from tests.fakes.releases import BEHAVIOURS
+from tests.fakes.state import Fault
+from tests.kernel.conftest import DRIVER, Start, hostpid_of, never, slot_of, until
 
 FAST = ("--interval", "50ms", "--nvml-interval", "200ms", "--source", "scan")
 
 
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_what_the_monitor_reports_becomes_what_nvml_says_in_every_release(
+    tmp_path: Path, start: Start, gpus: int
+) -> None:
+    """Busy, changed, idle on all devices but the first, idle: within 3 points, and 0 when idle."""
+    with Node(tmp_path, DRIVER, GPUS) as node:
+        cases = []
+        for release in BEHAVIOURS:
+            name = release.name.replace(".", "-")
+            container = node.container(name=name, release=release.name, sm_limit=0, devices=GPUS[:gpus])
+            cases.append(Case(container, container.tenant(), gpus))
+        daemon = start(node)
+        for phase, loads in (
+            ("busy", (30, 25, 20, 15)),
+            ("alone", (60, 0)),
+            ("others", (0, 50)),
+            ("idle", (0,)),
+        ):
+            for case in cases:
+                case.change(phase, loads)
+            waiting = list(cases)
+
+            def all_right(waiting: list[Case] = waiting) -> bool:
+                waiting[:] = [case for case in waiting if not case.right()]
+                return not waiting
+
+            until(all_right, f"the right values when {phase}", timeout_s=10)
+        wrong = {f"{case.container.pod_uid}_{case.container.name}" for case in cases[: 1 + (gpus > 1)]}
+        assert {
+            line["container"] for line in daemon.said("slot_stuck")
+        } <= wrong  # nobody else's watcher is fought
+
+
+@pytest.mark.parametrize(("release", "word"), [("2.4.1", "HAMi 2.4.1"), ("2.5.0", "HAMi 2.5 and 2.6")])
+def test_a_watcher_that_undoes_what_is_right_is_reported(
+    tmp_path: Path, start: Start, release: str, word: str
+) -> None:
+    with Node(tmp_path, DRIVER, GPUS[:2]) as node:
+        container = node.container(release=release, devices=GPUS[:2])
+        tenant = container.tenant(load=40)
+        daemon = start(node)
+        line = daemon.wait_for("slot_stuck", timeout_s=20)
+        assert (line["level"], line["ns_pid"], line["host_pid"]) == (
+            "warning",
+            tenant.ns_pid,
+            tenant.host_pid,
+        )
+        assert word in line["why"]
+        device = 0 if release == "2.4.1" else 1
+        looks = [slot_of(container, tenant.ns_pid).sm_util[device] for _ in every(0.01, 2.0)]
+        assert looks.count(40) > len(looks) / 2
+
+
+def test_the_dead_and_the_unknown_are_not_compared(node: Node, start: Start) -> None:
+    """NVML that does not answer leaves what is there, also a value that stands still."""
+    container = node.container(watcher=False)
+    tenant = container.tenant(load=40)
+    daemon = start(node, *FAST)
+    until(lambda: slot_of(container, tenant.ns_pid).sm_util == (40,), "the load")
+    node.gpu.set_faults(Fault.DRIVER_NOT_LOADED)
+    daemon.wait_for("nvml_unavailable")
+    tenant.set_load(0)
+    never(lambda: slot_of(container, tenant.ns_pid).sm_util != (40,), "a value that nobody knows", 2.0)
+    node.gpu.set_faults()
+    until(lambda: slot_of(container, tenant.ns_pid).sm_util == (0,), "0 again", timeout_s=20)
+
+
+def every(seconds: float, for_s: float) -> Iterator[float]:
+    """The time, again and again."""
+    deadline = time.monotonic() + for_s
+    while (now := time.monotonic()) < deadline:
+        yield now
+        time.sleep(seconds)
+
+
 def test_a_number_of_the_wrong_namespace_shows(node: Node, start: Start) -> None:
-    """Forced against the driver, the watcher never finds it: said once, and of nobody else."""
+    """Forced against the driver, the watcher never finds it, and sets 0: said once, and of nobody else."""
     container, idle = node.container(), node.container(name="idle")
-    free = node.container(name="free", sm_limit=0)
+    free = node.container(name="free", watcher=False)
     tenant = container.tenant(load=40, guess="none")
     idle.tenant(load=0, guess="none")
     free.tenant(load=20, guess="none")
@@ -21,7 +108,7 @@ def test_a_number_of_the_wrong_namespace_shows(node: Node, start: Start) -> None
     line = daemon.wait_for("slot_stuck", timeout_s=15)
     assert (line["level"], line["container"]) == ("warning", container.directory.name)
     assert (line["ns_pid"], line["host_pid"]) == (tenant.ns_pid, tenant.host_pid)
-    assert line["why"].startswith("no watcher writes: sm_util of every slot of this container is 0")
+    assert line["why"].startswith("a watcher sets sm_util to 0 at every tick and fills nothing in")
     assert line["why"].endswith("--hostpid-namespace container is wrong for this driver: try auto")
     never(lambda: len(daemon.said("slot_stuck")) > 1, "a second report", 1.0)
     assert hostpid_of(container, tenant) == tenant.ns_pid  # nothing flips by itself

@@ -29,6 +29,7 @@ from tests.fakes.node import Node
 from tests.fakes.nvml_probe import Probe, device
 from tests.fakes.process import NodeError, Tenant
 from tests.fakes.regions import LAYOUTS, monitor_view, read_region
+from tests.fakes.releases import BEHAVIOURS
 from tests.kernel.conftest import never, until
 
 REGIONS = Path(__file__).parent.parent / "fixtures" / "regions"
@@ -249,8 +250,18 @@ def test_a_listed_thread_is_a_wrong_guess(node: Node) -> None:
     assert hostpid in _thread_ids_inside(tenant)
 
 
-def test_without_a_core_limit_there_is_no_watcher(node: Node) -> None:
-    container = node.container(sm_limit=0)
+@pytest.mark.parametrize("release", [release.name for release in BEHAVIOURS if release.fills != "nothing"])
+def test_a_missing_core_limit_is_stored_as_100_and_the_watcher_runs(node: Node, release: str) -> None:
+    container = node.container(release=release, sm_limit=0)
+    tenant = container.tenant(load=60)
+    table = LAYOUTS[container.layout]
+    assert struct.unpack_from("<Q", container.cache.read_bytes(), table.sm_limit) == (100,)
+    write_hostpid(container, tenant, tenant.host_pid)
+    until(lambda: tenant.slot()["sm_util"] == [60], "utilization")
+
+
+def test_a_limit_above_100_starts_no_watcher(node: Node) -> None:
+    container = node.container(watcher=False)
     tenant = container.tenant(load=60)
     write_hostpid(container, tenant, tenant.host_pid)
     never(lambda: tenant.slot()["sm_util"] != [0], "utilization without a watcher")
@@ -505,3 +516,95 @@ def _nspid(host_pid: int) -> list[int]:
 def _thread_ids_inside(tenant: Tenant) -> set[int]:
     tasks = os.listdir(f"/proc/{tenant.host_pid}/task")
     return {_nspid(int(tid))[-1] for tid in tasks}
+
+
+# ---- what releases do differently ---------------------------------------------------------------------------------
+
+
+def on_two_devices(node: Node, release: str, load: int) -> tuple[Container, Tenant]:
+    """A tenant that knows its host PID, busy on both devices; its watcher runs."""
+    container = node.container(release=release, devices=DEFAULT_DEVICES)
+    tenant = container.tenant(load=load, guess="none")
+    write_hostpid(container, tenant, tenant.host_pid)
+    return container, tenant
+
+
+@pytest.mark.parametrize("release", ["2.8.0", "2.8.1", "2.8.2", "2.9.0"])
+def test_its_last_value_stands_for_ever_on_every_device_but_the_first(node: Node, release: str) -> None:
+    _, tenant = on_two_devices(node, release, 30)
+    until(lambda: tenant.slot()["sm_util"] == [30, 30], "the load on both")
+    tenant.set_load(20, 0)
+    until(lambda: tenant.slot()["sm_util"][0] == 20, "the new load on the first")
+    never(lambda: tenant.slot()["sm_util"][1] != 30, "a second device that is zeroed", 1.5)
+
+
+def test_main_zeroes_every_device(node: Node) -> None:
+    _, tenant = on_two_devices(node, "main", 30)
+    until(lambda: tenant.slot()["sm_util"] == [30, 30], "the load on both")
+    tenant.set_load(0)
+    until(lambda: tenant.slot()["sm_util"] == [0, 0], "none on both")
+
+
+def test_2_5_adds_on_every_device_but_the_first(node: Node) -> None:
+    _, tenant = on_two_devices(node, "2.5.0", 40)
+    until(lambda: tenant.slot()["sm_util"][1] > 400, "more than any device can do")
+    seen = tenant.slot()["sm_util"]
+    assert seen[0] in (0, 40)  # 0 in the moment of a tick
+    assert seen[1] % 40 == 0
+
+
+def test_2_4_1_zeroes_and_fills_nothing_in(node: Node) -> None:
+    container, tenant = on_two_devices(node, "2.4.1", 40)
+    layout = LAYOUTS[container.layout]
+    assert layout.device_util is not None
+    for device_ in range(2):
+        at = layout.procs + layout.device_util + device_ * layout.device_util_size + 16
+        with container.cache.open("r+b") as file:
+            file.seek(at)
+            file.write(struct.pack("<Q", 77))
+    until(lambda: tenant.slot()["sm_util"] == [0, 77], "the first zeroed")
+    never(lambda: tenant.slot()["sm_util"] != [0, 77], "utilization")
+
+
+def test_the_slot_comes_first_and_the_guess_long_after(node: Node) -> None:
+    container = node.container()
+    tenant = container.tenant(load=10, init_waits=True)
+    (slot,) = container.region().slots
+    assert (slot.pid, slot.hostpid, slot.status) == (tenant.ns_pid, 0, 1)
+    layout = LAYOUTS[container.layout]
+    with container.cache.open("r+b") as file:
+        file.seek(layout.procs + 4)
+        file.write(struct.pack("<i", tenant.host_pid))  # who is quick
+    tenant.init()
+    assert tenant.slot()["hostpid"] == tenant.ns_pid  # is overwritten
+    late = container.tenant(init_s=0.3)
+    assert late.slot()["hostpid"] == late.ns_pid
+
+
+def test_main_goes_on_writing_used_where_its_slot_was(node: Node) -> None:
+    for release, moved in (("main", False), ("2.9.0", True)):
+        container = node.container(name=release.replace(".", "-"), release=release)
+        first, second = container.tenant(), container.tenant(memory=1 << 20)
+        first.kill()
+        container.tenant(
+            memory=2 << 20
+        )  # moves the second's slot over the first's, and takes the place of that
+        assert second.slot()["index"] == 0
+        second.command("memory 12345")
+        layout, data = LAYOUTS[container.layout], container.cache.read_bytes()
+        used = [
+            struct.unpack_from("<Q", data, layout.procs + i * layout.slot_size + layout.used + 32)[0]
+            for i in (0, 1)
+        ]
+        assert used == ([12345, 2 << 20] if moved else [1 << 20, 12345])
+
+
+def test_attaching_is_seen_by_its_byte_and_the_open_descriptor(node: Node) -> None:
+    container = node.container()
+    first = container.tenant()
+    os.utime(container.cache, ns=(0, 0))
+    second = container.tenant(init_waits=True)  # has touched nothing but the byte, and its slot
+    assert container.cache.stat().st_mtime_ns > 0
+    for tenant in (first, second):
+        opened = [os.readlink(link.path) for link in os.scandir(f"/proc/{tenant.host_pid}/fd")]
+        assert f"/usr/local/vgpu/{container.cache_name}" in opened

@@ -103,7 +103,7 @@ class Builder:
 
     def wheels(self, python: str, machine: str) -> Path:
         """Every package that the recipe installs, for that Python on that machine, by this machine's own pip."""
-        locks = [ROOT / "requirements.lock", ROOT / "requirements-build.lock"]
+        locks = [ROOT / "requirements-kubernetes.lock", ROOT / "requirements-build.lock"]
         digest = hashlib.sha256(b"".join(lock.read_bytes() for lock in locks)).hexdigest()[:16]
         place = self._keep / f"wheels-{python}-{machine}-{digest}"
         if not place.is_dir():

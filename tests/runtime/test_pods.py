@@ -58,7 +58,7 @@ def test_what_is_rendered_does_the_whole_job(node: Node, start_pod: StartPod, wh
     assert pod.get("/healthz") == 200
     refusals = [line["why"] for line in pod.said("source_unavailable", source="bpf")]
     assert len(refusals) == (not knows_bpf and source == "scan")
-    assert all("bpf() is forbidden here (EPERM), by a seccomp profile" in why for why in refusals)
+    assert all("bpf() is forbidden here (EPERM) by the seccomp filter" in why for why in refusals), refusals
     assert pod.said("capabilities_kept") == []
     limit = container_of(rendered)["resources"]["limits"]["memory"]
     print(f"{what}: {pod.peak_memory() / 2**20:.0f} MiB at most, {limit} allowed")

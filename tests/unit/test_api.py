@@ -544,16 +544,16 @@ def test_refusals_are_errors_with_a_sentence(served: Served, tmp_path: Path) -> 
 def test_an_account_is_spent_and_filled_again(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     door, now = served.door, [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    key = ("pidns", 4026532000)
+    key = ("container", "a")
     waits = [door.spend(key, 1) for _ in range(101)]
     assert waits[:100] == [0.0] * 100
     assert 0 < waits[100] <= 1 / 50
     now[0] += 1.0
     assert [door.spend(key, 1) for _ in range(51)].count(0.0) == 50
-    assert door.spend(("pidns", 4026532001), 1) == 0.0  # another's account
+    assert door.spend(("container", "b"), 1) == 0.0  # another's account
     now[0] += 100
     assert door.spend(key, 1e6) == 0.0  # all there ever is
     assert door.spend(key, 1) > 0
     for number in range(5000):
-        door.spend(("pidns", number), 1)
+        door.spend(("container", f"{number}"), 1)
     assert len(door._accounts) <= 1024

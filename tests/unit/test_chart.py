@@ -19,6 +19,7 @@ from resolver import __version__, config
 from resolver.capabilities import NUMBERS, TO_START
 from tests import manifests
 from tests.charts import CHART, FOREIGN, RefusedError, environment, helm, render, the
+from tests.fakes.kube import RULES, Rule, rules_of
 from tests.manifests import KUSTOMIZE, Manifest, container_of, pod_of
 
 EVERYTHING: dict[str, Any] = {
@@ -71,6 +72,7 @@ EVERYTHING: dict[str, Any] = {
     "prometheusRule": {"enabled": True, "namespace": "monitoring"},
     "dashboard": {"enabled": True, "namespace": "monitoring", "annotations": {"grafana_folder": "GPU"}},
 }
+REPORTING: dict[str, Any] = {"reportDevices": {"enabled": True}}
 CASES: dict[str, dict[str, Any]] = {
     "default": {},
     "bpf": {"source": "bpf"},
@@ -92,6 +94,14 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "pod monitor": {"podMonitor": {"enabled": True}, "service": {"enabled": False}},
     "everything": EVERYTHING,
+    "devices": REPORTING,
+    "devices, with the condition and monitors": {
+        "reportDevices": {"enabled": True, "nodeCondition": True},
+        "settings": {"run_dir": "/run/other"},
+        "podMonitor": {"enabled": True},
+        "service": {"enabled": False},
+        "imagePullSecrets": [{"name": "registry"}],
+    },
 }
 #: What the chart renders with these values is what kubectl makes of that directory.
 SAME: dict[str, dict[str, Any]] = {
@@ -163,6 +173,41 @@ def test_it_can_have_the_seccomp_profile_of_the_component(tmp_path: Path) -> Non
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(both))
     own = {"seccompProfile": {"type": "Localhost", "localhostProfile": "resolver.json"}}
     assert comparable(render(own))[0] == comparable(manifests.render(tmp_path))[0] != comparable(render())[0]
+
+
+def reporting(values: dict[str, Any]) -> tuple[Manifest, frozenset[Rule]]:
+    """The reporter's pod, and what its roles allow."""
+    made = render(values)
+    return pod_of(made, "report-devices"), frozenset(rules_of(made))
+
+
+def test_the_reporter_is_the_components() -> None:
+    pod, rules = reporting(REPORTING)
+    (directory,) = [Path("tests/fixtures/manifests/report-devices")]
+    other = pod_of(manifests.render(manifests.ROOT / directory), "report-devices")
+    assert pod == other
+    assert rules == RULES
+    pod, rules = reporting({"reportDevices": {"enabled": True, "nodeCondition": True}})
+    assert rules == RULES | {Rule("", "nodes/status", "patch")}
+    assert pod["containers"][0]["args"] == ["report-devices", "--node-condition"]
+
+
+def test_the_reporter_finds_the_daemons_socket() -> None:
+    pod, _ = reporting({"reportDevices": {"enabled": True}, "settings": {"run_dir": "/run/other"}})
+    variables = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    assert variables["RESOLVER_SOCKET"] == "/run/other/resolver.sock"
+    assert pod["containers"][0]["volumeMounts"][0]["mountPath"] == "/run/other"
+
+
+def test_the_daemons_objects_do_not_take_the_reporters_pods_for_theirs() -> None:
+    made = render(REPORTING)
+    daemon, reporter = [each for each in made if each["kind"] == "DaemonSet"]
+    labels = reporter["spec"]["template"]["metadata"]["labels"]
+    (service,) = [each for each in made if each["kind"] == "Service"]
+    for selector in (daemon["spec"]["selector"]["matchLabels"], service["spec"]["selector"]):
+        assert not selector.items() <= labels.items()
+    daemons = daemon["spec"]["template"]["metadata"]["labels"]
+    assert not reporter["spec"]["selector"]["matchLabels"].items() <= daemons.items()
 
 
 def test_nobody_is_given_a_right_in_the_cluster() -> None:

@@ -25,7 +25,7 @@ NEEDED = {
     ),
     *("seccompProfile.type", "minReadySeconds", "revisionHistoryLimit", "terminationGracePeriodSeconds"),
     *("service", "serviceMonitor", "serviceMonitor.honorLabels", "podMonitor", "podMonitor.honorLabels"),
-    *("prometheusRule", "dashboard"),
+    *("prometheusRule", "dashboard", "reportDevices"),
 }
 
 #: Values, and the words in which they are refused: the schema's.
@@ -94,6 +94,8 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
     ({"settings": {"containers_dir": ["/usr/.."]}}, "settings.containers_dir has the root directory"),
     ({"settings": {"socket": "/run/other.sock"}}, "outside of settings.run_dir"),
     ({"settings": {"socket": "/run/resolver/../a.sock"}}, "outside of settings.run_dir"),
+    ({"settings": {"tenant_socket": "/run/tenants/a.sock"}}, "one of its own below settings.run_dir"),
+    ({"settings": {"tenant_socket": "/run/resolver/a.sock"}}, "one of its own below settings.run_dir"),
     ({"settings": {"broker": "/var/run/x/broker.sock"}}, "must be a place for nothing else"),
     ({"settings": {"broker": "/a/../b/../broker.sock"}}, "must be a place for nothing else"),
     ({"extraEnv": [{"name": "RESOLVER_SOURCE", "value": "bpf"}]}, "write source instead"),

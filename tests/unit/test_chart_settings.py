@@ -39,6 +39,7 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "socket": ("/run/resolver/other.sock", "/run/resolver/other.sock"),
     "socket_group": ("1000", "1000"),
     "socket_mode": ("0600", "0600"),
+    "tenant_socket": ("/run/resolver/tenants/resolver.sock", "/run/resolver/tenants/resolver.sock"),
     "metrics_addr": ("0.0.0.0:9400", "0.0.0.0:9400"),
     "metrics_per_process": (True, True),
     "hami_metrics": (True, True),
@@ -53,6 +54,7 @@ NOT_IN_A_POD: dict[str, list[Any]] = {
     "run_dir": ["relative"],
     "pod_logs_dir": ["relative"],
     "socket": ["relative.sock", "/elsewhere/resolver.sock"],
+    "tenant_socket": ["/elsewhere/tenants/resolver.sock"],
     "socket_group": ["operators"],  # the node's names are not the image's
     "broker": ["/broker.sock", "/run/hami/broker.sock"],
     "metrics_addr": ["192.0.2.1:9395", "localhost:9395"],  # without the host's network
@@ -69,7 +71,8 @@ WRONG: dict[str, list[Any]] = {
     "log_format": ["xml"],
     "log_level": ["warn"],
     "map_size": [1023, 4194305, 32768.5, "many"],
-    "socket_mode": ["rw", "1660", "888", 660],
+    "socket_mode": ["rw", "1660", "888", 660, "0666"],
+    "tenant_socket": ["relative.sock", "/run/resolver/resolver.sock"],
     "metrics_addr": ["9395", ":99999", "node-1:9395", "1.2.3:9395:1"],
     "metrics_per_process": ["maybe"],
     "hami_metrics": ["maybe"],

@@ -204,3 +204,22 @@ def test_whatever_is_given_settings_or_one_sentence(values: dict[str, Any]) -> N
 def test_a_mode_that_is_none_is_told_how_one_looks(mode: str) -> None:
     with pytest.raises(UsageError, match="three octal digits, such as 0660"):
         load({"socket_mode": mode}, environ={})
+
+
+@pytest.mark.parametrize("mode", ["0666", "662", "0777", "667"])
+def test_a_mode_that_opens_roots_socket_is_told_where_containers_ask(mode: str) -> None:
+    with pytest.raises(UsageError, match=r"socket_mode .* --tenant-socket"):
+        load({"socket_mode": mode}, environ={})
+
+
+@pytest.mark.parametrize(
+    "path", ["/run/resolver/tenants.sock", "/run/tenants.sock", "/tenants.sock", "tenants/resolver.sock"]
+)
+def test_a_tenants_socket_that_would_show_them_roots_is_refused(path: str) -> None:
+    with pytest.raises(UsageError, match=r"tenant_socket: .* /run/resolver/tenants/resolver.sock"):
+        load({"tenant_socket": path}, environ={})
+
+
+@pytest.mark.parametrize("path", ["/run/resolver/tenants/resolver.sock", "/run/tenants/resolver.sock"])
+def test_a_tenants_socket_in_a_directory_of_its_own(path: str) -> None:
+    assert load({"tenant_socket": path}, environ={}).tenant_socket == path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from resolver import mappings
 from resolver import procfs as procfs_module
 from resolver.containers import Containers, SharedDirectory, shared_directory
 from resolver.errors import ResolverError
@@ -78,7 +80,7 @@ class FakeProc:
         """The host PID of the owner, or the reason why there is none."""
         self.pidmap.refresh(unhurried=False)
         before = len(os.listdir("/proc/self/fd"))
-        found = self.containers.owner(directory, inode, ns_pid)
+        found = self.containers.owner(directory, (directory.device, inode), ns_pid)
         if isinstance(found, ProcessHandle):
             with found:
                 assert found.process.start_time == found.process.host_pid * 10
@@ -220,9 +222,9 @@ def test_a_file_that_is_blown_up_is_not_read(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(Procfs._read, "__defaults__", (1 << 16,))
-    place = proc.put(100, 7)
-    with (place / name).open("a") as file:
-        file.write("x" * (1 << 18) + "\n")
+    monkeypatch.setattr(mappings, "MAX_MAPS", 1 << 16)
+    file = proc.put(100, 7) / name
+    file.write_text("x" * (1 << 18) + "\n" + file.read_text())
     assert proc.find(7) is UnresolvedReason.TOO_LARGE
 
 
@@ -251,9 +253,9 @@ def test_a_mount_table_that_is_too_large_is_read_once_per_refresh(
     reads: Counter[int] = Counter()
 
     class Counting(Procfs):
-        def mounts(self, host_pid: int | str) -> list[procfs_module.Mount]:
+        def mount_table(self, host_pid: int | str) -> bytes:
             reads[int(host_pid)] += 1
-            return super().mounts(host_pid)
+            return super().mount_table(host_pid)
 
     proc.containers = Containers(Counting(proc.procfs.root, use_pidfd=False), proc.pidmap)
     proc.put(101, 7, mounts="x" * (1 << 18) + "\n")
@@ -261,7 +263,7 @@ def test_a_mount_table_that_is_too_large_is_read_once_per_refresh(
         proc.pidmap.refresh(unhurried=False)
         for number in range(20):
             directory = SharedDirectory(DEVICE, f"{HOOK}/uid-{number}_main")
-            assert proc.containers.owner(directory, INODE, 7) is UnresolvedReason.TOO_LARGE
+            assert proc.containers.owner(directory, (DEVICE, INODE), 7) is UnresolvedReason.TOO_LARGE
         assert reads[101] == refreshes
 
 
@@ -297,9 +299,9 @@ def test_mount_tables_are_read_once_per_process_not_once_per_slot(proc: FakeProc
     reads: list[int] = []
 
     class Counting(Procfs):
-        def mounts(self, host_pid: int | str) -> list[procfs_module.Mount]:
+        def mount_table(self, host_pid: int | str) -> bytes:
             reads.append(int(host_pid))
-            return super().mounts(host_pid)
+            return super().mount_table(host_pid)
 
     proc.containers = Containers(Counting(proc.procfs.root, use_pidfd=False), proc.pidmap)
     directories = [SharedDirectory(DEVICE, f"{HOOK}/uid-{n}_main") for n in range(30)]
@@ -307,7 +309,7 @@ def test_mount_tables_are_read_once_per_process_not_once_per_slot(proc: FakeProc
         proc.put(100 + number, 1, mounts=mountinfo(directory))
     proc.pidmap.refresh(unhurried=False)
     for directory in directories:
-        found = proc.containers.owner(directory, INODE, 1)
+        found = proc.containers.owner(directory, (DEVICE, INODE), 1)
         assert isinstance(found, ProcessHandle)
         found.close()
     assert sorted(reads) == list(range(100, 130))
@@ -323,24 +325,178 @@ def test_what_is_remembered_is_bounded(proc: FakeProc) -> None:
     assert len(proc.containers._mounted) <= 2 * 10 + 65
 
 
-# ---- is the container here at all --------------------------------------------------------------
+# ---- by key ------------------------------------------------------------------------------------
+
+CONTAINER, OTHER = f"0::/docker/{'a' * 64}\n", f"0::/docker/{'b' * 64}\n"
+
+
+def in_namespace(place: Path, pidns: int, cgroup: str = CONTAINER) -> Path:
+    (place / "ns").mkdir(exist_ok=True)
+    (place / "ns/pid").unlink(missing_ok=True)
+    (place / "ns/pid").symlink_to(f"pid:[{pidns}]")
+    (place / "cgroup").write_text(cgroup)
+    return place
+
+
+def with_container(proc: FakeProc, pidns: int = 5001) -> None:
+    in_namespace(proc.put(100, 1), pidns)
+
+
+def test_only_the_containers_namespace_is_searched(proc: FakeProc) -> None:
+    with_container(proc)
+    in_namespace(proc.put(101, 7), 5001)
+    in_namespace(proc.put(102, 7), 5002)  # it would fit, and is in nobody's namespace
+    assert proc.find(7) == 101
+    in_namespace(proc.put(103, 1, mounts=mountinfo(OTHERS)), 5002, OTHER)
+    assert proc.find(7) == 101
+    assert proc.find(7, OTHERS) is UnresolvedReason.OTHER_CONTAINER
+
+
+def test_a_process_of_the_hosts_namespace_is_asked_for_too(proc: FakeProc) -> None:
+    with_container(proc)
+    in_namespace(proc.put(208, mounts=mountinfo()), procfs_module.HOST_PIDNS, "0::/system.slice/x\n")
+    assert proc.find(208) is UnresolvedReason.NO_SUCH_PROCESS
+    in_namespace(proc.put(207), procfs_module.HOST_PIDNS)
+    assert proc.find(207) == 207
+    assert proc.find(208) is UnresolvedReason.OTHER_CONTAINER  # the host's namespace is the container's now
+
+
+def test_a_process_that_shows_no_mount_is_told_by_its_cgroup(proc: FakeProc) -> None:
+    """After chroot, or in a mount namespace of its own."""
+    with_container(proc)
+    place = in_namespace(proc.put(101, 7, mounts=mountinfo()), 5001)
+    assert proc.find(7) == 101
+    (place / "cgroup").write_text(OTHER)
+    assert proc.find(7) is UnresolvedReason.OTHER_CONTAINER
+    (place / "cgroup").write_text("0::/\n")
+    assert proc.find(7) is UnresolvedReason.OTHER_CONTAINER
+
+
+def test_without_a_known_namespace_one_slot_with_each_refresh_is_looked_for_everywhere(
+    proc: FakeProc,
+) -> None:
+    proc.put(101, 7)
+    proc.put(102, 8)
+    assert proc.find(7) == 101
+    proc.containers.forget(OURS)
+    proc.pidmap.refresh(unhurried=False)
+    first, second = (proc.containers.owner(OURS, (DEVICE, INODE), number) for number in (9, 8))
+    assert (first, second) == (UnresolvedReason.NO_SUCH_PROCESS, UnresolvedReason.OVER_BUDGET)
+    proc.containers.update(bounded=False)  # a single pass takes the time that it takes
+    again = proc.containers.owner(OURS, (DEVICE, INODE), 10)
+    assert again is UnresolvedReason.NO_SUCH_PROCESS
+    assert proc.find(8) == 102
+
+
+def test_what_failed_is_remembered_and_looked_at_ever_more_rarely(proc: FakeProc) -> None:
+    now, reads = [0.0], Counter[int]()
+
+    class Counting(Procfs):
+        def open_handle(self, host_pid: int) -> ProcessHandle:
+            reads[host_pid] += 1
+            return super().open_handle(host_pid)
+
+    proc.containers = Containers(Counting(proc.procfs.root, use_pidfd=False), proc.pidmap, lambda: now[0])
+    with_container(proc)
+    place = in_namespace(proc.put(101, 7, mapped=maps(inode=1)), 5001)
+    for _ in range(600):
+        assert proc.find(7) is UnresolvedReason.NOT_MAPPED
+        now[0] += 0.1
+    assert reads[101] < 12
+    (place / "maps").write_text(maps())
+    now[0] += 31
+    assert proc.find(7) == 101
+    proc.put(101, 7, mapped=maps(inode=1))
+    assert proc.find(7) is UnresolvedReason.NOT_MAPPED
+
+
+def test_thousands_of_namespaces_cost_a_thousand_claims_nothing(proc: FakeProc) -> None:
+    class Namespaces:
+        """A source that knows 3,000 namespaces, as the kernel's map does."""
+
+        name, namespaced = "counted", True
+
+        def __init__(self) -> None:
+            self.asked: Counter[int | None] = Counter()
+
+        def __len__(self) -> int:
+            return 3000
+
+        def refresh(self) -> None: ...
+
+        def arrival(self, host_pid: int) -> int:
+            return host_pid
+
+        def incomplete(self) -> str:
+            return ""
+
+        def inits(self) -> dict[int, int]:
+            return {10_000 + number: 10_000 + number for number in range(3000)}
+
+        def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
+            self.asked[pidns] += 1
+            return [10_000] if (ns_pid, pidns) == (1, 5001) else []
+
+    source = Namespaces()
+    in_namespace(proc.put(10_000, 1), 5001)
+    for number in range(1, 3000):
+        in_namespace(proc.put(10_000 + number, 1, mounts=mountinfo(OTHERS)), 5001 + number, OTHER)
+    pidmap = PidMap(source)  # type: ignore[arg-type]
+    containers = Containers(proc.procfs, pidmap)
+    for _ in range(200):
+        pidmap.refresh(unhurried=False)
+        began = time.thread_time()
+        found = containers.owner(OURS, (DEVICE, INODE), 1)
+        assert time.thread_time() - began < 0.25
+        if isinstance(found, ProcessHandle):
+            break
+    assert isinstance(found, ProcessHandle)
+    found.close()
+    source.asked.clear()
+    began = time.thread_time()
+    for ns_pid in range(2, 1026):
+        assert containers.owner(OURS, (DEVICE, INODE), ns_pid) is UnresolvedReason.NO_SUCH_PROCESS
+    assert set(source.asked) == {5001, procfs_module.HOST_PIDNS}
+    assert time.thread_time() - began < 0.25
+
+
+# ---- is it dead --------------------------------------------------------------------------------
+
+
+def test_a_number_is_vacant_only_where_an_owner_was_seen_and_nobody_has_it(proc: FakeProc) -> None:
+    with_container(proc)
+    owner = in_namespace(proc.put(101, 7), 5001)
+    in_namespace(proc.put(102, 8, mounts=mountinfo(), mapped=""), 5001)
+    proc.pidmap.refresh(unhurried=False)
+    assert not proc.containers.vacant(OURS, 9)  # nobody's numbers are known to be of this kernel
+    assert proc.find(7) == 101
+    assert proc.containers.vacant(OURS, 9)
+    assert not proc.containers.vacant(OURS, 7)
+    assert not proc.containers.vacant(OURS, 8)
+    assert not proc.containers.vacant(OTHERS, 9)
+    (owner / "stat").write_text((owner / "stat").read_text().replace(" S ", " Z "))
+    (owner / "task/101/stat").write_text((owner / "stat").read_text())
+    assert proc.containers.vacant(OURS, 7)
+    proc.containers.forget(OURS)
+    assert not proc.containers.vacant(OURS, 9)
 
 
 @pytest.mark.parametrize(
-    ("mounts", "visible"),
+    ("mount", "program", "known"),
     [
-        (mountinfo(OURS), True),
-        (mountinfo((*OURS, "/elsewhere/vgpu")), True),
-        (mountinfo((*OURS, "/mnt/all")), False),
-        (mountinfo(OTHERS), False),
-        (mountinfo((DEVICE, HOOK, "/usr/local/vgpu")), False),
+        (OURS, "/bin/bash", True),
+        ((*OURS, "/usr/local/vgpu"), "/usr/local/bin/runsc", False),
+        ((*OURS, "/passthrough/0123-vgpu"), "/usr/libexec/virtiofsd", False),
     ],
 )
-def test_a_container_is_visible_by_its_first_process(proc: FakeProc, mounts: str, *, visible: bool) -> None:
-    proc.put(100, 1, mounts=mounts)
-    proc.put(101, 7)
+def test_a_container_that_runs_is_known_by_its_first_process(
+    proc: FakeProc, mount: SharedDirectory | tuple[str, str, str], program: str, *, known: bool
+) -> None:
+    place = in_namespace(proc.put(100, 1, mounts=mountinfo(mount)), 5001)
+    (place / "exe").symlink_to(program)
     proc.pidmap.refresh(unhurried=False)
-    assert proc.containers.visible(OURS) is visible
+    assert proc.containers.vacant(OURS, 9) is known
+    assert not proc.containers.vacant(OURS, 1)
 
 
 # ---- our own directory as the kernel names it --------------------------------------------------
@@ -387,3 +543,70 @@ def test_the_path_inside_the_file_system(
     (place / "mountinfo").write_text(lines[0] + "\n")
     with pytest.raises(ResolverError, match="on no mount"):
         shared_directory(Procfs(str(tmp_path)), 5)
+
+
+def test_a_map_that_has_not_counted_its_processes_yet_makes_nothing_quadratic(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for host_pid in range(1000, 1300):
+        proc.put(host_pid, 1, mounts=mountinfo(OTHERS))
+    proc.pidmap.refresh(unhurried=False)
+    arrival, asked = proc.pidmap.arrival, Counter[int]()
+
+    def counted(host_pid: int) -> tuple[int, int]:
+        asked[host_pid] += 1
+        return arrival(host_pid)
+
+    monkeypatch.setattr(proc.pidmap, "arrival", counted)
+    monkeypatch.setattr(PidMap, "__len__", lambda _self: 0)
+    assert proc.containers.owner(OURS, (DEVICE, INODE), 1) is UnresolvedReason.NO_SUCH_PROCESS
+    assert len(asked) == 300
+    assert asked.total() < 10 * 300
+
+
+def test_what_failed_before_a_process_attached_is_not_remembered(proc: FakeProc) -> None:
+    place = proc.put(101, 7, mapped=maps(inode=99))
+    proc.pidmap.refresh(unhurried=False)
+    proc.containers.update(bounded=False)
+    shown = (DEVICE, INODE)
+    assert proc.containers.owner(OURS, shown, 7, 1) is UnresolvedReason.NOT_MAPPED
+    (place / "maps").write_text(maps())
+    assert proc.containers.owner(OURS, shown, 7, 1) is UnresolvedReason.NOT_MAPPED
+    found = proc.containers.owner(OURS, shown, 7, 2)
+    assert isinstance(found, ProcessHandle)
+    found.close()
+
+
+def test_while_new_namespaces_are_placed_an_owner_is_found_among_all_processes(proc: FakeProc) -> None:
+    proc.put(101, 7)
+    proc.pidmap.refresh(unhurried=False)
+    proc.containers.update()
+    proc.containers._homes.behind = True
+    found = proc.containers.owner(OURS, (DEVICE, INODE), 7)
+    assert isinstance(found, ProcessHandle)
+    found.close()
+    assert not proc.containers.vacant(OURS, 8)
+
+
+def test_no_number_is_vacant_while_no_namespace_is_known(proc: FakeProc) -> None:
+    proc.put(101, 7)
+    assert proc.find(7) == 101
+    assert not proc.containers._homes.of(OURS) or proc.containers.vacant(OURS, 9)
+    proc.containers._homes._learned.clear()
+    proc.containers._homes._of.clear()
+    proc.containers._homes._with.clear()
+    assert not proc.containers.vacant(OURS, 9)
+
+
+def test_a_container_that_makes_namespaces_without_end_is_not_remembered_without_end(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resolver.homes.MAX_HOMES", 4)
+    homes = proc.containers._homes
+    monkeypatch.setattr(homes, "_lives", lambda learned: learned.container_id == "living")
+    homes.learn(OURS, 1, "living")
+    for pidns in range(2, 200):
+        homes.learn(OURS, pidns, "gone")
+    assert len(homes._learned[OURS]) <= 9
+    assert 1 in homes._learned[OURS]
+    assert homes.proven(OURS)

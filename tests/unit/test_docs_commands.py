@@ -44,6 +44,7 @@ ELSEWHERE: Final = {
     "make fresh": "tests/runtime/fresh_machine.sh",
     "source <(resolver completion": "tests/unit/test_completion.py",
     "resolver completion fish": "tests/unit/test_completion.py",
+    "resolver report-devices": "tests/kernel/test_report_devices.py",
 }
 #: Whole pages whose commands have a test of their own.
 PAGES: Final = {"docs/api.md": "tests/kernel/test_api_docs.py"}
@@ -52,7 +53,7 @@ NOT_HERE: Final = frozenset(
     "kubectl helm docker podman buildah systemctl journalctl apt-get install python3 rm nvidia-smi".split()  # noqa: SIM905
 ) | {"/opt/resolver/bin/pip"}
 _VERBS: Final = frozenset(
-    "apply create delete describe exec get label logs patch port-forward rollout run set wait".split()  # noqa: SIM905
+    "annotate apply create delete describe exec get label logs patch port-forward rollout run set wait".split()  # noqa: SIM905
 )
 
 

@@ -65,7 +65,7 @@ def says(finding: Finding, state: str, *, found: str = "", cause: str = "", reme
 
 def test_several_troubles_are_as_bad_as_the_worst() -> None:
     finding = together("well", [warning("slow", "old", "buy"), failed("dead", "cut", "plug")])
-    assert finding == (State.FAILED, "dead; slow", "cut\nold", "plug\nbuy")
+    assert finding == (State.FAILED, "dead; slow", "cut\nold", "plug\nbuy", "")
     assert together("well", []) == ok("well")
     assert worst([]) == "ok"
     assert worst([State.OK, State.WARNING, State.FAILED, State.UNKNOWN]) == "failed"
@@ -638,6 +638,7 @@ def told(node: Node, **changes: Any) -> Node:
         ({"driver": {"error": "gone"}}, "warning", "NVML does not answer it"),
         ({"dry_run": True}, "warning", "it is a dry run"),
         ({"totals": {**STATUS["totals"], "slots_unresolved": 2}}, "warning", "2 slots unresolved"),  # type: ignore[dict-item]
+        ({"counters": {"over_budget": 2}}, "warning", "a container went over its budget 2 times"),
         ({"counters": {"out_of_descriptors": 1}}, "warning", "ran out of descriptors"),
         ({"counters": {"internal_errors": 1}}, "warning", "1 internal error"),
         ({"version": "0.0.1"}, "warning", "this command is"),
@@ -777,7 +778,7 @@ def test_json_has_an_object_for_each_check(tmp_path: Path) -> None:
         ("kernel", "ok"),
         ("daemon", "warning"),
     ]
-    assert all(list(result) == ["check", "state", "found", "cause", "remedy"] for result in results)
+    assert all(list(result) == ["check", "state", "found", "cause", "remedy", "detail"] for result in results)
     assert (done.returncode, done.stderr) == (0, "")
 
 

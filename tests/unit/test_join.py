@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -41,7 +42,7 @@ def joined(
         pidmap = PidMap(Listing(ScanSource(procfs)))
     every = {"GPU-a": device(load)} if load is not None else {}
     collection = Collection(5.0, "", "550.54.15", {**every, **devices})
-    return join(collection, owners or set(), hami or set(), procfs, pidmap)
+    return asyncio.run(join(collection, owners or set(), hami or set(), procfs, pidmap))
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_before_nvml_was_asked_nothing_is_known() -> None:
 def test_a_failed_collection_knows_nothing() -> None:
     procfs = Procfs()
     failed = Collection(5.0, "no library", None, {})
-    result = join(failed, {10}, set(), procfs, PidMap(Listing(ScanSource(procfs))))
+    result = asyncio.run(join(failed, {10}, set(), procfs, PidMap(Listing(ScanSource(procfs)))))
     assert (result.error, result.at, result.utilization(10, "GPU-a")) == ("no library", 5.0, None)
 
 

@@ -14,6 +14,7 @@ BIN = Path(sys.executable).parent
 #: Children that must be short, and start fast; what each may import beyond the standard library.
 CHILDREN = {
     "resolver/hami/writer.py": set[str](),
+    "resolver/hami/walker.py": set[str](),
     "resolver/gpu/nvml_worker.py": {"pynvml"},
     "resolver/canary.py": set[str](),
 }

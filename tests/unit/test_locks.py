@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-LOCKS = ("requirements.lock", "requirements-build.lock", "requirements-dev.lock")
+LOCKS = (
+    "requirements.lock",
+    "requirements-build.lock",
+    "requirements-kubernetes.lock",
+    "requirements-dev.lock",
+)
 #: What is published for one kind of machine only.
 CONDITION = r"(?: ; platform_machine == \"x86_64\")?"
 
@@ -25,12 +30,14 @@ def names(requirements: list[str]) -> set[str]:
 def test_every_dependency_is_pinned(root: Path) -> None:
     settings = tomllib.loads((root / "pyproject.toml").read_text())
     project = settings["project"]
-    run, build, dev = (pinned((root / name).read_text()) for name in LOCKS)
+    run, build, kubernetes, dev = (pinned((root / name).read_text()) for name in LOCKS)
     assert names(project["dependencies"]) <= run.keys()
     assert names(settings["build-system"]["requires"]) <= build.keys()
     assert names(project["optional-dependencies"]["dev"]) <= dev.keys()
     assert run.items() <= dev.items(), "the tests must run with what a node runs"
     assert build.items() <= dev.items()
+    assert names(project["optional-dependencies"]["kubernetes"]) <= kubernetes.keys()
+    assert run.items() <= kubernetes.items() <= dev.items()
 
 
 @pytest.mark.parametrize("name", LOCKS)

@@ -17,6 +17,7 @@ import pytest
 from resolver import __version__
 from resolver.capabilities import NUMBERS, TO_START
 from resolver.config import Settings, load_with_origins
+from tests.fakes.kube import RULES, rules_of
 from tests.manifests import (
     KUSTOMIZE,
     RELEASES,
@@ -38,7 +39,8 @@ DAEMONSETS = {name: KUSTOMIZE / "overlays" / name for name in ("scan-only", "net
     "base": BASE,
     "own-seccomp": FIXTURES / "own-seccomp",
 }
-EVERY = DAEMONSETS | {"sidecar": FIXTURES / "sidecar"}
+REPORTING = FIXTURES / "report-devices"
+EVERY = DAEMONSETS | {"sidecar": FIXTURES / "sidecar", "report-devices": REPORTING}
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -210,6 +212,50 @@ def test_every_privilege_and_mount_says_why() -> None:
     for index, line in enumerate(mounts):
         if line.strip().startswith("- name:"):
             assert why.match(mounts[index - 1]), f"{line.strip()} does not say why"
+
+
+# ---- the reporter -------------------------------------------------------------------------------------------------
+
+
+def test_the_reporter_may_do_what_it_does_and_no_more() -> None:
+    """The stand-in API server refuses the rest: every test of the reporter runs with just these rights."""
+    manifests = render(REPORTING)
+    assert frozenset(rules_of(manifests)) == RULES
+    (account,) = [
+        each
+        for each in manifests
+        if each["kind"] == "ServiceAccount" and each["metadata"]["name"] != "resolver"
+    ]
+    whose = {"kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": "resolver"}
+    bindings = [
+        each
+        for each in manifests
+        if each["kind"].endswith("RoleBinding") or each["kind"] == "ClusterRoleBinding"
+    ]
+    assert [each["subjects"] for each in bindings] == [[whose]] * 2
+    assert {each["roleRef"]["kind"] for each in bindings} == {"Role", "ClusterRole"}
+
+
+def test_the_reporter_has_the_socket_of_the_host_and_nothing_else() -> None:
+    manifests = render(REPORTING)
+    pod = pod_of(manifests, "report-devices")
+    container = container_of(pod, "report-devices")
+    assert container["image"] == f"resolver:{__version__}"
+    assert container["args"] == ["report-devices"]
+    assert pod["serviceAccountName"] == "resolver-report-devices"
+    assert [each["hostPath"]["path"] for each in pod["volumes"]] == [Settings().run_dir]
+    assert container["volumeMounts"] == [{"name": "run", "mountPath": Settings().run_dir, "readOnly": True}]
+    security = container["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert (security["privileged"], security["allowPrivilegeEscalation"]) == (False, False)
+    assert security["readOnlyRootFilesystem"] is True
+    assert not pod.get("hostNetwork", False)
+    # The daemon is as it was, and its DaemonSet does not take these pods for its own.
+    daemon = pod_of(manifests)
+    assert daemon == pod_of(render(BASE))
+    assert daemon["automountServiceAccountToken"] is False
+    selectors = [each["spec"]["selector"]["matchLabels"] for each in manifests if each["kind"] == "DaemonSet"]
+    assert selectors[0] != selectors[1]
 
 
 # ---- the sidecar --------------------------------------------------------------------------------------------------

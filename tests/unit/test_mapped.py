@@ -132,6 +132,37 @@ def test_a_reconciliation_of_a_good_map_finds_nothing(large: Mapped, monkeypatch
     assert (large.counters()["drift_missing"], large.counters()["drift_stale"]) == (0, 0)
 
 
+def test_after_a_missed_event_the_map_is_compared_at_once(
+    large: Mapped, child: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large.tend()
+    assert large.bpf._tgids.delete(child)  # what a missed fork leaves behind: nothing
+    monkeypatch.setattr(large, "_next_ask", 0.0)
+    large.tend()
+    assert child not in large  # nothing was missed, so it has time
+    monkeypatch.setattr(large.bpf, "missed_events", lambda: 1)
+    monkeypatch.setattr(large, "_next_ask", 0.0)
+    large.tend()
+    assert child in large
+    assert large.counters()["missed"] == 1
+
+
+def test_after_a_missed_event_no_absence_counts_before_the_map_was_compared(
+    large: Mapped, child: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert large.bpf._tgids.delete(child)
+    large.refresh()
+    assert child not in large
+    monkeypatch.setattr(large.bpf, "missed_events", lambda: 1)
+    large.refresh()
+    assert large.candidates(child) == [child]
+    assert large.exact() is None
+    assert large.shortage() == ""
+    large.tend()
+    assert large.exact() is large.bpf
+    assert child in large
+
+
 def test_the_scan_stands_in_for_a_map_that_fails(large: Mapped, child: int) -> None:
     large.refresh()
     break_down(large)
@@ -146,7 +177,7 @@ def test_the_scan_stands_in_for_a_map_that_fails(large: Mapped, child: int) -> N
     large.refresh()
     assert later.pid not in large
     assert large.ended(later.pid)
-    assert large.counters() == {"drift_missing": 0, "drift_stale": 0}
+    assert large.counters() == {"drift_missing": 0, "drift_stale": 0, "missed": 0}
 
 
 @pytest.mark.parametrize("ask", ["candidates", "arrival", "ended", "__contains__"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from resolver.kube import tally
 from resolver.metrics import collector, families, hami
 from resolver.metrics.containers import Unknown
 from resolver.metrics.own import collect as own
@@ -31,8 +32,9 @@ def sections(root: Path) -> dict[str, str]:
 
 
 def test_every_family_is_told_and_no_other(root: Path) -> None:
-    declared = {each.name: each[1:] for each in (*families.FAMILIES, *hami.FAMILIES)}
-    assert len(declared) == len(families.FAMILIES) + len(hami.FAMILIES)
+    everybodys = (*families.FAMILIES, *hami.FAMILIES, *tally.FAMILIES)
+    declared = {each.name: each[1:] for each in everybodys}
+    assert len(declared) == len(everybodys)
     assert told((root / "docs/metrics.md").read_text()) == declared
 
 
@@ -52,7 +54,11 @@ def test_every_family_of_the_process_is_told(root: Path) -> None:
     assert standard == set(re.findall(r"`(process_\w+)`", text))
 
 
-@pytest.mark.parametrize("family", families.FAMILIES, ids=lambda family: family.name)
+def test_the_reporters_families_are_told_as_such(root: Path) -> None:
+    assert set(told(sections(root)["The reporter"])) == {each.name for each in tally.FAMILIES}
+
+
+@pytest.mark.parametrize("family", [*families.FAMILIES, *tally.FAMILIES], ids=lambda family: family.name)
 def test_names_keep_the_rules(family: families.Family) -> None:
     name = family.name
     assert re.fullmatch(r"resolver_[a-z][a-z0-9_]*", name)

@@ -214,14 +214,12 @@ def test_who_does_not_read_costs_neither_memory_nor_others_time(monkeypatch: pyt
     run(test)
 
 
-def test_a_flood_of_connections_closes_the_oldest_and_no_other() -> None:
+def test_a_flood_of_silent_connections_closes_the_oldest_and_no_other() -> None:
     async def test() -> None:
         async with serving() as port:
-            crowd = [await say(port) for _ in range(http.MAX_CONNECTIONS)]
+            crowd = [await say(port) for _ in range(http.MOST_WAITING)]
             assert b"you asked for /metrics" in await get(port)
-            reader, _ = crowd[0]
-            with contextlib.suppress(ConnectionError):
-                assert await reader.read() == b""
+            assert b" 503 " in await all_of(crowd[0])
             alive = crowd[2:]
             for _, writer in alive:
                 writer.write(b"GET /late HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -253,13 +251,65 @@ def test_who_waits_for_an_answer_is_not_closed_for_who_does_not(monkeypatch: pyt
     run(test)
 
 
+def come_and_go(port: int, times: int) -> None:
+    """Connect, send a request, and close without waiting for the answer."""
+    for _ in range(times):
+        with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+
+
+def test_who_has_gone_costs_the_next_ones_no_time() -> None:
+    async def test() -> None:
+        async with serving() as port:
+            before = resident()
+            flood = asyncio.create_task(asyncio.to_thread(come_and_go, port, 1200))
+            slowest = 0.0
+            while True:
+                done = flood.done()
+                began = time.monotonic()
+                assert b"you asked for /metrics" in await get(port)
+                slowest = max(slowest, time.monotonic() - began)
+                if done:
+                    break
+            assert slowest < 1.0, "seconds for an answer during the flood, or right after it"
+            assert resident() - before < 4 << 20
+            assert len(asyncio.all_tasks()) < 10
+
+    run(test)
+
+
+def test_who_asks_without_end_on_one_connection_is_asked_to_connect_again() -> None:
+    async def test() -> None:
+        async with serving() as port:
+            heard = await all_of(await say(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 50))
+            assert 4 <= heard.count(b"200 OK") < 10
+            assert heard.count(b"connection: close") == 1
+
+    run(test)
+
+
+def test_beyond_those_that_may_wait_is_told_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MOST_WAITING", 8)
+    monkeypatch.setattr(http, "APART", 0.2)
+
+    async def test() -> None:
+        async with serving() as port:
+            heard = await asyncio.gather(*(get(port) for _ in range(16)))
+            told = [each for each in heard if b"503 Service Unavailable" in each]
+            assert told
+            assert all(b"Retry-After: 1\r\n" in each for each in told)
+            assert sum(b"200 OK" in each for each in heard) + len(told) == 16
+
+    run(test)
+
+
 def test_requests_are_answered_at_a_pace() -> None:
     async def test() -> None:
         async with serving() as port:
             began = time.monotonic()
             heard = await asyncio.gather(*(get(port) for _ in range(30)))
             assert all(b"200 OK" in each for each in heard)
-            assert time.monotonic() - began >= 29 * 0.005
+            assert time.monotonic() - began >= 29 * http.APART
 
     run(test)
 

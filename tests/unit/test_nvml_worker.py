@@ -67,14 +67,19 @@ def test_devices(driver: Driver, nvml: Nvml) -> None:
         "failed": {},
         "name": "NVIDIA Stand-in 24GB",
         "minor": 1,
+        "pci_address": "0000:3c:00.0",
         "mig": False,
         "memory": [24 << 30, 0],
         "utilization": 0,
         "temperature": 61,
         "power": 180.0,
         "ecc": 0,
+        "numa_node": None,  # the machine has no such PCI device
+        "pcie_root": None,
+        "cpu_socket": None,
     }
     other = told | {"index": 1, "uuid": SECOND, "minor": 7, "power": 70.5, "ecc": None}
+    other["pci_address"] = "0000:42:00.0"
     assert nvml.devices() == {"driver_version": "550.54.15", "devices": [told, other]}
 
 

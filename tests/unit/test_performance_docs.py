@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.bench import plots, scrape
+from tests.bench import hostile, plots, scrape
+from tests.bench.__main__ import Row
+from tests.bench.usage import Cpu
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +29,8 @@ def test_pictures_and_tables_are_those_of_the_figures(measured: dict[str, Any], 
     for name, table in plots.TABLES.items():
         text = (root / name).read_text()
         assert plots.with_table(text, table(found)) == text, f"{name}: make plots writes it anew"
+    text = (root / plots.ATTACKED).read_text()
+    assert plots.with_table(text, plots.hostile_table(found), "hostile") == text, "make plots writes it anew"
 
 
 @pytest.mark.parametrize("shape", scrape.SHAPES, ids=scrape.told)
@@ -77,6 +82,23 @@ def test_the_same_figures_taken_over_twice_change_nothing(measured: dict[str, An
     new = plots.taken_over(measured, one)
     assert new["results"][0]["name"] == measured["results"][0]["name"]
     assert new["results"][0]["value"] == 4711.0
+
+
+def _attacked(block: float) -> list[dict[str, Any]]:
+    seen = hostile.Seen([], [], [], [], block, Cpu(1.0, 2.0), 30.0, 31.0, Counter(), 12.0, 0.2)
+    return [Row(*row)._asdict() for row in hostile.rows("4 sieges of 1,024", seen)]
+
+
+def test_attacks_have_a_table_of_their_own_that_shows_what_is_missed(measured: dict[str, Any]) -> None:
+    machine = measured["machine"]
+    taken = plots.taken_over(measured, {"machine": machine, "results": _attacked(0.012)})
+    taken = plots.taken_over(taken, {"machine": machine, "results": measured["results"]})
+    assert taken["results"][: len(measured["results"])] == measured["results"]
+    good = plots.hostile_table(plots.Figures(taken))
+    assert "| 4 sieges of 1,024 | 12 | **10,000 / 10,000** |" in good
+    bad = plots.hostile_table(plots.Figures({"machine": machine, "results": _attacked(0.35)}))
+    assert "| 4 sieges of 1,024 | **350** |" in bad
+    assert "sieges" not in plots.whole_table(plots.Figures(taken))
 
 
 def test_what_was_not_measured_is_said_and_nothing_is_drawn() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from resolver import procfs as module
 from resolver.errors import AccessDenied, CannotKnow, ProcessGone
+from resolver.mappings import maps_file
 from resolver.procfs import (
     HOST_PIDNS,
     Mount,
@@ -200,12 +201,12 @@ MAPS = "7f00-7f01 rw-s 00000000 {} {}{}\n"
 )
 def test_whether_it_maps_the_inode(proc: Path, line: str, *, mapped: bool) -> None:
     (proc / "12/maps").write_text("55-56 r-xp 00000000 fe:10 5    /bin/x\n" + line)
-    assert Procfs(str(proc)).maps_inode(12, "8:1", 77) is mapped
+    assert maps_file(Procfs(str(proc)), 12, "8:1", 77) is mapped
 
 
 def test_devices_with_numbers_of_three_digits(proc: Path) -> None:
     (proc / "12/maps").write_text(MAPS.format("103:4d2", 77, ""))
-    assert Procfs(str(proc)).maps_inode(12, "259:1234", 77)
+    assert maps_file(Procfs(str(proc)), 12, "259:1234", 77)
 
 
 # -- what can be seen ------------------------------------------------------------------------------------
@@ -300,20 +301,22 @@ def test_ourselves() -> None:
     assert procfs.process(ourselves) == Process(ourselves, procfs.start_time(ourselves), status.ns_pids)
 
 
-def test_a_file_that_we_map(tmp_path: Path) -> None:
+@pytest.mark.parametrize("query", [True, False])
+def test_a_file_that_we_map(tmp_path: Path, *, query: bool) -> None:
     path = tmp_path / "mapped"
     path.write_bytes(bytes(4096))
     with path.open("r+b") as file:
         procfs, ourselves, inode = Procfs(), os.getpid(), os.fstat(file.fileno()).st_ino
+        procfs.use_procmap_query = query
         longest = max(
             (mount for mount in procfs.mounts("self") if str(path).startswith(mount.mount_point)),
             key=lambda mount: len(mount.mount_point),
         )
-        assert not procfs.maps_inode(ourselves, longest.device, inode)
+        assert not maps_file(procfs, ourselves, longest.device, inode)
         with mmap.mmap(file.fileno(), 4096):
-            assert procfs.maps_inode(ourselves, longest.device, inode)
-            assert not procfs.maps_inode(ourselves, longest.device, inode + 1)
-        assert not procfs.maps_inode(ourselves, longest.device, inode)
+            assert maps_file(procfs, ourselves, longest.device, inode)
+            assert not maps_file(procfs, ourselves, longest.device, inode + 1)
+        assert not maps_file(procfs, ourselves, longest.device, inode)
 
 
 @pytest.mark.parametrize("use_pidfd", [True, False])

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from resolver.config import HostpidNamespace, WriteUtilization
 from resolver.containers import SharedDirectory
 from resolver.hami import writer
+from resolver.hami.blame import FORGIVEN_SECONDS, Blame
 from resolver.hami.layout import LAYOUTS
 from resolver.hami.policy import Policy
 from resolver.hami.region import RegionView, SharedRegion, Slot
-from resolver.hami.repairs import Order, RegionRepairs, SlotState, encode, slot_word
+from resolver.hami.repairs import FOLLOWED, Order, RegionRepairs, SlotState, encode, slot_word
+from resolver.hami.values import TWO_TICKS
 from resolver.procfs import ProcessHandle
 from resolver.types import Process, RepairReason, UnresolvedReason
 
@@ -29,11 +31,11 @@ UUIDS = ("GPU-a", "GPU-b")
 SlotValues = tuple[Any, ...]
 
 
-def view(*slots: SlotValues, sm_limit: int = 0) -> RegionView:
+def view(*slots: SlotValues) -> RegionView:
     """Slots as ``(pid, hostpid[, status[, sm_util]])``, in the order of their indexes."""
     rest = (1, (0, 0))
     made = tuple(Slot(index, *values, *rest[len(values) - 2 :]) for index, values in enumerate(slots))
-    return RegionView(2, UUIDS, (sm_limit, 0), len(made), 0, 0, made)
+    return RegionView(2, UUIDS, (100, 100), len(made), 0, 0, made)
 
 
 class Bench:
@@ -45,12 +47,13 @@ class Bench:
         region = SharedRegion(-1, os.stat("/"), self.layout, "/containers/uid_main/a.cache")
         self.repairs = RegionRepairs(region, SharedDirectory("8:1", "/containers/uid_main"))
         self.now = 100.0
+        self.answered = 0.0  # when NVML said what `load` is
         self.load: dict[tuple[int, str], int] = {}
         self.known = True
         self.conflicts: list[tuple[int, float]] = []
 
-    def see(self, *slots: SlotValues, sm_limit: int = 0) -> list[SlotState]:
-        return self.repairs.observe(view(*slots, sm_limit=sm_limit))
+    def see(self, *slots: SlotValues) -> list[SlotState]:
+        return self.repairs.observe(view(*slots))
 
     def own(self, ns_pid: int, host_pid: int) -> ProcessHandle:
         handle = ProcessHandle(
@@ -67,7 +70,8 @@ class Bench:
         def conflict(state: SlotState, wait: float) -> None:
             self.conflicts.append((state.slot.pid, wait))
 
-        return list(self.repairs.plan(self.now, policy, truth, writes, conflict))
+        plan = self.repairs.plan(self.now, policy, truth, writes, conflict, self.answered)
+        return [order for order in plan if order is not None]
 
     def done(self, order: Order) -> None:
         """What the daemon notes when the writer succeeded."""
@@ -194,6 +198,7 @@ def test_a_slot_that_moved_keeps_what_is_known_of_it(bench: Bench) -> None:
 def test_another_writer_makes_us_wait_ever_longer(bench: Bench) -> None:
     bench.see((7, 0))
     bench.own(7, 4711)
+    bench.repairs.states[7].guessed = True
     for turn in range(14):
         (order,) = bench.plan()
         bench.done(order)
@@ -216,11 +221,49 @@ def test_another_writer_makes_us_wait_ever_longer(bench: Bench) -> None:
 def test_a_conflict_is_counted_once_however_often_it_is_seen(bench: Bench) -> None:
     bench.see((7, 0))
     bench.own(7, 4711)
+    bench.repairs.states[7].guessed = True
     bench.done(bench.plan()[0])
     bench.see((7, 815))
     for _ in range(5):
         bench.plan()
     assert bench.conflicts == [(7, 0.5)]
+
+
+def test_the_processs_own_guess_is_no_conflict_and_is_put_right_at_once(bench: Bench) -> None:
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    bench.done(bench.plan()[0])
+    bench.see((7, 7))  # the container's number, seconds later
+    (order,) = bench.plan()
+    assert (order.reason, order.new >> 32) == (RepairReason.UNMAPPED, 4711)
+    bench.done(order)
+    assert (bench.conflicts, bench.reason(7)) == ([], None)
+    bench.see((7, 7))  # twice is nobody's guess
+    assert bench.plan() == []
+    assert bench.conflicts == [(7, 0.5)]
+
+
+def test_a_change_back_to_0_is_nobodys_guess(bench: Bench) -> None:
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    bench.done(bench.plan()[0])
+    bench.see((7, 0))
+    assert bench.plan() == []
+    assert bench.conflicts == [(7, 0.5)]
+
+
+def test_a_new_process_may_guess_again(bench: Bench) -> None:
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    bench.done(bench.plan()[0])
+    bench.see((7, 7))
+    bench.done(bench.plan()[0])
+    bench.repairs.states[7].owner_ended()
+    bench.own(7, 4722)
+    bench.done(bench.plan()[0])
+    bench.see((7, 7))
+    assert [order.new >> 32 for order in bench.plan()] == [4722]
+    assert bench.conflicts == []
 
 
 def test_a_change_of_the_policy_is_no_conflict(bench: Bench) -> None:
@@ -244,7 +287,7 @@ def test_a_new_process_in_the_slot_starts_afresh(bench: Bench) -> None:
     bench.see((7, 0))
     bench.own(7, 4711)
     bench.done(bench.plan()[0])
-    bench.see((7, 815))
+    bench.see((7, 0))
     assert bench.plan() == []
     bench.repairs.states[7].owner_ended()
     bench.own(7, 4722)
@@ -270,16 +313,22 @@ def test_the_owner_is_looked_for_eagerly_then_ever_more_rarely(bench: Bench) -> 
 
 
 @pytest.mark.parametrize("after", [(7, 5), (7, 0, 2)])
-def test_a_slot_whose_words_changed_is_looked_at_at_once(bench: Bench, after: SlotValues) -> None:
+def test_a_change_of_words_brings_no_look_forward_and_a_process_that_attaches_one(
+    bench: Bench, after: SlotValues
+) -> None:
+    """A tenant flips its words as fast as it likes; who attaches writes a byte, and the file's time changes."""
     bench.see((7, 0))
     state = bench.repairs.states[7]
     for _ in range(10):
         state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
     assert not state.due(bench.now)
-    bench.see((7, 0, 1, (3, 0)))  # its load only
+    bench.see(after)
     assert not state.due(bench.now)
+    bench.repairs.region.mtime_ns += 1
     bench.see(after)
     assert state.due(bench.now)
+    state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+    assert not state.due(bench.now)
 
 
 def test_a_slot_that_went_gives_its_owner_back(bench: Bench) -> None:
@@ -302,10 +351,12 @@ def test_close_gives_every_handle_back(bench: Bench) -> None:
 # ---- utilization -------------------------------------------------------------------------------
 
 
-def test_utilization_is_written_where_nobody_maintains_it(bench: Bench) -> None:
+def test_utilization_is_written_where_no_watcher_puts_it_right(bench: Bench) -> None:
     bench.see((9, 0), (7, 4711, 1, (80, 3)))
     bench.own(7, 4711)
     bench.load = {(4711, "GPU-a"): 42}
+    assert bench.plan() == []  # one may yet
+    bench.now += TWO_TICKS + 0.01
     first, second = bench.plan()
     word = slot_word(7, 4711)
     assert [(o.slot, o.device, o.reason) for o in (first, second)] == [(1, 0, None), (1, 1, None)]
@@ -329,22 +380,69 @@ def test_an_unknown_utilization_is_not_written(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("writes", "sm_limit", "devices"),
-    [
-        (AUTO, 0, [0, 1]),
-        (AUTO, 1, []),
-        (AUTO, 100, []),
-        (AUTO, 101, [0, 1]),
-        (ALWAYS, 0, [0, 1]),
-        (ALWAYS, 50, [0, 1]),
-        (NEVER, 0, []),
-        (NEVER, 50, []),
-    ],
+    ("writes", "at_once", "later"), [(AUTO, [], [0, 1]), (ALWAYS, [0, 1], [0, 1]), (NEVER, [], [])]
 )
-def test_who_maintains_it(bench: Bench, writes: WriteUtilization, sm_limit: int, devices: list[int]) -> None:
-    bench.see((7, 4711, 1, (80, 3)), sm_limit=sm_limit)
+def test_who_waits_for_a_watcher(
+    bench: Bench, writes: WriteUtilization, at_once: list[int], later: list[int]
+) -> None:
+    bench.see((7, 4711, 1, (80, 3)))
     bench.own(7, 4711)
-    assert [order.device for order in bench.plan(writes=writes)] == devices
+    assert [order.device for order in bench.plan(writes=writes)] == at_once
+    bench.now += TWO_TICKS + 0.01
+    assert [order.device for order in bench.plan(writes=writes)] == later
+
+
+def test_a_region_is_not_done_with_while_a_value_differs(bench: Bench) -> None:
+    bench.see((7, 4711, 1, (80, 0)))
+    bench.own(7, 4711)
+    inputs = HOST, object()
+    for _ in range(2):
+        assert bench.plan() == []
+        bench.repairs.settle(*inputs)
+        assert not bench.repairs.settled(*inputs)
+    bench.load = {(4711, "GPU-a"): 80}
+    assert bench.plan() == []
+    bench.repairs.settle(*inputs)
+    assert bench.repairs.settled(*inputs)
+
+
+def test_a_watcher_has_two_ticks_from_when_its_hostpid_is_right(bench: Bench) -> None:
+    bench.see((7, 0, 1, (0, 0)))
+    bench.own(7, 4711)
+    bench.load = {(4711, "GPU-a"): 80}
+    (order,) = bench.plan()
+    bench.done(order)
+    bench.see((7, 4711, 1, (0, 0)))
+    bench.now += 10
+    assert bench.plan() == []
+    bench.now += TWO_TICKS + 0.01
+    assert [(order.device, order.new) for order in bench.plan()] == [(0, 80)]
+
+
+def test_contested_values_are_followed_between_passes_as_many_as_a_region_may_have(stack: ExitStack) -> None:
+    bench = Bench(stack)
+    slots = [(n, 4700 + n, 1, (500, 500)) for n in range(1, 12)]
+    bench.see(*slots)
+    for n in range(1, 12):
+        bench.own(n, 4700 + n)
+        bench.load |= {(4700 + n, uuid): 10 for uuid in UUIDS}
+    orders = bench.plan()
+    assert len(orders) == 22  # more than a device can do: at once
+    assert bench.repairs.contested
+    assert list(bench.repairs.follow(lambda _offset: 500, bench.now)) == []  # nothing moved
+    for order in orders:
+        assert order.device is not None
+        order.state.evidence.words[order.device].wrote(order.new)
+    again = list(bench.repairs.follow(lambda _offset: 20, bench.now))
+    assert [(order.expected, order.new) for order in again] == [(20, 10)] * FOLLOWED
+    assert list(bench.repairs.follow(lambda _offset: None, bench.now)) == []
+    bench.load = {}
+    bench.plan()
+    assert not bench.repairs.contested  # idle: no tick changes anything
+    bench.repairs.unwritable(bench.now, 10)
+    bench.load = {(4701, "GPU-a"): 10}
+    bench.plan()
+    assert not bench.repairs.contested
 
 
 def test_the_hostpid_comes_first_the_utilization_with_the_next_pass(bench: Bench) -> None:
@@ -364,16 +462,15 @@ def test_a_layout_without_utilization_gets_none(stack: ExitStack) -> None:
 # ---- the dead ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sm_limit", [0, 50])
-def test_a_dead_slots_load_is_zeroed_and_its_hostpid_stays(bench: Bench, sm_limit: int) -> None:
-    bench.see((7, 815, 1, (80, 0)), sm_limit=sm_limit)
+def test_a_dead_slots_load_is_zeroed_and_its_hostpid_stays(bench: Bench) -> None:
+    bench.see((7, 815, 1, (80, 0)))
     bench.own(7, 4711)
     bench.load = {(4711, "GPU-a"): 42}
     bench.repairs.states[7].owner_ended()
     (order,) = bench.plan()
     assert (order.device, order.expected, order.new, order.guard) == (0, 80, 0, slot_word(7, 815))
     assert order.state.owner is None
-    bench.see((7, 815, 1, (0, 0)), sm_limit=sm_limit)
+    bench.see((7, 815, 1, (0, 0)))
     assert bench.plan() == []
     assert bench.plan(writes=NEVER) == []
 
@@ -414,6 +511,13 @@ def test_what_may_live_is_not_dead(bench: Bench, answer: UnresolvedReason, *, de
     assert len(bench.plan()) == int(dead)
 
 
+def test_a_plan_gives_way_after_every_slot(bench: Bench) -> None:
+    """A thousand slots on sixteen devices took 60 ms in one go."""
+    bench.see(*((ns_pid, 4711) for ns_pid in range(1, 51)))
+    plan = bench.repairs.plan(bench.now, HOST, lambda *_: None, ALWAYS, lambda *_: None, bench.answered)
+    assert list(plan).count(None) >= 50
+
+
 # ---- quarantine --------------------------------------------------------------------------------
 
 
@@ -421,18 +525,38 @@ def test_in_quarantine_nothing_is_written(bench: Bench) -> None:
     bench.see((7, 0), (9, 4713, 1, (80, 0)))
     bench.own(7, 4711)
     bench.own(9, 4713)
-    seconds = bench.repairs.quarantine(bench.now)
+    seconds = bench.repairs.blame.died(bench.now, guilty=True)
     assert bench.plan(writes=ALWAYS) == []
     assert (bench.reason(7), bench.reason(9)) == (UnresolvedReason.QUARANTINED, None)
     bench.now += seconds
     assert len(bench.plan(writes=ALWAYS)) == 2
 
 
-def test_quarantines_grow_to_an_hour(bench: Bench) -> None:
-    seconds = [bench.repairs.quarantine(bench.now) for _ in range(30)]
+def test_quarantines_grow_to_an_hour_and_are_forgiven_in_time() -> None:
+    blame, now = Blame(), 0.0
+    seconds = []
+    for _ in range(12):
+        seconds.append(blame.died(now, guilty=True))
+        assert blame.quarantined(now)
+        now += seconds[-1]
+        assert not blame.quarantined(now)
     assert seconds[:3] == [10.0, 20.0, 40.0]
     assert seconds == sorted(seconds)
     assert seconds[-1] == 3600.0
+    assert not blame.forgotten(now)
+    now += 9 * FORGIVEN_SECONDS
+    assert blame.died(now, guilty=True) == 80.0  # nine doublings of twelve are taken back
+    now += 1000 * FORGIVEN_SECONDS
+    assert blame.forgotten(now)
+
+
+def test_a_writer_that_is_late_blames_nothing_until_it_is_late_again_and_again() -> None:
+    blame = Blame()
+    assert [blame.died(1.0, guilty=False) for _ in range(2)] == [0.0, 0.0]
+    blame.answered()
+    assert [blame.died(2.0, guilty=False) for _ in range(2)] == [0.0, 0.0]
+    assert blame.died(2.0 + 2 * FORGIVEN_SECONDS, guilty=False) == 0.0  # long after: not in a row
+    assert [blame.died(3.0 + 2 * FORGIVEN_SECONDS, guilty=False) for _ in range(2)] == [0.0, 10.0]
 
 
 # ---- quiet regions -----------------------------------------------------------------------------
@@ -476,7 +600,7 @@ def test_orders_as_the_writer_reads_them(bench: Bench) -> None:
     message, handles = encode(bench.plan(), 12345)
     assert handles == [handle.fd]
     assert writer.HEAD.unpack_from(message) == (12345, 2)
-    first, second = (
+    second, first = (  # what is wrong comes before what is only to be zeroed
         writer.ORDER.unpack_from(message, writer.HEAD.size + at * writer.ORDER.size) for at in (0, 1)
     )
     assert first == (
@@ -532,3 +656,17 @@ def test_whatever_a_tenant_shows_only_owned_slots_get_their_own_number(
                 assert order.new != order.expected
             assert len(bench.repairs.told_apart()) + len(bench.repairs.odd) == len(listed)
         bench.repairs.close()
+
+
+def test_a_dead_slot_is_not_zeroed_once_the_file_was_touched_before_somebody_looked(bench: Bench) -> None:
+    """A process of a restarted container may have taken it again without changing a byte of it."""
+    bench.see((7, 70, 1, (50, 0)))
+    (state,) = bench.repairs.states.values()
+    state.owner_ended()
+    assert [order.new for order in bench.plan()] == [0]
+    state.touched()
+    assert bench.plan() == []
+    state.found(UnresolvedReason.OVER_BUDGET, bench.now)
+    assert bench.plan() == []
+    state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+    assert [order.new for order in bench.plan()] == [0]

@@ -346,6 +346,7 @@ def test_the_inventory_has_every_device(driver: Driver, bench: Bench) -> None:
         samples=OK,
         samples_why="",
         illnesses=(),
+        pci_address="0000:3c:00.0",
     )
     assert (second.uuid, second.mig, second.utilization, second.samples) == (SECOND, True, None, UNSUPPORTED)
     assert second.mig_instances == (("MIG-a", 3, 1, 5 << 30, 7),)
@@ -496,6 +497,19 @@ def test_what_was_known_is_not_forgotten_when_nvml_fails(driver: Driver, bench: 
 
 
 # ---- a driver that does not answer ---------------------------------------------------------------
+
+
+def test_a_driver_is_not_called_silent_because_this_thread_was_busy(bench: Bench) -> None:
+    assert bench.collect().error == ""
+
+    async def busily() -> Collection:
+        collecting = asyncio.create_task(bench.sampler.collect(patience=0.3))
+        for _ in range(4):  # as many as there are steps in asking two devices
+            await asyncio.sleep(0)
+            time.sleep(0.4)  # noqa: ASYNC251 - it is what this is about
+        return await collecting
+
+    assert bench._runner.run(busily()).error == ""
 
 
 def test_a_driver_that_hangs_leaves_everything_unknown_long_before_it_is_given_up(

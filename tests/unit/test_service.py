@@ -16,6 +16,7 @@ import pytest
 
 from resolver import log, service
 from resolver.config import HostpidNamespace, LogLevel, Settings
+from resolver.gpu.sampler import Collection, DeviceSamples
 from resolver.join import NOTHING, Joined, Orphan
 from resolver.service import Service
 from resolver.snapshot import RegionReport, SlotReport
@@ -73,7 +74,7 @@ def test_it_starts_works_and_stops(driver: Driver, tmp_path: Path, lines: Lines)
         assert daemon.snapshot is not None
         assert (daemon.snapshot.policy, daemon.snapshot.driver_version) == ("host", "550.54.15")
         assert daemon.sampler.worker.host_pid is None
-        assert daemon.repairer.writer.host_pid is None
+        assert daemon.repairer.writing.worker.host_pid is None
 
     asyncio.run(main())
     said = events(lines)
@@ -276,5 +277,32 @@ def test_a_picture_stays_as_it_was_taken(driver: Driver, tmp_path: Path, lines: 
             assert daemon.snapshot.regions == ()
         finally:
             daemon.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("age", "lingers", "asks"),
+    [(0.9, True, True), (1.01, True, True), (0.9, False, False), (0.1, True, False)],
+)
+def test_nvml_is_asked_again_when_a_process_that_seems_to_idle_can_be_said_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, age: float, lingers: bool, asks: bool
+) -> None:
+    """Only where no watcher zeroes its value, and not for one that was sampled just now."""
+
+    async def main() -> None:
+        daemon = Service(settings(tmp_path, nvml_interval=60))
+        monkeypatch.setattr(daemon.repairer, "lingering", lambda: iter([(4711, "GPU-1")] if lingers else []))
+        stamp = int((time.time() - age) * 1e6)
+        samples = DeviceSamples("ok", "", {4711: (stamp, 30)}, frozenset())
+        daemon._expect_idleness(Collection(time.time(), "", None, {"GPU-1": samples}))
+        if asks:
+            async with asyncio.timeout(10):
+                await daemon._ask_again.wait()
+            assert time.time() - stamp / 1e6 >= 1.0
+        else:
+            await asyncio.sleep(0.5)
+            assert not daemon._ask_again.is_set()
+        daemon.close()
 
     asyncio.run(main())

@@ -66,7 +66,7 @@ static void initialise(struct region *r, const struct region_setup *setup)
     for (int d = 0; d < setup->device_num; d++) {
         snprintf(r->base + l->uuids + d * UUID_LENGTH, UUID_LENGTH, "%s", setup->uuids[d]);
         *u64_at(r, l->limit + 8 * d) = setup->memory_limit;
-        *u64_at(r, l->sm_limit + 8 * d) = setup->sm_limit;
+        *u64_at(r, l->sm_limit + 8 * d) = setup->sm_limit ? setup->sm_limit : 100;
     }
     *region_proc_num(r) = 0;
     *i32_at(r, l->proc_num + 4) = 1; /* utilization_switch */
@@ -80,21 +80,21 @@ static void initialise(struct region *r, const struct region_setup *setup)
 int region_open(struct region *r, const struct layout *layout, const char *path, const struct region_setup *setup)
 {
     mode_t old = umask(0);
-    r->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    r->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666); /* and never closed: inotify sees the process's end */
     umask(old);
     if (r->fd < 0)
         return complain("open", path);
-    /* Initialised by exactly one process: a POSIX lock on the file, as upstream has it. */
-    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    if (fcntl(r->fd, F_SETLKW, &whole) < 0)
-        return complain("lock", path);
-    struct stat st;
-    if (fstat(r->fd, &st) < 0 || (st.st_size != layout->size + 1 && ftruncate(r->fd, layout->size + 1) < 0))
+    /* Every process writes the one byte behind the region, which is also what gives the file its size. */
+    if (lseek(r->fd, layout->size, SEEK_SET) < 0 || write(r->fd, "", 1) != 1 || lseek(r->fd, 0, SEEK_SET) < 0)
         return complain("size", path);
     r->layout = layout;
     r->base = mmap(NULL, (size_t)layout->size + 1, PROT_READ | PROT_WRITE, MAP_SHARED, r->fd, 0);
     if (r->base == MAP_FAILED)
         return complain("map", path);
+    /* Initialised by exactly one process: a POSIX lock on the file, as upstream has it. */
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    if (fcntl(r->fd, F_SETLKW, &whole) < 0)
+        return complain("lock", path);
     if (*i32_at(r, 0) != REGION_MAGIC)
         initialise(r, setup);
     whole.l_type = F_UNLCK;

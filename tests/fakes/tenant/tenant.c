@@ -5,11 +5,17 @@
  *   tenant --cache PATH --uuid UUID [--uuid UUID ...] [--layout v1.2] [--sm-limit N] [--memory BYTES]
  *          [--memory-limit BYTES] [--priority N] [--driver-socket PATH] [--use UUID ...] [--load N]
  *          [--guess list|none|self|wrong|NUMBER] [--broker-socket PATH] [--lock-timeout-ms N] [--lock-tries N] [--mover N [--slots N]]
+ *          [--zeroes first|all] [--fills set|add|nothing] [--keep-monitorused] [--cached-slot]
+ *          [--init-ms N | --init-waits]
+ *
+ * The third line of options is what releases do differently; tests/fakes/releases.py has them all. As upstream, it takes
+ * its slot first, starts CUDA and makes its contexts then, and guesses its host PID last. `--init-ms` is how long CUDA's
+ * start takes; with `--init-waits` it prints an event `slot`, and CUDA is started by the line `init` on standard input.
  *
  * With LIBVGPU_HOSTPID_BROKER=1 it asks the node's broker first, and guesses only if that tells nothing.
  * `--use` names the devices this process makes a context on (default: all of the region's). Prints one JSON line
- * when ready, then answers each line on standard input with one: load N, hostpid N, slot, slots, fork, lock, unlock,
- * compact, quit. SIGTERM and the end of standard input are a clean exit.
+ * when ready, then answers each line on standard input with one: load N (of every device, or `load N M ...` of each), memory N,
+ * hostpid N, slot, slots, fork, lock, unlock, compact, quit. SIGTERM and the end of standard input are a clean exit.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -30,7 +36,7 @@
 static struct {
     const char *cache, *layout, *driver_socket, *guess, *broker_socket;
     const char *uuids[REGION_DEVICES], *used[REGION_DEVICES];
-    int uuid_num, used_num, load, slots, priority, lock_timeout_ms, lock_tries;
+    int uuid_num, used_num, load, slots, priority, lock_timeout_ms, lock_tries, init_ms, init_waits, cached_slot;
     long moves;
     uint64_t sm_limit, memory, memory_limit;
 } option = {.layout = "v1.2", .guess = "list", .broker_socket = "/tmp/vgpulock/hostpid/broker.sock", .slots = 8, .lock_timeout_ms = 10000, .lock_tries = 30,
@@ -38,6 +44,10 @@ static struct {
 
 static struct region region;
 static struct gpu_use use;
+static struct watcher_ways ways;
+static int slot_at_start; /* its index then: what a process that caches its slot's address goes on using */
+
+static void print_event(const char *event, int ns_pid);
 
 /* ---- starting --------------------------------------------------------------------------------------------------- */
 
@@ -65,7 +75,7 @@ static void set_own_hostpid(int hostpid)
 
 static void account_memory(void)
 {
-    int own = slot_own(&region, getpid());
+    int own = option.cached_slot ? slot_at_start : slot_own(&region, getpid());
     if (own < 0)
         return;
     slot_write_begin(&region, own);
@@ -88,12 +98,39 @@ static int set_load(int sm)
     return 0;
 }
 
+/* "30 25": that much of each device, in order; the last number is for the rest, too. */
+static int set_loads(const char *text)
+{
+    int sm = 0, read = 0;
+    for (int u = 0; u < use.used_num; u++, text += read, read = 0) {
+        sscanf(text, " %d%n", &sm, &read);
+        if (driver_load(use.used[u], sm) < 0)
+            return -1;
+    }
+    option.load = sm;
+    return 0;
+}
+
+/* CUDA's own start, between the slot and the first context. */
+static void init_cuda(void)
+{
+    char c = 0;
+    if (option.init_waits) {
+        print_event("slot", getpid());
+        while (c != '\n')
+            if (read(STDIN_FILENO, &c, 1) <= 0)
+                exit(5);
+    }
+    usleep((useconds_t)option.init_ms * 1000);
+}
+
 /* All that happens between main() and the first kernel, for a new process and for a forked child. */
 static void become_tenant(void)
 {
-    if (region_lock(&region) < 0 || slot_take(&region, getpid()) < 0)
+    if (region_lock(&region) < 0 || (slot_at_start = slot_take(&region, getpid())) < 0)
         exit(3);
     region_unlock(&region);
+    init_cuda();
     int told = broker_number(option.broker_socket);
     if (told)
         set_own_hostpid(told);
@@ -107,7 +144,7 @@ static void become_tenant(void)
     }
     if (!told && strcmp(option.guess, "list") != 0 && strcmp(option.guess, "none") != 0)
         set_own_hostpid(forced_hostpid());
-    if (option.driver_socket && (watcher_start(&region, &use) != 0 || set_load(option.load) < 0))
+    if (option.driver_socket && (watcher_start(&region, &use, &ways) != 0 || set_load(option.load) < 0))
         exit(4);
 }
 
@@ -190,7 +227,12 @@ static void answer(const char *line, int signals)
 {
     int number;
     if (sscanf(line, "load %d", &number) == 1)
-        printf(set_load(number) == 0 ? "{\"load\":%d}\n" : "{\"error\":\"load %d\"}\n", number);
+        printf(set_loads(line + 5) == 0 ? "{\"load\":%d}\n" : "{\"error\":\"load %d\"}\n", number);
+    else if (sscanf(line, "memory %d", &number) == 1) {
+        option.memory = (uint64_t)number;
+        account_memory();
+        printf("{\"memory\":%d}\n", number);
+    }
     else if (sscanf(line, "hostpid %d", &number) == 1) {
         set_own_hostpid(number);
         print_own_slot();
@@ -250,7 +292,9 @@ static void parse(int argc, char **argv)
         {"load", 1, NULL, 'L'},         {"slots", 1, NULL, 's'},        {"priority", 1, NULL, 'p'},
         {"sm-limit", 1, NULL, 'S'},     {"memory", 1, NULL, 'm'},       {"memory-limit", 1, NULL, 'M'},
         {"mover", 1, NULL, 'n'},        {"lock-timeout-ms", 1, NULL, 't'}, {"lock-tries", 1, NULL, 'T'},
-        {"broker-socket", 1, NULL, 'b'},
+        {"broker-socket", 1, NULL, 'b'}, {"zeroes", 1, NULL, 'z'},      {"fills", 1, NULL, 'f'},
+        {"keep-monitorused", 0, NULL, 'k'}, {"cached-slot", 0, NULL, 'C'},
+        {"init-ms", 1, NULL, 'i'},      {"init-waits", 0, NULL, 'I'},
         {NULL, 0, NULL, 0},
     };
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;)
@@ -271,6 +315,12 @@ static void parse(int argc, char **argv)
         case 't': option.lock_timeout_ms = atoi(optarg); break;
         case 'b': option.broker_socket = optarg; break;
         case 'T': option.lock_tries = atoi(optarg); break;
+        case 'z': ways.zeroes_all = strcmp(optarg, "all") == 0; break;
+        case 'f': ways.fills = *optarg == 'a' ? FILLS_ADD : *optarg == 'n' ? FILLS_NOTHING : FILLS_SET; break;
+        case 'k': ways.keeps_monitorused = 1; break;
+        case 'C': option.cached_slot = 1; break;
+        case 'i': option.init_ms = atoi(optarg); break;
+        case 'I': option.init_waits = 1; break;
         default: exit(2);
         }
     if (!option.cache || !option.uuid_num || !layout_by_name(option.layout)) {

@@ -48,6 +48,7 @@ int make_contexts(const struct gpu_use *use, int guess)
 
 static struct region *region;
 static struct gpu_use gpu;
+static struct watcher_ways ways;
 
 static int slot_with_hostpid(unsigned hostpid)
 {
@@ -59,12 +60,14 @@ static int slot_with_hostpid(unsigned hostpid)
 
 static void zero_all_slots(void)
 {
+    int devices = ways.zeroes_all ? gpu.device_num : 1;
     for (int i = 0; i < *region_proc_num(region) && i < REGION_SLOTS; i++)
-        for (int d = 0; d < gpu.device_num; d++) {
+        for (int d = 0; d < devices; d++) {
             uint64_t *sm = slot_sm_util(region, i, d);
             if (sm)
                 *sm = 0;
-            *slot_monitorused(region, i, d) = 0;
+            if (!ways.keeps_monitorused)
+                *slot_monitorused(region, i, d) = 0;
         }
 }
 
@@ -81,12 +84,12 @@ static void refill_device(int device)
         if (slot >= 0)
             *slot_monitorused(region, slot, device) = list[i].memory;
     }
-    int sampled = nvml_samples(gpu.uuids[device], second_ago, samples);
+    int sampled = ways.fills == FILLS_NOTHING ? 0 : nvml_samples(gpu.uuids[device], second_ago, samples);
     for (int i = 0; i < sampled; i++) {
         int slot = slot_with_hostpid(samples[i].pid);
         uint64_t *sm = slot >= 0 ? slot_sm_util(region, slot, device) : NULL;
         if (sm)
-            *sm = samples[i].sm;
+            *sm = samples[i].sm + (ways.fills == FILLS_ADD ? *sm : 0);
     }
 }
 
@@ -109,10 +112,11 @@ static void *watch(void *unused)
     return NULL;
 }
 
-int watcher_start(struct region *r, const struct gpu_use *use)
+int watcher_start(struct region *r, const struct gpu_use *use, const struct watcher_ways *as)
 {
     pthread_t thread;
     region = r;
     gpu = *use;
+    ways = *as;
     return pthread_create(&thread, NULL, watch, NULL);
 }

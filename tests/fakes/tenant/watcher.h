@@ -1,4 +1,4 @@
-/* The two things a tenant does with NVML: guess its own host PID once, and refill the region every 120 ms. */
+/* The two things a tenant does with NVML: guess its own host PID once, and fill the region every 120 ms. */
 #ifndef TENANT_WATCHER_H
 #define TENANT_WATCHER_H
 
@@ -12,10 +12,17 @@ struct gpu_use {
     uint64_t memory;
 };
 
+/* What releases do differently (tests/fakes/releases.py). */
+struct watcher_ways {
+    int zeroes_all;        /* devices, not the first alone */
+    int keeps_monitorused; /* while it zeroes sm_util */
+    enum { FILLS_SET, FILLS_ADD, FILLS_NOTHING } fills;
+};
+
 /* Makes the contexts; with `guess`, the one entry that the process list gains is returned, else 0. */
 int make_contexts(const struct gpu_use *use, int guess);
 
-/* Starts the watcher, which sleeps for ever when there is no core limit. */
-int watcher_start(struct region *r, const struct gpu_use *use);
+/* Starts the watcher, which sleeps for ever with a core limit above 100 (a missing one is stored as 100). */
+int watcher_start(struct region *r, const struct gpu_use *use, const struct watcher_ways *ways);
 
 #endif

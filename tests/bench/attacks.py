@@ -1,0 +1,192 @@
+"""Attacks by tenants on everybody else's time: each costs the daemon as much as it can, at a size of choice.
+
+Attackers are containers with the rights that a runtime gives by default, and programs in them (`hostile/hostile.c`).
+Each attack is a context: it goes on while it is entered, for ``SECONDS`` at most, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.bench.crowd import crowd
+from tests.fakes.cachefiles import recorded, write
+from tests.fakes.container import DEFAULT_RIGHTS, Container
+from tests.fakes.node import Node
+from tests.fakes.regions import DEVICES, LAYOUTS, SLOTS
+
+SECONDS: Final = 120
+#: As many as vm.max_map_count allows, less what a process needs to run.
+MAPPINGS: Final = 65_000
+#: Files of a directory that are looked at are eight; seven leave room for one of the container's own.
+_FILES: Final = 7
+_EVERY_MS: Final = 20
+_V1_2: Final = LAYOUTS["v1.2"]
+assert _V1_2.device_util is not None
+_SM_UTIL: Final = _V1_2.device_util + 16
+#: No process of a small container has these numbers.
+_NOBODY: Final = 20_000
+
+
+class Scene(NamedTuple):
+    """What there is to attack: the node, the socket that containers reach, the port of /metrics."""
+
+    node: Node
+    tenant_socket: Path
+    metrics: int
+
+
+class Attack(NamedTuple):
+    """``begin(scene, size)`` is the attack. ``named`` has a place for the size, for people.
+
+    ``seconds``: how long it has to go on to do its worst. ``at_socket``: on the socket for containers.
+    """
+
+    named: str
+    sizes: tuple[int, ...]
+    begin: Callable[[Scene, int], AbstractContextManager[None]]
+    seconds: float = 12.0
+    at_socket: bool = False
+
+    def name(self, size: int) -> str:
+        """The attack at that size, in words."""
+        return self.named.format(size)
+
+
+def claims(path: Path, pids: Sequence[int], *, devices: int = 1, load: int = 0) -> Path:
+    """A cache file whose slots claim to be these processes', with no ``hostpid`` and this load on each device."""
+    write(path, recorded("v1.2"))
+    slot = bytearray(_V1_2.slot_size)
+    struct.pack_into("<i", slot, _V1_2.status, 1)
+    for device in range(devices):
+        struct.pack_into("<Q", slot, _SM_UTIL + device * _V1_2.device_util_size, load)
+    with path.open("r+b") as file:
+        file.seek(_V1_2.device_num)
+        file.write(struct.pack("<Q", devices))
+        for device in range(devices):
+            file.write(f"GPU-5a3c1e70-8d42-4f6b-9b1e-2f7d0c9a4e{device:02x}".encode().ljust(96, b"\0"))
+        file.seek(_V1_2.procs)
+        for pid in pids:
+            file.write(struct.pack("<i", pid) + slot[4:])
+        file.seek(_V1_2.proc_num)
+        file.write(struct.pack("<i", len(pids)))
+    path.chmod(0o666)
+    return path
+
+
+def run(container: Container, *arguments: object) -> None:
+    """Start the hostile program in a container; returns when it is at work."""
+    program = str(container.node.built / "hostile")
+    container.spawn([program, str(SECONDS), *map(str, arguments)]).read_line()
+
+
+@contextlib.contextmanager
+def hostile_containers(node: Node, count: int) -> Iterator[list[Container]]:
+    """Containers with no more rights than usual, and gone at the end, with their directories."""
+    made: list[Container] = []
+    try:
+        made += (
+            node.container(name=f"hostile-{number}", sm_limit=0, rights=DEFAULT_RIGHTS)
+            for number in range(count)
+        )
+        yield made
+    finally:
+        for container in made:
+            container.stop()
+            node.containers.remove(container)
+            for path in container.directory.iterdir():
+                path.unlink()
+            container.directory.rmdir()
+
+
+def flip(container: Container, what: str, names: Sequence[str]) -> None:
+    """Let the container write a word of every slot of its files anew, again and again."""
+    words = {"hostpid": (4, 0), "util": (_SM_UTIL, _V1_2.device_util_size)}[what]
+    paths = [f"/usr/local/vgpu/{name}" for name in names]
+    run(container, "flip", what, _V1_2.procs, _V1_2.slot_size, *words, _EVERY_MS, *paths)
+
+
+@contextlib.contextmanager
+def _nothing(_scene: Scene, _size: int) -> Iterator[None]:
+    yield
+
+
+@contextlib.contextmanager
+def _mappings(scene: Scene, size: int) -> Iterator[None]:
+    with hostile_containers(scene.node, 1) as (container,):
+        for _ in range(size):
+            run(container, "mappings", MAPPINGS)
+        claims(container.cache, [process.ns_pid for process in container.processes])
+        flip(container, "hostpid", [container.cache_name])
+        yield
+
+
+@contextlib.contextmanager
+def _namespaces(scene: Scene, size: int) -> Iterator[None]:
+    with crowd(size, 1), hostile_containers(scene.node, 1) as (container,):
+        claims(container.cache, range(1, SLOTS + 1))
+        flip(container, "hostpid", [container.cache_name])
+        yield
+
+
+def _files(what: str, *, devices: int, load: int) -> Callable[[Scene, int], AbstractContextManager[None]]:
+    @contextlib.contextmanager
+    def begin(scene: Scene, size: int) -> Iterator[None]:
+        """Seven files for each container."""
+        with hostile_containers(scene.node, -(-size // _FILES)) as containers:
+            for number, container in enumerate(containers):
+                names = [f"{file}.cache" for file in range(min(_FILES, size - number * _FILES))]
+                for file, name in enumerate(names):
+                    first = _NOBODY + file * SLOTS
+                    claims(
+                        container.directory / name, range(first, first + SLOTS), devices=devices, load=load
+                    )
+                flip(container, what, names)
+            yield
+
+    return begin
+
+
+@contextlib.contextmanager
+def _scrapes(scene: Scene, size: int) -> Iterator[None]:
+    with hostile_containers(scene.node, 1) as (container,):
+        run(container, "scrapes", scene.metrics, size)
+        yield
+
+
+@contextlib.contextmanager
+def _knocks(scene: Scene, size: int) -> Iterator[None]:
+    with hostile_containers(scene.node, size) as containers:
+        for container in containers:
+            run(container, "knocks", scene.tenant_socket)
+        yield
+
+
+@contextlib.contextmanager
+def _holds(scene: Scene, size: int) -> Iterator[None]:
+    with hostile_containers(scene.node, 1) as (container,):
+        run(container, "holds", scene.tenant_socket, size, 16)
+        yield
+
+
+#: Every attack, each with the size that was seen to do harm once, and twice that.
+ATTACKS: Final = {
+    "nothing": Attack("no attack", (0,), _nothing),
+    "mappings": Attack("{} processes with 65,000 mappings each", (4, 8, 16, 32), _mappings),
+    "namespaces": Attack(
+        "{} PID namespaces, one file of 1,024 claims with flipped hostpids",
+        (278, 556, 3000, 6000),
+        _namespaces,
+    ),
+    "flips": Attack("{} files of 1,024 flipped slots", (7, 14), _files("hostpid", devices=1, load=0)),
+    "dead": Attack(
+        "{} files of 1,024 dead slots on 16 devices", (7, 14), _files("util", devices=DEVICES, load=50)
+    ),
+    "scrapes": Attack("{} scrapes a second, each hung up on", (350, 700), _scrapes, seconds=25.0),
+    "knocks": Attack("{} tenants that connect and close", (2, 4), _knocks, at_socket=True),
+    "holds": Attack("{} nested PID namespaces with 16 connections each", (9, 18), _holds, at_socket=True),
+}

@@ -1,0 +1,355 @@
+"""What one tenant can cost everybody else: each attack at its size and at twice that, beside those who behave.
+
+Beside it are a container whose process forks again and again (time from a slot to its right ``hostpid``), a client of
+root's and a container's own on the API, and a scraper. The daemon's loop is watched (`tests.bench.watched`).
+CPU of the loop in one go doesn't depend on what else the machine does; all times do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from tests.bench.attacks import ATTACKS, Attack, Scene
+from tests.bench.timing import Progress, RowValues
+from tests.bench.usage import Cpu, cpu, rss
+from tests.bench.watched import WatchedDaemon, free_port, lines_of
+from tests.fakes.node import Node
+
+_HERE = Path(__file__).parent
+ROOT = _HERE.parent.parent
+_WARM_SECONDS, _SETTLE_SECONDS, _AFTER_SECONDS, _AGAIN_SECONDS = 2.0, 8.0, 3.0, 2.0
+_PATIENCE = 10.0  # for a repair
+_BOUNDS = {
+    "repair": 600.0,
+    "api": 100.0,
+    "scrape": 1000.0,
+    "block": 50.0,
+    "memory": 2.0,
+    "lines": 1.0,
+    "end": 1.0,
+}
+
+
+class Sample(NamedTuple):
+    """One answer or repair: when it was asked for, how many seconds it took, what was wrong."""
+
+    at: float
+    seconds: float
+    trouble: str
+
+
+class Client:
+    """A well-behaved client: a process of its own, whose answers are collected as they come."""
+
+    def __init__(self, end: Callable[[], object], stdout: int) -> None:
+        self._end = end
+        self.samples: list[Sample] = []
+        self._lines = os.fdopen(stdout)
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with self._lines as lines:
+            for line in lines:
+                if line.startswith("["):
+                    self.samples.append(Sample(*json.loads(line)))
+
+    def end(self) -> None:
+        """One on the host ends after the answer that it waits for."""
+        self._end()
+        self._reader.join()
+
+
+class Good:
+    """A container whose process forks, is repaired, and forks again; each repair is a sample."""
+
+    def __init__(self, node: Node, name: str = "good") -> None:
+        self.node = node
+        self.container = node.container(name=name)
+        self.parent = self.container.tenant(load=21, guess="none")
+        self.samples: list[Sample] = []
+
+    def right(self) -> bool:
+        """Whether its first process's slot holds its true host PID."""
+        return self._hostpid(self.parent.ns_pid) == self.parent.host_pid
+
+    def _hostpid(self, ns_pid: int) -> int | None:
+        slot = self.container.region().slot(ns_pid)
+        return slot.hostpid if slot else None
+
+    def repair(self) -> None:
+        """Once more: a process takes a slot, the daemon writes its ``hostpid``, the process goes."""
+        ns_pid = self.parent.fork()
+        host_pid = self.node.gpu.host_pid(self.container.pidns, ns_pid)
+        assert host_pid is not None
+        began, trouble = time.monotonic(), ""
+        while (found := self._hostpid(ns_pid)) != host_pid:
+            if found:
+                trouble = f"{found} was written for {host_pid}"
+            if time.monotonic() - began > _PATIENCE:
+                trouble = trouble or "none in time"
+                break
+            time.sleep(0.004)
+        self.samples.append(Sample(began, time.monotonic() - began, trouble))
+        os.kill(host_pid, signal.SIGKILL)
+
+    def restart(self) -> None:
+        """All its processes are killed; the container begins anew with the file as it is."""
+        self.container.restart()
+        self.parent = self.container.tenant(load=21, guess="none")
+
+    def end(self) -> None:
+        """Gone, with its directory."""
+        self.container.stop()
+        self.node.containers.remove(self.container)
+        shutil.rmtree(self.container.directory)
+
+
+class Seen(NamedTuple):
+    """What one attack did."""
+
+    repairs: list[Sample]
+    api: list[Sample]
+    scrapes: list[Sample]
+    own: list[Sample]  # of a well-behaved container that asks for itself; none where it can't
+    block: float  # CPU seconds of the loop in one go
+    busy: Cpu  # per cent of a core
+    before: float  # MiB
+    after: float
+    lines: Counter[str]  # of the log, by container
+    seconds: float
+    ended: float | None  # seconds from SIGTERM
+
+
+class Stage:
+    """A node with a good container and a daemon, and the clients beside; ready when it is entered."""
+
+    def __init__(self, scratch: Path, *, tree: Path = ROOT) -> None:
+        self._stack = contextlib.ExitStack()
+        self._scratch, self._tree = scratch, tree
+        self.tenant_socket = scratch / "run" / "tenants" / "resolver.sock"
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self.node = stack.enter_context(Node(self._scratch / "node", "535.183.01"))
+            self.good = Good(self.node)
+            self.port = free_port()
+            self.daemon = stack.enter_context(self.start())
+            self.scene = Scene(self.node, self.tenant_socket, self.port)
+            self.daemon.wait_until(self.good.right, "the good container is repaired")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def start(self, *options: str, number: int = 0) -> WatchedDaemon:
+        """A daemon; another ``number`` for each that shares this stage."""
+        return WatchedDaemon(
+            self._scratch,
+            self.node.containers_dir,
+            self.node.environment(),
+            ("--tenant-socket", str(self.tenant_socket), *options),
+            metrics=self.port,
+            tree=self._tree,
+            number=number,
+        )
+
+    def adopt(self, daemon: WatchedDaemon) -> None:
+        """Take it for the one that is attacked; it ends with the stage."""
+        self.daemon = self._stack.enter_context(contextlib.closing(daemon))
+
+    def client(self, *arguments: str) -> Client:
+        """One on the host, as root."""
+        process = subprocess.Popen(
+            [sys.executable, "-I", str(_HERE / "beside.py"), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._stack.callback(process.wait)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with process.stdout:
+            return Client(process.stdin.close, os.dup(process.stdout.fileno()))
+
+    def root_client(self) -> Client:
+        """Asks for the good container's process, and knows the answer."""
+        parent, container = self.good.parent, self.good.container
+        question = f"/v1/lookup?container={container.container_id}&pid={parent.ns_pid}"
+        return self.client("api", str(self.daemon.socket_path), question, f"{parent.host_pid}")
+
+    def own_client(self) -> Client:
+        """A process of the good container's that asks for itself."""
+        script, parent = str(_HERE / "beside.py"), self.good.parent
+        question = ("own", str(self.tenant_socket), f"/v1/lookup?pid={parent.ns_pid}", f"{parent.host_pid}")
+        process = self.good.container.spawn([sys.executable, "-I", script, *question])
+        return Client(process.kill, os.dup(process._stdout))
+
+
+@contextlib.contextmanager
+def open_directory() -> Iterator[Path]:
+    """A temporary directory that everybody can get through, also who has no rights at all in it."""
+    with tempfile.TemporaryDirectory(prefix="resolver-hostile-") as name:
+        os.chmod(name, 0o755)  # noqa: S103 - containers ask at a socket below it
+        yield Path(name)
+
+
+def measure(progress: Progress, *, only: str = "", tree: Path = ROOT) -> list[RowValues]:
+    """All attacks, or those whose names begin with ``only``; with the daemon of the checkout ``tree``."""
+    found: list[RowValues] = []
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(cores)[:2])  # what is aimed at, is aimed at on two
+    for key, attack in ATTACKS.items():
+        for size in attack.sizes if key.startswith(only) else ():
+            progress(f"under {attack.name(size)}")
+            with open_directory() as scratch:
+                found += rows(attack.name(size), under(attack, size, scratch, tree=tree))
+    os.sched_setaffinity(0, cores)
+    return found
+
+
+def under(attack: Attack, size: int, scratch: Path, *, tree: Path = ROOT) -> Seen:
+    """Measure one attack at one size."""
+    with Stage(scratch, tree=tree) as stage:
+        daemon, good = stage.daemon, stage.good
+        own = stage.own_client() if attack.at_socket else None
+        clients = [stage.root_client(), stage.client("scrape", str(daemon.metrics))]
+        _repair_for(good, _WARM_SECONDS)
+        before = rss(daemon.process.pid)
+        daemon.reset_longest()
+        with attack.begin(stage.scene, size):
+            began, used = time.monotonic(), cpu(daemon.process.pid)
+            _repair_for(good, attack.seconds)
+            seconds = time.monotonic() - began
+            busy = cpu(daemon.process.pid).per_cent(used, seconds)
+        log_until = len(lines_of(daemon.log))
+        _repair_for(good, _AFTER_SECONDS)
+        for client in (*clients, *([own] if own else [])):
+            client.end()
+        after = _settled(daemon.process.pid, before)
+        block = daemon.longest_block()
+        with attack.begin(stage.scene, size):
+            time.sleep(_AGAIN_SECONDS)
+            ended = daemon.stop()
+        lines = lines_of(daemon.log)[:log_until]
+    during = [each for each in good.samples if began <= each.at < began + seconds]
+    api, scrapes = (
+        [each for each in client.samples if began <= each.at < began + seconds + margin]
+        for client, margin in zip(clients, (0.0, _AFTER_SECONDS), strict=True)
+    )
+    asked = [each for each in own.samples if began <= each.at < began + seconds] if own else []
+    return Seen(during, api, scrapes, asked, block, busy, before, after, by_container(lines), seconds, ended)
+
+
+def _repair_for(good: Good, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        good.repair()
+        time.sleep(0.03 + (time.monotonic() * 7.3) % 0.1)  # at every moment of a pass's interval
+
+
+def _settled(host_pid: int, before: float) -> float:
+    """MiB, as soon as they are what they were, or after some seconds."""
+    until = time.monotonic() + _SETTLE_SECONDS
+    while (now := rss(host_pid)) > before + 1.0 and time.monotonic() < until:
+        time.sleep(0.25)
+    return now
+
+
+def by_container(lines: list[dict[str, Any]]) -> Counter[str]:
+    """How many lines of the log are about each hostile container."""
+    found: Counter[str] = Counter()
+    for line in lines:
+        about = f"{line.get('container', '')} {line.get('path', '')}"
+        if "_hostile-" in about:
+            found[about.partition("_hostile-")[2].split("/")[0].split()[0]] += 1
+    return found
+
+
+def rows(name: str, seen: Seen) -> list[RowValues]:
+    """Rows of the bench. The loop's block comes first, since it depends on nothing else."""
+    found: list[RowValues] = [
+        (
+            f"under {name}: the loop's longest block",
+            seen.block * 1e3,
+            "ms",
+            _BOUNDS["block"],
+            "of its own CPU",
+        ),
+        *_times("a good container's repair", seen.repairs, _BOUNDS["repair"]),
+        *_times("root's question to the API", seen.api, _BOUNDS["api"]),
+        (
+            "  a scrape, longest",
+            _longest(seen.scrapes) * 1e3,
+            "ms",
+            _BOUNDS["scrape"],
+            _troubles(seen.scrapes),
+        ),
+    ]
+    if seen.own:
+        failed = sum(bool(each.trouble) for each in seen.own)
+        found.append(
+            (
+                "  a good container's own questions, failed",
+                failed,
+                "",
+                0,
+                f"of {len(seen.own)}{_troubles(seen.own)}",
+            )
+        )
+    wrong = [each.trouble for each in seen.repairs if "was written" in each.trouble]
+    wrong += [each.trouble for each in seen.api if "200 OK" in each.trouble]
+    most = max(seen.lines.values(), default=0) / seen.seconds
+    end = "still there after 20 s" if seen.ended is None else ""
+    found += [
+        ("  wrong values", float(len(wrong)), "", 0, wrong[0] if wrong else ""),
+        ("  CPU of the daemon", seen.busy.own, "% core", None, f"its children {seen.busy.children:.0f}"),
+        (
+            "  memory not given back",
+            seen.after - seen.before,
+            "MiB",
+            _BOUNDS["memory"],
+            f"of {seen.after:.0f} MiB",
+        ),
+        (
+            "  lines of the log, for one container",
+            most,
+            "/s",
+            _BOUNDS["lines"],
+            f"{seen.lines.total()} in all",
+        ),
+        ("  SIGTERM to its end", 20.0 if seen.ended is None else seen.ended, "s", _BOUNDS["end"], end),
+    ]
+    return found
+
+
+def _times(what: str, samples: list[Sample], bound: float) -> list[RowValues]:
+    ordered = sorted(each.seconds for each in samples) or [_PATIENCE]
+    middle, high = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
+    beside = f"of {len(samples)}{_troubles(samples)}"
+    return [
+        (f"  {what}, median", middle * 1e3, "ms", None, ""),
+        (f"  {what}, 99 %", high * 1e3, "ms", bound, beside),
+    ]
+
+
+def _longest(samples: list[Sample]) -> float:
+    return max((each.seconds for each in samples), default=_PATIENCE)
+
+
+def _troubles(samples: list[Sample]) -> str:
+    counted = Counter(each.trouble[:60].replace("\n", " ") for each in samples if each.trouble)
+    return "".join(f"; {count} times {what}" for what, count in counted.most_common(2))

@@ -1,0 +1,208 @@
+"""``make soak ARGS=30m``: a node that never comes to rest, and whether the daemon's weight stays what it is.
+
+Containers come, go and restart, processes fork, everybody asks, and a quarter of the time a tenant attacks, another way
+each time (`tests.bench.attacks`, at small sizes). For the first quarter the daemon is restarted or taken over from
+after each round; then one daemon lives to the end. Each round ends in a quiet moment, in which a line is printed:
+memory, descriptors, objects, the longest block of the loop in the round, and how the well-behaved fared.
+
+Exit code 1 if a wrong value was seen, or if memory or descriptors grew over the last life; that is said only of one
+that saw each attack three times, which takes some 12m. Killed by nobody, it ends by itself: all of it is bounded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+import time
+from typing import Final, NamedTuple
+
+from resolver.config import parse_duration
+from tests.bench.attacks import ATTACKS
+from tests.bench.hostile import Client, Good, Sample, Stage, open_directory
+from tests.bench.usage import children, rss
+from tests.bench.watched import WatchedDaemon
+
+#: What attacks in turn, and how much of it: small enough for hours, large enough to be felt.
+_ROUNDS: Final = (
+    ("mappings", 4),
+    ("namespaces", 278),
+    ("flips", 7),
+    ("dead", 7),
+    ("scrapes", 350),
+    ("knocks", 2),
+    ("holds", 9),
+)
+_CALM_SECONDS, _ATTACK_SECONDS, _QUIET_SECONDS = 9.0, 5.0, 3.0
+#: What a life may gain from its first third to its last: allocators don't give back to the byte.
+_MOST_MIB, _MOST_DESCRIPTORS = 3.0, 4
+
+
+class Weight(NamedTuple):
+    """Of the daemon, in a quiet moment. ``objects`` is None if it had no time to count them."""
+
+    mib: float
+    of_children: float
+    descriptors: int
+    objects: int | None
+
+
+class Soak:
+    """One run. ``troubles`` are the wrong values that were seen."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.others = [Good(stage.node, f"good-{number}") for number in range(3)]
+        self.daemon = stage.daemon
+        self.began = time.monotonic()
+        self.troubles: list[str] = []
+        self.life: list[Weight] = []
+        self._lives = 0
+
+    def run(self, seconds: float) -> None:
+        """Round after round."""
+        print(
+            f"{'s':>6} {'MiB':>6} {'child':>6} {'fds':>4} {'objects':>8} {'block':>7} {'repair':>7} {'API':>7} "
+            f"{'scrape':>7}  attack, and what was done to the daemon",
+            flush=True,
+        )
+        rounds = itertools.cycle(_ROUNDS)
+        restarting = True
+        while (gone := time.monotonic() - self.began) < seconds:
+            said = ""
+            if restarting:
+                restarting = gone < seconds / 4
+                said = self._restart() if restarting else self._start_anew()
+                self.life = []
+            name, size = next(rounds)
+            self._round(name, size, said)
+
+    def _round(self, name: str, size: int, said: str) -> None:
+        stage, clients = self.stage, [self.stage.root_client(), self._scraper()]
+        self.daemon.reset_longest()
+        since = {id(good): len(good.samples) for good in (stage.good, *self.others)}
+        self._churn(_CALM_SECONDS)
+        with ATTACKS[name].begin(stage.scene, size):
+            self._repair(_ATTACK_SECONDS)
+        for client in clients:
+            client.end()
+        time.sleep(_QUIET_SECONDS)
+        block, weight = self.daemon.longest_block(), self._weigh()
+        self.life.append(weight)
+        repairs = [each for good in (stage.good, *self.others) for each in good.samples[since[id(good)] :]]
+        api, scrapes = (client.samples for client in clients)
+        self.troubles += [each.trouble for each in repairs if "was written" in each.trouble]
+        self.troubles += [each.trouble for each in api if "200 OK" in each.trouble]
+        print(
+            f"{time.monotonic() - self.began:6.0f} {weight.mib:6.1f} {weight.of_children:6.1f} {weight.descriptors:4} "
+            f"{weight.objects or 0:8} {block * 1e3:5.0f}ms {_high(repairs):5.2f} s {_high(api):5.2f} s "
+            f"{_high(scrapes):5.2f} s  {ATTACKS[name].name(size)}{said}",
+            flush=True,
+        )
+
+    def _scraper(self) -> Client:
+        return self.stage.client("scrape", str(self.stage.port))
+
+    def _churn(self, seconds: float) -> None:
+        """A container restarts with its processes, another one comes and goes, and all the time processes do."""
+        until = time.monotonic() + seconds
+        for good in itertools.cycle(self.others):
+            if time.monotonic() > until:
+                return
+            good.restart()
+            passing = Good(self.stage.node, "passing")
+            self._repair(1.0, passing)
+            passing.end()
+
+    def _repair(self, seconds: float, *more: Good) -> None:
+        until = time.monotonic() + seconds
+        for good in itertools.cycle((self.stage.good, *self.others, *more)):
+            if time.monotonic() > until:
+                return
+            good.repair()
+            time.sleep(0.05)
+
+    def _restart(self) -> str:
+        """End the daemon and start another, or let another take over, in turns."""
+        if self._lives % 2:
+            return self._start_anew()
+        successor = self.stage.start("--wait", number=self._next())
+        successor.wait_until(lambda: successor.said("waiting"), "it waits for its turn")
+        self._end()
+        successor.wait_until(lambda: successor.said("took_over"), "it took over")
+        return self._use(successor, "; another took over")
+
+    def _start_anew(self) -> str:
+        self._end()
+        return self._use(self.stage.start(number=self._next()), "; restarted")
+
+    def _next(self) -> int:
+        self._lives += 1
+        return self._lives
+
+    def _end(self) -> None:
+        if self.daemon.stop() is None:
+            self.troubles.append("the daemon did not end within 20 s of SIGTERM")
+
+    def _use(self, daemon: WatchedDaemon, said: str) -> str:
+        self.stage.adopt(daemon)
+        daemon.wait_until(daemon.socket_path.exists, "it listens")
+        self.daemon = daemon
+        return said
+
+    def _weigh(self) -> Weight:
+        pid = self.daemon.process.pid
+        return Weight(
+            rss(pid), sum(map(rss, children(pid))), len(os.listdir(f"/proc/{pid}/fd")), self.daemon.objects()
+        )
+
+    def grown(self) -> list[str]:
+        """What the last life gained, in sentences; empty if that is nothing."""
+        third = len(self.life) // 3
+        if third < len(_ROUNDS):
+            print(
+                "make soak: too short to say whether anything grew: that takes each attack three times, some 12m"
+            )
+            return []
+        first, last = self.life[:third], self.life[-third:]
+        mib = min(each.mib for each in last) - min(each.mib for each in first)
+        descriptors = min(each.descriptors for each in last) - min(each.descriptors for each in first)
+        found = [f"memory grew by {mib:.1f} MiB"] if mib > _MOST_MIB else []
+        return found + (
+            [f"{descriptors} descriptors were left open"] if descriptors > _MOST_DESCRIPTORS else []
+        )
+
+
+def _high(samples: list[Sample]) -> float:
+    """The 99th percentile, in seconds."""
+    ordered = sorted(each.seconds for each in samples)
+    return ordered[len(ordered) * 99 // 100] if ordered else float("nan")
+
+
+def main() -> int:
+    """Soak for as long as is wanted."""
+    parser = argparse.ArgumentParser(
+        prog="make soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("duration", nargs="?", default="30m", help="such as 90s, 30m (default 30m)")
+    args = parser.parse_args()
+    try:
+        seconds = parse_duration(args.duration)
+    except ValueError as error:
+        parser.error(str(error))
+    if os.geteuid() != 0:
+        print("make soak: it makes PID and mount namespaces, so it needs root", file=sys.stderr)
+        return 2
+    with open_directory() as scratch, Stage(scratch) as stage:
+        soak = Soak(stage)
+        soak.run(seconds)
+    troubles = soak.troubles + soak.grown()
+    print(
+        "\n".join(f"make soak: {each}" for each in troubles) or "make soak: nothing grew, no value was wrong"
+    )
+    return 1 if troubles else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

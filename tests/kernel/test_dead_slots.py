@@ -1,0 +1,142 @@
+"""A slot is dead when the kernel says that nobody can own it, and never because a process was not seen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.container import Container
+from tests.fakes.node import Node
+from tests.fakes.process import Process
+from tests.fakes.regions import LAYOUTS
+from tests.kernel.conftest import Start, hostpid_of, never, slot_of, until
+
+FAST = ("--interval", "50ms", "--nvml-interval", "100ms", "--hostpid-namespace", "host")
+
+#: Takes a slot with a load, says nothing to anybody, and then leaves the mounts that it was found by.
+LEAVING = """
+    import ctypes, mmap, os, struct, sys
+    path, procs, slot_size, proc_num, status, util, how = sys.argv[1:]
+    fd = os.open(path, os.O_RDWR)
+    region = mmap.mmap(fd, 0)
+    (count,) = struct.unpack_from("<i", region, int(proc_num))
+    at = int(procs) + count * int(slot_size)
+    struct.pack_into("<ii", region, at, os.getpid(), 0)
+    struct.pack_into("<Q", region, at + int(util), 41)
+    struct.pack_into("<i", region, at + int(status), 1)
+    struct.pack_into("<i", region, int(proc_num), count + 1)
+    libc = ctypes.CDLL(None, use_errno=True)
+    os.makedirs("/tmp/jail/old", exist_ok=True)
+    def must(code):
+        if code:
+            raise OSError(ctypes.get_errno(), how)
+    if how == "chroot":
+        os.chroot("/tmp/jail")
+        os.chdir("/")
+    else:
+        must(libc.unshare(0x20000))
+        must(libc.mount(None, b"/", None, 0x44000, None))
+        if how == "unmount":
+            must(libc.umount2(b"/usr/local/vgpu", 2))
+        else:
+            must(libc.mount(b"tmpfs", b"/tmp/jail", b"tmpfs", 0, None))
+            os.mkdir("/tmp/jail/old")
+            must(libc.syscall(155, b"/tmp/jail", b"/tmp/jail/old"))
+            os.chdir("/")
+            must(libc.umount2(b"/old", 2))
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def leaving(container: Container, how: str) -> Process:
+    layout = LAYOUTS[container.layout]
+    assert layout.device_util is not None
+    places = (layout.procs, layout.slot_size, layout.proc_num, layout.status, layout.device_util + 16)
+    path = f"/usr/local/vgpu/{container.cache_name}"
+    process = container.spawn(
+        [sys.executable, "-I", "-c", textwrap.dedent(LEAVING), path, *map(str, places), how]
+    )
+    assert process.read_line() == "ready"
+    assert str(container.directory) not in Path(f"/proc/{process.host_pid}/mountinfo").read_text()
+    return process
+
+
+@pytest.mark.parametrize("how", ["chroot", "unmount", "pivot_root"])
+def test_a_process_that_left_the_mounts_is_alive_and_the_owner(node: Node, start: Start, how: str) -> None:
+    container = node.container(watcher=False)
+    companion = container.tenant(guess="none")
+    process = leaving(container, how)
+    daemon = start(node, *FAST, "--source", "scan")
+    until(lambda: hostpid_of(container, companion) == companion.host_pid, "its companion's repair")
+    until(lambda: slot_of(container, process.ns_pid).hostpid == process.host_pid, "its repair")
+    never(lambda: daemon.said("dead_slot_zeroed"), "a living process called dead", 1.0)
+
+
+def test_it_is_alive_too_where_nothing_tells_whose_it_is(node: Node, start: Start) -> None:
+    """Every process of the container has left its mounts: no answer, and no zeroes."""
+    container = node.container(watcher=False)
+    container.tenant(guess="none").kill()
+    process = leaving(container, "chroot")
+    enter = ["nsenter", "--mount", "--pid", "--target", str(container.init_host_pid)]
+    subprocess.check_call([*enter, "umount", "--lazy", "/usr/local/vgpu"])
+    before = container.cache.read_bytes()
+    other = node.container(name="other")
+    daemon = start(node, *FAST, "--source", "scan")
+    for _ in range(4):
+        tenant = other.tenant(guess="none")
+        until(lambda tenant=tenant: hostpid_of(other, tenant) == tenant.host_pid, "another one's repair")  # type: ignore[misc]
+    assert process.host_pid
+    assert container.cache.read_bytes() == before
+    assert not daemon.said("dead_slot_zeroed")
+
+
+# ---- containers that ended while no daemon ran ----------------------------------------------------------------------
+
+
+def ended(node: Node, name: str) -> Container:
+    """One that ended while its slot said 64 %."""
+    container = node.container(name=name, watcher=False)
+    victim = container.tenant(load=64, guess="none")
+    slot = slot_of(container, victim.ns_pid)
+    write_sm_util(container, slot.index, 64)
+    container.stop()
+    assert slot_of(container, victim.ns_pid).sm_util == (64,)
+    return container
+
+
+def write_sm_util(container: Container, slot: int, value: int) -> None:
+    layout = LAYOUTS[container.layout]
+    assert layout.device_util is not None
+    with container.cache.open("r+b") as file:
+        file.seek(layout.procs + slot * layout.slot_size + layout.device_util + 16)
+        file.write(value.to_bytes(8, "little"))
+
+
+def sm_util(container: Container) -> int:
+    return sum(sum(slot.sm_util) for slot in container.region().slots)
+
+
+def test_who_ended_while_no_daemon_ran_is_dead_once_nobody_has_the_file_open(
+    node: Node, start: Start
+) -> None:
+    gone, served = ended(node, "gone"), ended(node, "served")
+    served_slot = served.region().slots[0].index
+    with served.cache.open("r+b"):  # as the server of a virtual machine's files has it
+        daemon = start(node, *FAST, "--source", "scan")
+        until(lambda: sm_util(gone) == 0, "the end of its load")
+        until(lambda: daemon.said("region_abandoned"), "a word of it")
+        never(lambda: sm_util(served) != 64, "a served file written to", 2.0)
+    until(lambda: sm_util(served) == 0, "the end of the other one's load", 30)
+    # The guest comes back: its claims look as before, and nobody may call them dead.
+    with served.cache.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\0")
+        file.flush()
+        write_sm_util(served, served_slot, 41)
+        never(lambda: sm_util(served) != 41, "a served file written to", 2.0)

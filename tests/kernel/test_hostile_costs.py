@@ -1,0 +1,108 @@
+"""What one tenant costs, nobody else pays: the attacks of ``make bench ARGS=hostile``, at small sizes.
+
+Measured is the CPU of the loop's own thread, which a busy machine doesn't change, or what is counted; times have bounds
+far above what is aimed at. Each fails on a daemon without budgets, by a factor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bench.attacks import ATTACKS
+from tests.bench.hostile import Stage, by_container, open_directory
+from tests.bench.usage import rss
+from tests.bench.watched import lines_of
+
+_SECONDS = 4.0
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that containers get through."""
+    with open_directory() as path:
+        yield path
+
+
+def _repaired(stage: Stage, seconds: float) -> None:
+    """Each of the good container's repairs comes, and none is wrong."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        stage.good.repair()
+    assert [each.trouble for each in stage.good.samples if each.trouble] == []
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize(("name", "size"), [("mappings", 8), ("namespaces", 278), ("flips", 14), ("dead", 7)])
+def test_the_loop_gives_way(name: str, size: int, place: Path) -> None:
+    """50 ms of CPU in one go are promised. It was 350 ms to 1.5 s."""
+    with Stage(place) as stage:
+        stage.good.repair()
+        stage.daemon.reset_longest()
+        with ATTACKS[name].begin(stage.scene, size):
+            _repaired(stage, _SECONDS)
+        block = stage.daemon.longest_block()
+        lines = by_container(lines_of(stage.daemon.log))
+    print(
+        f"{ATTACKS[name].name(size)}: {block * 1e3:.0f} ms of CPU in one go; lines of the log: {lines.total()}"
+    )
+    assert block < 0.3  # a busy hypervisor takes some of it
+    # One for each second and file, and some for files that come and go; it was 5,000 a second.
+    assert max(lines.values(), default=0) < 100
+
+
+@pytest.mark.timeout(120)
+def test_sigterm_is_obeyed_among_thousands_of_namespaces(place: Path) -> None:
+    """Within a second is promised. It took 15 s and more."""
+    with Stage(place) as stage, ATTACKS["namespaces"].begin(stage.scene, 2000):
+        time.sleep(_SECONDS)
+        ended = stage.daemon.stop()
+    print(f"ended {ended} s after SIGTERM")
+    assert ended is not None
+    assert ended < 4.0
+
+
+@pytest.mark.timeout(90)
+def test_who_hangs_up_on_a_scrape_leaves_nothing_behind(place: Path) -> None:
+    """2 MiB are promised. 3,000 such clients took 20 MiB, and the next scrape waited for all of them."""
+    with Stage(place) as stage:
+        stage.good.repair()
+        first = stage.client("scrape", str(stage.port))
+        time.sleep(1.5)
+        before = rss(stage.daemon.process.pid)
+        with ATTACKS["scrapes"].begin(stage.scene, 800):
+            time.sleep(_SECONDS)
+        time.sleep(1.5)
+        first.end()
+        grown = rss(stage.daemon.process.pid) - before
+    slowest = max(each.seconds for each in first.samples)
+    print(f"grown by {grown:.1f} MiB, the slowest of {len(first.samples)} scrapes took {slowest:.2f} s")
+    assert [each.trouble for each in first.samples if each.trouble] == []
+    assert grown < 6.0
+    assert slowest < 4.0
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize(("name", "size"), [("knocks", 2), ("holds", 9)])
+def test_tenants_at_the_socket_keep_nobody_from_it(name: str, size: int, place: Path) -> None:
+    """Root was refused every time by two tenants; a good container by one with nine PID namespaces."""
+    with Stage(place) as stage:
+        root, own = stage.root_client(), stage.own_client()
+        with ATTACKS[name].begin(stage.scene, size):
+            _repaired(stage, _SECONDS)
+            asked = [len(root.samples), len(own.samples)]
+        root.end()
+        own.end()
+    troubles = [
+        [each.trouble for each in client.samples[:count]]
+        for client, count in zip((root, own), asked, strict=True)
+    ]
+    print(
+        f"{ATTACKS[name].name(size)}: root asked {asked[0]} times, the container {asked[1]} times; {troubles}"
+    )
+    assert min(asked) >= 10
+    assert not any(troubles[0])
+    assert not any(troubles[1])

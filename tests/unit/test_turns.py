@@ -1,0 +1,188 @@
+"""Containers take turns in a pass, and one that costs too much waits alone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from resolver import log
+from resolver.budget import BURST_SECONDS, SHARE
+from resolver.containers import SharedDirectory
+from resolver.hami import writer
+from resolver.hami.policy import Policy
+from resolver.procfs import ProcessHandle
+from resolver.types import UnresolvedReason
+from tests.unit.test_budget import burn
+from tests.unit.test_repairer import HOST, Bench, ToldOwners, slot
+
+
+class Expensive(ToldOwners):
+    """Looking for a process costs, in seconds by its number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: dict[int, float] = {}
+
+    def owner(
+        self, directory: SharedDirectory, shown: tuple[str, int], ns_pid: int, mtime_ns: int = 0
+    ) -> ProcessHandle | UnresolvedReason:
+        burn(self.seconds.get(ns_pid, 0.0))
+        return super().owner(directory, shown, ns_pid, mtime_ns)
+
+
+class Patient(Bench):
+    """With budgets, unlike a single pass."""
+
+    def __init__(self, place: Path, stack: ExitStack) -> None:
+        super().__init__(place, stack)
+        self.told = self.costs = Expensive()
+        self.repairer._containers = self.told  # type: ignore[assignment]
+        self.longest = 0.0
+
+    def step(self, policy: Policy = HOST) -> None:
+        self.pidmap._next_refresh = 0.0
+        self.runner.run(self._watched(policy))
+
+    async def _watched(self, policy: Policy) -> None:
+        """A pass, and how long it kept another task from going on."""
+        passing = asyncio.create_task(self.repairer.pass_once(policy, self.joined))
+        last = time.thread_time()
+        while not passing.done():
+            await asyncio.sleep(0)
+            self.longest, last = max(self.longest, time.thread_time() - last), time.thread_time()
+        await passing
+
+    def hostile(self, slots: int, seconds: float, *names: str) -> None:
+        """Regions whose every slot costs so much to look at, and belongs to nobody."""
+        for number, name in enumerate(names, 1):
+            pids = range(10_000 * number, 10_000 * number + slots)
+            self.costs.seconds.update(dict.fromkeys(pids, seconds))
+            self.costs.reasons.update(dict.fromkeys(pids, UnresolvedReason.NOT_MAPPED))
+            self.file(*((ns_pid, 0) for ns_pid in pids), name=name)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Patient]:
+    log.setup("json", "error")
+    with ExitStack() as stack:
+        # What thousands of tests before left behind takes the collector longer than any step of ours.
+        gc.disable()
+        stack.callback(gc.enable)
+        yield Patient(tmp_path, stack)
+
+
+def until(bench: Patient, condition: Callable[[], bool]) -> int:
+    """Passes that it takes."""
+    for passes in range(1, 200):
+        bench.step()
+        if condition():
+            return passes
+    raise AssertionError("it never came")
+
+
+def test_a_good_containers_repair_does_not_wait_for_an_expensive_one(bench: Patient) -> None:
+    bench.hostile(300, 0.005, "a", "b", "c", "d")
+    bench.step()  # they are known, and have had their first turns
+    process = bench.child()
+    path = bench.file((7, 0), name="good")
+    bench.told.host_pids = {7: process.pid}
+    bench.repairer._next_discovery = 0.0
+    began = time.thread_time()
+    assert until(bench, lambda: slot(path)[1] == process.pid) <= 2
+    assert time.thread_time() - began < 0.4  # of 4 x 300 x 0.005 = 6 s
+    assert bench.longest < 0.05
+
+
+def test_who_costs_too_much_waits_alone_and_it_is_said(bench: Patient) -> None:
+    process = bench.child()
+    bench.hostile(300, 0.005, "bad")
+    bench.file((7, 0), name="good")
+    bench.told.host_pids = {7: process.pid}
+    bench.repairer.budgets._clock = lambda: 1000.0  # it stands still, so nothing is saved up meanwhile
+    for _ in range(12):
+        bench.step()
+    spent = sum(bench.told.asked[ns_pid] for ns_pid in bench.costs.seconds) * 0.005
+    assert BURST_SECONDS * 0.6 < spent < BURST_SECONDS + 0.02
+    assert bench.counters["over_budget"] > 0
+    reports = {report.container_name: report.slots for report in bench.repairer.reports()}
+    assert {each.unresolved for each in reports["good"]} == {None}
+    assert UnresolvedReason.OVER_BUDGET in {each.unresolved for each in reports["bad"]}
+    assert not any(each.dead for each in reports["bad"])
+
+
+def test_later_is_not_never(bench: Patient) -> None:
+    process = bench.child()
+    bench.hostile(80, 0.005, "bad")
+    bench.told.host_pids = dict.fromkeys(bench.costs.seconds, process.pid)
+    bench.repairer.budgets._clock = lambda: time.monotonic() * 20  # or the test would take as long as it says
+    found = {0}
+
+    def all_right() -> bool:
+        slots = [each for report in bench.repairer.reports() for each in report.slots]
+        found.add(sum(each.host_pid is not None for each in slots))
+        return bool(slots) and all(each.unresolved is None and each.host_pid for each in slots)
+
+    until(bench, all_right)
+    assert len(found) > 2  # in parts
+
+
+def test_a_single_pass_has_no_later(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        bench = Bench(tmp_path, stack)
+        costs = Expensive()
+        bench.repairer._containers = bench.told = costs  # type: ignore[assignment]
+        process = bench.child()
+        path = bench.file(*((ns_pid, 0) for ns_pid in range(1, 101)))
+        costs.seconds = dict.fromkeys(range(1, 101), 2 * (BURST_SECONDS + SHARE) / 100)
+        costs.host_pids = dict.fromkeys(range(1, 101), process.pid)
+        bench.step()
+        assert slot(path, 99)[1] == process.pid
+
+
+def test_regions_take_turns_with_the_writer(bench: Patient) -> None:
+    process = bench.child()
+    many = 4 * writer.MAX_ORDERS
+    first = bench.file(*((ns_pid, 0) for ns_pid in range(1, many + 1)), name="a")
+    second = bench.file((7, 0), name="b")
+    bench.told.host_pids = dict.fromkeys(range(1, many + 1), process.pid)
+    real, asked = bench.repairer.writing.worker.request, list[int]()
+
+    async def request(message: bytes, descriptors: list[int]) -> bytes:
+        asked.append(len(descriptors))
+        return await real(message, descriptors)
+
+    bench.repairer.writing.worker.request = request  # type: ignore[assignment,method-assign]
+    until(bench, lambda: slot(first, many - 1)[1] == process.pid)
+    assert slot(second)[1] == process.pid
+    assert (
+        asked.index(2) <= 1
+    )  # the second region's one order, at the latest after the first batch of the other
+
+
+def test_a_thousand_slots_at_once_cost_a_few_lines(bench: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(
+        log.Journal, "_say", lambda _self, event, _level, fields: said.append(f"{event} {fields}")
+    )
+    process = bench.child()
+    path = bench.file(*((ns_pid, 0) for ns_pid in range(1, 1001)), name="a", sm_util=80)
+    bench.told.host_pids = dict.fromkeys(range(1, 1001), process.pid)
+    until(bench, lambda: slot(path, 999)[1] == process.pid)
+    assert bench.counters["repairs_missing"] == 1000
+    assert sum(line.startswith("repair ") for line in said) < 100
+    process.kill()
+    process.wait()
+    bench.told.host_pids = {}
+    bench.told.runs = True
+    said.clear()
+    until(bench, lambda: slot(path, 999)[2] == 0)
+    assert len(said) <= 3
+    bench.repairer.journal._quotas["uid_a"].at -= 2
+    bench.repairer.journal.catch_up()
+    assert any(line.startswith("events_left_out") and "'repair': 9" in line for line in said)
