@@ -1,4 +1,4 @@
-/* What pidmap.c and resolver/sources/bpf.py share: limits and the layout of every key and value.
+/* What pidmap.c and resolver/pids/bpf_map.py share: limits and the layout of every key and value.
  *
  * A test compiles this header and compares it with the Python side. Every size in it is fixed, the widest members
  * come first, padding is explicit. Times are nanoseconds since boot, suspend included (CLOCK_BOOTTIME).

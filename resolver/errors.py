@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from resolver.types import RegionReason
+    from resolver.reasons import RegionReason
 
 
 class ResolverError(Exception):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from resolver.api.app import Api
     from resolver.config import Settings
     from resolver.log import Journal
-    from resolver.view import View
+    from resolver.state import View
 
 
 #: A place where another daemon listens is tried again.

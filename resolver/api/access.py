@@ -4,7 +4,7 @@ There are two sockets. On the one of root, root and the socket's group may ask e
 own PID namespace, which is the host's: the root of a container has UID 0, too, and can give itself any group. Nobody
 else may ask anything there. On the tenants' socket, which an operator gives to containers, a process in another PID
 namespace than the host's may ask about the processes in its own, and nobody may ask more. Who asks is the kernel's
-word, never the request's (`resolver.peers`).
+word, never the request's (`resolver.linux.peers`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.api.problems import Problem, Reason
-from resolver.cgroup import parse_cgroup
+from resolver.containers.namespaces import Namespace
 from resolver.errors import ResolverError
-from resolver.lookup.namespaces import Namespace
-from resolver.peers import PeerUnknown, credentials_of, peer_of, pidns_of
+from resolver.linux.cgroup import parse_cgroup
+from resolver.linux.peers import PeerUnknown, credentials_of, peer_of, pidns_of
 
 if TYPE_CHECKING:
-    from resolver.peers import Connection, Credentials, Peer
-    from resolver.procfs import Procfs
+    from resolver.linux.peers import Connection, Credentials, Peer
+    from resolver.linux.procfs import Procfs
 
 #: Connections to root's socket, and of them those of peers that are refused.
 MOST_CONNECTIONS, _MOST_REFUSED = 512, 16

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from resolver.api import lists, lookups, stream
-from resolver.api.http import PROBLEM, Answer, ClientGone, Request, Route, encode
 from resolver.api.problems import Problem, Reason, problem_of
+from resolver.api.request import PROBLEM, Answer, ClientGone, Request, Route, encode
 from resolver.api.walks import Walks
+from resolver.containers.pod_names import PodNames
 from resolver.errors import ResolverError
-from resolver.pods import PodNames
 
 if TYPE_CHECKING:
     from resolver.api.access import Door
     from resolver.log import Journal
-    from resolver.view import View
+    from resolver.state import View
 
 
 class Api:

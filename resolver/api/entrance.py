@@ -8,7 +8,7 @@ import socket
 import stat
 
 from resolver.errors import UsageError
-from resolver.peers import Listener
+from resolver.linux.peers import Listener
 
 BACKLOG = 512
 

@@ -7,7 +7,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from resolver.api import shapes
-from resolver.api.http import Answer, ClientGone, Parameter, Request, Route, encode
+from resolver.api.request import Answer, ClientGone, Parameter, Request, Route, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from msgspec import Struct
 
     from resolver.api.app import Api
-    from resolver.snapshot import RegionReport, SlotReport, Snapshot
+    from resolver.state import RegionReport, SlotReport, Snapshot
 
 #: Objects that are made and encoded at a time, before others get their turn: a millisecond or two.
 _PIECE = 500

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from resolver.api.http import TEXT, Answer, Parameter, Request, Route, encode
 from resolver.api.problems import Problem, Reason, problem_of
-from resolver.cgroup import strip_scheme
+from resolver.api.request import TEXT, Answer, Parameter, Request, Route, encode
 from resolver.errors import AccessDenied, NotFound, ProcessGone
-from resolver.lookup import Found, lookup, lookup_many
+from resolver.linux.cgroup import strip_scheme
 from resolver.lookup.batch import NO_SUCH_PROCESS, Answers, Batch, Hit, walk
-from resolver.lookup.own import find_own, walk_own
+from resolver.lookup.forward import Found, lookup, lookup_many
 from resolver.lookup.reverse import reverse
+from resolver.lookup.tenant import find_own, walk_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from resolver.api.access import Tenant
     from resolver.api.app import Api
-    from resolver.procfs import Procfs
+    from resolver.linux.procfs import Procfs
 
 MOST_PAIRS = 10_000
 _MOST_PID, _MOST_INODE = 2**31 - 1, 2**32 - 1

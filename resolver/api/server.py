@@ -3,8 +3,8 @@
 Nothing is done by the clock while nobody is connected. Each connection has at most one timer: for the request that
 it owes, for the answer that it does not read, or (uvicorn's own) for the silence between two requests.
 
-Root's clients are let in as they come. Tenants wait in a `resolver.reception.Reception` and take turns by container,
-so that what one of them does, or all of them, costs the others little and root's socket nothing.
+Root's clients are let in as they come. Tenants wait in a `resolver.serve.reception.Reception` and take turns by
+container, so that what one of them does, or all of them, costs the others little and root's socket nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from uvicorn.server import ServerState
 
 from resolver.api.access import MOST_TENANTS
 from resolver.api.problems import Problem, Reason
-from resolver.places import Places
-from resolver.reception import Acceptor, Reception, http_refusal
+from resolver.serve.admission import Places
+from resolver.serve.reception import Acceptor, Reception, http_refusal
 
 if TYPE_CHECKING:
     import socket

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from resolver import __version__
-from resolver.types import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
 
 if TYPE_CHECKING:
+    from resolver.gpu.attribution import Orphan
     from resolver.gpu.inventory import GpuReport, Inventory
-    from resolver.join import Orphan
-    from resolver.snapshot import ContainerReport, ProcessReport, RegionReport, SlotReport, Snapshot
+    from resolver.state import ContainerReport, ProcessReport, RegionReport, SlotReport, Snapshot
 
 
 class Container(Struct, frozen=True):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from resolver.api.http import STREAM, Answer, Parameter, Request, Route, encode
 from resolver.api.problems import Problem, Reason
+from resolver.api.request import STREAM, Answer, Parameter, Request, Route, encode
 from resolver.api.shapes import Event, Events
 from resolver.events import KINDS
 

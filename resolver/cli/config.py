@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver import client
 from resolver.cli import options
-from resolver.cli.daemon import understood
+from resolver.cli.ask_daemon import understood
 from resolver.cli.show import print_json, print_table
 from resolver.errors import ResolverError
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from resolver.cli.daemon import add_socket, ask, duration, moment, understood
+from resolver.cli.ask_daemon import add_socket, ask, duration, moment, understood
 from resolver.cli.show import on_terminal, print_json, print_table, short_id
 
 if TYPE_CHECKING:

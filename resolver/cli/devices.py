@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from resolver import client
-from resolver.cli.daemon import WITHOUT, add_socket, ask, duration, moment, understood
+from resolver.cli.ask_daemon import WITHOUT, add_socket, ask, duration, moment, understood
 from resolver.cli.show import on_terminal, print_json, print_table
 from resolver.errors import CannotKnow, NoDaemon, UsageError
 

@@ -9,7 +9,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from resolver.cli.daemon import add_socket, ask, follow, moment, understood
+from resolver.cli.ask_daemon import add_socket, ask, follow, moment, understood
 from resolver.cli.show import printable, styled
 from resolver.errors import UsageError
 from resolver.events import KINDS

@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _by_ourselves(args: argparse.Namespace) -> dict[str, Any]:
     """What the kernel says. Who may not see it asks a daemon that lets its group know, whatever the name."""
-    from resolver.lookup import lookup
-    from resolver.procfs import Procfs
+    from resolver.linux.procfs import Procfs
+    from resolver.lookup.forward import lookup
 
     try:
         return lookup(Procfs(), args.cid, args.ns_pid, pidns=args.pidns)._asdict()

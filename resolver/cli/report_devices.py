@@ -81,7 +81,7 @@ async def _report(args: argparse.Namespace, spread: float, address: tuple[str, i
     from resolver.kube.reporter import Plan, Reporter
     from resolver.kube.tally import Page, Tally
     from resolver.log import Journal
-    from resolver.metrics import http
+    from resolver.metrics import server as http
 
     log.setup(args.log_format, args.log_level)
     journal, tally = Journal(), Tally()

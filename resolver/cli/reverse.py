@@ -38,9 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print it; errors are the dispatcher's."""
+    from resolver.containers.pod_names import PodNames
+    from resolver.linux.procfs import Procfs
     from resolver.lookup.reverse import reverse
-    from resolver.pods import PodNames
-    from resolver.procfs import Procfs
 
     try:
         found = reverse(Procfs(), args.host_pid, PodNames(args.pod_logs_dir))

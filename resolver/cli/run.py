@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from resolver.config import Settings
-    from resolver.service import Service
-    from resolver.snapshot import Snapshot
+    from resolver.daemon.service import Service
+    from resolver.state import Snapshot
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
     import contextlib
 
     from resolver import config, log
-    from resolver.nodelock import Held, NodeLock
-    from resolver.procfs import Procfs
+    from resolver.linux.node_lock import Held, NodeLock
+    from resolver.linux.procfs import Procfs
 
     flags = options.given(args)
 
@@ -75,8 +75,8 @@ async def _forever(
     import asyncio
     import signal
 
+    from resolver.daemon.service import Service
     from resolver.errors import UsageError
-    from resolver.service import Service
 
     service = Service(settings, in_charge=True, origins=origins, holder=holder)
 
@@ -103,7 +103,7 @@ def _take_over(
     import contextlib
     import threading
 
-    from resolver.nodelock import NodeLock
+    from resolver.linux.node_lock import NodeLock
 
     def wait() -> None:
         lock = NodeLock(run_dir, wait=True)
@@ -123,8 +123,8 @@ async def _once(settings: Settings) -> int:
     import asyncio
 
     from resolver.config import SourceName
-    from resolver.hami.values import TWO_TICKS
-    from resolver.service import Service
+    from resolver.daemon.service import Service
+    from resolver.repair.reported_values import TWO_TICKS
 
     service = Service(settings)
     try:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from resolver.cli.show import printable
 from resolver.errors import RegionRejected, ResolverError
-from resolver.hami.finder import MAX_CACHES, MAX_CONTAINERS, MAX_ENTRIES, list_caches
-from resolver.hami.openat import open_directory, translate
+from resolver.hami.directory_finder import MAX_CACHES, MAX_CONTAINERS, MAX_ENTRIES, list_caches
 from resolver.hami.region import open_region
-from resolver.types import RegionReason
+from resolver.linux.safe_open import open_directory, translate
+from resolver.reasons import RegionReason
 
 if TYPE_CHECKING:
     import argparse

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from resolver.cli.daemon import add_socket, ask, cost_of, duration, understood
+from resolver.cli.ask_daemon import add_socket, ask, cost_of, duration, understood
 from resolver.cli.show import print_json, print_pairs
-from resolver.procfs import HOST_PIDNS
+from resolver.linux.procfs import HOST_PIDNS
 
 if TYPE_CHECKING:
     import argparse

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from resolver.doctor.findings import Finding, State, failed, ok, several, some, together, warning
 from resolver.gpu.sampler import FAILED, UNSUPPORTED, Sampler
-from resolver.hami.measured import Memory
-from resolver.hami.policy import FIRST_CONTAINER, LAST_HOST, decide
+from resolver.hami.driver_memory import Memory
+from resolver.hami.hostpid_policy import FIRST_CONTAINER, LAST_HOST, decide
 
 if TYPE_CHECKING:
     from resolver.doctor.node import Node

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from resolver.doctor.findings import Finding, State, failed, ok, several, some, together, unknown, warning
 from resolver.errors import WorkerFailed
-from resolver.hami import writer as orders
 from resolver.hami.layout import LAYOUTS
-from resolver.types import RegionReason
-from resolver.workers import Worker
+from resolver.reasons import RegionReason
+from resolver.workers import slot_writer as orders
+from resolver.workers.supervisor import Worker
 
 if TYPE_CHECKING:
     from resolver.doctor.node import Node
@@ -183,7 +183,9 @@ def writer(node: Node) -> Finding:  # noqa: ARG001
             f"{_LIBATOMIC} is what it compares and swaps with, and it cannot be loaded: {error}",
             "apt-get install libatomic1 (Debian, Ubuntu) or dnf install libatomic (Fedora)",
         )
-    worker = Worker("slot writer", "resolver.hami.writer", timeout=5.0, rights=frozenset({"DAC_OVERRIDE"}))
+    worker = Worker(
+        "slot writer", "resolver.workers.slot_writer", timeout=5.0, rights=frozenset({"DAC_OVERRIDE"})
+    )
     fd = os.memfd_create("slot", os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, 4096)
@@ -220,7 +222,7 @@ def pod_names(node: Node) -> Finding:
         )
     except OSError as error:
         return warning(f"{directory} cannot be read ({error.strerror})", cause, f"run as root; {remedy}")
-    from resolver.pods import parse_names
+    from resolver.containers.pod_names import parse_names
 
     named = parse_names(entries)
     pods = {os.path.basename(os.path.dirname(path)).partition("_")[0] for path, _ in node.regions.regions}

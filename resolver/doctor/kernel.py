@@ -8,7 +8,7 @@ import subprocess
 from resolver.doctor.findings import Finding, failed, listed, ok, some, unknown, warning
 from resolver.doctor.node import Node
 from resolver.errors import ResolverError
-from resolver.lookup.hierarchies import cgroup_roots
+from resolver.linux.cgroup_directories import cgroup_roots
 
 _NSPID, _NESTED, _FETCHES = (4, 1), (4, 9), (5, 12)
 _BPF_MACHINES = ("x86_64", "aarch64")

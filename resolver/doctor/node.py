@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from resolver import client
 from resolver.config import Settings, SourceName
 from resolver.errors import ResolverError
-from resolver.procfs import Procfs
-from resolver.sources.choose import LADDER
+from resolver.linux.procfs import Procfs
+from resolver.pids.ladder import LADDER
 
 if TYPE_CHECKING:
     from resolver.doctor.others import Other
     from resolver.gpu.sampler import Collection
-    from resolver.hami.finder import RegionFinder
-    from resolver.procfs import Mount
+    from resolver.hami.directory_finder import RegionFinder
+    from resolver.linux.procfs import Mount
 
 #: More rounds of looking for regions are not made: each opens up to 256 files.
 _ROUNDS = 64
@@ -76,7 +76,7 @@ class Node:
     @property
     def pythons(self) -> tuple[str, ...]:
         """Those that the BPF loader may run under, in its order."""
-        from resolver.sources.bpf_load import default_pythons
+        from resolver.pids.bpf_load import default_pythons
 
         return self._pythons or default_pythons()
 
@@ -158,7 +158,7 @@ class Node:
     @cached_property
     def regions(self) -> Regions:
         """All that the daemon would find, read as it reads: no lock, no write, every step bounded."""
-        from resolver.hami.finder import RegionFinder
+        from resolver.hami.directory_finder import RegionFinder
 
         finder = RegionFinder(self.settings.containers_dir)
         try:

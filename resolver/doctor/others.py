@@ -11,7 +11,7 @@ from resolver import config
 from resolver.errors import AccessDenied, ProcessGone, UsageError
 
 if TYPE_CHECKING:
-    from resolver.procfs import Procfs
+    from resolver.linux.procfs import Procfs
 
 _PYTHON = re.compile(r"python[0-9.]*")
 _MOST_BYTES = 1 << 17  # of a command line or an environment

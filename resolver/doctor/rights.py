@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from resolver.capabilities import TO_START, held
 from resolver.config import HostpidNamespace
 from resolver.doctor.findings import Finding, failed, listed, ok, several, together, unknown, warning
 from resolver.doctor.node import Node
 from resolver.errors import CannotKnow, ProcessGone, ResolverError
-from resolver.gpu.probe import RIGHTS
-from resolver.procfs import HOST_PIDNS
+from resolver.linux.capabilities import TO_START, held
+from resolver.linux.procfs import HOST_PIDNS
+from resolver.workers.driver_probe import RIGHTS
 
 _CAPABILITIES = {
     "SYS_PTRACE": "other processes' mount tables, memory maps and namespaces stay hidden, so no slot finds its owner",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from resolver.doctor.findings import Finding, failed, ok, several, unknown, warning
 from resolver.errors import ResolverError
-from resolver.sources.choose import LADDER, find_canary, open_source
+from resolver.pids.ladder import LADDER, find_canary, open_source
 
 if TYPE_CHECKING:
     from resolver.doctor.node import Node

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver.errors import WorkerFailed
 from resolver.gpu.inventory import NONE, Inventory
-from resolver.gpu.stock import Stock
-from resolver.workers import Worker
+from resolver.gpu.kept_inventory import Stock
+from resolver.workers.supervisor import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +81,7 @@ class Sampler:
 
     def __init__(self) -> None:
         purelib = sysconfig.get_paths()["purelib"]
-        self.worker = Worker("nvml worker", "resolver.gpu.nvml_worker", purelib, timeout=_CALL_SECONDS)
+        self.worker = Worker("nvml worker", "resolver.workers.nvml", purelib, timeout=_CALL_SECONDS)
         self.driver_version: str | None = None
         self.implausible = 0
         self._stock = Stock()

@@ -11,7 +11,7 @@ from struct import Struct, unpack_from
 from typing import Any, NamedTuple
 
 from resolver.errors import RegionRejected
-from resolver.types import RegionReason
+from resolver.reasons import RegionReason
 
 MAGIC = 19920718
 MAX_DEVICES = 16

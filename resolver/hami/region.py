@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Self
 
 from resolver.errors import RegionRejected
 from resolver.hami import layout as layouts
-from resolver.hami.openat import check_plain, open_plain, translate
-from resolver.types import RegionReason
+from resolver.linux.safe_open import check_plain, open_plain, translate
+from resolver.reasons import RegionReason
 
 _OWNER_PID = Struct("<Q")
 

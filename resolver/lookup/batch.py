@@ -10,19 +10,19 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.cgroup import cgroup_paths, parse_cgroup_path
+from resolver.containers.find import Wanted
 from resolver.errors import AccessDenied, ProcessGone, ResolverError
-from resolver.lookup.containers import Wanted
-from resolver.lookup.hierarchies import cgroup_roots, find_directories, processes_in
-from resolver.sources.bpf import TICK
+from resolver.linux.cgroup import cgroup_paths, parse_cgroup_path
+from resolver.linux.cgroup_directories import cgroup_roots, find_directories, processes_in
+from resolver.pids.bpf_map import TICK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
-    from resolver.lookup.live import Init, LiveLookup
-    from resolver.pidmap import PidMap
-    from resolver.procfs import Procfs
-    from resolver.sources.bpf import BpfPidMap
+    from resolver.linux.procfs import Procfs
+    from resolver.lookup.cached import Init, LiveLookup
+    from resolver.pids.bpf_map import BpfPidMap
+    from resolver.pids.pidmap import PidMap
 
 #: Longest time that a step takes before others get their turn, in seconds, and how often that is looked at.
 _SLICE = 0.002
@@ -47,7 +47,8 @@ Answers = dict[int, Hit | str]
 class Batch:
     """One batch. `steps` yields to give others their turn; what it could not answer is in ``left`` then.
 
-    ``left`` is for `resolver.lookup.lookup_many`: containers that share a PID namespace, ids that are not complete.
+    ``left`` is for `resolver.lookup.forward.lookup_many`: containers that share a PID namespace, ids that are not
+    complete.
     """
 
     def __init__(

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resolver.cgroup import cgroup_paths, parse_cgroup
+from resolver.containers.find import Wanted, find_container, in_private_cgroupns, name_of
+from resolver.containers.namespaces import Member, goes_through, members_of, own_namespace
 from resolver.errors import AccessDenied, Ambiguous, CannotKnow, NotFound, ProcessGone, UsageError
-from resolver.lookup.containers import Wanted, find_container, in_private_cgroupns, name_of
-from resolver.lookup.namespaces import Member, goes_through, members_of, own_namespace
-from resolver.procfs import HOST_PIDNS
+from resolver.linux.cgroup import cgroup_paths, parse_cgroup
+from resolver.linux.procfs import HOST_PIDNS
 
 if TYPE_CHECKING:
-    from resolver.pods import PodNames
-    from resolver.procfs import ProcessHandle, Procfs
+    from resolver.containers.pod_names import PodNames
+    from resolver.linux.procfs import ProcessHandle, Procfs
 
 
 class Level(NamedTuple):

@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONT
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from resolver.config import parse_address
-from resolver.metrics import http
+from resolver.metrics import server
 from resolver.metrics.collector import collect
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from resolver.config import Settings
     from resolver.log import Journal
-    from resolver.snapshot import Snapshot
-    from resolver.view import View
+    from resolver.state import Snapshot, View
 
 _PLAIN = "text/plain; charset=utf-8"
 #: An address that another has is tried again.
@@ -130,14 +129,14 @@ async def serve(view: View, settings: Settings, journal: Journal) -> None:
     with await _listener(settings, journal) as listener:
         host, port = listener.getsockname()[:2]
         journal.log.info("metrics_on", address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-        await http.serve(listener, answer)
+        await server.serve(listener, answer)
 
 
 async def _listener(settings: Settings, journal: Journal) -> socket.socket:
     said = ""
     while True:
         try:
-            return http.listen(*(parse_address(settings.metrics_addr) or ("", 0)))
+            return server.listen(*(parse_address(settings.metrics_addr) or ("", 0)))
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else str(error)
         if why != said:

@@ -11,8 +11,8 @@ from resolver.gpu.health import REASONS
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED
 from resolver.hami.layout import LAYOUTS
 from resolver.metrics import families as f
-from resolver.metrics.containers import Unknown, names_of, nvml_trouble, usages
-from resolver.types import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from resolver.metrics.utilization import Unknown, names_of, nvml_trouble, usages
+from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from resolver.config import Settings
     from resolver.gpu.inventory import GpuReport
-    from resolver.metrics.containers import Usage
-    from resolver.snapshot import Snapshot
+    from resolver.metrics.utilization import Usage
+    from resolver.state import Snapshot
 
 #: Pairs of container or process and GPU that have series. More come only from somebody who wants to do harm.
 MAX_SERIES = 4096
@@ -80,9 +80,9 @@ def collect(snapshot: Snapshot, settings: Settings, now: float) -> Iterator[Metr
         yield f.PROCESS_UTILIZATION.metric(_known(processes[:MAX_SERIES], 1, 100))
         yield f.PROCESS_MEMORY.metric(_known(processes[:MAX_SERIES], 2, 1))
     if settings.hami_metrics:
-        from resolver.metrics import hami
+        from resolver.metrics import hami_names
 
-        yield from hami.collect(snapshot, used, known=trouble is None)
+        yield from hami_names.collect(snapshot, used, known=trouble is None)
     yield f.CONTAINERS.metric([((), len(snapshot.containers))])
     yield f.SERIES_LEFT_OUT.metric([((), left_out)])
     yield from _slots(snapshot)

@@ -13,7 +13,7 @@ from prometheus_client.samples import Sample
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from resolver.snapshot import Histogram
+    from resolver.state import Histogram
 
 Row = tuple[tuple[str, ...], float]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 
-from resolver.procfs import Procfs
-from resolver.sources.bpf import BpfPidMap, start
-from resolver.sources.scan import ScanSource
+from resolver.linux.procfs import Procfs
+from resolver.pids.bpf_map import BpfPidMap, start
+from resolver.pids.scan import ScanSource
 from tests.bench.crowd import crowd
 from tests.bench.timing import Progress, RowValues, command, medians
 

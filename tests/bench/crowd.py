@@ -10,7 +10,7 @@ from pathlib import Path
 from struct import pack_into
 
 from resolver.hami.layout import LAYOUTS, MAGIC
-from resolver.procfs import Procfs
+from resolver.linux.procfs import Procfs
 
 HERE = Path(__file__).parent
 UUID = b"GPU-5a3c1e70-8d42-4f6b-9b1e-2f7d0c9a4e01"

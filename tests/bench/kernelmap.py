@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from resolver.errors import ProcessGone
-from resolver.procfs import Procfs
-from resolver.sources.bpf_maps import COUNTERS, LAYOUTS, BpfMap, Kernel
+from resolver.linux.procfs import Procfs
+from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS, BpfMap, Kernel
 
 _PIDFD_GETFD = 438
 _PER_CPU_ARRAY, _RAW_TRACEPOINT = 6, 17  # enum bpf_map_type, enum bpf_prog_type

@@ -12,10 +12,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from resolver.lookup.live import LiveLookup
-from resolver.pidmap import PidMap
-from resolver.procfs import Procfs
-from resolver.sources.choose import open_source
+from resolver.linux.procfs import Procfs
+from resolver.lookup.cached import LiveLookup
+from resolver.pids.ladder import open_source
+from resolver.pids.pidmap import PidMap
 from tests.bench.crowd import inits
 from tests.bench.scan import in_container
 from tests.bench.timing import Progress, RowValues, command, medians

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from resolver import client
-from resolver.sources.bpf import Sizes
-from resolver.sources.bpf_load import bpf_directory, default_pythons
+from resolver.pids.bpf_load import bpf_directory, default_pythons
+from resolver.pids.bpf_map import Sizes
 from tests.bench import kernelmap
 from tests.bench.rivals import rivals
 from tests.bench.timing import Progress, RowValues

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from resolver import log
 from resolver.config import HostpidNamespace, Settings
-from resolver.service import Service
+from resolver.daemon.service import Service
 from tests.bench.crowd import crowd, host_pids, make_regions
 from tests.bench.timing import Progress, RowValues
 

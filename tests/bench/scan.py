@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 
-from resolver.pidmap import PidMap
-from resolver.procfs import Procfs
-from resolver.sources.listing import Listing
-from resolver.sources.scan import ScanSource
+from resolver.linux.procfs import Procfs
+from resolver.pids.listing import Listing
+from resolver.pids.pidmap import PidMap
+from resolver.pids.scan import ScanSource
 from tests.bench.timing import Progress, RowValues, command, medians
 from tests.fakes.cgroups import CgroupTree
 

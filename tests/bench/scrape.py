@@ -12,11 +12,12 @@ import uuid
 from typing import Final, NamedTuple
 
 from resolver.config import Settings
+from resolver.daemon.service import _BOUNDS
+from resolver.gpu.attribution import Joined
 from resolver.gpu.inventory import GpuReport, Inventory
-from resolver.join import Joined
 from resolver.metrics import Page
-from resolver.service import _BOUNDS
-from resolver.snapshot import (
+from resolver.pids.bpf_syscall import COUNTERS
+from resolver.state import (
     ContainerReport,
     Histogram,
     ProcessReport,
@@ -25,7 +26,6 @@ from resolver.snapshot import (
     Snapshot,
     WorkerReport,
 )
-from resolver.sources.bpf_maps import COUNTERS
 from tests.bench.timing import Progress, RowValues
 from tests.fakes.pictures import picture
 

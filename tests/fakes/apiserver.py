@@ -14,14 +14,13 @@ from resolver.api.app import Api
 from resolver.api.entrance import Entrance
 from resolver.api.server import serve
 from resolver.events import Events
+from resolver.linux.procfs import Procfs
 from resolver.log import Journal
-from resolver.lookup.live import LiveLookup
-from resolver.pidmap import PidMap
-from resolver.procfs import Procfs
-from resolver.snapshot import Snapshot
-from resolver.sources.listing import Listing
-from resolver.sources.scan import ScanSource
-from resolver.view import View
+from resolver.lookup.cached import LiveLookup
+from resolver.pids.listing import Listing
+from resolver.pids.pidmap import PidMap
+from resolver.pids.scan import ScanSource
+from resolver.state import Snapshot, View
 from tests.fakes.pictures import picture
 
 

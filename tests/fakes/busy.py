@@ -6,10 +6,10 @@ import random
 import uuid
 from typing import Any, Final
 
+from resolver.gpu.attribution import NOTHING
 from resolver.gpu.inventory import GpuReport, Illness, Inventory, MigInstance
-from resolver.join import NOTHING
-from resolver.snapshot import ContainerReport, ProcessReport, RegionReport, SlotReport, Snapshot
-from resolver.types import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from resolver.state import ContainerReport, ProcessReport, RegionReport, SlotReport, Snapshot
 from tests.fakes.pictures import picture
 
 GIB: Final = 1 << 30

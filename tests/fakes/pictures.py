@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from resolver.gpu.attribution import NOTHING
 from resolver.gpu.inventory import NONE
-from resolver.join import NOTHING
-from resolver.snapshot import Histogram, Snapshot
+from resolver.state import Histogram, Snapshot
 
 _EMPTY = Snapshot(
     at=1_700_000_000.0,

@@ -22,13 +22,12 @@ from resolver.api.server import serve
 from resolver.cli._top.reading import documents_from
 from resolver.cli._top.tree import Tree, build
 from resolver.events import Events
+from resolver.linux.procfs import Procfs
 from resolver.log import Journal
-from resolver.lookup.live import LiveLookup
-from resolver.pidmap import PidMap
-from resolver.procfs import Procfs
-from resolver.snapshot import Snapshot
-from resolver.sources.choose import open_source
-from resolver.view import View
+from resolver.lookup.cached import LiveLookup
+from resolver.pids.ladder import open_source
+from resolver.pids.pidmap import PidMap
+from resolver.state import Snapshot, View
 
 
 class Served:

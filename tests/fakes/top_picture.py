@@ -21,8 +21,8 @@ from resolver.cli._top.frame import Shown, frame
 from resolver.cli._top.reading import Reading
 from resolver.cli._top.rows import Choice, rows_of
 from resolver.cli._top.screen import STYLES
-from resolver.snapshot import ProcessReport, Snapshot
-from resolver.types import RepairReason, SampleReason, UnresolvedReason
+from resolver.reasons import RepairReason, SampleReason, UnresolvedReason
+from resolver.state import ProcessReport, Snapshot
 from tests.fakes.busy import GIB, GPUS, Builder
 from tests.fakes.served import tree_of
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from resolver.errors import NotFound, ProcessGone
-from resolver.lookup import lookup
-from resolver.procfs import Procfs
+from resolver.linux.procfs import Procfs
+from resolver.lookup.forward import lookup
 from tests.fakes import apiclients
 from tests.fakes.container import Container
 from tests.fakes.node import Node

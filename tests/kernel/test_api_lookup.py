@@ -19,8 +19,8 @@ import pytest
 
 from resolver import client
 from resolver.errors import NotFound, ProcessGone
-from resolver.lookup import lookup
-from resolver.procfs import Procfs
+from resolver.linux.procfs import Procfs
+from resolver.lookup.forward import lookup
 from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.process import Process

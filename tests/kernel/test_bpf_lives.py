@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from resolver.procfs import HOST_PIDNS, Procfs
-from resolver.sources.bpf import BpfPidMap, Drift, Record, start
+from resolver.linux.procfs import HOST_PIDNS, Procfs
+from resolver.pids.bpf_map import BpfPidMap, Drift, Record, start
 from tests.fakes.bpf.lives import child_of, compile_lives, life
 from tests.kernel.conftest import until
 

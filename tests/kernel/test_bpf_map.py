@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from resolver.procfs import HOST_PIDNS, Procfs
-from resolver.sources.bpf import BpfPidMap, Drift, Record, Sizes, start
-from resolver.sources.bpf_maps import LAYOUTS, BpfMap, Kernel
+from resolver.linux.procfs import HOST_PIDNS, Procfs
+from resolver.pids.bpf_map import BpfPidMap, Drift, Record, Sizes, start
+from resolver.pids.bpf_syscall import LAYOUTS, BpfMap, Kernel
 from tests.fakes.bpf.lives import Identity, Life, child_of, children_of, compile_lives, life, truth
 from tests.kernel.conftest import until
 

@@ -18,15 +18,15 @@ import pytest
 
 from resolver.cli import main
 from resolver.errors import CannotKnow
-from resolver.sources.bpf import BpfPidMap, start
-from resolver.sources.bpf_load import BTF, BpfUnavailable, bpf_directory
-from resolver.sources.bpf_maps import Kernel
+from resolver.pids.bpf_load import BTF, BpfUnavailable, bpf_directory
+from resolver.pids.bpf_map import BpfPidMap, start
+from resolver.pids.bpf_syscall import Kernel
 from tests.kernel.conftest import ROOT, until
 
 #: Loads the map, gives up every capability if asked to, uses it, and tells as JSON.
 CHILD = """
 import ctypes, json, os, sys
-from resolver.sources.bpf import BpfUnavailable, start
+from resolver.pids.bpf_map import BpfUnavailable, start
 try:
     pidmap = start()
 except BpfUnavailable as error:
@@ -167,7 +167,7 @@ def copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The program that the loader takes, to be changed."""
     copy = tmp_path / "bpf"
     subprocess.run(["cp", "-r", bpf_directory(), copy], check=True)
-    monkeypatch.setattr("resolver.sources.bpf_load.bpf_directory", lambda: str(copy))
+    monkeypatch.setattr("resolver.pids.bpf_load.bpf_directory", lambda: str(copy))
     return copy / "pidmap.c"
 
 

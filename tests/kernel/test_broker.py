@@ -24,16 +24,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resolver import broker, peers
-from resolver.broker import Place
 from resolver.config import BrokerAnswer, HostpidNamespace, Settings
 from resolver.errors import UsageError
-from resolver.hami.policy import Policy
+from resolver.hami.hostpid_policy import Policy
+from resolver.linux import peers
+from resolver.linux.procfs import Procfs
 from resolver.log import Journal
-from resolver.pidmap import PidMap
-from resolver.procfs import Procfs
-from resolver.sources.listing import Listing
-from resolver.sources.scan import ScanSource
+from resolver.pids.listing import Listing
+from resolver.pids.pidmap import PidMap
+from resolver.pids.scan import ScanSource
+from resolver.serve import broker
+from resolver.serve.broker import Place
 from tests.fakes import broker_client
 from tests.fakes.broker_client import REQUEST, Distrust, ask, connect, parse, receive
 from tests.fakes.node import Node

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from resolver.capabilities import NUMBERS, TO_START, while_running
+from resolver.linux.capabilities import NUMBERS, TO_START, while_running
 from tests.fakes.node import Node
 from tests.kernel.conftest import (
     EVERY_SOURCE,
@@ -144,7 +144,7 @@ def test_auto_keeps_what_any_source_may_need_later(node: Node, start: Start) -> 
 #: The loader takes its time, as a compiler on a busy node does.
 SLOW = """
 import sys, time
-from resolver.sources import bpf_load
+from resolver.pids import bpf_load
 ask = bpf_load._ask
 def slowly(*arguments):
     time.sleep(3)
@@ -211,10 +211,10 @@ def test_without_the_one_that_every_source_needs_it_is_said_and_nothing_guessed(
 
 BLIND = """
 import asyncio
-from resolver.procfs import Procfs
-from resolver.sources.choose import find_canary
-from resolver.sources.listing import Listing
-from resolver.sources.scan import ScanSource
+from resolver.linux.procfs import Procfs
+from resolver.pids.ladder import find_canary
+from resolver.pids.listing import Listing
+from resolver.pids.scan import ScanSource
 class Blind(Listing):
     def refresh(self):
         pass
@@ -237,10 +237,10 @@ CONFINED = (
 )
 NARROW = """
 import asyncio, sys
-from resolver.procfs import Procfs
-from resolver.sources.choose import find_canary
-from resolver.sources.listing import Listing
-from resolver.sources.scan import ScanSource
+from resolver.linux.procfs import Procfs
+from resolver.pids.ladder import find_canary
+from resolver.pids.listing import Listing
+from resolver.pids.scan import ScanSource
 class Narrow(Listing):
     def candidates(self, ns_pid, pidns=None):
         found = super().candidates(ns_pid, pidns)
@@ -267,8 +267,8 @@ def test_where_no_namespace_can_be_made_two_others_stand_in_for_the_canary(
 
 IMPATIENT = """
 import sys
-from resolver.sources import choose
-choose._CHECK_EVERY = 0.2
+from resolver.pids import ladder
+ladder._CHECK_EVERY = 0.2
 from resolver.cli import main
 sys.argv = ["resolver", *sys.argv[4:]]
 sys.exit(main())
@@ -286,8 +286,8 @@ def test_with_what_is_left_its_health_is_checked(node: Node, start: Start, sourc
 #: On SIGUSR1 every descriptor of a map becomes one of something else, as if the kernel had taken the map away.
 FRAGILE = """
 import gc, os, signal, sys
-from resolver.sources import choose
-choose._FIRST_CLIMB = 0.2
+from resolver.pids import ladder
+ladder._FIRST_CLIMB = 0.2
 def break_down(*_):
     nothing = os.open("/dev/null", os.O_RDONLY)
     for each in gc.get_objects():

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from resolver.census import Census
+from resolver.containers.pod_names import PodNames
+from resolver.daemon.running_containers import Census
 from resolver.events import Events
+from resolver.linux.procfs import Procfs
 from resolver.log import Journal
-from resolver.lookup.live import LiveLookup
-from resolver.pidmap import PidMap
-from resolver.pods import PodNames
-from resolver.procfs import Procfs
-from resolver.snapshot import ContainerReport
-from resolver.sources.choose import open_source
+from resolver.lookup.cached import LiveLookup
+from resolver.pids.ladder import open_source
+from resolver.pids.pidmap import PidMap
+from resolver.state import ContainerReport
 from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.kernel.conftest import until

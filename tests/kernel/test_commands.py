@@ -12,8 +12,8 @@ from typing import Any
 
 from resolver import client
 from resolver.config import Settings
+from resolver.linux.procfs import Procfs
 from resolver.lookup.reverse import reverse
-from resolver.procfs import Procfs
 from tests.fakes.node import Node
 from tests.kernel.conftest import EVERY_SOURCE, ROOT, Daemon, Start, hostpid_of, until, write_hostpid
 

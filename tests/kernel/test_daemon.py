@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from resolver.config import HostpidNamespace, Settings
-from resolver.procfs import Procfs
-from resolver.service import Service
+from resolver.daemon.service import Service
+from resolver.linux.procfs import Procfs
 from tests.fakes.node import Node
 from tests.fakes.state import Hang
 from tests.kernel.conftest import (

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from resolver.capabilities import TO_START
-from resolver.gpu.probe import RIGHTS
-from resolver.workers import Worker
+from resolver.linux.capabilities import TO_START
+from resolver.workers.driver_probe import RIGHTS
+from resolver.workers.supervisor import Worker
 from tests.fakes.container import DEFAULT_RIGHTS, Container
 from tests.fakes.node import Node
 from tests.fakes.process import Process, Tenant
@@ -119,7 +119,7 @@ def test_it_is_known_at_once_after_a_restart_and_anew_for_another_driver(node: N
     first = start(node, *FAST)
     measured(first, "host")
     first.stop()
-    kept = first.run_dir / "driver-truth.json"
+    kept = first.run_dir / "driver-driver_measurement.json"
     assert kept.stat().st_mode & 0o777 == 0o600
     again = start(node, *FAST)
     line = again.wait_for("policy")
@@ -264,7 +264,9 @@ def test_nor_can_one_with_every_capability_in_a_user_namespace_of_its_own(
 ) -> None:
     """Its root is the host's, by number; what it may do, it may do below its own namespace only."""
     hostile = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    worker = Worker(PROBE, "resolver.gpu.probe", sysconfig.get_paths()["purelib"], timeout=20, rights=RIGHTS)
+    worker = Worker(
+        PROBE, "resolver.workers.driver_probe", sysconfig.get_paths()["purelib"], timeout=20, rights=RIGHTS
+    )
     with driver(open_root, "535.183.01") as node:
         for name, value in for_everybody(node).items():
             monkeypatch.setenv(name, value)
@@ -323,8 +325,8 @@ def test_a_container_that_could_reach_in_is_not_entered(node: Node, start: Start
 #: A daemon that waits for a look, and between two of them, for a fifth of the time.
 IMPATIENT = """
 import sys
-from resolver import truth
-truth._LOOK_SECONDS, truth._FIRST_WAIT = 1.0, 0.4
+from resolver.daemon import driver_measurement
+driver_measurement._LOOK_SECONDS, driver_measurement._FIRST_WAIT = 1.0, 0.4
 from resolver.cli import main
 sys.argv = ["resolver", *sys.argv[4:]]
 sys.exit(main())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resolver.hami.policy import by_version
+from resolver.hami.hostpid_policy import by_version
 from tests.gpu import check
 from tests.gpu.check import Findings, Seen, report, row, which
 from tests.kernel.conftest import ROOT

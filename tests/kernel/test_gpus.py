@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from resolver import service as service_module
 from resolver.config import Settings, WriteUtilization
+from resolver.daemon import service as service_module
+from resolver.daemon.service import Service
 from resolver.gpu import sampler as sampler_module
 from resolver.gpu.inventory import GpuReport
-from resolver.service import Service
-from resolver.snapshot import Snapshot
+from resolver.state import Snapshot
 from tests.fakes.gpu import DEFAULT_DEVICES, Device
 from tests.fakes.node import Node
 from tests.fakes.state import Answer, Fault, Hang

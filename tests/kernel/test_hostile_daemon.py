@@ -21,8 +21,8 @@ from typing import Final
 import pytest
 
 from resolver.errors import WorkerFailed
-from resolver.hami import writer
-from resolver.workers import Worker
+from resolver.workers import slot_writer
+from resolver.workers.supervisor import Worker
 from tests.fakes.cachefiles import poke, recorded, write
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
@@ -315,10 +315,10 @@ def test_a_file_that_is_cut_under_the_writer_kills_the_writer_only(tmp_path: Pat
     region(path)
 
     async def hammer() -> WorkerFailed | None:
-        child = Worker("slot writer", "resolver.hami.writer", timeout=5)
+        child = Worker("slot writer", "resolver.workers.slot_writer", timeout=5)
         fd = os.open(path, os.O_RDONLY)
         at = V1_2.procs + 900 * V1_2.slot_size
-        message = writer.HEAD.pack(V1_2.size + 1, 1) + writer.ORDER.pack(-1, 0, at, 1, at, 1, 1)
+        message = slot_writer.HEAD.pack(V1_2.size + 1, 1) + slot_writer.ORDER.pack(-1, 0, at, 1, at, 1, 1)
         deadline = time.monotonic() + 20
         try:
             while time.monotonic() < deadline:

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from resolver.errors import RegionRejected
-from resolver.hami.finder import MAX_OPENS, MAX_VISITS, RegionFinder
+from resolver.hami.directory_finder import MAX_OPENS, MAX_VISITS, RegionFinder
 from resolver.hami.layout import LAYOUTS
-from resolver.types import RegionReason
+from resolver.reasons import RegionReason
 from tests.fakes.cachefiles import container, poke, recorded, write
 
 V1_2 = LAYOUTS["v1.2"]
@@ -262,7 +262,7 @@ def test_mounts_below_a_containers_directory_are_refused(tmp_path: Path) -> None
     code = """
 import json, subprocess, sys
 from pathlib import Path
-from resolver.hami.finder import RegionFinder
+from resolver.hami.directory_finder import RegionFinder
 from tests.fakes.cachefiles import container, recorded, write
 here = Path(sys.argv[1])
 other = write(here / "elsewhere" / "x.cache", recorded("v1.2"))

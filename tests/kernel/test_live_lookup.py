@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from resolver.errors import ProcessGone
-from resolver.lookup.live import LiveLookup
-from resolver.pidmap import PidMap
-from resolver.procfs import Procfs
-from resolver.sources.choose import open_source
+from resolver.linux.procfs import Procfs
+from resolver.lookup.cached import LiveLookup
+from resolver.pids.ladder import open_source
+from resolver.pids.pidmap import PidMap
 from tests.bench.usage import children
 from tests.fakes.cgroups import CgroupTree
 from tests.fakes.node import Node

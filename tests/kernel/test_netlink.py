@@ -23,8 +23,8 @@ from typing import Final, NamedTuple
 import pytest
 
 from resolver.errors import CannotKnow
-from resolver.procfs import Procfs
-from resolver.sources.netlink import BUFFER_BYTES, NetlinkSource, open_netlink
+from resolver.linux.procfs import Procfs
+from resolver.pids.netlink import BUFFER_BYTES, NetlinkSource, open_netlink
 from tests.kernel.conftest import until
 
 ROOT: Final = Path(__file__).parent.parent.parent
@@ -467,8 +467,8 @@ def test_a_source_that_never_keeps_up_says_so(program: Path) -> None:
 OPEN: Final = """
     import os, subprocess, sys
     from resolver.errors import CannotKnow
-    from resolver.procfs import Procfs
-    from resolver.sources.netlink import open_netlink
+    from resolver.linux.procfs import Procfs
+    from resolver.pids.netlink import open_netlink
     try:
         source = open_netlink(Procfs())
     except CannotKnow as error:
@@ -531,7 +531,7 @@ def test_a_request_that_is_ignored_ends_in_time_with_a_sentence() -> None:
     ask = """
         import socket, time
         from resolver.errors import CannotKnow
-        from resolver.sources.proc_events import EventStream
+        from resolver.pids.proc_events import EventStream
         channel = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 11)
         channel.bind((0, 1))
         began = time.monotonic()
@@ -552,7 +552,7 @@ def test_the_acknowledgement_of_another_listener_is_not_taken_for_ours() -> None
     ask = """
         import socket, struct, sys
         from resolver.errors import CannotKnow
-        from resolver.sources.proc_events import EventStream
+        from resolver.pids.proc_events import EventStream
         channel = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 11)
         channel.bind((0, 1))
         print("ready", flush=True)

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from resolver.errors import RegionRejected
-from resolver.hami import mapped, walker
-from resolver.hami.mapped import FILE_SYSTEMS, MappedFinder
-from resolver.mappings import opened_by_name
-from resolver.procfs import Procfs
-from resolver.types import RegionReason
+from resolver.hami import mapping_finder
+from resolver.hami.mapping_finder import FILE_SYSTEMS, MappedFinder
+from resolver.linux.mappings import opened_by_name
+from resolver.linux.procfs import Procfs
+from resolver.reasons import RegionReason
+from resolver.workers import path_walker
 from tests.fakes import cachefiles
 
 #: Maps its file as HAMi does; told to, it mounts a FUSE over the directory, whose requests it never reads.
@@ -47,7 +48,7 @@ class Holders:
 
     def start(self, name: str, *, silent: bool) -> int:
         """The PID of a process that maps a region of its own, in ``<name>``."""
-        path = cachefiles.write(self._place / name / mapped.NAME, cachefiles.recorded("v1.2"))
+        path = cachefiles.write(self._place / name / mapping_finder.NAME, cachefiles.recorded("v1.2"))
         process = subprocess.Popen(
             [
                 sys.executable,
@@ -83,7 +84,9 @@ def holders(tmp_path: Path) -> Iterator[Holders]:
 def test_a_file_system_that_never_answers_keeps_only_itself_waiting(
     holders: Holders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mapped, "FILE_SYSTEMS", FILE_SYSTEMS | {"fuse"})  # stands for one below an overlay
+    monkeypatch.setattr(
+        mapping_finder, "FILE_SYSTEMS", FILE_SYSTEMS | {"fuse"}
+    )  # stands for one below an overlay
     silent = holders.start("silent", silent=True)
     good = holders.start("good", silent=False)
 
@@ -131,16 +134,18 @@ def test_the_root_is_open_before_the_user_namespace_is_looked_at(holders: Holder
 
     procfs = Watching()
     procfs.held = []
-    path = next(each.path for each in opened_by_name(procfs, host_pid, mapped.NAME) if each.writable)
-    os.close(walker.walk(procfs, host_pid, path, FILE_SYSTEMS))
+    path = next(each.path for each in opened_by_name(procfs, host_pid, mapping_finder.NAME) if each.writable)
+    os.close(path_walker.walk(procfs, host_pid, path, FILE_SYSTEMS))
     assert procfs.held
     assert all(procfs.held)
 
 
 def test_nothing_but_a_kernels_own_file_system_is_entered(holders: Holders) -> None:
     host_pid = holders.start("silent", silent=True)
-    path = next(each.path for each in opened_by_name(Procfs(), host_pid, mapped.NAME) if each.writable)
+    path = next(
+        each.path for each in opened_by_name(Procfs(), host_pid, mapping_finder.NAME) if each.writable
+    )
     with pytest.raises(RegionRejected) as refused:
-        walker.walk(Procfs(), host_pid, path, FILE_SYSTEMS)
+        path_walker.walk(Procfs(), host_pid, path, FILE_SYSTEMS)
     assert refused.value.reason is RegionReason.OTHER_DEVICE
     assert "of type fuse" in json.dumps(refused.value.detail)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from resolver.peers import Listener, Peer, PeerReason, PeerUnknown, credentials_of, peer_of, pidns_of
-from resolver.procfs import Procfs
+from resolver.linux.peers import Listener, Peer, PeerReason, PeerUnknown, credentials_of, peer_of, pidns_of
+from resolver.linux.procfs import Procfs
 from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.pids import reborn

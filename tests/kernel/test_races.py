@@ -18,8 +18,8 @@ from collections import Counter, deque
 
 import pytest
 
-from resolver.hami import writer
-from resolver.workers import Worker
+from resolver.workers import slot_writer
+from resolver.workers.supervisor import Worker
 from tests.fakes.chain import read_chain
 from tests.fakes.container import Container
 from tests.fakes.node import Node
@@ -43,27 +43,27 @@ def orders_for(fd: int, container: Container, index: int) -> bytes:
     right = ns_pid | (ns_pid + RIGHT) << 32
     orders = b""
     if hostpid != ns_pid + RIGHT:
-        orders += writer.ORDER.pack(-1, 0, at, word, at, word, right)
+        orders += slot_writer.ORDER.pack(-1, 0, at, word, at, word, right)
     if layout.device_util is not None:
         sm_util = at + layout.device_util + 16
-        orders += writer.ORDER.pack(-1, 0, at, word, sm_util, 0, ns_pid)
+        orders += slot_writer.ORDER.pack(-1, 0, at, word, sm_util, 0, ns_pid)
     return orders
 
 
 async def hammer(container: Container, mover: Process, slots: int) -> Counter[int]:
     """Orders for every slot, over and over until the mover is done; how often each outcome came."""
     outcomes: Counter[int] = Counter()
-    child = Worker("slot writer", "resolver.hami.writer", timeout=5)
+    child = Worker("slot writer", "resolver.workers.slot_writer", timeout=5)
     fd = os.open(container.cache, os.O_RDONLY)
     try:
         while not readable(mover._stdout, 0):
             for index in range(slots):
                 orders = orders_for(fd, container, index)
                 if orders:
-                    count = len(orders) // writer.ORDER.size
-                    head = writer.HEAD.pack(LAYOUTS[container.layout].size + 1, count)
+                    count = len(orders) // slot_writer.ORDER.size
+                    head = slot_writer.HEAD.pack(LAYOUTS[container.layout].size + 1, count)
                     answer = await child.request(head + orders, [fd])
-                    outcomes.update(outcome for outcome, _ in writer.RESULT.iter_unpack(answer))
+                    outcomes.update(outcome for outcome, _ in slot_writer.RESULT.iter_unpack(answer))
     finally:
         child.stop()
         os.close(fd)
@@ -89,14 +89,14 @@ def test_no_write_lands_on_another_owner(node: Node, start: Start, layout: str) 
     assert verdict["changed_bytes_elsewhere"] == 0
     assert verdict["owner_pid_violations"] == 0
     # It was a race: writes landed, and slots moved away under others.
-    assert outcomes[writer.DONE] > 50
-    assert outcomes[writer.DIFFERENT] > 50
+    assert outcomes[slot_writer.DONE] > 50
+    assert outcomes[slot_writer.DIFFERENT] > 50
     assert verdict["right_hostpid_seen"] > 0
     if LAYOUTS[layout].device_util is None:
         assert verdict["wrong_util"] == verdict["right_util_seen"] == 0
     # A utilization has no owner's number in its own word. It is guarded and taken back, which leaves a moment in
     # which it can be seen, or be carried along by the next move; `hostpid` has no such moment.
-    assert verdict["wrong_util"] <= max(5, outcomes[writer.DONE] // 50)
+    assert verdict["wrong_util"] <= max(5, outcomes[slot_writer.DONE] // 50)
     assert hostpid_of(bystander, first) == first.host_pid
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from resolver.containers.pod_names import PodNames
 from resolver.errors import NotFound, ProcessGone, UsageError
-from resolver.lookup import lookup
+from resolver.linux.procfs import HOST_PIDNS, Procfs
+from resolver.lookup.forward import lookup
 from resolver.lookup.reverse import Reversed, reverse
-from resolver.pods import PodNames
-from resolver.procfs import HOST_PIDNS, Procfs
 from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.kernel.conftest import ROOT

@@ -20,9 +20,9 @@ import pytest
 
 from resolver import log
 from resolver.config import HostpidNamespace, Settings
-from resolver.service import Service
-from resolver.sources import bpf
-from resolver.sources.mapped import Mapped
+from resolver.daemon.service import Service
+from resolver.pids import bpf_map
+from resolver.pids.bpf import Mapped
 from tests.bench.crowd import crowd, host_pids, make_regions
 from tests.fakes.container import Container
 from tests.fakes.node import Node
@@ -32,7 +32,7 @@ from tests.kernel.conftest import Daemon, Start, hostpid_of, runs, until
 FAST = ("--interval", "50ms", "--nvml-interval", "200ms")
 AUTO, BPF, NETLINK = ("--source", "auto"), ("--source", "bpf"), ("--source", "netlink")
 NO_BPF = "-all,+sys_ptrace,+dac_override,+kill"
-NO_BTF = "bpf.start.__kwdefaults__['btf'] = '/sys/kernel/btf/none'"
+NO_BTF = "bpf_map.start.__kwdefaults__['btf'] = '/sys/kernel/btf/none'"
 #: Without the right to enter the host's network namespace, nor to load a program.
 ALONE = ("unshare", "--net", "setpriv", "--inh-caps", "-all", "--bounding-set", NO_BPF)
 
@@ -48,7 +48,9 @@ def patched(*lines: str) -> tuple[str, ...]:
     """A wrapper that runs the daemon after these lines: what a test changes, it changes inside of the process."""
     code = f"""
         import sys
-        from resolver.sources import bpf, bpf_load, netlink
+        from resolver.pids import bpf_map
+        from resolver.pids import bpf_load
+        from resolver.pids import netlink
         {"; ".join(lines)}
         from resolver.cli import main
         sys.argv = ["resolver", *sys.argv[4:]]
@@ -60,7 +62,7 @@ def patched(*lines: str) -> tuple[str, ...]:
 def bare_python(place: Path) -> str:
     """A Python of its own, which has no bcc."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "bare"], check=True)
-    return f"bpf.default_pythons = lambda: ({str(place / 'bare/bin/python')!r},)"
+    return f"bpf_map.default_pythons = lambda: ({str(place / 'bare/bin/python')!r},)"
 
 
 def ways(place: Path) -> dict[str, tuple[str, ...]]:
@@ -200,7 +202,7 @@ def test_outside_of_the_hosts_pid_namespace_nothing_is_known(
 def test_a_defect_of_one_source_ends_nothing(node: Node, start: Start) -> None:
     container = node.container()
     tenant = container.tenant(guess="none")
-    defect = "bpf.start = lambda *_: 1 // 0"
+    defect = "bpf_map.start = lambda *_: 1 // 0"
     daemon = start(node, *FAST, *AUTO, wrapper=patched(defect))
     source = daemon.wait_for("source")
     assert source["source"] == "netlink"
@@ -215,7 +217,7 @@ def test_it_can_be_ended_while_the_map_is_made(
     slow = tmp_path / "python"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
-    wrapper = patched(f"bpf.default_pythons = lambda: ({str(slow)!r},)")
+    wrapper = patched(f"bpf_map.default_pythons = lambda: ({str(slow)!r},)")
     daemon = start(node, *FAST, "--source", source, wrapper=wrapper)
     # The loader asks for its end with the daemon's itself; this stand-in cannot, so it is ended here.
     until(lambda: _named(daemon, "sleep"), "the loader")
@@ -402,7 +404,7 @@ def test_a_map_that_fails_is_left_at_once_and_taken_again_later(
 def test_a_connector_that_never_keeps_up_is_left_for_the_scan(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    default(monkeypatch, bpf.start, btf="/sys/kernel/btf/none")
+    default(monkeypatch, bpf_map.start, btf="/sys/kernel/btf/none")
     room = Room(node, monkeypatch)
     container = node.container()
     storm = "while :; do for i in 1 2 3 4 5 6 7 8 9; do /bin/true & done; wait; done"
@@ -432,7 +434,7 @@ def test_a_connector_that_never_keeps_up_is_left_for_the_scan(
 
 
 def test_a_connector_whose_socket_fails_is_left_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    default(monkeypatch, bpf.start, btf="/sys/kernel/btf/none")
+    default(monkeypatch, bpf_map.start, btf="/sys/kernel/btf/none")
     room = Room(node, monkeypatch, nvml_interval=3600.0)
     container = node.container()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import resolver
-from resolver.capabilities import TO_START, while_running
+from resolver.linux.capabilities import TO_START, while_running
 from tests.fakes.node import Node
 from tests.kernel.conftest import DRIVER, NVML, WRITER, children_of, hostpid_of, runs, until
 from tests.kernel.test_capabilities import rights, works

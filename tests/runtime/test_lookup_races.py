@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from resolver.errors import NotFound, ProcessGone
-from resolver.lookup import lookup
-from resolver.procfs import ProcessHandle, Procfs
+from resolver.linux.procfs import ProcessHandle, Procfs
+from resolver.lookup.forward import lookup
 from tests.runtime.conftest import Start
 from tests.runtime.runc import RuncContainer
 from tests.runtime.test_lookup_runc import host_pid, run

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from resolver.lookup import lookup
-from resolver.procfs import HOST_PIDNS, Procfs
+from resolver.linux.procfs import HOST_PIDNS, Procfs
+from resolver.lookup.forward import lookup
 from tests.runtime.conftest import Start
 from tests.runtime.runc import RuncContainer, Told, cgroup_mounts
 

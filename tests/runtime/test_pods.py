@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resolver.capabilities import TO_START, while_running
+from resolver.linux.capabilities import TO_START, while_running
 from tests.fakes.node import Node
 from tests.kernel.conftest import hostpid_of, never, until
 from tests.kernel.test_capabilities import rights, works

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resolver.capabilities import TO_START
+from resolver.linux.capabilities import TO_START
 from tests.fakes.node import Node
 from tests.kernel.conftest import DRIVER, NVML, ROOT, SOURCES, WRITER, hostpid_of, never, until
 from tests.kernel.test_capabilities import rights, works

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from resolver.containers import SharedDirectory
-from resolver.hami.abandoned import FIRST_PAUSE, Abandoned, nobody_writes
 from resolver.hami.layout import LAYOUTS
 from resolver.hami.region import RegionView, SharedRegion, Slot
-from resolver.hami.repairs import RegionRepairs
-from resolver.procfs import Procfs
-from resolver.types import UnresolvedReason
+from resolver.hami.slot_owner import SharedDirectory
+from resolver.linux.procfs import Procfs
+from resolver.reasons import UnresolvedReason
+from resolver.repair.abandoned import FIRST_PAUSE, Abandoned, nobody_writes
+from resolver.repair.plan import RegionRepairs
 
 OURS, ANOTHER = "11111111-2222-3333-4444-555555555555", "99999999-2222-3333-4444-555555555555"
 LONG_AGO = 1_000_000_000

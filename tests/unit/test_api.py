@@ -16,14 +16,14 @@ import pytest
 
 from resolver import client
 from resolver.api import server, stream
-from resolver.api.http import MOST_BODY_BYTES
 from resolver.api.problems import Reason
+from resolver.api.request import MOST_BODY_BYTES
 from resolver.config import SettingReport
 from resolver.errors import AccessDenied, Ambiguous, CannotKnow, NoDaemon, NotFound, UsageError
+from resolver.gpu.attribution import NOTHING, Orphan
 from resolver.gpu.inventory import GpuReport, Illness, Inventory, MigInstance
-from resolver.join import NOTHING, Orphan
-from resolver.snapshot import ContainerReport, ProcessReport, RegionReport, SlotReport, WorkerReport
-from resolver.types import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from resolver.state import ContainerReport, ProcessReport, RegionReport, SlotReport, WorkerReport
 from tests.fakes.apiserver import Served, serving
 
 POST_HEAD = b"POST /v1/lookup HTTP/1.1\r\nHost: r\r\nContent-Type: application/json\r\n"

@@ -9,10 +9,10 @@ from struct import Struct
 
 import pytest
 
-from resolver.procfs import HOST_PIDNS
-from resolver.sources.bpf import _TOMBSTONE, Sizes
-from resolver.sources.bpf_load import bpf_directory
-from resolver.sources.bpf_maps import COUNTERS, LAYOUTS, syscall_number
+from resolver.linux.procfs import HOST_PIDNS
+from resolver.pids.bpf_load import bpf_directory
+from resolver.pids.bpf_map import _TOMBSTONE, Sizes
+from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS, syscall_number
 
 #: Struct, and its members in the order of the Python format; an array stands for its elements.
 MEMBERS = {

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from resolver.doctor.sources import _BPF_REMEDIES
-from resolver.sources.bpf_load import bpf_directory
+from resolver.pids.bpf_load import bpf_directory
 
 FETCHES, READS = 0xDB, 0x85  # codes of the instructions: an atomic one, a call
 

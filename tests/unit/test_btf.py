@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from resolver.sources.bpf_load import BTF, bpf_directory
+from resolver.pids.bpf_load import BTF, bpf_directory
 
 INT, PTR, STRUCT, UNION, TYPEDEF, CONST, FWD, ENUM = 1, 2, 4, 5, 8, 10, 7, 6
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from resolver.gpu.bystanders import dangerous, objection
-from resolver.procfs import Procfs
+from resolver.linux.procfs import Procfs
+from resolver.workers.bystanders import dangerous, objection
 
 DEFAULT = 0xA80425FB
 PTRACE, ADMIN = 1 << 19, 1 << 21
@@ -22,7 +22,7 @@ HIDDEN = """
 import ctypes, sys, threading
 sys.path.insert(0, sys.argv[1])
 threading.Thread(target=lambda: threading.Event().wait(60), daemon=True).start()
-from resolver.capabilities import limit
+from resolver.linux.capabilities import limit
 limit(frozenset(), frozenset())
 print("ready", flush=True)
 threading.Event().wait(60)

@@ -9,8 +9,8 @@ import textwrap
 
 import pytest
 
-from resolver import capabilities
-from resolver.capabilities import NUMBERS, TO_START, WHILE_RUNNING, held, while_running
+from resolver.linux import capabilities
+from resolver.linux.capabilities import NUMBERS, TO_START, WHILE_RUNNING, held, while_running
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -30,7 +30,7 @@ def python(code: str, *wrapper: str) -> list[str]:
 
 SHOW = """
     import subprocess
-    from resolver.capabilities import limit
+    from resolver.linux.capabilities import limit
     limit(frozenset({running!r}), frozenset({children!r}))
     def masks(text):
         found = dict(line.split(":", 1) for line in text.splitlines())
@@ -74,7 +74,7 @@ def test_what_is_not_held_is_not_asked_for() -> None:
 def test_what_was_given_up_is_gone() -> None:
     code = """
         import os
-        from resolver.capabilities import held, limit
+        from resolver.linux.capabilities import held, limit
         print(sorted(held()))
         limit(frozenset({"SYS_PTRACE"}), frozenset({"SYS_PTRACE"}))
         limit(frozenset({"SYS_PTRACE", "BPF", "SYS_ADMIN"}), frozenset({"BPF"}))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resolver.cgroup import (
+from resolver.linux.cgroup import (
     ContainerCgroup,
     container_id_of,
     parse_cgroup,

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from resolver import __version__, config
-from resolver.capabilities import NUMBERS, TO_START
+from resolver.linux.capabilities import NUMBERS, TO_START
 from tests import manifests
 from tests.charts import CHART, FOREIGN, RefusedError, environment, helm, render, the
 from tests.fakes.kube import RULES, Rule, rules_of

@@ -21,13 +21,13 @@ import pytest
 
 from resolver import __version__, config
 from resolver.api import shapes
-from resolver.cli.daemon import duration, moment
+from resolver.cli.ask_daemon import duration, moment
 from resolver.cli.show import printable
 from resolver.events import KINDS
+from resolver.gpu.attribution import NOTHING, Orphan
 from resolver.gpu.inventory import GpuReport, Illness, Inventory
-from resolver.join import NOTHING, Orphan
-from resolver.snapshot import ContainerReport, Snapshot, WorkerReport
-from resolver.types import RegionReason, SampleReason
+from resolver.reasons import RegionReason, SampleReason
+from resolver.state import ContainerReport, Snapshot, WorkerReport
 from tests.fakes.pictures import picture
 
 CID, OTHER = "4ca7193c" * 8, "0123abcd" * 8

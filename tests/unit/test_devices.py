@@ -16,8 +16,8 @@ import pytest
 
 from resolver import client
 from resolver.errors import NoDaemon
+from resolver.gpu.attribution import NOTHING
 from resolver.gpu.inventory import GpuReport, Illness, Inventory, MigInstance
-from resolver.join import NOTHING
 from tests.fakes.apiserver import Served, serving
 from tests.fakes.device_schema import wrong_with
 

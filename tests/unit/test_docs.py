@@ -12,16 +12,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resolver.broker import Refusal
-from resolver.capabilities import TO_START, WHILE_RUNNING
 from resolver.cli import COMMANDS
 from resolver.config import Settings
 from resolver.events import KINDS
 from resolver.gpu import sampler
 from resolver.gpu.health import COOL, HOT, REASONS
 from resolver.gpu.inventory import GpuReport
-from resolver.sources.choose import LADDER
-from resolver.types import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from resolver.linux.capabilities import TO_START, WHILE_RUNNING
+from resolver.pids.ladder import LADDER
+from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from resolver.serve.broker import Refusal
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bpf/README.md", "docs", "docs/runbooks")
 
@@ -124,7 +124,7 @@ def test_what_is_quoted_is_what_is_said(root: Path) -> None:
 def test_what_is_read_of_a_gpu_is_told(root: Path) -> None:
     told = section_of(root / "docs/gpus.md", "What is read")
     assert tuple(first_cells(told)) == GpuReport._fields
-    workers = [(root / "resolver/gpu" / name).read_text() for name in ("nvml_worker.py", "nvml_devices.py")]
+    workers = [(root / "resolver/workers" / name).read_text() for name in ("nvml.py", "nvml_devices.py")]
     calls = set(re.findall(r"nvml(?:Device|System)Get\w+", "".join(workers)))
     for call in re.findall(r"`(nvmlDevice\w+)`", (root / "docs/gpus.md").read_text()):
         assert call in calls, f"nobody calls {call}"

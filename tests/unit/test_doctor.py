@@ -41,7 +41,7 @@ from resolver.doctor.findings import Finding, State, failed, ok, together, warni
 from resolver.doctor.limits import Clocks, judge_clocks
 from resolver.doctor.node import Node, settings_of
 from resolver.doctor.others import Other, flags_in, runs_daemon
-from resolver.types import RegionReason
+from resolver.reasons import RegionReason
 from tests.fakes import cachefiles
 from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.state import Fault, Hang
@@ -717,7 +717,7 @@ def test_the_brokers_directory(tmp_path: Path) -> None:
         ("python3 -m resolver lookup abc 1", False),
         ("sudo resolver run", False),  # its child is the one
         ("vi resolver run", False),
-        ("python3 -I -S /srv/resolver/child.py resolver.hami.writer", False),
+        ("python3 -I -S /srv/resolver/workers/child.py resolver.workers.slot_writer", False),
         ("resolver", False),
         ("", False),
     ],

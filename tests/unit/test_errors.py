@@ -6,7 +6,7 @@ import re
 
 from resolver import errors
 from resolver.errors import AccessDenied, Ambiguous, CannotKnow, RegionRejected, ResolverError, WorkerFailed
-from resolver.types import RegionReason
+from resolver.reasons import RegionReason
 
 
 def drawn() -> dict[str, str]:

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
-from resolver import log, workers
+from resolver import log
 from resolver.errors import CannotKnow
-from resolver.procfs import Procfs
-from resolver.sources import Source, choose
-from resolver.sources.bpf_load import BpfUnavailable
-from resolver.sources.choose import Ladder
-from resolver.sources.listing import Listing
-from resolver.sources.scan import ScanSource
+from resolver.linux.procfs import Procfs
+from resolver.pids import ladder
+from resolver.pids.bpf_load import BpfUnavailable
+from resolver.pids.ladder import Ladder
+from resolver.pids.listing import Listing
+from resolver.pids.scan import ScanSource
+from resolver.pids.source import Source
+from resolver.workers import supervisor
 
 
 class Fickle(Listing):
@@ -44,7 +46,7 @@ class Room:
         self.opened: list[str] = []
         self.source: Source | None = None
         self.said: list[tuple[str, dict[str, Any]]] = []
-        monkeypatch.setattr(choose, "find_canary", self.canary)
+        monkeypatch.setattr(ladder, "find_canary", self.canary)
         self.ladder = Ladder(wanted, Procfs(), 1024, self.use, self.say, self.open)
 
     def open(self, name: str, _procfs: Procfs, _map_size: int) -> Source:
@@ -53,8 +55,8 @@ class Room:
             raise CannotKnow(self.broken[name])
         return Fickle(name)
 
-    async def canary(self, source: Source) -> choose.Canary:
-        return choose.Canary("it is blind" if source.name in self.blind else "", "")
+    async def canary(self, source: Source) -> ladder.Canary:
+        return ladder.Canary("it is blind" if source.name in self.blind else "", "")
 
     def use(self, source: Source) -> None:
         self.source = source
@@ -208,7 +210,7 @@ def test_a_source_that_was_asked_for_is_started_anew_and_not_too_often(
 
 
 def test_the_real_canary_is_found_by_the_real_scan() -> None:
-    assert asyncio.run(choose.find_canary(Listing(ScanSource(Procfs())))) == ("", "")
+    assert asyncio.run(ladder.find_canary(Listing(ScanSource(Procfs())))) == ("", "")
 
 
 @pytest.mark.parametrize("fault", ["the child ends", "no descriptors"])
@@ -219,11 +221,11 @@ def test_a_canary_that_cannot_be_made_says_nothing_about_the_source(
         raise OSError(errno.EMFILE, "Too many open files")
 
     if fault == "no descriptors":
-        monkeypatch.setattr(workers.Worker, "_start", refuse)
+        monkeypatch.setattr(supervisor.Worker, "_start", refuse)
     else:
-        monkeypatch.setattr(workers.sys, "executable", "/bin/false")  # type: ignore[attr-defined]
+        monkeypatch.setattr(supervisor.sys, "executable", "/bin/false")  # type: ignore[attr-defined]
     source = Listing(ScanSource(Procfs()))
-    canary = asyncio.run(choose.find_canary(source))
+    canary = asyncio.run(ladder.find_canary(source))
     assert canary.trouble == ""
     assert canary.unmade
     assert len(source) == 0  # it was not even asked
@@ -234,4 +236,4 @@ def test_the_real_canary_is_missed_by_a_source_that_sees_nothing() -> None:
         def refresh(self) -> None:
             """Sees nothing."""
 
-    assert "did not see process" in asyncio.run(choose.find_canary(Blind(ScanSource(Procfs())))).trouble
+    assert "did not see process" in asyncio.run(ladder.find_canary(Blind(ScanSource(Procfs())))).trouble

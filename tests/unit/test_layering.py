@@ -13,10 +13,10 @@ BIN = Path(sys.executable).parent
 
 #: Children that must be short, and start fast; what each may import beyond the standard library.
 CHILDREN = {
-    "resolver/hami/writer.py": set[str](),
-    "resolver/hami/walker.py": set[str](),
-    "resolver/gpu/nvml_worker.py": {"pynvml"},
-    "resolver/canary.py": set[str](),
+    "resolver/workers/slot_writer.py": set[str](),
+    "resolver/workers/path_walker.py": set[str](),
+    "resolver/workers/nvml.py": {"pynvml"},
+    "resolver/workers/canary.py": set[str](),
 }
 
 

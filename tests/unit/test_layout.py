@@ -22,7 +22,7 @@ from resolver.hami.layout import (
     parse_tail_start,
     slot_struct,
 )
-from resolver.types import RegionReason
+from resolver.reasons import RegionReason
 from tests.fakes.cachefiles import NAMES, RECORDED, expected, recorded
 
 layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)

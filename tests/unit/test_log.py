@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from resolver import log
-from resolver.types import RepairReason
+from resolver.reasons import RepairReason
 
 HOSTILE = 'a b="c"\n2030-01-01 [info] repair \x1b[31mred\x1b[0m\r\x00\x9b\udcff\u2028end'
 

@@ -8,11 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from resolver.containers.find import Wanted, container_name
+from resolver.containers.namespaces import (
+    HOST,
+    Member,
+    Namespace,
+    members_of,
+    nested_namespace,
+    own_namespace,
+)
 from resolver.errors import Ambiguous, CannotKnow, NotFound, ProcessGone, UsageError
-from resolver.lookup.containers import Wanted, container_name
-from resolver.lookup.hierarchies import cgroup_roots, find_directories, processes_in
-from resolver.lookup.namespaces import HOST, Member, Namespace, members_of, nested_namespace, own_namespace
-from resolver.procfs import HOST_PIDNS, Mount, Procfs
+from resolver.linux.cgroup_directories import cgroup_roots, find_directories, processes_in
+from resolver.linux.procfs import HOST_PIDNS, Mount, Procfs
 
 A, B = "a1b2c3d4e5f60718" * 4, "a1b2c3ffe5f60718" * 4
 UID = "0a1b2c3d-1111-4222-8333-444455556666"

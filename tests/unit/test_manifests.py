@@ -15,8 +15,8 @@ import kubernetes_validate
 import pytest
 
 from resolver import __version__
-from resolver.capabilities import NUMBERS, TO_START
 from resolver.config import Settings, load_with_origins
+from resolver.linux.capabilities import NUMBERS, TO_START
 from tests.fakes.kube import RULES, rules_of
 from tests.manifests import (
     KUSTOMIZE,

@@ -13,11 +13,11 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE_OPENMETRICS
 
 from resolver.config import Settings
+from resolver.gpu.attribution import Joined, Orphan
 from resolver.gpu.inventory import GpuReport, Illness, Inventory, MigInstance
-from resolver.join import Joined, Orphan
 from resolver.metrics import Page, collector, own
-from resolver.snapshot import ContainerReport, ProcessReport, RegionReport, SlotReport, Snapshot
-from resolver.types import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from resolver.state import ContainerReport, ProcessReport, RegionReport, SlotReport, Snapshot
 from tests.fakes.exposition import Read
 from tests.fakes.pictures import picture
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from resolver.kube import tally
-from resolver.metrics import collector, families, hami
-from resolver.metrics.containers import Unknown
+from resolver.metrics import collector, families, hami_names
 from resolver.metrics.own import collect as own
+from resolver.metrics.utilization import Unknown
 
 #: What Prometheus says about names: https://prometheus.io/docs/practices/naming/
 UNITS = ("seconds", "bytes", "ratio", "celsius", "watts", "info", "total")
@@ -32,7 +32,7 @@ def sections(root: Path) -> dict[str, str]:
 
 
 def test_every_family_is_told_and_no_other(root: Path) -> None:
-    everybodys = (*families.FAMILIES, *hami.FAMILIES, *tally.FAMILIES)
+    everybodys = (*families.FAMILIES, *hami_names.FAMILIES, *tally.FAMILIES)
     declared = {each.name: each[1:] for each in everybodys}
     assert len(declared) == len(everybodys)
     assert told((root / "docs/metrics.md").read_text()) == declared
@@ -40,7 +40,7 @@ def test_every_family_is_told_and_no_other(root: Path) -> None:
 
 def test_families_of_hamis_are_told_as_such(root: Path) -> None:
     by_section = sections(root)
-    assert set(told(by_section["HAMi's names"])) == {each.name for each in hami.FAMILIES}
+    assert set(told(by_section["HAMi's names"])) == {each.name for each in hami_names.FAMILIES}
 
 
 def test_every_reason_without_a_value_is_told(root: Path) -> None:

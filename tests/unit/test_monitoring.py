@@ -17,7 +17,7 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from resolver import __version__
-from resolver.metrics import families, hami
+from resolver.metrics import families, hami_names
 from resolver.metrics.own import collect as own
 from tests.fakes.monitored import Query, dashboard, queries
 from tests.fakes.prometheus import program
@@ -52,7 +52,7 @@ WORDS = (
 def metrics() -> dict[str, set[str]]:
     """Every series that there can be, with its labels."""
     found: dict[str, set[str]] = {name: set(labels) for name, labels in OF_TARGETS.items()}
-    for family in (*families.FAMILIES, *hami.FAMILIES):
+    for family in (*families.FAMILIES, *hami_names.FAMILIES):
         if family.kind == "histogram":
             found |= {f"{family.name}_{part}": set(family.labels) for part in ("sum", "count")}
             found[f"{family.name}_bucket"] = {*family.labels, "le"}

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from resolver import peers
 from resolver.errors import AccessDenied, CannotKnow
-from resolver.peers import Listener, PeerReason, PeerUnknown, credentials_of, peer_of, pidns_of
-from resolver.procfs import HOST_PIDNS, Procfs
+from resolver.linux import peers
+from resolver.linux.peers import Listener, PeerReason, PeerUnknown, credentials_of, peer_of, pidns_of
+from resolver.linux.procfs import HOST_PIDNS, Procfs
 
 BOTH_WAYS = pytest.mark.parametrize("use_peerpidfd", [True, False])
 SO_PEERGROUPS, SO_PEERPIDFD = 59, 77

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resolver import pidmap as module
-from resolver.pidmap import PidMap
-from resolver.sources import Changes, listing
-from resolver.sources.listing import Listing
+from resolver.pids import listing
+from resolver.pids import pidmap as module
+from resolver.pids.listing import Listing
+from resolver.pids.pidmap import PidMap
+from resolver.pids.source import Changes
 
 
 class Told:

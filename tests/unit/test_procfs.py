@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resolver import procfs as module
 from resolver.errors import AccessDenied, CannotKnow, ProcessGone
-from resolver.mappings import maps_file
-from resolver.procfs import (
+from resolver.linux import procfs as module
+from resolver.linux.mappings import maps_file
+from resolver.linux.procfs import (
     HOST_PIDNS,
     Mount,
     Procfs,
@@ -27,7 +27,7 @@ from resolver.procfs import (
     parse_start_time,
     parse_status,
 )
-from resolver.types import Process
+from resolver.reasons import Process
 
 # -- bytes -----------------------------------------------------------------------------------------------
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from resolver.errors import RegionRejected
-from resolver.hami import finder as finder_module
-from resolver.hami.finder import RegionFinder
+from resolver.hami import directory_finder as finder_module
+from resolver.hami.directory_finder import RegionFinder
 from resolver.hami.layout import LAYOUTS
-from resolver.hami.openat import open_plain
 from resolver.hami.region import SharedRegion, open_region
-from resolver.types import RegionReason
+from resolver.linux.safe_open import open_plain
+from resolver.reasons import RegionReason
 from tests.fakes.cachefiles import NAMES, POD_UID, container, expected, poke, recorded, write
 
 V1_2 = LAYOUTS["v1.2"]

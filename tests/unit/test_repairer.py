@@ -21,20 +21,20 @@ import pytest
 
 from resolver import log
 from resolver.config import HostpidNamespace, Settings, WriteUtilization
-from resolver.containers import SharedDirectory
 from resolver.errors import WorkerFailed
+from resolver.gpu.attribution import NOTHING, Joined
 from resolver.hami import layout as layouts
-from resolver.hami import writer
-from resolver.hami.policy import Policy
-from resolver.hami.values import TWO_TICKS
-from resolver.join import NOTHING, Joined
-from resolver.pidmap import PidMap
-from resolver.procfs import ProcessHandle, Procfs
-from resolver.repairer import Repairer
-from resolver.snapshot import SlotReport
-from resolver.sources.listing import Listing
-from resolver.sources.scan import ScanSource
-from resolver.types import RegionReason, RepairReason, UnresolvedReason
+from resolver.hami.hostpid_policy import Policy
+from resolver.hami.slot_owner import SharedDirectory
+from resolver.linux.procfs import ProcessHandle, Procfs
+from resolver.pids.listing import Listing
+from resolver.pids.pidmap import PidMap
+from resolver.pids.scan import ScanSource
+from resolver.reasons import RegionReason, RepairReason, UnresolvedReason
+from resolver.repair.repairer import Repairer
+from resolver.repair.reported_values import TWO_TICKS
+from resolver.state import SlotReport
+from resolver.workers import slot_writer
 from tests.fakes import cachefiles
 
 V1_2 = layouts.LAYOUTS["v1.2"]
@@ -359,11 +359,11 @@ class Answering:
     async def request(self, message: bytes, descriptors: Sequence[int] = ()) -> bytes:
         self.asked += 1
         assert descriptors
-        _, count = writer.HEAD.unpack_from(message)
+        _, count = slot_writer.HEAD.unpack_from(message)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return answer if isinstance(answer, bytes) else writer.RESULT.pack(*answer) * count
+        return answer if isinstance(answer, bytes) else slot_writer.RESULT.pack(*answer) * count
 
     def malformed(self, what: str) -> WorkerFailed:
         return WorkerFailed(what)
@@ -382,9 +382,9 @@ def with_answers(bench: Bench, *answers: tuple[int, int] | Exception | bytes) ->
 @pytest.mark.parametrize(
     ("outcome", "reason", "counter"),
     [
-        (writer.DIFFERENT, UnresolvedReason.CHANGED, "writes_missed"),
-        (writer.WRONG_SIZE, UnresolvedReason.CHANGED, "writes_missed"),
-        (writer.OWNER_GONE, UnresolvedReason.GONE, "writes_undone"),
+        (slot_writer.DIFFERENT, UnresolvedReason.CHANGED, "writes_missed"),
+        (slot_writer.WRONG_SIZE, UnresolvedReason.CHANGED, "writes_missed"),
+        (slot_writer.OWNER_GONE, UnresolvedReason.GONE, "writes_undone"),
     ],
 )
 def test_a_write_that_did_not_happen_is_unresolved_and_tried_again(
@@ -401,7 +401,7 @@ def test_a_write_that_did_not_happen_is_unresolved_and_tried_again(
 
 
 def test_a_file_that_cannot_be_written_is_left_alone_for_a_while(bench: Bench) -> None:
-    with_answers(bench, (writer.NOT_WRITABLE, 0))
+    with_answers(bench, (slot_writer.NOT_WRITABLE, 0))
     for _ in range(3):
         bench.step()
         assert bench.reports()[0].unresolved is UnresolvedReason.WRITE_FAILED
@@ -409,8 +409,8 @@ def test_a_file_that_cannot_be_written_is_left_alone_for_a_while(bench: Bench) -
 
 
 def test_a_file_that_cannot_be_written_is_said_once_and_its_end_too(bench: Bench, lines: Lines) -> None:
-    refused = (writer.NOT_WRITABLE, 0)
-    with_answers(bench, refused, refused, (writer.DIFFERENT, 0), refused, (writer.DONE, 0))
+    refused = (slot_writer.NOT_WRITABLE, 0)
+    with_answers(bench, refused, refused, (slot_writer.DIFFERENT, 0), refused, (slot_writer.DONE, 0))
     for _ in range(5):
         bench.step()
         for repairs in bench.repairer.regions.values():
@@ -420,7 +420,7 @@ def test_a_file_that_cannot_be_written_is_said_once_and_its_end_too(bench: Bench
 
 
 def test_a_write_that_was_changed_back_before_it_was_read_back_was_one(bench: Bench) -> None:
-    with_answers(bench, (writer.DONE, 0xBAD))
+    with_answers(bench, (slot_writer.DONE, 0xBAD))
     for _ in range(4):
         bench.step()
     assert bench.repairer.writing.worker.asked == 1  # type: ignore[attr-defined]
@@ -450,7 +450,15 @@ def test_a_writer_that_is_late_three_times_is_not_the_files_fault_if_the_next_on
     bench: Bench,
 ) -> None:
     late = WorkerFailed("the slot writer did not answer within 1 s")
-    with_answers(bench, late, (writer.DIFFERENT, 0), late, (writer.DIFFERENT, 0), late, (writer.DIFFERENT, 0))
+    with_answers(
+        bench,
+        late,
+        (slot_writer.DIFFERENT, 0),
+        late,
+        (slot_writer.DIFFERENT, 0),
+        late,
+        (slot_writer.DIFFERENT, 0),
+    )
     for _ in range(6):
         bench.step()
     assert (bench.counters["quarantines"], bench.counters["writer_failures"]) == (0, 3)
@@ -479,13 +487,13 @@ def test_a_writer_that_somebody_kills_is_not_the_files_fault_until_it_looks_like
 
 
 def test_an_answer_forgives(bench: Bench) -> None:
-    with_answers(bench, KILLED, KILLED, (writer.DIFFERENT, 0), KILLED, KILLED)
+    with_answers(bench, KILLED, KILLED, (slot_writer.DIFFERENT, 0), KILLED, KILLED)
     for _ in range(5):
         bench.step()
     assert bench.counters["quarantines"] == 0
 
 
-@pytest.mark.parametrize("answer", [b"x", b"\0" * writer.RESULT.size * 2])
+@pytest.mark.parametrize("answer", [b"x", b"\0" * slot_writer.RESULT.size * 2])
 def test_a_malformed_answer_is_a_failure(bench: Bench, answer: bytes) -> None:
     with_answers(bench, answer)
     bench.step()

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from resolver.gpu.attribution import NOTHING
 from resolver.gpu.inventory import GpuReport, Inventory
-from resolver.join import NOTHING
 from resolver.kube.device import CORDON, health
 from resolver.kube.tally import FAMILIES
 from tests.fakes.apiserver import Served, serving
@@ -219,7 +219,7 @@ def test_without_the_extra_it_says_what_to_install() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["resolver.service", "resolver.metrics", "resolver.api.server", "resolver.cli.devices"]
+    "module", ["resolver.daemon.service", "resolver.metrics", "resolver.api.server", "resolver.cli.devices"]
 )
 def test_nobody_else_pays_for_the_extra(module: str) -> None:
     program = (

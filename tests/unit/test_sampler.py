@@ -15,7 +15,7 @@ import pytest
 from resolver.gpu import sampler as module
 from resolver.gpu.inventory import NONE, GpuReport
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED, Collection, Sampler
-from resolver.procfs import Procfs
+from resolver.linux.procfs import Procfs
 from tests.fakes.chain import Chain
 from tests.fakes.gpu import DEFAULT_DEVICES, Device, Mig
 from tests.fakes.state import Answer, Fault, Hang

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from resolver.errors import AccessDenied, ProcessGone
-from resolver.procfs import Procfs
-from resolver.sources import Lister
-from resolver.sources.scan import ScanSource
+from resolver.linux.procfs import Procfs
+from resolver.pids.scan import ScanSource
+from resolver.pids.source import Lister
 
 
 def put(root: Path, host_pid: int, *ns_pids: int, status: str | None = None) -> None:

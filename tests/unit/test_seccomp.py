@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from resolver import seccomp
-from resolver.seccomp import DANGEROUS, OF_THE_WRITER, program
+from resolver.linux import seccomp
+from resolver.linux.seccomp import DANGEROUS, OF_THE_WRITER, program
 
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
 
 UNDER = """
 import ctypes, os, socket, sys
-from resolver import capabilities, seccomp
+from resolver.linux import capabilities
+from resolver.linux import seccomp
 libc = ctypes.CDLL(None, use_errno=True)
 def call(number, *arguments):
     return ctypes.get_errno() if libc.syscall(number, *arguments) < 0 else 0

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from resolver import log, service
+from resolver import log
 from resolver.config import HostpidNamespace, LogLevel, Settings
+from resolver.daemon import service
+from resolver.daemon.service import Service
+from resolver.gpu.attribution import NOTHING, Joined, Orphan
 from resolver.gpu.sampler import Collection, DeviceSamples
-from resolver.join import NOTHING, Joined, Orphan
-from resolver.service import Service
-from resolver.snapshot import RegionReport, SlotReport
-from resolver.types import SampleReason, UnresolvedReason
+from resolver.reasons import SampleReason, UnresolvedReason
+from resolver.state import RegionReport, SlotReport
 from tests.fakes import cachefiles
 from tests.fakes.pictures import picture
 from tests.fakes.state import Fault, Hang

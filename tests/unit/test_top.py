@@ -24,8 +24,8 @@ from resolver.cli._top.plain import _COLUMNS
 from resolver.cli._top.reading import Reading
 from resolver.cli._top.rows import SORTS, Choice, Row, rows_of
 from resolver.cli._top.tree import HOST, Amount, Container, Tree, total
-from resolver.snapshot import Snapshot
-from resolver.types import SampleReason
+from resolver.reasons import SampleReason
+from resolver.state import Snapshot
 from tests.fakes.busy import GIB, GPUS, Builder, busy, troubled
 from tests.fakes.pictures import picture
 from tests.fakes.served import Served, tree_of

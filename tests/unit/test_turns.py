@@ -13,11 +13,11 @@ import pytest
 
 from resolver import log
 from resolver.budget import BURST_SECONDS, SHARE
-from resolver.containers import SharedDirectory
-from resolver.hami import writer
-from resolver.hami.policy import Policy
-from resolver.procfs import ProcessHandle
-from resolver.types import UnresolvedReason
+from resolver.hami.hostpid_policy import Policy
+from resolver.hami.slot_owner import SharedDirectory
+from resolver.linux.procfs import ProcessHandle
+from resolver.reasons import UnresolvedReason
+from resolver.workers import slot_writer
 from tests.unit.test_budget import burn
 from tests.unit.test_repairer import HOST, Bench, ToldOwners, slot
 
@@ -147,7 +147,7 @@ def test_a_single_pass_has_no_later(tmp_path: Path) -> None:
 
 def test_regions_take_turns_with_the_writer(bench: Patient) -> None:
     process = bench.child()
-    many = 4 * writer.MAX_ORDERS
+    many = 4 * slot_writer.MAX_ORDERS
     first = bench.file(*((ns_pid, 0) for ns_pid in range(1, many + 1)), name="a")
     second = bench.file((7, 0), name="b")
     bench.told.host_pids = dict.fromkeys(range(1, many + 1), process.pid)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from resolver.errors import CannotKnow
-from resolver.sources.bpf import BpfPidMap, start
+from resolver.pids.bpf_map import BpfPidMap, start
 from tests.fakes.bpf.lives import truth
 
 _DETAIL = 1500

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from resolver.errors import ProcessGone
-from resolver.procfs import Procfs, parse_start_time
+from resolver.linux.procfs import Procfs, parse_start_time
 
 SOURCE = Path(__file__).with_name("lives.c")
 FLAGS = ("-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread")

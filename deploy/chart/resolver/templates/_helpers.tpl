@@ -59,7 +59,7 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* What each source needs: capabilities as in resolver/capabilities.py, resources as measured. */}}
+{{/* What each source needs: capabilities as in resolver/linux/capabilities.py, resources as measured. */}}
 {{- define "resolver.needs" -}}
 capabilities:
   {{- if eq .Values.source "scan" }} [SYS_PTRACE]

@@ -1,0 +1,269 @@
+"""What people call a container, and the containers that have that name now."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from resolver.containers.namespaces import Member, members_of
+from resolver.errors import Ambiguous, CannotKnow, NotFound, ProcessGone, ResolverError, UsageError
+from resolver.linux.cgroup import cgroup_paths, container_id_of, parts_of, pod_uid_of, strip_scheme
+from resolver.linux.cgroup_directories import cgroup_roots, find_directories, processes_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from resolver.linux.procfs import Mount, Procfs
+
+#: Fewer characters of an id than this are taken for a slip.
+SHORTEST_PREFIX = 6
+_FULL_ID = 64
+#: Inode of the initial cgroup namespace (PROC_CGROUP_INIT_INO in include/linux/proc_ns.h).
+_HOST_CGROUPNS = "cgroup:[4026531835]"
+
+
+class Container(NamedTuple):
+    """A container with processes. ``keys`` holds its id, or, where its name is no id, its cgroup paths."""
+
+    keys: frozenset[str]
+    directories: tuple[str, ...]
+    host_pids: dict[int, None]
+
+    @property
+    def container_id(self) -> str:
+        """The id, or the name where there is no id."""
+        return min(self.keys, key=len).rsplit("/", 1)[-1]
+
+
+class Wanted:
+    """A container as it was asked for: an id, the start of one, a complete name, or a name in a pod."""
+
+    def __init__(self, text: str) -> None:
+        self.text = strip_scheme(text.strip())
+        self.pod_uid, _, self.container_name = self.text.partition("/")
+        self.in_pod = "/" in self.text
+        if self.in_pod and (not self.container_name or pod_uid_of(f"/pod{self.pod_uid}") is None):
+            raise UsageError(
+                f"{text!r} is no <podUID>/<containerName>: "
+                "kubectl get pod NAME -o jsonpath={.metadata.uid} prints the UID"
+            )
+        if not self.text:
+            raise UsageError("the container's id is empty: give it, 6 or more characters of it, or its name")
+        self.pod_uid = self.pod_uid.replace("_", "-")
+        self._needles = (self.pod_uid, self.pod_uid.replace("-", "_")) if self.in_pod else (self.text,)
+        self._prefix = re.fullmatch(f"[0-9a-f]{{{SHORTEST_PREFIX},{_FULL_ID}}}", self.text) is not None
+
+    @property
+    def is_full_id(self) -> bool:
+        """Whether no other container can have this name."""
+        return self._prefix and len(self.text) == _FULL_ID
+
+    def match(self, path: str, name: str, in_pod: bool) -> tuple[str | None, bool]:  # noqa: FBT001 - of Match
+        """The key of the container whose cgroup is ``path``, if it is wanted; see `find_directories`."""
+        if self.in_pod:
+            in_pod = in_pod or (
+                any(needle in name for needle in self._needles) and pod_uid_of("/" + name) == self.pod_uid
+            )
+            return (container_id_of(name) if in_pod else None), in_pod
+        if self.text in name:
+            container_id = container_id_of(name) if self._prefix else None
+            if container_id is not None and container_id.startswith(self.text):
+                return container_id, False
+            if name == self.text and not name.endswith(".slice"):  # a slice holds containers and is none
+                return path, False
+        return None, False
+
+    def is_exact(self, key: str) -> bool:
+        """Whether a key is what was asked for, all of it."""
+        return key.rsplit("/", 1)[-1] == self.text
+
+    def keys_in(self, cgroup_text: str) -> set[str]:
+        """The keys of the wanted containers that a process with this ``/proc/<pid>/cgroup`` is in."""
+        keys: set[str] = set()
+        if any(needle in cgroup_text for needle in self._needles):
+            for path in cgroup_paths(cgroup_text):
+                in_pod, so_far = False, ""
+                for part in parts_of(path)[1:]:
+                    so_far += "/" + part
+                    key, in_pod = self.match(so_far, part, in_pod)
+                    if key is not None:
+                        keys.add(key)
+        return keys
+
+
+def find_container(
+    procfs: Procfs, wanted: Wanted, mounts: Iterable[Mount], roots: Sequence[str] | None
+) -> tuple[Container, str]:
+    """The one container that is wanted, and ``"cgroup"`` or ``"scan"``, whichever showed it.
+
+    Raises NotFound, Ambiguous, CannotKnow, and UsageError for a name that is too short to be part of an id.
+    """
+    source = "cgroup"
+    found = _by_directories(wanted, cgroup_roots(mounts) if roots is None else roots)
+    if not found:
+        found, source = _by_scan(procfs, wanted), "scan"
+    if any(wanted.is_exact(key) for container in found for key in container.keys):
+        found = [container for container in found if any(map(wanted.is_exact, container.keys))]
+    if wanted.in_pod and found:
+        found = _named(procfs, wanted, found)
+    if len(found) > 1:
+        raise Ambiguous(
+            f"{wanted.text!r} fits {len(found)} containers: ask for one by its id",
+            tuple(
+                sorted("  ".join((container.container_id, *container.directories[:1])) for container in found)
+            ),
+        )
+    if not found:
+        raise _not_found(procfs, wanted)
+    return found[0], source
+
+
+def container_name(mounts: Iterable[Mount], pod_uid: str | None) -> str | None:
+    """The name a pod gives its container, from the mount table of its main process; None if nothing tells it.
+
+    HAMi's directory is bind-mounted from ``<hook>/containers/<podUID>_<containerName>``, kubelet's file for
+    the last words from ``<kubelet>/pods/<podUID>/containers/<containerName>/<hash>``. The first one counts:
+    the runtime makes its mounts before the container can make any, and later ones are listed later.
+    """
+    if pod_uid is None:
+        return None
+    in_kubelet, in_hami = f"/pods/{pod_uid}/", f"/containers/{pod_uid}_"
+    for mount in mounts:
+        before, found, name = mount.root.partition(in_hami)
+        if found and name and "/" not in name and in_kubelet not in before:
+            return name
+        # What a tenant keeps in its own volumes is below this pod's directory as well, but not at once.
+        _, found, below = mount.root.partition(in_kubelet)
+        if found:
+            kind, _, rest = below.partition("/")
+            name, _, file = rest.partition("/")
+            if kind == "containers" and name and file and "/" not in file:
+                return name
+    return None
+
+
+def name_of(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str | None:
+    """A container's name by the mount table of its main process: outermost, with the lowest number."""
+    if pod_uid is None:
+        return None  # nothing in a mount table could be told apart from another pod's
+    for member in sorted(members, key=lambda member: (len(member.ns_pids), member.ns_pids[-1])):
+        try:
+            name = container_name(procfs.mounts(member.host_pid), pod_uid)
+            if procfs.ns_pids(member.host_pid) == member.ns_pids:  # and its PID was not used again
+                return name
+        except ProcessGone:
+            continue
+    return None
+
+
+def _by_directories(wanted: Wanted, roots: Sequence[str]) -> list[Container]:
+    """Containers with processes, by their directories in all hierarchies: a hybrid may have it in one only.
+
+    For a full id the first hierarchy that has it is walked, and the same path is tried in the others.
+    """
+    by_key: dict[str, list[str]] = {}
+    tops: list[str] = []
+    for root in roots:
+        for top in tops or [""]:
+            found = find_directories(root, wanted.match, top)
+            for key, directories in found.items():
+                by_key.setdefault(key, []).extend(directories)
+                if wanted.is_full_id and not tops:
+                    tops = [directory[len(root) :] for directory in _tops(directories)]
+    return _merged((key, directories, processes_in(directories)) for key, directories in by_key.items())
+
+
+def _tops(directories: list[str]) -> list[str]:
+    """Those that are not below another one of the list."""
+    known = set(directories)
+    return [directory for directory in directories if os.path.dirname(directory) not in known]
+
+
+def _merged(parts: Iterable[tuple[str, list[str], dict[int, None]]]) -> list[Container]:
+    """Containers; those with a name and another path in each hierarchy are one if they share processes."""
+    containers: list[Container] = []
+    for key, directories, host_pids in parts:
+        if not host_pids:
+            continue  # left behind by a container that is gone
+        keys, merged_directories, merged_pids = frozenset((key,)), tuple(directories), host_pids
+        for other in list(containers):
+            named = key.startswith("/") and all(name.startswith("/") for name in other.keys)
+            if named and not other.host_pids.keys().isdisjoint(merged_pids):
+                containers.remove(other)
+                keys |= other.keys
+                merged_directories = other.directories + merged_directories
+                merged_pids = other.host_pids | merged_pids
+        containers.append(Container(keys, merged_directories, merged_pids))
+    return containers
+
+
+def _by_scan(procfs: Procfs, wanted: Wanted) -> list[Container]:
+    by_key: dict[str, dict[int, None]] = {}
+    for host_pid in procfs.entries():
+        try:
+            keys = wanted.keys_in(procfs.cgroup(host_pid))
+            if keys and _is_dead(procfs, host_pid):
+                continue
+        except ProcessGone:
+            continue
+        for key in keys:
+            by_key.setdefault(key, {})[host_pid] = None
+    return _merged((key, [], host_pids) for key, host_pids in by_key.items())
+
+
+def _is_dead(procfs: Procfs, host_pid: int) -> bool:
+    """Whether it only waits for its parent; ``cgroup.procs`` leaves such processes out.
+
+    A leader that ended before its threads is not dead; three links are those of a directory with one task.
+    """
+    if procfs.status(host_pid).state not in "ZX":
+        return False
+    try:
+        return os.stat(f"{procfs.root}/{host_pid}/task").st_nlink <= 3
+    except OSError:
+        return True
+
+
+def _named(procfs: Procfs, wanted: Wanted, containers: list[Container]) -> list[Container]:
+    """Those of a pod's containers that have the wanted name; NotFound, with the names there are, if none."""
+    names: dict[str, list[Container]] = {}
+    unnamed = 0
+    for container in containers:
+        name = name_of(procfs, members_of(procfs, container.host_pids), wanted.pod_uid)
+        if name is None:
+            unnamed += 1
+        else:
+            names.setdefault(name, []).append(container)
+    if wanted.container_name not in names:
+        known = ", ".join(sorted(names)) or "none that tells its name"
+        raise NotFound(
+            f"pod {wanted.pod_uid} has no running container {wanted.container_name!r}; it has: {known} "
+            f"(and {unnamed} without a name, such as its sandbox)",
+            "container",
+        )
+    return names[wanted.container_name]
+
+
+def _not_found(procfs: Procfs, wanted: Wanted) -> ResolverError:
+    if not wanted.in_pod and len(wanted.text) < SHORTEST_PREFIX:
+        return UsageError(
+            f"{wanted.text!r} is no container's complete name, and too short for the start of an id: "
+            f"give {SHORTEST_PREFIX} or more characters"
+        )
+    what = f"pod {wanted.pod_uid}" if wanted.in_pod else f"container {wanted.text!r}"
+    if in_private_cgroupns(procfs):
+        return CannotKnow(
+            f"no process of {what} can be seen, but this process runs in a private cgroup namespace, where "
+            "its own container's id is hidden, and that might be the one: run it on the host, or with "
+            "--cgroupns=host (Docker)"
+        )
+    return NotFound(f"no process on this node is in {what}: is it running, and on this node?", "container")
+
+
+def in_private_cgroupns(procfs: Procfs) -> bool:
+    """Whether we run in a cgroup namespace of our own, which hides what our own container is called."""
+    try:
+        return os.readlink(f"{procfs.root}/self/ns/cgroup") != _HOST_CGROUPNS
+    except FileNotFoundError:
+        return False  # before Linux 4.6 there was but one

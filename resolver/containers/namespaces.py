@@ -1,0 +1,183 @@
+"""The PID namespaces of a container, and which of them is its own."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from resolver.errors import Ambiguous, CannotKnow, NotFound, ProcessGone
+from resolver.linux.procfs import HOST_PIDNS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from resolver.linux.procfs import Procfs
+
+
+class Member(NamedTuple):
+    """A process of the container; ``ns_pids`` as in `resolver.reasons.Process`."""
+
+    host_pid: int
+    ns_pids: tuple[int, ...]
+
+
+class Namespace(NamedTuple):
+    """A PID namespace by its inode, and the place of its numbers in ``ns_pids``."""
+
+    pidns: int
+    level: int
+
+
+HOST = Namespace(HOST_PIDNS, 0)
+
+
+def members_of(procfs: Procfs, host_pids: Iterable[int]) -> list[Member]:
+    """The processes that still run, with their numbers in every namespace."""
+    members = []
+    for host_pid in host_pids:
+        try:
+            ns_pids = procfs.ns_pids(host_pid)
+        except ProcessGone:
+            continue
+        if not ns_pids:
+            raise CannotKnow(
+                "this kernel does not tell PIDs in containers: it takes Linux 4.1 or later (NSpid)"
+            )
+        if ns_pids[0] == host_pid:  # 0 while it is being reaped
+            members.append(Member(host_pid, ns_pids))
+    return members
+
+
+def own_namespace(procfs: Procfs, members: list[Member]) -> Namespace:
+    """The PID namespace of the container's main process.
+
+    Usually the main process is number 1 at the least depth at which the container has processes. Without
+    such a one, the container shares its namespace with the pod or the host. But a process of the host may
+    have been put into the container's cgroup, and a container of the host's namespace may have made one of
+    its own; both look alike, and are told apart by parentage, or by age. Raises Ambiguous if neither tells.
+    """
+    least = min(len(member.ns_pids) for member in members)
+    top = [member for member in members if len(member.ns_pids) == least]
+    inits = [member for member in members if member.ns_pids[-1] == 1 and len(member.ns_pids) > 1]
+    top_inits = [member for member in inits if len(member.ns_pids) == least]
+    if top_inits:
+        return _only(procfs, top_inits)
+    if inits:
+        deeper = min(len(member.ns_pids) for member in inits)
+        first = [member for member in inits if len(member.ns_pids) == deeper]
+        if not _made_inside(procfs, top, first):
+            return _only(procfs, first)
+    return _only(procfs, top)
+
+
+def nested_namespace(procfs: Procfs, members: list[Member], pidns: int) -> Namespace:
+    """The namespace with this inode, which some process of the container is in, at any depth."""
+    seen: dict[int, None] = {}
+    for member in members:
+        try:
+            innermost = procfs.pidns(member.host_pid)
+            if innermost in seen:
+                continue
+            chain = procfs.pidns_chain(member.host_pid)
+        except ProcessGone:
+            continue
+        if pidns in chain:
+            return Namespace(pidns, chain.index(pidns))
+        seen[innermost] = None
+    known = ", ".join(map(str, seen)) or "none, they all ended"
+    raise NotFound(
+        f"no process of the container is in a PID namespace with inode {pidns}; they are in: {known}",
+        "pidns",
+    )
+
+
+def numbered(procfs: Procfs, members: Iterable[Member], namespace: Namespace, ns_pid: int) -> list[Member]:
+    """Those whose number in the namespace is ``ns_pid``; more than one only if the first ended just now."""
+    fitting = []
+    for member in members:
+        if member.ns_pids[namespace.level : namespace.level + 1] == (ns_pid,):
+            try:
+                if goes_through(procfs, member, namespace):
+                    fitting.append(member)
+            except ProcessGone:
+                continue
+    return fitting
+
+
+def goes_through(procfs: Procfs, member: Member, namespace: Namespace) -> bool:
+    """Whether the number at this level is one of this very namespace, and not of a sibling."""
+    if namespace == HOST:
+        return True
+    if len(member.ns_pids) == namespace.level + 1:
+        return procfs.pidns(member.host_pid) == namespace.pidns
+    return procfs.pidns_chain(member.host_pid)[namespace.level : namespace.level + 1] == (namespace.pidns,)
+
+
+def _only(procfs: Procfs, members: list[Member]) -> Namespace:
+    """The one namespace in which all of these are, at their common depth."""
+    level = len(members[0].ns_pids) - 1
+    if level == 0:
+        return HOST
+    by_pidns: dict[int, Member] = {}
+    for member in members:
+        try:
+            by_pidns.setdefault(procfs.pidns(member.host_pid), member)
+        except ProcessGone:
+            continue
+    if not by_pidns:
+        raise ProcessGone("the container ended while it was looked at")
+    if len(by_pidns) > 1:
+        raise Ambiguous(
+            f"its processes are in {len(by_pidns)} PID namespaces, none inside another: choose with --pidns",
+            tuple(f"--pidns {pidns}  (host PID {member.host_pid})" for pidns, member in by_pidns.items()),
+        )
+    return Namespace(next(iter(by_pidns)), level)
+
+
+def _made_inside(procfs: Procfs, top: list[Member], inits: list[Member]) -> bool:
+    """Whether these namespaces were made by the container, rather than the container's own."""
+    outer = {member.host_pid for member in top}
+    if any(_parent(procfs, member.host_pid) in outer for member in inits):
+        return True
+    born_top, born_init = _first_start(procfs, top), _first_start(procfs, inits)
+    if born_top == born_init or (born_top < born_init and _from_outside(procfs, top)):
+        raise Ambiguous(
+            "the container's own PID namespace cannot be told from one made inside it: choose with --pidns",
+            tuple(
+                f"--pidns {namespace.pidns}  (host PID {group[0].host_pid})"
+                for group in (top, inits)
+                for namespace in (_only(procfs, group[:1]),)
+            ),
+        )
+    return born_top < born_init
+
+
+def _from_outside(procfs: Procfs, members: list[Member]) -> bool:
+    """Whether all have the host's mounts, which no runtime leaves to a container, but a container can enter.
+
+    Process 2 is kthreadd, which always has them; process 1 may be closed even to CAP_SYS_PTRACE.
+    """
+    try:
+        host = os.readlink(f"{procfs.root}/2/ns/mnt")
+        return all(os.readlink(f"{procfs.root}/{member.host_pid}/ns/mnt") == host for member in members)
+    except OSError:
+        return False
+
+
+def _parent(procfs: Procfs, host_pid: int) -> int:
+    try:
+        return procfs.status(host_pid).ppid
+    except ProcessGone:
+        return 0
+
+
+def _first_start(procfs: Procfs, members: list[Member]) -> int:
+    starts = []
+    for member in members:
+        try:
+            starts.append(procfs.start_time(member.host_pid))
+        except ProcessGone:
+            continue
+    if not starts:
+        raise ProcessGone("the container's processes ended while they were looked at")
+    return min(starts)

@@ -1,0 +1,335 @@
+"""Measures which PIDs the driver gives to a container's watcher, once per driver version.
+
+When NVML has just had samples of slot owners, a child (`resolver.workers.driver_probe`) looks at the same samples
+from inside their PID namespace. Two looks that agree, of different containers where there are several, are a
+measurement. A look that fails or is refused is counted, and the next one waits: whoever disturbs it gets what the
+driver's version says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sysconfig
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from resolver.errors import AccessDenied, ProcessGone, WorkerFailed
+from resolver.gpu.sampler import OK, SAMPLE_SECONDS
+from resolver.hami.driver_memory import Memory, Subject, Verdict, judge
+from resolver.hami.hostpid_policy import by_version
+from resolver.linux import capabilities
+from resolver.linux.procfs import HOST_PIDNS
+from resolver.workers.driver_probe import RIGHTS
+from resolver.workers.supervisor import Worker
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterable
+
+    from resolver.config import HostpidNamespace
+    from resolver.gpu.sampler import Collection
+    from resolver.linux.procfs import ProcessHandle, Procfs
+    from resolver.log import Journal
+    from resolver.pids.pidmap import PidMap
+    from resolver.repair.owner_watch import Owners
+
+_AGREEING = 2
+_LOOK_SECONDS = 5.0
+_WORKER_SECONDS = _LOOK_SECONDS + 4.0
+_FIRST_WAIT, _LONGEST_WAIT = 2.0, 600.0
+_MOST_SUBJECTS = 8
+_TOLD_AFTER = 3
+
+
+_Seen = dict[str, frozenset[int]]  # by the device's UUID: the PIDs in its samples
+
+
+class _Place(NamedTuple):
+    """A PID namespace to look from, held by its descriptor, with the held owners that are busy in there."""
+
+    pidns: int
+    fd: int
+    subjects: tuple[tuple[Subject, int, ProcessHandle], ...]  # with the sample's time (us since the epoch)
+    driver_version: str
+
+    def close(self) -> None:
+        os.close(self.fd)
+        _close(self.subjects)
+
+
+def _close(subjects: Iterable[tuple[Subject, int, ProcessHandle]]) -> None:
+    for _, _, handle in subjects:
+        handle.close()
+
+
+class DriverTruth:
+    """What the driver was seen to do. Asked by the daemon after each collection, and never waited for."""
+
+    def __init__(
+        self,
+        run_dir: str,
+        owners: Owners,
+        procfs: Procfs,
+        pidmap: PidMap,
+        counters: Counter[str],
+        journal: Journal,
+    ) -> None:
+        self.why = ""  # why it is not measured yet; for people
+        self.unable = ""  # why it never will be; empty while it may
+        self.rights = frozenset[str]()  # what the daemon's children need for it, for as long as it is needed
+        self.worker = Worker(
+            "driver probe",
+            "resolver.workers.driver_probe",
+            sysconfig.get_paths()["purelib"],
+            timeout=_WORKER_SECONDS,
+            rights=RIGHTS,
+        )
+        self._memory = Memory(run_dir)
+        self._owners, self._procfs, self._pidmap = owners, procfs, pidmap
+        self._counters, self._journal = counters, journal
+        self._task: asyncio.Task[tuple[_Place, _Seen | str]] | None = None
+        self._nobody = True  # as whom to ask; a driver that is not open to everybody is asked as root
+        self._enabled = False
+        self._version = ""
+        self._agreed: list[HostpidNamespace] = []
+        self._tries: dict[int, int] = {}  # by PID namespace: each has its turn
+        self._in_vain = 0
+        self._not_before = 0.0
+
+    def enable(self, *, wanted: bool) -> None:
+        """From now on measure, if this process has the right to. Called before it gives any up."""
+        held = capabilities.held()
+        self._enabled = True
+        if not wanted:
+            self.unable = (
+                "the right to was given up, as hostpid_namespace was not auto at the start: restart resolver"
+            )
+        elif "SYS_ADMIN" not in held:
+            self.unable = "that takes CAP_SYS_ADMIN"
+        else:
+            self.rights = RIGHTS & held
+
+    def disable(self, driver_version: str) -> None:
+        """That driver is measured, and the rights are given up."""
+        self.rights = frozenset()
+        self.unable = (
+            f"the right to was given up after driver {driver_version} was measured: restart resolver"
+        )
+        self.close()
+
+    def get(self, driver_version: str | None) -> HostpidNamespace | None:
+        """What that driver was measured to do, now or by an earlier daemon since the node was started."""
+        return self._memory.get(driver_version) if driver_version else None
+
+    def consider(self, collection: Collection) -> None:
+        """Start a look if one is due and there is something to see."""
+        if self._task is not None:
+            if not self._task.done():
+                return
+            task, self._task = self._task, None
+            if not task.cancelled():
+                self._conclude(*task.result(), collection)
+        version = collection.driver_version
+        if (
+            not self._enabled
+            or self.unable
+            or collection.error
+            or not version
+            or self.get(version) is not None
+        ):
+            return
+        if version != self._version:
+            self._version, self._in_vain, self._not_before, self.why = version, 0, 0.0, ""
+            self._agreed.clear()
+        if time.monotonic() < self._not_before:
+            return
+        place = self._place(collection, version)
+        if place is not None:
+            self._counters["driver_probes"] += 1
+            self._task = asyncio.create_task(self._look(place))
+
+    def close(self) -> None:
+        """End the look that is under way, and its child."""
+        if self._task is not None:
+            self._task.cancel()
+        self.worker.stop()
+
+    # -- where to look -----------------------------------------------------------------------------------------------
+
+    def _place(self, collection: Collection, version: str) -> _Place | None:
+        oldest = int((collection.at - SAMPLE_SECONDS) * 1e6)
+        busy: dict[int, list[tuple[int, str, int]]] = {}
+        for uuid, device in collection.devices.items():
+            for host_pid, (stamp, sm_util) in device.newest.items():
+                process = self._owners.process(host_pid)
+                # One level below the host's: then all that can see the probe are processes of that namespace.
+                if process is not None and len(process.ns_pids) == 2 and sm_util and stamp > oldest:
+                    with contextlib.suppress(ProcessGone, AccessDenied):
+                        busy.setdefault(self._procfs.pidns(host_pid), []).append((host_pid, uuid, stamp))
+        busy.pop(HOST_PIDNS, None)
+        if not busy:
+            self.why = self.why or "no container with a busy process has been seen yet"
+            return None
+        self._tries = {pidns: self._tries.get(pidns, 0) for pidns in busy}
+        for pidns in sorted(busy, key=self._tries.__getitem__):
+            subjects: list[tuple[Subject, int, ProcessHandle]] = []
+            try:
+                self._hold(pidns, busy[pidns][:_MOST_SUBJECTS], collection, subjects)
+                fd = self._open_namespace(subjects[0][2], pidns) if subjects else -1
+            except BaseException:
+                _close(subjects)
+                raise
+            if fd >= 0:
+                self._tries[pidns] += 1
+                return _Place(pidns, fd, tuple(subjects), version)
+            _close(subjects)
+        self.why = self.why or "the numbers of every busy process may also be other processes'"
+        return None
+
+    def _hold(
+        self,
+        pidns: int,
+        busy: list[tuple[int, str, int]],
+        collection: Collection,
+        subjects: list[tuple[Subject, int, ProcessHandle]],
+    ) -> None:
+        """Take hold of those whose numbers tell something."""
+        for host_pid, uuid, stamp in busy:
+            with contextlib.suppress(ProcessGone, AccessDenied):
+                handle = self._procfs.open_handle(host_pid)
+                subject = Subject(host_pid, handle.process.ns_pids[-1], uuid)
+                subjects.append((subject, stamp, handle))
+                same = handle.process == self._owners.process(host_pid)
+                if not same or not self._telling(subject, pidns, collection):
+                    subjects.pop()
+                    handle.close()
+
+    def _open_namespace(self, handle: ProcessHandle, pidns: int) -> int:
+        """A descriptor of the held process's own namespace, -1 if it is not that one (any more)."""
+        path = f"{self._procfs.root}/{handle.process.host_pid}/ns/pid"
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            return -1
+        if handle.alive() and os.fstat(fd).st_ino == pidns:
+            return fd
+        os.close(fd)
+        return -1
+
+    def _telling(self, subject: Subject, pidns: int, collection: Collection) -> bool:
+        """Whether each of its two numbers, met in the samples, could mean nothing but this process."""
+        host_pid, ns_pid, uuid = subject
+        device = collection.devices.get(uuid)
+        if host_pid == ns_pid or device is None or device.status != OK:
+            return False
+        if ns_pid in device.newest or ns_pid in device.dropped or ns_pid in (device.memory or ()):
+            return False  # on the host another process has that number, and uses the device
+        with contextlib.suppress(ProcessGone, AccessDenied):
+            others = self._pidmap.candidates(host_pid, pidns)
+            return all(other == host_pid or self._procfs.pidns(other) != pidns for other in others)
+        return False
+
+    # -- the look ----------------------------------------------------------------------------------------------------
+
+    async def _look(self, place: _Place) -> tuple[_Place, _Seen | str]:
+        """What is seen from there, or why nothing is."""
+        request = {
+            "pidns": place.pidns,
+            "uuids": sorted({subject.device_uuid for subject, _, _ in place.subjects}),
+            "since": min(stamp for _, stamp, _ in place.subjects) - 1,
+            "nobody": self._nobody,
+            "seconds": _LOOK_SECONDS,
+        }
+        try:
+            answer = await self.worker.request(json.dumps(request).encode(), [place.fd])
+            return place, self._seen(json.loads(answer))
+        except WorkerFailed as error:
+            return place, str(error)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return place, str(self.worker.malformed("answered something malformed"))
+        except BaseException:
+            place.close()
+            raise
+        finally:
+            self.worker.stop()  # it was for this question only
+
+    def _seen(self, answer: dict[str, Any]) -> _Seen | str:
+        if "refused" in answer:
+            self._counters["driver_probes_refused"] += 1
+            return f"the container was not entered: {answer['refused']}"
+        if "failed" in answer:
+            if answer["init"] and self._nobody:
+                self._nobody, self._in_vain = (
+                    False,
+                    -1,
+                )  # the devices may not be open to everybody: as root, at once
+            return str(answer["failed"])
+        samples = {str(uuid): entry["samples"] for uuid, entry in answer["seen"].items()}
+        seen = {uuid: frozenset(pids) for uuid, pids in samples.items() if pids is not None}
+        if not all(type(pid) is int for pids in seen.values() for pid in pids):
+            raise ValueError("PIDs are whole numbers")
+        return seen or "NVML has no samples there"
+
+    def _conclude(self, place: _Place, seen: _Seen | str, collection: Collection) -> None:
+        """With the host's view from before the look and from after it."""
+        try:
+            verdict = Verdict(None, seen) if isinstance(seen, str) else self._verdict(place, seen, collection)
+        finally:
+            place.close()
+        if verdict.namespace is None:
+            self._failed(verdict.why)
+        elif place.driver_version != collection.driver_version:
+            self._agreed.clear()
+        elif self._agreed and verdict.namespace is not self._agreed[-1]:
+            self._agreed.clear()
+            self._failed("two looks contradicted each other")
+        else:
+            self._agreed.append(verdict.namespace)
+            self._in_vain, self.why = 0, "measured once, and to be confirmed"
+            if len(self._agreed) >= _AGREEING:
+                self._measured(place.driver_version, verdict.namespace)
+
+    def _verdict(self, place: _Place, seen: _Seen, collection: Collection) -> Verdict:
+        if collection.error:
+            return Verdict(None, collection.error)
+        # The dead can't be translated, and what has started meanwhile may have one of the numbers.
+        left = [
+            subject
+            for subject, _, handle in place.subjects
+            if handle.alive() and self._telling(subject, place.pidns, collection)
+        ]
+        return (
+            judge(left, seen)
+            if left
+            else Verdict(None, "the processes ended meanwhile, or their numbers are others' now")
+        )
+
+    def _failed(self, why: str) -> None:
+        self._counters["driver_probes_failed"] += 1
+        wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(self._in_vain, 20)) if self._in_vain >= 0 else 0.0
+        self._in_vain += 1
+        self._not_before = time.monotonic() + wait
+        self.why = why
+        # Of a look in vain nobody needs to know; of several in a row somebody may want to.
+        tell = self._journal.log.info if self._in_vain == _TOLD_AFTER else self._journal.log.debug
+        tell("driver_not_measured", why=why, next_try_seconds=wait)
+
+    def _measured(self, version: str, namespace: HostpidNamespace) -> None:
+        self.why = ""
+        self._agreed.clear()
+        try:
+            self._memory.put(version, namespace)
+        except OSError as error:
+            self._journal.log.warning("measurement_not_kept", path=self._memory.path, why=error.strerror)
+        expected = by_version(version)
+        if expected.namespace not in (None, namespace):
+            self._journal.log.warning(
+                "driver_contradicts_version",
+                driver_version=version,
+                measured=namespace,
+                by_version=expected.namespace,
+                why="its samples in a container are not what its version says; hostpid follows what was measured",
+            )

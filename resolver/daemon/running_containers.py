@@ -1,0 +1,137 @@
+"""The containers that run on this node: when they came, and who they are.
+
+Told by the first process of every PID namespace that a runtime made, and, for containers that share another's
+namespace, by processes that use a GPU or a HAMi file. A container that shares a namespace and does neither is not
+listed; look-ups find it all the same.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from resolver.budget import Slices
+from resolver.containers.find import container_name
+from resolver.errors import AccessDenied, ProcessGone
+from resolver.linux.cgroup import parse_cgroup
+from resolver.state import ContainerReport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from resolver.containers.pod_names import PodNames
+    from resolver.linux.procfs import Procfs
+    from resolver.log import Journal
+    from resolver.lookup.cached import LiveLookup
+    from resolver.pids.pidmap import PidMap
+
+#: A walk over /proc only to hear of new containers is not made more often.
+_SCAN_SECONDS = 5.0
+#: The runtime makes a container's mounts after its first process: a name that is not there yet is looked for again.
+_LOOKS = 5
+
+
+class _Known(NamedTuple):
+    report: ContainerReport
+    host_pid: int
+    looks: int
+
+
+class Census:
+    """Keeps the list. What it remembers is dropped with the container."""
+
+    def __init__(
+        self, procfs: Procfs, pidmap: PidMap, live: LiveLookup, pods: PodNames, journal: Journal
+    ) -> None:
+        self._procfs = procfs
+        self._pidmap = pidmap
+        self._live = live
+        self.pods = pods
+        self._journal = journal
+        self._known: dict[str, _Known] = {}
+        self._next_scan = 0.0
+
+    async def refresh(self, users: Mapping[str, int], regions: Mapping[str, list[str]]) -> None:
+        """Look again. ``users``: a host PID for each container id that is seen otherwise; ``regions``: paths by id."""
+        now = time.monotonic()
+        if self._pidmap.source.name != "scan" or now >= self._next_scan:
+            self._next_scan = now + _SCAN_SECONDS
+            self._pidmap.refresh()
+        self.pods.refresh()
+        slices = Slices()
+        await self._live.look_around()
+        present: dict[str, tuple[int, int | None]] = {
+            cid: (host_pid, None) for cid, host_pid in users.items()
+        }
+        present |= self._by_inits()
+        for container_id in self._known.keys() - present.keys():
+            report = self._known.pop(container_id).report
+            self._journal.tell("container_ended", level="debug", **_about(report))
+        for container_id, (host_pid, pidns) in present.items():
+            known = self._known.get(container_id)
+            if known is None or known.host_pid != host_pid or (known.looks < _LOOKS and not _named(known)):
+                await slices.breathe()
+                self._look(container_id, host_pid, pidns, known)
+        await slices.breathe()
+        for container_id, known in self._known.items():
+            namespace, pod = self.pods.of(known.report.pod_uid)
+            paths = tuple(regions.get(container_id, ()))
+            if known.report[3:5] != (namespace, pod) or known.report.regions != paths:
+                report = known.report._replace(namespace=namespace, pod=pod, regions=paths)
+                self._known[container_id] = known._replace(report=report)
+
+    def _by_inits(self) -> dict[str, tuple[int, int | None]]:
+        """First process and PID namespace by container id.
+
+        Who may make cgroups can take another container's id for one: whoever had it first keeps it.
+        """
+        claims: dict[str, list[tuple[int, int | None]]] = {}
+        for init in self._live.inits():
+            if init.container_id and init.made_by_runtime:
+                claims.setdefault(init.container_id, []).append((init.host_pid, init.pidns))
+        found = {}
+        for container_id, claim in claims.items():
+            known = self._known.get(container_id)
+            rightful = [each for each in claim if known and each[0] == known.host_pid] or claim
+            if len(rightful) == 1:
+                found[container_id] = rightful[0]
+        return found
+
+    def _look(self, container_id: str, host_pid: int, pidns: int | None, known: _Known | None) -> None:
+        pod_uid, runtime, name = "", "", ""
+        try:
+            container = parse_cgroup(self._procfs.cgroup(host_pid))
+            if container is None or container.container_id != container_id:
+                return  # it ended, and its PID is another's: the next look at all will tell
+            pod_uid, runtime = container.pod_uid or "", container.runtime or ""
+            name = container_name(self._procfs.first_mounts(host_pid), container.pod_uid) or ""
+        except ProcessGone:
+            return
+        except AccessDenied:
+            pass
+        since = known.report.since if known else time.time()
+        init = host_pid if pidns is not None else None
+        report = ContainerReport(
+            container_id, pod_uid, name, *self.pods.of(pod_uid), runtime, pidns, init, (), since
+        )
+        if known is None:
+            self._journal.tell("container_started", level="debug", **_about(report))
+        self._known[container_id] = _Known(report, host_pid, known.looks + 1 if known else 1)
+
+    def containers(self) -> tuple[ContainerReport, ...]:
+        """All that run."""
+        return tuple(known.report for known in self._known.values())
+
+    def get(self, container_id: str) -> ContainerReport | None:
+        """One of them."""
+        known = self._known.get(container_id)
+        return known.report if known else None
+
+
+def _named(known: _Known) -> bool:
+    return bool(known.report.container_name) or not known.report.pod_uid
+
+
+def _about(report: ContainerReport) -> dict[str, str]:
+    names: Iterable[str] = ("container_id", "pod_uid", "container_name", "namespace", "pod")
+    return {name: getattr(report, name) for name in names}

@@ -1,0 +1,190 @@
+"""Joins utilization samples with the processes that own slots.
+
+Per process and device there are three answers: a value, 0 (the device was asked and the process had no sample
+in the last second), and unknown (None). A sample that finds no slot keeps a reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from resolver.budget import Slices
+from resolver.errors import AccessDenied, ProcessGone
+from resolver.gpu.sampler import OK
+from resolver.linux.cgroup import parse_cgroup
+from resolver.reasons import SampleReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterator, Mapping
+
+    from resolver.gpu.sampler import Collection
+    from resolver.linux.procfs import Procfs
+    from resolver.pids.pidmap import PidMap
+
+
+class Orphan(NamedTuple):
+    """A sample without a slot. ``host_pid`` as NVML gave it, utilization in per cent.
+
+    ``container`` is the container's id, or ``<podUID>_<containerName>`` if the process owned a slot before it ended;
+    empty where neither is known.
+    """
+
+    host_pid: int
+    device_uuid: str
+    sm_util: int
+    reason: SampleReason
+    container: str = ""
+
+
+class Used(NamedTuple):
+    """A process on a device: NVML lists it there, or has a sample of it.
+
+    ``host_pid`` is the process's where it is known, else what NVML gave; ``container`` as in `Orphan`, empty for an
+    owner of a slot (``no_slot`` None). ``sm_util`` in per cent, ``memory`` in bytes, None where it is not known.
+    """
+
+    host_pid: int
+    device_uuid: str
+    container: str
+    sm_util: int | None
+    memory: int | None
+    no_slot: SampleReason | None
+
+
+class Joined(NamedTuple):
+    """What NVML says per process and device."""
+
+    at: float
+    error: str
+    values: Mapping[tuple[int, str], int]
+    unknown: frozenset[tuple[int, str]]
+    asked: frozenset[str]  # UUIDs of the devices that answered
+    orphans: tuple[Orphan, ...]
+    used: tuple[Used, ...] = ()
+    listed: frozenset[str] = frozenset()  # UUIDs of the devices whose list of processes is known
+
+    def utilization(self, host_pid: int, device_uuid: str) -> int | None:
+        """SM utilization in per cent: 0 when idle, None when it is not known."""
+        if device_uuid not in self.asked or (host_pid, device_uuid) in self.unknown:
+            return None
+        return self.values.get((host_pid, device_uuid), 0)
+
+    def orphan_reasons(self) -> Counter[SampleReason]:
+        """How many samples found no slot, by reason."""
+        return Counter(orphan.reason for orphan in self.orphans)
+
+
+NOTHING = Joined(0.0, "NVML was not asked yet", {}, frozenset(), frozenset(), ())
+
+
+async def join(
+    collection: Collection,
+    owners: Container[int],
+    hami_containers: Container[str],
+    procfs: Procfs,
+    pidmap: PidMap,
+) -> Joined:
+    """Find the process, and whether it owns a slot, for every sample of a collection.
+
+    ``owners`` are host PIDs that own a slot; ``hami_containers`` the ids of containers that have a region.
+    NVML may list a thread's id: it is mapped to its process.
+    """
+    values: dict[tuple[int, str], int] = {}
+    unknown: set[tuple[int, str]] = set()
+    orphans: list[Orphan] = []
+    places: dict[int, int | _Nowhere] = {}
+    slices = Slices()
+    for nvml_pid in _listed(collection):
+        places[nvml_pid] = _place(nvml_pid, owners, hami_containers, procfs, pidmap)
+        await slices.breathe()
+    place = places.__getitem__
+    for uuid, device in collection.devices.items():
+        for nvml_pid, (_stamp, sm_util) in device.newest.items():
+            found = place(nvml_pid)
+            if isinstance(found, _Nowhere):
+                orphans.append(Orphan(nvml_pid, uuid, sm_util, found.reason, found.container))
+                # Its slot may be found before NVML is asked again; then it is not idle, but unknown until then.
+                unknown.add((nvml_pid, uuid))
+            else:
+                # Several threads of one process can be listed: its load is the largest of them, not their sum.
+                values[found, uuid] = max(values.get((found, uuid), 0), min(sm_util, 100))
+        for nvml_pid in device.dropped:
+            found = place(nvml_pid)
+            if not isinstance(found, _Nowhere):
+                unknown.add((found, uuid))
+    asked = frozenset(uuid for uuid, device in collection.devices.items() if device.status == OK)
+    joined = Joined(collection.at, collection.error, values, frozenset(unknown), asked, tuple(orphans))
+    listed = frozenset(uuid for uuid, device in collection.devices.items() if device.memory is not None)
+    return joined._replace(used=tuple(_used(collection, place, joined)), listed=listed)
+
+
+def _listed(collection: Collection) -> Iterator[int]:
+    """Every PID in what NVML said, as NVML gave it."""
+    seen = set[int]()
+    for device in collection.devices.values():
+        for nvml_pid in (*device.newest, *device.dropped, *(device.memory or ())):
+            if nvml_pid not in seen:
+                seen.add(nvml_pid)
+                yield nvml_pid
+
+
+def _used(collection: Collection, place: Callable[[int], int | _Nowhere], joined: Joined) -> Iterator[Used]:
+    """Every process on every device, once; NVML may list several threads of it."""
+    for uuid, device in collection.devices.items():
+        memory: dict[int, int | None] = {}
+        nowhere: dict[int, _Nowhere] = {}
+        samples: dict[int, int | None] = {}  # of those without a slot
+        idle = 0 if uuid in joined.asked else None
+        for nvml_pid in {**device.newest, **dict.fromkeys(device.dropped), **(device.memory or {})}:
+            found = place(nvml_pid)
+            if isinstance(found, _Nowhere):
+                host_pid = found.host_pid or nvml_pid
+                nowhere[host_pid] = found
+                sample = None if nvml_pid in device.dropped else device.newest.get(nvml_pid, (0, idle))[1]
+                samples[host_pid] = _most(samples.get(host_pid), sample)
+            else:
+                host_pid = found
+            # A process's threads share its memory.
+            memory[host_pid] = _most(memory.get(host_pid), (device.memory or {}).get(nvml_pid))
+        for host_pid, used in memory.items():
+            away = nowhere.get(host_pid)
+            if away is None:
+                yield Used(host_pid, uuid, "", joined.utilization(host_pid, uuid), used, None)
+            else:
+                yield Used(host_pid, uuid, away.container, samples[host_pid], used, away.reason)
+
+
+def _most(one: int | None, other: int | None) -> int | None:
+    return max((each for each in (one, other) if each is not None), default=None)
+
+
+class _Nowhere(NamedTuple):
+    reason: SampleReason
+    container: str
+    host_pid: int = 0  # the process's, if NVML gave a thread's
+
+
+def _place(
+    nvml_pid: int, owners: Container[int], hami_containers: Container[str], procfs: Procfs, pidmap: PidMap
+) -> int | _Nowhere:
+    """The host PID of the slot's owner that a sample belongs to, or why there is none."""
+    if nvml_pid in owners:
+        return nvml_pid
+    try:
+        tgid = procfs.status(nvml_pid).tgid
+        if tgid in owners:
+            return tgid
+        container = parse_cgroup(procfs.cgroup(tgid))
+    except (ProcessGone, AccessDenied):
+        # In the map, but not in /proc: it ended after the map was last refreshed.
+        ended = nvml_pid in pidmap or pidmap.ended_recently(nvml_pid)
+        if not ended:
+            return _Nowhere(SampleReason.PID_UNKNOWN, "")
+        return _Nowhere(SampleReason.PROCESS_ENDED, pidmap.container_of(nvml_pid))
+    if container is None:
+        return _Nowhere(SampleReason.NOT_IN_CONTAINER, "", tgid)
+    container_id = container.container_id
+    pidmap.name_container(tgid, container_id)  # it may have ended when NVML is asked the next time
+    in_hami = container_id in hami_containers
+    return _Nowhere(SampleReason.NO_SLOT if in_hami else SampleReason.NO_SHARED_REGION, container_id, tgid)

@@ -1,0 +1,513 @@
+"""Which process a slot belongs to: right PID, right container, maps the very file, held so it cannot change.
+
+The container is determined from the process's own mount table: a HAMi container has its directory
+``<hook>/containers/<podUID>_<containerName>`` bind-mounted. Superblock and path inside it are compared
+exactly, so a tenant that makes mounts of its own cannot pass for another container. A process that shows no such mount
+can still be in the container, by its control group: that a mount is not seen proves nothing.
+
+A region inside a container has no such directory. There the owner is in the container that the region was found in,
+holds the very file open for writing, and maps it for all to see: the kernel lets nobody do that who could not write to
+the file himself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from resolver.containers.known_namespaces import MAX_HOMES, Homes
+from resolver.errors import AccessDenied, ProcessGone, ResolverError
+from resolver.linux.cgroup import parse_cgroup
+from resolver.linux.mappings import FilePlace, descriptor, maps_file, opened_by_name, place_of
+from resolver.linux.procfs import HOST_PIDNS, ProcessHandle, Procfs, TooLarge, parse_mountinfo
+from resolver.reasons import UnresolvedReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resolver.pids.pidmap import PidMap
+
+
+class SharedDirectory(NamedTuple):
+    """A container's directory as the kernel names it: superblock (``major:minor``) and path inside it."""
+
+    device: str
+    root: str
+
+
+class MappedFile(NamedTuple):
+    """A file without a directory on the host: which one it is, how it shows in ``maps``, and whose it is.
+
+    ``container_id`` is that of the process it was found through; empty if its cgroup has none.
+    """
+
+    file: FilePlace
+    device: str
+    inode: int
+    container_id: str
+
+
+def shared_directory(procfs: Procfs, directory_fd: int) -> SharedDirectory:
+    """How the open directory would show in the mount table of a container that has it bind-mounted.
+
+    The superblock comes from our own mount table, not from ``stat``: on btrfs the two differ. Raises
+    ResolverError if the directory is not on any mount that can be seen from here.
+    """
+    opened = descriptor(procfs, "self", directory_fd)
+    place = place_of(opened, procfs.mounts("self"))
+    if place is None:
+        raise ResolverError(
+            f"{opened.path} is on no mount that is visible from here, so containers cannot be told by it"
+        )
+    return SharedDirectory(*place)
+
+
+Place = SharedDirectory | MappedFile
+#: Device (``major:minor``) and inode of a file in ``maps``: on some kernels neither those of ``stat`` nor of its mount.
+Shown = tuple[str, int]
+
+
+class Seen(NamedTuple):
+    """A file as it shows in ``maps``, and when it was last written to (``st_mtime_ns``)."""
+
+    shown: Shown
+    mtime_ns: int
+
+
+_T = TypeVar("_T", bound=tuple[Any, ...])
+
+#: CPU seconds of one refresh in which every process is looked at, for places whose namespaces are not known.
+_WALK_SECONDS = 0.02
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
+
+
+def container_directories(mount_table: bytes) -> frozenset[SharedDirectory]:
+    """What may be container directories in a mount table: an underscore in the last component of the path inside."""
+    found = []
+    for line in mount_table.split(b"\n"):
+        fields = line.split(b" ", 4)
+        if len(fields) == 5 and b"_" in fields[3].rpartition(b"/")[2]:
+            found += [SharedDirectory(mount.device, mount.root) for mount in parse_mountinfo(line)]
+    return frozenset(found)
+
+
+class Containers:
+    """Finds the owner of a slot, verified.
+
+    It is searched by key: in the PID namespaces of the slot's container (`homes.Homes`) and in the host's. Where none
+    is known, every process with that number is looked at, for one slot of a region with each refresh of the map.
+    What failed is remembered for that process, and looked at again ever more rarely.
+    """
+
+    def __init__(self, procfs: Procfs, pidmap: PidMap, clock: Callable[[], float] = time.monotonic) -> None:
+        self._procfs = procfs
+        self._pidmap = pidmap
+        self._clock = clock
+        self._homes = Homes(procfs, pidmap, self._directories, clock)
+        self._mounted: dict[int, _Mounted] = {}
+        self._failed: dict[int, _Failure] = {}
+        self._pidns: dict[int, tuple[tuple[int, int], int]] = {}
+        self._walked: dict[Place, int] = {}  # in which refresh every process was looked at for it
+        self._most_known = 0  # twice what was left when those that are gone were last sorted out
+        self._bounded = True
+        self._walk_until = (-1, 0.0)  # the refresh, and the CPU time at which no more of that is begun in it
+
+    def update(self, *, bounded: bool = True) -> None:
+        """Take in what the last refresh of the map changed; otherwise the next question does, at its own expense.
+
+        ``bounded=False``: from now on take the time that it takes.
+        """
+        self._bounded = bounded
+        self._homes.update(bounded=bounded)
+
+    def owner(
+        self, place: Place, shown: Shown, ns_pid: int, mtime_ns: int = 0
+    ) -> ProcessHandle | UnresolvedReason:
+        """The process that knows itself as ``ns_pid``, is in the container of ``place`` and maps its file.
+
+        ``shown`` is how that file shows in ``maps``, see `mappings.mapped_as`. ``mtime_ns`` is when it was last written
+        to: a process that attaches does that, so what failed before then is not remembered.
+
+        Exactly one process must fit. The caller closes the handle. Everything is checked after the process was
+        taken hold of, so a PID that is used again in between gives NO_SUCH_PROCESS, never another process.
+        """
+        homes = self._homes.of(place)
+        if len(homes) > MAX_HOMES:
+            return UnresolvedReason.TOO_LARGE
+        seen = Seen(shown, mtime_ns)
+        if self._homes.behind:
+            homes = frozenset()  # one of them may be missing, so only all processes prove that one alone fits
+        if homes:
+            found = self._search(self._by_key(homes, ns_pid), place, seen, ns_pid, homes)
+        elif self._may_walk(place):
+            until = self._walk_until[1]
+            found = self._search(self._pidmap.candidates(ns_pid), place, seen, ns_pid, homes, until=until)
+        else:
+            return UnresolvedReason.OVER_BUDGET
+        if len(found.fitting) == 1 and homes and isinstance(place, MappedFile):
+            # Nothing tells all containers that share a file, so every process with that number is asked once it matters
+            others = set(self._pidmap.candidates(ns_pid)) - set(found.asked)
+            if not self._may_walk(place, again=True):
+                found.close()
+                return UnresolvedReason.OVER_BUDGET
+            until = self._walk_until[1]
+            found.add(self._search(sorted(others), place, seen, ns_pid, frozenset(), until=until))
+        if found.cut:  # what was read of those that were asked is remembered, so the next one gets further
+            found.close()
+            return UnresolvedReason.OVER_BUDGET
+        return self._judge(found, place)
+
+    def _judge(self, found: _Found, place: Place) -> ProcessHandle | UnresolvedReason:
+        if len(found.fitting) == 1:
+            (handle,) = found.fitting
+            host_pid = handle.process.host_pid
+            if not self._any_beside(host_pid, found.hidden):
+                if isinstance(place, SharedDirectory) or self._container_id(host_pid) == place.container_id:
+                    self.learn(place, host_pid)
+                    return handle
+                found.seen.add(UnresolvedReason.OTHER_CONTAINER)
+        found.close()
+        if len(found.fitting) > 1:
+            return UnresolvedReason.AMBIGUOUS
+        if self._pidmap.incomplete():
+            found.seen.add(UnresolvedReason.ACCESS_DENIED)
+        return next(
+            (reason for reason in _WORST_FIRST if reason in found.seen), UnresolvedReason.NO_SUCH_PROCESS
+        )
+
+    def learn(self, place: Place, host_pid: int) -> None:
+        """That process certainly belongs to the place: its namespace is searched from now on."""
+        with contextlib.suppress(AccessDenied, ProcessGone):
+            pidns = self._pidns_of(host_pid)
+            if pidns:
+                self._homes.learn(place, pidns, self._container_id(host_pid) or "")
+
+    def forget(self, place: Place) -> None:
+        """The region of that place is gone."""
+        self._homes.forget(place)
+        self._walked.pop(place, None)
+
+    def vacant(self, place: Place, ns_pid: int) -> bool:
+        """Whether the kernel says that no process of the container has that number; True is never a guess.
+
+        The container's PID namespace must be known: a slot's verified owner was in it, or its first process has the
+        directory where HAMi has it. Otherwise the numbers may be those of a virtual machine's processes. The map must
+        hold every process.
+        """
+        homes = self._homes.of(place)
+        if self._homes.behind or len(homes) > MAX_HOMES or self._pidmap.incomplete():
+            return False
+        if not self._homes.proven(place) and not self._learn_by_mount(place):
+            return False
+        ids = self._homes.container_ids(place)
+        try:
+            for host_pid in self._by_key(homes, ns_pid):
+                if self._pidns_of(host_pid) in homes or self._container_id(host_pid) in ids:
+                    with contextlib.suppress(ProcessGone):  # a zombie owns nothing
+                        self._procfs.open_handle(host_pid).close()
+                        return False
+        except AccessDenied:
+            return False
+        return True
+
+    def _learn_by_mount(self, place: Place) -> bool:
+        """Whether a container's first process has the directory at HAMi's place; it is learned then.
+
+        The servers of virtual machines have it elsewhere, and gVisor's is known by its program.
+        """
+        for host_pid in self._homes.first_processes(place):
+            with contextlib.suppress(AccessDenied, ProcessGone, TooLarge):
+                points = [
+                    each.mount_point
+                    for each in self._procfs.mounts(host_pid)
+                    if place == (each.device, each.root)
+                ]
+                if any(point.endswith("/vgpu") for point in points) and not self._procfs.program(
+                    host_pid
+                ).startswith("runsc"):
+                    self.learn(place, host_pid)
+                    return True
+        return False
+
+    # -- candidates ---------------------------------------------------------------------------------
+
+    def _by_key(self, homes: frozenset[int], ns_pid: int) -> list[int]:
+        """Host PIDs of processes with that number in those namespaces, or in the host's."""
+        namespaces = homes | {HOST_PIDNS}
+        found = []
+        for host_pid in self._pidmap.candidates_in(ns_pid, namespaces):
+            with contextlib.suppress(ProcessGone, AccessDenied):  # it will be said when it is looked at
+                if self._pidns_of(host_pid) not in namespaces:
+                    continue
+            found.append(host_pid)
+        return found
+
+    def _pidns_of(self, host_pid: int) -> int:
+        """Inode of the PID namespace that the process is in, which never changes."""
+        arrival = self._pidmap.arrival(host_pid)
+        known = self._pidns.get(host_pid)
+        if known and known[0] == arrival:
+            return known[1]
+        try:
+            pidns = self._procfs.pidns(host_pid)
+        except AccessDenied:  # as of the host's first process under some security modules
+            if len(self._procfs.ns_pids(host_pid)) != 1:
+                raise
+            pidns = HOST_PIDNS
+        self._pidns = self._pruned(self._pidns)
+        self._pidns[host_pid] = arrival, pidns
+        return pidns
+
+    def _may_walk(self, place: Place, *, again: bool = False) -> bool:
+        """Whether every process may be looked at now: with each refresh once for a place, and for a limited time."""
+        epoch = self._pidmap.refreshes
+        if not self._bounded:
+            self._walk_until = epoch, math.inf
+            return True
+        if self._walk_until[0] != epoch:
+            self._walk_until = epoch, time.thread_time() + _WALK_SECONDS
+            self._walked = {each: at for each, at in self._walked.items() if at == epoch}
+        if (self._walked.get(place) == epoch and not again) or time.thread_time() > self._walk_until[1]:
+            return False
+        self._walked[place] = epoch
+        return True
+
+    # -- one candidate ------------------------------------------------------------------------------
+
+    def _search(
+        self,
+        host_pids: list[int],
+        place: Place,
+        seen: Seen,
+        ns_pid: int,
+        homes: frozenset[int],
+        *,
+        until: float | None = None,
+    ) -> _Found:
+        """Ask these; those not asked by ``until``, in this thread's CPU time, cut it off: then it proves nothing."""
+        found = _Found()
+        for host_pid in host_pids:
+            if until is not None and time.thread_time() > until:
+                found.cut = True
+                break
+            found.asked.append(host_pid)
+            try:
+                handle = self._examine(host_pid, place, seen, ns_pid, homes)
+                if handle is not None:
+                    found.fitting.append(handle)
+            except _Unfit as unfit:
+                found.seen.add(unfit.reason)
+                if unfit.reason in _MAY_FIT:
+                    found.hidden.append(host_pid)
+            except AccessDenied:
+                found.seen.add(UnresolvedReason.ACCESS_DENIED)
+                found.hidden.append(host_pid)
+            except ProcessGone:
+                continue  # also a zombie that nobody reaps: it owns nothing any more
+            except BaseException:  # no descriptors left: none must be lost
+                found.close()
+                raise
+        return found
+
+    def _examine(
+        self, host_pid: int, place: Place, seen: Seen, ns_pid: int, homes: frozenset[int]
+    ) -> ProcessHandle | None:
+        """Its handle if it fits, None if it has nothing to do with the place; `_Unfit` otherwise."""
+        arrival, about = self._pidmap.arrival(host_pid), (place, seen)
+        epoch, now = self._pidmap.refreshes, self._clock()
+        failure = self._failed.get(host_pid)
+        if failure and (failure.arrival, failure.about) == (arrival, about):
+            if failure.epoch == epoch or now < failure.until:
+                raise _Unfit(failure.reason)
+        else:
+            failure = None
+        try:
+            if not self._may_fit(host_pid, place, homes):
+                return None
+            handle = self._hold(host_pid, place, seen, ns_pid, homes)
+        except (_Unfit, TooLarge) as error:
+            reason = error.reason if isinstance(error, _Unfit) else UnresolvedReason.TOO_LARGE
+            pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * failure.pause)) if failure else 0.0
+            self._failed = self._pruned(self._failed)
+            self._failed[host_pid] = _Failure(arrival, about, epoch, now + pause, pause, reason)
+            raise _Unfit(reason) from None
+        self._failed.pop(host_pid, None)
+        return handle
+
+    def _may_fit(self, host_pid: int, place: Place, homes: frozenset[int]) -> bool:
+        if isinstance(place, MappedFile):
+            return maps_file(self._procfs, host_pid, place.device, place.inode, writable=True)
+        if place in self._directories(host_pid, place):
+            return True
+        # In the host's namespace a process has that number by chance, unless the container is there.
+        return bool(homes) and (HOST_PIDNS in homes or self._pidns_of(host_pid) != HOST_PIDNS)
+
+    def _hold(
+        self, host_pid: int, place: Place, seen: Seen, ns_pid: int, homes: frozenset[int]
+    ) -> ProcessHandle:
+        """Take hold of the process, then check everything again; `_Unfit` if it is not the owner after all."""
+        procfs = self._procfs
+        handle = procfs.open_handle(host_pid)
+        try:
+            if handle.process.ns_pids[-1:] != (ns_pid,):
+                raise ProcessGone(f"{host_pid} is another process now")
+            if homes and len(handle.process.ns_pids) > 1 and procfs.pidns(host_pid) not in homes:
+                raise ProcessGone(f"{host_pid} is another process now")
+            if isinstance(place, MappedFile):
+                mapped = maps_file(procfs, host_pid, place.device, place.inode, writable=True)
+                self._check_file(host_pid, place)
+            else:
+                self._check_container(host_pid, place, homes)
+                mapped = maps_file(procfs, host_pid, *seen.shown)
+            if not mapped:
+                raise _Unfit(UnresolvedReason.NOT_MAPPED)
+            if not handle.alive():
+                raise ProcessGone(f"{host_pid} ended while it was looked at")
+        except BaseException:
+            handle.close()
+            raise
+        return handle
+
+    def _check_container(self, host_pid: int, place: SharedDirectory, homes: frozenset[int]) -> None:
+        """The directory is mounted, or the process is in the container all the same: after chroot, in its own mounts.
+
+        Such a process shows no mount, which proves nothing. It is in the container if its cgroup says so, by the id
+        of a process that has the mount.
+        """
+        if self._procfs.has_mount(host_pid, place.device, place.root):
+            return
+        if not homes:
+            raise ProcessGone(f"{host_pid} is another process now")
+        if self._container_id(host_pid) not in self._homes.container_ids(place):
+            raise _Unfit(UnresolvedReason.OTHER_CONTAINER)
+
+    def _check_file(self, host_pid: int, place: MappedFile) -> None:
+        """Raise `_Unfit` unless the process holds this very file open: maps alone can't tell it from another one."""
+        opened = opened_by_name(self._procfs, host_pid, place.file.path.rsplit("/", 1)[-1])
+        mounts = self._procfs.mounts(host_pid) if opened else []
+        places = {place_of(each, mounts) for each in opened if each.writable}
+        if place.file in places:
+            return
+        raise _Unfit(
+            UnresolvedReason.NOT_MAPPED if places and None not in places else UnresolvedReason.UNPROVEN
+        )
+
+    # -- what is read of a process ------------------------------------------------------------------
+
+    def _container_id(self, host_pid: int) -> str | None:
+        """The id in the process's cgroup; empty without one, None if it could not be read."""
+        try:
+            found = parse_cgroup(self._procfs.cgroup(host_pid))
+        except (AccessDenied, ProcessGone):
+            return None
+        return found.container_id if found else ""
+
+    def _any_beside(self, host_pid: int, others: list[int]) -> bool:
+        """Whether any of the others may be in that process's container, as far as their cgroups tell.
+
+        A tenant that makes itself unreadable (a mount table of many MiB) hides nobody's owner but its own.
+        """
+        if not others:
+            return False
+        own = self._container_id(host_pid)
+        return not own or any(self._container_id(other) in (None, "", own) for other in others)
+
+    def _directories(
+        self, host_pid: int, wanted: SharedDirectory | None = None
+    ) -> frozenset[SharedDirectory]:
+        """The container directories in the process's mount table. Raises `TooLarge`.
+
+        A process can be seen before its runtime has made the mounts, so an answer without the wanted one counts
+        until the next refresh of the map, and ever longer after that.
+        """
+        arrival, epoch, now = self._pidmap.arrival(host_pid), self._pidmap.refreshes, self._clock()
+        known = self._mounted.get(host_pid)
+        if known and known.arrival != arrival:
+            known = None
+        if known is None or (wanted not in known.found and known.epoch != epoch and now >= known.until):
+            pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * known.pause)) if known else 0.0
+            found: frozenset[SharedDirectory] = frozenset()
+            too_large = ""
+            try:
+                found = container_directories(self._procfs.mount_table(host_pid))
+            except TooLarge as error:
+                too_large = str(error)  # remembered, too: it is the most expensive answer of all
+            self._mounted = self._pruned(self._mounted)
+            known = self._mounted[host_pid] = _Mounted(arrival, epoch, now + pause, pause, found, too_large)
+        if known.too_large:
+            raise TooLarge(known.too_large)
+        return known.found
+
+    def _pruned(self, known: dict[int, _T]) -> dict[int, _T]:
+        """Without the processes that are gone, once there are too many of them.
+
+        Only when there are twice as many as were left the last time: the map may not have counted those yet that have
+        just come, and to go through all of them for each one more holds everybody up.
+        """
+        if len(known) <= max(2 * len(self._pidmap) + 64, self._most_known):
+            return known
+        left = {pid: entry for pid, entry in known.items() if entry[0] == self._pidmap.arrival(pid)}
+        self._most_known = 2 * len(left)
+        return left
+
+
+class _Mounted(NamedTuple):
+    """What a process's mount table had, and until when that is believed of what it had not."""
+
+    arrival: tuple[int, int]
+    epoch: int
+    until: float
+    pause: float
+    found: frozenset[SharedDirectory]
+    too_large: str
+
+
+class _Failure(NamedTuple):
+    """Why a process was not the owner, for which file, and until when it is not looked at again."""
+
+    arrival: tuple[int, int]
+    about: tuple[Place, Seen]
+    epoch: int
+    until: float
+    pause: float
+    reason: UnresolvedReason
+
+
+class _Found:
+    """What a search found: handles of those that fit, and those that could not be judged, which may fit as well."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.fitting: list[ProcessHandle] = []
+        self.hidden: list[int] = []
+        self.seen: set[UnresolvedReason] = set()
+        self.cut = False
+
+    def add(self, other: _Found) -> None:
+        self.cut = self.cut or other.cut
+        self.fitting += other.fitting
+        self.hidden += other.hidden
+        self.seen |= other.seen
+
+    def close(self) -> None:
+        for handle in self.fitting:
+            handle.close()
+
+
+class _Unfit(Exception):
+    def __init__(self, reason: UnresolvedReason) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+#: They may be the owner for all that can be seen of them.
+_MAY_FIT = (UnresolvedReason.UNPROVEN, UnresolvedReason.TOO_LARGE)
+_WORST_FIRST = (
+    UnresolvedReason.ACCESS_DENIED,
+    UnresolvedReason.TOO_LARGE,
+    UnresolvedReason.OTHER_CONTAINER,
+    UnresolvedReason.UNPROVEN,
+    UnresolvedReason.NOT_MAPPED,
+)

@@ -1,0 +1,115 @@
+"""The mounted cgroup hierarchies: which directories are a container's, and which processes are in them.
+
+Looking for a container walks directories and opens no file until a name fits: a leaf directory costs one
+stat, since kernfs counts subdirectories in ``st_nlink`` (kernfs_refresh_inode in fs/kernfs/inode.c).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from resolver.errors import AccessDenied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from resolver.linux.procfs import Mount
+
+    #: Gets the path of a directory, its name, and whether it is below the pod that is asked for; gives the
+    #: container's key or None, and whether what is below is in the pod.
+    Match = Callable[[str, str, bool], tuple[str | None, bool]]
+
+
+def cgroup_roots(mounts: Iterable[Mount]) -> list[str]:
+    """The mount points of all cgroup hierarchies in a mount table, v2 first; each hierarchy once.
+
+    A hierarchy that is also bind-mounted in part (into a container that is run here) is walked from its top.
+    """
+    best: dict[str, tuple[bool, int, str]] = {}
+    for mount in mounts:
+        if mount.fs_type in ("cgroup", "cgroup2"):
+            rank = (mount.fs_type == "cgroup", len(mount.root), mount.mount_point)
+            if mount.device not in best or rank < best[mount.device]:
+                best[mount.device] = rank
+    return [mount_point for _, _, mount_point in sorted(best.values())]
+
+
+def find_directories(root: str, match: Match, top: str = "") -> dict[str, list[str]]:
+    """``{key: directories}`` of every container below ``root`` that ``match`` knows, parents first.
+
+    What is below a container's directory belongs to it (CRI-O's ``/container``, systemd's ``init.scope``,
+    the containers of a kind node). ``top`` limits the walk to one directory, given relative to ``root``.
+    Raises `AccessDenied` if a directory may not be listed: what is wanted might be below.
+    """
+    found: dict[str, list[str]] = {}
+    stack: list[tuple[str, tuple[str, ...], bool]] = []
+
+    def visit(path: str, name: str, owners: tuple[str, ...], *, in_pod: bool) -> None:
+        key, in_pod = match(path[len(root) :], name, in_pod)
+        if key is not None and key not in owners:
+            owners = (*owners, key)
+        for owner in owners:
+            found.setdefault(owner, []).append(path)
+        if _may_have_children(path):
+            stack.append((path, owners, in_pod))
+
+    if top:
+        visit(root + top, top.rsplit("/", 1)[-1], (), in_pod=False)
+    else:
+        stack.append((root, (), False))
+    while stack:
+        path, owners, in_pod = stack.pop()
+        for name in _subdirectories(path):
+            visit(f"{path}/{name}", name, owners, in_pod=in_pod)
+    return found
+
+
+def processes_in(directories: Iterable[str]) -> dict[int, None]:
+    """The host PIDs in these cgroups, as an ordered set; directories that are gone hold nobody.
+
+    A directory of a threaded subtree refuses the read (EOPNOTSUPP): its processes are listed further up.
+    """
+    host_pids: dict[int, None] = {}
+    for directory in directories:
+        path = directory + "/cgroup.procs"
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                chunks = []
+                while chunk := os.read(fd, 1 << 16):
+                    chunks.append(chunk)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP):
+                continue
+            raise _translate(error, path) from None
+        host_pids.update(dict.fromkeys(map(int, b"".join(chunks).split())))
+    host_pids.pop(0, None)  # a process of a PID namespace that cannot be seen from here
+    return host_pids
+
+
+def _subdirectories(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as listing:
+            return [entry.name for entry in listing if entry.is_dir(follow_symlinks=False)]
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENOTDIR):
+            return []
+        raise _translate(error, path) from None
+
+
+def _may_have_children(path: str) -> bool:
+    """Whether there may be directories in it: two links are its name and its own ``.``, no child's ``..``."""
+    try:
+        return os.stat(path).st_nlink != 2
+    except OSError:
+        return False
+
+
+def _translate(error: OSError, path: str) -> Exception:
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return AccessDenied(f"{path} may not be read, and the container may be there: run as root")
+    return error

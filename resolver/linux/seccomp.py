@@ -1,0 +1,178 @@
+"""Which system calls a child may make: a filter in the kernel (seccomp(2)), for good, and for what it starts as well.
+
+A call that is not allowed fails with EPERM; one of another architecture's numbering ends the process, since the
+filter would not know what it is. The filter is a program for the kernel's classic BPF machine, which gets a ``struct
+seccomp_data``: the number of the call, the architecture, the arguments. Numbers are those of
+arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+
+#: By name: the number on x86-64 and on arm64; None where that one has no such call.
+#: Nobody who only reads and reports needs these: they change the kernel, the mounts, the clock, or other processes.
+DANGEROUS: dict[str, tuple[int | None, int | None]] = {
+    "acct": (163, 89),
+    "add_key": (248, 217),
+    "adjtimex": (159, 171),
+    "bpf": (321, 280),
+    "chroot": (161, 51),
+    "clock_adjtime": (305, 266),
+    "clock_settime": (227, 112),
+    "delete_module": (176, 106),
+    "fanotify_init": (300, 262),
+    "finit_module": (313, 273),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fsopen": (430, 430),
+    "fspick": (433, 433),
+    "init_module": (175, 105),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "io_uring_setup": (425, 425),
+    "ioperm": (173, None),
+    "iopl": (172, None),
+    "kcmp": (312, 272),
+    "kexec_file_load": (320, 294),
+    "kexec_load": (246, 104),
+    "keyctl": (250, 219),
+    "mount": (165, 40),
+    "mount_setattr": (442, 442),
+    "move_mount": (429, 429),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428),
+    "perf_event_open": (298, 241),
+    "pidfd_getfd": (438, 438),
+    "pivot_root": (155, 41),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "ptrace": (101, 117),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "reboot": (169, 142),
+    "request_key": (249, 218),
+    "setdomainname": (171, 162),
+    "sethostname": (170, 161),
+    "setns": (308, 268),
+    "settimeofday": (164, 170),
+    "swapoff": (168, 225),
+    "swapon": (167, 224),
+    "syslog": (103, 116),
+    "umount2": (166, 39),
+    "unshare": (272, 97),
+    "userfaultfd": (323, 282),
+    "vhangup": (153, 58),
+}
+#: What Python and `resolver.workers.slot_writer` call once everything is loaded.
+OF_THE_WRITER: dict[str, tuple[int | None, int | None]] = {
+    "brk": (12, 214),
+    "clock_gettime": (228, 113),
+    "close": (3, 57),
+    "dup": (32, 23),
+    "exit": (60, 93),
+    "exit_group": (231, 94),
+    "fcntl": (72, 25),
+    "fstat": (5, 80),
+    "futex": (202, 98),
+    "getdents64": (217, 61),
+    "getpid": (39, 172),
+    "getrandom": (318, 278),
+    "gettid": (186, 178),
+    "ioctl": (16, 29),
+    "lseek": (8, 62),
+    "lstat": (6, None),
+    "madvise": (28, 233),
+    "mmap": (9, 222),
+    "mprotect": (10, 226),
+    "mremap": (25, 216),
+    "munmap": (11, 215),
+    "newfstatat": (262, 79),
+    "openat": (257, 56),
+    "poll": (7, None),
+    "ppoll": (271, 73),
+    "pread64": (17, 67),
+    "read": (0, 63),
+    "readlink": (89, None),
+    "readlinkat": (267, 78),
+    "recvmsg": (47, 212),
+    "restart_syscall": (219, 128),
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139),
+    "sendmsg": (46, 211),
+    "sendto": (44, 206),
+    "stat": (4, None),
+    "statx": (332, 291),
+    "tgkill": (234, 131),
+    "write": (1, 64),
+    "writev": (20, 66),
+}
+
+#: By machine: the architecture as the kernel tells it (AUDIT_ARCH_*), and the column in the tables.
+_MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+_SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SET_MODE_FILTER = 1
+#: Without it kernels before 5.16 slow the whole process down, against a danger that only foreign code in it brings.
+_FLAG_SPEC_ALLOW = 4
+
+# include/uapi/linux/bpf_common.h and seccomp.h
+_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_NUMBER_AT, _ARCHITECTURE_AT = 0, 4
+_ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM
+#: Calls of x86-64's 32-bit variant (x32) have numbers from here on, and the same architecture.
+_X32 = 0x40000000
+_INSTRUCTION = struct.Struct("=HBBI")
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def forbid(calls: dict[str, tuple[int | None, int | None]]) -> bool:
+    """Refuse these from now on; False where the kernel has no filters. Takes ``no_new_privs``, or CAP_SYS_ADMIN."""
+    return _install(calls, listed=_REFUSE, others=_ALLOW)
+
+
+def allow_only(calls: dict[str, tuple[int | None, int | None]]) -> bool:
+    """Refuse all others from now on; else as `forbid`."""
+    return _install(calls, listed=_ALLOW, others=_REFUSE)
+
+
+def program(numbers: list[int], architecture: int, *, listed: int, others: int) -> bytes:
+    """The filter that returns ``listed`` for these calls, and ``others`` for all others of this architecture."""
+    count = len(numbers)
+    if count > 250:
+        raise ValueError("a jump in a filter reaches 255 instructions")
+    instructions = [
+        (_LOAD, 0, 0, _ARCHITECTURE_AT),
+        (_JUMP_EQUAL, 1, 0, architecture),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER_AT),
+        (_JUMP_AT_LEAST, 0, 1, _X32),
+        (_RETURN, 0, 0, _KILL),
+        # Each jumps over those that follow it, and over the return for the others.
+        *((_JUMP_EQUAL, count - index, 0, number) for index, number in enumerate(sorted(numbers))),
+        (_RETURN, 0, 0, others),
+        (_RETURN, 0, 0, listed),
+    ]
+    return b"".join(_INSTRUCTION.pack(*instruction) for instruction in instructions)
+
+
+def _install(calls: dict[str, tuple[int | None, int | None]], *, listed: int, others: int) -> bool:
+    machine = os.uname().machine
+    if machine not in _MACHINES:
+        return False
+    architecture, column = _MACHINES[machine]
+    numbers = [number for each in calls.values() if (number := each[column]) is not None]
+    text = program(numbers, architecture, listed=listed, others=others)
+    given = _Program(len(text) // _INSTRUCTION.size, text)
+    libc = ctypes.CDLL(None, use_errno=True)
+    done: int = libc.syscall(
+        _SYS_SECCOMP[machine], _SET_MODE_FILTER, ctypes.c_ulong(_FLAG_SPEC_ALLOW), ctypes.byref(given)
+    )
+    return done == 0

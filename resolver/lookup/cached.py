@@ -1,0 +1,226 @@
+"""The same question, answered from the daemon's map: no walk through cgroups, one process looked at.
+
+It answers the plain case, a container's full id and a PID namespace of its own, and is silent in every other: then
+`resolver.lookup.forward.lookup` is to be asked, which knows them all.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from resolver.budget import Slices
+from resolver.containers.find import container_name
+from resolver.errors import AccessDenied, ProcessGone
+from resolver.linux.cgroup import parse_cgroup, strip_scheme
+from resolver.lookup.forward import Found
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Iterator
+
+    from resolver.linux.cgroup import ContainerCgroup
+    from resolver.linux.procfs import Procfs
+    from resolver.pids.pidmap import PidMap
+    from resolver.reasons import Process
+
+
+_FULL_ID = 64
+_EAGER_LOOKS, _LONGEST_LOOK = 8, 30.0  # seconds
+_LOOK_SECONDS = 0.02
+
+
+class Init(NamedTuple):
+    """The first process of a PID namespace. ``made_by_runtime`` is False where it was not told.
+
+    ``name`` is the container's for people, empty until one of its processes was looked at. ``looks`` counts those in
+    vain, for a container id where it has none, else for a name.
+    """
+
+    host_pid: int
+    arrival: tuple[int, int]
+    container_id: str
+    made_by_runtime: bool
+    pidns: int
+    level: int
+    name: str = ""
+    looks: int = 0  # in vain
+    next_look: float = 0.0
+
+
+class LiveLookup:
+    """Look-ups through the daemon's map. What it remembers of containers only narrows the choice."""
+
+    def __init__(self, procfs: Procfs, pidmap: PidMap) -> None:
+        self._procfs = procfs
+        self.pidmap = pidmap
+        self._inits: dict[int, Init] = {}  # by host PID
+
+    def find(self, cid: str, ns_pid: int) -> Found | None:
+        """The process that a container knows as ``ns_pid``, verified; None if this is not a plain case."""
+        wanted = strip_scheme(cid.strip())
+        if len(wanted) != _FULL_ID or ns_pid < 1:
+            return None
+        self.pidmap.refresh()
+        init = self.rightful().get(wanted)
+        return self.find_in(init, ns_pid) if init else None
+
+    def rightful(self) -> dict[str, Init]:
+        """The first process of every container that has a PID namespace of its own, by id.
+
+        An id that two of them claim is left out: which one is meant takes a closer look.
+        """
+        found: dict[str, Init] = {}
+        twice: set[str] = set()
+        for init in self.inits():
+            if init.made_by_runtime:
+                if init.container_id in found:
+                    twice.add(init.container_id)
+                found[init.container_id] = init
+        for container_id in twice:
+            del found[container_id]
+        return found
+
+    def find_in(self, init: Init, ns_pid: int) -> Found | None:
+        """As `find`, in the container of this first process."""
+        for host_pid in self._worth(init, self.pidmap.candidates(ns_pid, init.pidns)):
+            found = self._verified(host_pid, init, ns_pid)
+            if found is not None:
+                return found
+        return None
+
+    def inits(self) -> Iterable[Init]:
+        """The first process of each PID namespace.
+
+        A tenant may make thousands of them at once. What can't be looked at within `_LOOK_SECONDS` of CPU is left out
+        until it was; `look_around` leaves none out.
+        """
+        until = time.thread_time() + _LOOK_SECONDS
+        for _ in self._looks():
+            if time.thread_time() >= until:
+                break
+        return list(self._inits.values())
+
+    async def look_around(self) -> None:
+        """Look at every first process that is new, or is due again; the loop's other tasks go on meanwhile."""
+        slices = Slices()
+        for _ in self._looks():
+            await slices.breathe()
+
+    def _looks(self) -> Iterator[None]:
+        """Bring the list up to date, one process at a time; may be left at any point.
+
+        One that no runtime made is looked at again, as it may be moved, but ever more rarely.
+        """
+        now, present = time.monotonic(), self.pidmap.inits()
+        for host_pid, known in list(self._inits.items()):
+            if present.get(host_pid) != known.arrival:
+                del self._inits[host_pid]
+        for host_pid, arrival in present.items():
+            if host_pid not in self._inits:
+                self._inits[host_pid] = self._look_at_init(host_pid, arrival)
+                yield
+        for host_pid, arrival in present.items():
+            init = self._inits.get(host_pid)
+            if init is None or init.made_by_runtime or now < init.next_look:
+                continue
+            looks = init.looks + 1
+            wait = 0.0 if looks <= _EAGER_LOOKS else min(_LONGEST_LOOK, 2.0 ** (looks - _EAGER_LOOKS))
+            again = self._look_at_init(host_pid, arrival)
+            self._inits[host_pid] = (
+                again if again.made_by_runtime else again._replace(looks=looks, next_look=now + wait)
+            )
+            yield
+
+    def _look_at_init(self, host_pid: int, arrival: tuple[int, int]) -> Init:
+        """Its namespace never changes. One made by a process of the same container is a namespace inside of it."""
+        procfs = self._procfs
+        try:
+            container_id = self._id(host_pid)
+            if container_id:
+                status = procfs.status(host_pid)
+                pidns, made_by_runtime = procfs.pidns(host_pid), self._id(status.ppid) != container_id
+                return Init(host_pid, arrival, container_id, made_by_runtime, pidns, len(status.ns_pids) - 1)
+        except (ProcessGone, AccessDenied):
+            pass
+        return Init(host_pid, arrival, "", made_by_runtime=False, pidns=0, level=0)
+
+    def _id(self, host_pid: int) -> str:
+        container = parse_cgroup(self._procfs.cgroup(host_pid))
+        return container.container_id if container else ""
+
+    def process_in(self, init: Init, ns_pid: int, among: Container[int] = ()) -> Process | None:
+        """As `find_in`, with nothing said about the process but who it is: a third cheaper.
+
+        ``among`` are host PIDs that are thought to be in the container: where many processes have that number, as
+        every container's do for a source that knows no namespaces, only those are looked at.
+        """
+        candidates = self.pidmap.candidates(ns_pid, init.pidns)
+        if among and len(candidates) > 1:
+            candidates = [each for each in candidates if each in among]
+        for host_pid in self._worth(init, candidates):
+            try:
+                with self._procfs.open_handle(host_pid) as handle:
+                    if self._inside(handle.process, init, ns_pid) and handle.alive():
+                        return handle.process
+            except (ProcessGone, AccessDenied):
+                continue
+        return None
+
+    def _worth(self, init: Init, candidates: list[int]) -> list[int]:
+        """Those worth taking hold of: looking at the namespace first is cheaper, but for a single one."""
+        return candidates if len(candidates) < 2 else [each for each in candidates if self._is_in(each, init)]
+
+    def _is_in(self, host_pid: int, init: Init) -> bool:
+        try:
+            return self._procfs.pidns(host_pid) == init.pidns
+        except (ProcessGone, AccessDenied):
+            return False
+
+    def _inside(self, process: Process, init: Init, ns_pid: int) -> ContainerCgroup | None:
+        """Its cgroup, if the process, which is held, is the one with that number in the container."""
+        container = parse_cgroup(self._procfs.cgroup(process.host_pid))
+        if container is None or container.container_id != init.container_id:
+            return None
+        if process.ns_pids[init.level :] != (ns_pid,) or self._procfs.pidns(process.host_pid) != init.pidns:
+            return None
+        return container
+
+    def _named(self, init: Init, pod_uid: str | None) -> Init:
+        """With the container's name for people, if there is one.
+
+        The runtime makes the mounts that tell it after the first process, so one without a name is looked at again,
+        but not with every question: its mount table is the longest thing to read here.
+        """
+        now = time.monotonic()
+        if init.name or (init.looks >= _EAGER_LOOKS and now < init.next_look):
+            return init
+        name = container_name(self._procfs.first_mounts(init.host_pid), pod_uid) or ""
+        return init._replace(name=name, looks=init.looks + 1, next_look=now + 1.0)
+
+    def _verified(self, host_pid: int, init: Init, ns_pid: int) -> Found | None:
+        """None also for one that may not be looked at: a number is only one process's in its namespace."""
+        procfs = self._procfs
+        try:
+            with procfs.open_handle(host_pid) as handle:
+                container = self._inside(handle.process, init, ns_pid)
+                if container is None:
+                    return None
+                named = self._named(init, container.pod_uid)
+                found = Found(
+                    init.container_id,
+                    ns_pid,
+                    host_pid,
+                    init.pidns,
+                    container.pod_uid,
+                    named.name or None,
+                    handle.process.start_time,
+                    procfs.comm(host_pid),
+                    self.pidmap.source.name,
+                )
+                if not handle.alive():
+                    return None
+                # While a process of it runs, so does the first one: that was who was asked for the name.
+                self._inits[init.host_pid] = named
+                return found
+        except (ProcessGone, AccessDenied):
+            return None

@@ -1,0 +1,75 @@
+"""Processes by PID namespace and number alone, for who may ask about its own namespace and no other.
+
+The namespace is that of a living process which the caller holds, so its inode stays its own meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from resolver.containers.namespaces import Member, Namespace, members_of, numbered
+from resolver.errors import AccessDenied, ProcessGone
+from resolver.linux.cgroup import parse_cgroup
+from resolver.lookup.forward import Found
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from resolver.linux.procfs import Procfs
+    from resolver.pids.pidmap import PidMap
+
+
+def find_own(procfs: Procfs, pidmap: PidMap, own: Namespace, ns_pid: int) -> Found | None:
+    """By the map: the process that this namespace knows as ``ns_pid``, verified.
+
+    None is the truth only if the kernel keeps the map, and the process was not about to end.
+    """
+    pidmap.refresh()
+    kernel = pidmap.kernel()
+    if kernel is None:
+        return _first(procfs, pidmap.candidates(ns_pid, own.pidns), own, ns_pid, pidmap.source.name)
+    record = kernel.lookup(own.pidns, ns_pid)
+    return _first(procfs, [record.host_pid] if record else [], own, ns_pid, pidmap.source.name)
+
+
+def walk_own(procfs: Procfs, own: Namespace, ns_pids: Iterable[int]) -> dict[int, Found | None]:
+    """By a look at every process."""
+    members = members_of(procfs, procfs.entries())
+    answers: dict[int, Found | None] = {}
+    for ns_pid in ns_pids:
+        fitting = [each.host_pid for each in members if each.ns_pids[own.level : own.level + 1] == (ns_pid,)]
+        answers[ns_pid] = _first(procfs, fitting, own, ns_pid, "scan")
+    return answers
+
+
+def _first(
+    procfs: Procfs, host_pids: Iterable[int], own: Namespace, ns_pid: int, source: str
+) -> Found | None:
+    for host_pid in host_pids:
+        try:
+            found = _verified(procfs, host_pid, own, ns_pid, source)
+        except (ProcessGone, AccessDenied):
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def _verified(procfs: Procfs, host_pid: int, own: Namespace, ns_pid: int, source: str) -> Found | None:
+    with procfs.open_handle(host_pid) as handle:
+        if not numbered(procfs, [Member(host_pid, handle.process.ns_pids)], own, ns_pid):
+            return None
+        container = parse_cgroup(procfs.cgroup(host_pid))
+        found = Found(
+            container.container_id if container else "",
+            ns_pid,
+            host_pid,
+            own.pidns,
+            container.pod_uid if container else None,
+            None,
+            handle.process.start_time,
+            procfs.comm(host_pid),
+            source,
+        )
+        # Last of all: a process that runs now was there, under this PID, during every read above.
+        return found if handle.alive() else None

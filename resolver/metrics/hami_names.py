@@ -1,0 +1,102 @@
+"""The same values under the names and labels of HAMi's own monitor, for dashboards that exist.
+
+Two generations of names: those with ``hami_`` (from HAMi 2.9 on) and those before it, which later releases give with
+``--legacy-metrics``. Upstream's units: utilization is in per cent, also where the name says ratio. What upstream tells
+and is not known here (the kinds of memory, the time of the last kernel, MIG allocations) is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from resolver.metrics.families import Family
+from resolver.metrics.utilization import Unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from prometheus_client.metrics_core import Metric
+
+    from resolver.metrics.utilization import Usage
+    from resolver.state import Snapshot
+
+_HOST = ("node", "device_index", "device_uuid", "device_type", "zone")
+_OLD_HOST = ("nodeid", "deviceidx", "deviceuuid", "devicetype", "zone")
+_CONTAINER = ("namespace", "pod", "container", "vdevice_index", "device_uuid", "zone")
+_OLD_CONTAINER = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid", "zone")
+_ZONE = "vGPU"  # what upstream registers all of its own under
+
+
+def _gauge(name: str, labels: tuple[str, ...], meaning: str) -> Family:
+    return Family(name, "gauge", labels, meaning)
+
+
+_HOST_MEMORY = "Memory of a GPU that is in use, in bytes."
+_HOST_UTILIZATION = "How much of the time a GPU was busy, in per cent."
+_USED = "GPU memory that a container's processes hold, in bytes."
+_LIMIT = "GPU memory that a container may hold, in bytes."
+_UTILIZATION = "SM utilization of a container on a GPU, in per cent."
+
+#: Both generations of each, the later one first.
+HOST_MEMORY = (
+    _gauge("hami_host_gpu_memory_used_bytes", _HOST, _HOST_MEMORY),
+    _gauge("HostGPUMemoryUsage", _OLD_HOST, _HOST_MEMORY),
+)
+HOST_UTILIZATION = (
+    _gauge("hami_host_gpu_utilization_ratio", _HOST, _HOST_UTILIZATION),
+    _gauge("HostCoreUtilization", _OLD_HOST, _HOST_UTILIZATION),
+)
+HOST_TEMPERATURE = (_gauge("hami_host_gpu_temperature_celsius", _HOST, "A GPU's temperature."),)
+HOST_POWER = (_gauge("hami_host_gpu_power_usage_watts", _HOST, "What a GPU draws."),)
+MEMORY = (
+    _gauge("hami_vgpu_memory_used_bytes", _CONTAINER, _USED),
+    _gauge("hami_container_device_memory_bytes", _CONTAINER, _USED),
+    _gauge("vGPU_device_memory_usage_in_bytes", _OLD_CONTAINER, _USED),
+)
+LIMIT = (
+    _gauge("hami_vgpu_memory_limit_bytes", _CONTAINER, _LIMIT),
+    _gauge("vGPU_device_memory_limit_in_bytes", _OLD_CONTAINER, _LIMIT),
+)
+UTILIZATION = (
+    _gauge("hami_container_device_utilization_ratio", _CONTAINER, _UTILIZATION),
+    _gauge("Device_utilization_desc_of_container", _OLD_CONTAINER, _UTILIZATION),
+)
+FAMILIES = (*HOST_MEMORY, *HOST_UTILIZATION, *HOST_TEMPERATURE, *HOST_POWER, *MEMORY, *LIMIT, *UTILIZATION)
+
+
+def collect(snapshot: Snapshot, used: Iterable[Usage], *, known: bool) -> Iterator[Metric]:
+    """``known``: NVML answers. Only a pod's name tells containers apart in HAMi's labels: without one there is none."""
+    node = os.environ.get("NODE_NAME", "")
+    gpus = [
+        ((node, str(gpu.device_index), gpu.uuid, f"NVIDIA-{gpu.name}", _ZONE), gpu)
+        for gpu in (snapshot.inventory.gpus if known else ())
+    ]
+    yield from _each(HOST_MEMORY, ((labels, gpu.memory_used) for labels, gpu in gpus))
+    yield from _each(HOST_UTILIZATION, ((labels, gpu.utilization) for labels, gpu in gpus))
+    yield from _each(HOST_TEMPERATURE, ((labels, gpu.temperature) for labels, gpu in gpus))
+    yield from _each(HOST_POWER, ((labels, gpu.power) for labels, gpu in gpus))
+    memory: list[tuple[tuple[str, ...], float | None]] = []
+    limit: list[tuple[tuple[str, ...], float | None]] = []
+    utilization: list[tuple[tuple[str, ...], float | None]] = []
+    for usage in used:
+        names = usage.names
+        if usage.position is None or not (names.pod and names.container):
+            continue
+        labels = (*names[:3], str(usage.position), usage.device.uuid, _ZONE)
+        memory.append((labels, None if isinstance(usage.memory, Unknown) else usage.memory))
+        limit.append((labels, usage.limit))
+        percent = None if isinstance(usage.utilization, Unknown) else round(100 * usage.utilization)
+        utilization.append((labels, percent))
+    yield from _each(MEMORY, memory)
+    yield from _each(LIMIT, limit)
+    yield from _each(UTILIZATION, utilization)
+
+
+def _each(
+    families: tuple[Family, ...], rows: Iterable[tuple[tuple[str, ...], float | None]]
+) -> Iterator[Metric]:
+    # A pod and the one of the same name before it may both be there for a moment: the labels hold one of them.
+    told = {labels: value for labels, value in rows if value is not None}
+    for family in families:
+        yield family.metric(told.items())

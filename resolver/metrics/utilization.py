@@ -1,0 +1,206 @@
+"""What each container uses of each GPU, from one snapshot. A value that is not known has a reason instead.
+
+A container's utilization on a GPU is the sum of its processes' samples of the last second, at most 1. Whose a
+process is, its cgroup tells and not its slot, so that a tenant cannot hide or add load by what it writes into its
+file. The file only adds the GPUs on which a container is idle; a GPU that NVML does not know is none.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED
+from resolver.reasons import SampleReason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from resolver.state import ContainerReport, ProcessReport, RegionReport, Snapshot
+
+#: Of a process that ended, or that is no container's, a container's series say nothing.
+_NOBODYS = (SampleReason.NOT_IN_CONTAINER, SampleReason.PROCESS_ENDED, SampleReason.PID_UNKNOWN)
+
+
+class Unknown(StrEnum):
+    """Why a value has no series."""
+
+    NO_ANSWER = "no_answer"  # NVML failed when it was last asked, or was not asked yet
+    STALE = "stale"  # NVML has not answered for too long
+    DEVICE_FAILED = "device_failed"  # NVML answers, but not for this GPU
+    UNSUPPORTED = "unsupported"  # NVML cannot tell it of this GPU: MIG mode, for one
+    UNKNOWN_DEVICE = "unknown_device"  # the cache file names a GPU that NVML does not
+    IMPLAUSIBLE = "implausible"  # a sample of a process of this container cannot be true
+    NOT_TOLD = "not_told"  # NVML lists no processes of this GPU, or one without its memory
+    UNRESOLVED = "unresolved"  # a slot has no known owner, and no cgroup tells whose processes are
+
+
+class Names(NamedTuple):
+    """Labels of a container; ``container_id`` only where the other names do not tell it from all others."""
+
+    namespace: str
+    pod: str
+    container: str
+    pod_uid: str
+    container_id: str
+
+
+class Device(NamedTuple):
+    """One GPU, or one MIG instance of it, as labels; ``samples`` is one of the sampler's three states."""
+
+    uuid: str
+    index: str  # type: ignore[assignment]  # hides tuple.index, of no use here
+    samples: str
+
+
+class Usage(NamedTuple):
+    """One container on one GPU. ``utilization`` from 0 to 1, ``memory`` in bytes, or the reason of each.
+
+    ``position`` is the GPU's place among those in the container's cache file, and ``limit`` the memory it is allowed
+    there in bytes, None without a limit; both are the file's word.
+    """
+
+    names: Names
+    device: Device
+    utilization: float | Unknown
+    memory: int | Unknown
+    position: int | None
+    limit: int | None
+
+
+class _Group:
+    """Everything of one container."""
+
+    def __init__(self) -> None:
+        self.processes: dict[str, list[ProcessReport]] = {}  # by device
+        self.devices: dict[str, tuple[int | None, int | None]] = {}  # by UUID: position and limit
+        self.unresolved = False
+
+    def add(self, processes: Iterable[ProcessReport], regions: Iterable[RegionReport]) -> None:
+        for region in regions:
+            limits = region.limit or (0,) * len(region.device_uuids)
+            for position, (uuid, limit) in enumerate(zip(region.device_uuids, limits, strict=True)):
+                self.devices.setdefault(uuid, (position, limit or None))
+        for process in processes:
+            self.devices.setdefault(process.device_uuid, (None, None))
+            self.processes.setdefault(process.device_uuid, []).append(process)
+
+
+def devices(snapshot: Snapshot) -> dict[str, Device]:
+    """Every GPU and MIG instance that NVML knows, by UUID."""
+    asked = snapshot.joined.asked
+    found = {uuid: Device(uuid, "", OK) for uuid in asked}
+    for gpu in snapshot.inventory.gpus:
+        # What the last collection heard is newer than the inventory; a GPU that it says nothing of has failed.
+        state = OK if gpu.uuid in asked else UNSUPPORTED if gpu.samples == UNSUPPORTED else FAILED
+        found[gpu.uuid] = Device(gpu.uuid, str(gpu.device_index), state)
+        for instance in gpu.mig_instances:
+            found[instance.uuid] = Device(instance.uuid, str(gpu.device_index), UNSUPPORTED)
+    return found
+
+
+def nvml_trouble(snapshot: Snapshot, now: float, longest: float) -> Unknown | None:
+    """Why nothing that NVML told can be believed at Unix time ``now``; None if it can."""
+    joined = snapshot.joined
+    if joined.error:
+        return Unknown.NO_ANSWER
+    return Unknown.STALE if now - joined.at > longest else None
+
+
+def usages(snapshot: Snapshot, trouble: Unknown | None) -> Iterator[Usage]:
+    """Every container on every GPU that it uses or may use, once."""
+    known, joined = devices(snapshot), snapshot.joined
+    for names, group in _groups(snapshot).items():
+        for uuid, (position, limit) in group.devices.items():
+            device = known.get(uuid)
+            processes = group.processes.get(uuid, [])
+            utilization: float | Unknown
+            memory: int | Unknown
+            if trouble is not None:
+                utilization = memory = trouble
+            elif device is None:
+                utilization = memory = Unknown.UNKNOWN_DEVICE
+            else:
+                utilization = _utilization(device, processes, group)
+                memory = _memory(processes, group, listed=uuid in joined.listed)
+            place = device or Device(uuid, "", FAILED)
+            yield Usage(names, place, utilization, memory, position, limit)
+
+
+def _utilization(device: Device, processes: list[ProcessReport], group: _Group) -> float | Unknown:
+    if device.samples != OK:
+        return Unknown.UNSUPPORTED if device.samples == UNSUPPORTED else Unknown.DEVICE_FAILED
+    if group.unresolved:
+        return Unknown.UNRESOLVED
+    total = 0
+    for process in processes:
+        if process.sm_util is None:
+            return Unknown.IMPLAUSIBLE
+        total += process.sm_util
+    return min(total / 100, 1.0)
+
+
+def _memory(processes: list[ProcessReport], group: _Group, *, listed: bool) -> int | Unknown:
+    if not listed:
+        return Unknown.NOT_TOLD
+    if group.unresolved:
+        return Unknown.UNRESOLVED
+    total = 0
+    for process in processes:
+        if process.memory is None:
+            return Unknown.NOT_TOLD
+        total += process.memory
+    return total
+
+
+def _groups(snapshot: Snapshot) -> dict[Names, _Group]:
+    """Processes and regions by container. A restarted container is one with that before it, while both run."""
+    groups: dict[Names, _Group] = {}
+    by_path = {region.path: region for region in snapshot.regions}
+    by_name: dict[tuple[str, str], list[RegionReport]] = {}
+    for region in snapshot.regions:
+        if region.pod_uid:
+            by_name.setdefault((region.pod_uid, region.container_name), []).append(region)
+    processes: dict[str, list[ProcessReport]] = {}
+    for process in snapshot.gpu_processes:
+        if process.container_id and process.no_slot not in _NOBODYS:
+            processes.setdefault(process.container_id, []).append(process)
+    for container in snapshot.containers:
+        paths = [by_path[path] for path in container.regions if path in by_path]
+        named = by_name.get((container.pod_uid, container.container_name), ())
+        group = groups.setdefault(names_of(container), _Group())
+        group.add(processes.get(container.container_id, ()), {**_keyed(paths), **_keyed(named)}.values())
+    told = {(names.pod_uid, names.container) for names in groups}
+    for (pod_uid, name), regions in by_name.items():
+        if (pod_uid, name) not in told:
+            _add_without_id(groups, Names("", "", name, pod_uid, ""), regions, snapshot)
+    return groups
+
+
+def _keyed(regions: Iterable[RegionReport]) -> dict[str, RegionReport]:
+    return {region.path: region for region in regions}
+
+
+def _add_without_id(
+    groups: dict[Names, _Group], names: Names, regions: list[RegionReport], snapshot: Snapshot
+) -> None:
+    """Containers whose cgroup tells no id: known by their slots' owners only, as long as these live."""
+    slots = [slot for region in regions for slot in region.slots if not slot.dead]
+    owners = {slot.host_pid for slot in slots if slot.host_pid is not None}
+    if not owners or any(region.container_id for region in regions):
+        return
+    group = groups.setdefault(names, _Group())
+    group.add((each for each in snapshot.gpu_processes if each.host_pid in owners), regions)
+    group.unresolved = any(slot.unresolved is not None for slot in slots)
+
+
+def names_of(container: ContainerReport | ProcessReport) -> Names:
+    """A container's labels."""
+    unique = bool(container.pod_uid and container.container_name)
+    return Names(
+        container.namespace,
+        container.pod,
+        container.container_name,
+        container.pod_uid,
+        "" if unique else container.container_id,
+    )

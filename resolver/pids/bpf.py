@@ -1,0 +1,187 @@
+"""The kernel's own map as a source: exact at any moment, nothing to refresh.
+
+The map can be too small for the node, and says so. Then the processes that found no room are found by a scan
+beside it; nothing is wrong, it only costs more. The scan also stands in for a map that cannot be read any more,
+until the next source takes over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from resolver.pids.listing import Listing
+from resolver.pids.scan import ScanSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from resolver.linux.procfs import Procfs
+    from resolver.pids.bpf_map import BpfPidMap, Record
+
+_RECONCILE_EVERY = 60.0
+_ASK_FOR_MISSED_EVERY = 1.0  # it costs 0.1 ms
+_TOMBSTONE_NS = 60 * 10**9
+
+
+class Mapped:
+    """A `resolver.pids.source.Source` over a `BpfPidMap`."""
+
+    name = "bpf"
+    namespaced = True
+
+    def __init__(self, bpf: BpfPidMap, procfs: Procfs) -> None:
+        self.bpf = bpf
+        self._scan = Listing(ScanSource(procfs))  # costs nothing before its first refresh
+        self._gaps = False
+        self._unseen = False  # the probes were not shown an event since the map was last compared
+        self._trouble = ""
+        self._drift: dict[str, int] = {"drift_missing": 0, "drift_stale": 0, "missed": 0}
+        self._next_ask = 0.0
+        self._size = len(bpf.dump())
+        self._next_reconcile = time.monotonic() + _RECONCILE_EVERY
+        self._check_gaps()
+
+    def __len__(self) -> int:
+        return max(self._size, len(self._scan)) if self._gaps else self._size
+
+    def __contains__(self, host_pid: object) -> bool:
+        return isinstance(host_pid, int) and self.arrival(host_pid) != 0
+
+    def refresh(self) -> None:
+        """Little, while the map is complete: the kernel has put every process into it before it first ran."""
+        self._ask_for_missed()
+        self._check_gaps()
+        if self._gaps:
+            self._scan.refresh()
+
+    def look(self, host_pid: int) -> None:
+        """Nothing either, while the map is complete."""
+        if self._gaps:
+            self._scan.look(host_pid)
+
+    def tend(self) -> None:
+        """See whether the map still has room; once a minute compare it with the kernel's tasks, and mend it.
+
+        At once when the kernel has not shown the probes an event, as Linux 7.3.4 was seen to do.
+        """
+        now = time.monotonic()
+        mend = False
+        if now >= self._next_ask:
+            self._next_ask = now + _ASK_FOR_MISSED_EVERY
+            self._ask_for_missed()
+            mend = self._unseen  # not more often: the scan answers meanwhile
+        if mend or now >= self._next_reconcile:
+            self._next_reconcile = time.monotonic() + _RECONCILE_EVERY
+            try:
+                drift = self.bpf.reconcile()
+                self._size = len(self.bpf.dump())
+            except OSError as error:
+                self._failed("be compared with the kernel's tasks", error)
+                return
+            self._unseen = False
+            self._drift["drift_missing"] += drift.missing
+            self._drift["drift_stale"] += drift.stale
+        self._check_gaps()
+
+    def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
+        """By the map, in one namespace or every one that it knows; by a scan as well while it is incomplete."""
+        try:
+            found = self.bpf.candidates(ns_pid) if pidns is None else self._in_namespace(pidns, ns_pid)
+        except OSError as error:
+            self._failed("be read", error)
+            self._scan.refresh()
+            found = []
+        if not self._gaps:
+            return found
+        return sorted({*found, *self._scan.candidates(ns_pid)})
+
+    def inits(self) -> dict[int, int]:
+        """By the map's own list of them, in one call."""
+        try:
+            found: dict[int, int] = dict(self.bpf.namespaces().values())
+        except OSError as error:
+            self._failed("be read", error)
+            self._scan.refresh()
+            found = {}
+        return {**self._scan.inits(), **found} if self._gaps else found
+
+    def arrival(self, host_pid: int) -> int:
+        """Its start time in nanoseconds since boot; of one that only the scan knows, when that first saw it."""
+        record = self._record(self.bpf.by_host, host_pid)
+        if record is not None:
+            return record.start_ns
+        return self._scan.arrival(host_pid) if self._gaps else 0
+
+    def ended(self, host_pid: int) -> int:
+        """By the map's tombstones."""
+        stone = self._record(self.bpf.tombstone, host_pid)
+        if stone is not None and time.clock_gettime_ns(time.CLOCK_BOOTTIME) - stone.exit_ns < _TOMBSTONE_NS:
+            return stone.start_ns
+        return self._scan.ended(host_pid) if self._gaps else 0
+
+    def exact(self) -> BpfPidMap | None:
+        """The map itself, while it has room for every process."""
+        self._check_gaps()
+        return None if self._gaps else self.bpf
+
+    def shortage(self) -> str:
+        """The map is too small, or the kernel's programs failed; the scan makes up for it."""
+        if self._trouble or self._unseen or not self._gaps:
+            return ""
+        return (
+            "the kernel's map does not hold every process, so /proc is scanned beside it, which costs more: raise "
+            "--map-size if the counter `full` grows, report it if another one does"
+        )
+
+    def incomplete(self) -> str:
+        """Why an absence proves nothing: what the scan beside the map could not read either."""
+        return self._scan.incomplete() if self._gaps else ""
+
+    def trouble(self) -> str:
+        """A map that cannot be read any more."""
+        return self._trouble
+
+    def counters(self) -> Mapping[str, int]:
+        """What the programs count in the kernel, and the drift."""
+        try:
+            return {**self.bpf.counters(), **self._drift}
+        except OSError:
+            return dict(self._drift)
+
+    def close(self) -> None:
+        """Let go of programs and maps; the kernel removes them."""
+        self.bpf.close()
+
+    def _ask_for_missed(self) -> None:
+        """See whether the kernel has kept an event from the probes: until the map is compared it proves no absence."""
+        with contextlib.suppress(
+            OSError
+        ):  # without the descriptors the map cannot be read either, which is said
+            missed = self.bpf.missed_events()
+            if missed > self._drift["missed"]:
+                self._drift["missed"] = missed
+                self._unseen = True
+
+    def _in_namespace(self, pidns: int, ns_pid: int) -> list[int]:
+        record = self.bpf.lookup(pidns, ns_pid)
+        return [record.host_pid] if record and record.levels[-1] == (pidns, ns_pid) else []
+
+    def _record(self, ask: Callable[[int], Record | None], host_pid: int) -> Record | None:
+        try:
+            return ask(host_pid)
+        except OSError as error:
+            self._failed("be read", error)
+            return None
+
+    def _failed(self, what: str, error: OSError) -> None:
+        self._trouble = f"the map cannot {what}: {error.strerror}"
+        self._gaps = True
+
+    def _check_gaps(self) -> None:
+        """The scan stands beside the map for as long as something found no room: what is missing has no name."""
+        try:
+            self._gaps = bool(self._trouble) or self._unseen or not self.bpf.complete()
+        except OSError as error:
+            self._failed("be read", error)

@@ -1,0 +1,388 @@
+"""The map that the kernel keeps: what `resolver` reads of it, through descriptors that the loader left behind.
+
+Every answer was true when the kernel gave it, and may be out of date a microsecond later. Whoever writes or prints
+one verifies it against ``/proc`` and the start time first.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from resolver.linux.procfs import HOST_PIDNS
+from resolver.pids.bpf_load import BTF, TIMEOUT, BpfUnavailable, Loaded, default_pythons, load
+from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS, BpfMap, Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Nanoseconds in a clock tick as ``/proc`` counts them (USER_HZ is 100 on every machine this runs on).
+TICK = 10_000_000
+_OVERTAKEN_WAIT = 0.002
+_PROBES = ("on_fork", "on_exec", "on_exit")
+
+_LEVEL, _PROCESS, _INIT = LAYOUTS["level"], LAYOUTS["process"], LAYOUTS["init"]
+_TOMBSTONE, _PRESENT = LAYOUTS["tombstone"], LAYOUTS["present"]
+
+Level = tuple[int, int]
+_Identity = tuple[int, int]
+
+
+class Sizes(NamedTuple):
+    """How many entries the maps hold. Kernel memory: some 190 bytes a process, 350 a tombstone, all at once.
+
+    ``processes`` is for living processes, and once more for those of them that are in PID namespaces; twice as many
+    make a fork in a container 0.1 us slower, because more memory has to be fetched.
+    ``tombstones`` is rounded up to a power of two.
+    """
+
+    processes: int = 32_768
+    namespaces: int = 4096
+    tombstones: int = 8192
+
+
+class Record(NamedTuple):
+    """A process as the kernel knows it. ``levels`` are ``(pidns, ns_pid)``, the host's first, its own last.
+
+    Times are nanoseconds since boot (CLOCK_BOOTTIME); ``exit_ns`` is 0 for the living.
+    """
+
+    host_pid: int
+    start_ns: int
+    levels: tuple[Level, ...]
+    exit_ns: int = 0
+
+    @property
+    def start_time(self) -> int:
+        """In clock ticks since boot, as field 22 of ``/proc/<pid>/stat``."""
+        return self.start_ns // TICK
+
+    @property
+    def ns_pids(self) -> tuple[int, ...]:
+        """The numbers of the ``NSpid:`` line."""
+        return tuple(ns_pid for _, ns_pid in self.levels)
+
+
+class Init(NamedTuple):
+    """The first process of a PID namespace."""
+
+    host_pid: int
+    start_ns: int
+
+
+class Drift(NamedTuple):
+    """How far the map was off: processes it missed, entries of processes that are gone, and how many were mended.
+
+    A level that was missing of a known process counts as ``missing`` too.
+    """
+
+    missing: int
+    stale: int
+    mended: int
+
+
+def start(
+    sizes: Sizes = Sizes(),  # noqa: B008 - immutable
+    *,
+    pythons: Sequence[str] | None = None,
+    btf: str = BTF,
+    timeout: float = TIMEOUT,
+) -> BpfPidMap:
+    """Load the program, attach it, seed the map; blocks for half a second, ``timeout`` at most.
+
+    Raises `BpfUnavailable` with the reason and the remedy. ``pythons`` are tried in order for one that has bcc.
+    """
+    constants = {
+        "PROCESSES": sizes.processes,
+        "PROCESS_LEVELS": sizes.processes,
+        "NAMESPACES": sizes.namespaces,
+        "TOMBSTONES": 1 << max(0, sizes.tombstones - 1).bit_length(),
+    }
+    loaded = load(constants, pythons=pythons or default_pythons(), btf=btf, timeout=timeout)
+    try:
+        return BpfPidMap(loaded)
+    except BaseException:
+        loaded.close()
+        raise
+
+
+class BpfPidMap:
+    """The kernel's map of processes. For one thread: look-ups use the same buffers again.
+
+    Look-ups raise OSError if the kernel refuses a descriptor that it gave; then the map is of no use any more.
+    Before Linux 5.19, with ``kernel.unprivileged_bpf_disabled``, they need CAP_BPF; since then no capability.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.report = loaded.report
+        self._loaded = loaded
+        self._kernel = Kernel()
+        maps = {each["name"]: each for each in loaded.report["maps"]}
+        sizes = {name: (each["key_size"], each["value_size"]) for name, each in maps.items()}
+        u32 = LAYOUTS["u32"]
+        self._tombstone_count: int = maps["tombstones"]["max_entries"]
+        wanted = {
+            "processes": (_LEVEL, _PROCESS.size),
+            "tgids": (u32, _PROCESS.size),
+            "namespaces": (u32, _INIT.size),
+            "tombstones": (u32, _TOMBSTONE.size),
+            "graves": (u32, 8 + 4 * self._tombstone_count),
+            "counters": (u32, LAYOUTS["counters"].size),
+        }
+        for name, (key, value_size) in wanted.items():
+            if sizes[name] != (key.size, value_size):
+                raise BpfUnavailable(
+                    f"the BPF program's map {name} has keys and values of {sizes[name]} bytes, and this program "
+                    f"expects {(key.size, value_size)}: they are of different versions; install resolver again"
+                )
+        self._cpus = _possible_cpus()
+        fds = loaded.maps
+        self._processes = BpfMap(self._kernel, fds["processes"], _LEVEL, _PROCESS.size)
+        self._tgids = BpfMap(self._kernel, fds["tgids"], u32, _PROCESS.size)
+        self._namespaces = BpfMap(self._kernel, fds["namespaces"], u32, _INIT.size)
+        self._tombstones = BpfMap(self._kernel, fds["tombstones"], u32, _TOMBSTONE.size)
+        self._graves = BpfMap(self._kernel, fds["graves"], u32, 8 + 4 * self._tombstone_count)
+        self._counters = BpfMap(self._kernel, fds["counters"], u32, LAYOUTS["counters"].size * self._cpus)
+        self._lost_then = 0
+
+    # -- look-ups -----------------------------------------------------------------------------------
+
+    def lookup(self, pidns: int, ns_pid: int) -> Record | None:
+        """The living process that has this number in the namespace with this inode, at whatever level."""
+        if pidns == HOST_PIDNS:
+            return self.by_host(ns_pid)
+        if not self._processes.lookup(pidns, ns_pid):
+            return None
+        start_ns, host_pid, level, levels, outer_pidns, outer_ns_pid = _PROCESS.unpack_from(
+            self._processes.value
+        )
+        if levels == 2:
+            return Record(host_pid, start_ns, ((HOST_PIDNS, host_pid), (pidns, ns_pid)))
+        if level == levels - 1:
+            outer = self._outwards(host_pid, start_ns, levels, level - 1, (outer_pidns, outer_ns_pid))
+            if outer:
+                return Record(host_pid, start_ns, (*outer, (pidns, ns_pid)))
+        record = self.by_host(host_pid)
+        if record and record.start_ns == start_ns and record.levels[level] == (pidns, ns_pid):
+            return record
+        return None
+
+    def identity(self, pidns: int, ns_pid: int) -> _Identity | None:
+        """Start time in nanoseconds and host PID of who has this number there: half the price of `lookup`.
+
+        A single one may be another process's, if the entry was taken while it was copied. The same one twice is not.
+        """
+        if pidns == HOST_PIDNS:
+            found = self._tgids.lookup(ns_pid)
+            return _identity(self._tgids) if found else None
+        return _identity(self._processes) if self._processes.lookup(pidns, ns_pid) else None
+
+    def by_host(self, host_pid: int) -> Record | None:
+        """The living process with this host PID (a thread's id finds nothing)."""
+        for _ in range(3):  # it may end, and its number be used again, while its levels are followed
+            if not self._tgids.lookup(host_pid):
+                return None
+            start_ns, found, _, levels, pidns, ns_pid = _PROCESS.unpack_from(self._tgids.value)
+            if found != host_pid:
+                continue  # the entry was taken for another process while it was copied
+            if levels == 1:
+                return Record(host_pid, start_ns, ((HOST_PIDNS, host_pid),))
+            if levels == 2:
+                return Record(host_pid, start_ns, ((HOST_PIDNS, host_pid), (pidns, ns_pid)))
+            followed = self._outwards(host_pid, start_ns, levels, levels - 1, (pidns, ns_pid))
+            if followed:
+                return Record(host_pid, start_ns, followed)
+        return None
+
+    def _outwards(
+        self, host_pid: int, start_ns: int, levels: int, level: int, key: Level
+    ) -> tuple[Level, ...] | None:
+        """The levels from the host's to this one; None if one on the way is not there or another process's."""
+        found = [key]
+        while level:
+            if not self._processes.lookup(*key):
+                return None
+            *identity, pidns, ns_pid = _PROCESS.unpack_from(self._processes.value)
+            if identity != [start_ns, host_pid, level, levels]:
+                return None
+            level -= 1
+            key = (pidns, ns_pid)
+            found.append(key)
+        return tuple(reversed(found))
+
+    def candidates(self, ns_pid: int) -> list[int]:
+        """Host PIDs of every process, in whatever namespace, whose own number is ``ns_pid``; sorted."""
+        found = []
+        host = self.by_host(ns_pid)
+        if host and len(host.levels) == 1:
+            found.append(ns_pid)
+        for pidns in self.namespaces():
+            if self._processes.lookup(pidns, ns_pid):
+                _, host_pid, level, levels, _, _ = _PROCESS.unpack_from(self._processes.value)
+                if level == levels - 1:
+                    found.append(host_pid)
+        return sorted(found)
+
+    def tombstone(self, host_pid: int) -> Record | None:
+        """The last process with this host PID that ended, if it is among the last ``Sizes.tombstones`` that did."""
+        if not 0 < host_pid < 1 << 32:
+            return None
+        self._graves.lookup(0)
+        row = self._graves.value.raw
+        place = _last_place(row, host_pid)
+        if place is None or not self._tombstones.lookup(place):
+            return None
+        first = self._tombstones.value.raw
+        self._tombstones.lookup(place)
+        start_ns, exit_ns, found, count, *numbers = _TOMBSTONE.unpack(first)
+        if found != host_pid or self._tombstones.value.raw != first:
+            return None  # it is the oldest one, and being written over
+        levels = tuple(zip(numbers[: 2 * count : 2], numbers[1 : 2 * count : 2], strict=True))
+        return Record(host_pid, start_ns, levels, exit_ns)
+
+    # -- the whole of it ----------------------------------------------------------------------------
+
+    def namespaces(self) -> dict[int, Init]:
+        """``{pidns: its first process}`` of every PID namespace but the host's whose first process lives."""
+        found = {}
+        for keys, values in self._namespaces.batches():
+            for (pidns,), (start_ns, host_pid, _) in zip(
+                LAYOUTS["u32"].iter_unpack(keys), _INIT.iter_unpack(values), strict=True
+            ):
+                found[pidns] = Init(host_pid, start_ns)
+        return found
+
+    def dump(self) -> dict[int, Record]:
+        """``{host_pid: record}`` of all the living. What begins or ends meanwhile may be there or not."""
+        outer: dict[Level, tuple[int, ...]] = {}
+        for keys, values in self._processes.batches():
+            outer.update(zip(_LEVEL.iter_unpack(keys), _PROCESS.iter_unpack(values), strict=True))
+        found = {}
+        for _, values in self._tgids.batches():
+            for start_ns, host_pid, _, count, pidns, ns_pid in _PROCESS.iter_unpack(values):
+                if count <= 2:
+                    own = ((pidns, ns_pid),) if count == 2 else ()
+                    found[host_pid] = Record(host_pid, start_ns, ((HOST_PIDNS, host_pid), *own))
+                    continue
+                levels = [(pidns, ns_pid)]
+                while len(levels) < count and (entry := outer.get(levels[-1])):
+                    if entry[:2] != (start_ns, host_pid):
+                        break
+                    levels.append((entry[4], entry[5]))
+                if len(levels) == count:
+                    found[host_pid] = Record(host_pid, start_ns, tuple(reversed(levels)))
+                elif record := self.by_host(host_pid):  # it came between the two lists
+                    found[host_pid] = record
+        return found
+
+    # -- how well it does ---------------------------------------------------------------------------
+
+    def counters(self) -> dict[str, int]:
+        """What went wrong or was mended since the start, see ``struct counters`` in ``bpf/pidmap.h``."""
+        self._counters.lookup(0)
+        totals = map(sum, zip(*LAYOUTS["counters"].iter_unpack(self._counters.value), strict=True))
+        return dict(zip(COUNTERS, totals, strict=True))
+
+    def missed_events(self) -> int:
+        """Events that the kernel did not show the probes, because one ran already on that CPU (Linux 5.12)."""
+        return sum(stats["recursion_misses"] for name, stats in self.run_stats().items() if name in _PROBES)
+
+    def run_stats(self) -> dict[str, dict[str, int]]:
+        """By program: ``run_cnt`` and ``run_time_ns`` (while kernel.bpf_stats_enabled), ``recursion_misses``."""
+        found = {}
+        for name, fd in self._loaded.programs.items():
+            with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
+                fields = dict(line.split(":", 1) for line in file if ":" in line)
+            found[name] = {
+                field: int(fields.get(field, 0)) for field in ("run_cnt", "run_time_ns", "recursion_misses")
+            }
+        return found
+
+    def complete(self) -> bool:
+        """Whether an absence proves anything: every process found room since the last reconciliation."""
+        return self._lost() == self._lost_then
+
+    def _lost(self) -> int:
+        now = self.counters()
+        return now["full"] + now["update_failed"] + now["read_failed"] + now["levels_truncated"]
+
+    def reconcile(self) -> Drift:
+        """Compare with every process there is, put in what is missing, take out what is gone.
+
+        An entry counts as gone if it was there before, during and after two walks over all processes that did
+        not meet its process. Milliseconds for each 1000 processes.
+        """
+        lost, before = self._lost(), self.counters()
+        entries = self._entries()
+        present = self._present()
+        suspects = [entry for entry in entries if entry[2] not in present]
+        stale = mended = 0
+        if suspects:
+            present = self._present()
+        for table, key, identity in suspects:
+            if identity not in present and table.lookup(*key) and _identity(table) == identity:
+                stale += 1
+                mended += table.delete(*key)
+        after = self.counters()
+        for _ in range(10):
+            # The walk meets a process shortly before its fork event; that one is not missing, and says so itself.
+            if after["seeded"] - before["seeded"] <= after["overtaken"] - before["overtaken"]:
+                break
+            time.sleep(_OVERTAKEN_WAIT)
+            after["overtaken"] = self.counters()["overtaken"]
+        grown = {name: after[name] - before[name] for name in COUNTERS}
+        seeded = max(0, grown["seeded"] - grown["overtaken"]) + grown["levels_mended"]
+        now = self._lost()
+        if now == lost:
+            self._lost_then = now
+        return Drift(seeded + now - lost, stale, seeded + mended)
+
+    def _entries(self) -> list[tuple[BpfMap, tuple[int, ...], _Identity]]:
+        """Everything in the maps of the living: the map, the key, and whose it is said to be."""
+        found: list[tuple[BpfMap, tuple[int, ...], _Identity]] = []
+        for table, key, value in (
+            (self._tgids, LAYOUTS["u32"], _PROCESS),
+            (self._processes, _LEVEL, _PROCESS),
+            (self._namespaces, LAYOUTS["u32"], _INIT),
+        ):
+            for keys, values in table.batches():
+                found += [
+                    (table, each, (fields[0], fields[1]))
+                    for each, fields in zip(key.iter_unpack(keys), value.iter_unpack(values), strict=True)
+                ]
+        return found
+
+    def _present(self) -> set[_Identity]:
+        """Start time and host PID of every process that is not reaped; the walk puts in those that are missing."""
+        written = self._kernel.run_iterator(self._loaded.links["iterator"])
+        return {(start_ns, host_pid) for start_ns, host_pid, _ in _PRESENT.iter_unpack(written)}
+
+    def close(self) -> None:
+        """Detach the probes and give everything back; may be called twice."""
+        self._loaded.close()
+
+
+def _last_place(row: bytes, host_pid: int) -> int | None:
+    """Where in a ``struct graves`` this number stands last before the next free place; None if nowhere."""
+    count = (len(row) - 8) // 4
+    free = 8 + 4 * (int.from_bytes(row[:8], sys.byteorder) % count)
+    wanted = host_pid.to_bytes(4, sys.byteorder)
+    for start, end in ((8, free), (free, len(row))):
+        at = row.rfind(wanted, start, end)
+        while at > 0 and at % 4:
+            at = row.rfind(wanted, start, at + 3)
+        if at > 0:
+            return (at - 8) // 4
+    return None
+
+
+def _identity(table: BpfMap) -> _Identity:
+    start_ns, host_pid = _INIT.unpack_from(table.value)[:2]  # every value begins with these two
+    return start_ns, host_pid
+
+
+def _possible_cpus() -> int:
+    """How many values a per-CPU map has: CPUs that may ever come, not those that are on."""
+    with open("/sys/devices/system/cpu/possible", encoding="ascii") as file:
+        return int(file.read().strip().replace(",", "-").rsplit("-", 1)[-1]) + 1

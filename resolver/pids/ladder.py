@@ -1,0 +1,220 @@
+"""The ladder of sources: take the best that works here, fall when it fails, climb back later.
+
+``auto`` starts on the scan at once, so that no repair waits for a compiler, and climbs. A source counts as working
+when it finds the canary: a process in a new PID namespace, made for that, or what stands in for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from resolver.errors import CannotKnow, ResolverError, WorkerFailed
+from resolver.log import Journal
+from resolver.pids.listing import Listing
+from resolver.pids.scan import ScanSource
+from resolver.workers.canary import namespaced
+from resolver.workers.supervisor import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resolver.linux.procfs import Procfs
+    from resolver.pids.source import Source
+
+#: Best first.
+LADDER = ("bpf", "netlink", "scan")
+_CHECK_EVERY = 60.0
+_FIRST_CLIMB, _LONGEST_CLIMB = 60.0, 3600.0
+_CANARY_SECONDS = 5.0
+
+
+def open_source(name: str, procfs: Procfs, map_size: int) -> Source:
+    """Start one source. Blocks for up to 20 s (``bpf`` compiles). Raises `CannotKnow` with what is missing."""
+    if name == "bpf":
+        from resolver.pids.bpf import Mapped
+        from resolver.pids.bpf_map import Sizes, start
+
+        return Mapped(start(Sizes(processes=map_size)), procfs)
+    if name == "netlink":
+        from resolver.pids.netlink import open_netlink
+
+        return Listing(open_netlink(procfs))
+    return Listing(ScanSource(procfs))
+
+
+async def _in_a_thread(opener: Callable[..., Source], *arguments: object) -> Source:
+    """Open a source without holding up the repairs, in a thread that the end of the daemon does not wait for."""
+    loop = asyncio.get_running_loop()
+    opened: asyncio.Future[Source] = loop.create_future()
+
+    def hand_over(source: Source | None, error: Exception | None) -> None:
+        if opened.cancelled():
+            if source is not None:
+                source.close()
+        elif source is not None:
+            opened.set_result(source)
+        elif error is not None:
+            opened.set_exception(error)
+
+    def work() -> None:
+        source, error = None, None
+        try:
+            source = opener(*arguments)
+        except Exception as failure:  # noqa: BLE001 - whatever it is, it is raised where it is awaited
+            error = failure
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon has ended
+            loop.call_soon_threadsafe(hand_over, source, error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await opened
+
+
+class Canary(NamedTuple):
+    """A look for a canary; both are empty if it was found.
+
+    ``trouble``: why the source is no good. ``unmade``: why there was none to be found, which says nothing about it.
+    """
+
+    trouble: str
+    unmade: str
+
+
+async def find_canary(source: Source) -> Canary:
+    """Make a process in a new PID namespace and look for it; see `resolver.workers.canary`."""
+    canary = Worker("canary", "resolver.workers.canary", timeout=_CANARY_SECONDS, rights=None)
+    try:
+        try:
+            host_pid, ns_pid, *other = map(int, (await canary.request(b"sing")).split())
+        except (WorkerFailed, OSError, ValueError) as error:
+            return Canary("", str(error))
+        source.refresh()
+        if host_pid not in source.candidates(ns_pid):
+            where = " in a new PID namespace" if ns_pid == 1 else ""
+            return Canary(f"it did not see process {host_pid}, which was just made{where}", "")
+        if other and other[0] not in source.candidates(other[1]) and namespaced(other[0])[-1:] == other[1:]:
+            return Canary(f"it did not see process {other[0]}, which is {other[1]} in its PID namespace", "")
+    finally:
+        canary.stop()
+    return Canary("", "")
+
+
+class Ladder:
+    """Keeps the best working source in use.
+
+    ``use(source)`` takes over a source that works; ``say(event, **fields)`` tells people. ``wanted`` is ``auto`` or one
+    source, which then is all there is.
+    """
+
+    def __init__(
+        self,
+        wanted: str,
+        procfs: Procfs,
+        map_size: int,
+        use: Callable[[Source], None],
+        say: Callable[..., None],
+        opener: Callable[[str, Procfs, int], Source] = open_source,
+    ) -> None:
+        self.wanted = wanted
+        self.why_not: dict[str, str] = {}  # by source: why it is not in use
+        self._procfs = procfs
+        self._map_size = map_size
+        self._use = use
+        self._say = say
+        self._open = opener
+        self._present = "scan"
+        self._no_canary = "no canary was looked for yet"
+        self._next_check = 0.0
+        self._next_climb = 0.0
+        self._wait = _FIRST_CLIMB
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The sources that may be used, best first."""
+        return LADDER if self.wanted == "auto" else (self.wanted,)
+
+    def not_ready(self, source: Source) -> str:
+        """Why it is not known that the source in use finds what it should; empty if the canary was found through it."""
+        return source.trouble() or self._no_canary
+
+    async def start(self) -> None:
+        """Take the best that works. A source that was asked for by name has to, or `CannotKnow` is raised."""
+        await self._climb()
+        if self.wanted == "auto" and self._present == "scan":
+            self._say("source", source="scan", not_used=dict(self.why_not))  # nothing better works: it stays
+        if self._present not in self.steps:
+            raise CannotKnow(
+                f"--source {self.wanted} does not work here: {self.why_not[self.wanted]}. "
+                "With --source auto the next best source is taken"
+            )
+        # With auto the scan was there from the beginning: it has yet to show that it finds one.
+        self._next_check = time.monotonic() + (_CHECK_EVERY if not self._no_canary else 0.0)
+
+    async def tend(self, source: Source) -> None:
+        """Check the source in use and fall if it fails; from time to time try to climb."""
+        now = time.monotonic()
+        trouble = source.trouble()
+        if not trouble and now >= self._next_check:
+            self._next_check = now + _CHECK_EVERY
+            canary = await find_canary(source)
+            trouble = canary.trouble
+            if not (canary.unmade and not self._no_canary):
+                # Found before counts if none can be made any more: a daemon gives up the rights that it takes.
+                self._no_canary = trouble or canary.unmade
+        if trouble and (self.wanted == "auto" or now >= self._next_climb):
+            self._say("source_failed", source=source.name, why=trouble)
+            self.why_not[source.name] = trouble
+            await self._fall(source.name)
+        elif now >= self._next_climb and self._present != self.steps[0]:
+            await self._climb()
+
+    async def _climb(self) -> None:
+        for name in self.steps:
+            if name == self._present and self.wanted == "auto":
+                break
+            if await self._try(name):
+                break
+        self._wait = min(2 * self._wait, _LONGEST_CLIMB)
+        self._next_climb = time.monotonic() + self._wait
+
+    async def _fall(self, failed: str) -> None:
+        """To the next one below that works. The scan always does; one that was asked for by name is started anew."""
+        below = self.steps[self.steps.index(failed) + 1 :] or self.steps[-1:]
+        for name in below:
+            if await self._try(name):
+                break
+        self._wait = _FIRST_CLIMB
+        self._next_climb = time.monotonic() + self._wait
+
+    async def _try(self, name: str) -> bool:
+        try:
+            source = await _in_a_thread(self._open, name, self._procfs, self._map_size)
+        except (ResolverError, OSError) as error:
+            self._refused(name, str(error))
+            detail = getattr(error, "detail", "")  # what the compiler or the kernel's verifier printed
+            if detail:
+                Journal().log.debug("source_detail", source=name, detail=detail)
+            return False
+        except Exception as error:  # noqa: BLE001 - a defect in one source must not end the repairs by another
+            self._refused(name, f"it failed unexpectedly ({type(error).__name__}: {error}); please report it")
+            return False
+        canary = await find_canary(source)
+        trouble = source.trouble() or canary.trouble
+        if trouble:
+            source.close()
+            self._refused(name, trouble)
+            return False
+        self._no_canary = canary.unmade
+        self.why_not.pop(name, None)
+        self._present = name
+        self._use(source)
+        self._say("source", source=name, not_used=dict(self.why_not))
+        return True
+
+    def _refused(self, name: str, why: str) -> None:
+        if self.why_not.get(name) != why:
+            self.why_not[name] = why
+            self._say("source_unavailable", source=name, why=why)

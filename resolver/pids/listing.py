@@ -1,0 +1,130 @@
+"""An index over a lister: by host PID, and by the PID that a process knows itself by.
+
+A process that ended stays for a minute as a tombstone, so that a utilization sample taken before the end still has an
+owner.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resolver.pids.source import Changes, Lister
+
+_TOMBSTONES = 8192
+_TOMBSTONE_SECONDS = 60.0
+
+
+class Listing:
+    """A `resolver.pids.source.Source` made of a `resolver.pids.source.Lister`."""
+
+    namespaced = False
+
+    def __init__(self, lister: Lister) -> None:
+        self.name = lister.name
+        self.lister = lister
+        self._unreadable = 0
+        self._by_inner: dict[int, set[int]] = {}
+        self._inner_of: dict[int, int] = {}
+        self._arrivals: dict[int, int] = {}
+        self._arrived = 0
+        self._tombstones: OrderedDict[int, tuple[float, int]] = OrderedDict()  # when, and its arrival
+
+    def __len__(self) -> int:
+        return len(self._inner_of)
+
+    def __contains__(self, host_pid: object) -> bool:
+        return host_pid in self._inner_of
+
+    def refresh(self) -> None:
+        """Ask the lister what changed, and bring the index up to date."""
+        now = time.monotonic()
+        changes = self.lister.refresh()
+        self._take(changes, now)
+        self._unreadable = changes.unreadable
+        stones = self._tombstones
+        while stones and (
+            len(stones) > _TOMBSTONES or next(iter(stones.values()))[0] < now - _TOMBSTONE_SECONDS
+        ):
+            stones.popitem(last=False)
+
+    def look(self, host_pid: int) -> None:
+        """Let the lister read this one process, and index it."""
+        self._take(self.lister.look(host_pid), time.monotonic())
+
+    def _take(self, changes: Changes, now: float) -> None:
+        for host_pid in changes.went:
+            self._forget(host_pid, now)
+        ns_pids = self.lister.ns_pids()
+        for host_pid in changes.came:
+            numbers = ns_pids.get(host_pid)
+            if numbers is None:
+                continue  # came and went
+            inner = numbers[-1] if numbers else host_pid
+            self._forget(host_pid, now)
+            self._arrived += 1
+            self._inner_of[host_pid], self._arrivals[host_pid] = inner, self._arrived
+            self._by_inner.setdefault(inner, set()).add(host_pid)
+            self._tombstones.pop(host_pid, None)
+
+    def tend(self) -> None:
+        """Let a lister with a queue empty it."""
+        drain = getattr(self.lister, "drain", None)
+        if drain is not None:
+            drain()
+
+    def candidates(self, ns_pid: int, _pidns: int | None = None) -> list[int]:
+        """Host PIDs of every process whose own number is ``ns_pid``; of namespaces it knows nothing."""
+        return sorted(self._by_inner.get(ns_pid, ()))
+
+    def inits(self) -> dict[int, int]:
+        """Every process whose own number is 1."""
+        return {host_pid: self._arrivals[host_pid] for host_pid in self._by_inner.get(1, ())}
+
+    def arrival(self, host_pid: int) -> int:
+        """When it was first listed, in order of arrival; 0 if it is not known."""
+        return self._arrivals.get(host_pid, 0)
+
+    def ended(self, host_pid: int) -> int:
+        """The arrival of one that was listed and is gone since less than a minute; 0 if there is none."""
+        return self._tombstones.get(host_pid, (0.0, 0))[1]
+
+    def shortage(self) -> str:
+        """None: what cannot be read is in `incomplete`."""
+        return ""
+
+    def incomplete(self) -> str:
+        """Processes that could not be read."""
+        return f"{self._unreadable} processes could not be read" if self._unreadable else ""
+
+    def trouble(self) -> str:
+        """What the lister says of its health."""
+        trouble = getattr(self.lister, "trouble", None)
+        return str(trouble()) if trouble is not None else ""
+
+    def counters(self) -> Mapping[str, int]:
+        """What the lister counts."""
+        counters = getattr(self.lister, "counters", None)
+        return dict(counters()) if counters is not None else {}
+
+    def close(self) -> None:
+        """Close the lister, if it holds anything."""
+        close = getattr(self.lister, "close", None)
+        if close is not None:
+            close()
+
+    def _forget(self, host_pid: int, now: float) -> None:
+        inner = self._inner_of.pop(host_pid, None)
+        if inner is None:
+            return
+        arrival = self._arrivals.pop(host_pid)
+        same = self._by_inner[inner]
+        same.discard(host_pid)
+        if not same:
+            del self._by_inner[inner]
+        self._tombstones[host_pid] = now, arrival
+        self._tombstones.move_to_end(host_pid)

@@ -1,0 +1,126 @@
+"""Attaching to the proc connector: the socket from the opener, the acknowledgement, the self-test.
+
+A request that the kernel refuses is silently ignored, so nothing counts but what was seen to work. The errors of
+the system are translated here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from typing import TYPE_CHECKING
+
+from resolver.errors import CannotKnow
+from resolver.pids.proc_events import NEEDS_NET_ADMIN, NOT_HOST_NETWORK, EventStream
+
+if TYPE_CHECKING:
+    from resolver.linux.procfs import Procfs
+
+_ACK_SECONDS = 1.0
+_OPENER_SECONDS = 10.0
+#: To bind and listen (before Linux 6.6), to enter the host's network namespace, to reach it.
+_RIGHTS = "NET_ADMIN,SYS_ADMIN,SYS_PTRACE"
+_USER_NS_INIT = 0xEFFFFFFD  # PROC_USER_INIT_INO in include/linux/proc_ns.h
+_REFUSALS = {
+    "import": "pyroute2 cannot be loaded ({}): install it (make setup), or use --source scan",
+    "netns": "the host's network namespace could not be entered ({}): " + NOT_HOST_NETWORK,
+    "socket": "this kernel gives no proc connector socket ({}): it needs CONFIG_CONNECTOR; use --source scan",
+    "bind": "the proc connector socket could not be bound ({}): " + NEEDS_NET_ADMIN,
+}
+
+
+def attach(procfs: Procfs, buffer_bytes: int) -> EventStream:
+    """A stream that delivers, proven by a process that was seen to begin and end; `CannotKnow` if there is none."""
+    _require_initial_namespaces(procfs)
+    opener, channel = _start_opener()
+    try:
+        stream = EventStream(_receive_socket(channel, _host_network(procfs) or "ours"))
+        try:
+            stream.grow_buffer(buffer_bytes)
+            stream.listen(_ACK_SECONDS)
+            _test(stream, opener, channel)
+        except BaseException:
+            stream.close()
+            raise
+    finally:
+        channel.close()
+        opener.kill()
+        opener.wait()
+    return stream
+
+
+def _require_initial_namespaces(procfs: Procfs) -> None:
+    procfs.require_host_view()
+    if os.stat(f"{procfs.root}/self/ns/user").st_ino != _USER_NS_INIT:
+        raise CannotKnow(
+            "the proc connector ignores requests from a user namespace, and this process is in one: run it without "
+            "(Kubernetes: hostUsers: true; Docker: --userns=host), or use --source scan"
+        )
+
+
+def _host_network(procfs: Procfs) -> str | None:
+    """The host's network namespace to enter, None if it is ours or cannot be told from ours.
+
+    That of kthreadd, always 2 (rest_init in init/main.c): kernel threads never leave the initial namespaces,
+    while those of process 1 may be another's, and refused when it has capabilities that this process has not.
+    """
+    path = f"{procfs.root}/2/ns/net"
+    try:
+        ours, hosts = os.stat(f"{procfs.root}/self/ns/net"), os.stat(path)
+    except OSError:  # without CAP_SYS_PTRACE: the kernel will say if it is another
+        return None
+    return None if (ours.st_dev, ours.st_ino) == (hosts.st_dev, hosts.st_ino) else path
+
+
+def _start_opener() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    script, above = os.path.join(package, "workers", "child.py"), os.path.dirname(package)
+    argv = [sys.executable, "-I", "-S", script, "resolver.workers.netlink_opener", "netlink opener", _RIGHTS]
+    argv += [above, sysconfig.get_paths()["purelib"]]
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(_OPENER_SECONDS)
+    try:
+        return subprocess.Popen(argv, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, process_group=0), ours
+    except OSError as error:
+        ours.close()
+        raise CannotKnow(f"the netlink opener could not be started: {error.strerror}") from None
+    finally:
+        theirs.close()
+
+
+def _receive_socket(channel: socket.socket, network: str) -> socket.socket:
+    try:
+        channel.send(network.encode())
+        message, descriptors, _flags, _address = socket.recv_fds(channel, 256, 1)
+    except OSError as error:
+        raise CannotKnow(f"the netlink opener did not answer: {error}; use --source scan") from None
+    if message == b"ok" and descriptors:
+        return socket.socket(fileno=descriptors[0])
+    stage, _, number = message.decode().partition(":")
+    name = errno.errorcode.get(int(number or 0), "an unknown error")
+    raise CannotKnow(_REFUSALS.get(stage, "the netlink opener ended without a socket").format(name))
+
+
+def _test(stream: EventStream, opener: subprocess.Popen[bytes], channel: socket.socket) -> None:
+    """Whether the birth and the end of a process that is known to have lived are really reported."""
+    try:
+        channel.send(b"go")
+        host_pid = int(channel.recv(32))
+    except (OSError, ValueError):
+        raise CannotKnow(
+            f"the netlink opener ended early (code {opener.poll()}); use --source scan"
+        ) from None
+    deadline = time.monotonic() + _ACK_SECONDS
+    while stream.drain() or time.monotonic() < deadline:
+        if host_pid in stream.touched and host_pid in stream.ended:
+            return
+        time.sleep(0.001)
+    raise CannotKnow(
+        f"the kernel acknowledged, but did not report process {host_pid} within {_ACK_SECONDS:g} s: "
+        "process events do not work here; use --source scan"
+    )

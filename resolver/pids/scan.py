@@ -1,0 +1,69 @@
+"""The ``/proc`` scan: works everywhere, costs most.
+
+The first refresh reads the ``NSpid:`` line of every process. Later ones list ``/proc`` once and read only
+the processes that are new, told apart by the inode of their directory (see `Procfs.entries`), so a PID that
+was used again is noticed too.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from resolver.errors import AccessDenied, ProcessGone
+from resolver.pids.source import Changes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resolver.linux.procfs import Procfs
+
+
+class ScanSource:
+    """A `resolver.pids.source.Lister` over a `Procfs`."""
+
+    name = "scan"
+
+    def __init__(self, procfs: Procfs) -> None:
+        self._procfs = procfs
+        self._inodes: dict[int, int] = {}
+        self._ns_pids: dict[int, tuple[int, ...]] = {}
+
+    def refresh(self) -> Changes:
+        """List ``/proc``, read what is new, forget what is gone."""
+        known, read = self._inodes, self._procfs.ns_pids
+        now = self._procfs.entries()
+        came: list[int] = []
+        went = [host_pid for host_pid, inode in known.items() if now.get(host_pid) != inode]
+        unreadable = 0
+        for host_pid in went:
+            del known[host_pid]
+            self._ns_pids.pop(host_pid, None)
+        for host_pid in now.keys() - known.keys():
+            try:
+                self._ns_pids[host_pid] = read(host_pid)
+            except ProcessGone:
+                continue
+            except AccessDenied:
+                unreadable += 1
+                continue
+            known[host_pid] = now[host_pid]
+            came.append(host_pid)
+        return Changes(came, went, unreadable)
+
+    def look(self, host_pid: int) -> Changes:
+        """Read one process, if it is not known yet, without listing ``/proc``."""
+        known = self._inodes.get(host_pid)
+        try:
+            inode = os.stat(f"{self._procfs.root}/{host_pid}").st_ino
+            if inode == known:
+                return Changes([], [], 0)
+            numbers = self._procfs.ns_pids(host_pid)
+        except (FileNotFoundError, ProcessLookupError, ProcessGone, AccessDenied):
+            return Changes([], [], 0)  # the next listing finds out
+        self._inodes[host_pid], self._ns_pids[host_pid] = inode, numbers
+        return Changes([host_pid], [host_pid] if known is not None else [], 0)
+
+    def ns_pids(self) -> Mapping[int, tuple[int, ...]]:
+        """``{host_pid: NSpid numbers}`` as of the last refresh."""
+        return self._ns_pids

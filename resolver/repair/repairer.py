@@ -1,0 +1,495 @@
+"""A pass over the slots: find regions, read them, find owners, have the slot writer repair what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from resolver.budget import SLICE_SECONDS, Budgets, Slices, give_back_memory
+from resolver.errors import RegionRejected, ResolverError
+from resolver.hami.directory_finder import RegionFinder
+from resolver.hami.mapping_finder import MappedFinder
+from resolver.hami.slot_owner import Containers, shared_directory
+from resolver.linux.mappings import mapped_as
+from resolver.linux.procfs import ProcessHandle, Procfs
+from resolver.linux.safe_open import open_directory
+from resolver.reasons import RegionReason, SampleReason, UnresolvedReason
+from resolver.repair.abandoned import Abandoned
+from resolver.repair.orders import ORDER_SECONDS, Writing, container_of, of_slot
+from resolver.repair.owner_watch import Owners
+from resolver.repair.plan import RegionRepairs, SlotState
+from resolver.repair.region_report import region_report
+from resolver.workers import slot_writer
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator
+
+    from resolver.config import Settings
+    from resolver.gpu.attribution import Joined
+    from resolver.hami.hostpid_policy import Policy
+    from resolver.hami.region import SharedRegion
+    from resolver.hami.slot_owner import MappedFile, SharedDirectory
+    from resolver.log import Journal
+    from resolver.pids.pidmap import PidMap
+    from resolver.repair.plan import Order
+    from resolver.state import RegionReport
+
+_DISCOVER_EVERY = 1.0
+#: Memory goes back when so many slots are gone, and nobody is shown them any more.
+_MANY_SLOTS, _UNUSED_SECONDS = 1024, 1.5
+#: CPU seconds after which a container's turn in a pass goes to the next one, and after which a pass ends.
+_TURN_SECONDS, _PASS_SECONDS = 0.01, 0.1
+
+
+class _Pass:
+    """One pass: what it is made with, and what it has cost so far."""
+
+    def __init__(self, policy: Policy, joined: Joined, budgets: Budgets, *, patient: bool) -> None:
+        self.now = time.monotonic()
+        self.policy = policy
+        self.joined = joined
+        self.patient = patient
+        self.slices = Slices()
+        self.spent = 0.0  # CPU seconds
+        self._budgets = budgets
+
+    @contextlib.contextmanager
+    def charge(self, container: str) -> Iterator[None]:
+        """Charge the CPU time of the block to a container, and to the pass."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self.spend(container, time.thread_time() - began)
+
+    def spend(self, container: str, seconds: float) -> None:
+        """Charge so many seconds to a container, and to the pass."""
+        self.spent += seconds
+        self._budgets.spend(container, seconds)
+
+    def over(self, container: str) -> bool:
+        """Whether this container has to wait for a later pass."""
+        return self.patient and self._budgets.over(container)
+
+    def ends(self, part: float = 1.0) -> bool:
+        """Whether the pass, or this part of it, has cost all that it may: what was not begun is the next one's."""
+        return self.patient and self.spent >= _PASS_SECONDS * part
+
+
+class _Work:
+    """What is to be done for one region in this pass."""
+
+    __slots__ = ("begun", "due", "orders", "repairs", "wrote")
+
+    def __init__(self, repairs: RegionRepairs, now: float) -> None:
+        self.repairs = repairs
+        self.due = deque(state for state in repairs.states.values() if state.due(now))
+        self.orders: Iterator[Order | None] | None = None
+        self.wrote = False
+        self.begun = False  # then it is brought to some end, so that something comes of what it has cost
+
+
+class Repairer:
+    """Every region of the node and what is known of its slots."""
+
+    def __init__(
+        self, settings: Settings, procfs: Procfs, pidmap: PidMap, counters: Counter[str], journal: Journal
+    ) -> None:
+        self.settings = settings
+        self.procfs = procfs
+        self.pidmap = pidmap
+        self.counters = counters
+        self.journal = journal
+        self.regions: dict[str, RegionRepairs] = {}
+        self.owners = Owners(procfs)
+        self.budgets = Budgets()
+        self.finder = RegionFinder(settings.containers_dir, budgets=self.budgets)
+        self.mapped = MappedFinder(procfs)
+        self.writing = Writing(counters, journal)
+        self._containers = Containers(procfs, pidmap)
+        self._abandoned = Abandoned(procfs)
+        self._next_discovery = 0.0
+        self._alone = asyncio.Lock()  # a pass, or what is done between two of them
+        self._joined: Joined | None = None
+        self._answered = 0.0  # when that was first seen, on the monotonic clock
+        self._reports: dict[str, RegionReport] = {}
+        self._unused = 0  # slots that memory was needed for and is not any more
+        self._unused_since = 0.0
+
+    async def pass_once(self, policy: Policy, joined: Joined, *, patient: bool = True) -> None:
+        """One pass. ``patient=False``: whatever it costs, as this pass is the only one.
+
+        Containers come in the order of what they have left of their budgets, so that one with nothing expensive about
+        it need not wait for those with, and take turns from then on.
+        """
+        async with self._alone:
+            await self._pass(_Pass(policy, joined, self.budgets, patient=patient))
+
+    async def _pass(self, this: _Pass) -> None:
+        if this.joined is not self._joined:
+            self._joined, self._answered = this.joined, this.now
+        self.budgets.forget_full()
+        if self._unused >= _MANY_SLOTS and this.now - self._unused_since > _UNUSED_SECONDS:
+            self._unused = 0
+            give_back_memory()
+        self.journal.catch_up()
+        self.writing.tell_zeroed()
+        await self._discover(this)
+        await this.slices.breathe()
+        self._take_in_ends()
+        await this.slices.breathe()
+        busy = await self._read_all(this)
+        # The map has to be younger than the sight of the slots: then a process that is not in it does not exist.
+        asked = any(work.due for works in busy.values() for work in works)
+        if asked and not self.pidmap.refresh(unhurried=this.patient):
+            for works in busy.values():
+                for work in works:
+                    work.due.clear()
+        elif asked:
+            self._containers.update(bounded=this.patient)  # nobody's cost in particular
+        while busy:
+            for container, works in list(busy.items()):
+                await this.slices.breathe()
+                if not await self._turn(container, works, this):
+                    del busy[container]
+
+    def _take_in_ends(self) -> None:
+        """Processes that have ended, and files that nobody has open any more."""
+        if self.owners.ended():
+            for repairs in self.regions.values():
+                repairs.unsettle()
+        for repairs in self._abandoned.step():
+            self.journal.tell("region_abandoned", container=repairs.region.dir_name, path=repairs.region.path)
+
+    def use(self, settings: Settings) -> None:
+        """Take over new settings; between two passes only."""
+        if settings.containers_dir != self.settings.containers_dir:
+            self._drop_all()
+            self.finder = RegionFinder(settings.containers_dir, budgets=self.budgets)
+            self._next_discovery = 0.0
+        if self.settings.mapped_regions and not settings.mapped_regions:
+            for path in list(self.mapped.found):
+                self.drop(path)
+            self.mapped.close()
+        self.settings = settings
+
+    def close(self) -> None:
+        """Give everything back: the child, handles, files."""
+        self.writing.worker.stop()
+        self._drop_all()
+        self.owners.close()
+
+    # -- regions ------------------------------------------------------------------------------------
+
+    async def _discover(self, this: _Pass) -> None:
+        full = this.now >= self._next_discovery
+        if self.settings.mapped_regions and (full or self.mapped.news()):
+            self._discover_mapped(this.joined)
+            if not this.patient:
+                await self.mapped.settle()
+                self._discover_mapped(this.joined)
+        if full:
+            self._next_discovery = this.now + _DISCOVER_EVERY
+        changes = self.finder.refresh(full)
+        for region in changes.removed:
+            self.drop(region.path)
+        for region in changes.added:
+            await this.slices.breathe()
+            with this.charge(container_of(region)):
+                self._add_found(region)
+        for path, why in changes.rejected:
+            self._count_rejected(path, why)
+        for path in self.settings.containers_dir:
+            missing = path.rstrip("/") in self.finder.missing_dirs or path in self.finder.missing_dirs
+            trouble = "it does not exist; waiting for it" if missing else ""
+            self.journal.trouble(
+                f"dir {path}", trouble, "containers_dir_missing", "containers_dir_found", path=path
+            )
+
+    def _add_found(self, region: SharedRegion) -> None:
+        try:
+            dir_fd = open_directory(os.path.dirname(region.path))
+            try:
+                directory = shared_directory(self.procfs, dir_fd)
+            finally:
+                os.close(dir_fd)
+            shown = mapped_as(self.procfs, region.fd)
+        except (OSError, ResolverError) as error:
+            why = RegionRejected(RegionReason.IO_ERROR, f"its directory cannot be used: {error}")
+            self._count_rejected(region.path, why)
+            self.finder.reject(region, why)  # and tried again later
+        else:
+            self._add(region, directory, shown)
+
+    def _discover_mapped(self, joined: Joined) -> None:
+        """Those that have no directory on the host: found through the processes that NVML lists."""
+        known = (None, SampleReason.PROCESS_ENDED)  # None: it owns a slot
+        users = {used.host_pid for used in joined.used if used.no_slot not in known}
+
+        def in_use(name: str) -> bool:
+            repairs = self.regions.get(name)
+            return repairs is not None and any(state.owner is not None for state in repairs.states.values())
+
+        changes = self.mapped.refresh(users, self.pidmap.arrival, in_use)
+        for region in changes.removed:
+            self.drop(region.path)
+        for region in changes.added:
+            place = self.mapped.place(region)
+            if place is not None:
+                self._add(region, place, (place.device, place.inode))
+        for path, why in changes.rejected:
+            self._count_rejected(path, why)
+
+    def _add(self, region: SharedRegion, place: SharedDirectory | MappedFile, shown: tuple[str, int]) -> None:
+        blame = self.writing.blame(container_of(region))
+        self.regions[region.path] = RegionRepairs(region, place, blame, shown)
+        self.journal.tell(
+            "region_found", container=region.dir_name, path=region.path, layout=region.layout.name
+        )
+
+    def _reject(self, region: SharedRegion, why: RegionRejected) -> None:
+        for finder in (self.finder, self.mapped):
+            finder.reject(region, why)  # the one that does not know it does nothing
+
+    def rejected(self) -> dict[str, RegionReason]:
+        """What is left alone now, and why, by path."""
+        return {**self.finder.rejected, **self.mapped.rejected}
+
+    def _count_rejected(self, path: str, why: RegionRejected) -> None:
+        self.counters[f"rejected_{why.reason}"] += 1
+        self.journal.log.warning("region_rejected", path=path, reason=why.reason, why=why.detail)
+
+    def drop(self, path: str) -> None:
+        """Give up a region that is gone; nothing happens if it is not known."""
+        repairs = self.regions.pop(path, None)
+        self._reports.pop(path, None)
+        if repairs is not None:
+            self._unused += len(repairs.states)
+            self._unused_since = time.monotonic()
+            self._release(repairs)
+            self._containers.forget(repairs.place)
+            self._abandoned.forget(path)
+            self.journal.tell("region_gone", container=repairs.region.dir_name, path=path)
+
+    def shed(self) -> None:
+        """Descriptors ran out: give up half of the regions, so that there are some for the work on the others."""
+        self.finder.max_regions = max(1, len(self.regions) // 2)
+        why = RegionRejected(RegionReason.IO_ERROR, "it was given up, all descriptors are in use")
+        for path, repairs in list(self.regions.items())[self.finder.max_regions :]:
+            self._reject(repairs.region, why)
+            self.drop(path)
+
+    def _release(self, repairs: RegionRepairs) -> None:
+        for state in repairs.states.values():
+            self.owners.unwatch(state)
+        repairs.close()
+
+    def _drop_all(self) -> None:
+        for repairs in self.regions.values():
+            self._release(repairs)
+        self.regions.clear()
+        self._reports.clear()
+        self.finder.close()
+        self.mapped.close()
+
+    # -- one pass -----------------------------------------------------------------------------------
+
+    async def _read_all(self, this: _Pass) -> dict[str, deque[_Work]]:
+        """Read every region; returns what is to be done, by container, who has most left of its budget first."""
+        # On a quiet node this is where a pass ends: nothing changed since all was right.
+        busy: dict[str, deque[_Work]] = {}
+        for repairs in sorted(
+            self.regions.values(), key=lambda each: -self.budgets.left(container_of(each.region))
+        ):
+            await this.slices.breathe()
+            container = container_of(repairs.region)
+            if this.ends(0.5):
+                break
+            if not self._is_here(repairs):
+                continue
+            if this.over(container):
+                self._put_off(repairs, this)
+                continue
+            with this.charge(container):
+                if self._read(repairs) and not repairs.settled(this.policy, this.joined):
+                    busy.setdefault(container, deque()).append(_Work(repairs, this.now))
+        return busy
+
+    def _is_here(self, repairs: RegionRepairs) -> bool:
+        """Whether the region was not given up while others had their turn."""
+        return self.regions.get(repairs.region.path) is repairs
+
+    def _read(self, repairs: RegionRepairs) -> bool:
+        """Take in what the region says now; False if it had to be given up."""
+        try:
+            gone = repairs.observe(repairs.region.read())
+        except RegionRejected as why:
+            self._count_rejected(repairs.region.path, why)
+            self._reject(repairs.region, why)
+            self.drop(repairs.region.path)
+            return False
+        for state in gone:
+            self.owners.unwatch(state)
+        return True
+
+    def _put_off(self, repairs: RegionRepairs, this: _Pass) -> None:
+        """Its container is over its budget."""
+        self.counters["over_budget"] += 1
+        with this.charge(container_of(repairs.region)):
+            if repairs.put_off(this.now):
+                self._report(repairs, this.joined)
+
+    async def _turn(self, container: str, works: deque[_Work], this: _Pass) -> bool:
+        """One container's turn; whether there is more to be done for it in this pass."""
+        began = this.spent
+        while works:
+            work = works[0]
+            over = this.over(container)
+            later = over or this.ends()
+            if not self._is_here(work.repairs):
+                works.popleft()
+            elif later and not work.begun:
+                works.popleft()
+                if over:
+                    self._put_off(work.repairs, this)
+            elif this.spent - began >= _TURN_SECONDS:
+                return True
+            elif work.due and not later:
+                work.begun = True
+                with this.charge(container):
+                    self._find_owner(work.repairs, work.due.popleft(), this.now)
+            elif await self._write(work, this) and not later:
+                return True
+            else:
+                works.popleft()
+                if over:
+                    self._put_off(work.repairs, this)
+                with this.charge(container):
+                    self._finish(work, this)
+            await this.slices.breathe()
+        return False
+
+    def _find_owner(self, repairs: RegionRepairs, state: SlotState, now: float) -> None:
+        mtime_ns = repairs.region.mtime_ns
+        found = self._containers.owner(repairs.place, repairs.shown, state.slot.pid, mtime_ns)
+        state.found(found, now)
+        if isinstance(found, ProcessHandle):
+            self.owners.watch(state, found)
+            self.pidmap.name_container(found.process.host_pid, repairs.region.dir_name)
+        elif found is UnresolvedReason.NO_SUCH_PROCESS and state.looks > 1 and not state.dead:
+            state.dead = self._containers.vacant(repairs.place, state.slot.pid)
+            if not state.dead:
+                self._abandoned.suspect(repairs)
+
+    async def _write(self, work: _Work, this: _Pass) -> bool:
+        """One batch for the writer; whether there may be more."""
+        repairs, container = work.repairs, container_of(work.repairs.region)
+        work.begun = True
+        if work.orders is None:
+            work.orders = self._plan(repairs, this)
+        batch: list[Order] = []
+        more = True
+        while more and len(batch) < slot_writer.MAX_ORDERS:
+            await this.slices.breathe()
+            if not self._is_here(repairs):
+                return False
+            with this.charge(container):
+                more = _collect(work.orders, batch)
+        work.wrote = work.wrote or bool(batch)
+        if self.settings.dry_run:
+            with this.charge(container):
+                for order in batch:
+                    self.writing.would_write(repairs, order)
+        elif batch:
+            this.spend(container, len(batch) * ORDER_SECONDS)
+            more = await self.writing.carry_out(repairs, batch) and more
+        return more
+
+    def _plan(self, repairs: RegionRepairs, this: _Pass) -> Iterator[Order | None]:
+        def conflict(state: SlotState, wait: float) -> None:
+            self.counters["conflicts"] += 1
+            self.journal.tell(
+                "conflict",
+                level="warning",
+                container=repairs.region.dir_name,
+                slot=state.slot.index,
+                ns_pid=state.slot.pid,
+                hostpid=state.slot.hostpid,
+                why="another writer changed hostpid back",
+                next_try_seconds=wait,
+            )
+
+        writes, truth = self.settings.write_utilization, this.joined.utilization
+        return repairs.plan(this.now, this.policy, truth, writes, conflict, self._answered)
+
+    def _finish(self, work: _Work, this: _Pass) -> None:
+        """All that could be done for a region in this pass was."""
+        repairs, joined = work.repairs, this.joined
+        if not self._is_here(repairs):
+            return
+        if not work.wrote:
+            repairs.settle(this.policy, joined)
+        if not self.settings.dry_run:
+            self._tell_stuck(repairs, this)
+        self._report(repairs, joined)
+
+    def _tell_stuck(self, repairs: RegionRepairs, this: _Pass) -> None:
+        """Values that do not stay right: once for each process in a slot."""
+        for state in repairs.told_apart():
+            state.stuck = state.evidence.why(state.slot.hostpid, this.policy, this.now)
+            if state.stuck and not state.evidence.told:
+                state.evidence.told = True
+                self.counters["slots_stuck"] += 1
+                self.journal.tell("slot_stuck", level="warning", **of_slot(repairs, state), why=state.stuck)
+
+    # -- between two passes -------------------------------------------------------------------------
+
+    def lingering(self) -> Iterator[tuple[int, str]]:
+        """Owners and devices whose value nobody will zero when they idle, as far as can be told."""
+        for repairs in self.regions.values():
+            yield from repairs.lingering()
+
+    def contested(self) -> bool:
+        """Whether some tenant's watcher writes wrong values, so that `follow` has something to do."""
+        return not self.settings.dry_run and any(repairs.contested for repairs in self.regions.values())
+
+    async def follow(self) -> None:
+        """Put right what some tenants' watchers make wrong at each of their ticks, at their containers' expense."""
+        async with self._alone:
+            for repairs in [each for each in self.regions.values() if each.contested]:
+                container = container_of(repairs.region)
+                if self.budgets.over(container):
+                    continue
+                with self.budgets.charge(container):
+                    orders = list(repairs.follow(repairs.region.word, time.monotonic()))
+                if orders:
+                    self.budgets.spend(container, len(orders) * ORDER_SECONDS)
+                    await self.writing.carry_out(repairs, orders)
+
+    # -- the picture --------------------------------------------------------------------------------
+
+    def _report(self, repairs: RegionRepairs, joined: Joined) -> None:
+        report = region_report(repairs, joined, self.owners.container_id, time.monotonic())
+        self._reports[repairs.region.path] = report
+
+    def reports(self) -> tuple[RegionReport, ...]:
+        """Every region and slot as of the last time that it was its turn."""
+        return tuple(self._reports.values())
+
+
+def _collect(orders: Iterator[Order | None], batch: list[Order]) -> bool:
+    """Fill up a batch for the slot_writer, for a slice of time; whether there may be more."""
+    until = time.thread_time() + SLICE_SECONDS
+    for order in orders:
+        if order is not None:
+            batch.append(order)
+            if len(batch) == slot_writer.MAX_ORDERS:
+                return True
+        elif time.thread_time() >= until:
+            return True
+    return False

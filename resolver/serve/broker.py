@@ -1,0 +1,361 @@
+"""HAMi's host PID broker (merged after 2.10.0), protocol version 1: a process asks for its own host PID.
+
+The client sends no number: who it is comes from the kernel (`resolver.linux.peers`). What it is told is the number
+that it must write into its slot, by the same policy as repairs; ``--broker-answer host`` always says the host PID, as
+HAMi's own broker does. Who cannot be told for certain gets status 1 and no number: HAMi's client then guesses, if it
+can take a lock for the whole node, else its ``hostpid`` stays 0; the next pass repairs either.
+
+A request that is there when its client is accepted is answered at once. Only clients that keep it waiting take one of
+the places, and when those run out, the one that has waited longest gives way: silence costs nobody but the silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+import struct
+from collections import OrderedDict
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from resolver.config import BrokerAnswer, HostpidNamespace
+from resolver.errors import AccessDenied, ProcessGone, UsageError
+from resolver.linux.peers import Listener, PeerReason, PeerUnknown, peer_of
+from resolver.serve.reception import Acceptor
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable
+
+    from resolver.config import Settings
+    from resolver.hami.hostpid_policy import Policy
+    from resolver.linux.procfs import Procfs
+    from resolver.log import Journal
+    from resolver.pids.pidmap import PidMap
+
+REQUEST = struct.Struct("!4sHH")  # magic, version, command
+ANSWER = struct.Struct("!4sHHI")  # magic, version, status, host PID
+MAGIC, VERSION, MY_HOST_PID = b"HPID", 1, 1
+SUCCESS, INVALID = 0, 1
+
+MOST_WAITING = 512
+EXCHANGE_SECONDS = 0.5
+_BACKLOG = 4096  # whoever connects without blocking is refused when it is full
+#: Accepting and answering may take this share of a CPU. The event loop's own work for each client comes on top, and
+#: is about as much again: a storm of clients takes a fifth of a CPU.
+_SHARE = 0.1
+_RETRY_SECONDS = 15.0
+
+
+class Refusal(StrEnum):
+    """Why a client was told no number; counted as ``broker_refused_<reason>``."""
+
+    INVALID = "invalid"  # no request of this protocol's
+    POLICY_UNKNOWN = "policy_unknown"  # which number this driver's samples carry is not known
+    ENDED = PeerReason.ENDED.value
+    NOT_VISIBLE = PeerReason.NOT_VISIBLE.value
+    NOT_PROVEN = PeerReason.NOT_PROVEN.value
+    ACCESS_DENIED = PeerReason.ACCESS_DENIED.value
+
+
+class _Refused(Exception):
+    def __init__(self, reason: Refusal) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class _Waiting(NamedTuple):
+    connection: socket.socket
+    deadline: float
+    received: bytearray
+
+
+class Broker:
+    """Answers on a listening socket; belongs to the running event loop.
+
+    Counters: ``broker_answers``, ``broker_refused_<reason>``, ``broker_busy`` (sent away for want of places or
+    descriptors), ``broker_timeouts`` (no whole request in time).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        procfs: Procfs,
+        pidmap: PidMap,
+        policy: Callable[[], Policy],
+        journal: Journal,
+        counters: Counter[str],
+    ) -> None:
+        self._always_host = settings.broker_answer is BrokerAnswer.HOST
+        self._procfs = procfs
+        self._pidmap = pidmap
+        self._policy = policy
+        self._journal = journal
+        self._counters = counters
+        self._waiting: OrderedDict[int, _Waiting] = OrderedDict()  # by descriptor, longest waiting first
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def start(self, listener: socket.socket) -> None:
+        """Answer from now on."""
+        self._acceptor = Acceptor(listener, self._taken, share=_SHARE, refused=self._full)
+
+    def stop(self) -> None:
+        """Let go of every client; the listener stays its owner's."""
+        self._acceptor.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        for fd in list(self._waiting):
+            self._end(fd)
+
+    # -- clients ------------------------------------------------------------------------------------
+
+    def _taken(self, connection: socket.socket) -> None:
+        if self._read(connection, received := bytearray()):
+            connection.close()
+        else:
+            self._wait(connection, received)
+
+    def _full(self) -> None:
+        self._counters["broker_busy"] += 1
+
+    def _wait(self, connection: socket.socket, received: bytearray) -> None:
+        if len(self._waiting) >= MOST_WAITING:
+            self._counters["broker_busy"] += 1
+            self._end(next(iter(self._waiting)))
+        fd, deadline = connection.fileno(), self._loop.time() + EXCHANGE_SECONDS
+        self._waiting[fd] = _Waiting(connection, deadline, received)
+        self._loop.add_reader(fd, self._readable, fd)
+        if self._timer is None:
+            self._timer = self._loop.call_at(deadline, self._expire)
+
+    def _readable(self, fd: int) -> None:
+        waiting = self._waiting[fd]
+        if self._read(waiting.connection, waiting.received):
+            self._end(fd)
+
+    def _expire(self) -> None:
+        self._timer = None
+        for fd, waiting in list(self._waiting.items()):
+            if waiting.deadline > self._loop.time():
+                self._timer = self._loop.call_at(waiting.deadline, self._expire)
+                return
+            self._counters["broker_timeouts"] += 1
+            self._end(fd)
+
+    def _end(self, fd: int) -> None:
+        self._loop.remove_reader(fd)
+        self._waiting.pop(fd).connection.close()
+
+    # -- one exchange -------------------------------------------------------------------------------
+
+    def _read(self, connection: socket.socket, received: bytearray) -> bool:
+        """Take in what there is, and answer once it is a request. False while more is to come.
+
+        What follows a request is not read: there is one per connection.
+        """
+        try:
+            data = connection.recv(REQUEST.size - len(received))
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        received += data
+        if data and len(received) < REQUEST.size:
+            return False
+        try:
+            if received:
+                connection.send(self._answer(connection, bytes(received)))
+        except BrokenPipeError:
+            pass  # it has gone
+        except OSError:  # descriptors have run out
+            self._counters["broker_busy"] += 1
+        except Exception:  # a defect of ours costs one client its answer, and is shown
+            self._counters["internal_errors"] += 1
+            self._journal.log.exception("internal_error", step="broker")
+        return True
+
+    def _answer(self, connection: socket.socket, request: bytes) -> bytes:
+        try:
+            if request != REQUEST.pack(MAGIC, VERSION, MY_HOST_PID):
+                raise _Refused(Refusal.INVALID)
+            number = self._number(connection)
+        except _Refused as refused:
+            self._counters[f"broker_refused_{refused.reason}"] += 1
+            return ANSWER.pack(MAGIC, VERSION, INVALID, 0)
+        self._counters["broker_answers"] += 1
+        return ANSWER.pack(MAGIC, VERSION, SUCCESS, number)
+
+    def _number(self, connection: socket.socket) -> int:
+        """What the client must write into its slot; what is learned on the way goes into the map.
+
+        Before Linux 6.5 the number is right if its client still runs (``exact=False``), and only then is there
+        anybody who could use it.
+        """
+        namespace = HostpidNamespace.HOST if self._always_host else self._policy().namespace
+        if namespace is None:
+            raise _Refused(Refusal.POLICY_UNKNOWN)
+        try:
+            with peer_of(connection, self._procfs, exact=False) as peer:
+                ns_pids = self._procfs.ns_pids(peer.host_pid)
+                self._pidmap.look(peer.host_pid)
+                if not peer.alive() or not ns_pids:
+                    raise _Refused(Refusal.ENDED)
+        except PeerUnknown as unknown:
+            raise _Refused(Refusal(unknown.reason.value)) from None
+        except ProcessGone:
+            raise _Refused(Refusal.ENDED) from None
+        except AccessDenied:
+            raise _Refused(Refusal.ACCESS_DENIED) from None
+        answer = peer.host_pid if namespace is HostpidNamespace.HOST else ns_pids[-1]
+        self._journal.log.debug("broker_answer", host_pid=peer.host_pid, ns_pid=ns_pids[-1], answer=answer)
+        return answer
+
+
+# -- the socket -----------------------------------------------------------------------------------------
+
+
+class Place:
+    """The socket at its path, and the lock that says whose it is. `UsageError` or OSError if it cannot be had.
+
+    The lock is beside the directory, not in it: the directory is mounted into containers, where a tenant's root
+    could hold the lock.
+    """
+
+    def __init__(self, path: str) -> None:
+        directory, name = os.path.split(os.path.abspath(path))
+        directory = os.path.realpath(directory)  # /var/run is a link
+        self.path = os.path.join(directory, name)
+        if os.geteuid() != 0:
+            raise UsageError(
+                "the broker must run as root, since HAMi's clients believe nobody else: run the daemon as root, "
+                "or leave --broker out"
+            )
+        _make(directory)
+        self._lock = _lock(f"{directory}.lock")
+        try:
+            _require_free(self.path)
+            self.listener = self._bind()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._inode = os.lstat(self.path).st_ino
+
+    def _bind(self) -> socket.socket:
+        temporary = f"{self.path}.{os.getpid()}"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        listener = Listener()
+        try:
+            listener.bind(temporary)
+            os.chmod(temporary, 0o666)  # noqa: S103 - any tenant may ask
+            listener.listen(_BACKLOG)
+            os.rename(temporary, self.path)
+        except BaseException:
+            listener.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+        return listener
+
+    def close(self) -> None:
+        """Remove the socket, unless it is another's by now, and give up the lock."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.lstat(self.path).st_ino == self._inode:
+                os.unlink(self.path)
+        self.listener.close()
+        os.close(self._lock)
+
+
+def _make(directory: str) -> None:
+    """Make it and those above it; `UsageError` unless they are root's and nobody else can exchange what is in them.
+
+    HAMi's client looks at the directory itself in the same way.
+    """
+    parts = directory.split("/")[1:]
+    for depth in range(1, len(parts) + 1):
+        path, last = "/" + "/".join(parts[:depth]), depth == len(parts)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+            os.chmod(path, 0o711 if last else 0o755)  # whatever the umask says
+        found = os.lstat(path)
+        writable = found.st_mode & 0o022 and (last or not found.st_mode & stat.S_ISVTX)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != 0 or writable:
+            raise UsageError(
+                f"{path} is not a directory of root's alone, so HAMi's clients would not believe what is in it: "
+                f"chown root {path} && chmod go-w {path}, or name another place with --broker"
+            )
+        if last and not found.st_mode & 0o001:
+            raise UsageError(f"{path} may not be entered by tenants that are not root: chmod 711 {path}")
+
+
+def _lock(path: str) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        if os.fstat(fd).st_uid != 0:
+            raise UsageError(f"{path} is not root's: remove it")
+        os.fchmod(fd, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise UsageError(
+            f"another broker holds {path}: stop it, or name another place with --broker"
+        ) from None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _require_free(path: str) -> None:
+    try:
+        found = os.lstat(path)
+        if not stat.S_ISSOCK(found.st_mode):
+            raise UsageError(f"{path} is there and is no socket: remove it, or name another with --broker")
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            probe.connect(path)
+    except FileNotFoundError:
+        return
+    except ConnectionRefusedError:
+        if found.st_uid != os.geteuid():
+            raise UsageError(f"the stale socket {path} is another user's: remove it") from None
+        return
+    except BlockingIOError:
+        pass  # somebody listens, and is slow to answer
+    raise UsageError(
+        f"another broker listens at {path}: stop it, or leave --broker out if HAMi's own is enough"
+    )
+
+
+async def serve(
+    settings: Settings,
+    procfs: Procfs,
+    pidmap: PidMap,
+    policy: Callable[[], Policy],
+    journal: Journal,
+    counters: Counter[str],
+) -> None:
+    """Answer until cancelled. Where that cannot be, say why, and see again now and then."""
+    said = ""
+    while True:
+        try:
+            place = Place(settings.broker)
+            break
+        except (OSError, UsageError) as error:
+            if str(error) != said:
+                said = str(error)
+                journal.log.warning("broker_off", socket=settings.broker, why=said)
+        await asyncio.sleep(_RETRY_SECONDS)
+    broker = Broker(settings, procfs, pidmap, policy, journal, counters)
+    broker.start(place.listener)
+    journal.log.info("broker_on", socket=place.path, answer=settings.broker_answer)
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        broker.stop()
+        place.close()

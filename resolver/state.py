@@ -1,0 +1,175 @@
+"""One immutable picture of what the daemon knows, swapped whole after a pass.
+
+The API, the metrics and the command line read this and nothing else. None is "not known" everywhere; an empty string
+is a name that nothing tells.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from resolver.config import SettingReport
+    from resolver.events import Events
+    from resolver.gpu.attribution import Joined
+    from resolver.gpu.inventory import Inventory
+    from resolver.linux.procfs import Procfs
+    from resolver.lookup.cached import LiveLookup
+    from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
+
+
+class SlotReport(NamedTuple):
+    """One slot that is in use.
+
+    ``host_pid`` is the verified owner's, None while unresolved. ``repaired`` is why it was last written.
+    ``utilization`` is per used device, in per cent, None where it is not known; ``sm_util`` is what the slot says.
+    ``stuck`` says why ``sm_util`` does not stay what NVML says though ``hostpid`` is right; empty while it does.
+    """
+
+    ns_pid: int
+    slot: int
+    hostpid: int
+    host_pid: int | None
+    dead: bool
+    unresolved: UnresolvedReason | None
+    repaired: RepairReason | None
+    sm_util: tuple[int, ...]
+    utilization: tuple[int | None, ...]
+    stuck: str = ""
+
+
+class RegionReport(NamedTuple):
+    """One shared region with its slots. ``container_id`` is that of its slots' owners, empty until one is resolved.
+
+    ``limit`` is what the file says, and so its tenant: bytes of memory on each device, 0 without a limit.
+    """
+
+    path: str
+    pod_uid: str
+    container_name: str
+    layout: str
+    device_uuids: tuple[str, ...]
+    slots: tuple[SlotReport, ...]
+    container_id: str = ""
+    quarantined: bool = False
+    limit: tuple[int, ...] = ()
+
+
+class ContainerReport(NamedTuple):
+    """One container that runs on this node.
+
+    ``pidns`` is the inode of its PID namespace and ``init_host_pid`` the first process in there, None for a container
+    that shares another's. ``regions`` are the paths of its HAMi files. ``since`` is Unix time: first seen.
+    """
+
+    container_id: str
+    pod_uid: str
+    container_name: str
+    namespace: str
+    pod: str
+    runtime: str
+    pidns: int | None
+    init_host_pid: int | None
+    regions: tuple[str, ...]
+    since: float
+
+
+class ProcessReport(NamedTuple):
+    """One process on one GPU, as NVML lists it or has samples of it.
+
+    ``ns_pid`` is its own number in its container. ``sm_util`` in per cent and ``memory`` in bytes are None where they
+    are not known. ``no_slot`` is why HAMi knows nothing of it; None if it owns a slot. ``comm`` is what the process
+    calls itself, at most 15 bytes of anything; empty if it is not known.
+    """
+
+    host_pid: int
+    ns_pid: int | None
+    device_uuid: str
+    container_id: str
+    pod_uid: str
+    container_name: str
+    namespace: str
+    pod: str
+    sm_util: int | None
+    memory: int | None
+    no_slot: SampleReason | None
+    comm: str = ""
+
+
+class WorkerReport(NamedTuple):
+    """One kind of child: how often it was started and failed, ever, and what the last failure was."""
+
+    name: str
+    starts: int
+    failures: int
+    last_failure: str
+
+
+class Histogram(NamedTuple):
+    """Durations in seconds: ``counts`` is how many were at most each bound, ``total`` their sum."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    observations: int
+    total: float
+
+
+class Snapshot(NamedTuple):
+    """Everything, as of Unix time ``at``. Counters only ever grow.
+
+    ``policy`` is ``host``, ``container`` or ``unknown``; ``policy_origin`` is ``measured``, ``by version``, ``forced``,
+    or ``unknown``. ``not_ready`` says why the source is not known to work; empty while it is. ``collected_at`` is when
+    NVML last answered (Unix time, 0 before the first time), ``joined.error`` why it does not now.
+    """
+
+    at: float
+    started_at: float
+    passes: int
+    pass_seconds: Histogram
+    source: str
+    sources_not_used: Mapping[str, str]  # why
+    source_counters: Mapping[str, int]
+    incomplete: str  # why the source alone does not know every process; empty while it does
+    not_ready: str
+    processes: int
+    map_size: int  # that the kernel's map has room for
+    policy: str
+    policy_why: str
+    policy_origin: str
+    driver_version: str | None
+    inventory: Inventory
+    regions: tuple[RegionReport, ...]
+    rejected: Mapping[str, RegionReason]
+    missing_dirs: tuple[str, ...]
+    containers: tuple[ContainerReport, ...]
+    gpu_processes: tuple[ProcessReport, ...]
+    joined: Joined
+    collected_at: float
+    workers: tuple[WorkerReport, ...]
+    counters: Mapping[str, int]
+    dry_run: bool
+    settings: tuple[SettingReport, ...] = ()
+    holder: str = ""  # PID of the daemon whose end this one waits for before it writes
+    not_measured: str = ""  # why the driver's truth was not measured; empty if it was
+
+    def unresolved(self) -> list[tuple[RegionReport, SlotReport]]:
+        """Every slot that nothing can be said about, with its region."""
+        return [
+            (region, slot) for region in self.regions for slot in region.slots if slot.unresolved is not None
+        ]
+
+
+class View(NamedTuple):
+    """What the API and the metrics read: the last pass's snapshot, the map for look-ups, and the events.
+
+    ``snapshot()`` never waits. ``inventories`` has an event each time that a snapshot with another inventory, or
+    another failure of NVML, is shown.
+    """
+
+    snapshot: Callable[[], Snapshot]
+    live: LiveLookup
+    procfs: Procfs
+    events: Events
+    inventories: Events

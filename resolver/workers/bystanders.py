@@ -1,0 +1,92 @@
+"""Who could reach into a process that shows itself in a container's PID namespace.
+
+The kernel's rule (``__ptrace_may_access`` in kernel/ptrace.c): whoever wants the memory, the descriptors, the
+environment or the root directory of a process that is not dumpable needs CAP_SYS_PTRACE in the user namespace in
+which that process's program was started, whatever the user ids are. For a child of the daemon that is the initial
+one. So a container whose processes are in a user namespace of their own can't, with any capability, and one in the
+initial user namespace can't without that capability, and can't get it where the bounding set lacks it.
+CAP_SYS_ADMIN is refused as well: who has it may enter what it likes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from resolver.errors import ProcessGone
+
+if TYPE_CHECKING:
+    from resolver.linux.procfs import Procfs
+
+#: Inode of the initial user namespace (PROC_USER_INIT_INO in include/linux/proc_ns.h).
+HOST_USERNS = 0xEFFFFFFD
+#: By their numbers in include/uapi/linux/capability.h.
+_DANGEROUS = {19: "CAP_SYS_PTRACE", 21: "CAP_SYS_ADMIN"}
+#: Every set that a capability can be held in, or come back from.
+_SETS = re.compile(rb"^Cap(?:Inh|Prm|Bnd|Amb):\t([0-9a-f]+)$", re.MULTILINE)
+_TRIES = 5
+
+
+def dangerous(status: bytes) -> str:
+    """The capability by which a thread with this ``/proc/<tid>/status`` could reach in; empty if it has none."""
+    sets = _SETS.findall(status)
+    if len(sets) < 3:  # CapAmb came with 4.3
+        raise ValueError("status has no capability lines")
+    mask = 0
+    for text in sets:
+        mask |= int(text, 16)
+    return next((name for number, name in _DANGEROUS.items() if mask >> number & 1), "")
+
+
+def objection(procfs: Procfs, pidns: int) -> str:
+    """Why no child may show itself in that PID namespace, an immediate child of the host's; empty if it may.
+
+    Every thread in it, and in those below, is looked at. One that has the capability could hide behind threads that
+    come and go, so two lists of all threads must be the same.
+    """
+    if procfs.userns("self") != HOST_USERNS:
+        return (
+            "this daemon is in a user namespace of its own, where the kernel's rules protect no child of it"
+        )
+    before: set[tuple[int, int]] | None = None
+    for _ in range(_TRIES):
+        threads: set[tuple[int, int]] = set()
+        try:
+            for host_pid in _members(procfs, pidns):
+                for tid in map(int, os.listdir(f"{procfs.root}/{host_pid}/task")):
+                    status = procfs.status_text(f"{host_pid}/task/{tid}")
+                    name = dangerous(status)
+                    if name and procfs.userns(f"{host_pid}/task/{tid}") == HOST_USERNS:
+                        return f"one of its processes has, or may get, {name}"
+                    threads.add((host_pid, tid))
+        except (ProcessGone, FileNotFoundError, ProcessLookupError):
+            before = None
+            continue
+        if threads == before:
+            return "" if threads else "nobody is in it any more"
+        before = threads
+    return "its processes come and go too fast to look at all of them"
+
+
+def _members(procfs: Procfs, pidns: int) -> list[int]:
+    """Host PIDs of all processes in a PID namespace and below it."""
+    members = []
+    for host_pid in procfs.entries():
+        try:
+            if len(procfs.ns_pids(host_pid)) > 1 and pidns in _chain(procfs, host_pid):
+                members.append(host_pid)
+        except ProcessGone:
+            continue
+    return members
+
+
+def _chain(procfs: Procfs, host_pid: int) -> tuple[int, ...]:
+    """The namespaces of a process, also of one whose first thread has exited while others run on."""
+    try:
+        return procfs.pidns_chain(host_pid)
+    except ProcessGone:
+        for tid in os.listdir(f"{procfs.root}/{host_pid}/task"):
+            if tid != str(host_pid):
+                return procfs.pidns_chain(f"{host_pid}/task/{tid}")
+        raise

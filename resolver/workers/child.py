@@ -1,0 +1,41 @@
+"""How a child process of the daemon starts: ``python -I -S child.py MODULE NAME RIGHTS PATH...``.
+
+Run as a script without ``site`` and without the package's other modules. It asks the kernel to die with the
+daemon, takes a name that ``ps`` and ``top`` show, gives up every capability but those in RIGHTS (names with commas
+between, ``all`` to keep them), and hands over to ``MODULE.main()``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    """Start the module named on the command line; its ``main()`` returns the exit code."""
+    import ctypes
+    import importlib
+    import os
+    import signal
+
+    module, name, rights, *paths = sys.argv[1:]
+    parent = os.getppid()
+    libc = ctypes.CDLL(None)
+    libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    libc.prctl(15, name.encode()[:15])  # PR_SET_NAME
+    if os.getppid() != parent:
+        return 1  # the daemon ended before the kernel knew; nobody would read an answer
+    sys.path[:0] = paths
+    if rights != "all":
+        from resolver.linux.capabilities import limit, no_new_privileges
+
+        keep = frozenset(rights.split(",")) - {""}
+        limit(keep, keep)
+        no_new_privileges()  # no program that it starts gets back what it gave up
+    try:
+        return int(importlib.import_module(module).main())
+    except (BrokenPipeError, ConnectionResetError):
+        return 1  # the daemon was killed a moment before this process is; nobody would read an answer
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""The NVML worker: the only program that loads the driver's library.
+
+A child of the daemon (`resolver.workers.child`; standard library and nvidia-ml-py only). A call that hangs in the
+driver costs this process, which the daemon kills after its time limit, and nothing else.
+
+One JSON object each way over the SOCK_SEQPACKET socket on descriptor 0::
+
+    {"call": "devices"} -> {"driver_version": str, "devices": [...]}, see `resolver.workers.nvml_devices`
+    {"call": "samples", "uuid": str, "since": us | null}
+        -> {"status": "ok", "samples": [[pid, us, sm], ...], "dropped": [[pid, us, sm], ...],
+            "processes": [[pid, bytes | null], ...] | null, "mps": [pid, ...] | null, "count": number of devices}
+         | the same with {"status": "unsupported" | "failed", "text": str} for the samples; without, if none are wanted
+    anything that fails -> {"error": NVML's name of it, "code": int, "text": str}
+
+Time stamps are NVML's: microseconds since the epoch. Percentages as NVML gives them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from resolver.workers.nvml_devices import DeviceReader, error_name, text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: A list can grow between the call that asks its size and the call that fetches it.
+_SIZE_RETRIES = 5
+#: The list of processes has had three shapes. nvidia-ml-py's call without a suffix knows the last one only.
+_LIST_VERSIONS = ("_v3", "_v2")
+
+
+def main() -> int:
+    """Answer until the daemon closes the socket."""
+    import os
+    import socket
+
+    import pynvml
+
+    from resolver.linux import seccomp
+
+    seccomp.forbid(seccomp.DANGEROUS)  # which calls the driver's library needs, only its maker knows
+    channel = socket.socket(fileno=os.dup(0))
+    nvml = Nvml(pynvml)
+    calls: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+        "devices": nvml.devices,
+        "samples": nvml.samples,
+    }
+    while message := channel.recv(1 << 16):
+        request = json.loads(message)
+        try:
+            answer = calls[request["call"]](request)
+        except pynvml.NVMLError as error:
+            answer = nvml.failed(error)
+        channel.send(json.dumps(answer, separators=(",", ":")).encode())
+    return 0
+
+
+class Nvml:
+    """The library, initialized when first needed and again after an error that calls for it."""
+
+    def __init__(self, pynvml: Any) -> None:
+        self._pynvml = pynvml
+        self._initialized = False
+        self._renew = False  # a device was lost: it comes back only with a fresh start of the library
+        # Errors after which NVML has to be shut down and started again before it answers anything.
+        self._fatal = {
+            pynvml.NVML_ERROR_UNINITIALIZED,
+            pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+            pynvml.NVML_ERROR_GPU_IS_LOST,
+            pynvml.NVML_ERROR_RESET_REQUIRED,
+            pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+        }
+        self._absent = (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound)
+
+    def failed(self, error: Any) -> dict[str, Any]:
+        """Describe an NVML error; shut the library down if it needs a fresh start."""
+        if error.value in self._fatal:
+            self._shut_down()
+        return {"error": error_name(error), "code": error.value, "text": str(error)}
+
+    def _shut_down(self) -> None:
+        if not self._initialized:
+            return
+        self._initialized = self._renew = False
+        try:
+            self._pynvml.nvmlShutdown()
+        except self._pynvml.NVMLError as error:
+            sys.stderr.write(f"resolver: NVML could not be shut down: {error}\n")
+
+    def _ensure_initialized(self) -> None:
+        if not self._initialized:
+            self._pynvml.nvmlInit()
+            self._initialized = True
+
+    def devices(self, _request: dict[str, Any]) -> dict[str, Any]:
+        """The driver's version and every device; one that does not answer carries its error."""
+        if self._renew:
+            self._shut_down()
+        self._ensure_initialized()
+        nvml, reader = self._pynvml, DeviceReader(self._pynvml)
+        # One lost GPU must not hide the others: they are still asked with the library as it is.
+        found = [reader.read(index) for index in range(nvml.nvmlDeviceGetCount())]
+        self._renew = reader.broken
+        return {"driver_version": text(nvml.nvmlSystemGetDriverVersion()), "devices": found}
+
+    def samples(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One device's processes, and their utilization samples newer than ``since`` (not asked for if null)."""
+        self._ensure_initialized()
+        nvml = self._pynvml
+        # By UUID: an index is another device's as soon as one falls off the bus, and a handle is when one is added.
+        handle = nvml.nvmlDeviceGetHandleByUUID(request["uuid"])
+        answer = self._processes(handle)
+        if request["since"] is not None:
+            answer |= self._utilization(handle, request["since"])
+        return answer | {"count": nvml.nvmlDeviceGetCount()}
+
+    def _processes(self, handle: Any) -> dict[str, Any]:
+        """Who uses the device, with memory. MPS clients are in a list of their own, and some in both.
+
+        In MIG mode the whole device's list has the processes of all instances. Without one of the lists there is
+        none: half a list would say that the others use no memory.
+        """
+        memory = self._list("nvmlDeviceGetComputeRunningProcesses", handle, without=None)
+        clients = self._list("nvmlDeviceGetMPSComputeRunningProcesses", handle, without={})
+        both = None
+        if memory is not None and clients is not None:
+            both = memory | {pid: used for pid, used in clients.items() if memory.get(pid) is None}
+        return {
+            "processes": None if both is None else list(both.items()),
+            "mps": None if clients is None else list(clients),
+        }
+
+    def _list(
+        self, name: str, handle: Any, without: dict[int, int | None] | None
+    ) -> dict[int, int | None] | None:
+        """PID to bytes of memory, None where the driver does not tell them; None as a whole if it fails.
+
+        ``without`` is the answer for a driver that has no such list.
+        """
+        nvml = self._pynvml
+        for version in _LIST_VERSIONS:
+            try:
+                found = self._fetch(getattr(nvml, name + version), handle)
+            except nvml.NVMLError_FunctionNotFound:
+                continue
+            except nvml.NVMLError_NotSupported:
+                break
+            except nvml.NVMLError as error:
+                if error.value in self._fatal:
+                    raise
+                return None
+            memory: dict[int, int | None] = {}
+            for entry in found:
+                if entry.pid > 0:  # 0 has been seen, and is nobody
+                    known = memory.get(entry.pid, 0), entry.usedGpuMemory
+                    # In MIG mode a process is listed once for each of its instances.
+                    memory[entry.pid] = None if None in known else sum(known)
+            return memory
+        return without
+
+    def _utilization(self, handle: Any, since: int) -> dict[str, Any]:
+        """The samples newer than ``since``.
+
+        No sample is not a failure: NVML says NOT_FOUND when nothing ran. Samples with PID 0 or a value above
+        100 have been seen from real drivers; they are told apart, so that nobody takes such a process for idle.
+        """
+        nvml = self._pynvml
+        try:
+            try:
+                raw = self._sample(nvml.nvmlDeviceGetProcessUtilization, handle, since)
+            except self._absent as error:
+                try:  # 550 and later; on some Blackwell drivers the only one that answers
+                    raw = self._sample(nvml.nvmlDeviceGetProcessesUtilizationInfo, handle, since)
+                except self._absent:
+                    return {"status": "unsupported", "text": str(error)}
+        except nvml.NVMLError as error:
+            if error.value in self._fatal:
+                raise
+            return {"status": "failed", "text": f"{error} ({error_name(error)})"}
+        kept: list[list[int]] = []
+        dropped: list[list[int]] = []
+        for sample in raw:
+            plausible = sample.pid > 0 and sample.smUtil <= 100
+            (kept if plausible else dropped).append([sample.pid, sample.timeStamp, sample.smUtil])
+        return {"status": "ok", "samples": kept, "dropped": dropped}
+
+    def _sample(self, call: Callable[..., list[Any]], handle: Any, since: int) -> list[Any]:
+        nvml = self._pynvml
+        try:
+            return self._fetch(call, handle, since)
+        except nvml.NVMLError as error:
+            # nvidia-ml-py raises even on success when the call that asks the size finds nothing to size.
+            if error.value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND):
+                return []
+            raise
+
+    def _fetch(self, call: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
+        nvml = self._pynvml
+        for _attempt in range(_SIZE_RETRIES):
+            try:
+                return call(*arguments)
+            except nvml.NVMLError_InsufficientSize:
+                continue
+        raise nvml.NVMLError(nvml.NVML_ERROR_INSUFFICIENT_SIZE)

@@ -1,0 +1,128 @@
+"""What the NVML worker reads of each device. Runs in the worker, with the driver's library given to it.
+
+A value that the driver does not have (not supported, no such function) is None; so is one that it fails to give,
+and then ``failed`` says why. A device that is lost, or needs a reset, is asked nothing more: ``error`` says so.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from resolver.workers.pci_place import pci_address, place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Instances of one GPU. NVML says seven at most; a number from a broken driver must not become a long loop.
+_MOST_INSTANCES = 64
+
+
+def text(value: str | bytes) -> str:
+    """NVML's strings, which are bytes in older releases of nvidia-ml-py."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def error_name(error: Any) -> str:
+    """NVML's name of an error, as in ``GpuIsLost``."""
+    return type(error).__name__.removeprefix("NVMLError_") or "Unknown"
+
+
+class DeviceReader:
+    """Reads devices one after the other; ``broken`` is whether one of them needs the library started anew."""
+
+    def __init__(self, pynvml: Any) -> None:
+        self._nvml = pynvml
+        self.broken = False
+        self._absent = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        self._device_is_gone = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
+        self._library_is_gone = (
+            pynvml.NVML_ERROR_UNINITIALIZED,
+            pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+            pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+        )
+
+    def read(self, index: int) -> dict[str, Any]:
+        """One device: numbers in NVML's units but power, which is in watts. Raises NVMLError if the library fails.
+
+        Uncorrected ECC errors are the volatile ones, since the driver was loaded or the GPU reset. The aggregate
+        counter never falls again: a GPU that was repaired by a reset would stay unhealthy for ever.
+        """
+        nvml = self._nvml
+        failed: dict[str, str] = {}
+        report: dict[str, Any] = {"index": index, "uuid": "", "failed": failed}
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            report["uuid"] = text(nvml.nvmlDeviceGetUUID(handle))
+            for name, read in self._values(handle).items():
+                report[name] = self._value(name, read, failed)
+            report |= place_of(report["pci_address"])
+            if report["mig"]:
+                report["mig_instances"] = self._value(
+                    "mig_instances", lambda: self._instances(handle), failed
+                )
+        except nvml.NVMLError as error:
+            if error.value in self._library_is_gone:
+                raise
+            self.broken = self.broken or error.value in self._device_is_gone
+            report |= {"error": error_name(error), "text": str(error)}
+        return report
+
+    def _values(self, handle: Any) -> dict[str, Callable[[], Any]]:
+        nvml = self._nvml
+        uncorrected, volatile = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        return {
+            "name": lambda: text(nvml.nvmlDeviceGetName(handle)),
+            "minor": lambda: nvml.nvmlDeviceGetMinorNumber(handle),
+            "pci_address": lambda: pci_address(text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
+            "mig": lambda: self._in_mig_mode(handle),
+            "memory": lambda: self._memory(handle),
+            "utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+            "temperature": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            "power": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+            "ecc": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, uncorrected, volatile),
+        }
+
+    def _value(self, name: str, read: Callable[[], Any], failed: dict[str, str]) -> Any:
+        try:
+            return read()
+        except self._nvml.NVMLError as error:
+            if error.value in self._device_is_gone or error.value in self._library_is_gone:
+                raise
+            if error.value not in self._absent:
+                failed[name] = f"{error} ({error_name(error)})"
+            return None
+
+    def _memory(self, handle: Any) -> list[int]:
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        return [memory.total, memory.used]
+
+    def _in_mig_mode(self, handle: Any) -> bool:
+        nvml = self._nvml
+        try:
+            current, _pending = nvml.nvmlDeviceGetMigMode(handle)
+        except nvml.NVMLError as error:
+            if error.value in self._absent:
+                return False  # GPUs and drivers from before MIG
+            raise
+        return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
+
+    def _instances(self, handle: Any) -> list[list[Any]]:
+        """Every MIG instance: UUID, GPU instance, compute instance, memory in total and used (None: not known)."""
+        nvml = self._nvml
+        found = []
+        for index in range(min(nvml.nvmlDeviceGetMaxMigDeviceCount(handle), _MOST_INSTANCES)):
+            try:
+                instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+            except nvml.NVMLError_NotFound:
+                continue  # no instance at this index; there may be one at the next
+            memory = self._value("memory", partial(self._memory, instance), {}) or [None, None]
+            found.append(
+                [
+                    text(nvml.nvmlDeviceGetUUID(instance)),
+                    nvml.nvmlDeviceGetGpuInstanceId(instance),
+                    nvml.nvmlDeviceGetComputeInstanceId(instance),
+                    *memory,
+                ]
+            )
+        return found

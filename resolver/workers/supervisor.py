@@ -1,0 +1,224 @@
+"""Children that do the dangerous work: started on first use, bounded in time, killed when late, restarted.
+
+One class serves all of them. A worker speaks one message at a time over a SOCK_SEQPACKET socket on its
+descriptor 0, and dies with the daemon (it asks the kernel for that). What goes wrong is an exception,
+`WorkerFailed`, and a number that is shown; the daemon itself never waits longer than the time limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from resolver.errors import WorkerFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MAX_MESSAGE = 1 << 18
+_FIRST_DELAY = 0.05
+_LONGEST_DELAY = 30.0
+
+
+class Worker:
+    """One kind of child and its present process, if there is one.
+
+    ``module`` has a ``main()`` and is started by `resolver.workers.child` without ``site``, so that it starts in
+    milliseconds and stays small; ``paths`` is where it finds what it imports beside the standard library.
+    ``timeout`` is in seconds, for one request. ``rights`` are the capabilities that it keeps of those the daemon has,
+    None for all of them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        *paths: str,
+        timeout: float,
+        rights: frozenset[str] | None = frozenset(),
+    ) -> None:
+        self.name = name
+        self.timeout = timeout
+        self.starts = 0
+        self.failures = 0  # deaths, time-outs and malformed answers, ever
+        self.last_failure = ""
+        workers = os.path.dirname(os.path.abspath(__file__))
+        script = os.path.join(workers, "child.py")
+        keep = "all" if rights is None else ",".join(sorted(rights))
+        self._argv = [
+            sys.executable,
+            "-I",
+            "-S",
+            script,
+            module,
+            name,
+            keep,
+            os.path.dirname(os.path.dirname(workers)),
+            *paths,
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._in_a_row = 0
+        self._not_before = 0.0
+        self._turn = asyncio.Lock()
+        self._unreaped: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def host_pid(self) -> int | None:
+        """PID of the present child; None between two of them."""
+        return self._process.pid if self._process else None
+
+    async def request(
+        self,
+        message: bytes,
+        descriptors: Sequence[int] = (),
+        *,
+        limit: float | None = None,
+        received: list[int] | None = None,
+    ) -> bytes:
+        """Send one message, return its answer; `WorkerFailed` when there is none in time (``limit``, or ``timeout``).
+
+        What else the child handed over is in ``received``: open files, which are the caller's.
+
+        Starts the child if there is none. After a failure the next start is immediate, after several in a
+        row it waits (0.05 s doubling to 30 s), and requests fail at once until then.
+        """
+        async with self._turn:
+            channel = self._send(message, list(descriptors))
+            limit = self.timeout if limit is None else limit
+            try:
+                await _readable(channel, limit)
+                if received is None:
+                    answer = channel.recv(_MAX_MESSAGE)
+                else:
+                    answer, files, _flags, _address = socket.recv_fds(channel, _MAX_MESSAGE, 1)
+                    received += files
+            except BlockingIOError:
+                raise self._failed(f"did not answer within {limit:g} s") from None
+            except ConnectionResetError:
+                answer = b""  # it ended before it took the message
+            except OSError as error:
+                raise self._failed(f"broke off: {error.strerror}") from None
+            except asyncio.CancelledError:
+                self.stop()  # its answer would be taken for the next request's
+                raise
+            if not answer:
+                raise self._ended()
+            self._in_a_row = 0
+            return answer
+
+    def _send(self, message: bytes, descriptors: list[int]) -> socket.socket:
+        """Give the message to the child. One that ended while it was idle took nothing: its successor gets it."""
+        while True:
+            idle = self._channel is not None
+            channel = self._channel or self._start()
+            try:
+                # A thousand descriptors would not fit; callers keep below the kernel's 253 (SCM_MAX_FD).
+                socket.send_fds(channel, [message], descriptors)
+            except (BrokenPipeError, ConnectionResetError):
+                error = self._ended()
+                if not idle:
+                    raise error from None
+            except OSError as error:
+                raise self._failed(f"could not be asked: {error.strerror}") from None
+            else:
+                return channel
+
+    def malformed(self, what: str) -> WorkerFailed:
+        """The answer made no sense: end the child, and return the error to raise."""
+        return self._failed(what)
+
+    def _start(self) -> socket.socket:
+        self._unreaped = [process for process in self._unreaped if process.poll() is None]
+        wait = self._not_before - time.monotonic()
+        if wait > 0:
+            raise WorkerFailed(
+                f"the {self.name} failed {self._in_a_row} times in a row; next start in {wait:.1f} s",
+                waiting=True,
+            )
+        ours, theirs = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET
+        )  # OSError: no descriptors left
+        ours.setblocking(False)
+        try:
+            # A group of its own: Ctrl-C at a terminal is for the daemon, which ends its children itself.
+            self._process = subprocess.Popen(
+                self._argv, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, process_group=0
+            )
+        except OSError as error:
+            ours.close()
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            raise self._failed(f"could not be started: {error.strerror}") from None
+        finally:
+            theirs.close()
+        self.starts += 1
+        self._channel = ours
+        return ours
+
+    def _ended(self) -> WorkerFailed:
+        """It closed its end of the socket: tell how it ended, and return the error to raise."""
+        process = self._process
+        try:
+            code = process.wait(0.2) if process else 0
+        except subprocess.TimeoutExpired:
+            return self._failed("closed its socket")
+        if code >= 0:
+            return self._failed(f"ended with code {code}")
+        with contextlib.suppress(ValueError):  # not every signal has a name
+            name = signal.Signals(-code).name
+            return self._failed(f"was killed by {name}", own_fault=name in ("SIGBUS", "SIGSEGV"))
+        return self._failed(f"was killed by signal {-code}")
+
+    def _failed(self, what: str, *, own_fault: bool = False) -> WorkerFailed:
+        self.stop()
+        self.failures += 1
+        self._in_a_row += 1
+        if self._in_a_row > 1:
+            delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** min(self._in_a_row - 2, 20))
+            self._not_before = time.monotonic() + delay
+        self.last_failure = f"the {self.name} {what}"
+        return WorkerFailed(self.last_failure, own_fault=own_fault)
+
+    def stop(self) -> None:
+        """End the present child now. One that hangs in the kernel is left to die and reaped later."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(PermissionError):  # it is another user by now, and ends by its closed socket
+            process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.1)
+        if process.returncode is None:
+            self._unreaped.append(process)
+
+
+async def _readable(channel: socket.socket, limit: float) -> None:
+    """Wait until there is an answer, ``limit`` seconds at most.
+
+    Whoever calls reads in either case: an answer that came in time is one, also if the loop was too busy to see it
+    before the time was up.
+    """
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        if not readable.done():
+            readable.set_result(None)
+
+    loop.add_reader(channel, tell)
+    try:
+        await asyncio.wait({readable}, timeout=limit)
+    finally:
+        loop.remove_reader(channel)

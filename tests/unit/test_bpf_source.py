@@ -1,0 +1,206 @@
+"""The kernel's real map as a source: complete, too small, and no longer readable."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from resolver.errors import ProcessGone
+from resolver.linux.procfs import Procfs
+from resolver.pids import bpf
+from resolver.pids.bpf import Mapped
+from resolver.pids.bpf_map import Sizes, start
+from resolver.pids.ladder import find_canary
+
+
+def make(processes: int) -> Mapped:
+    return Mapped(start(Sizes(processes=processes)), Procfs())
+
+
+@pytest.fixture
+def large() -> Iterator[Mapped]:
+    source = make(16_384)
+    yield source
+    source.close()
+
+
+@pytest.fixture
+def small() -> Iterator[Mapped]:
+    """Room for fewer processes than any machine has."""
+    source = make(16)
+    yield source
+    source.close()
+
+
+@pytest.fixture
+def child() -> Iterator[int]:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def break_down(source: Mapped) -> None:
+    """Every descriptor of a map becomes one of something else, as if the kernel had taken the map away."""
+    nothing = os.open("/dev/null", os.O_RDONLY)
+    for fd in source.bpf._loaded.maps.values():
+        os.dup2(nothing, fd)
+    os.close(nothing)
+
+
+def _living() -> int:
+    """Those of /proc that are not zombies."""
+    procfs, living = Procfs(), 0
+    for host_pid in procfs.entries():
+        with suppress(ProcessGone):
+            living += procfs.status(host_pid).state not in "ZX"
+    return living
+
+
+def _counted(source: Mapped) -> int:
+    source._next_reconcile = 0.0
+    source.tend()
+    return len(source)
+
+
+def test_a_map_with_room_needs_no_help(large: Mapped, child: int) -> None:
+    large.refresh()
+    large.tend()
+    assert (large.shortage(), large.incomplete(), large.trouble()) == ("", "", "")
+    assert child in large
+    assert large.candidates(child) == [child]
+    assert large.arrival(child) // 10_000_000 == Procfs().start_time(child)
+    off = [_counted(large) - _living() for _ in range(20)]
+    assert min(map(abs, off)) <= 2, off  # others come and go meanwhile
+    assert len(large._scan) == 0  # the scan was never asked
+
+
+def test_an_end_leaves_a_tombstone_with_the_start_time(
+    large: Mapped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = subprocess.Popen(["sleep", "1000"])
+    arrival = large.arrival(process.pid)
+    assert arrival
+    assert large.ended(process.pid) != arrival
+    process.kill()
+    process.wait()
+    assert (large.ended(process.pid), process.pid in large) == (arrival, False)
+    monkeypatch.setattr(bpf, "_TOMBSTONE_NS", 0)
+    assert large.ended(process.pid) == 0  # too long ago
+
+
+def test_what_found_no_room_is_found_by_the_scan(small: Mapped, child: int) -> None:
+    assert "raise --map-size" in small.shortage()
+    assert small.counters()["full"] > 0
+    small.refresh()
+    assert small.bpf.by_host(child) is None
+    assert child in small
+    assert small.candidates(child) == [child]
+    assert small.arrival(child) > 0
+    assert (small.incomplete(), small.trouble()) == ("", "")
+    assert len(small) >= len(Procfs().entries()) - 5
+
+
+def test_what_the_scan_saw_has_a_tombstone_too(small: Mapped) -> None:
+    process = subprocess.Popen(["sleep", "1000"])
+    small.refresh()
+    process.kill()
+    process.wait()
+    small.refresh()
+    assert (small.ended(process.pid) != 0, process.pid in small) == (True, False)
+
+
+def test_a_reconciliation_finds_the_map_still_too_small(
+    small: Mapped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = small.counters()["full"]
+    monkeypatch.setattr(small, "_next_reconcile", 0.0)
+    small.tend()
+    assert small._next_reconcile > time.monotonic() + 50
+    assert small.counters()["full"] > full
+    assert small.counters()["drift_missing"] > 0
+    assert small.shortage()
+
+
+def test_a_reconciliation_of_a_good_map_finds_nothing(large: Mapped, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large, "_next_reconcile", 0.0)
+    large.tend()
+    assert (large.counters()["drift_missing"], large.counters()["drift_stale"]) == (0, 0)
+
+
+def test_after_a_missed_event_the_map_is_compared_at_once(
+    large: Mapped, child: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large.tend()
+    assert large.bpf._tgids.delete(child)  # what a missed fork leaves behind: nothing
+    monkeypatch.setattr(large, "_next_ask", 0.0)
+    large.tend()
+    assert child not in large  # nothing was missed, so it has time
+    monkeypatch.setattr(large.bpf, "missed_events", lambda: 1)
+    monkeypatch.setattr(large, "_next_ask", 0.0)
+    large.tend()
+    assert child in large
+    assert large.counters()["missed"] == 1
+
+
+def test_after_a_missed_event_no_absence_counts_before_the_map_was_compared(
+    large: Mapped, child: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert large.bpf._tgids.delete(child)
+    large.refresh()
+    assert child not in large
+    monkeypatch.setattr(large.bpf, "missed_events", lambda: 1)
+    large.refresh()
+    assert large.candidates(child) == [child]
+    assert large.exact() is None
+    assert large.shortage() == ""
+    large.tend()
+    assert large.exact() is large.bpf
+    assert child in large
+
+
+def test_the_scan_stands_in_for_a_map_that_fails(large: Mapped, child: int) -> None:
+    large.refresh()
+    break_down(large)
+    assert large.candidates(child) == [child]  # the very question that finds out is answered
+    assert large.trouble().startswith("the map cannot be read: Invalid argument")
+    assert (large.shortage(), large.incomplete()) == ("", "")
+    with subprocess.Popen(["sleep", "1000"]) as later:
+        large.refresh()
+        assert later.pid in large
+        assert large.candidates(later.pid) == [later.pid]
+        later.kill()
+    large.refresh()
+    assert later.pid not in large
+    assert large.ended(later.pid)
+    assert large.counters() == {"drift_missing": 0, "drift_stale": 0, "missed": 0}
+
+
+@pytest.mark.parametrize("ask", ["candidates", "arrival", "ended", "__contains__"])
+def test_whatever_is_asked_first_finds_the_trouble(large: Mapped, ask: str) -> None:
+    break_down(large)
+    getattr(large, ask)(os.getpid())
+    assert large.trouble()
+
+
+def test_upkeep_finds_the_trouble_though_nobody_asks(large: Mapped, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_down(large)
+    large.tend()
+    assert large.trouble().startswith("the map cannot be read: Invalid argument")
+    monkeypatch.setattr(large, "_next_reconcile", 0.0)
+    large.tend()
+    assert large.trouble().startswith("the map cannot be ")
+
+
+@pytest.mark.parametrize("processes", [16, 16_384], ids=["too small", "with room"])
+def test_the_canary_is_found(processes: int) -> None:
+    import asyncio
+
+    source = make(processes)
+    assert asyncio.run(find_canary(source)) == ("", "")
+    source.close()
+    assert source.bpf._loaded.maps == {}

@@ -1,0 +1,673 @@
+"""What is decided about the slots of one region: pure, so every state is set up by hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resolver.config import HostpidNamespace, WriteUtilization
+from resolver.hami.hostpid_policy import Policy
+from resolver.hami.layout import LAYOUTS
+from resolver.hami.region import RegionView, SharedRegion, Slot
+from resolver.hami.slot_owner import SharedDirectory
+from resolver.linux.procfs import ProcessHandle
+from resolver.reasons import Process, RepairReason, UnresolvedReason
+from resolver.repair.plan import FOLLOWED, Order, RegionRepairs, SlotState, encode, slot_word
+from resolver.repair.quarantine import FORGIVEN_SECONDS, Blame
+from resolver.repair.reported_values import TWO_TICKS
+from resolver.workers import slot_writer
+
+HOST, CONTAINER = (Policy(namespace, "") for namespace in (HostpidNamespace.HOST, HostpidNamespace.CONTAINER))
+UNKNOWN = Policy(None, "")
+AUTO, ALWAYS, NEVER = WriteUtilization.AUTO, WriteUtilization.ALWAYS, WriteUtilization.NEVER
+UUIDS = ("GPU-a", "GPU-b")
+
+SlotValues = tuple[Any, ...]
+
+
+def view(*slots: SlotValues) -> RegionView:
+    """Slots as ``(pid, hostpid[, status[, sm_util]])``, in the order of their indexes."""
+    rest = (1, (0, 0))
+    made = tuple(Slot(index, *values, *rest[len(values) - 2 :]) for index, values in enumerate(slots))
+    return RegionView(2, UUIDS, (100, 100), len(made), 0, 0, made)
+
+
+class Bench:
+    """One region's repairs, a clock, and a load per process and device."""
+
+    def __init__(self, stack: ExitStack, layout: str = "v1.2") -> None:
+        self.stack = stack
+        self.layout = LAYOUTS[layout]
+        region = SharedRegion(-1, os.stat("/"), self.layout, "/containers/uid_main/a.cache")
+        self.repairs = RegionRepairs(region, SharedDirectory("8:1", "/containers/uid_main"))
+        self.now = 100.0
+        self.answered = 0.0  # when NVML said what `load` is
+        self.load: dict[tuple[int, str], int] = {}
+        self.known = True
+        self.conflicts: list[tuple[int, float]] = []
+
+    def see(self, *slots: SlotValues) -> list[SlotState]:
+        return self.repairs.observe(view(*slots))
+
+    def own(self, ns_pid: int, host_pid: int) -> ProcessHandle:
+        handle = ProcessHandle(
+            Process(host_pid, 1, (host_pid, ns_pid)), os.open(os.devnull, os.O_RDONLY), is_pidfd=True
+        )
+        self.stack.callback(handle.close)
+        self.repairs.states[ns_pid].found(handle, self.now)
+        return handle
+
+    def plan(self, policy: Policy = HOST, writes: WriteUtilization = AUTO) -> list[Order]:
+        def truth(host_pid: int, uuid: str) -> int | None:
+            return self.load.get((host_pid, uuid), 0) if self.known else None
+
+        def conflict(state: SlotState, wait: float) -> None:
+            self.conflicts.append((state.slot.pid, wait))
+
+        plan = self.repairs.plan(self.now, policy, truth, writes, conflict, self.answered)
+        return [order for order in plan if order is not None]
+
+    def done(self, order: Order) -> None:
+        """What the daemon notes when the writer succeeded."""
+        order.state.written, order.state.reason = order.new >> 32, None
+
+    def reason(self, ns_pid: int) -> UnresolvedReason | None:
+        return self.repairs.states[ns_pid].reason
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def bench(stack: ExitStack) -> Bench:
+    return Bench(stack)
+
+
+# ---- hostpid -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("hostpid", "policy", "reason", "after"),
+    [
+        (0, HOST, RepairReason.MISSING, 4711),
+        (7, HOST, RepairReason.UNMAPPED, 4711),
+        (815, HOST, RepairReason.STALE, 4711),
+        (55, HOST, RepairReason.DUPLICATE, 4711),
+        (-1, HOST, RepairReason.STALE, 4711),
+        (0, CONTAINER, RepairReason.MISSING, 7),
+        (4711, CONTAINER, RepairReason.UNMAPPED, 7),
+        (55, CONTAINER, RepairReason.DUPLICATE, 7),
+    ],
+)
+def test_a_wrong_hostpid_gives_one_exact_order(
+    stack: ExitStack, layout: str, hostpid: int, policy: Policy, reason: RepairReason, after: int
+) -> None:
+    bench = Bench(stack, layout)
+    bench.see((9, 55), (7, hostpid))
+    bench.own(7, 4711)
+    (order,) = bench.plan(policy)
+    at = bench.layout.procs + bench.layout.slot_size
+    assert (order.slot, order.device, order.reason) == (1, None, reason)
+    assert (order.guard_offset, order.target_offset) == (at, at)
+    assert order.guard == order.expected == 7 | (hostpid & 0xFFFFFFFF) << 32
+    assert order.new == 7 | after << 32
+
+
+@pytest.mark.parametrize(("hostpid", "policy"), [(4711, HOST), (7, CONTAINER)])
+def test_a_right_hostpid_gives_none(bench: Bench, hostpid: int, policy: Policy) -> None:
+    bench.see((9, hostpid), (7, hostpid))  # whoever else claims the number
+    bench.own(7, 4711)
+    assert bench.plan(policy) == []
+    assert bench.reason(7) is None
+
+
+def test_without_an_owner_nothing_is_written(bench: Bench) -> None:
+    bench.see((7, 0, 1, (5, 5)))
+    assert bench.plan() == []
+    for reason in UnresolvedReason:
+        bench.repairs.states[7].found(reason, bench.now)
+        assert bench.plan() == []
+        assert bench.reason(7) is reason
+
+
+def test_without_a_policy_nothing_is_written(bench: Bench) -> None:
+    bench.see((7, 0, 1, (5, 5)))
+    bench.own(7, 4711)
+    assert bench.plan(UNKNOWN) == []
+    assert bench.reason(7) is UnresolvedReason.DRIVER_UNKNOWN
+    assert [order.new >> 32 for order in bench.plan(HOST)] == [4711]
+    assert bench.reason(7) is None, "what it was told before is no reason any more"
+
+
+@pytest.mark.parametrize("pid", [0, -1, -(2**31)])
+def test_a_pid_that_cannot_be(bench: Bench, pid: int) -> None:
+    bench.see((pid, 0), (0, 5, 0), (1, 0))
+    assert list(bench.repairs.states) == [1]
+    assert bench.repairs.odd == {0: UnresolvedReason.INVALID_PID}
+    bench.own(1, 4711)
+    assert [order.slot for order in bench.plan()] == [2]
+
+
+@pytest.mark.parametrize("times", [2, 3, 4])
+def test_the_same_pid_more_than_once_is_ambiguous(bench: Bench, times: int) -> None:
+    bench.see((7, 0), (9, 0))
+    bench.own(7, 4711)
+    bench.own(9, 4713)
+    gone = bench.see(*([(7, 0)] * times), (9, 0))
+    assert gone == []
+    assert [order.slot for order in bench.plan()] == [times]
+    assert bench.repairs.odd == dict.fromkeys(range(times), UnresolvedReason.AMBIGUOUS)
+    assert [state.slot.pid for state in bench.repairs.told_apart()] == [9]
+    # the move is over: the owner is still known
+    bench.see((9, 0), (7, 0))
+    assert {(order.slot, order.new >> 32) for order in bench.plan()} == {(0, 4713), (1, 4711)}
+    assert bench.repairs.odd == {}
+
+
+def test_a_pid_that_is_another_slots_index_is_no_trouble(bench: Bench) -> None:
+    bench.see((0, 0), (-1, 0), (7, 0), (7, 0), (2, 0), (3, 0), (1, 0))
+    assert sorted(bench.repairs.states) == [1, 2, 3]
+
+
+def test_a_slot_that_moved_keeps_what_is_known_of_it(bench: Bench) -> None:
+    bench.see((9, 0), (8, 0), (7, 0))
+    bench.own(7, 4711)
+    (order,) = bench.plan()
+    assert order.slot == 2
+    bench.done(order)
+    (nine,) = bench.see((7, 4711), (8, 0))
+    assert nine.slot.pid == 9
+    assert bench.plan() == []
+    assert bench.repairs.states[7].slot.index == 0
+    assert bench.repairs.states[7].written == 4711
+
+
+# ---- generations and conflicts -----------------------------------------------------------------
+
+
+def test_another_writer_makes_us_wait_ever_longer(bench: Bench) -> None:
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    bench.repairs.states[7].guessed = True
+    for turn in range(14):
+        (order,) = bench.plan()
+        bench.done(order)
+        bench.see((7, 4711))
+        assert bench.plan() == []
+        assert bench.reason(7) is None
+        bench.see((7, 815))
+        assert bench.plan() == []
+        assert bench.reason(7) is UnresolvedReason.CONFLICT
+        wait = bench.conflicts[turn][1]
+        bench.now += wait * 0.99
+        assert bench.plan() == []
+        bench.now += wait * 0.02
+    waits = [wait for _, wait in bench.conflicts]
+    assert waits[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert max(waits) == waits[-1] == 300.0
+    assert len(waits) == 14
+
+
+def test_a_conflict_is_counted_once_however_often_it_is_seen(bench: Bench) -> None:
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    bench.repairs.states[7].guessed = True
+    bench.done(bench.plan()[0])
+    bench.see((7, 815))
+    for _ in range(5):
+        bench.plan()
+    assert bench.conflicts == [(7, 0.5)]
+
+
+def test_the_processs_own_guess_is_no_conflict_and_is_put_right_at_once(bench: Bench) -> None:
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    bench.done(bench.plan()[0])
+    bench.see((7, 7))  # the container's number, seconds later
+    (order,) = bench.plan()
+    assert (order.reason, order.new >> 32) == (RepairReason.UNMAPPED, 4711)
+    bench.done(order)
+    assert (bench.conflicts, bench.reason(7)) == ([], None)
+    bench.see((7, 7))  # twice is nobody's guess
+    assert bench.plan() == []
+    assert bench.conflicts == [(7, 0.5)]
+
+
+def test_a_change_back_to_0_is_nobodys_guess(bench: Bench) -> None:
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    bench.done(bench.plan()[0])
+    bench.see((7, 0))
+    assert bench.plan() == []
+    assert bench.conflicts == [(7, 0.5)]
+
+
+def test_a_new_process_may_guess_again(bench: Bench) -> None:
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    bench.done(bench.plan()[0])
+    bench.see((7, 7))
+    bench.done(bench.plan()[0])
+    bench.repairs.states[7].owner_ended()
+    bench.own(7, 4722)
+    bench.done(bench.plan()[0])
+    bench.see((7, 7))
+    assert [order.new >> 32 for order in bench.plan()] == [4722]
+    assert bench.conflicts == []
+
+
+def test_a_change_of_the_policy_is_no_conflict(bench: Bench) -> None:
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    bench.done(bench.plan(HOST)[0])
+    bench.see((7, 4711))
+    assert [order.new >> 32 for order in bench.plan(CONTAINER)] == [7]
+    assert bench.conflicts == []
+
+
+def test_a_write_that_failed_is_no_generation(bench: Bench) -> None:
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    assert len(bench.plan()) == 1
+    assert len(bench.plan()) == 1  # the writer did not get through: at once again
+    assert bench.conflicts == []
+
+
+def test_a_new_process_in_the_slot_starts_afresh(bench: Bench) -> None:
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    bench.done(bench.plan()[0])
+    bench.see((7, 0))
+    assert bench.plan() == []
+    bench.repairs.states[7].owner_ended()
+    bench.own(7, 4722)
+    assert [order.new >> 32 for order in bench.plan()] == [4722]
+
+
+# ---- looking for the owner ---------------------------------------------------------------------
+
+
+def test_the_owner_is_looked_for_eagerly_then_ever_more_rarely(bench: Bench) -> None:
+    bench.see((7, 0))
+    state = bench.repairs.states[7]
+    waits = []
+    for _ in range(14):
+        assert state.due(bench.now)
+        state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+        waits.append(max(0.0, state.next_look - bench.now))
+        bench.now += waits[-1]
+    assert waits[:4] == [0, 0, 0, 0]
+    assert waits[4:7] == [1.0, 2.0, 4.0]
+    assert waits == sorted(waits)
+    assert waits[-1] == 30.0
+
+
+@pytest.mark.parametrize("after", [(7, 5), (7, 0, 2)])
+def test_a_change_of_words_brings_no_look_forward_and_a_process_that_attaches_one(
+    bench: Bench, after: SlotValues
+) -> None:
+    """A tenant flips its words as fast as it likes; who attaches writes a byte, and the file's time changes."""
+    bench.see((7, 0))
+    state = bench.repairs.states[7]
+    for _ in range(10):
+        state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+    assert not state.due(bench.now)
+    bench.see(after)
+    assert not state.due(bench.now)
+    bench.repairs.region.mtime_ns += 1
+    bench.see(after)
+    assert state.due(bench.now)
+    state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+    assert not state.due(bench.now)
+
+
+def test_a_slot_that_went_gives_its_owner_back(bench: Bench) -> None:
+    bench.see((7, 0), (9, 0))
+    handle = bench.own(7, 4711)
+    (state,) = bench.see((7, 0, 0), (9, 0))
+    assert state.owner is handle
+    state.release()
+    assert handle.fd == -1
+    assert state.owner is None
+
+
+def test_close_gives_every_handle_back(bench: Bench) -> None:
+    bench.see((7, 0), (9, 0))
+    handles = [bench.own(7, 4711), bench.own(9, 4712)]
+    bench.repairs.close()
+    assert [handle.fd for handle in handles] == [-1, -1]
+
+
+# ---- utilization -------------------------------------------------------------------------------
+
+
+def test_utilization_is_written_where_no_watcher_puts_it_right(bench: Bench) -> None:
+    bench.see((9, 0), (7, 4711, 1, (80, 3)))
+    bench.own(7, 4711)
+    bench.load = {(4711, "GPU-a"): 42}
+    assert bench.plan() == []  # one may yet
+    bench.now += TWO_TICKS + 0.01
+    first, second = bench.plan()
+    word = slot_word(7, 4711)
+    assert [(o.slot, o.device, o.reason) for o in (first, second)] == [(1, 0, None), (1, 1, None)]
+    assert (first.guard_offset, first.guard) == (bench.layout.hostpid_word(1), word)
+    assert (first.target_offset, first.expected, first.new) == (bench.layout.sm_util_offset(1, 0), 80, 42)
+    assert (second.target_offset, second.expected, second.new) == (bench.layout.sm_util_offset(1, 1), 3, 0)
+
+
+def test_what_is_right_already_is_not_written(bench: Bench) -> None:
+    bench.see((7, 4711, 1, (42, 0)))
+    bench.own(7, 4711)
+    bench.load = {(4711, "GPU-a"): 42}
+    assert bench.plan() == []
+
+
+def test_an_unknown_utilization_is_not_written(bench: Bench) -> None:
+    bench.see((7, 4711, 1, (80, 3)))
+    bench.own(7, 4711)
+    bench.known = False
+    assert bench.plan(writes=ALWAYS) == []
+
+
+@pytest.mark.parametrize(
+    ("writes", "at_once", "later"), [(AUTO, [], [0, 1]), (ALWAYS, [0, 1], [0, 1]), (NEVER, [], [])]
+)
+def test_who_waits_for_a_watcher(
+    bench: Bench, writes: WriteUtilization, at_once: list[int], later: list[int]
+) -> None:
+    bench.see((7, 4711, 1, (80, 3)))
+    bench.own(7, 4711)
+    assert [order.device for order in bench.plan(writes=writes)] == at_once
+    bench.now += TWO_TICKS + 0.01
+    assert [order.device for order in bench.plan(writes=writes)] == later
+
+
+def test_a_region_is_not_done_with_while_a_value_differs(bench: Bench) -> None:
+    bench.see((7, 4711, 1, (80, 0)))
+    bench.own(7, 4711)
+    inputs = HOST, object()
+    for _ in range(2):
+        assert bench.plan() == []
+        bench.repairs.settle(*inputs)
+        assert not bench.repairs.settled(*inputs)
+    bench.load = {(4711, "GPU-a"): 80}
+    assert bench.plan() == []
+    bench.repairs.settle(*inputs)
+    assert bench.repairs.settled(*inputs)
+
+
+def test_a_watcher_has_two_ticks_from_when_its_hostpid_is_right(bench: Bench) -> None:
+    bench.see((7, 0, 1, (0, 0)))
+    bench.own(7, 4711)
+    bench.load = {(4711, "GPU-a"): 80}
+    (order,) = bench.plan()
+    bench.done(order)
+    bench.see((7, 4711, 1, (0, 0)))
+    bench.now += 10
+    assert bench.plan() == []
+    bench.now += TWO_TICKS + 0.01
+    assert [(order.device, order.new) for order in bench.plan()] == [(0, 80)]
+
+
+def test_contested_values_are_followed_between_passes_as_many_as_a_region_may_have(stack: ExitStack) -> None:
+    bench = Bench(stack)
+    slots = [(n, 4700 + n, 1, (500, 500)) for n in range(1, 12)]
+    bench.see(*slots)
+    for n in range(1, 12):
+        bench.own(n, 4700 + n)
+        bench.load |= {(4700 + n, uuid): 10 for uuid in UUIDS}
+    orders = bench.plan()
+    assert len(orders) == 22  # more than a device can do: at once
+    assert bench.repairs.contested
+    assert list(bench.repairs.follow(lambda _offset: 500, bench.now)) == []  # nothing moved
+    for order in orders:
+        assert order.device is not None
+        order.state.evidence.words[order.device].wrote(order.new)
+    again = list(bench.repairs.follow(lambda _offset: 20, bench.now))
+    assert [(order.expected, order.new) for order in again] == [(20, 10)] * FOLLOWED
+    assert list(bench.repairs.follow(lambda _offset: None, bench.now)) == []
+    bench.load = {}
+    bench.plan()
+    assert not bench.repairs.contested  # idle: no tick changes anything
+    bench.repairs.unwritable(bench.now, 10)
+    bench.load = {(4701, "GPU-a"): 10}
+    bench.plan()
+    assert not bench.repairs.contested
+
+
+def test_the_hostpid_comes_first_the_utilization_with_the_next_pass(bench: Bench) -> None:
+    bench.see((7, 0, 1, (80, 3)))
+    bench.own(7, 4711)
+    assert [order.device for order in bench.plan()] == [None]
+
+
+def test_a_layout_without_utilization_gets_none(stack: ExitStack) -> None:
+    bench = Bench(stack, "v0-no-util")
+    bench.see((7, 4711, 1, ()))
+    bench.own(7, 4711)
+    bench.load = {(4711, "GPU-a"): 42}
+    assert bench.plan(writes=ALWAYS) == []
+
+
+# ---- the dead ----------------------------------------------------------------------------------
+
+
+def test_a_dead_slots_load_is_zeroed_and_its_hostpid_stays(bench: Bench) -> None:
+    bench.see((7, 815, 1, (80, 0)))
+    bench.own(7, 4711)
+    bench.load = {(4711, "GPU-a"): 42}
+    bench.repairs.states[7].owner_ended()
+    (order,) = bench.plan()
+    assert (order.device, order.expected, order.new, order.guard) == (0, 80, 0, slot_word(7, 815))
+    assert order.state.owner is None
+    bench.see((7, 815, 1, (0, 0)))
+    assert bench.plan() == []
+    assert bench.plan(writes=NEVER) == []
+
+
+def test_nothing_is_zeroed_when_nothing_may_be(bench: Bench) -> None:
+    bench.see((7, 815, 1, (80, 0)))
+    bench.repairs.states[7].dead = True
+    assert bench.plan(writes=NEVER) == []
+
+
+def test_a_dead_slot_is_looked_at_every_second_for_it_may_be_taken_again(bench: Bench) -> None:
+    bench.see((7, 815, 1, (0, 0)))
+    state = bench.repairs.states[7]
+    state.owner_ended()
+    for _ in range(20):
+        state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+        assert state.next_look - bench.now <= 1.0
+    bench.own(7, 4722)
+    assert not state.dead
+    assert [order.new >> 32 for order in bench.plan()] == [4722]
+
+
+@pytest.mark.parametrize(
+    ("answer", "dead"),
+    [
+        (UnresolvedReason.NO_SUCH_PROCESS, True),
+        (UnresolvedReason.NOT_MAPPED, True),
+        (UnresolvedReason.AMBIGUOUS, False),  # two processes fit: at least one lives
+        (UnresolvedReason.ACCESS_DENIED, False),
+        (UnresolvedReason.TOO_LARGE, False),
+    ],
+)
+def test_what_may_live_is_not_dead(bench: Bench, answer: UnresolvedReason, *, dead: bool) -> None:
+    bench.see((7, 815, 1, (80, 0)))
+    bench.repairs.states[7].owner_ended()
+    bench.repairs.states[7].found(answer, bench.now)
+    assert bench.repairs.states[7].dead is dead
+    assert len(bench.plan()) == int(dead)
+
+
+def test_a_plan_gives_way_after_every_slot(bench: Bench) -> None:
+    """A thousand slots on sixteen devices took 60 ms in one go."""
+    bench.see(*((ns_pid, 4711) for ns_pid in range(1, 51)))
+    plan = bench.repairs.plan(bench.now, HOST, lambda *_: None, ALWAYS, lambda *_: None, bench.answered)
+    assert list(plan).count(None) >= 50
+
+
+# ---- quarantine --------------------------------------------------------------------------------
+
+
+def test_in_quarantine_nothing_is_written(bench: Bench) -> None:
+    bench.see((7, 0), (9, 4713, 1, (80, 0)))
+    bench.own(7, 4711)
+    bench.own(9, 4713)
+    seconds = bench.repairs.blame.died(bench.now, guilty=True)
+    assert bench.plan(writes=ALWAYS) == []
+    assert (bench.reason(7), bench.reason(9)) == (UnresolvedReason.QUARANTINED, None)
+    bench.now += seconds
+    assert len(bench.plan(writes=ALWAYS)) == 2
+
+
+def test_quarantines_grow_to_an_hour_and_are_forgiven_in_time() -> None:
+    blame, now = Blame(), 0.0
+    seconds = []
+    for _ in range(12):
+        seconds.append(blame.died(now, guilty=True))
+        assert blame.quarantined(now)
+        now += seconds[-1]
+        assert not blame.quarantined(now)
+    assert seconds[:3] == [10.0, 20.0, 40.0]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] == 3600.0
+    assert not blame.forgotten(now)
+    now += 9 * FORGIVEN_SECONDS
+    assert blame.died(now, guilty=True) == 80.0  # nine doublings of twelve are taken back
+    now += 1000 * FORGIVEN_SECONDS
+    assert blame.forgotten(now)
+
+
+def test_a_writer_that_is_late_blames_nothing_until_it_is_late_again_and_again() -> None:
+    blame = Blame()
+    assert [blame.died(1.0, guilty=False) for _ in range(2)] == [0.0, 0.0]
+    blame.answered()
+    assert [blame.died(2.0, guilty=False) for _ in range(2)] == [0.0, 0.0]
+    assert blame.died(2.0 + 2 * FORGIVEN_SECONDS, guilty=False) == 0.0  # long after: not in a row
+    assert [blame.died(3.0 + 2 * FORGIVEN_SECONDS, guilty=False) for _ in range(2)] == [0.0, 10.0]
+
+
+# ---- quiet regions -----------------------------------------------------------------------------
+
+
+def test_a_region_is_settled_until_anything_changes(bench: Bench) -> None:
+    joined = object()
+    bench.see((7, 4711))
+    bench.own(7, 4711)
+    assert bench.plan() == []
+    bench.repairs.settle(HOST, joined)
+    assert bench.repairs.settled(HOST, joined)
+    assert not bench.repairs.settled(CONTAINER, joined)
+    assert not bench.repairs.settled(HOST, object())
+    bench.see((7, 4711))  # read anew: another view
+    assert not bench.repairs.settled(HOST, joined)
+    bench.repairs.settle(HOST, joined)
+    bench.repairs.unsettle()
+    assert not bench.repairs.settled(HOST, joined)
+
+
+def test_what_is_open_is_never_settled(bench: Bench) -> None:
+    for slots in ([(7, 4711), (9, 0)], [(7, 4711), (0, 0)], [(7, 4711), (9, 0), (9, 0)]):
+        bench.see(*slots)
+        bench.own(7, 4711)
+        bench.repairs.settle(HOST)
+        assert not bench.repairs.settled(HOST)
+    bench.see((7, 0))
+    bench.plan(UNKNOWN)
+    bench.repairs.settle(UNKNOWN)
+    assert not bench.repairs.settled(UNKNOWN)
+
+
+# ---- the message -------------------------------------------------------------------------------
+
+
+def test_orders_as_the_writer_reads_them(bench: Bench) -> None:
+    bench.see((9, 815, 1, (80, 0)), (7, 0))
+    bench.repairs.states[9].dead = True
+    handle = bench.own(7, 4711)
+    message, handles = encode(bench.plan(), 12345)
+    assert handles == [handle.fd]
+    assert slot_writer.HEAD.unpack_from(message) == (12345, 2)
+    second, first = (  # what is wrong comes before what is only to be zeroed
+        slot_writer.ORDER.unpack_from(message, slot_writer.HEAD.size + at * slot_writer.ORDER.size)
+        for at in (0, 1)
+    )
+    assert first == (
+        -1,
+        0,
+        bench.layout.hostpid_word(0),
+        slot_word(9, 815),
+        bench.layout.sm_util_offset(0, 0),
+        80,
+        0,
+    )
+    at = bench.layout.hostpid_word(1)
+    assert second == (0, 1, at, slot_word(7, 0), at, slot_word(7, 0), slot_word(7, 4711))
+    assert len(message) == slot_writer.HEAD.size + 2 * slot_writer.ORDER.size
+
+
+@given(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**31), 2**31 - 1))
+def test_a_slots_word_is_its_first_eight_bytes(pid: int, hostpid: int) -> None:
+    word = slot_word(pid, hostpid).to_bytes(8, "little")
+    assert int.from_bytes(word[:4], "little", signed=True) == pid
+    assert int.from_bytes(word[4:], "little", signed=True) == hostpid
+
+
+_slots = st.lists(
+    st.tuples(st.integers(-1, 5), st.sampled_from([0, 1, 2, 4001, 4002, 9999]), st.integers(0, 1)), max_size=6
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(_slots, min_size=1, max_size=6), st.sampled_from([HOST, CONTAINER, UNKNOWN]))
+def test_whatever_a_tenant_shows_only_owned_slots_get_their_own_number(
+    views: list[list[tuple[int, int, int]]], policy: Policy
+) -> None:
+    with ExitStack() as stack:
+        bench = Bench(stack)
+        for slots in views:
+            for state in bench.see(*slots):
+                state.release()
+            for ns_pid, state in bench.repairs.states.items():
+                if ns_pid != 3 and state.owner is None:  # nobody knows 3
+                    bench.own(ns_pid, 4000 + ns_pid)
+            listed = [pid for pid, _, status in slots if status]
+            for order in bench.plan(policy):
+                pid, hostpid, status = slots[order.slot]
+                assert status
+                assert pid > 0
+                assert listed.count(pid) == 1
+                assert pid != 3
+                assert policy is not UNKNOWN
+                assert order.expected == slot_word(pid, hostpid)
+                assert order.new == slot_word(pid, 4000 + pid if policy is HOST else pid)
+                assert order.target_offset == bench.layout.hostpid_word(order.slot)
+                assert order.new != order.expected
+            assert len(bench.repairs.told_apart()) + len(bench.repairs.odd) == len(listed)
+        bench.repairs.close()
+
+
+def test_a_dead_slot_is_not_zeroed_once_the_file_was_touched_before_somebody_looked(bench: Bench) -> None:
+    """A process of a restarted container may have taken it again without changing a byte of it."""
+    bench.see((7, 70, 1, (50, 0)))
+    (state,) = bench.repairs.states.values()
+    state.owner_ended()
+    assert [order.new for order in bench.plan()] == [0]
+    state.touched()
+    assert bench.plan() == []
+    state.found(UnresolvedReason.OVER_BUDGET, bench.now)
+    assert bench.plan() == []
+    state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+    assert [order.new for order in bench.plan()] == [0]

@@ -1,0 +1,63 @@
+"""Names of pods from kubelet's directory of logs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from resolver.containers.pod_names import PodNames, parse_names
+
+UID = "0f0e5a3c-1111-2222-3333-444455556666"
+STATIC = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("entries", "names"),
+    [
+        ([f"ml_train-0_{UID}"], {UID: ("ml", "train-0")}),
+        ([f"kube-system_etcd-node1_{STATIC}"], {STATIC: ("kube-system", "etcd-node1")}),
+        ([f"ml_web.example_{UID}"], {UID: ("ml", "web.example")}),
+        ([], {}),
+        (["lost+found", "a_b", f"a_b_c_{UID}", f"_pod_{UID}", f"ns__{UID}", "a_b_"], {}),
+        # The same pod twice, under two names: neither is told.
+        ([f"ml_train-0_{UID}", f"ml_train-1_{UID}"], {UID: ("", "")}),
+        ([f"ml_train-0_{UID}", f"ml_train-1_{UID}", f"ml_train-0_{UID}"], {UID: ("", "")}),
+    ],
+)
+def test_what_a_directory_is_called(entries: list[str], names: dict[str, tuple[str, str]]) -> None:
+    assert parse_names(entries) == names
+
+
+def test_pods_come_and_go(tmp_path: Path) -> None:
+    pods = PodNames(str(tmp_path / "pods"))
+    pods.refresh()
+    assert pods.of(UID) == ("", "")
+    (tmp_path / "pods").mkdir()
+    (tmp_path / "pods" / f"ml_train-0_{UID}").mkdir()
+    pods.refresh()
+    assert pods.of(UID) == ("ml", "train-0")
+    (tmp_path / "pods" / f"ml_train-0_{UID}").rename(tmp_path / "pods" / f"ml_train-1_{UID}")
+    pods.refresh()
+    assert pods.of(UID) == ("ml", "train-1")
+    (tmp_path / "pods").rename(tmp_path / "away")
+    pods.refresh()
+    assert pods.of(UID) == ("", "")
+
+
+def test_a_directory_that_did_not_change_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    real = os.listdir
+
+    def counted(path: str) -> list[str]:
+        reads.append(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", counted)
+    pods = PodNames(str(tmp_path))
+    for _ in range(3):
+        pods.refresh()
+    assert len(reads) == 1

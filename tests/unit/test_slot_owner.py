@@ -1,0 +1,612 @@
+"""Whose slot it is, on directories that look like /proc; real namespaces are in tests/kernel."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from resolver.errors import ResolverError
+from resolver.hami.slot_owner import Containers, SharedDirectory, shared_directory
+from resolver.linux import mappings
+from resolver.linux import procfs as procfs_module
+from resolver.linux.procfs import ProcessHandle, Procfs
+from resolver.pids.listing import Listing
+from resolver.pids.pidmap import PidMap
+from resolver.pids.scan import ScanSource
+from resolver.reasons import UnresolvedReason
+
+DEVICE, HOOK = "8:1", "/usr/local/vgpu/containers"
+OURS = SharedDirectory(DEVICE, f"{HOOK}/uid-1_main")
+OTHERS = SharedDirectory(DEVICE, f"{HOOK}/uid-2_main")
+INODE = 4242
+
+
+def mountinfo(*mounts: SharedDirectory | tuple[str, str, str]) -> str:
+    lines = ["20 1 0:30 / / rw - overlay overlay rw"]
+    for number, mount in enumerate(mounts):
+        device, root, point = mount if len(mount) == 3 else (*mount, "/usr/local/vgpu")
+        lines.append(f"{30 + number} 20 {device} {root} {point} rw,relatime - ext4 /dev/sda1 rw")
+    return "\n".join(lines) + "\n"
+
+
+def maps(inode: int = INODE, device: str = "08:01", path: str = "/usr/local/vgpu/a.cache") -> str:
+    return (
+        "55d0a0000000-55d0a0001000 r-xp 00000000 00:1e 77                         /bin/train\n"
+        f"7f1000000000-7f10001eb000 rw-s 00000000 {device} {inode}                       {path}\n"
+        "7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0                          [stack]\n"
+    )
+
+
+class FakeProc:
+    """A /proc with processes in containers."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.procfs = Procfs(str(root), use_pidfd=False)
+        self.pidmap = PidMap(Listing(ScanSource(self.procfs)))
+        self.containers = Containers(self.procfs, self.pidmap)
+
+    def put(
+        self,
+        host_pid: int,
+        *ns_pids: int,
+        mounts: str | None = None,
+        mapped: str | None = None,
+        state: str = "S",
+    ) -> Path:
+        place = self.root / str(host_pid)
+        (place / "task" / str(host_pid)).mkdir(parents=True, exist_ok=True)
+        numbers = "\t".join(map(str, (host_pid, *ns_pids)))
+        stat = f"{host_pid} (a) b) {state} " + " ".join(["0"] * 18) + f" {host_pid * 10} 0 0\n"
+        files = {
+            "status": f"Name:\tx\nState:\t{state}\nTgid:\t{host_pid}\nPPid:\t1\nNSpid:\t{numbers}\n",
+            "stat": stat,
+            f"task/{host_pid}/stat": stat,
+            "cgroup": "0::/\n",
+            "mountinfo": mountinfo(OURS) if mounts is None else mounts,
+            "maps": maps() if mapped is None else mapped,
+        }
+        for name, text in files.items():
+            (place / name).write_text(text)
+        return place
+
+    def find(self, ns_pid: int = 7, directory: SharedDirectory = OURS, inode: int = INODE) -> object:
+        """The host PID of the owner, or the reason why there is none."""
+        self.pidmap.refresh(unhurried=False)
+        before = len(os.listdir("/proc/self/fd"))
+        found = self.containers.owner(directory, (directory.device, inode), ns_pid)
+        if isinstance(found, ProcessHandle):
+            with found:
+                assert found.process.start_time == found.process.host_pid * 10
+            assert len(os.listdir("/proc/self/fd")) == before
+            return found.process.host_pid
+        assert len(os.listdir("/proc/self/fd")) == before
+        return found
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> FakeProc:
+    return FakeProc(tmp_path)
+
+
+def test_the_owner_has_the_number_the_mount_and_the_mapping(proc: FakeProc) -> None:
+    proc.put(100, 7)
+    proc.put(101, 8)
+    proc.put(200, 7, mounts=mountinfo(OTHERS), mapped=maps(inode=99))
+    proc.put(300, mounts=mountinfo(), mapped="")
+    assert proc.find(7) == 100
+    assert proc.find(8) == 101
+    assert proc.find(7, OTHERS, 99) == 200
+    assert proc.find(9) is UnresolvedReason.NO_SUCH_PROCESS
+    assert proc.find(7, OTHERS) is UnresolvedReason.NOT_MAPPED
+
+
+def test_in_the_hosts_pid_namespace_both_numbers_are_one(proc: FakeProc) -> None:
+    proc.put(100)
+    assert proc.find(100) == 100
+
+
+def test_the_innermost_number_counts(proc: FakeProc) -> None:
+    proc.put(100, 7, 3)
+    assert proc.find(7) is UnresolvedReason.NO_SUCH_PROCESS
+    assert proc.find(3) == 100
+
+
+@pytest.mark.parametrize(
+    "mount",
+    [
+        (DEVICE, OURS.root + "/sub", "/usr/local/vgpu"),  # a bind mount of something inside
+        (DEVICE, OURS.root + "x", "/usr/local/vgpu"),
+        (DEVICE, "/home/evil" + OURS.root, "/usr/local/vgpu"),  # ends like it
+        ("8:2", OURS.root, "/usr/local/vgpu"),  # another file system with the same names
+        ("0:45", OURS.root, "/usr/local/vgpu"),  # a tmpfs of the tenant's own
+        (DEVICE, HOOK, "/usr/local/vgpu"),  # all containers: a monitor, not a tenant
+        (DEVICE, "/", OURS.root),  # the mount point tells nothing
+        (DEVICE, OURS.root.replace("/uid", "\\057uid"), "/usr/local/vgpu"),
+    ],
+)
+def test_a_forged_mount_is_no_container(proc: FakeProc, mount: tuple[str, str, str]) -> None:
+    expected: set[object] = {UnresolvedReason.NO_SUCH_PROCESS}
+    if "\\057" in mount[1]:
+        expected = {100}  # the kernel writes no such escape; read as one it is the very path
+    proc.put(100, 7, mounts=mountinfo(mount))
+    assert {proc.find(7)} == expected
+
+
+def test_the_mount_may_be_anywhere_and_among_many(proc: FakeProc) -> None:
+    many = [(DEVICE, f"{HOOK}/uid-{n}_main", f"/mnt/{n}") for n in range(50, 90)]
+    proc.put(100, 7, mounts=mountinfo(*many, (*OURS, "/somewhere/else"), OTHERS))
+    assert proc.find(7) == 100
+
+
+def test_a_directory_with_odd_characters(proc: FakeProc) -> None:
+    odd = SharedDirectory(DEVICE, f"{HOOK}/uid-1_a b\\c\n")
+    escaped = odd.root.replace("\\", "\\134").replace(" ", "\\040").replace("\n", "\\012")
+    proc.put(100, 7, mounts=mountinfo((DEVICE, escaped, "/usr/local/vgpu")))
+    assert proc.find(7, odd) == 100
+
+
+@pytest.mark.parametrize(
+    "mapped",
+    [
+        "",
+        maps(inode=INODE + 1),
+        maps(inode=int(f"{INODE}0")),
+        maps(device="08:02"),
+        maps(device="00:2d"),
+        maps(inode=1, path=f"/x 08:01 {INODE}"),
+        maps(inode=1, path=f"/x\\0127f0-7f1 rw-s 00000000 08:01 {INODE} /y"),
+    ],
+)
+def test_a_process_that_does_not_map_the_file_is_not_the_owner(proc: FakeProc, mapped: str) -> None:
+    proc.put(100, 7, mapped=mapped or "7f00-7f10 rw-p 00000000 00:00 0\n")
+    assert proc.find(7) is UnresolvedReason.NOT_MAPPED
+
+
+def test_a_deleted_file_is_still_this_one(proc: FakeProc) -> None:
+    proc.put(100, 7, mapped=maps(path="/usr/local/vgpu/a.cache (deleted)"))
+    assert proc.find(7) == 100
+
+
+def test_several_that_fit_are_ambiguous(proc: FakeProc) -> None:
+    proc.put(100, 7)
+    proc.put(101, 9, 7)  # nested: it knows itself as 7, too
+    assert proc.find(7) is UnresolvedReason.AMBIGUOUS
+    proc.put(101, 9, 7, mapped=maps(inode=1))
+    assert proc.find(7) == 100
+
+
+@contextmanager
+def unreadable(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[None]:
+    """Root may read everything, so the refusal is the system call's."""
+    real = os.open
+
+    def refusing(path: str, flags: int, *args: int, **kwargs: int | None) -> int:
+        if str(path).endswith(names):
+            raise PermissionError(13, "Permission denied")
+        return real(path, flags, *args, **kwargs)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(procfs_module.os, "open", refusing)  # type: ignore[attr-defined]
+        yield
+
+
+@pytest.mark.parametrize("name", ["mountinfo", "maps"])
+def test_one_that_fits_and_one_that_cannot_be_seen_is_no_answer(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    proc.put(100, 7)
+    proc.put(101, 9, 7)
+    with unreadable(monkeypatch, f"/101/{name}"):
+        assert proc.find(7) is UnresolvedReason.ACCESS_DENIED
+    assert proc.find(7) is UnresolvedReason.AMBIGUOUS
+
+
+def test_what_could_not_be_read_at_all_may_be_the_owner(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc.put(100, 7)
+    with unreadable(monkeypatch, "/100/status"):
+        assert proc.find(7) is UnresolvedReason.ACCESS_DENIED
+    assert proc.find(7) == 100
+
+
+@pytest.mark.parametrize("name", ["mountinfo", "maps"])
+def test_a_file_that_is_blown_up_is_not_read(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(Procfs._read, "__defaults__", (1 << 16,))
+    monkeypatch.setattr(mappings, "MAX_MAPS", 1 << 16)
+    file = proc.put(100, 7) / name
+    file.write_text("x" * (1 << 18) + "\n" + file.read_text())
+    assert proc.find(7) is UnresolvedReason.TOO_LARGE
+
+
+def test_a_neighbour_that_makes_itself_unreadable_hides_nobody_else(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Procfs._read, "__defaults__", (1 << 16,))
+    proc.put(100, 7)
+    hostile = proc.put(101, 7, mounts="x" * (1 << 18) + "\n")
+    assert proc.find(7) is UnresolvedReason.TOO_LARGE  # neither is known to be in a container
+    (proc.root / "100" / "cgroup").write_text(f"0::/docker/{'a' * 64}\n")
+    assert proc.find(7) is UnresolvedReason.TOO_LARGE
+    (hostile / "cgroup").write_text(f"0::/docker/{'b' * 64}\n")
+    assert proc.find(7) == 100
+    (hostile / "cgroup").write_text(f"0::/docker/{'a' * 64}\n")
+    assert proc.find(7) is UnresolvedReason.TOO_LARGE
+    proc.put(101, 7, mounts="x" * (1 << 18) + "\n")
+    (proc.root / "100" / "maps").write_text("")
+    assert proc.find(7) is UnresolvedReason.TOO_LARGE
+
+
+def test_a_mount_table_that_is_too_large_is_read_once_per_refresh(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Procfs._read, "__defaults__", (1 << 16,))
+    reads: Counter[int] = Counter()
+
+    class Counting(Procfs):
+        def mount_table(self, host_pid: int | str) -> bytes:
+            reads[int(host_pid)] += 1
+            return super().mount_table(host_pid)
+
+    proc.containers = Containers(Counting(proc.procfs.root, use_pidfd=False), proc.pidmap)
+    proc.put(101, 7, mounts="x" * (1 << 18) + "\n")
+    for refreshes in (1, 2):
+        proc.pidmap.refresh(unhurried=False)
+        for number in range(20):
+            directory = SharedDirectory(DEVICE, f"{HOOK}/uid-{number}_main")
+            assert proc.containers.owner(directory, (DEVICE, INODE), 7) is UnresolvedReason.TOO_LARGE
+        assert reads[101] == refreshes
+
+
+@pytest.mark.parametrize("missing", ["mountinfo", "maps", "stat", "status"])
+def test_one_that_ends_while_it_is_looked_at(proc: FakeProc, missing: str) -> None:
+    place = proc.put(100, 7)
+    proc.pidmap.refresh(unhurried=False)
+    (place / missing).unlink()
+    assert proc.find(7) is UnresolvedReason.NO_SUCH_PROCESS
+
+
+def test_a_number_that_is_used_again_between_map_and_look(proc: FakeProc) -> None:
+    proc.put(100, 7)
+    proc.pidmap.refresh(unhurried=False)
+    proc.put(100, 8)  # same directory: the map still believes in 7
+    assert proc.pidmap.candidates(7) == [100]
+    assert proc.find(7) is UnresolvedReason.NO_SUCH_PROCESS
+
+
+def test_a_zombie_owns_nothing(proc: FakeProc) -> None:
+    proc.put(100, 7, state="Z")
+    assert proc.find(7) is UnresolvedReason.NO_SUCH_PROCESS
+
+
+def test_mounts_that_are_made_after_the_process_was_seen(proc: FakeProc) -> None:
+    proc.put(100, 7, mounts=mountinfo())
+    assert proc.find(7) is UnresolvedReason.NO_SUCH_PROCESS
+    proc.put(100, 7)
+    assert proc.find(7) == 100
+
+
+def test_mount_tables_are_read_once_per_process_not_once_per_slot(proc: FakeProc) -> None:
+    reads: list[int] = []
+
+    class Counting(Procfs):
+        def mount_table(self, host_pid: int | str) -> bytes:
+            reads.append(int(host_pid))
+            return super().mount_table(host_pid)
+
+    proc.containers = Containers(Counting(proc.procfs.root, use_pidfd=False), proc.pidmap)
+    directories = [SharedDirectory(DEVICE, f"{HOOK}/uid-{n}_main") for n in range(30)]
+    for number, directory in enumerate(directories):
+        proc.put(100 + number, 1, mounts=mountinfo(directory))
+    proc.pidmap.refresh(unhurried=False)
+    for directory in directories:
+        found = proc.containers.owner(directory, (DEVICE, INODE), 1)
+        assert isinstance(found, ProcessHandle)
+        found.close()
+    assert sorted(reads) == list(range(100, 130))
+
+
+def test_what_is_remembered_is_bounded(proc: FakeProc) -> None:
+    for turn in range(40):
+        for host_pid in range(100, 110):
+            if turn:
+                (proc.root / str(host_pid)).rename(proc.root / f"old-{turn}-{host_pid}")
+            proc.put(host_pid, 7, mounts=mountinfo())
+        proc.find(7)
+    assert len(proc.containers._mounted) <= 2 * 10 + 65
+
+
+# ---- by key ------------------------------------------------------------------------------------
+
+CONTAINER, OTHER = f"0::/docker/{'a' * 64}\n", f"0::/docker/{'b' * 64}\n"
+
+
+def in_namespace(place: Path, pidns: int, cgroup: str = CONTAINER) -> Path:
+    (place / "ns").mkdir(exist_ok=True)
+    (place / "ns/pid").unlink(missing_ok=True)
+    (place / "ns/pid").symlink_to(f"pid:[{pidns}]")
+    (place / "cgroup").write_text(cgroup)
+    return place
+
+
+def with_container(proc: FakeProc, pidns: int = 5001) -> None:
+    in_namespace(proc.put(100, 1), pidns)
+
+
+def test_only_the_containers_namespace_is_searched(proc: FakeProc) -> None:
+    with_container(proc)
+    in_namespace(proc.put(101, 7), 5001)
+    in_namespace(proc.put(102, 7), 5002)  # it would fit, and is in nobody's namespace
+    assert proc.find(7) == 101
+    in_namespace(proc.put(103, 1, mounts=mountinfo(OTHERS)), 5002, OTHER)
+    assert proc.find(7) == 101
+    assert proc.find(7, OTHERS) is UnresolvedReason.OTHER_CONTAINER
+
+
+def test_a_process_of_the_hosts_namespace_is_asked_for_too(proc: FakeProc) -> None:
+    with_container(proc)
+    in_namespace(proc.put(208, mounts=mountinfo()), procfs_module.HOST_PIDNS, "0::/system.slice/x\n")
+    assert proc.find(208) is UnresolvedReason.NO_SUCH_PROCESS
+    in_namespace(proc.put(207), procfs_module.HOST_PIDNS)
+    assert proc.find(207) == 207
+    assert proc.find(208) is UnresolvedReason.OTHER_CONTAINER  # the host's namespace is the container's now
+
+
+def test_a_process_that_shows_no_mount_is_told_by_its_cgroup(proc: FakeProc) -> None:
+    """After chroot, or in a mount namespace of its own."""
+    with_container(proc)
+    place = in_namespace(proc.put(101, 7, mounts=mountinfo()), 5001)
+    assert proc.find(7) == 101
+    (place / "cgroup").write_text(OTHER)
+    assert proc.find(7) is UnresolvedReason.OTHER_CONTAINER
+    (place / "cgroup").write_text("0::/\n")
+    assert proc.find(7) is UnresolvedReason.OTHER_CONTAINER
+
+
+def test_without_a_known_namespace_one_slot_with_each_refresh_is_looked_for_everywhere(
+    proc: FakeProc,
+) -> None:
+    proc.put(101, 7)
+    proc.put(102, 8)
+    assert proc.find(7) == 101
+    proc.containers.forget(OURS)
+    proc.pidmap.refresh(unhurried=False)
+    first, second = (proc.containers.owner(OURS, (DEVICE, INODE), number) for number in (9, 8))
+    assert (first, second) == (UnresolvedReason.NO_SUCH_PROCESS, UnresolvedReason.OVER_BUDGET)
+    proc.containers.update(bounded=False)  # a single pass takes the time that it takes
+    again = proc.containers.owner(OURS, (DEVICE, INODE), 10)
+    assert again is UnresolvedReason.NO_SUCH_PROCESS
+    assert proc.find(8) == 102
+
+
+def test_what_failed_is_remembered_and_looked_at_ever_more_rarely(proc: FakeProc) -> None:
+    now, reads = [0.0], Counter[int]()
+
+    class Counting(Procfs):
+        def open_handle(self, host_pid: int) -> ProcessHandle:
+            reads[host_pid] += 1
+            return super().open_handle(host_pid)
+
+    proc.containers = Containers(Counting(proc.procfs.root, use_pidfd=False), proc.pidmap, lambda: now[0])
+    with_container(proc)
+    place = in_namespace(proc.put(101, 7, mapped=maps(inode=1)), 5001)
+    for _ in range(600):
+        assert proc.find(7) is UnresolvedReason.NOT_MAPPED
+        now[0] += 0.1
+    assert reads[101] < 12
+    (place / "maps").write_text(maps())
+    now[0] += 31
+    assert proc.find(7) == 101
+    proc.put(101, 7, mapped=maps(inode=1))
+    assert proc.find(7) is UnresolvedReason.NOT_MAPPED
+
+
+def test_thousands_of_namespaces_cost_a_thousand_claims_nothing(proc: FakeProc) -> None:
+    class Namespaces:
+        """A source that knows 3,000 namespaces, as the kernel's map does."""
+
+        name, namespaced = "counted", True
+
+        def __init__(self) -> None:
+            self.asked: Counter[int | None] = Counter()
+
+        def __len__(self) -> int:
+            return 3000
+
+        def refresh(self) -> None: ...
+
+        def arrival(self, host_pid: int) -> int:
+            return host_pid
+
+        def incomplete(self) -> str:
+            return ""
+
+        def inits(self) -> dict[int, int]:
+            return {10_000 + number: 10_000 + number for number in range(3000)}
+
+        def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
+            self.asked[pidns] += 1
+            return [10_000] if (ns_pid, pidns) == (1, 5001) else []
+
+    source = Namespaces()
+    in_namespace(proc.put(10_000, 1), 5001)
+    for number in range(1, 3000):
+        in_namespace(proc.put(10_000 + number, 1, mounts=mountinfo(OTHERS)), 5001 + number, OTHER)
+    pidmap = PidMap(source)  # type: ignore[arg-type]
+    containers = Containers(proc.procfs, pidmap)
+    for _ in range(200):
+        pidmap.refresh(unhurried=False)
+        began = time.thread_time()
+        found = containers.owner(OURS, (DEVICE, INODE), 1)
+        assert time.thread_time() - began < 0.25
+        if isinstance(found, ProcessHandle):
+            break
+    assert isinstance(found, ProcessHandle)
+    found.close()
+    source.asked.clear()
+    began = time.thread_time()
+    for ns_pid in range(2, 1026):
+        assert containers.owner(OURS, (DEVICE, INODE), ns_pid) is UnresolvedReason.NO_SUCH_PROCESS
+    assert set(source.asked) == {5001, procfs_module.HOST_PIDNS}
+    assert time.thread_time() - began < 0.25
+
+
+# ---- is it dead --------------------------------------------------------------------------------
+
+
+def test_a_number_is_vacant_only_where_an_owner_was_seen_and_nobody_has_it(proc: FakeProc) -> None:
+    with_container(proc)
+    owner = in_namespace(proc.put(101, 7), 5001)
+    in_namespace(proc.put(102, 8, mounts=mountinfo(), mapped=""), 5001)
+    proc.pidmap.refresh(unhurried=False)
+    assert not proc.containers.vacant(OURS, 9)  # nobody's numbers are known to be of this kernel
+    assert proc.find(7) == 101
+    assert proc.containers.vacant(OURS, 9)
+    assert not proc.containers.vacant(OURS, 7)
+    assert not proc.containers.vacant(OURS, 8)
+    assert not proc.containers.vacant(OTHERS, 9)
+    (owner / "stat").write_text((owner / "stat").read_text().replace(" S ", " Z "))
+    (owner / "task/101/stat").write_text((owner / "stat").read_text())
+    assert proc.containers.vacant(OURS, 7)
+    proc.containers.forget(OURS)
+    assert not proc.containers.vacant(OURS, 9)
+
+
+@pytest.mark.parametrize(
+    ("mount", "program", "known"),
+    [
+        (OURS, "/bin/bash", True),
+        ((*OURS, "/usr/local/vgpu"), "/usr/local/bin/runsc", False),
+        ((*OURS, "/passthrough/0123-vgpu"), "/usr/libexec/virtiofsd", False),
+    ],
+)
+def test_a_container_that_runs_is_known_by_its_first_process(
+    proc: FakeProc, mount: SharedDirectory | tuple[str, str, str], program: str, *, known: bool
+) -> None:
+    place = in_namespace(proc.put(100, 1, mounts=mountinfo(mount)), 5001)
+    (place / "exe").symlink_to(program)
+    proc.pidmap.refresh(unhurried=False)
+    assert proc.containers.vacant(OURS, 9) is known
+    assert not proc.containers.vacant(OURS, 1)
+
+
+# ---- our own directory as the kernel names it --------------------------------------------------
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def test_our_own_directory_is_found_in_our_own_mount_table(tmp_path: Path) -> None:
+    (tmp_path / "uid_main").mkdir()
+    with opened(tmp_path) as above, opened(tmp_path / "uid_main") as fd:
+        parent, directory = (shared_directory(Procfs(), each) for each in (above, fd))
+    assert directory == SharedDirectory(parent.device, f"{parent.root}/uid_main")
+    assert any(mount.device == directory.device for mount in Procfs().mounts("self"))
+
+
+@pytest.mark.parametrize(
+    ("path", "mount", "root"),
+    [
+        ("/data/hook/containers/a_b", ("/", "/data"), "/hook/containers/a_b"),
+        ("/data/hook/containers/a_b", ("/vol/7", "/data"), "/vol/7/hook/containers/a_b"),
+        ("/hook/a_b", ("/", "/"), "/hook/a_b"),
+        ("/mnt/a_b", ("/hook/a_b", "/mnt/a_b"), "/hook/a_b"),  # the mount point itself
+        ("/da ta/a_b", ("/", "/da\\040ta"), "/a_b"),
+    ],
+)
+def test_the_path_inside_the_file_system(
+    tmp_path: Path, path: str, mount: tuple[str, str], root: str
+) -> None:
+    place = tmp_path / "self"
+    (place / "fd").mkdir(parents=True)
+    (place / "fdinfo").mkdir()
+    (place / "fd" / "5").symlink_to(path)
+    (place / "fdinfo" / "5").write_text("pos:\t0\nflags:\t0100000\nmnt_id:\t77\nino:\t1\n")
+    lines = ["76 1 8:9 / / rw - ext4 /dev/x rw", f"77 1 8:1 {mount[0]} {mount[1]} rw - ext4 /dev/y rw"]
+    (place / "mountinfo").write_text("\n".join(lines) + "\n")
+    assert shared_directory(Procfs(str(tmp_path)), 5) == SharedDirectory("8:1", root)
+    (place / "mountinfo").write_text(lines[0] + "\n")
+    with pytest.raises(ResolverError, match="on no mount"):
+        shared_directory(Procfs(str(tmp_path)), 5)
+
+
+def test_a_map_that_has_not_counted_its_processes_yet_makes_nothing_quadratic(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for host_pid in range(1000, 1300):
+        proc.put(host_pid, 1, mounts=mountinfo(OTHERS))
+    proc.pidmap.refresh(unhurried=False)
+    arrival, asked = proc.pidmap.arrival, Counter[int]()
+
+    def counted(host_pid: int) -> tuple[int, int]:
+        asked[host_pid] += 1
+        return arrival(host_pid)
+
+    monkeypatch.setattr(proc.pidmap, "arrival", counted)
+    monkeypatch.setattr(PidMap, "__len__", lambda _self: 0)
+    assert proc.containers.owner(OURS, (DEVICE, INODE), 1) is UnresolvedReason.NO_SUCH_PROCESS
+    assert len(asked) == 300
+    assert asked.total() < 10 * 300
+
+
+def test_what_failed_before_a_process_attached_is_not_remembered(proc: FakeProc) -> None:
+    place = proc.put(101, 7, mapped=maps(inode=99))
+    proc.pidmap.refresh(unhurried=False)
+    proc.containers.update(bounded=False)
+    shown = (DEVICE, INODE)
+    assert proc.containers.owner(OURS, shown, 7, 1) is UnresolvedReason.NOT_MAPPED
+    (place / "maps").write_text(maps())
+    assert proc.containers.owner(OURS, shown, 7, 1) is UnresolvedReason.NOT_MAPPED
+    found = proc.containers.owner(OURS, shown, 7, 2)
+    assert isinstance(found, ProcessHandle)
+    found.close()
+
+
+def test_while_new_namespaces_are_placed_an_owner_is_found_among_all_processes(proc: FakeProc) -> None:
+    proc.put(101, 7)
+    proc.pidmap.refresh(unhurried=False)
+    proc.containers.update()
+    proc.containers._homes.behind = True
+    found = proc.containers.owner(OURS, (DEVICE, INODE), 7)
+    assert isinstance(found, ProcessHandle)
+    found.close()
+    assert not proc.containers.vacant(OURS, 8)
+
+
+def test_no_number_is_vacant_while_no_namespace_is_known(proc: FakeProc) -> None:
+    proc.put(101, 7)
+    assert proc.find(7) == 101
+    assert not proc.containers._homes.of(OURS) or proc.containers.vacant(OURS, 9)
+    proc.containers._homes._learned.clear()
+    proc.containers._homes._of.clear()
+    proc.containers._homes._with.clear()
+    assert not proc.containers.vacant(OURS, 9)
+
+
+def test_a_container_that_makes_namespaces_without_end_is_not_remembered_without_end(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resolver.containers.known_namespaces.MAX_HOMES", 4)
+    homes = proc.containers._homes
+    monkeypatch.setattr(homes, "_lives", lambda learned: learned.container_id == "living")
+    homes.learn(OURS, 1, "living")
+    for pidns in range(2, 200):
+        homes.learn(OURS, pidns, "gone")
+    assert len(homes._learned[OURS]) <= 9
+    assert 1 in homes._learned[OURS]
+    assert homes.proven(OURS)

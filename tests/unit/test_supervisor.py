@@ -1,0 +1,372 @@
+"""The supervisor of the children, with real children that hang, die and speak nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from resolver.errors import WorkerFailed
+from resolver.workers import supervisor
+from resolver.workers.supervisor import Worker
+
+#: A child that does what it is told, and tells how it runs.
+PUPPET = """
+import os, signal, socket, sys, time
+def main():
+    channel = socket.socket(fileno=os.dup(0))
+    while message := channel.recv(4096):
+        word, _, rest = message.decode().partition(" ")
+        if word == "hang": time.sleep(60)
+        if word == "ignore": signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)
+        if word == "exit": return int(rest)
+        if word == "raise": raise SystemExit("puppet: on purpose")
+        if word == "kill": os.kill(os.getpid(), int(rest))
+        if word == "close": channel.close(); os.close(0); time.sleep(60)
+        if word == "late": time.sleep(float(rest))
+        answer = {"path": str(sys.path), "name": open("/proc/self/comm").read().strip(),
+                  "group": os.getpgrp() == os.getpid(), "env": os.environ.get(rest, "not set"),
+                  "fds": sorted(os.listdir("/proc/self/fd")), "flags": f"{sys.flags.isolated}{sys.flags.no_site}",
+                  "empty": ""}.get(word, message.decode())
+        channel.send(str(answer).encode())
+    return 0
+"""
+
+
+@pytest.fixture
+def puppet(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+    (tmp_path / "puppet.py").write_text(PUPPET)
+    made: list[Worker] = []
+
+    def make(module: str = "puppet", timeout: float = 5.0) -> Worker:
+        made.append(Worker("puppet of this test", module, str(tmp_path), timeout=timeout))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.stop()
+
+
+async def ask(worker: Worker, text: str) -> str:
+    return (await worker.request(text.encode())).decode()
+
+
+async def fails(asking: Awaitable[object]) -> WorkerFailed:
+    with pytest.raises(WorkerFailed) as caught:
+        await asking
+    return caught.value
+
+
+def gone(host_pid: int) -> bool:
+    """Whether that process has ended; a zombie has."""
+    try:
+        return ") Z " in Path(f"/proc/{host_pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def until(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.005)
+    return condition()
+
+
+def test_it_starts_on_first_use_and_stays(puppet: Callable[..., Worker]) -> None:
+    async def scene() -> None:
+        worker = puppet()
+        assert (worker.host_pid, worker.starts) == (None, 0)
+        assert await ask(worker, "hello") == "hello"
+        first = worker.host_pid
+        assert await ask(worker, "again") == "again"
+        assert (worker.host_pid, worker.starts, worker.failures) == (first, 1, 0)
+        worker.stop()
+        assert first is not None
+        assert gone(first)
+        assert worker.host_pid is None
+        assert await ask(worker, "back") == "back"
+        assert (worker.starts, worker.failures) == (2, 0)
+
+    asyncio.run(scene())
+
+
+def test_how_a_child_runs(puppet: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/evil")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/where/the/driver/is")
+    kept = os.open("/dev/null", os.O_RDONLY)
+    os.set_inheritable(kept, True)
+
+    async def scene() -> None:
+        worker = puppet()
+        assert await ask(worker, "name") == "puppet of this"  # 15 bytes, for ps and top
+        assert await ask(worker, "group") == "True"  # Ctrl-C is not for it
+        assert await ask(worker, "flags") == "11"
+        assert "/evil" not in await ask(worker, "path")
+        assert await ask(worker, "env LD_LIBRARY_PATH") == "/where/the/driver/is"
+        # the channel twice, /dev/null, standard error, and the listing itself; nothing of the daemon's
+        assert len((await ask(worker, "fds")).split(",")) == 5
+
+    try:
+        asyncio.run(scene())
+    finally:
+        os.close(kept)
+
+
+def test_an_answer_in_time_counts_though_the_loop_was_busy_when_the_time_was_up(
+    puppet: Callable[..., Worker],
+) -> None:
+    async def scene() -> None:
+        worker = puppet(timeout=5.0)
+        await ask(worker, "warm up")
+        worker.timeout = 0.5
+        asking = asyncio.create_task(ask(worker, "late 0.05"))
+        await asyncio.sleep(0)
+        time.sleep(1.0)  # noqa: ASYNC251 - it is what this is about
+        assert await asking == "late 0.05"
+        assert worker.failures == 0
+
+    asyncio.run(scene())
+
+
+def test_a_child_that_hangs_is_killed_in_time(puppet: Callable[..., Worker]) -> None:
+    async def scene() -> None:
+        worker = puppet(timeout=0.2)
+        await ask(worker, "warm up")
+        host_pid = worker.host_pid
+        began = time.monotonic()
+        error = await fails(ask(worker, "ignore"))
+        assert 0.2 <= time.monotonic() - began < 1.0
+        assert "did not answer within 0.2 s" in str(error)
+        assert (error.own_fault, error.waiting) == (False, False)
+        assert host_pid is not None
+        assert gone(host_pid)
+        assert await ask(worker, "next") == "next"
+
+    asyncio.run(scene())
+
+
+def test_a_stopped_child_is_killed_too(puppet: Callable[..., Worker]) -> None:
+    async def scene() -> None:
+        worker = puppet(timeout=0.2)
+        await ask(worker, "warm up")
+        assert worker.host_pid
+        os.kill(worker.host_pid, signal.SIGSTOP)
+        host_pid = worker.host_pid
+        await fails(ask(worker, "hello"))
+        assert gone(host_pid)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("order", "what", "own_fault"),
+    [
+        ("exit 3", "ended with code 3", False),
+        ("exit 0", "ended with code 0", False),
+        ("raise", "ended with code 1", False),
+        (f"kill {signal.SIGKILL}", "was killed by SIGKILL", False),
+        (f"kill {signal.SIGBUS}", "was killed by SIGBUS", True),
+        (f"kill {signal.SIGSEGV}", "was killed by SIGSEGV", True),
+        ("kill 40", "was killed by signal 40", False),
+        ("close", "closed its socket", False),
+    ],
+)
+def test_how_it_died_is_told(
+    puppet: Callable[..., Worker], order: str, what: str, *, own_fault: bool
+) -> None:
+    async def scene() -> None:
+        worker = puppet()
+        await ask(worker, "warm up")
+        error = await fails(ask(worker, order))
+        assert str(error) == worker.last_failure == f"the puppet of this test {what}"
+        assert (error.own_fault, error.waiting, worker.failures) == (own_fault, False, 1)
+        assert await ask(worker, "next") == "next"  # the first restart is immediate
+
+    asyncio.run(scene())
+
+
+def test_one_that_cannot_even_start_says_how_it_ended(puppet: Callable[..., Worker]) -> None:
+    async def scene() -> None:
+        worker = puppet(module="no_such_module")
+        error = await fails(ask(worker, "hello"))
+        assert "ended with code 1" in str(error)
+        assert not error.own_fault
+
+    asyncio.run(scene())
+
+
+def test_a_python_that_is_not_there(puppet: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python3")
+
+    async def scene() -> None:
+        worker = puppet()
+        error = await fails(ask(worker, "hello"))
+        assert "could not be started: No such file" in str(error)
+        assert worker.host_pid is None
+
+    asyncio.run(scene())
+
+
+def test_one_that_was_killed_while_idle_is_replaced_at_once(puppet: Callable[..., Worker]) -> None:
+    async def scene() -> None:
+        worker = puppet()
+        for turn in range(5):
+            await ask(worker, "warm up")
+            assert worker.host_pid
+            host_pid = worker.host_pid
+            os.kill(host_pid, signal.SIGKILL)
+            assert until(lambda pid=host_pid: gone(pid), 2)  # type: ignore[misc]
+            assert await ask(worker, "hello") == "hello"
+            assert (worker.failures, worker.starts) == (turn + 1, turn + 2)
+
+    asyncio.run(scene())
+
+
+def test_several_failures_in_a_row_wait_ever_longer(
+    puppet: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def scene() -> None:
+        nonlocal now
+        worker = puppet()
+        await fails(ask(worker, "exit 1"))
+        waits = []
+        for _ in range(13):
+            assert not (await fails(ask(worker, "exit 1"))).waiting
+            starts, began = worker.starts, now
+            while (error := await fails(ask(worker, "exit 1"))).waiting:
+                assert "in a row; next start in" in str(error)
+                assert worker.starts == starts
+                now = round(now + 0.05, 3)
+                if now - began > 40:
+                    break
+            waits.append(round(now - began, 3))
+            worker._not_before = 0.0
+            worker._in_a_row -= 1  # the failure that ended the waiting counts once
+        assert waits[:4] == [0.05, 0.1, 0.2, 0.4]
+        assert waits == sorted(waits)
+        assert max(waits) == 30.0
+        worker._not_before = 0.0
+        assert await ask(worker, "well") == "well"
+        assert not (await fails(ask(worker, "exit 1"))).waiting
+        assert await ask(worker, "an answer made it forget") == "an answer made it forget"
+
+    asyncio.run(scene())
+
+
+def test_a_malformed_answer_ends_the_child(puppet: Callable[..., Worker]) -> None:
+    async def scene() -> None:
+        worker = puppet()
+        await ask(worker, "hello")
+        host_pid = worker.host_pid
+        error = worker.malformed("answered something malformed")
+        assert "answered something malformed" in str(error)
+        assert (worker.failures, worker.host_pid) == (1, None)
+        assert host_pid is not None
+        assert gone(host_pid)
+
+    asyncio.run(scene())
+
+
+def test_an_answer_of_a_cancelled_request_is_nobodys(puppet: Callable[..., Worker]) -> None:
+    async def scene() -> None:
+        worker = puppet()
+        await ask(worker, "warm up")
+        task = asyncio.create_task(ask(worker, "late 0.1"))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await ask(worker, "mine") == "mine"
+        assert worker.failures == 0
+
+    asyncio.run(scene())
+
+
+def test_a_cancellation_is_never_lost(puppet: Callable[..., Worker]) -> None:
+    """It can come in the very turn of the loop in which the answer came."""
+
+    async def scene() -> None:
+        worker = puppet()
+        answered = 0
+        for turns in range(12):
+            await ask(worker, "warm up")
+            task = asyncio.create_task(ask(worker, "hello"))
+            await asyncio.sleep(0)
+            time.sleep(0.02)  # noqa: ASYNC251 - the answer lies in the socket before the loop looks again
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if task.cancel():
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            else:
+                assert await task == "hello"
+                answered += 1
+        assert 0 < answered < 12
+
+    asyncio.run(scene())
+
+
+def test_requests_take_turns(puppet: Callable[..., Worker]) -> None:
+    async def scene() -> None:
+        worker = puppet()
+        answers = await asyncio.gather(*(ask(worker, f"late {n / 1000}") for n in range(20)))
+        assert answers == [f"late {n / 1000}" for n in range(20)]
+        assert worker.starts == 1
+
+    asyncio.run(scene())
+
+
+def test_descriptors_do_not_pile_up(puppet: Callable[..., Worker]) -> None:
+    async def scene() -> None:
+        worker = puppet()
+        await ask(worker, "warm up")
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            await fails(ask(worker, "exit 1"))
+            worker._not_before = 0.0
+            await ask(worker, "hello")
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(scene())
+
+
+DAEMON = """
+import asyncio, os, sys
+from resolver.workers.supervisor import Worker
+async def main():
+    worker = Worker("orphan", "puppet", sys.argv[1], timeout=60)
+    await worker.request(b"hello")
+    print(worker.host_pid, flush=True)
+    await worker.request(sys.argv[2].encode())
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("state", ["idle", "hanging", "stopped"])
+def test_children_die_with_the_daemon(puppet: Callable[..., Worker], tmp_path: Path, state: str) -> None:
+    puppet()
+    order = "hang" if state == "hanging" else "hello"
+    with subprocess.Popen(
+        [sys.executable, "-c", DAEMON, str(tmp_path), order], stdout=subprocess.PIPE
+    ) as daemon:
+        assert daemon.stdout is not None
+        child = int(daemon.stdout.readline())
+        if state == "stopped":
+            os.kill(child, signal.SIGSTOP)
+        daemon.kill()
+        daemon.wait()
+        assert until(lambda: gone(child), 1.0)
