@@ -119,7 +119,7 @@ def test_it_is_known_at_once_after_a_restart_and_anew_for_another_driver(node: N
     first = start(node, *FAST)
     measured(first, "host")
     first.stop()
-    kept = first.run_dir / "driver-driver_measurement.json"
+    kept = first.run_dir / "driver-truth.json"
     assert kept.stat().st_mode & 0o777 == 0o600
     again = start(node, *FAST)
     line = again.wait_for("policy")
