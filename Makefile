@@ -63,6 +63,10 @@ gpu-check: setup-dev ## where there is a GPU: what its driver says in a containe
 kernels: setup-dev ## boot the kernels of Debian's releases under QEMU and try it on each (an hour; ARGS=--help)
 	@$(BIN)/python -m tests.vm $(ARGS)
 
+.PHONY: engines
+engines: setup-dev ## start Debian's container engines and try it under each (needs root; minutes; ARGS=--help)
+	@$(BIN)/python -m tests.runtime.engines $(ARGS)
+
 .PHONY: fresh
 fresh: ## prove setup and demo in a bare Debian made by debootstrap (needs root, minutes)
 	@tests/runtime/fresh_machine.sh $(ARGS)

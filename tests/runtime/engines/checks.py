@@ -1,0 +1,105 @@
+"""What holds under every engine: look-ups by every id, both ways, what is listed, and the repair of slots."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tests.kernel.conftest import ROOT, Daemon, Start, until
+from tests.runtime.engines.engine import Tenants
+
+FAST = ("--interval", "50ms", "--nvml-interval", "100ms", "--hostpid-namespace", "host")
+Row = dict[str, Any]
+
+
+def command(*words: object) -> subprocess.CompletedProcess[str]:
+    """A command of `resolver`, as a person gives it."""
+    line = [sys.executable, "-m", "resolver", *map(str, words)]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def answer(*words: object) -> Any:
+    """Its answer in JSON, which has to be there."""
+    done = command(*words, "--json")
+    assert done.returncode == 0, done
+    return json.loads(done.stdout)
+
+
+def whole(tenants: Tenants, start: Start, *options: str, known: bool = True) -> Row:
+    """The whole of it, for the table. Not ``known``: the container's cgroup has a name and no id."""
+    seen = {**looked_up(tenants, known=known), "cgroup": cgroup_of(tenants)}
+    daemon = repaired(tenants, start, *options)
+    return {**seen, **asked(tenants, daemon, known=known)}
+
+
+def looked_up(tenants: Tenants, *, known: bool = True) -> Row:
+    """Each process by each id without a daemon, and back."""
+    ids = tenants.engine.ids(tenants.name)
+    names(tenants, ids)
+    for chain in tenants.found:
+        found = answer("reverse", chain.host_pid)
+        levels = tuple((level["pidns"], level["ns_pid"]) for level in found["levels"])
+        assert (found["host_pid"], levels) == (chain.host_pid, chain.levels), found
+        if known:
+            assert found["container_id"] in ids.values(), found
+        else:
+            assert found["container_id"] is None
+            assert "no container that its cgroup tells" in found["no_container"]
+    refused = tenants.engine.names(tenants.name)
+    for name in refused:
+        done = command("lookup", name, tenants.found[0].ns_pid)
+        assert (done.returncode, done.stdout) == (1, ""), done
+        assert "is it running" in done.stderr
+    return {"ids": [*ids], "not_by": refused, "reverse": "right" if known else "PIDs; no container"}
+
+
+def names(tenants: Tenants, ids: Mapping[str, str], *options: object) -> None:
+    """Each of them, for each process."""
+    container_id = next(iter(ids.values()))
+    for chain in tenants.found:
+        for each in dict.fromkeys(ids.values()):
+            found = answer("lookup", each, chain.ns_pid, *options)
+            assert (found["host_pid"], found["pidns"]) == (chain.host_pid, chain.pidns), found
+            assert found["container_id"] == container_id, found
+
+
+def repaired(tenants: Tenants, start: Start, *options: str) -> Daemon:
+    """A daemon that has made the slot of each process right."""
+    daemon = start(tenants.node, *FAST, *options)
+    for chain in tenants.found:
+        until(lambda chain=chain: tenants.slot(chain).hostpid == chain.host_pid, "a repair", 15)  # type: ignore[misc]
+    return daemon
+
+
+def asked(tenants: Tenants, daemon: Daemon, *, known: bool = True) -> Row:
+    """The same look-ups by the daemon, and the containers that it lists."""
+    socket = ("--socket", daemon.run_dir / "resolver.sock")
+    daemon.wait_for("source", timeout_s=20)
+    ids = tenants.engine.ids(tenants.name)
+    names(tenants, ids, *socket)
+    listed = {each["container_id"]: each for each in answer("containers", *socket)["containers"]}
+    container_id = next(iter(ids.values()))
+    assert (container_id in listed) == known
+    if known:
+        first, told = tenants.found[0], listed[container_id]
+        shared = len(first.levels) == 1  # the host's namespace: no process of the container is its first
+        assert (told["pidns"], told["init_host_pid"]) == (
+            (None, None) if shared else (first.pidns, first.host_pid)
+        ), told
+    return {"containers": "listed" if known else "not listed", "repair": "right"}
+
+
+def cgroup_of(tenants: Tenants) -> str:
+    """The cgroup's path as the engine made it, without the part of the hierarchies that is the test's."""
+    with open(f"/proc/{tenants.found[0].host_pid}/cgroup") as file:
+        paths = [line.rstrip("\n").split(":", 2)[2] for line in file]
+    deepest = "/" + max(paths, key=lambda path: path.count("/")).split("/", 2)[-1]
+    for uid in (tenants.pod_uid, tenants.pod_uid.replace("-", "_")):
+        deepest = deepest.replace(uid, "<uid>")
+    return re.sub("[0-9a-f]{64}", "<id>", deepest).replace(tenants.name, "<name>")

@@ -1,0 +1,53 @@
+"""Docker's daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tests.runtime.engines.engine import Asked, volume
+from tests.runtime.engines.image import NAME
+from tests.runtime.engines.machine import Machine
+
+
+class Docker:
+    """One without a network, with a containerd of its own."""
+
+    def __init__(self, machine: Machine, *options: str, driver: str = "overlay2") -> None:
+        self.machine = machine
+        self._docker = ("docker", "--host", "unix:///run/docker.sock")
+        machine.daemon(
+            "dockerd",
+            *("--iptables=false", "--ip6tables=false", "--bridge=none", f"--storage-driver={driver}"),
+            *("--data-root", machine.work / "docker", "--exec-root", "/run/docker"),
+            *("--host", "unix:///run/docker.sock", "--pidfile", "/run/docker.pid", *options),
+        )
+        machine.until(*self._docker, "info")
+        self.tell("load", "--input", str(machine.work / "image.tar"))
+
+    def tell(self, *words: str) -> str:
+        """What a command of ``docker`` prints."""
+        return self.machine.run(*self._docker, *words).strip()
+
+    def start(self, asked: Asked, *options: str) -> None:
+        words = ["run", "--detach", "--network=none", f"--name={asked.name}", *options]
+        words += [f"--volume={volume(mount)}" for mount in asked.mounts]
+        words += [f"--env={key}={value}" for key, value in asked.env.items()]
+        self.tell(*words, NAME, *asked.command)
+
+    def enter(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
+        words = [f"--env={key}={value}" for key, value in env.items()]
+        self.tell("exec", "--detach", *words, name, *command)
+
+    def ids(self, name: str) -> dict[str, str]:
+        only = ("--quiet", f"--filter=name={name}")
+        return {
+            "docker inspect": self.tell("inspect", "--format={{.Id}}", name),
+            "docker ps --no-trunc": self.tell("ps", "--no-trunc", *only),
+            "docker ps": self.tell("ps", *only),
+        }
+
+    def names(self, name: str) -> list[str]:
+        return [name]
+
+    def stop(self, name: str) -> None:
+        self.tell("rm", "--force", name)

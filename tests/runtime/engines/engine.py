@@ -1,0 +1,141 @@
+"""What every engine is asked for, and the tenants in its containers, with the truth from the driver's stand-in."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from tests.fakes.chain import Chain
+from tests.fakes.node import Node
+from tests.fakes.regions import ProcSlot, read_file
+from tests.kernel.conftest import until
+
+#: Where HAMi's device plugin mounts a container's directory, and where its library has the file without one.
+IN_HAMI, ALONE = "/usr/local/vgpu", "/tmp/cudevshr.cache"  # noqa: S108
+NAME = "tenant-of-gpu"
+
+
+class Mount(NamedTuple):
+    """A directory of the host in a container."""
+
+    source: Path
+    target: str
+    read_only: bool = False
+
+
+class Asked(NamedTuple):
+    """What a container is to have, in the words that all engines share."""
+
+    name: str
+    command: Sequence[str]
+    mounts: Sequence[Mount]
+    env: Mapping[str, str]
+
+
+class Engine(Protocol):
+    """A running engine. A container is called by the name that it was asked for with."""
+
+    def start(self, asked: Asked, *options: str) -> None:
+        """Starts a container in the background; ``options`` are the engine's own."""
+
+    def enter(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
+        """Runs a command in it in the background."""
+
+    def ids(self, name: str) -> dict[str, str]:
+        """Every id of it that the engine's own tools print, by the command; the full one first."""
+
+    def names(self, name: str) -> list[str]:
+        """What else the engine calls it: names that the kernel is never told."""
+
+    def stop(self, name: str) -> None:
+        """Ends and removes it."""
+
+
+def volume(mount: Mount) -> str:
+    """A mount in the words of Docker and Podman."""
+    return f"{mount.source}:{mount.target}{':ro' if mount.read_only else ''}"
+
+
+class Tenants:
+    """Processes with HAMi's cache protocol, in one container of an engine.
+
+    ``in_hami``: in the directory that HAMi has for the container on the node; otherwise in the container alone.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        engine: Engine,
+        *options: str,
+        in_hami: bool = True,
+        name: str = NAME,
+        pod_uid: str | None = None,
+    ) -> None:
+        self.node, self.engine, self.name = node, engine, name
+        self.pod_uid = pod_uid or str(uuid.uuid4())
+        self.directory = node.containers_dir / f"{self.pod_uid}_train"
+        self.found: list[Chain] = []
+        self._in_container = f"{IN_HAMI}/{uuid.uuid4()}.cache" if in_hami else ALONE
+        mounts = [Mount(node.built, str(node.built), read_only=True), Mount(node.root, str(node.root))]
+        if in_hami:
+            self.directory.mkdir()
+            self.directory.chmod(0o777)
+            mounts.insert(0, Mount(self.directory, IN_HAMI))
+        self.env = {
+            "PATH": "/bin",
+            "CUDA_DEVICE_MEMORY_SHARED_CACHE": self._in_container,
+            **{name: value for name, value in node.tenant_environment().items() if name != "PATH"},
+        }
+        self._in_hami = in_hami
+        self._asked = Asked(name, self._command(), mounts, self.env)
+        self._options = options
+
+    def main(self) -> Chain:
+        """Starts the container, with a tenant as its first process."""
+        return self._started(lambda: self.engine.start(self._asked, *self._options))
+
+    def another(self) -> Chain:
+        """Starts one more in it, as ``docker exec`` does."""
+        return self._started(lambda: self.engine.enter(self.name, self._command(), self.env))
+
+    def slot(self, chain: Chain) -> ProcSlot:
+        """Its slot, from the file."""
+        slot = read_file(self.file).slot(chain.ns_pid)
+        assert slot is not None, f"{chain} has no slot in {read_file(self.file)}"
+        return slot
+
+    @property
+    def file(self) -> Path:
+        """The cache file as the host can reach it."""
+        if self._in_hami:
+            return self.directory / os.path.basename(self._in_container)
+        return Path(f"/proc/{self.found[0].host_pid}/root{ALONE}")
+
+    def stop(self) -> None:
+        """Ends the container."""
+        self.engine.stop(self.name)
+
+    def _command(self) -> list[str]:
+        """A tenant whose standard input never ends: whoever has both ends of a FIFO open waits for himself."""
+        tenant = [str(self.node.built / "tenant"), "--cache", "$CUDA_DEVICE_MEMORY_SHARED_CACHE"]
+        tenant += ["--uuid", self.node.gpu.devices[0].uuid, "--driver-socket", str(self.node.driver_socket)]
+        tenant += ["--guess", "wrong", "--load", "30"]
+        fifo = f"/tmp/in-{uuid.uuid4()}"  # noqa: S108 - in a container
+        return ["sh", "-c", f"mkfifo {fifo} && exec {' '.join(tenant)} <>{fifo}"]
+
+    def _started(self, launch: Callable[[], None]) -> Chain:
+        before = {client.chain for client in self.node.gpu.clients()}
+        launch()
+        new: set[Chain] = set()
+
+        def connected() -> bool:
+            new.update({client.chain for client in self.node.gpu.clients() if client.on} - before)
+            return bool(new)
+
+        until(connected, "a tenant that uses the GPU", 20)
+        (chain,) = new
+        self.found.append(chain)
+        return chain

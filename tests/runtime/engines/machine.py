@@ -1,0 +1,222 @@
+"""Where an engine runs: Debian's userspace in mount and cgroup namespaces of their own, on this kernel.
+
+PID and user namespaces are the host's, as an engine's are. What it mounts goes with the mount namespace; every process
+that it leaves is in this machine's own part of the cgroup hierarchies, and is killed with it. Inside, that part is the
+root, so an engine's cgroups are called as everywhere: ``/docker/<id>``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tests.fakes.cgroups import hierarchies
+
+#: What an engine finds of the hierarchies that there are: all, those of version 1 alone, or version 2 alone.
+VIEWS: Final = ("hybrid", "v1", "v2")
+
+
+def views() -> tuple[str, ...]:
+    """The views that this kernel can give, its own first."""
+    versions = {each.controllers == "" for each in hierarchies()}
+    return VIEWS if len(versions) == 2 else ("v2",) if versions == {True} else ("v1",)
+
+
+class Machine:
+    """One such machine; ``with`` starts it, and nothing of it is left behind.
+
+    ``work`` is a directory that it shares with the host under the same path, as are those ``shown``.
+    """
+
+    def __init__(self, debian: Path, work: Path, shown: Iterable[Path], view: str) -> None:
+        self.work, self.view = work, view
+        self._debian, self._shown = debian, (work, *shown)
+        self._top = f"resolver-engines-{os.getpid()}-{time.monotonic_ns():x}"
+        self._hierarchies = hierarchies()
+        self._daemons: list[subprocess.Popen[str]] = []
+
+    # ---- its life ----------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.work.mkdir(parents=True, exist_ok=True)
+        for each in self._hierarchies:
+            _make_cgroup(each.mount / self._top)
+        (self.work / "layers").mkdir()
+        (self.work / "root").mkdir()
+        self._holder = subprocess.Popen(
+            [*self._enter_cgroups(""), "unshare", "--mount", "--cgroup", "sh", "-euc", self._script()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._holder.stdout is not None
+        if self._holder.stdout.readline() != "ready\n":
+            self.__exit__(None, None, None)
+            raise AssertionError("the engines' machine did not start; the reason is on standard error")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        for each in self._hierarchies:
+            _empty(each.mount / self._top)
+        self._holder.communicate()
+        for daemon in self._daemons:
+            daemon.wait()
+        for each in self._hierarchies:
+            _remove(each.mount / self._top)
+
+    def _script(self) -> str:
+        """Mounts, and a root of their own: what Docker does with its layers goes by ``pivot_root``."""
+        layers, root = self.work / "layers", self.work / "root"
+        lines = [
+            *(f"echo $$ >{each.mount / self._top / 'engines/cgroup.procs'}" for each in self._hierarchies),
+            "mount --make-rprivate /",
+            f"mount -t tmpfs none {layers}",
+            f"mkdir {layers}/upper {layers}/work",
+            f"mount -t overlay -o lowerdir={self._debian},upperdir={layers}/upper,workdir={layers}/work overlay {root}",
+            f"mount --rbind /dev {root}/dev",
+            f"mount -t proc proc {root}/proc",
+            f"mount -t sysfs sysfs {root}/sys",
+            f"mount -t tmpfs -o mode=755 none {root}/run",
+            f"mount -t tmpfs -o mode=1777 none {root}/tmp",  # noqa: S108 - in its own root
+            *(f"mkdir -p {root}{path}; mount --bind {path} {root}{path}" for path in self._shown),
+            *self._cgroup_mounts(root / "sys/fs/cgroup"),
+            f"cd {root}; mkdir -p old; pivot_root . old; umount -l /old",
+            "echo ready; exec cat",
+        ]
+        return "\n".join(lines)
+
+    def _cgroup_mounts(self, place: Path) -> Iterable[str]:
+        if self.view == "v2":
+            yield f"mount -t cgroup2 none {place}"
+            return
+        yield f"mount -t tmpfs -o mode=755 none {place}"
+        if self.view == "hybrid":
+            yield f"mkdir {place}/unified; mount -t cgroup2 none {place}/unified"
+        for each in self._hierarchies:
+            if each.controllers:
+                where = place / each.mount.name
+                yield f"mkdir {where}; mount -t cgroup -o {each.controllers} none {where}"
+
+    def _enter_cgroups(self, below: str) -> list[str]:
+        """A prefix: a command that is a process of this machine from its start."""
+        places = [each.mount / self._top / below / "cgroup.procs" for each in self._hierarchies]
+        entered = "; ".join(f"echo $$ >{shlex.quote(str(place))}" for place in places)
+        return ["sh", "-ec", f'{entered}; exec "$@"', "sh"]
+
+    # ---- what runs in it -----------------------------------------------------------------------------
+
+    def command(self, *words: str | Path) -> list[str]:
+        """The command line that runs these words in it."""
+        enter = ["nsenter", "--mount", "--cgroup", "--target", str(self._holder.pid)]
+        return [*self._enter_cgroups("engines"), *enter, "--", *map(str, words)]
+
+    def run(self, *words: str | Path, env: Mapping[str, str] | None = None, ok: bool = True) -> str:
+        """What a command prints. Fails with its complaint, unless it need not be ``ok``."""
+        done = subprocess.run(
+            self.command(*words),
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment(env),
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+        )
+        assert done.returncode == 0 or not ok, f"{shlex.join(map(str, words))}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def daemon(self, *words: str | Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """A command that ends with the machine; what it says is in ``daemon.log`` in the working directory."""
+        with (self.work / "daemon.log").open("a") as log:
+            started = subprocess.Popen(
+                self.command(*words),
+                env=environment(env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                text=True,
+            )
+        self._daemons.append(started)
+        return started
+
+    def until(self, *words: str | Path, timeout_s: float = 40) -> None:
+        """Until a command succeeds, such as an engine's ``info``."""
+        deadline = time.monotonic() + timeout_s
+        while (
+            subprocess.run(
+                self.command(*words), capture_output=True, check=False, env=environment()
+            ).returncode
+            != 0
+        ):
+            assert all(each.poll() is None for each in self._daemons), self.log()
+            assert time.monotonic() < deadline, f"{words} did not succeed within {timeout_s} s: {self.log()}"
+            time.sleep(0.1)
+
+    def log(self) -> str:
+        """The end of what the daemons said."""
+        path = self.work / "daemon.log"
+        return path.read_text()[-3000:] if path.exists() else ""
+
+
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The little that an engine needs."""
+    return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", **(more or {})}
+
+
+# ---- cgroups ------------------------------------------------------------------------------------------------------
+
+
+def _make_cgroup(directory: Path) -> None:
+    """A directory for the machine, and one below for the engines: one with controllers on may have no processes."""
+    for place in (directory, directory / "engines"):
+        place.mkdir()
+        for name in ("cpuset.cpus", "cpuset.mems"):  # of version 1: a new one has none
+            with contextlib.suppress(FileNotFoundError):
+                (place / name).write_text((place.parent / name).read_text())
+
+
+def _processes(directory: Path) -> list[int]:
+    found = []
+    for below, _, files in os.walk(directory):
+        if "cgroup.procs" in files:
+            with contextlib.suppress(OSError):
+                found += [int(line) for line in (Path(below) / "cgroup.procs").read_text().split()]
+    return found
+
+
+def _empty(directory: Path) -> None:
+    deadline = time.monotonic() + 10
+    while host_pids := _processes(directory):
+        for host_pid in host_pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(host_pid, signal.SIGKILL)
+        for frozen in directory.rglob("freezer.state"):
+            with contextlib.suppress(OSError):
+                frozen.write_text("THAWED")
+        assert time.monotonic() < deadline, f"processes {host_pids} in {directory} cannot be killed"
+        time.sleep(0.02)
+
+
+def _remove(directory: Path) -> None:
+    for below, _, _ in os.walk(directory, topdown=False):
+        deadline = time.monotonic() + 5
+        while True:
+            try:
+                os.rmdir(below)
+            except FileNotFoundError:
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+            else:
+                break

@@ -1,0 +1,85 @@
+"""What was seen under each engine: the rows of docs/runtimes.json, and the documents' table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+Row = dict[str, Any]
+
+ROOT: Final = Path(__file__).parent.parent.parent.parent
+FILE: Final = ROOT / "docs" / "runtimes.json"
+PAGE: Final = ROOT / "docs" / "runtimes.md"
+BEGIN, END = "<!-- runtimes: begin -->", "<!-- runtimes: end -->"
+#: What says which row it is; the rest is what was seen.
+_KEY: Final = ("engine", "how", "cgroups", "suite")
+_HEAD: Final = (
+    "| engine | how | cgroups | the container's cgroup | `lookup` by | `containers` | `reverse` | slots |"
+)
+
+
+def key(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """What makes two rows the same one, seen twice."""
+    return tuple(str(row[name]) for name in _KEY)
+
+
+def load(path: Path = FILE) -> dict[str, Any]:
+    """What was seen so far: ``runtimes``, the rows, and ``versions`` of the packages by release."""
+    whole: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return {"versions": {}, "runtimes": [], **whole}
+
+
+def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
+    """All rows, the newer in place of the older; those of another kernel's hierarchies stay."""
+    rows = {key(row): row for row in old} | {key(row): row for row in new}
+    order = list(dict.fromkeys(row["engine"] for row in (*new, *old)))
+    return sorted(rows.values(), key=lambda row: (row["suite"], order.index(row["engine"])))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """In Markdown; rows that differ in the hierarchies alone are one."""
+    lines: dict[tuple[str, ...], dict[str, None]] = {}
+    for row in rows:
+        lookup = ", ".join(f"`{each}`" for each in row["ids"]) or "no"
+        refused = ", ".join(f"`{each}`" for each in row.get("not_by", ()))
+        cells: tuple[str, ...] = (
+            row["engine"],
+            row["how"],
+            f"`{row['cgroup']}`",
+            lookup + (f"; not by its name {refused}" if refused else ""),
+            row["containers"],
+            row["reverse"],
+            row["repair"],
+        )
+        lines.setdefault(cells, {})[row["cgroups"]] = None
+    text = [_HEAD, "|" + "---|" * 8]
+    for cells, views in lines.items():
+        text.append("| " + " | ".join((*cells[:2], ", ".join(views), *cells[2:])) + " |")
+    return "\n".join(text)
+
+
+def tables(whole: Mapping[str, Any]) -> str:
+    """One for each release, with the packages' versions."""
+    parts = []
+    for suite, versions in sorted(whole["versions"].items()):
+        rows = [row for row in whole["runtimes"] if row["suite"] == suite]
+        packages = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+        parts.append(f"**Debian {suite}**: {packages}\n\n{table(rows)}")
+    return "\n\n".join(parts)
+
+
+def put_table(page: str, whole: Mapping[str, Any]) -> str:
+    """The page with its tables made anew between the two marks."""
+    before, rest = page.split(BEGIN, 1)
+    return f"{before}{BEGIN}\n{tables(whole)}\n{END}{rest.split(END, 1)[1]}"
+
+
+def publish(suite: str, versions: Mapping[str, str], rows: Sequence[Row]) -> None:
+    """Put them into the file, and the tables into the page."""
+    whole = load()
+    whole["versions"][suite] = dict(versions)
+    whole["runtimes"] = merge(whole["runtimes"], rows)
+    FILE.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    PAGE.write_text(put_table(PAGE.read_text(), whole))
