@@ -79,6 +79,10 @@ lock: ## resolve the dependencies anew and write the lock files
 man: setup ## write the man pages in docs/man anew, from the commands' parsers
 	@$(BIN)/python scripts/man.py
 
+.PHONY: tables
+tables: setup-dev ## write the documents' tables anew that come from the code
+	@$(BIN)/python scripts/tables.py $(ARGS)
+
 .PHONY: monitoring
 monitoring: setup-dev ## write the Grafana dashboard and the PrometheusRule in deploy/ anew, and the chart's copies
 	@$(BIN)/python scripts/monitoring.py
