@@ -74,10 +74,10 @@ def test_every_setting_is_told_with_its_default(root: Path) -> None:
     ("reasons", "document", "heading"),
     [
         (UnresolvedReason, "troubleshooting.md", "A slot stays unresolved"),
-        (RegionReason, "troubleshooting.md", "A cache file is left alone"),
+        (RegionReason, "troubleshooting.md", "A cache file is ignored"),
         (SampleReason, "troubleshooting.md", "A utilization sample finds no slot"),
         (RepairReason, "how-it-works.md", "When a slot is repaired"),
-        (Refusal, "broker.md", "When it tells no number"),
+        (Refusal, "broker.md", "When it gives no number"),
     ],
 )
 def test_every_reason_is_told(reasons: type[StrEnum], document: str, heading: str, root: Path) -> None:

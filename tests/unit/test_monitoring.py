@@ -237,7 +237,7 @@ def test_every_alert_has_its_page_and_every_page_its_alert(root: Path) -> None:
         assert page == f"docs/runbooks/{rule['alert']}.md"
         text = (root / page).read_text()
         assert text.startswith(f"# {rule['alert']}\n")
-        for heading in ("## What it means", "## What to look at", "## What to do"):
+        for heading in ("## What it means", "## What to check", "## What to do"):
             assert heading in text, f"{page} has no {heading!r}"
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
         assert rule["annotations"].keys() == {"summary", "description", "runbook"}
