@@ -13,7 +13,7 @@ class RepairReason(StrEnum):
     """Why a slot's ``hostpid`` is not the number that it must be."""
 
     MISSING = "missing"  # 0: nobody ever wrote it
-    UNMAPPED = "unmapped"  # the right process, numbered in the wrong PID namespace
+    WRONG_NAMESPACE = "wrong_namespace"  # the right process, numbered in the wrong PID namespace
     DUPLICATE = "duplicate"  # another slot of this region holds the same number
     STALE = "stale"  # some other number: of an earlier process, or of a wrong guess
 

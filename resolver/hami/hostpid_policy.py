@@ -100,5 +100,5 @@ def classify(hostpid: int, wanted: int, other_number: int, *, shared: bool) -> R
     if hostpid == 0:
         return RepairReason.MISSING
     if hostpid == other_number:
-        return RepairReason.UNMAPPED
+        return RepairReason.WRONG_NAMESPACE
     return RepairReason.DUPLICATE if shared else RepairReason.STALE

@@ -15,7 +15,7 @@ from tests.fakes.pictures import picture
 GIB: Final = 1 << 30
 NAMESPACES: Final = ("ml-prod", "research", "vision", "default")
 APPS: Final = ("bert-trainer", "llm-serving", "diffusion", "whisper", "rag-indexer", "notebook")
-REPAIRS: Final = (RepairReason.MISSING, RepairReason.UNMAPPED, None, None, RepairReason.STALE)
+REPAIRS: Final = (RepairReason.MISSING, RepairReason.WRONG_NAMESPACE, None, None, RepairReason.STALE)
 EVIL: Final = "\x1b[2Jevil\x07\n"  # what a process may call itself
 COMMANDS: Final = ("python3", "torchrun", "tritonserver", "jupyter-lab", "vllm")
 
@@ -196,7 +196,7 @@ def troubled() -> Snapshot:
     build = Builder()
     build.named(GPUS[0], "ml-prod/bert-trainer-7f9c8d-x2x9k/main")
     build.process("torchrun", 40010, 7, 52, 2.6, RepairReason.MISSING)
-    build.process("torchrun", 40014, 8, 61, 0.5, RepairReason.UNMAPPED)
+    build.process("torchrun", 40014, 8, 61, 0.5, RepairReason.WRONG_NAMESPACE)
     build.named(GPUS[0], "research/llm-serving-0/vllm")
     build.process("vllm", 40049, 7, 35, 0.7, stuck="sm_util stays 0: the watcher does not see its process")
     build.named(GPUS[0], "vision/notebook-ana/jupyter")

@@ -140,7 +140,9 @@ def _latecomer(view: Plain, like: Case, daemon: Daemon) -> list[Row]:
     view.progress("one more process starts while the daemon runs")
     begin = time.monotonic()
     tenant = like.container.tenant(load=5, devices=[like.device])
-    late = Case(like.container, tenant, like.device, "started late", "unmapped", tenant.host_pid, tenant.load)
+    late = Case(
+        like.container, tenant, like.device, "started late", "wrong_namespace", tenant.host_pid, tenant.load
+    )
     rows = [Row(late, hostpid_before=tenant.ns_pid, sm_before=0)]
     until_true(rows, begin, daemon)
     return rows

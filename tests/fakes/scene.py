@@ -67,7 +67,7 @@ def _training(node: Node, first: Device, second: Device) -> list[Case]:
     guessed = container.tenant(load=34, devices=[first])
     raced = container.tenant(load=27, devices=[second], guess="none")
     return [
-        _case(guessed, container, first, "guessed from the process list", "unmapped"),
+        _case(guessed, container, first, "guessed from the process list", "wrong_namespace"),
         _case(raced, container, second, "lost the race for its PID", "missing"),
     ]
 
@@ -134,7 +134,7 @@ def _oldest_layout(node: Node, device: Device) -> list[Case]:
         name="legacy", cgroup_format="kind-cgroupfs", layout="v0-no-util", devices=[device]
     )
     old = container.tenant(load=8)
-    return [_case(old, container, device, "layout without utilization", "unmapped")]
+    return [_case(old, container, device, "layout without utilization", "wrong_namespace")]
 
 
 def short_scene(node: Node, listed: str, samples: str) -> list[Case]:
@@ -149,12 +149,12 @@ def short_scene(node: Node, listed: str, samples: str) -> list[Case]:
     wrong = free.tenant(load=19, guess="none")
     other_number = wrong.ns_pid if samples == "host" else wrong.host_pid
     wrong.command(f"hostpid {other_number}")
-    guess_reason = "" if listed == samples else "unmapped"
+    guess_reason = "" if listed == samples else "wrong_namespace"
     story = "what a broker would tell" if samples == "container" else "number of the wrong namespace"
     return [
         _case(missing, limited, device, "never knew its PID", "missing", samples=samples),
         _case(guessed, limited, device, "guessed from the process list", guess_reason, samples=samples),
-        _case(wrong, free, device, story, "unmapped", samples=samples),
+        _case(wrong, free, device, story, "wrong_namespace", samples=samples),
     ]
 
 

@@ -84,7 +84,11 @@ def test_hamis_own_answer_is_repaired_where_the_driver_wants_another(tmp_path: P
         tenant = container.tenant(load=40)
         assert hostpid_of(container, tenant) == tenant.host_pid != tenant.ns_pid
         line = repair_of(daemon, tenant.ns_pid)
-        assert (line["before"], line["after"], line["reason"]) == (tenant.host_pid, tenant.ns_pid, "unmapped")
+        assert (line["before"], line["after"], line["reason"]) == (
+            tenant.host_pid,
+            tenant.ns_pid,
+            "wrong_namespace",
+        )
         until(lambda: tenant.slot()["sm_util"] == [40], "the true load, by its own watcher")
 
 

@@ -19,7 +19,15 @@ def test_every_value_is_right_in_the_end(root: Path) -> None:
     done = _demo(root)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Every value is right" in done.stdout
-    for word in ("missing", "unmapped", "stale", "duplicate", "zeroed", "resolver lookup", "570.86.15"):
+    for word in (
+        "missing",
+        "wrong_namespace",
+        "stale",
+        "duplicate",
+        "zeroed",
+        "resolver lookup",
+        "570.86.15",
+    ):
         assert word in done.stdout
     assert "\x1b" not in done.stdout, "a pipe gets plain text"
 

@@ -62,19 +62,19 @@ def passes(daemon: Daemon, container: Container) -> None:
 def test_each_reason_is_repaired_once(node: Node, start: Start, layout: str) -> None:
     container = node.container(layout=layout)
     missing = container.tenant(load=11, guess="none")
-    unmapped = container.tenant(load=22, guess="self")
+    wrong_namespace = container.tenant(load=22, guess="self")
     stale = container.tenant(load=5, guess="wrong")
     twins = [container.tenant(load=3, guess=4711), container.tenant(load=4, guess=4711)]
     locked = lock_words(container)
     daemon = start(node, *FAST)
-    tenants = dict.fromkeys((missing, unmapped, stale, *twins), container)
+    tenants = dict.fromkeys((missing, wrong_namespace, stale, *twins), container)
     until(lambda: all_right(tenants), "five right slots")
     late = container.tenant(load=6, guess=missing.host_pid)  # another's right number
     until(lambda: hostpid_of(container, late) == late.host_pid, "the late one's repair")
     passes(daemon, container)
     assert repairs_of(daemon, container, missing) == [("missing", 0, missing.host_pid, missing.host_pid)]
-    assert repairs_of(daemon, container, unmapped) == [
-        ("unmapped", unmapped.ns_pid, unmapped.host_pid, unmapped.host_pid)
+    assert repairs_of(daemon, container, wrong_namespace) == [
+        ("wrong_namespace", wrong_namespace.ns_pid, wrong_namespace.host_pid, wrong_namespace.host_pid)
     ]
     assert repairs_of(daemon, container, stale) == [("stale", 999999, stale.host_pid, stale.host_pid)]
     for twin in twins:
@@ -359,7 +359,7 @@ def test_the_tenants_own_guess_is_no_conflict(node: Node, start: Start, release:
     tenant = container.tenant(load=40, init_waits=True)
     daemon.wait_for("repair", container=container.directory.name, reason="missing")
     tenant.init()
-    line = daemon.wait_for("repair", container=container.directory.name, reason="unmapped")
+    line = daemon.wait_for("repair", container=container.directory.name, reason="wrong_namespace")
     assert (line["before"], line["after"]) == (tenant.ns_pid, tenant.host_pid)
     until(lambda: tenant.slot()["sm_util"] == [40], "the load")
     daemon.stop()

@@ -206,7 +206,7 @@ def sick() -> Snapshot:
         collected_at=AT - 90,
         rejected={"/x.cache": RegionReason.UNKNOWN_SIZE},
         workers=(WorkerReport("nvml worker", 4, 3, "it hung"), WorkerReport("slot writer", 1, 0, "")),
-        counters={"repairs_missing": 2, "repairs_stale": 5, "repairs_unmapped": 0, "conflicts": 1},
+        counters={"repairs_missing": 2, "repairs_stale": 5, "repairs_wrong_namespace": 0, "conflicts": 1},
         dry_run=True,
     )
 

@@ -111,14 +111,14 @@ def test_the_number_a_slot_must_hold(namespace: HostpidNamespace | None, wanted:
         (4711, 4711, 7, True, None),  # right is right, whoever else claims it
         (0, 4711, 7, False, RepairReason.MISSING),
         (0, 4711, 7, True, RepairReason.MISSING),  # many slots hold 0
-        (7, 4711, 7, False, RepairReason.UNMAPPED),
-        (7, 4711, 7, True, RepairReason.UNMAPPED),
+        (7, 4711, 7, False, RepairReason.WRONG_NAMESPACE),
+        (7, 4711, 7, True, RepairReason.WRONG_NAMESPACE),
         (
             4711,
             7,
             4711,
             False,
-            RepairReason.UNMAPPED,
+            RepairReason.WRONG_NAMESPACE,
         ),  # the driver wants container PIDs, the slot has a host PID
         (815, 4711, 7, True, RepairReason.DUPLICATE),
         (815, 4711, 7, False, RepairReason.STALE),

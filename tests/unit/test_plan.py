@@ -100,12 +100,12 @@ def bench(stack: ExitStack) -> Bench:
     ("hostpid", "policy", "reason", "after"),
     [
         (0, HOST, RepairReason.MISSING, 4711),
-        (7, HOST, RepairReason.UNMAPPED, 4711),
+        (7, HOST, RepairReason.WRONG_NAMESPACE, 4711),
         (815, HOST, RepairReason.STALE, 4711),
         (55, HOST, RepairReason.DUPLICATE, 4711),
         (-1, HOST, RepairReason.STALE, 4711),
         (0, CONTAINER, RepairReason.MISSING, 7),
-        (4711, CONTAINER, RepairReason.UNMAPPED, 7),
+        (4711, CONTAINER, RepairReason.WRONG_NAMESPACE, 7),
         (55, CONTAINER, RepairReason.DUPLICATE, 7),
     ],
 )
@@ -235,7 +235,7 @@ def test_the_processs_own_guess_is_no_conflict_and_is_put_right_at_once(bench: B
     bench.done(bench.plan()[0])
     bench.see((7, 7))  # the container's number, seconds later
     (order,) = bench.plan()
-    assert (order.reason, order.new >> 32) == (RepairReason.UNMAPPED, 4711)
+    assert (order.reason, order.new >> 32) == (RepairReason.WRONG_NAMESPACE, 4711)
     bench.done(order)
     assert (bench.conflicts, bench.reason(7)) == ([], None)
     bench.see((7, 7))  # twice is nobody's guess

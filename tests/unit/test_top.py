@@ -52,7 +52,7 @@ def test_a_containers_use_is_that_of_its_processes() -> None:
     main = first["main"]
     assert main.utilization == Amount(100)  # 52 + 61: two moments, and nothing can do more than all
     assert main.memory == Amount(int(2.6 * GIB) + int(0.5 * GIB))
-    assert [process.repaired for process in main.processes] == ["missing", "unmapped"]
+    assert [process.repaired for process in main.processes] == ["missing", "wrong_namespace"]
     assert first["vllm"].processes[0].stuck.startswith("sm_util stays 0")
 
 
@@ -188,7 +188,7 @@ def test_what_is_not_known_is_sorted_last() -> None:
         ("47000", ["default/whisper-eval/main"]),
         ("xorg", [HOST]),
         ("abababab", ["abababababab"]),
-        ("unmapped", ["ml-prod/bert-trainer-7f9c8d-x2x9k/main"]),
+        ("wrong_namespace", ["ml-prod/bert-trainer-7f9c8d-x2x9k/main"]),
         ("nothing like it", []),
     ],
 )

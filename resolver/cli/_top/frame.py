@@ -36,7 +36,7 @@ GPU > container > process, as NVML lists them and as HAMi's slots tell.
   HOST PID  the process on this node       PID  the same inside its container
   ?         not known; the line at the bottom says why, it is never a 0
   {at_least}52%      part of it is not known
-  {repaired}         its slot was repaired: missing, unmapped, stale, duplicate
+  {repaired}         its slot was repaired: missing, wrong_namespace, stale, duplicate
   no_slot   HAMi's slots do not have it; no_shared_region: a container without HAMi
 """
 
@@ -69,7 +69,7 @@ def widths(width: int) -> Widths:
     """What fits side by side."""
     if width >= 80:
         bar = min(max((width - 70) // 3, 8), 30)
-        note = 14 if width < 100 else min(max(width // 6, 16), 40)
+        note = 14 if width < 100 else min(max(width // 6, 18), 40)
         left = width - _HOST_PID - _NS_PID - bar - _PERCENT - _MEMORY - note - 6
         title = min(left, _MOST_TITLE)
         return Widths(title, _HOST_PID, _NS_PID, bar, _PERCENT, _MEMORY, note + left - title, 0)
