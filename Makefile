@@ -82,6 +82,7 @@ man: setup ## write the man pages in docs/man anew, from the commands' parsers
 .PHONY: tables
 tables: setup-dev ## write the documents' tables anew that come from the code
 	@$(BIN)/python scripts/tables.py $(ARGS)
+	@$(BIN)/python scripts/chart.py
 
 .PHONY: monitoring
 monitoring: setup-dev ## write the Grafana dashboard and the PrometheusRule in deploy/ anew, and the chart's copies

@@ -1,21 +1,27 @@
 """Writes those tables of the documents that come from the code; ``--check`` only says which are stale.
 
-A table stands in its document between ``<!-- table: NAME -->`` and ``<!-- /table -->``. To add one: a function that
-returns its lines, an entry in TABLES, and the two marks.
+A table stands in its document between ``<!-- table: NAME -->`` and ``<!-- /table -->``, in YAML between
+``# table: NAME`` and ``# /table``. To add one: a function that returns its lines, an entry in TABLES, the two marks.
 """  # noqa: INP001 - a program that is run by its path
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+import textwrap
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from resolver.cli.describe import Argument
+    from resolver.config.settings import Setting
 
 
 def rows(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
@@ -37,36 +43,174 @@ def log_events() -> list[str]:
     return rows(("event", "meaning"), ((f"`{event}`", meaning) for event, meaning in sorted(LOGGED.items())))
 
 
+def settings() -> list[str]:
+    """Every setting."""
+    from resolver.config import SETTINGS, text_of
+
+    return rows(
+        ("name", "default", "change", "meaning"),
+        (
+            (
+                f"`{name}`",
+                _quoted(text_of(setting.default)),
+                "SIGHUP" if setting.about.live else "restart",
+                _meaning(setting) + _limits(setting),
+            )
+            for name, setting in SETTINGS.items()
+        ),
+    )
+
+
+def _quoted(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _meaning(setting: Setting) -> str:
+    if setting.about.meaning or not setting.choices:
+        return setting.about.meaning or setting.about.help
+    return f"{setting.about.help}: {', '.join(f'`{choice}`' for choice in setting.choices)}"
+
+
+def _limits(setting: Setting) -> str:
+    limits = setting.limits
+    return f"; from {limits.ge} to {limits.le}" if limits is not None and setting.kind is int else ""
+
+
+def options_of_run() -> list[str]:
+    """The options of ``resolver run``."""
+    from resolver.cli.describe import commands
+
+    (command,) = [command for command in commands() if command.name == "run"]
+    return rows(
+        ("option", "default", "meaning"),
+        (_option_row(option) for option in command.options if "--help" not in option.flags),
+    )
+
+
+def _option_row(option: Argument) -> tuple[str, str, str]:
+    from resolver.config import SETTINGS, text_of
+
+    usage = " ".join(filter(None, (option.flags[-1], option.value))).replace("|", "\\|")
+    setting = SETTINGS.get(option.flags[-1][2:].replace("-", "_"))
+    if setting is None:
+        return f"`{usage}`", "", option.help
+    default = "" if setting.kind is bool else text_of(setting.default)
+    return f"`{usage}`", _quoted(default), setting.about.help
+
+
+def chart_settings() -> list[str]:
+    """Those below ``settings`` in the chart's values, each with the comment that its README has."""
+    from resolver.config import SETTINGS
+
+    return [
+        line
+        for setting in SETTINGS.values()
+        if not setting.about.chart.path
+        for line in _chart_setting(setting)
+    ]
+
+
+def _chart_setting(setting: Setting) -> Iterator[str]:
+    from resolver.config import text_of
+
+    chart = setting.about.chart
+    says = chart.says or _meaning(setting)
+    for number, line in enumerate(textwrap.wrap(says[0].upper() + says[1:], 112)):
+        yield f"  # {'-- ' if number == 0 else ''}{line}"
+    default = setting.default if chart.default is None else chart.default
+    if isinstance(default, tuple):
+        yield from (f"  {setting.name}:", *(f"    - {each}" for each in default))
+    else:
+        plain = not isinstance(default, str) or bool(setting.choices) or default.startswith("/")
+        yield f"  {setting.name}: {text_of(default) if plain else json.dumps(default)}"
+
+
+def _schema_of(setting: Setting) -> dict[str, Any]:
+    """What the chart's schema says of a setting."""
+    if setting.kind is bool:
+        return {"type": "boolean"}
+    if setting.kind is float:
+        return {"$ref": "#/definitions/duration"}
+    if setting.choices:
+        return {"enum": list(setting.choices)}
+    limits = setting.limits
+    if setting.kind is int:
+        return {"type": "integer"} | (
+            {"minimum": limits.ge, "maximum": limits.le} if limits is not None else {}
+        )
+    if not isinstance(setting.default, str):
+        return {"type": "array", "minItems": 1, "uniqueItems": True, "items": {"$ref": "#/definitions/path"}}
+    pattern = setting.about.chart.pattern or (limits.pattern if limits is not None else None)
+    return {"type": "string"} | ({"pattern": pattern} if pattern else {})
+
+
+def chart_schema(text: str) -> str:
+    """The chart's schema with today's settings in it."""
+    from resolver.config import SETTINGS
+
+    whole = json.loads(text)
+    below = whole["properties"]["settings"]["properties"] = {}
+    for name, setting in SETTINGS.items():
+        if setting.about.chart.path:
+            whole["properties"][setting.about.chart.path] = _schema_of(setting)
+        else:
+            below[name] = _schema_of(setting)
+        if setting.kind is float and setting.limits is not None:
+            number = whole["definitions"]["duration"]["anyOf"][0]
+            number["minimum"], number["maximum"] = setting.limits.ge, setting.limits.le
+    return json.dumps(whole, indent=2) + "\n"
+
+
 #: (document, name of the table) -> what writes its lines
 TABLES: dict[tuple[str, str], Callable[[], list[str]]] = {
+    ("docs/config.md", "settings"): settings,
+    ("docs/cli.md", "options-of-run"): options_of_run,
     ("docs/cli.md", "event-kinds"): event_kinds,
     ("docs/log-events.md", "event-kinds"): event_kinds,
     ("docs/log-events.md", "log-events"): log_events,
+    ("deploy/chart/resolver/values.yaml", "settings"): chart_settings,
 }
+#: Files without comments: what makes their text anew, of their text
+FILES: dict[str, Callable[[str], str]] = {"deploy/chart/resolver/values.schema.json": chart_schema}
 
 
 def written(text: str, name: str, lines: list[str]) -> str:
     """``text`` with the table ``name`` replaced. Raises SystemExit where its marks are missing."""
-    marks = re.compile(rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- /table -->)", re.DOTALL)
-    if not marks.search(text):
+    marks = re.compile(
+        rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- /table -->)|( *# table: {re.escape(name)}\n).*?( *# /table\n)",
+        re.DOTALL,
+    )
+    found = marks.search(text)
+    if not found:
         sys.exit(f"tables: no mark '<!-- table: {name} -->' with '<!-- /table -->' after it")
-    return marks.sub(lambda found: found[1] + "\n" + "\n".join(lines) + "\n\n" + found[2], text)
+    # A comment of Markdown that touches a table is a part of it; YAML's stand in the list.
+    (begin, end), gap = (found.group(1, 2), "\n") if found[1] else (found.group(3, 4), "")
+    middle = gap + "\n".join(lines) + "\n" + gap
+    return text[: found.start()] + begin + middle + end + text[found.end() :]
 
 
 def main() -> int:
     """Write every table anew, or say which are stale (exit code 1)."""
     stale = []
-    for (document, name), lines in TABLES.items():
-        path = ROOT / document
+    makers = [
+        *((path, name, partial(_with_table, name, lines)) for (path, name), lines in TABLES.items()),
+        *((path, "", make) for path, make in FILES.items()),
+    ]
+    for file, name, make in makers:
+        path = ROOT / file
         before = path.read_text()
-        after = written(before, name, lines())
+        after = make(before)
         if after != before:
-            stale.append(f"{document} ({name})")
+            stale.append(f"{file} ({name})" if name else file)
             if "--check" not in sys.argv:
                 path.write_text(after)
     for each in stale:
         sys.stdout.write(f"{'stale' if '--check' in sys.argv else 'written'}: {each}\n")
     return 1 if stale and "--check" in sys.argv else 0
+
+
+def _with_table(name: str, lines: Callable[[], list[str]], text: str) -> str:
+    return written(text, name, lines())
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver import client
-from resolver.cli import options
 from resolver.cli.ask_daemon import understood
 from resolver.cli.show import print_json, print_table
+from resolver.config import options
 from resolver.errors import ResolverError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         f"those of the daemon at {of}" if of else f"those that `resolver run` would start with here ({why})"
     )
     print(f"resolver config: {about}", file=sys.stderr)
-    print_table(COLUMNS, [(row.name, text_of(row.name, row.value), row.origin) for row in rows])
+    print_table(COLUMNS, [(row.name, config.text_of(row.value), row.origin) for row in rows])
     return 0
 
 
@@ -67,14 +67,3 @@ def _of_daemon(socket_path: str) -> list[Row]:
     status = client.get_json("/v1/status", socket_path)
     with understood():
         return [Row(each["name"], each["value"], each["origin"]) for each in status["settings"]]
-
-
-def text_of(name: str, value: Any) -> str:
-    """A value as it is written in the environment."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return ":".join(value)
-    if name in ("interval", "nvml_interval"):
-        return f"{value:g}s" if value >= 1 else f"{value * 1000:g}ms"
-    return str(value)

@@ -11,8 +11,8 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from resolver.cli import options
 from resolver.cli.show import on_terminal, print_json, printable, styled
+from resolver.config import options
 from resolver.errors import UsageError
 
 if TYPE_CHECKING:

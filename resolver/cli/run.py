@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resolver.cli import options
+from resolver.config import options
 
 if TYPE_CHECKING:
     import argparse

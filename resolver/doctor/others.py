@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 _PYTHON = re.compile(r"python[0-9.]*")
 _MOST_BYTES = 1 << 17  # of a command line or an environment
-_FLAGS = frozenset({"dry_run", "wait", "metrics_per_process", "hami_metrics", "mapped_regions"})
 
 
 class Other(NamedTuple):
@@ -66,15 +65,17 @@ def flags_in(argv: list[str]) -> dict[str, Any]:
     for word in words:
         option, given, value = word.partition("=")
         name = option[2:].replace("-", "_")
-        known = [each for each in ("config", *config.Settings.__struct_fields__) if each.startswith(name)]
+        known = [each for each in ("config", *config.SETTINGS) if each.startswith(name)]
         name = name if name in known else known[0] if len(known) == 1 else ""
         if not option.startswith("--") or not name:
             continue
-        if name in _FLAGS:
+        setting = config.SETTINGS.get(name)
+        if setting is not None and setting.kind is bool:
             flags[name] = True
             continue
         value = value if given else next(words, "")
-        flags[name] = [*flags.get(name, []), value] if name == "containers_dir" else value
+        several = setting is not None and isinstance(setting.default, tuple)
+        flags[name] = [*flags.get(name, []), value] if several else value
     return flags
 
 

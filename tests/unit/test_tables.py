@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from resolver.config import SETTINGS
 from resolver.events import KINDS, LOGGED
 
 
@@ -14,6 +15,14 @@ def test_no_table_is_stale(root: Path) -> None:
     script = root / "scripts/tables.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), "run: make tables"
+
+
+def test_every_setting_says_what_it_is() -> None:
+    for name, setting in SETTINGS.items():
+        about = setting.about
+        assert about.help, name
+        assert not set(about.help) & set("`|"), f"{name}: its help is plain text"
+        assert bool(about.placeholder) == (setting.kind is not bool and not setting.choices), name
 
 
 def logged(tree: ast.Module) -> set[str]:

@@ -1,0 +1,175 @@
+"""The settings: defaults, then a TOML file, then the environment, then flags; the later wins.
+
+The same names everywhere: ``nvml_interval`` in the file, ``RESOLVER_NVML_INTERVAL`` in the environment,
+``--nvml-interval`` on the command line.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from resolver.config.settings import (
+    FIXED_AT_START,
+    PREFIX,
+    SETTINGS,
+    BrokerAnswer,
+    HostpidNamespace,
+    LogFormat,
+    LogLevel,
+    Setting,
+    Settings,
+    SourceName,
+    WriteUtilization,
+)
+from resolver.config.values import OFF, parse_address, parse_bool, parse_duration, text_of
+from resolver.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = (
+    "FIXED_AT_START",
+    "OFF",
+    "SETTINGS",
+    "BrokerAnswer",
+    "HostpidNamespace",
+    "LogFormat",
+    "LogLevel",
+    "SettingReport",
+    "Settings",
+    "SourceName",
+    "WriteUtilization",
+    "described",
+    "load",
+    "load_with_origins",
+    "parse_address",
+    "parse_duration",
+    "text_of",
+)
+
+
+class SettingReport(NamedTuple):
+    """One setting in force: ``value`` as JSON has it, durations in seconds; ``origin`` as in `load_with_origins`."""
+
+    name: str
+    value: Any
+    origin: str
+
+
+def load(
+    flags: Mapping[str, Any] | None = None, file: str | None = None, environ: Mapping[str, str] | None = None
+) -> Settings:
+    """Put the settings together; `UsageError` names the place, the value and what is allowed instead.
+
+    ``flags`` holds only what was given. ``file`` falls back to ``RESOLVER_CONFIG``.
+    """
+    return load_with_origins(flags, file, environ)[0]
+
+
+def load_with_origins(
+    flags: Mapping[str, Any] | None = None, file: str | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[Settings, dict[str, str]]:
+    """The same, with the place that each setting comes from.
+
+    It is ``default``, ``file <path>``, ``environment <variable>`` or ``command line``, for every name.
+    """
+    environ = os.environ if environ is None else environ
+    file = file or environ.get(PREFIX + "CONFIG")
+    merged: dict[str, Any] = {}
+    origins = dict.fromkeys(SETTINGS, "default")
+    for origin, values in (
+        (f"file {file}", _from_file(file) if file else {}),
+        ("environment", _from_environment(environ)),
+        ("command line", dict(flags or {})),
+    ):
+        for name, value in values.items():
+            variable = SETTINGS[name].variable if name in SETTINGS else name
+            in_environment = origin == "environment"
+            merged[name] = _convert(name, value, variable if in_environment else f"{name} ({origin})")
+            origins[name] = f"environment {variable}" if in_environment else origin
+    settings = Settings(**merged)
+    _check_together(settings)
+    return settings, origins
+
+
+def described(settings: Settings, origins: Mapping[str, str]) -> tuple[SettingReport, ...]:
+    """Every setting with where it comes from: ``unknown`` without a word in ``origins``."""
+    values = msgspec.json.decode(msgspec.json.encode(settings))
+    return tuple(SettingReport(name, value, origins.get(name, "unknown")) for name, value in values.items())
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            values = tomllib.load(file)
+    except OSError as error:
+        raise UsageError(
+            f"the settings file {path} cannot be read ({error.strerror}): "
+            "name another with --config or RESOLVER_CONFIG, or leave it out for the defaults"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the settings file {path} is not valid TOML: {error}") from None
+    twice = [name for name in values if "-" in name and name.replace("-", "_") in values]
+    if twice:
+        raise UsageError(f"the settings file {path} has {twice[0]} twice, with a dash and without: keep one")
+    return {name.replace("-", "_"): value for name, value in values.items()}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Only names of settings are taken; others with our prefix may be meant for something else."""
+    return {
+        name: environ[setting.variable] for name, setting in SETTINGS.items() if environ.get(setting.variable)
+    }
+
+
+def _convert(name: str, value: Any, where: str) -> Any:
+    """Check one value by the type of its setting."""
+    setting = SETTINGS.get(name)
+    if setting is None:
+        raise UsageError(f"{where}: there is no such setting; there are {', '.join(SETTINGS)}")
+    try:
+        meant = _from_text(setting, value) if isinstance(value, str) else value
+        if setting.about.check is not None:
+            setting.about.check(meant)
+        if setting.kind is not bool and isinstance(meant, bool):
+            raise ValueError("neither true nor false is meaningful here")
+        return msgspec.convert(meant, setting.type, strict=True)
+    except (ValueError, TypeError, msgspec.ValidationError) as error:
+        choices = f": it is one of {', '.join(setting.choices)}" if setting.choices else ""
+        raise UsageError(f"{where}: {value!r} is not possible ({error}){choices}") from None
+
+
+def _check_together(settings: Settings) -> None:
+    """What containers are given must not lead to what is root's."""
+    if not settings.tenant_socket:
+        return
+    tenants = os.path.dirname(os.path.normpath(settings.tenant_socket))
+    if not tenants.startswith("/") or tenants == "/":
+        raise UsageError(
+            f"tenant_socket: {settings.tenant_socket!r} is not possible (containers mount its directory): write an "
+            "absolute path in a directory of its own, such as /run/resolver/tenants/resolver.sock"
+        )
+    for what, path in (
+        ("the run directory", settings.run_dir),
+        ("root's socket", os.path.dirname(settings.socket_path)),
+    ):
+        if os.path.commonpath([tenants, os.path.abspath(path)]) == tenants:
+            raise UsageError(
+                f"tenant_socket: {settings.tenant_socket!r} is not possible (containers mount its directory, and "
+                f"{what} is in there): write a path in a directory of its own, such as "
+                f"{settings.run_dir}/tenants/resolver.sock"
+            )
+
+
+def _from_text(setting: Setting, text: str) -> Any:
+    if setting.kind is bool:
+        return parse_bool(text)
+    if setting.kind is float:
+        return parse_duration(text)
+    if setting.kind is int:
+        return int(text)
+    return text if isinstance(setting.default, str) else [part for part in text.split(":") if part]

@@ -1,0 +1,35 @@
+"""The options that every command takes that needs the daemon's settings, made of the settings themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from resolver.config.settings import SETTINGS
+from resolver.config.values import text_of
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags have no defaults of their own: what is not given is left to the file and the environment."""
+    parser.set_defaults(**dict.fromkeys((*SETTINGS, "config")))
+    parser.add_argument("--config", metavar="FILE", help="settings in TOML, with the same names")
+    for setting in SETTINGS.values():
+        about, default = setting.about, text_of(setting.default)
+        if setting.kind is bool:
+            parser.add_argument(setting.flag, action="store_true", help=about.help)
+            continue
+        parser.add_argument(
+            setting.flag,
+            action="store" if isinstance(setting.default, (str, int, float)) else "append",
+            metavar=about.placeholder or None,
+            choices=setting.choices or None,
+            help=f"{about.help} (default {default})" if default else about.help,
+        )
+
+
+def given(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that the command line names, for `resolver.config.load`."""
+    flags = {name: getattr(args, name) for name in SETTINGS}
+    return {name: value for name, value in flags.items() if value not in (None, False)}

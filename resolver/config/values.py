@@ -1,0 +1,95 @@
+"""How the values of settings are written: durations, addresses, lists of paths, file modes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+OFF = "off"  # for ``metrics_addr``
+
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m)?\s*")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, None: 1.0}
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds from ``250ms``, ``1s``, ``2m`` or a plain number of seconds; ValueError on anything else."""
+    match = _DURATION.fullmatch(text)
+    if not match:
+        raise ValueError(f"{text!r} is no duration: write 250ms, 1s or 2m")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def parse_bool(text: str) -> bool:
+    """``true``, ``yes``, ``on`` or ``1``, and their opposites; ValueError on anything else."""
+    if text.lower() in _TRUE | _FALSE:
+        return text.lower() in _TRUE
+    raise ValueError("true or false is expected")
+
+
+def parse_address(text: str) -> tuple[str, int] | None:
+    """Host and port of ``HOST:PORT``; the host is empty for every address. None for ``off``, else ValueError.
+
+    Addresses only, and ``localhost``: a name's address would be somebody else's word, waited for at start.
+    """
+    if text == OFF:
+        return None
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError("write HOST:PORT, :PORT for every address, or off")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError("an IPv6 address goes in brackets: [::1]:9395")
+    if host == "localhost":
+        return "127.0.0.1", int(port)
+    if host:
+        import socket  # only where one is given
+
+        try:
+            socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        except (OSError, UnicodeError):
+            raise ValueError(
+                f"{host!r} is no address: write one such as 127.0.0.1 or [::1], not a name"
+            ) from None
+    return host, int(port)
+
+
+def check_address(value: Any) -> None:
+    """ValueError if it is text that `parse_address` refuses."""
+    if isinstance(value, str):
+        parse_address(value)
+
+
+def check_paths(value: Any) -> None:
+    """TypeError or ValueError unless it is a list of paths."""
+    if not isinstance(value, (list, tuple)):
+        raise TypeError("a path or a list of paths is expected")
+    if not value:
+        raise ValueError("at least one path is expected")
+    if "" in value:
+        raise ValueError("an empty path leads nowhere")
+
+
+def check_mode(value: Any) -> None:
+    """ValueError if it is no file mode, or one that opens a socket to everybody."""
+    if not isinstance(value, str):
+        return
+    if not re.fullmatch("0?[0-7]{3}", value):
+        raise ValueError("write three octal digits, such as 0660")
+    if int(value, 8) & 0o002:
+        raise ValueError(
+            "this socket is for root and its group, and this mode opens it to everybody: give containers a socket of "
+            "their own with --tenant-socket (tenant_socket), and others on the host the group with --socket-group"
+        )
+
+
+def text_of(value: Any) -> str:
+    """A value as it is written in the environment. A float is a duration: ``250ms``, ``1.5s``."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return ":".join(value)
+    if isinstance(value, float):
+        return f"{value:g}s" if value >= 1 else f"{value * 1000:g}ms"
+    return str(value)
