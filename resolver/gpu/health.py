@@ -27,7 +27,7 @@ _BY_ERROR = {"GpuIsLost": LOST, "ResetRequired": RESET_REQUIRED}
 
 
 def judge(device: dict[str, Any], before: Sequence[Illness], now: float) -> tuple[Illness, ...]:
-    """The illnesses of a device as the NVML worker told it, given those before; sorted as in ``REASONS``.
+    """The illnesses of a device as the NVML worker read it, given those before; sorted as in ``REASONS``.
 
     What could not be read says nothing: neither that the GPU is ill, nor that it is well again.
     """

@@ -29,8 +29,8 @@ class Illness(NamedTuple):
 class GpuReport(NamedTuple):
     """One GPU. Memory in bytes, utilization in per cent, temperature in degrees Celsius, power in watts.
 
-    ``uuid`` is empty for a GPU that the driver counts and that never told it. ``memory_used`` includes what the driver
-    keeps for itself. ``samples`` is ``ok``, ``unsupported`` (MIG mode, for one) or ``failed``: whether NVML tells the
+    ``uuid`` is empty for a GPU whose UUID was never read. ``memory_used`` includes what the driver
+    keeps for itself. ``samples`` is ``ok``, ``unsupported`` (MIG mode, for one) or ``failed``: whether NVML has the
     utilization of processes, with ``samples_why``. It is healthy while ``illnesses`` is empty.
 
     ``pci_address`` is the kernel's name of it (``0000:3b:00.0``), ``pcie_root`` the root complex that it hangs on

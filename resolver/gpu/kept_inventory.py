@@ -21,7 +21,7 @@ class Stock:
 
     def __init__(self) -> None:
         self.inventory: Inventory = NONE
-        self.answering: tuple[GpuReport, ...] = ()  # those that told their UUID
+        self.answering: tuple[GpuReport, ...] = ()  # those whose UUID was read
         self._read: tuple[GpuReport, ...] = ()  # as last read, without what is known of their samples
         self._read_at = 0.0
         self._driver_version: str | None = None
@@ -60,12 +60,12 @@ class Stock:
         the bus, and all behind a GPU that comes or goes get new ones.
         """
         places = {gpu.uuid: gpu.device_index for gpu in self._read if gpu.uuid}
-        told = {device["uuid"]: device["index"] for device in devices if device["uuid"]}
-        both = places.keys() & told.keys()
-        in_place = all(places[uuid] == told[uuid] for uuid in both)
+        read = {device["uuid"]: device["index"] for device in devices if device["uuid"]}
+        both = places.keys() & read.keys()
+        in_place = all(places[uuid] == read[uuid] for uuid in both)
         if not in_place or not (both or len(devices) == len(self._read)):
             return [device["uuid"] for device in devices]
-        missing = {index: uuid for uuid, index in places.items() if uuid not in told}
+        missing = {index: uuid for uuid, index in places.items() if uuid not in read}
         return [device["uuid"] or missing.get(device["index"], "") for device in devices]
 
 

@@ -1,6 +1,6 @@
 """NVML's utilization samples, asked of the NVML worker, with a watermark per device.
 
-Devices are told apart by UUID. A device that fails or is unsupported is a state with its reason, not a zero.
+Devices are identified by UUID. A device that fails or is unsupported is a state with its reason, not a zero.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Collection(NamedTuple):
 
 
 def _answered(samples: DeviceSamples) -> tuple[bool, bool]:
-    """Whether a device told its samples, and its processes."""
+    """Whether a device's samples, and its processes, could be read."""
     return samples.status == OK, samples.memory is not None
 
 
@@ -86,7 +86,7 @@ class Sampler:
         self.implausible = 0
         self._stock = Stock()
         self._devices_until = 0.0
-        self._count = 0  # of the devices, when they were last looked at
+        self._count = 0  # of the devices, when they were last read
         self._states: dict[str, tuple[bool, bool]] = {}
         self._answered = False  # all of the last collection
         self._complete = False  # every device answered
@@ -171,7 +171,7 @@ class Sampler:
                 del known[gone]
 
     async def _ask(self, gpus: tuple[GpuReport, ...] | list[GpuReport]) -> dict[str, DeviceSamples]:
-        """Each one's samples; what is not as it was makes the devices be looked at again."""
+        """Each one's samples; a change makes the devices be read again."""
         found = {}
         for gpu in gpus:
             found[gpu.uuid] = samples = await self._sample(gpu)
@@ -217,17 +217,17 @@ class Sampler:
     def _merge(
         self, uuid: str, answer: dict[str, Any], watermark: int, now_us: int
     ) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
-        """What is known of the last second, with what the driver told now: (newest, dropped)."""
+        """What is known of the last second, with what the driver answered now: (newest, dropped)."""
         oldest = now_us - int(SAMPLE_SECONDS * 1e6)
         newest = {p: entry for p, entry in self._newest.get(uuid, {}).items() if oldest < entry[0] <= now_us}
         dropped = {p: stamp for p, stamp in self._dropped.get(uuid, {}).items() if oldest < stamp <= now_us}
-        for pid, told, sm_util in answer["samples"]:
-            stamp = min(told, now_us)  # one from the future would make every later sample look old
+        for pid, taken_us, sm_util in answer["samples"]:
+            stamp = min(taken_us, now_us)  # one from the future would make every later sample look old
             if stamp > oldest and stamp >= newest.get(pid, (0, 0))[0]:
                 newest[pid] = (stamp, sm_util)
             watermark = max(watermark, stamp)
-        for pid, told, _ in answer["dropped"]:
-            stamp = min(told, now_us)
+        for pid, taken_us, _ in answer["dropped"]:
+            stamp = min(taken_us, now_us)
             if stamp > oldest:
                 dropped[pid] = max(dropped.get(pid, 0), stamp)
             watermark = max(watermark, stamp)

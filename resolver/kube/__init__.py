@@ -1,1 +1,1 @@
-"""What is told to the Kubernetes API server of the node's GPUs. The daemon imports none of it."""
+"""Reports the node's GPUs to the Kubernetes API server. The daemon imports none of it."""

@@ -95,7 +95,7 @@ class ApiServer:
 
     def __init__(self, url: str, account_dir: str = ACCOUNT_DIR) -> None:
         if not url.startswith("https://"):
-            raise UsageError(f"--api-server {url}: the token is told to nobody but by https://")
+            raise UsageError(f"--api-server {url}: the token is sent by https:// only")
         self.requests: dict[int, int] = {}
         self._url = url.rstrip("/")
         self._account_dir = account_dir

@@ -87,7 +87,7 @@ def desired(report: Report, name: str, owner: Owner | None, before: Json | None,
     """The object as it should be, given that of ``before``; its foreign parts are kept, ``status`` is left out.
 
     A GPU that the driver does not count any more is left out, unless NVML fails, which proves nothing. So is one whose
-    UUID or minor number nobody knows: the scheduler tells GPUs by them.
+    UUID or minor number is unknown: the scheduler identifies GPUs by them.
     """
     old = _devices(before)
     known = {each.get("id"): each for each in old if each.get("type") == "gpu"}
@@ -95,8 +95,8 @@ def desired(report: Report, name: str, owner: Owner | None, before: Json | None,
         _entry(gpu, known.get(gpu["uuid"], {}), report, now) for gpu in report.gpus["gpus"] if gpu["uuid"]
     ]
     if report.failing:
-        told = {entry["id"] for entry in gpus}
-        gpus += [_unknown(entry, now) for uuid, entry in known.items() if uuid not in told]
+        reported = {entry["id"] for entry in gpus}
+        gpus += [_unknown(entry, now) for uuid, entry in known.items() if uuid not in reported]
     gpus = sorted((entry for entry in gpus if "minor" in entry), key=lambda entry: entry["minor"])
     metadata: Json = {"name": name, "labels": _labels(report.gpus)}
     if owner is not None:

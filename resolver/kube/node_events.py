@@ -23,15 +23,15 @@ UNHEALTHY, HEALTHY = "GPUUnhealthy", "GPUHealthy"
 _APART_SECONDS = 60.0
 
 
-class _Told(NamedTuple):
+class _Report(NamedTuple):
     healthy: bool
     at: float  # monotonic
 
 
 class NodeEvents:
-    """Holds for each GPU what was told last, and what is so now; `run` tells the difference.
+    """Holds for each GPU what was reported last and its state now; `run` reports the difference.
 
-    Of a GPU that falls ill and recovers within the minute nothing is told later, unless it is other than last told.
+    A GPU that falls ill and recovers within the minute is reported later only if its state differs then.
     """
 
     def __init__(self, server: ApiServer, tally: Tally, journal: Journal) -> None:
@@ -39,7 +39,7 @@ class NodeEvents:
         self._tally = tally
         self._journal = journal
         self._node: Owner | None = None
-        self._told: dict[str, _Told] = {}
+        self._reported: dict[str, _Report] = {}
         self._now: dict[str, tuple[bool, str, str]] = {}
         self._wake = asyncio.Event()
 
@@ -52,10 +52,10 @@ class NodeEvents:
         """The object's GPUs before and after it was written, as `resolver.kube.device.health` gives them."""
         self._node = node
         for uuid in now:
-            # What an earlier reporter wrote, it has told; a GPU that is new is expected to be well.
+            # What an earlier reporter wrote counts as reported; a new GPU is expected to be healthy.
             was = before[uuid][0] if uuid in before else True
-            self._told.setdefault(uuid, _Told(was, -_APART_SECONDS))
-        self._told = {uuid: told for uuid, told in self._told.items() if uuid in now}
+            self._reported.setdefault(uuid, _Report(was, -_APART_SECONDS))
+        self._reported = {uuid: state for uuid, state in self._reported.items() if uuid in now}
         self._now = dict(now)
         self._wake.set()
 
@@ -80,14 +80,14 @@ class NodeEvents:
                 await asyncio.sleep(backoff.seconds(error))
 
     def _different(self) -> list[str]:
-        return [uuid for uuid, state in self._now.items() if state[0] != self._told[uuid].healthy]
+        return [uuid for uuid, state in self._now.items() if state[0] != self._reported[uuid].healthy]
 
     def _due(self) -> list[str]:
         now = time.monotonic()
-        return [uuid for uuid in self._different() if self._told[uuid].at + _APART_SECONDS <= now]
+        return [uuid for uuid in self._different() if self._reported[uuid].at + _APART_SECONDS <= now]
 
     def _seconds_to_the_next(self) -> float | None:
-        times = [self._told[uuid].at + _APART_SECONDS for uuid in self._different()]
+        times = [self._reported[uuid].at + _APART_SECONDS for uuid in self._different()]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     async def _post(self, uuid: str) -> None:
@@ -96,7 +96,7 @@ class NodeEvents:
         await self._server.create(
             f"/api/v1/namespaces/{NAMESPACE}/events", event_of(self._node, uuid, healthy, reason, message)
         )
-        self._told[uuid] = _Told(healthy, time.monotonic())
+        self._reported[uuid] = _Report(healthy, time.monotonic())
         self._tally.events["posted"] += 1
 
 

@@ -103,7 +103,7 @@ class Reporter:
         self._tally.not_in_sync = why
         self._wake.set()
 
-    # -- what is to be told -------------------------------------------------------------------------
+    # -- what to report -----------------------------------------------------------------------------
 
     async def _follow_daemon(self) -> None:
         while True:
@@ -302,26 +302,26 @@ class Reporter:
 
     async def _tell_condition(self, now: dict[str, tuple[bool, str, str]]) -> None:
         ill = sorted(uuid for uuid, state in now.items() if not state[0])
-        told = ("True", "UnhealthyGPUs") if ill else ("False", "AllGPUsHealthy")
+        state = ("True", "UnhealthyGPUs") if ill else ("False", "AllGPUsHealthy")
         message = (
             f"{len(ill)} of {len(now)} GPUs are unhealthy: {', '.join(ill)}" if ill else "no GPU is unhealthy"
         )
-        if self._condition == (told[0], message):
+        if self._condition == (state[0], message):
             return
         at = rfc3339(time.time())
         condition = {
             "type": CONDITION,
-            "status": told[0],
-            "reason": told[1],
+            "status": state[0],
+            "reason": state[1],
             "message": message,
             "lastHeartbeatTime": at,
         }
-        if self._condition is None or self._condition[0] != told[0]:
+        if self._condition is None or self._condition[0] != state[0]:
             condition["lastTransitionTime"] = at
         await self._server.patch(
             f"{NODES}/{self._plan.node}/status", {"status": {"conditions": [condition]}}, STRATEGIC_PATCH
         )
-        self._condition = (told[0], message)
+        self._condition = (state[0], message)
 
 
 def _result(error: ApiServerFailed) -> str:
