@@ -486,10 +486,9 @@ class Service:
 
     def picture(self) -> Snapshot:
         """What is known now, as one immutable value."""
-        finder = self.repairer.finder
+        discoveries = self.repairer.discoveries
         workers = [self.sampler.worker, self.repairer.writing.worker, self.truth.worker]
-        if self.settings.mapped_regions:
-            workers.append(self.repairer.mapped.worker)
+        workers += [worker for discovery in discoveries for worker in discovery.workers]
         return Snapshot(
             at=time.time(),
             started_at=self.started_at,
@@ -509,7 +508,7 @@ class Service:
             inventory=self.inventory,
             regions=self.repairer.reports(),
             rejected=self.repairer.rejected(),
-            missing_dirs=tuple(sorted(finder.missing_dirs)),
+            missing_dirs=tuple(sorted({path for each in discoveries for path in each.missing_dirs})),
             containers=self.census.containers(),
             gpu_processes=self._gpu_processes,
             joined=self.joined,

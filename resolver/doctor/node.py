@@ -21,7 +21,7 @@ from resolver.pids.ladder import LADDER
 if TYPE_CHECKING:
     from resolver.doctor.others import Other
     from resolver.gpu.sampler import Collection
-    from resolver.hami.directory_finder import RegionFinder
+    from resolver.hami.directory_finder import DirectoryFinder
     from resolver.linux.procfs import Mount
 
 #: More rounds of looking for regions are not made: each opens up to 256 files.
@@ -158,9 +158,9 @@ class Node:
     @cached_property
     def regions(self) -> Regions:
         """All that the daemon would find, read as it reads: no lock, no write, every step bounded."""
-        from resolver.hami.directory_finder import RegionFinder
+        from resolver.hami.directory_finder import DirectoryFinder
 
-        finder = RegionFinder(self.settings.containers_dir)
+        finder = DirectoryFinder(self.settings.containers_dir, self.procfs)
         try:
             for _ in range(_ROUNDS):
                 changes = finder.refresh(full=True)
@@ -182,7 +182,7 @@ def settings_of(status: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _seen(finder: RegionFinder) -> Regions:
+def _seen(finder: DirectoryFinder) -> Regions:
     return Regions(
         tuple((path, region.layout.name) for path, region in sorted(finder.regions.items())),
         {path: str(reason) for path, reason in sorted(finder.rejected.items())},

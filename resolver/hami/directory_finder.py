@@ -1,4 +1,4 @@
-"""Which shared regions there are on this node now.
+"""Shared regions in containers directories: ``<hook>/containers/<podUID>_<containerName>/*.cache``.
 
 Tenants can put anything into their directories, so every step is bounded: entries looked at per directory,
 directories and opened files per refresh, and ever longer pauses before a refused file is tried again. What
@@ -13,16 +13,28 @@ import sys
 import time
 from collections import Counter
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from resolver.budget import Budgets
-from resolver.errors import RegionRejected
+from resolver.errors import RegionRejected, ResolverError
+from resolver.hami.discovery import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    Changes,
+    FoundRegion,
+    Location,
+    SharedDirectory,
+    Whose,
+)
 from resolver.hami.region import SharedRegion, open_region
 from resolver.linux.safe_open import open_directory, translate
 from resolver.reasons import RegionReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from resolver.linux.procfs import Procfs
+    from resolver.workers.supervisor import Worker
 
 MAX_CONTAINERS = 16384  # directories in a containers directory
 MAX_ENTRIES = 64  # entries looked at in one container's directory; upstream makes two or three
@@ -31,8 +43,6 @@ MAX_VISITS = 1024  # container directories per refresh
 MAX_OPENS = 256  # files opened per refresh, some 40 us each
 REFRESH_SECONDS = 0.02  # CPU time of one refresh, but for one directory more
 
-FIRST_PAUSE = 0.25  # seconds until a refused file is tried again, doubled each time
-LONGEST_PAUSE = 30.0
 YOUNG = 10.0  # seconds in which a file may still be on its way to being a region
 GOOD = 60.0  # seconds a region must have been accepted to be forgiven earlier refusals
 
@@ -40,14 +50,6 @@ GOOD = 60.0  # seconds a region must have been accepted to be forgiven earlier r
 _TICK_NS = 50_000_000
 _NOT_YET = (RegionReason.NOT_INITIALIZED, RegionReason.UNKNOWN_SIZE, RegionReason.TRUNCATED)
 _NOWHERE = (0, 0)
-
-
-class Changes(NamedTuple):
-    """What a refresh changed. ``removed`` are closed already; ``rejected`` has ``(path, why)`` if new."""
-
-    added: list[SharedRegion]
-    removed: list[SharedRegion]
-    rejected: list[tuple[str, RegionRejected]]
 
 
 class _Candidate:
@@ -73,12 +75,15 @@ class _Candidate:
 class _Directory:
     """A container's directory."""
 
-    __slots__ = ("candidates", "ctime_ns", "identity", "name", "path", "root")
+    __slots__ = ("candidates", "ctime_ns", "identity", "name", "path", "root", "whose")
 
     def __init__(self, root: _Root, name: str) -> None:
         self.root = root
         self.name = name
         self.path = f"{root.path}/{name}"
+        # Neither a UID nor a Kubernetes container name can hold an underscore.
+        pod_uid, _, container_name = name.partition("_")
+        self.whose = Whose(account=name, container=name, pod_uid=pod_uid, container_name=container_name)
         self.identity = _NOWHERE
         self.ctime_ns = -1
         self.candidates: dict[str, _Candidate] = {}
@@ -112,16 +117,35 @@ def list_caches(dir_fd: int) -> tuple[list[str], bool]:
         return names, next(listing, None) is None
 
 
-class RegionFinder:
-    """Keeps ``regions`` (by path) equal to what is in the containers directories.
+def shared_directory(procfs: Procfs, directory_fd: int) -> SharedDirectory:
+    """How the open directory would show in the mount table of a container that has it bind-mounted.
 
-    ``rejected`` is what is refused now and why; ``counts`` counts each refusal once, when it is new.
-    ``missing_dirs`` are containers directories that do not exist: that is no error, they may come.
+    The superblock comes from our own mount table, not from ``stat``: on btrfs the two differ. Raises
+    ResolverError if the directory is not on any mount that can be seen from here.
     """
+    from resolver.linux.mappings import descriptor, place_of  # `resolver slots` pays for every import
+
+    opened = descriptor(procfs, "self", directory_fd)
+    place = place_of(opened, procfs.mounts("self"))
+    if place is None:
+        raise ResolverError(
+            f"{opened.path} is on no mount that is visible from here, so containers cannot be told by it"
+        )
+    return SharedDirectory(*place)
+
+
+class DirectoryFinder:
+    """A `resolver.hami.discovery.Discovery`: ``regions`` is kept equal to what is in the containers directories.
+
+    ``counts`` counts each refusal once, when it is new.
+    """
+
+    workers: Sequence[Worker] = ()
 
     def __init__(
         self,
         containers_dirs: Sequence[str],
+        procfs: Procfs,
         clock: Callable[[], float] = time.monotonic,
         budgets: Budgets | None = None,
     ) -> None:
@@ -130,7 +154,8 @@ class RegionFinder:
         self.rejected: dict[str, RegionReason] = {}
         self.counts: Counter[RegionReason] = Counter()
         self.missing_dirs: set[str] = set()
-        self.max_regions = sys.maxsize  # lowered by whoever finds that descriptors have run out
+        self.max_regions = sys.maxsize
+        self._procfs = procfs
         self._roots = [_Root(path) for path in dict.fromkeys(containers_dirs)]
         self._order: list[_Directory] = []
         self._accepted: dict[str, _Candidate] = {}
@@ -141,7 +166,12 @@ class RegionFinder:
         self._budgets = budgets or Budgets()
         self._changes = Changes([], [], [])
 
-    def refresh(self, full: bool) -> Changes:  # noqa: FBT001 - the one thing that this call is told
+    @property
+    def dirs(self) -> Sequence[str]:
+        """The containers directories."""
+        return [root.path for root in self._roots]
+
+    def refresh(self, *, full: bool) -> Changes:
         """Look again. Not ``full``: directories whose time stamp changed, and refused files that are due.
 
         With ``full`` everything is listed anew, which also finds what a coarse time stamp hid. Raises nothing
@@ -164,8 +194,27 @@ class RegionFinder:
                 break
         return changes
 
+    async def settle(self) -> bool:
+        """Nothing goes on beside the passes."""
+        return False
+
+    def locate(self, region: SharedRegion) -> Location:
+        """The directory as containers have it mounted. Raises `RegionRejected`."""
+        from resolver.linux.mappings import mapped_as
+
+        try:
+            dir_fd = open_directory(os.path.dirname(region.path))
+            try:
+                directory = shared_directory(self._procfs, dir_fd)
+            finally:
+                os.close(dir_fd)
+            return Location(directory, mapped_as(self._procfs, region.fd))
+        except (OSError, ResolverError) as error:
+            detail = f"its directory cannot be used: {error}"
+            raise RegionRejected(RegionReason.IO_ERROR, detail) from None
+
     def reject(self, region: SharedRegion, why: RegionRejected) -> None:
-        """Give up a region whose `SharedRegion.read` refused it: closed now, tried again later."""
+        """Give up a region: closed now, tried again later."""
         candidate = self._accepted.get(region.path)
         if candidate is not None and candidate.region is region:
             self._changes = Changes([], [], [])  # this is no news to the caller
@@ -294,9 +343,9 @@ class RegionFinder:
         if _due(candidate, now) and self._opens_left and not self._budgets.over(directory.name):
             self._opens_left -= 1
             with self._budgets.charge(directory.name):
-                self._try(candidate, dir_fd, now)
+                self._try(directory.whose, candidate, dir_fd, now)
 
-    def _try(self, candidate: _Candidate, dir_fd: int, now: float) -> None:
+    def _try(self, whose: Whose, candidate: _Candidate, dir_fd: int, now: float) -> None:
         try:
             if len(self.regions) >= self.max_regions:
                 detail = "there are not enough descriptors for more regions: raise the limit (ulimit -n)"
@@ -314,7 +363,7 @@ class RegionFinder:
         self.rejected.pop(candidate.path, None)
         self.regions[candidate.path] = region
         self._accepted[candidate.path] = candidate
-        self._changes.added.append(region)
+        self._changes.added.append(FoundRegion(region, whose))
 
     # -- refusals -----------------------------------------------------------------------------------
 

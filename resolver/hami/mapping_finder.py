@@ -21,9 +21,16 @@ from typing import TYPE_CHECKING
 
 from resolver.budget import Slices
 from resolver.errors import AccessDenied, ProcessGone, RegionRejected, WorkerFailed
-from resolver.hami.directory_finder import FIRST_PAUSE, LONGEST_PAUSE, Changes
+from resolver.hami.discovery import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    Changes,
+    FoundRegion,
+    Location,
+    MappedFile,
+    Whose,
+)
 from resolver.hami.region import SharedRegion, adopt_region
-from resolver.hami.slot_owner import MappedFile
 from resolver.linux.cgroup import parse_cgroup
 from resolver.linux.mappings import descriptor, mapped_as, maps_file, opened_by_name, place_of
 from resolver.linux.procfs import TooLarge
@@ -32,7 +39,7 @@ from resolver.reasons import RegionReason
 from resolver.workers.supervisor import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from resolver.linux.procfs import ProcessHandle, Procfs
 
@@ -77,15 +84,33 @@ class _Found:
         self.region.close()
 
 
-class MappedFinder:
-    """Regions by name, ``<container_id>:<path inside>``; ``rejected`` and ``counts`` as those of `RegionFinder`."""
+class MappingFinder:
+    """A `resolver.hami.discovery.Discovery`; regions go by ``<container_id>:<path inside>``.
 
-    def __init__(self, procfs: Procfs, clock: Callable[[], float] = time.monotonic) -> None:
+    ``counts`` counts each refusal once, when it is new.
+    """
+
+    dirs: Sequence[str] = ()
+
+    def __init__(
+        self,
+        procfs: Procfs,
+        host_pids: Callable[[], Iterable[int]],
+        arrival: Callable[[int], object],
+        in_use: Callable[[str], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``host_pids()`` are those that NVML lists and nothing else is known of; ``arrival`` tells one used again.
+
+        ``in_use``: whether a slot of the region with that name has a living owner.
+        """
         self.found: dict[str, _Found] = {}
         self.rejected: dict[str, RegionReason] = {}
+        self.missing_dirs: set[str] = set()
         self.counts: Counter[RegionReason] = Counter()
         self.max_regions = MAX_REGIONS
         self._procfs = procfs
+        self._host_pids, self._arrival, self._in_use = host_pids, arrival, in_use
         self._clock = clock
         self._processes: dict[int, _Process] = {}
         self._changes = Changes([], [], [])
@@ -98,20 +123,27 @@ class MappedFinder:
         self._task: asyncio.Task[None] | None = None
         self._late: dict[str, tuple[float, float]] = {}  # until when, and for how many seconds that was
 
-    def refresh(
-        self,
-        host_pids: Iterable[int],
-        arrival: Callable[[int], object],
-        in_use: Callable[[str], bool],
-    ) -> Changes:
+    @property
+    def regions(self) -> Mapping[str, SharedRegion]:
+        """What is found now, by name."""
+        return {name: found.region for name, found in self.found.items()}
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """The child that walks paths."""
+        return (self.worker,)
+
+    def refresh(self, *, full: bool) -> Changes:
         """Give up regions whose last process has ended, and begin to look at processes that are due.
 
-        Never waits: what is found is in the changes of a later refresh, see `news`.
-        ``arrival`` tells a PID that is used again. ``in_use``: whether a slot of that region has a living owner. An
-        open file would keep the file system of a container that has ended, so nothing is kept without a process.
+        Never waits: what is found is in the changes of a later refresh. Does nothing unless ``full``, or a look has
+        ended. An open file would keep the file system of a container that has ended, so nothing is kept without a
+        process.
         """
+        if not full and (self._task is None or not self._task.done()):
+            return Changes([], [], [])
         changes = self._changes
-        wanted = {host_pid: arrival(host_pid) for host_pid in host_pids}
+        wanted = {host_pid: self._arrival(host_pid) for host_pid in self._host_pids()}
         self._processes = {
             host_pid: process
             for host_pid, process in self._processes.items()
@@ -121,9 +153,11 @@ class MappedFinder:
         self.rejected = {name: why for name, why in self.rejected.items() if name in told}
         for name, found in list(self.found.items()):
             self._forget_ended(found)
-            if not found.handles and not in_use(name):
+            if not found.handles and not self._in_use(name):
                 changes.removed.append(found.region)
                 self._drop(name)
+        # Of what ended before anybody was told of it, nobody need hear.
+        added = [each for each in changes.added if each.region.fd >= 0]
         for host_pid, arrived in wanted.items():
             if host_pid not in self._processes:
                 self._processes[host_pid] = _Process(arrived)
@@ -142,16 +176,14 @@ class MappedFinder:
             due = [host_pid for _, host_pid in waiting[:MAX_LOOKS]]
             if due:
                 self._task = asyncio.get_running_loop().create_task(self._look_at(due))
-        return changes
+        return changes._replace(added=added)
 
-    def news(self) -> bool:
-        """Whether a look has ended, so that another refresh may change something."""
-        return self._task is not None and self._task.done()
-
-    async def settle(self) -> None:
-        """Wait for the look that is under way."""
-        if self._task is not None:
-            await asyncio.wait({self._task})
+    async def settle(self) -> bool:
+        """Wait for the look that is under way; whether there was one."""
+        if self._task is None:
+            return False
+        await asyncio.wait({self._task})
+        return True
 
     async def _look_at(self, due: list[int]) -> None:
         slices = Slices()
@@ -164,14 +196,20 @@ class MappedFinder:
         finally:
             self.worker.stop()  # new processes are rare, and it need not wait for them
 
-    def place(self, region: SharedRegion) -> MappedFile | None:
-        """How the processes map it; None if it is none of these."""
+    def _knows(self, region: SharedRegion) -> _Found | None:
         found = self.found.get(region.path)
-        return found.place if found is not None and found.region is region else None
+        return found if found is not None and found.region is region else None
+
+    def locate(self, region: SharedRegion) -> Location:
+        """How the processes that it was found through map it. Raises `RegionRejected`."""
+        found = self._knows(region)
+        if found is None:
+            raise RegionRejected(RegionReason.GONE, "its process ended")
+        return Location(found.place, (found.place.device, found.place.inode))
 
     def reject(self, region: SharedRegion, why: RegionRejected) -> None:
-        """Give up a region whose `SharedRegion.read` refused it: closed now, looked for again later."""
-        if self.place(region) is not None:
+        """Give up a region: closed now, looked for again later."""
+        if self._knows(region) is not None:
             self._drop(region.path)
             if why.reason is not RegionReason.GONE:
                 self.rejected[region.path] = why.reason
@@ -183,8 +221,6 @@ class MappedFinder:
             self._task.cancel()
             self._task = None
         self.worker.stop()
-        for region in self._changes.added:  # of which nobody was told yet
-            self.reject(region, RegionRejected(RegionReason.GONE, ""))
         self._changes = Changes([], [], [])
         for name in list(self.found):
             self._drop(name)
@@ -247,10 +283,10 @@ class MappedFinder:
         if known is not None:
             region.close()
         else:
-            region.dir_name = container_id
-            region.pod_uid = region.container_name = ""  # of neither does the path tell anything
             known = self.found[name] = _Found(region, place, container_id)
-            self._changes.added.append(region)
+            # Of pod and container name the path tells nothing.
+            whose = Whose(account=container_id or name, container=container_id)
+            self._changes.added.append(FoundRegion(region, whose))
             self.rejected.pop(name, None)
         if any(each.process == handle.process for each in known.handles):
             return False

@@ -46,21 +46,18 @@ class RegionView(NamedTuple):
 
 
 class SharedRegion:
-    """An open ``.cache`` file. Names are empty where the directory's is no ``<podUID>_<name>``."""
+    """An open ``.cache`` file."""
 
     __slots__ = (
         "_header",
         "_header_bytes",
         "_raw_slots",
         "_view",
-        "container_name",
-        "dir_name",
         "fd",
         "inode",
         "layout",
         "mtime_ns",
         "path",
-        "pod_uid",
         "st_dev",
     )
 
@@ -70,10 +67,6 @@ class SharedRegion:
         self.inode = info.st_ino
         self.layout = layout
         self.path = path
-        self.dir_name = os.path.basename(os.path.dirname(path))
-        # Neither a UID nor a Kubernetes container name can hold an underscore.
-        pod_uid, underscore, container_name = self.dir_name.partition("_")
-        self.pod_uid, self.container_name = (pod_uid, container_name) if underscore else ("", "")
         #: When the file was last written through a fresh mapping (or by write); a new process in it shows here.
         self.mtime_ns = info.st_mtime_ns
         self._header_bytes = b""

@@ -18,9 +18,10 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from resolver.containers.known_namespaces import MAX_HOMES, Homes
-from resolver.errors import AccessDenied, ProcessGone, ResolverError
+from resolver.errors import AccessDenied, ProcessGone
+from resolver.hami.discovery import MappedFile, Place, SharedDirectory, Shown
 from resolver.linux.cgroup import parse_cgroup
-from resolver.linux.mappings import FilePlace, descriptor, maps_file, opened_by_name, place_of
+from resolver.linux.mappings import maps_file, opened_by_name, place_of
 from resolver.linux.procfs import HOST_PIDNS, ProcessHandle, Procfs, TooLarge, parse_mountinfo
 from resolver.reasons import UnresolvedReason
 
@@ -28,45 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from resolver.pids.pidmap import PidMap
-
-
-class SharedDirectory(NamedTuple):
-    """A container's directory as the kernel names it: superblock (``major:minor``) and path inside it."""
-
-    device: str
-    root: str
-
-
-class MappedFile(NamedTuple):
-    """A file without a directory on the host: which one it is, how it shows in ``maps``, and whose it is.
-
-    ``container_id`` is that of the process it was found through; empty if its cgroup has none.
-    """
-
-    file: FilePlace
-    device: str
-    inode: int
-    container_id: str
-
-
-def shared_directory(procfs: Procfs, directory_fd: int) -> SharedDirectory:
-    """How the open directory would show in the mount table of a container that has it bind-mounted.
-
-    The superblock comes from our own mount table, not from ``stat``: on btrfs the two differ. Raises
-    ResolverError if the directory is not on any mount that can be seen from here.
-    """
-    opened = descriptor(procfs, "self", directory_fd)
-    place = place_of(opened, procfs.mounts("self"))
-    if place is None:
-        raise ResolverError(
-            f"{opened.path} is on no mount that is visible from here, so containers cannot be told by it"
-        )
-    return SharedDirectory(*place)
-
-
-Place = SharedDirectory | MappedFile
-#: Device (``major:minor``) and inode of a file in ``maps``: on some kernels neither those of ``stat`` nor of its mount.
-Shown = tuple[str, int]
 
 
 class Seen(NamedTuple):

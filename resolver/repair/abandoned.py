@@ -133,8 +133,8 @@ class Abandoned:
 
     @staticmethod
     def _elsewhere(suspect: _Suspect, pod_uid: str | None) -> bool:
-        region = suspect.repairs.region
-        return bool(pod_uid and region.pod_uid and pod_uid != region.pod_uid)
+        of_region = suspect.repairs.whose.pod_uid
+        return bool(pod_uid and of_region and pod_uid != of_region)
 
     def _conclude(self, suspect: _Suspect) -> bool:
         """Call the claims dead, if nothing happened to the file meanwhile; otherwise it is judged again later."""

@@ -15,7 +15,6 @@ from resolver.workers import slot_writer
 from resolver.workers.supervisor import Worker
 
 if TYPE_CHECKING:
-    from resolver.hami.region import SharedRegion
     from resolver.log import Journal
     from resolver.repair.plan import Order, RegionRepairs, SlotState
 
@@ -64,7 +63,7 @@ class Writing:
         for order, (outcome, word) in zip(orders, slot_writer.RESULT.iter_unpack(answer), strict=True):
             self._written(repairs, order, outcome, word)
             if outcome == slot_writer.DONE and order.device is not None and order.state.dead:
-                self._zeroed.setdefault(region.path, (region.dir_name, Counter()))[1][order.slot] += 1
+                self._zeroed.setdefault(region.path, (repairs.whose.container, Counter()))[1][order.slot] += 1
         return True
 
     def tell_zeroed(self) -> None:
@@ -87,11 +86,11 @@ class Writing:
         if error.waiting:
             return
         self._counters["writer_failures"] += 1
-        container, why = repairs.region.dir_name, str(error)
+        container, why = repairs.whose.container, str(error)
         now = time.monotonic()
         seconds = repairs.blame.died(now, guilty=error.own_fault)
         kept = {name: each for name, each in self._remembered.items() if not each.forgotten(now)}
-        self._remembered = {**kept, container_of(repairs.region): repairs.blame}
+        self._remembered = {**kept, repairs.whose.account: repairs.blame}
         if seconds:
             self._counters["quarantines"] += 1
             self._journal.tell(
@@ -152,18 +151,13 @@ class Writing:
         else:
             self._journal.tell(
                 "would_write_utilization",
-                container=repairs.region.dir_name,
+                container=repairs.whose.container,
                 slot=order.slot,
                 ns_pid=state.slot.pid,
                 device=order.device,
                 before=order.expected,
                 after=order.new,
             )
-
-
-def container_of(region: SharedRegion) -> str:
-    """Who pays, and is to blame, for what a region costs."""
-    return region.dir_name or region.path
 
 
 def _about(repairs: RegionRepairs, order: Order) -> dict[str, Any]:
@@ -179,11 +173,11 @@ def _about(repairs: RegionRepairs, order: Order) -> dict[str, Any]:
 
 def of_slot(repairs: RegionRepairs, state: SlotState) -> dict[str, Any]:
     """Which slot it is, and whose: the fields of an event about it."""
-    region, owner = repairs.region, state.owner
+    whose, owner = repairs.whose, state.owner
     return {
-        "container": region.dir_name,
-        "pod_uid": region.pod_uid,
-        "container_name": region.container_name,
+        "container": whose.container,
+        "pod_uid": whose.pod_uid,
+        "container_name": whose.container_name,
         "slot": state.slot.index,
         "ns_pid": state.slot.pid,
         "host_pid": owner.process.host_pid if owner else None,

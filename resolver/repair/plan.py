@@ -21,9 +21,9 @@ from resolver.workers import slot_writer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from resolver.hami.discovery import Location, Whose
     from resolver.hami.hostpid_policy import Policy
     from resolver.hami.region import RegionView, SharedRegion, Slot
-    from resolver.hami.slot_owner import MappedFile, SharedDirectory
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 300.0
 #: How often a slot without a process is looked at again, at first each pass, then ever more rarely.
@@ -153,15 +153,15 @@ class RegionRepairs:
     def __init__(
         self,
         region: SharedRegion,
-        place: SharedDirectory | MappedFile,
+        whose: Whose,
+        location: Location,
         blame: Blame | None = None,
-        shown: tuple[str, int] | None = None,
     ) -> None:
-        """``blame`` is what the files of this container did to the writer before; ``shown``: see `Containers.owner`."""
+        """``blame`` is what the files of this container did to the writer before."""
         self.region = region
+        self.whose = whose
+        self.place, self.shown = location
         self.blame = blame or Blame()
-        self.place = place  # by which its processes are told
-        self.shown = shown or (place.device, region.inode)
         self.view: RegionView | None = None
         self.states: dict[int, SlotState] = {}
         self.odd: dict[int, UnresolvedReason] = {}  # slots without a state of their own, by index

@@ -39,8 +39,8 @@ def region_report(
     owned = (state.owner.process.host_pid for state in repairs.told_apart() if state.owner)
     return RegionReport(
         region.path,
-        region.pod_uid,
-        region.container_name,
+        repairs.whose.pod_uid,
+        repairs.whose.container_name,
         region.layout.name,
         uuids,
         tuple(slots),

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from resolver.budget import SLICE_SECONDS, Budgets, Slices, give_back_memory
-from resolver.errors import RegionRejected, ResolverError
-from resolver.hami.directory_finder import RegionFinder
-from resolver.hami.mapping_finder import MappedFinder
-from resolver.hami.slot_owner import Containers, shared_directory
-from resolver.linux.mappings import mapped_as
+from resolver.errors import RegionRejected
+from resolver.hami.directory_finder import DirectoryFinder
+from resolver.hami.mapping_finder import MappingFinder
+from resolver.hami.slot_owner import Containers
 from resolver.linux.procfs import ProcessHandle, Procfs
-from resolver.linux.safe_open import open_directory
 from resolver.reasons import RegionReason, SampleReason, UnresolvedReason
 from resolver.repair.abandoned import Abandoned
-from resolver.repair.orders import ORDER_SECONDS, Writing, container_of, of_slot
+from resolver.repair.orders import ORDER_SECONDS, Writing, of_slot
 from resolver.repair.owner_watch import Owners
 from resolver.repair.plan import RegionRepairs, SlotState
 from resolver.repair.region_report import region_report
@@ -27,13 +24,13 @@ from resolver.workers import slot_writer
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from resolver.config import Settings
     from resolver.gpu.attribution import Joined
+    from resolver.hami.discovery import Discovery, FoundRegion
     from resolver.hami.hostpid_policy import Policy
     from resolver.hami.region import SharedRegion
-    from resolver.hami.slot_owner import MappedFile, SharedDirectory
     from resolver.log import Journal
     from resolver.pids.pidmap import PidMap
     from resolver.repair.plan import Order
@@ -108,8 +105,7 @@ class Repairer:
         self.regions: dict[str, RegionRepairs] = {}
         self.owners = Owners(procfs)
         self.budgets = Budgets()
-        self.finder = RegionFinder(settings.containers_dir, budgets=self.budgets)
-        self.mapped = MappedFinder(procfs)
+        self._discoveries = {name: make() for name, make in self._wanted(settings).items()}
         self.writing = Writing(counters, journal)
         self._containers = Containers(procfs, pidmap)
         self._abandoned = Abandoned(procfs)
@@ -164,101 +160,109 @@ class Repairer:
             for repairs in self.regions.values():
                 repairs.unsettle()
         for repairs in self._abandoned.step():
-            self.journal.tell("region_abandoned", container=repairs.region.dir_name, path=repairs.region.path)
+            self.journal.tell("region_abandoned", container=repairs.whose.container, path=repairs.region.path)
 
     def use(self, settings: Settings) -> None:
         """Take over new settings; between two passes only."""
-        if settings.containers_dir != self.settings.containers_dir:
-            self._drop_all()
-            self.finder = RegionFinder(settings.containers_dir, budgets=self.budgets)
-            self._next_discovery = 0.0
-        if self.settings.mapped_regions and not settings.mapped_regions:
-            for path in list(self.mapped.found):
+        wanted = self._wanted(settings)
+        for name in self._discoveries.keys() - wanted.keys():
+            discovery = self._discoveries.pop(name)
+            for path in discovery.regions:
                 self.drop(path)
-            self.mapped.close()
+            discovery.close()
+        self._discoveries = {
+            name: self._discoveries[name] if name in self._discoveries else make()
+            for name, make in wanted.items()
+        }
+        self._next_discovery = 0.0
         self.settings = settings
 
     def close(self) -> None:
         """Give everything back: the child, handles, files."""
         self.writing.worker.stop()
-        self._drop_all()
+        for repairs in self.regions.values():
+            self._release(repairs)
+        self.regions.clear()
+        self._reports.clear()
+        for discovery in self.discoveries:
+            discovery.close()
         self.owners.close()
 
     # -- regions ------------------------------------------------------------------------------------
 
+    @property
+    def discoveries(self) -> tuple[Discovery, ...]:
+        """What finds the regions."""
+        return tuple(self._discoveries.values())
+
+    def _wanted(self, settings: Settings) -> dict[object, Callable[[], Discovery]]:
+        """What makes the discoveries that the settings ask for, each by what tells it from all others."""
+        dirs = settings.containers_dir
+        wanted: dict[object, Callable[[], Discovery]] = {}
+        if settings.mapped_regions:
+            wanted["mappings"] = lambda: MappingFinder(
+                self.procfs, self._users_without_slot, self.pidmap.arrival, self._in_use
+            )
+        wanted["directories", dirs] = lambda: DirectoryFinder(dirs, self.procfs, budgets=self.budgets)
+        return wanted
+
+    def _users_without_slot(self) -> set[int]:
+        """Host PIDs of the processes that NVML lists and no slot is known of."""
+        known = (None, SampleReason.PROCESS_ENDED)  # None: it owns a slot
+        used = self._joined.used if self._joined else ()
+        return {each.host_pid for each in used if each.no_slot not in known}
+
+    def _in_use(self, path: str) -> bool:
+        """Whether a slot of that region has a living owner."""
+        repairs = self.regions.get(path)
+        return repairs is not None and any(state.owner is not None for state in repairs.states.values())
+
     async def _discover(self, this: _Pass) -> None:
         full = this.now >= self._next_discovery
-        if self.settings.mapped_regions and (full or self.mapped.news()):
-            self._discover_mapped(this.joined)
-            if not this.patient:
-                await self.mapped.settle()
-                self._discover_mapped(this.joined)
         if full:
             self._next_discovery = this.now + _DISCOVER_EVERY
-        changes = self.finder.refresh(full)
+        for discovery in self.discoveries:
+            await self._refresh(discovery, this, full=full)
+            if not this.patient and await discovery.settle():
+                await self._refresh(discovery, this, full=False)
+            for path in discovery.dirs:
+                trouble = "it does not exist; waiting for it" if path in discovery.missing_dirs else ""
+                self.journal.trouble(
+                    f"dir {path}", trouble, "containers_dir_missing", "containers_dir_found", path=path
+                )
+
+    async def _refresh(self, discovery: Discovery, this: _Pass, *, full: bool) -> None:
+        changes = discovery.refresh(full=full)
         for region in changes.removed:
             self.drop(region.path)
-        for region in changes.added:
+        for found in changes.added:
             await this.slices.breathe()
-            with this.charge(container_of(region)):
-                self._add_found(region)
+            with this.charge(found.whose.account):
+                self._add(discovery, found)
         for path, why in changes.rejected:
             self._count_rejected(path, why)
-        for path in self.settings.containers_dir:
-            missing = path.rstrip("/") in self.finder.missing_dirs or path in self.finder.missing_dirs
-            trouble = "it does not exist; waiting for it" if missing else ""
-            self.journal.trouble(
-                f"dir {path}", trouble, "containers_dir_missing", "containers_dir_found", path=path
-            )
 
-    def _add_found(self, region: SharedRegion) -> None:
+    def _add(self, discovery: Discovery, found: FoundRegion) -> None:
+        region, whose = found
         try:
-            dir_fd = open_directory(os.path.dirname(region.path))
-            try:
-                directory = shared_directory(self.procfs, dir_fd)
-            finally:
-                os.close(dir_fd)
-            shown = mapped_as(self.procfs, region.fd)
-        except (OSError, ResolverError) as error:
-            why = RegionRejected(RegionReason.IO_ERROR, f"its directory cannot be used: {error}")
+            location = discovery.locate(region)
+        except RegionRejected as why:
             self._count_rejected(region.path, why)
-            self.finder.reject(region, why)  # and tried again later
-        else:
-            self._add(region, directory, shown)
-
-    def _discover_mapped(self, joined: Joined) -> None:
-        """Those that have no directory on the host: found through the processes that NVML lists."""
-        known = (None, SampleReason.PROCESS_ENDED)  # None: it owns a slot
-        users = {used.host_pid for used in joined.used if used.no_slot not in known}
-
-        def in_use(name: str) -> bool:
-            repairs = self.regions.get(name)
-            return repairs is not None and any(state.owner is not None for state in repairs.states.values())
-
-        changes = self.mapped.refresh(users, self.pidmap.arrival, in_use)
-        for region in changes.removed:
-            self.drop(region.path)
-        for region in changes.added:
-            place = self.mapped.place(region)
-            if place is not None:
-                self._add(region, place, (place.device, place.inode))
-        for path, why in changes.rejected:
-            self._count_rejected(path, why)
-
-    def _add(self, region: SharedRegion, place: SharedDirectory | MappedFile, shown: tuple[str, int]) -> None:
-        blame = self.writing.blame(container_of(region))
-        self.regions[region.path] = RegionRepairs(region, place, blame, shown)
+            discovery.reject(region, why)  # and tried again later
+            return
+        blame = self.writing.blame(whose.account)
+        self.regions[region.path] = RegionRepairs(region, whose, location, blame)
         self.journal.tell(
-            "region_found", container=region.dir_name, path=region.path, layout=region.layout.name
+            "region_found", container=whose.container, path=region.path, layout=region.layout.name
         )
 
     def _reject(self, region: SharedRegion, why: RegionRejected) -> None:
-        for finder in (self.finder, self.mapped):
-            finder.reject(region, why)  # the one that does not know it does nothing
+        for discovery in self.discoveries:
+            discovery.reject(region, why)  # those that do not know it do nothing
 
     def rejected(self) -> dict[str, RegionReason]:
         """What is left alone now, and why, by path."""
-        return {**self.finder.rejected, **self.mapped.rejected}
+        return {path: why for each in self.discoveries for path, why in each.rejected.items()}
 
     def _count_rejected(self, path: str, why: RegionRejected) -> None:
         self.counters[f"rejected_{why.reason}"] += 1
@@ -274,28 +278,22 @@ class Repairer:
             self._release(repairs)
             self._containers.forget(repairs.place)
             self._abandoned.forget(path)
-            self.journal.tell("region_gone", container=repairs.region.dir_name, path=path)
+            self.journal.tell("region_gone", container=repairs.whose.container, path=path)
 
     def shed(self) -> None:
         """Descriptors ran out: give up half of the regions, so that there are some for the work on the others."""
-        self.finder.max_regions = max(1, len(self.regions) // 2)
         why = RegionRejected(RegionReason.IO_ERROR, "it was given up, all descriptors are in use")
-        for path, repairs in list(self.regions.items())[self.finder.max_regions :]:
-            self._reject(repairs.region, why)
-            self.drop(path)
+        for discovery in self.discoveries:
+            regions = list(discovery.regions.values())
+            discovery.max_regions = max(1, len(regions) // 2)
+            for region in regions[discovery.max_regions :]:
+                discovery.reject(region, why)
+                self.drop(region.path)
 
     def _release(self, repairs: RegionRepairs) -> None:
         for state in repairs.states.values():
             self.owners.unwatch(state)
         repairs.close()
-
-    def _drop_all(self) -> None:
-        for repairs in self.regions.values():
-            self._release(repairs)
-        self.regions.clear()
-        self._reports.clear()
-        self.finder.close()
-        self.mapped.close()
 
     # -- one pass -----------------------------------------------------------------------------------
 
@@ -303,11 +301,9 @@ class Repairer:
         """Read every region; returns what is to be done, by container, who has most left of its budget first."""
         # On a quiet node this is where a pass ends: nothing changed since all was right.
         busy: dict[str, deque[_Work]] = {}
-        for repairs in sorted(
-            self.regions.values(), key=lambda each: -self.budgets.left(container_of(each.region))
-        ):
+        for repairs in sorted(self.regions.values(), key=lambda each: -self.budgets.left(each.whose.account)):
             await this.slices.breathe()
-            container = container_of(repairs.region)
+            container = repairs.whose.account
             if this.ends(0.5):
                 break
             if not self._is_here(repairs):
@@ -340,7 +336,7 @@ class Repairer:
     def _put_off(self, repairs: RegionRepairs, this: _Pass) -> None:
         """Its container is over its budget."""
         self.counters["over_budget"] += 1
-        with this.charge(container_of(repairs.region)):
+        with this.charge(repairs.whose.account):
             if repairs.put_off(this.now):
                 self._report(repairs, this.joined)
 
@@ -380,7 +376,7 @@ class Repairer:
         state.found(found, now)
         if isinstance(found, ProcessHandle):
             self.owners.watch(state, found)
-            self.pidmap.name_container(found.process.host_pid, repairs.region.dir_name)
+            self.pidmap.name_container(found.process.host_pid, repairs.whose.container)
         elif found is UnresolvedReason.NO_SUCH_PROCESS and state.looks > 1 and not state.dead:
             state.dead = self._containers.vacant(repairs.place, state.slot.pid)
             if not state.dead:
@@ -388,7 +384,7 @@ class Repairer:
 
     async def _write(self, work: _Work, this: _Pass) -> bool:
         """One batch for the writer; whether there may be more."""
-        repairs, container = work.repairs, container_of(work.repairs.region)
+        repairs, container = work.repairs, work.repairs.whose.account
         work.begun = True
         if work.orders is None:
             work.orders = self._plan(repairs, this)
@@ -416,7 +412,7 @@ class Repairer:
             self.journal.tell(
                 "conflict",
                 level="warning",
-                container=repairs.region.dir_name,
+                container=repairs.whose.container,
                 slot=state.slot.index,
                 ns_pid=state.slot.pid,
                 hostpid=state.slot.hostpid,
@@ -462,7 +458,7 @@ class Repairer:
         """Put right what some tenants' watchers make wrong at each of their ticks, at their containers' expense."""
         async with self._alone:
             for repairs in [each for each in self.regions.values() if each.contested]:
-                container = container_of(repairs.region)
+                container = repairs.whose.account
                 if self.budgets.over(container):
                     continue
                 with self.budgets.charge(container):

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from resolver.errors import RegionRejected
-from resolver.hami.directory_finder import MAX_OPENS, MAX_VISITS, RegionFinder
+from resolver.hami.directory_finder import MAX_OPENS, MAX_VISITS, DirectoryFinder
 from resolver.hami.layout import LAYOUTS
+from resolver.linux.procfs import Procfs
 from resolver.reasons import RegionReason
 from tests.fakes.cachefiles import container, poke, recorded, write
 
@@ -93,9 +94,9 @@ def containers(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def find(containers: Path) -> Iterator[RegionFinder]:
+def find(containers: Path) -> Iterator[DirectoryFinder]:
     before = set(os.listdir("/proc/self/fd"))
-    finder = RegionFinder([str(containers)])
+    finder = DirectoryFinder([str(containers)], Procfs())
     yield finder
     finder.close()
     # Others may be collected meanwhile; new ones would be the finder's.
@@ -126,7 +127,7 @@ def find(containers: Path) -> Iterator[RegionFinder]:
     ],
 )
 def test_a_hostile_file_is_counted_and_keeps_nobody_waiting(
-    find: RegionFinder, containers: Path, make: Callable[[Path, Path], None], reason: str
+    find: DirectoryFinder, containers: Path, make: Callable[[Path, Path], None], reason: str
 ) -> None:
     good = container(containers)
     hostile = containers / HOSTILE / "x.cache"
@@ -157,7 +158,7 @@ def test_a_hostile_file_is_counted_and_keeps_nobody_waiting(
 
 
 def test_a_fifo_with_a_writer_and_a_device_are_never_even_opened(
-    find: RegionFinder, containers: Path
+    find: DirectoryFinder, containers: Path
 ) -> None:
     os.mkfifo(containers / HOSTILE / "pipe.cache")
     waiting = "import os, sys; os.open(sys.argv[1], os.O_WRONLY)"  # until somebody opens the other end
@@ -172,7 +173,7 @@ def test_a_fifo_with_a_writer_and_a_device_are_never_even_opened(
         writer.wait()
 
 
-def test_ten_thousand_files_delay_nobody(find: RegionFinder, containers: Path) -> None:
+def test_ten_thousand_files_delay_nobody(find: DirectoryFinder, containers: Path) -> None:
     for number in range(10_000):
         (containers / HOSTILE / f"{number}.cache").touch()
     good = container(containers, "good")
@@ -193,9 +194,9 @@ def test_ten_thousand_files_delay_nobody(find: RegionFinder, containers: Path) -
     assert find.rejected == {}
 
 
-def test_a_region_stays_when_its_directory_is_flooded(find: RegionFinder, containers: Path) -> None:
+def test_a_region_stays_when_its_directory_is_flooded(find: DirectoryFinder, containers: Path) -> None:
     path = write(containers / HOSTILE / "first.cache", recorded("v1.2"))
-    (region,) = find.refresh(full=True).added
+    ((region, _),) = find.refresh(full=True).added
     for number in range(1000):
         (containers / HOSTILE / f"flood{number}").touch()
     assert find.refresh(full=True).removed == []
@@ -203,7 +204,7 @@ def test_a_region_stays_when_its_directory_is_flooded(find: RegionFinder, contai
     assert find.rejected == {str(containers / HOSTILE): RegionReason.TOO_MANY_ENTRIES}
 
 
-def test_ten_thousand_containers_are_found_little_by_little(find: RegionFinder, containers: Path) -> None:
+def test_ten_thousand_containers_are_found_little_by_little(find: DirectoryFinder, containers: Path) -> None:
     for number in range(10_000):
         (containers / f"uid{number}_name").mkdir()
     good = container(containers, "good")
@@ -218,7 +219,7 @@ def test_ten_thousand_containers_are_found_little_by_little(find: RegionFinder, 
 
 
 def test_many_broken_files_use_up_their_share_and_the_next_refresh_goes_on(
-    find: RegionFinder, containers: Path
+    find: DirectoryFinder, containers: Path
 ) -> None:
     for number in range(2 * MAX_OPENS // 8):
         for file in range(8):
@@ -233,7 +234,7 @@ def test_many_broken_files_use_up_their_share_and_the_next_refresh_goes_on(
     assert len(find.rejected) == 2 * MAX_OPENS
 
 
-def test_symbolic_links_to_container_directories_are_refused(find: RegionFinder, containers: Path) -> None:
+def test_symbolic_links_to_container_directories_are_refused(find: DirectoryFinder, containers: Path) -> None:
     good = container(containers)
     link = containers / "other-uid_other"
     link.symlink_to(good.parent)
@@ -247,7 +248,7 @@ def test_symbolic_links_to_container_directories_are_refused(find: RegionFinder,
 
 
 def test_a_container_directory_swapped_for_a_link_lets_go_of_its_regions(
-    find: RegionFinder, containers: Path
+    find: DirectoryFinder, containers: Path
 ) -> None:
     good, other = container(containers, "good"), container(containers, "other")
     find.refresh(full=True)
@@ -262,7 +263,8 @@ def test_mounts_below_a_containers_directory_are_refused(tmp_path: Path) -> None
     code = """
 import json, subprocess, sys
 from pathlib import Path
-from resolver.hami.directory_finder import RegionFinder
+from resolver.hami.directory_finder import DirectoryFinder
+from resolver.linux.procfs import Procfs
 from tests.fakes.cachefiles import container, recorded, write
 here = Path(sys.argv[1])
 other = write(here / "elsewhere" / "x.cache", recorded("v1.2"))
@@ -271,7 +273,7 @@ place = container(here / "c", "file")
 (here / "c" / "uid_dir").mkdir()
 subprocess.run(["mount", "--bind", other, place], check=True)
 subprocess.run(["mount", "--bind", other.parent, here / "c" / "uid_dir"], check=True)
-find = RegionFinder([str(here / "c")])
+find = DirectoryFinder([str(here / "c")], Procfs())
 find.refresh(full=True)
 assert find.regions.keys() == {str(good)}, find.regions
 print(json.dumps({path.rsplit("/", 1)[1]: reason for path, reason in find.rejected.items()}))
@@ -301,7 +303,7 @@ while True:
 """
 
 
-def test_a_file_truncated_and_regrown_all_the_time(find: RegionFinder, containers: Path) -> None:
+def test_a_file_truncated_and_regrown_all_the_time(find: DirectoryFinder, containers: Path) -> None:
     """Each read gives a view or a reason of the fixed list, never a signal; the neighbour is read every time."""
     good = container(containers)
     path = write(containers / HOSTILE / "x.cache", recorded("v1.2"))

@@ -16,7 +16,7 @@ import pytest
 
 from resolver.errors import RegionRejected
 from resolver.hami import mapping_finder
-from resolver.hami.mapping_finder import FILE_SYSTEMS, MappedFinder
+from resolver.hami.mapping_finder import FILE_SYSTEMS, MappingFinder
 from resolver.linux.mappings import opened_by_name
 from resolver.linux.procfs import Procfs
 from resolver.reasons import RegionReason
@@ -91,12 +91,14 @@ def test_a_file_system_that_never_answers_keeps_only_itself_waiting(
     good = holders.start("good", silent=False)
 
     async def scene() -> None:
-        finder = MappedFinder(Procfs())
+        finder = MappingFinder(
+            Procfs(), lambda: {silent, good}, lambda host_pid: host_pid, lambda _name: False
+        )
         longest, found, refused = 0.0, list[str](), list[tuple[str, RegionRejected]]()
         deadline = time.monotonic() + 40
         while (not found or not refused) and time.monotonic() < deadline:
             began = time.monotonic()
-            changes = finder.refresh({silent, good}, lambda host_pid: host_pid, lambda _name: False)
+            changes = finder.refresh(full=True)
             longest = max(longest, time.monotonic() - began)
             found += [region.path for region in changes.added]
             refused += changes.rejected
@@ -109,7 +111,7 @@ def test_a_file_system_that_never_answers_keeps_only_itself_waiting(
         assert finder.worker.starts >= 1
         starts = finder.worker.starts
         finder._processes[silent].retry_at = 0.0
-        finder.refresh({silent, good}, lambda host_pid: host_pid, lambda _name: False)
+        finder.refresh(full=True)
         await finder.settle()
         assert finder.worker.starts == starts  # it is not even asked again so soon
         finder.close()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from resolver.hami.discovery import Location, SharedDirectory, Whose
 from resolver.hami.layout import LAYOUTS
 from resolver.hami.region import RegionView, SharedRegion, Slot
-from resolver.hami.slot_owner import SharedDirectory
 from resolver.linux.procfs import Procfs
 from resolver.reasons import UnresolvedReason
 from resolver.repair.abandoned import FIRST_PAUSE, Abandoned, nobody_writes
@@ -33,7 +33,8 @@ class Scene:
         self.writer = self.file.open("r+b")
         fd = os.open(self.file, os.O_RDONLY)
         region = SharedRegion(fd, os.fstat(fd), LAYOUTS["v1.2"], str(self.file))
-        self.repairs = RegionRepairs(region, SharedDirectory("8:1", "/c"), shown=("8:1", 4242))
+        whose = Whose(account=f"{OURS}_main", container=f"{OURS}_main", pod_uid=OURS, container_name="main")
+        self.repairs = RegionRepairs(region, whose, Location(SharedDirectory("8:1", "/c"), ("8:1", 4242)))
         slot = Slot(0, 7, 0, 1, (64, 0))
         self.repairs.observe(RegionView(2, ("GPU-a", "GPU-b"), (100, 100), 1, 0, 0, (slot,)))
         (self.state,) = self.repairs.states.values()

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resolver.config import HostpidNamespace, WriteUtilization
+from resolver.hami.discovery import Location, SharedDirectory, Whose
 from resolver.hami.hostpid_policy import Policy
 from resolver.hami.layout import LAYOUTS
 from resolver.hami.region import RegionView, SharedRegion, Slot
-from resolver.hami.slot_owner import SharedDirectory
 from resolver.linux.procfs import ProcessHandle
 from resolver.reasons import Process, RepairReason, UnresolvedReason
 from resolver.repair.plan import FOLLOWED, Order, RegionRepairs, SlotState, encode, slot_word
@@ -45,7 +45,9 @@ class Bench:
         self.stack = stack
         self.layout = LAYOUTS[layout]
         region = SharedRegion(-1, os.stat("/"), self.layout, "/containers/uid_main/a.cache")
-        self.repairs = RegionRepairs(region, SharedDirectory("8:1", "/containers/uid_main"))
+        whose = Whose(account="uid_main", container="uid_main", pod_uid="uid", container_name="main")
+        location = Location(SharedDirectory("8:1", "/containers/uid_main"), ("8:1", region.inode))
+        self.repairs = RegionRepairs(region, whose, location)
         self.now = 100.0
         self.answered = 0.0  # when NVML said what `load` is
         self.load: dict[tuple[int, str], int] = {}

@@ -13,9 +13,11 @@ import pytest
 
 from resolver.errors import RegionRejected
 from resolver.hami import directory_finder as finder_module
-from resolver.hami.directory_finder import RegionFinder
+from resolver.hami.directory_finder import DirectoryFinder
+from resolver.hami.discovery import Whose
 from resolver.hami.layout import LAYOUTS
 from resolver.hami.region import SharedRegion, open_region
+from resolver.linux.procfs import Procfs
 from resolver.linux.safe_open import open_plain
 from resolver.reasons import RegionReason
 from tests.fakes.cachefiles import NAMES, POD_UID, container, expected, poke, recorded, write
@@ -80,17 +82,10 @@ def test_the_quick_view_and_the_dump_say_what_the_json_says(name: str, tmp_path:
         assert list(slot.sm_util) == [util["sm_util"] for util in wanted.get("device_util", [])]
 
 
-def test_a_region_knows_whose_it_is(region: SharedRegion, file: Path) -> None:
+def test_a_region_is_known_by_its_path_and_its_file(region: SharedRegion, file: Path) -> None:
     assert region.path == str(file)
-    assert region.dir_name == f"{POD_UID}_main"
-    assert (region.pod_uid, region.container_name) == (POD_UID, "main")
     assert region.identity == (file.stat().st_dev, file.stat().st_ino)
     assert os.get_inheritable(region.fd) is False
-
-
-def test_a_region_outside_a_containers_directory_names_no_container(tmp_path: Path) -> None:
-    with opened(write(tmp_path / "plain" / "cudevshr.cache", recorded("v1.1"))) as region:
-        assert (region.pod_uid, region.container_name) == ("", "")
 
 
 def test_nothing_changed_gives_the_same_object(region: SharedRegion, file: Path) -> None:
@@ -208,18 +203,24 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def find(tmp_path: Path, clock: Clock) -> Iterator[RegionFinder]:
-    finder = RegionFinder([str(tmp_path)], clock)
+def find(tmp_path: Path, clock: Clock) -> Iterator[DirectoryFinder]:
+    finder = DirectoryFinder([str(tmp_path)], Procfs(), clock)
     yield finder
     finder.close()
 
 
-def test_regions_come_and_go_with_their_files(find: RegionFinder, tmp_path: Path) -> None:
+def test_regions_come_and_go_with_their_files(find: DirectoryFinder, tmp_path: Path) -> None:
     assert find.refresh(full=True) == ([], [], [])
     first, second = container(tmp_path, "main"), container(tmp_path, "side")
 
     added = find.refresh(full=False).added
-    assert {region.path for region in added} == {str(first), str(second)} == find.regions.keys()
+    assert {found.path: found.whose for found in added} == {
+        str(path): Whose(
+            account=f"{POD_UID}_{name}", container=f"{POD_UID}_{name}", pod_uid=POD_UID, container_name=name
+        )
+        for path, name in ((first, "main"), (second, "side"))
+    }
+    assert find.regions.keys() == {str(first), str(second)}
     assert find.refresh(full=False) == find.refresh(full=True) == ([], [], [])
 
     first.unlink()
@@ -236,7 +237,7 @@ def test_regions_come_and_go_with_their_files(find: RegionFinder, tmp_path: Path
 
 
 def test_a_directory_is_listed_again_while_its_time_stamp_may_hide_a_change(
-    find: RegionFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    find: DirectoryFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = container(tmp_path).parent
     listings = 0
@@ -256,18 +257,20 @@ def test_a_directory_is_listed_again_while_its_time_stamp_may_hide_a_change(
     assert listings == 4
 
 
-def test_a_replaced_file_is_another_region(find: RegionFinder, tmp_path: Path) -> None:
+def test_a_replaced_file_is_another_region(find: DirectoryFinder, tmp_path: Path) -> None:
     path = container(tmp_path)
-    (old,) = find.refresh(full=True).added
+    ((old, _),) = find.refresh(full=True).added
     write(path.parent / "new", recorded("v1.1")).rename(path)
     changes = find.refresh(full=False)
     assert changes.removed == [old]
-    assert [region.layout.name for region in changes.added] == ["v1.1"]
+    assert [found.region.layout.name for found in changes.added] == ["v1.1"]
 
 
-def test_a_replaced_container_directory_takes_its_regions_along(find: RegionFinder, tmp_path: Path) -> None:
+def test_a_replaced_container_directory_takes_its_regions_along(
+    find: DirectoryFinder, tmp_path: Path
+) -> None:
     path = container(tmp_path)
-    (old,) = find.refresh(full=True).added
+    ((old, _),) = find.refresh(full=True).added
     path.parent.rename(tmp_path / "elsewhere")
     container(tmp_path)
     changes = find.refresh(full=False)
@@ -276,7 +279,7 @@ def test_a_replaced_container_directory_takes_its_regions_along(find: RegionFind
 
 
 def test_a_file_that_is_still_being_made_is_taken_as_soon_as_it_is_ready(
-    find: RegionFinder, tmp_path: Path
+    find: DirectoryFinder, tmp_path: Path
 ) -> None:
     path = write(tmp_path / "uid_name" / "x.cache", b"")
     for size, reason in ((0, RegionReason.UNKNOWN_SIZE), (V1_2.file_bytes, RegionReason.NOT_INITIALIZED)):
@@ -291,7 +294,7 @@ def test_a_file_that_is_still_being_made_is_taken_as_soon_as_it_is_ready(
 
 
 def test_an_old_broken_file_is_tried_ever_more_rarely_but_for_ever(
-    find: RegionFinder, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    find: DirectoryFinder, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = container(tmp_path)
     poke(path, V1_2.proc_num, "i", -1)
@@ -316,10 +319,10 @@ def test_an_old_broken_file_is_tried_ever_more_rarely_but_for_ever(
 
 
 def test_a_region_that_a_reader_refused_is_closed_and_tried_again(
-    find: RegionFinder, tmp_path: Path, clock: Clock
+    find: DirectoryFinder, tmp_path: Path, clock: Clock
 ) -> None:
     path = container(tmp_path)
-    (region,) = find.refresh(full=True).added
+    ((region, _),) = find.refresh(full=True).added
     poke(path, V1_2.device_num, "Q", 99)
     with pytest.raises(RegionRejected) as caught:
         region.read()
@@ -336,7 +339,7 @@ def test_a_region_that_a_reader_refused_is_closed_and_tried_again(
 
 def test_a_containers_directory_that_is_not_there_is_waited_for(tmp_path: Path, clock: Clock) -> None:
     late = tmp_path / "hook" / "containers"
-    find = RegionFinder([str(late), str(tmp_path / "other")], clock)
+    find = DirectoryFinder([str(late), str(tmp_path / "other")], Procfs(), clock)
     assert find.refresh(full=True) == ([], [], [])
     assert find.missing_dirs == {str(late), str(tmp_path / "other")}
     path = container(late)
@@ -352,7 +355,9 @@ def test_a_containers_directory_that_is_not_there_is_waited_for(tmp_path: Path, 
     assert find.regions == {}
 
 
-def test_other_things_in_a_containers_directory_are_none_of_ours(find: RegionFinder, tmp_path: Path) -> None:
+def test_other_things_in_a_containers_directory_are_none_of_ours(
+    find: DirectoryFinder, tmp_path: Path
+) -> None:
     for name in ("vgpulock", "_x", "y_", "lost+found"):
         write(tmp_path / name / "a.cache", recorded("v1.2"))
     write(tmp_path / "file_name", b"")
@@ -362,7 +367,7 @@ def test_other_things_in_a_containers_directory_are_none_of_ours(find: RegionFin
 
 
 def test_without_descriptors_it_says_so_and_goes_on_when_there_are_some(
-    find: RegionFinder, tmp_path: Path, clock: Clock
+    find: DirectoryFinder, tmp_path: Path, clock: Clock
 ) -> None:
     kept = container(tmp_path, "kept")
     find.refresh(full=True)
@@ -387,7 +392,7 @@ def test_without_descriptors_it_says_so_and_goes_on_when_there_are_some(
 
 @pytest.mark.parametrize("spare", range(1, 6))
 def test_with_too_few_descriptors_no_step_of_opening_leaks_or_fails(
-    find: RegionFinder, tmp_path: Path, clock: Clock, spare: int
+    find: DirectoryFinder, tmp_path: Path, clock: Clock, spare: int
 ) -> None:
     path = container(tmp_path)
     os.close(os.open(tmp_path, os.O_RDONLY))

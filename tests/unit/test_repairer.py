@@ -18,14 +18,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from resolver import log
 from resolver.config import HostpidNamespace, Settings, WriteUtilization
-from resolver.errors import WorkerFailed
+from resolver.errors import RegionRejected, WorkerFailed
 from resolver.gpu.attribution import NOTHING, Joined
 from resolver.hami import layout as layouts
+from resolver.hami.discovery import Changes, FoundRegion, Location, SharedDirectory, Whose
 from resolver.hami.hostpid_policy import Policy
-from resolver.hami.slot_owner import SharedDirectory
+from resolver.hami.region import SharedRegion, adopt_region
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.pids.listing import Listing
 from resolver.pids.pidmap import PidMap
@@ -36,6 +38,7 @@ from resolver.repair.reported_values import TWO_TICKS
 from resolver.state import SlotReport
 from resolver.workers import slot_writer
 from tests.fakes import cachefiles
+from tests.fakes.cachefiles import poke
 
 V1_2 = layouts.LAYOUTS["v1.2"]
 HOST = Policy(HostpidNamespace.HOST, "")
@@ -575,3 +578,88 @@ def test_a_directory_that_is_missing_is_said_once_and_found_later(
     names = [line["event"] for line in lines()]
     assert names.count("containers_dir_missing") == names.count("containers_dir_found") == 1
     assert len(bench.repairer.regions) == 1
+
+
+class InMemory:
+    """A third way of finding regions, unknown to everybody: told by the test, by descriptors."""
+
+    workers = ()
+
+    def __init__(self, *paths: Path) -> None:
+        self.rejected: dict[str, RegionReason] = {"/odd": RegionReason.UNPROVEN}
+        self.missing_dirs = {"/away"}
+        self.dirs = ("/away", "/here")
+        self.max_regions = 10
+        self.regions: dict[str, SharedRegion] = {}
+        self.paths = list(paths)
+        self.waited = self.closed = 0
+
+    def refresh(self, *, full: bool) -> Changes:
+        added, refused = list[FoundRegion](), list[tuple[str, RegionRejected]]()
+        while self.paths and full:
+            path = self.paths.pop()
+            region = adopt_region(os.open(path, os.O_RDONLY), f"claim:{path}")
+            self.regions[region.path] = region
+            added.append(FoundRegion(region, Whose(account="claim-1", container="")))
+            refused = [("/odd", RegionRejected(RegionReason.UNPROVEN, "it is odd"))]
+        return Changes(added, [], refused)
+
+    async def settle(self) -> bool:
+        self.waited += 1
+        return False
+
+    def locate(self, region: SharedRegion) -> Location:
+        return Location(SharedDirectory("8:1", "/claims/1"), ("8:1", region.inode))
+
+    def reject(self, region: SharedRegion, why: RegionRejected) -> None:
+        if self.regions.get(region.path) is region:
+            self.rejected[region.path] = why.reason
+            self.regions.pop(region.path).close()
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_any_number_of_discoveries_is_treated_alike(tmp_path: Path, stack: ExitStack, lines: Lines) -> None:
+    bench = Bench(tmp_path, stack)
+    in_directory, elsewhere = bench.file((7, 0)), bench.file((8, 0), name="side")
+    claim = elsewhere.rename(tmp_path / "claim")
+    other = InMemory(claim)
+    bench.repairer._discoveries["other"] = other
+    bench.told.host_pids = {7: os.getpid(), 8: os.getppid()}
+    bench.step()
+    assert (slot(in_directory)[1], slot(claim)[1]) == (os.getpid(), os.getppid())
+    assert set(bench.repairer.regions) == {str(in_directory), f"claim:{claim}"}
+    assert bench.repairer.rejected()["/odd"] is RegionReason.UNPROVEN
+    told = lines()
+    assert [line["path"] for line in told if line["event"] == "region_rejected"] == ["/odd"]
+    assert [line["path"] for line in told if line["event"] == "containers_dir_missing"] == ["/away"]
+    assert other.waited == 1
+
+    assert bench.repairer.regions[f"claim:{claim}"].whose.account == "claim-1"
+    poke(claim, V1_2.device_num, "Q", 99)
+    bench.step()
+    assert other.rejected[f"claim:{claim}"] is RegionReason.BAD_HEADER
+    assert set(bench.repairer.regions) == {str(in_directory)}
+
+    bench.repairer.close()
+    assert other.closed == 1
+
+
+def test_new_settings_take_away_only_what_they_are_about(
+    tmp_path: Path, stack: ExitStack, lines: Lines
+) -> None:
+    bench = Bench(tmp_path / "a", stack, mapped_regions=True)
+    path = bench.file((7, 0))
+    bench.step()
+    mappings, directories = bench.repairer.discoveries
+    bench.repairer.use(replace(bench.settings, mapped_regions=False))
+    assert list(bench.repairer.discoveries) == [directories]
+    assert set(bench.repairer.regions) == {str(path)}
+
+    bench.repairer.use(replace(bench.settings, containers_dir=(str(tmp_path / "b"),)))
+    again, elsewhere = bench.repairer.discoveries
+    assert mappings not in (again, elsewhere)
+    assert directories not in (again, elsewhere)
+    assert bench.repairer.regions == {}
+    assert [line["path"] for line in lines() if line["event"] == "region_gone"] == [str(path)]

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from resolver.errors import ResolverError
-from resolver.hami.slot_owner import Containers, SharedDirectory, shared_directory
+from resolver.hami.directory_finder import shared_directory
+from resolver.hami.discovery import SharedDirectory
+from resolver.hami.slot_owner import Containers
 from resolver.linux import mappings
 from resolver.linux import procfs as procfs_module
 from resolver.linux.procfs import ProcessHandle, Procfs

@@ -13,8 +13,8 @@ import pytest
 
 from resolver import log
 from resolver.budget import BURST_SECONDS, SHARE
+from resolver.hami.discovery import SharedDirectory
 from resolver.hami.hostpid_policy import Policy
-from resolver.hami.slot_owner import SharedDirectory
 from resolver.linux.procfs import ProcessHandle
 from resolver.reasons import UnresolvedReason
 from resolver.workers import slot_writer
