@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.containers.namespaces import Member, members_of
 from resolver.errors import Ambiguous, CannotKnow, NotFound, ProcessGone, ResolverError, UsageError
-from resolver.linux.cgroup import cgroup_paths, container_id_of, parts_of, pod_uid_of, strip_scheme
+from resolver.linux.cgroup import cgroup_paths, container_id_of, name_in, parts_of, pod_uid_of, strip_scheme
 from resolver.linux.cgroup_directories import cgroup_roots, find_directories, processes_in
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Container(NamedTuple):
     @property
     def container_id(self) -> str:
         """The id, or the name where there is no id."""
-        return min(self.keys, key=len).rsplit("/", 1)[-1]
+        return name_in(min(self.keys, key=len).rsplit("/", 1)[-1])
 
 
 class Wanted:
@@ -70,13 +70,15 @@ class Wanted:
             container_id = container_id_of(name) if self._prefix else None
             if container_id is not None and container_id.startswith(self.text):
                 return container_id, False
-            if name == self.text and not name.endswith(".slice"):  # a slice holds containers and is none
+            named = self.text in (name, name_in(name))
+            if named and not name.endswith(".slice"):  # a slice holds containers and is none
                 return path, False
         return None, False
 
     def is_exact(self, key: str) -> bool:
         """Whether a key is what was asked for, all of it."""
-        return key.rsplit("/", 1)[-1] == self.text
+        name = key.rsplit("/", 1)[-1]
+        return self.text in (name, name_in(name))
 
     def keys_in(self, cgroup_text: str) -> set[str]:
         """The keys of the wanted containers that a process with this ``/proc/<pid>/cgroup`` is in."""

@@ -96,6 +96,11 @@ def container_id_of(name: str) -> str | None:
     return match[0] if match is not None and _is_container(name[: match.start()]) else None
 
 
+def name_in(name: str) -> str:
+    """What its runtime calls the container with that cgroup, where it has no id: LXC puts a word before it."""
+    return name.removeprefix("lxc.payload.")
+
+
 def parts_of(path: str) -> list[str]:
     """The components of a path, outermost first, for those who look for a name that has no pattern."""
     return path.removesuffix(" (deleted)").split("/")

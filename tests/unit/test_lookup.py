@@ -43,6 +43,10 @@ STATIC = "5dbb3c4e2a90fd1870c2b1b0e1a2f3c4"
         ("nginx", "0::/default/nginx\n", {"/default/nginx"}),
         ("nginx", "0::/default/nginx/init.scope\n", {"/default/nginx"}),
         ("nginx", "0::/default/nginx2\n", set()),
+        ("web", "0::/lxc.payload.web/.lxc\n", {"/lxc.payload.web"}),
+        ("lxc.payload.web", "0::/lxc.payload.web\n", {"/lxc.payload.web"}),
+        ("web", "0::/lxc.payload.web-1\n", set()),
+        ("web", "0::/lxc.monitor.web\n", set()),
         ("user.slice", "0::/user.slice\n", set()),
         (f"{UID}/main", f"0::/kubepods/pod{UID}/{A}\n", {A}),
         (

@@ -11,7 +11,7 @@ ROW: Row = {
     "cgroups": "v1",
     "suite": "bookworm",
     "ids": ["docker ps"],
-    "not_by": ["web"],
+    "not_by": ["--name"],
     "cgroup": "/docker/<id>",
     "containers": "listed",
     "reverse": "right",
@@ -29,7 +29,7 @@ def test_rows_that_differ_in_hierarchies_alone_are_one_line() -> None:
     worse = {**ROW, "cgroups": "hybrid", "repair": "wrong"}
     *_, both, alone = table([ROW, other, worse]).splitlines()
     assert both == (
-        "| Docker | plain | v1, v2 | `/docker/<id>` | `docker ps`; not by its name `web` | listed | right | right |"
+        "| Docker | plain | v1, v2 | `/docker/<id>` | `docker ps`; not `--name` | listed | right | right |"
     )
     assert "| hybrid |" in alone
     assert alone.endswith("| wrong |")

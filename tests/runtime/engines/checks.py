@@ -6,12 +6,14 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 from tests.kernel.conftest import ROOT, Daemon, Start, until
 from tests.runtime.engines.engine import Tenants
 
+#: Whether a container is known by an id in its cgroup, by a name there, or has no cgroup of its own.
+Known = Literal["id", "name", "no cgroup"]
 FAST = ("--interval", "50ms", "--nvml-interval", "100ms", "--hostpid-namespace", "host")
 Row = dict[str, Any]
 
@@ -31,32 +33,45 @@ def answer(*words: object) -> Any:
     return json.loads(done.stdout)
 
 
-def whole(tenants: Tenants, start: Start, *options: str, known: bool = True) -> Row:
-    """The whole of it, for the table. Not ``known``: the container's cgroup has a name and no id."""
-    seen = {**looked_up(tenants, known=known), "cgroup": cgroup_of(tenants)}
+def whole(tenants: Tenants, start: Start, *options: str, known: Known = "id") -> Row:
+    """The whole of it, for the table."""
+    seen = looked_up(tenants, known=known)
     daemon = repaired(tenants, start, *options)
     return {**seen, **asked(tenants, daemon, known=known)}
 
 
-def looked_up(tenants: Tenants, *, known: bool = True) -> Row:
+def looked_up(tenants: Tenants, *, known: Known = "id") -> Row:
     """Each process by each id without a daemon, and back."""
     ids = tenants.engine.ids(tenants.name)
-    names(tenants, ids)
+    if known == "no cgroup":
+        refused(tenants, ids.values())
+    else:
+        names(tenants, ids)
     for chain in tenants.found:
         found = answer("reverse", chain.host_pid)
         levels = tuple((level["pidns"], level["ns_pid"]) for level in found["levels"])
         assert (found["host_pid"], levels) == (chain.host_pid, chain.levels), found
-        if known:
+        if known == "id":
             assert found["container_id"] in ids.values(), found
         else:
             assert found["container_id"] is None
             assert "no container that its cgroup tells" in found["no_container"]
-    refused = tenants.engine.names(tenants.name)
-    for name in refused:
-        done = command("lookup", name, tenants.found[0].ns_pid)
+    unknown = tenants.engine.names(tenants.name)
+    refused(tenants, unknown)
+    return {
+        "cgroup": cgroup_of(tenants) if known != "no cgroup" else "none",
+        "ids": [*ids] if known != "no cgroup" else [],
+        "not_by": ["--name"] * bool(unknown),
+        "reverse": "right" if known == "id" else "PIDs; no container",
+    }
+
+
+def refused(tenants: Tenants, texts: Iterable[str]) -> None:
+    """Look-ups by these find no container, and say so."""
+    for text in texts:
+        done = command("lookup", text, tenants.found[0].ns_pid)
         assert (done.returncode, done.stdout) == (1, ""), done
         assert "is it running" in done.stderr
-    return {"ids": [*ids], "not_by": refused, "reverse": "right" if known else "PIDs; no container"}
 
 
 def names(tenants: Tenants, ids: Mapping[str, str], *options: object) -> None:
@@ -77,29 +92,30 @@ def repaired(tenants: Tenants, start: Start, *options: str) -> Daemon:
     return daemon
 
 
-def asked(tenants: Tenants, daemon: Daemon, *, known: bool = True) -> Row:
+def asked(tenants: Tenants, daemon: Daemon, *, known: Known = "id") -> Row:
     """The same look-ups by the daemon, and the containers that it lists."""
     socket = ("--socket", daemon.run_dir / "resolver.sock")
     daemon.wait_for("source", timeout_s=20)
     ids = tenants.engine.ids(tenants.name)
-    names(tenants, ids, *socket)
+    if known != "no cgroup":
+        names(tenants, ids, *socket)
     listed = {each["container_id"]: each for each in answer("containers", *socket)["containers"]}
     container_id = next(iter(ids.values()))
-    assert (container_id in listed) == known
-    if known:
+    assert (container_id in listed) == (known == "id")
+    if known == "id":
         first, told = tenants.found[0], listed[container_id]
-        shared = len(first.levels) == 1  # the host's namespace: no process of the container is its first
+        shared = first.ns_pid != 1  # no process of the container is the first of its namespace
         assert (told["pidns"], told["init_host_pid"]) == (
             (None, None) if shared else (first.pidns, first.host_pid)
         ), told
-    return {"containers": "listed" if known else "not listed", "repair": "right"}
+    return {"containers": "listed" if known == "id" else "not listed", "repair": "right"}
 
 
 def cgroup_of(tenants: Tenants) -> str:
     """The cgroup's path as the engine made it, without the part of the hierarchies that is the test's."""
     with open(f"/proc/{tenants.found[0].host_pid}/cgroup") as file:
         paths = [line.rstrip("\n").split(":", 2)[2] for line in file]
-    deepest = "/" + max(paths, key=lambda path: path.count("/")).split("/", 2)[-1]
+    deepest = "/" + max(paths, key=lambda path: path.count("/")).split("/", 2)[-1].removeprefix("engines/")
     for uid in (tenants.pod_uid, tenants.pod_uid.replace("-", "_")):
         deepest = deepest.replace(uid, "<uid>")
     return re.sub("[0-9a-f]{64}", "<id>", deepest).replace(tenants.name, "<name>")

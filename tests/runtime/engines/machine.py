@@ -38,7 +38,7 @@ class Machine:
 
     def __init__(self, debian: Path, work: Path, shown: Iterable[Path], view: str) -> None:
         self.work, self.view = work, view
-        self._debian, self._shown = debian, (work, *shown)
+        self._debian, self._shown, self._scratch = debian, (work, *shown), work.with_name(f"{work.name}-root")
         self._top = f"resolver-engines-{os.getpid()}-{time.monotonic_ns():x}"
         self._hierarchies = hierarchies()
         self._daemons: list[subprocess.Popen[str]] = []
@@ -49,8 +49,8 @@ class Machine:
         self.work.mkdir(parents=True, exist_ok=True)
         for each in self._hierarchies:
             _make_cgroup(each.mount / self._top)
-        (self.work / "layers").mkdir()
-        (self.work / "root").mkdir()
+        for name in ("layers", "root"):
+            (self._scratch / name).mkdir(parents=True)
         self._holder = subprocess.Popen(
             [*self._enter_cgroups(""), "unshare", "--mount", "--cgroup", "sh", "-euc", self._script()],
             stdin=subprocess.PIPE,
@@ -76,7 +76,7 @@ class Machine:
 
     def _script(self) -> str:
         """Mounts, and a root of their own: what Docker does with its layers goes by ``pivot_root``."""
-        layers, root = self.work / "layers", self.work / "root"
+        layers, root = self._scratch / "layers", self._scratch / "root"
         lines = [
             *(f"echo $$ >{each.mount / self._top / 'engines/cgroup.procs'}" for each in self._hierarchies),
             "mount --make-rprivate /",
@@ -88,7 +88,8 @@ class Machine:
             f"mount -t sysfs sysfs {root}/sys",
             f"mount -t tmpfs -o mode=755 none {root}/run",
             f"mount -t tmpfs -o mode=1777 none {root}/tmp",  # noqa: S108 - in its own root
-            *(f"mkdir -p {root}{path}; mount --bind {path} {root}{path}" for path in self._shown),
+            f"chmod 755 {root}/root",  # the stand-in for the driver is below it, and users have containers, too
+            *(f"mkdir -p {root}{path}; mount --rbind {path} {root}{path}" for path in self._shown),
             *self._cgroup_mounts(root / "sys/fs/cgroup"),
             f"cd {root}; mkdir -p old; pivot_root . old; umount -l /old",
             "echo ready; exec cat",

@@ -47,8 +47,8 @@ def table(rows: Sequence[Row]) -> str:
         cells: tuple[str, ...] = (
             row["engine"],
             row["how"],
-            f"`{row['cgroup']}`",
-            lookup + (f"; not by its name {refused}" if refused else ""),
+            f"`{row['cgroup']}`" if row["cgroup"] != "none" else "none",
+            lookup + (f"; not {refused}" if refused else ""),
             row["containers"],
             row["reverse"],
             row["repair"],

@@ -23,7 +23,7 @@ def test_by_name(machine: Machine, node: Node, start: Start, tell: Tell) -> None
     tenants = Tenants(node, Containerd(machine))
     tenants.main()
     tenants.another()
-    tell("containerd", "`ctr run`", whole(tenants, start, known=False))
+    tell("containerd", "`ctr run`", whole(tenants, start, known="name"))
     tenants.stop()
 
 

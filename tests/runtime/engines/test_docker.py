@@ -1,10 +1,16 @@
-"""Docker."""
+"""Docker: what it makes of PID and user namespaces, HAMi's directory, and the file in the container without one."""
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
 from tests.fakes.node import Node
-from tests.kernel.conftest import Start
-from tests.runtime.engines.checks import whole
+from tests.kernel.conftest import Start, never
+from tests.runtime.engines.checks import FAST, asked, looked_up, repaired, whole
 from tests.runtime.engines.conftest import EVERY_VIEW, Tell
 from tests.runtime.engines.docker import Docker
 from tests.runtime.engines.engine import Tenants
@@ -25,4 +31,84 @@ def test_in_the_host_pid_namespace(machine: Machine, node: Node, start: Start, t
     assert tenants.main().host_pid == tenants.found[0].ns_pid
     tenants.another()
     tell("Docker", "`--pid=host`", whole(tenants, start))
+    tenants.stop()
+
+
+def test_in_another_containers_pid_namespace(machine: Machine, node: Node, start: Start, tell: Tell) -> None:
+    docker = Docker(machine)
+    first = Tenants(node, docker, name="first-of-two")
+    first.main()
+    second = Tenants(node, docker, "--pid=container:first-of-two", name="second-of-two")
+    assert second.main().pidns == first.found[0].pidns
+    first.another()
+    second.another()
+    looked_up(first)
+    tell("Docker", "`--pid=container:`", whole(second, start))
+    for tenants in (second, first):
+        tenants.stop()
+
+
+def test_in_a_user_namespace(machine: Machine, node: Node, start: Start, tell: Tell) -> None:
+    tenants = Tenants(node, Docker(machine, "--userns-remap=default"))
+    main = tenants.main()
+    assert Path(f"/proc/{main.host_pid}/ns/user").stat().st_ino != Path("/proc/self/ns/user").stat().st_ino
+    tenants.another()
+    tell("Docker", "`--userns-remap`", whole(tenants, start))
+    tenants.stop()
+
+
+# ---- without HAMi's directory -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def btrfs(work: Path) -> Iterator[Path]:
+    """A btrfs where Docker has its data."""
+    image, place = work / "btrfs.img", work / "m/docker"
+    with image.open("wb") as file:
+        file.truncate(256 << 20)
+    subprocess.check_call(["mkfs.btrfs", "--quiet", image])
+    place.mkdir(parents=True)
+    subprocess.check_call(["mount", "-o", "loop", image, place])
+    try:
+        yield place
+    finally:
+        subprocess.check_call(["umount", "--lazy", place])
+
+
+def mapped(machine: Machine, node: Node, start: Start, tell: Tell, driver: str) -> None:
+    tenants = Tenants(node, Docker(machine, driver=driver), in_hami=False)
+    tenants.main()
+    tenants.another()
+    seen = looked_up(tenants)
+    daemon = repaired(tenants, start, "--mapped-regions")
+    found = daemon.wait_for("region_found")
+    assert found["container"] == tenants.engine.ids(tenants.name)["docker inspect"]
+    tell("Docker", f"bare, `--mapped-regions`, {driver}", {**seen, **asked(tenants, daemon)})
+    tenants.stop()
+
+
+@pytest.mark.parametrize("driver", ["overlay2", "vfs"])
+def test_the_file_in_a_container(machine: Machine, node: Node, start: Start, tell: Tell, driver: str) -> None:
+    mapped(machine, node, start, tell, driver)
+
+
+def test_the_file_in_a_container_on_btrfs(
+    btrfs: Path, machine: Machine, node: Node, start: Start, tell: Tell
+) -> None:
+    mapped(machine, node, start, tell, "btrfs")
+
+
+def test_the_file_in_a_container_with_a_user_namespace_is_left_alone(
+    machine: Machine, node: Node, start: Start, tell: Tell
+) -> None:
+    """Whoever is root in a user namespace can make mounts in which looking up a name never ends."""
+    tenants = Tenants(node, Docker(machine, "--userns-remap=default"), in_hami=False)
+    main = tenants.main()
+    before = tenants.slot(main).hostpid
+    seen = looked_up(tenants)
+    daemon = start(node, *FAST, "--mapped-regions")
+    daemon.wait_for("region_rejected", reason="access_denied")
+    never(lambda: tenants.slot(main).hostpid != before, "a repair", 1.0)
+    seen |= asked(tenants, daemon) | {"repair": "not written: `access_denied`"}
+    tell("Docker", "bare, `--mapped-regions`, `--userns-remap`", seen)
     tenants.stop()
