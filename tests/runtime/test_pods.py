@@ -15,7 +15,7 @@ from tests.kernel.conftest import hostpid_of, never, until
 from tests.kernel.test_capabilities import rights, works
 from tests.manifests import KUSTOMIZE, ROOT, container_of, pod_of, render
 from tests.runtime.conftest import StartPod, fast
-from tests.runtime.pods import Pod, PodError
+from tests.runtime.pods import Pod
 
 RELEASE = os.uname().release
 FIXTURES = ROOT / "tests/fixtures/manifests"
@@ -100,8 +100,18 @@ def test_dry_run_writes_nothing_and_could_not(node: Node, start_pod: StartPod) -
     assert mount.split()[5].split(",")[0] == "ro"
 
 
-def test_without_hami_nothing_is_made_in_its_place(node: Node, start_pod: StartPod) -> None:
+@pytest.mark.parametrize("directory", [KUSTOMIZE / "base", FIXTURES / "sidecar"], ids=["base", "sidecar"])
+def test_on_a_fresh_node_it_is_up_before_hami_and_repairs_what_comes(
+    node: Node, start_pod: StartPod, directory: Path
+) -> None:
+    """HAMi's containers make the directory, and in the sidecar's pod they start after every volume is there."""
     node.containers_dir.rmdir()
-    with pytest.raises(PodError, match="containers is not a directory"):
-        start_pod(pod_of(render(KUSTOMIZE / "base")))
-    assert not node.containers_dir.exists()
+    pod = start_pod(fast(pod_of(render(directory))))
+    until(lambda: pod.get("/readyz") == 200, "ready")
+    # As a container runtime makes it for HAMi's own monitor, whose volume has no type.
+    made = node.containers_dir.stat()
+    assert (made.st_uid, made.st_gid, made.st_mode & 0o7777) == (0, 0, 0o755)
+    container = node.container()
+    tenant = container.tenant(guess="none")
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
+    assert pod.stop() == 0
