@@ -39,6 +39,7 @@ _MOUNTS: Final = (
     ("/dev/shm", "tmpfs", "shm", ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),  # noqa: S108
     ("/dev/mqueue", "mqueue", "mqueue", ["nosuid", "noexec", "nodev"]),
     ("/sys", "sysfs", "sysfs", ["nosuid", "noexec", "nodev", "ro"]),
+    ("/sys/fs/cgroup", "cgroup", "cgroup", ["nosuid", "noexec", "nodev", "relatime", "ro"]),
     ("/run", "tmpfs", "tmpfs", ["nosuid", "nodev", "mode=755"]),
 )
 _MASKED: Final = [

@@ -82,9 +82,20 @@ def test_what_it_mounts_is_what_it_needs_to_look_up_by_container(node: Node, sta
         str(tenant.ns_pid),
         "--json",
     ]
-    for socket, source in (("/run/resolver/resolver.sock", "bpf"), ("/nowhere", "cgroup")):
+    for socket, source in (("/run/resolver/resolver.sock", "bpf"), ("/nowhere", "scan")):
         told = json.loads(pod.inside("env", f"RESOLVER_SOCKET={socket}", *lookup))
         assert (told["host_pid"], told["source"]) == (tenant.host_pid, source)
+
+
+@pytest.mark.parametrize("directory", [KUSTOMIZE / "base", FIXTURES / "sidecar"], ids=["base", "sidecar"])
+def test_no_control_group_can_be_written(node: Node, start_pod: StartPod, directory: Path) -> None:
+    """On cgroup v1 each controller is a mount of its own, which a read-only mount of the tree leaves writable."""
+    pod = start_pod(fast(pod_of(render(directory)), RESOLVER_SOURCE="scan"))
+    pod.wait_for("source")
+    lines = [line.split() for line in Path(f"/proc/{pod.host_pid}/mountinfo").read_text().splitlines()]
+    groups = [line for line in lines if line[line.index("-") + 1] in ("cgroup", "cgroup2")]
+    assert groups  # what the runtime gives every container: its own
+    assert [line for line in groups if "ro" not in line[5].split(",")] == []
 
 
 def test_dry_run_writes_nothing_and_could_not(node: Node, start_pod: StartPod) -> None:

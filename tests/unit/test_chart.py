@@ -364,9 +364,8 @@ def test_what_the_settings_name_is_mounted() -> None:
         for each in container_of(pod)["volumeMounts"]
         if volumes[each["name"]]
     }
-    there_already = ("/var/log/pods", "/sys/fs/cgroup")
     for path, (source, _) in mounted.items():
-        kind = "Directory" if path in there_already else "DirectoryOrCreate"
+        kind = "Directory" if path == "/var/log/pods" else "DirectoryOrCreate"
         assert source == {"path": path, "type": kind}
     assert {path: read_only for path, (_, read_only) in mounted.items()} == {
         "/usr/local/vgpu/containers": False,
@@ -374,7 +373,6 @@ def test_what_the_settings_name_is_mounted() -> None:
         "/run/resolver": False,
         "/var/run/hami": False,
         "/var/log/pods": True,
-        "/sys/fs/cgroup": True,
     }
 
 
