@@ -66,11 +66,11 @@ class Served:
 
         assert self._loop is not None
         self._loop.call_soon_threadsafe(run)
-        assert done.wait(10)
+        assert done.wait(60)
 
     def start(self) -> None:
         self._thread.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not Path(self.path).exists():
             assert time.monotonic() < deadline
             time.sleep(0.002)
@@ -79,7 +79,7 @@ class Served:
         assert self._loop is not None
         assert self._task is not None
         self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 

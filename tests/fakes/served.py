@@ -74,7 +74,7 @@ class Served:
         ready = threading.Event()
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(ready),))
         self._thread.start()
-        assert ready.wait(10)
+        assert ready.wait(60)
 
     def stop(self) -> None:
         """End, and take the socket away, as the daemon does."""

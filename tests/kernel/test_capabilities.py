@@ -192,7 +192,7 @@ def test_where_no_child_will_need_more_none_can_get_more(node: Node, start: Star
 def test_each_capability_of_the_map_is_needed(node: Node, start: Start, missing: str) -> None:
     wrapper = with_nothing_but(TO_START["bpf"] - {missing})
     daemon = start(node, *FAST, "--source", "bpf", wrapper=wrapper)
-    assert daemon.wait(10) == 4
+    assert daemon.wait() == 4
     (sentence,) = daemon.other_output
     assert sentence.startswith(f"resolver run: --source bpf does not work here: CAP_{missing} is missing")
 

@@ -603,7 +603,7 @@ def test_a_listener_that_is_no_resolver(node: Node, place: str, answer: bytes) -
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         says(sockets.api(node), "failed", found="does not answer")
-        thread.join(5)
+        thread.join(60)
 
 
 STATUS = {

@@ -449,7 +449,7 @@ def test_thousands_of_namespaces_cost_a_thousand_claims_nothing(proc: FakeProc) 
         pidmap.refresh(unhurried=False)
         began = time.thread_time()
         found = containers.owner(OURS, (DEVICE, INODE), 1)
-        assert time.thread_time() - began < 0.25
+        assert time.thread_time() - began < 1.0
         if isinstance(found, ProcessHandle):
             break
     assert isinstance(found, ProcessHandle)
@@ -459,7 +459,7 @@ def test_thousands_of_namespaces_cost_a_thousand_claims_nothing(proc: FakeProc) 
     for ns_pid in range(2, 1026):
         assert containers.owner(OURS, (DEVICE, INODE), ns_pid) is UnresolvedReason.NO_SUCH_PROCESS
     assert set(source.asked) == {5001, procfs_module.HOST_PIDNS}
-    assert time.thread_time() - began < 0.25
+    assert time.thread_time() - began < 1.0
 
 
 # ---- is it dead --------------------------------------------------------------------------------
