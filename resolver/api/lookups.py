@@ -173,7 +173,7 @@ async def _own(context: Context, tenant: Tenant, cid: str, ns_pid: int, pidns: i
         raise _not_yours()
     procfs, own, pidmap = context.view.procfs, tenant.own, context.view.live.pidmap
     found = find_own(procfs, pidmap, own, ns_pid)
-    if found is None and pidmap.kernel() is None:
+    if found is None and pidmap.source.exact() is None:
         found = (await context.tenants_walks.run(walk_own, procfs, own, [ns_pid]))[ns_pid]
     if not tenant.peer.alive():  # while it lives, the namespace is its own
         raise Problem(
@@ -301,7 +301,7 @@ async def _all_own(
             answers[ns_pid] = _hit(process)
         if number % _TURN_EVERY == _TURN_EVERY - 1:
             await asyncio.sleep(0)
-    if left and context.view.live.pidmap.kernel() is None:
+    if left and context.view.live.pidmap.source.exact() is None:
         answers |= await context.tenants_walks.run(_walk_own, context.view.procfs, tenant, left)
     else:
         answers |= dict.fromkeys(left, NO_SUCH_PROCESS)

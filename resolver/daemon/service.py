@@ -308,7 +308,13 @@ class Service:
     def _look_after_source(self) -> None:
         source, trouble = self.pidmap.source, self.journal.trouble
         source.tend()
-        trouble("source", self.pidmap.shortage(), "source_incomplete", "source_complete", source=source.name)
+        trouble(
+            "source",
+            self.pidmap.source.shortage(),
+            "source_incomplete",
+            "source_complete",
+            source=source.name,
+        )
         if source.trouble() and source is not self._failed_source:
             self._failed_source = source  # once each: the next try to replace it comes at the usual pace
             self._trouble.set()
@@ -352,7 +358,7 @@ class Service:
         self.sampler.stop()
         self.truth.close()
         self.repairer.close()
-        self.pidmap.close()
+        self.pidmap.source.close()
         if self._entrances is not None:
             self._entrances.close()
 
@@ -497,9 +503,9 @@ class Service:
             source=self.pidmap.source.name,
             sources_not_used=dict(self.ladder.why_not),
             source_counters=self.pidmap.counters(),
-            incomplete=self.pidmap.shortage() or self.pidmap.incomplete(),
+            incomplete=self.pidmap.source.shortage() or self.pidmap.source.incomplete(),
             not_ready=self.ladder.not_ready(self.pidmap.source),
-            processes=len(self.pidmap),
+            processes=len(self.pidmap.source),
             map_size=self.settings.map_size,
             policy=self.policy.namespace or "unknown",
             policy_why=self.policy.why,

@@ -187,7 +187,7 @@ class Broker:
         try:
             with peer_of(connection, self._procfs, exact=False) as peer:
                 ns_pids = self._procfs.ns_pids(peer.host_pid)
-                self._pidmap.look(peer.host_pid)
+                self._pidmap.source.look(peer.host_pid)
                 if not peer.alive() or not ns_pids:
                     raise _Refused(Refusal.ENDED)
         except PeerUnknown as unknown:

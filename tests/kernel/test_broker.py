@@ -233,8 +233,8 @@ def test_from_inside_real_namespaces(
                 number, process = _ask_inside(container, nested=nested)
                 assert number == (process.host_pid if policy is HOST else process.ns_pid)
                 # It is in the map already: nothing has refreshed that.
-                assert process.host_pid in serving.pidmap
-                assert process.host_pid in serving.pidmap.candidates(process.ns_pid)
+                assert process.host_pid in serving.pidmap.source
+                assert process.host_pid in serving.pidmap.source.candidates(process.ns_pid)
         assert serving.pidmap.refreshes == 0
         assert serving.counters == {"broker_answers": 8}
 

@@ -349,7 +349,7 @@ def test_threads_are_not_taken_for_processes(checked: Checked) -> None:
     """
     events = checked.source.events
     host_pid, *tids = map(int, python(code)[1].split())
-    checked.source.drain()
+    checked.source.tend()
     stream = checked.source._stream
     assert checked.source.events - events >= 2000
     assert len(tids) >= 900

@@ -281,7 +281,7 @@ def test_a_number_that_is_used_again_between_map_and_look(proc: FakeProc) -> Non
     proc.put(100, 7)
     proc.pidmap.refresh(unhurried=False)
     proc.put(100, 8)  # same directory: the map still believes in 7
-    assert proc.pidmap.candidates(7) == [100]
+    assert proc.pidmap.source.candidates(7) == [100]
     assert proc.find(7) is UnresolvedReason.NO_SUCH_PROCESS
 
 
@@ -560,7 +560,7 @@ def test_a_map_that_has_not_counted_its_processes_yet_makes_nothing_quadratic(
         return arrival(host_pid)
 
     monkeypatch.setattr(proc.pidmap, "arrival", counted)
-    monkeypatch.setattr(PidMap, "__len__", lambda _self: 0)
+    monkeypatch.setattr(Listing, "__len__", lambda _self: 0)
     assert proc.containers.owner(OURS, (DEVICE, INODE), 1) is UnresolvedReason.NO_SUCH_PROCESS
     assert len(asked) == 300
     assert asked.total() < 10 * 300
