@@ -45,6 +45,7 @@ __all__ = (
     "SourceName",
     "WriteUtilization",
     "described",
+    "from_status",
     "load",
     "load_with_origins",
     "parse_address",
@@ -105,6 +106,17 @@ def described(settings: Settings, origins: Mapping[str, str]) -> tuple[SettingRe
     """Every setting with where it comes from: ``unknown`` without a word in ``origins``."""
     values = msgspec.json.decode(msgspec.json.encode(settings))
     return tuple(SettingReport(name, value, origins.get(name, "unknown")) for name, value in values.items())
+
+
+def from_status(status: Mapping[str, Any]) -> dict[str, Any]:
+    """``{name: value}`` of the settings that a daemon says are in force."""
+    told = status.get("settings") or {}
+    if isinstance(told, list):
+        told = {each["name"]: each for each in told}
+    return {
+        name: each["value"] if isinstance(each, dict) and "value" in each else each
+        for name, each in told.items()
+    }
 
 
 def _from_file(path: str) -> dict[str, Any]:

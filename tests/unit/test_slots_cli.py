@@ -115,12 +115,11 @@ def test_a_terminal_gets_colour(tmp_path: Path) -> None:
 
 
 def test_no_containers_directory_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert slots.DEFAULT_DIRECTORY == "/usr/local/vgpu/containers"
-    code = f"from resolver.cli import main, slots; slots.DEFAULT_DIRECTORY = '{tmp_path}/no'; exit(main(['slots']))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
-    )
+    monkeypatch.setenv("RESOLVER_SOCKET", f"{tmp_path}/none.sock")
+    monkeypatch.setenv("RESOLVER_CONTAINERS_DIR", f"{tmp_path}/no")
+    done = call()
     assert (done.returncode, done.stdout) == (1, "")
+    assert f"{tmp_path}/no is not there (containers_dir by environment RESOLVER_CONTAINERS_DIR" in done.stderr
     assert "is not there" in done.stderr
     assert "give the PATH" in done.stderr
 
