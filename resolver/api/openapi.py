@@ -26,6 +26,8 @@ def describe(routes: Iterable[Route]) -> dict[str, Any]:
     bodies = [route.body for route in routes if route.body is not None]
     types = [*shapes, *bodies, ProblemDocument]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    for schema in components.values():
+        _for_generators(schema)
     of = dict(zip([id(each) for each in types], schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -53,6 +55,18 @@ def describe(routes: Iterable[Route]) -> dict[str, Any]:
         "paths": paths,
         "components": {"schemas": components},
     }
+
+
+def _for_generators(schema: Any) -> None:
+    """Leave out ``items: false`` beside ``prefixItems``, in place: generators refuse it, and ``maxItems`` says it."""
+    if isinstance(schema, dict):
+        if "prefixItems" in schema and schema.get("maxItems") == len(schema["prefixItems"]):
+            schema.pop("items", None)
+        for each in schema.values():
+            _for_generators(each)
+    elif isinstance(schema, list):
+        for each in schema:
+            _for_generators(each)
 
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:
