@@ -70,6 +70,7 @@ LOGGED = {
     "source_complete": "the source knows every process again",
     "source_detail": "what the compiler or the kernel's verifier printed",
     "source_incomplete": "the source does not know every process; a scan finds the rest",
+    "source_not_closed": "a source that is not used any more could not be closed; what it held may stay until the end",
     "source_unavailable": "a source was tried and does not work here",
     "started": "the daemon, or the reporter, started",
     "stopped": "the daemon stopped, with its counters",

@@ -16,6 +16,7 @@ from resolver.errors import CannotKnow, ResolverError, WorkerFailed
 from resolver.log import Journal
 from resolver.pids.listing import Listing
 from resolver.pids.scan import ScanSource
+from resolver.pids.source import close
 from resolver.workers.canary import namespaced
 from resolver.workers.supervisor import Worker
 
@@ -30,6 +31,8 @@ LADDER = ("bpf", "netlink", "scan")
 _CHECK_EVERY = 60.0
 _FIRST_CLIMB, _LONGEST_CLIMB = 60.0, 3600.0
 _CANARY_SECONDS = 5.0
+#: To make a PID namespace, where it is there, and to see everybody under ``hidepid``.
+_CANARY_RIGHTS = frozenset({"SYS_ADMIN", "SYS_PTRACE"})
 
 
 def open_source(name: str, procfs: Procfs, map_size: int) -> Source:
@@ -85,21 +88,35 @@ class Canary(NamedTuple):
 
 async def find_canary(source: Source) -> Canary:
     """Make a process in a new PID namespace and look for it; see `resolver.workers.canary`."""
-    canary = Worker("canary", "resolver.workers.canary", timeout=_CANARY_SECONDS, rights=None)
+    canary = Worker("canary", "resolver.workers.canary", timeout=_CANARY_SECONDS, rights=_CANARY_RIGHTS)
     try:
         try:
             host_pid, ns_pid, *other = map(int, (await canary.request(b"sing")).split())
         except (WorkerFailed, OSError, ValueError) as error:
             return Canary("", str(error))
-        source.refresh()
-        if host_pid not in source.candidates(ns_pid):
-            where = " in a new PID namespace" if ns_pid == 1 else ""
-            return Canary(f"it did not see process {host_pid}, which was just made{where}", "")
-        if other and other[0] not in source.candidates(other[1]) and namespaced(other[0])[-1:] == other[1:]:
-            return Canary(f"it did not see process {other[0]}, which is {other[1]} in its PID namespace", "")
+        try:
+            return Canary(_missed(source, host_pid, ns_pid, other), "")
+        except Exception as error:  # noqa: BLE001 - whatever it is, nothing was found through this source
+            return Canary(_told(error), "")
     finally:
         canary.stop()
-    return Canary("", "")
+
+
+def _missed(source: Source, host_pid: int, ns_pid: int, other: list[int]) -> str:
+    """What the source does not see of what is there."""
+    source.refresh()
+    if host_pid not in source.candidates(ns_pid):
+        where = " in a new PID namespace" if ns_pid == 1 else ""
+        return f"it did not see process {host_pid}, which was just made{where}"
+    if other and other[0] not in source.candidates(other[1]) and namespaced(other[0])[-1:] == other[1:]:
+        return f"it did not see process {other[0]}, which is {other[1]} in its PID namespace"
+    return ""
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, ResolverError | OSError):
+        return str(error)
+    return f"it failed unexpectedly ({type(error).__name__}: {error}); please report it"
 
 
 class Ladder:
@@ -127,6 +144,7 @@ class Ladder:
         self._open = opener
         self._present = "scan"
         self._no_canary = "no canary was looked for yet"
+        self._broken = ""  # why the source in use is no good, where it could not even say so
         self._next_check = 0.0
         self._next_climb = 0.0
         self._wait = _FIRST_CLIMB
@@ -138,7 +156,22 @@ class Ladder:
 
     def not_ready(self, source: Source) -> str:
         """Why it is not known that the source in use finds what it should; empty if the canary was found through it."""
-        return source.trouble() or self._no_canary
+        return self.trouble(source) or self._no_canary
+
+    def trouble(self, source: Source) -> str:
+        """Why the source in use must not be used any more; one that breaks when it is asked is no good either."""
+        try:
+            return self._broken or source.trouble()
+        except Exception as error:  # noqa: BLE001 - nothing that a failed source does may stop the fall
+            return _told(error)
+
+    def keep_up(self, source: Source) -> str:
+        """Cheap upkeep, with every pass; returns its `trouble`."""
+        try:
+            source.tend()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._broken = _told(error)
+        return self.trouble(source)
 
     async def start(self) -> None:
         """Take the best that works. A source that was asked for by name has to, or `CannotKnow` is raised."""
@@ -156,7 +189,7 @@ class Ladder:
     async def tend(self, source: Source) -> None:
         """Check the source in use and fall if it fails; from time to time try to climb."""
         now = time.monotonic()
-        trouble = source.trouble()
+        trouble = self.trouble(source)
         if not trouble and now >= self._next_check:
             self._next_check = now + _CHECK_EVERY
             canary = await find_canary(source)
@@ -192,22 +225,19 @@ class Ladder:
     async def _try(self, name: str) -> bool:
         try:
             source = await _in_a_thread(self._open, name, self._procfs, self._map_size)
-        except (ResolverError, OSError) as error:
-            self._refused(name, str(error))
+        except Exception as error:  # noqa: BLE001 - a defect in one source must not end the repairs by another
+            self._refused(name, _told(error))
             detail = getattr(error, "detail", "")  # what the compiler or the kernel's verifier printed
             if detail:
                 Journal().log.debug("source_detail", source=name, detail=detail)
             return False
-        except Exception as error:  # noqa: BLE001 - a defect in one source must not end the repairs by another
-            self._refused(name, f"it failed unexpectedly ({type(error).__name__}: {error}); please report it")
-            return False
         canary = await find_canary(source)
-        trouble = source.trouble() or canary.trouble
+        trouble = canary.trouble or source.trouble()
         if trouble:
-            source.close()
+            close(source)
             self._refused(name, trouble)
             return False
-        self._no_canary = canary.unmade
+        self._no_canary, self._broken = canary.unmade, ""
         self.why_not.pop(name, None)
         self._present = name
         self._use(source)

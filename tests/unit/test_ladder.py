@@ -16,6 +16,7 @@ from resolver.pids import ladder
 from resolver.pids.bpf_load import BpfUnavailable
 from resolver.pids.ladder import Ladder
 from resolver.pids.listing import Listing
+from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from resolver.pids.source import Source
 from resolver.workers import supervisor
@@ -180,6 +181,73 @@ def test_it_falls_at_once_and_climbs_back_later(
     monkeypatch.setattr(made.ladder, "_next_climb", 0.0)
     run(made.ladder.tend(made.in_use()))
     assert (made.name, made.ladder.why_not) == ("bpf", {})
+
+
+class Stubborn(Fickle):
+    """One that breaks where it can, when it has failed."""
+
+    def __init__(self, name: str, breaks: str) -> None:
+        super().__init__(name)
+        self.breaks = breaks
+
+    def trouble(self) -> str:
+        if self.wrong and self.breaks == "trouble":
+            raise KeyError("map")
+        return self.wrong
+
+    def refresh(self) -> None:
+        if self.breaks == "refresh" and self.wrong:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def counters(self) -> dict[str, int]:
+        if self.breaks == "counters":
+            raise ValueError("no such counter")
+        return {"lost": 3}
+
+    def close(self) -> None:
+        if self.breaks == "close":
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        super().close()
+
+
+@pytest.mark.parametrize("breaks", ["close", "counters", "trouble"])
+def test_a_fall_is_stopped_by_nothing_that_the_failed_source_does(
+    room: Callable[[str], Room], monkeypatch: pytest.MonkeyPatch, breaks: str
+) -> None:
+    """Into the real map, which gives the failed source back."""
+    made = room("auto")
+    pidmap = PidMap(Stubborn("bpf", breaks))
+    monkeypatch.setattr(made.ladder, "_present", "bpf")
+    monkeypatch.setattr(made.ladder, "_use", pidmap.use)
+    assert isinstance(pidmap.source, Stubborn)
+    pidmap.source.wrong = "the map cannot be read"
+    run(made.ladder.tend(pidmap.source))
+    assert pidmap.source.name == made.ladder._present == "netlink"
+    assert made.said[-1] == ("source", {"source": "netlink", "not_used": made.ladder.why_not})
+    (why,) = made.ladder.why_not.values()
+    assert ("KeyError" in why) == (breaks == "trouble")
+
+
+def test_one_that_breaks_when_the_canary_is_looked_for_is_left(
+    room: Callable[[str], Room], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Stubborn("bpf", "refresh")
+    source.wrong = "set"
+    assert "Input/output error" in asyncio.run(ladder.find_canary(source)).trouble
+
+
+def test_one_that_is_refused_and_cannot_be_closed_keeps_nobody_from_the_next(
+    room: Callable[[str], Room], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = room("auto")
+    made.blind.add("bpf")
+
+    def open_source(name: str, *_: object) -> Source:
+        return Stubborn(name, "close")
+
+    monkeypatch.setattr(made.ladder, "_open", open_source)
+    run(made.ladder.start())
+    assert (made.name, made.ladder.why_not) == ("netlink", {"bpf": "it is blind"})
 
 
 def test_a_source_that_goes_blind_is_left(
