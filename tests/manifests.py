@@ -70,12 +70,36 @@ def _apply(directory: Path, manifests: list[Manifest]) -> list[Manifest]:
     return manifests
 
 
-def _patched(manifests: list[Manifest], patch: Manifest, target: dict[str, str] | None) -> list[Manifest]:
+def _patched(manifests: list[Manifest], patch: Any, target: dict[str, str] | None) -> list[Manifest]:
+    if isinstance(patch, list):
+        return _appended(manifests, patch, target)
     met = [each for each in manifests if _is_meant(each, patch, target)]
     if not met:
         raise ManifestError(f"nothing is there for the patch of {patch['kind']} {patch['metadata']['name']}")
     body = {name: value for name, value in patch.items() if name not in ("apiVersion", "kind", "metadata")}
     return [merge(each, body) if each in met else each for each in manifests]
+
+
+def _appended(
+    manifests: list[Manifest], patch: list[dict[str, Any]], target: dict[str, str] | None
+) -> list[Manifest]:
+    """A JSON patch (RFC 6902) that adds entries to the end of lists, and does nothing else."""
+    manifests = copy.deepcopy(manifests)
+    met = [each for each in manifests if {"kind": each["kind"], "name": each["metadata"]["name"]} == target]
+    if not met:
+        raise ManifestError(f"nothing is there for the patch of {target}")
+    for manifest in met:
+        for operation in patch:
+            if operation.keys() != {"op", "path", "value"} or operation["op"] != "add":
+                raise ManifestError(f"an operation adds a value here, not {operation}")
+            *path, last = operation["path"].lstrip("/").split("/")
+            place: Any = manifest
+            for name in path:
+                place = place[int(name) if isinstance(place, list) else name]
+            if last != "-" or not isinstance(place, list):
+                raise ManifestError(f"an entry is added at a list's end here, not at {operation['path']}")
+            place.append(copy.deepcopy(operation["value"]))
+    return manifests
 
 
 def _is_meant(manifest: Manifest, patch: Manifest, target: dict[str, str] | None) -> bool:

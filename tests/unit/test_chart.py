@@ -20,7 +20,7 @@ from resolver.linux.capabilities import NUMBERS, TO_START
 from tests import manifests
 from tests.charts import CHART, FOREIGN, RefusedError, environment, helm, render, the
 from tests.fakes.kube import RULES, Rule, rules_of
-from tests.manifests import KUSTOMIZE, Manifest, container_of, pod_of
+from tests.manifests import KUSTOMIZE, ROOT, Manifest, container_of, pod_of
 
 EVERYTHING: dict[str, Any] = {
     "image": {"repository": "registry.example.com:5000/gpu/resolver", "digest": f"sha256:{'a' * 64}"},
@@ -33,7 +33,7 @@ EVERYTHING: dict[str, Any] = {
         "broker": "/var/run/hami/hostpid/broker.sock",
         "socket_group": "1000",
     },
-    "extraCapabilities": ["DAC_OVERRIDE", "SYS_ADMIN", "SETUID", "SETGID", "SETPCAP"],
+    "extraCapabilities": ["DAC_OVERRIDE", "SYS_ADMIN"],
     "seccompProfile": {"type": "Localhost", "localhostProfile": "resolver.json"},
     "podSecurityContext": {"supplementalGroups": [1000]},
     "serviceAccount": {"annotations": {"a": "b"}},
@@ -78,6 +78,7 @@ CASES: dict[str, dict[str, Any]] = {
     "bpf": {"source": "bpf"},
     "netlink": {"source": "netlink"},
     "scan": {"source": "scan"},
+    "measured": {"measureDriver": True},
     "dry run": {"settings": {"dry_run": True}},
     "no metrics": {"settings": {"metrics_addr": "off"}},
     "on one address of the node": {"hostNetwork": True, "settings": {"metrics_addr": "127.0.0.1:9395"}},
@@ -163,6 +164,14 @@ def test_it_is_the_same_pod_as_the_kustomizations(directory: str) -> None:
         return {name: value for name, value in variables.items() if not name.startswith("RESOLVER_")}
 
     assert foreign(chart_variables) == foreign(other_variables) != {}
+
+
+@pytest.mark.parametrize("source", ["auto", "scan"])
+def test_it_measures_the_driver_with_the_rights_of_the_component(source: str) -> None:
+    where = {"auto": "base", "scan": "overlays/scan-only"}[source]
+    component = ROOT / "tests/fixtures/manifests/measure-driver" / where
+    chart = comparable(render({"source": source, "measureDriver": True}))[0]
+    assert chart == comparable(manifests.render(component))[0]
 
 
 def test_it_can_have_the_seccomp_profile_of_the_component(tmp_path: Path) -> None:
@@ -364,8 +373,9 @@ def test_what_the_settings_name_is_mounted() -> None:
         for each in container_of(pod)["volumeMounts"]
         if volumes[each["name"]]
     }
+    made_if_missing = ("/run/resolver", "/var/run/hami")
     for path, (source, _) in mounted.items():
-        kind = "Directory" if path == "/var/log/pods" else "DirectoryOrCreate"
+        kind = "DirectoryOrCreate" if path in made_if_missing else "Directory"
         assert source == {"path": path, "type": kind}
     assert {path: read_only for path, (_, read_only) in mounted.items()} == {
         "/usr/local/vgpu/containers": False,
@@ -373,6 +383,7 @@ def test_what_the_settings_name_is_mounted() -> None:
         "/run/resolver": False,
         "/var/run/hami": False,
         "/var/log/pods": True,
+        "/sys/fs/cgroup": True,
     }
 
 

@@ -17,6 +17,7 @@ import pytest
 from resolver import __version__
 from resolver.config import Settings, load_with_origins
 from resolver.linux.capabilities import NUMBERS, TO_START
+from resolver.workers.driver_probe import RIGHTS as PROBE_RIGHTS
 from tests.fakes.kube import RULES, rules_of
 from tests.manifests import (
     KUSTOMIZE,
@@ -38,6 +39,7 @@ SIDECAR = KUSTOMIZE / "overlays/sidecar"
 DAEMONSETS = {name: KUSTOMIZE / "overlays" / name for name in ("scan-only", "netlink", "dry-run")} | {
     "base": BASE,
     "own-seccomp": FIXTURES / "own-seccomp",
+    "measure-driver": FIXTURES / "measure-driver/base",
 }
 REPORTING = FIXTURES / "report-devices"
 EVERY = DAEMONSETS | {"sidecar": FIXTURES / "sidecar", "report-devices": REPORTING}
@@ -87,6 +89,12 @@ OVERLAYS = {
         "pod.containers[resolver].env[RESOLVER_DRY_RUN].name": "RESOLVER_DRY_RUN",
         "pod.containers[resolver].env[RESOLVER_DRY_RUN].value": "true",
         "pod.containers[resolver].volumeMounts[containers].readOnly": True,
+    },
+    "measure-driver": {
+        "pod.containers[resolver].securityContext.capabilities.add": [
+            *("SYS_PTRACE", "BPF", "PERFMON"),
+            *("SYS_ADMIN", "SETUID", "SETGID"),
+        ],
     },
     "own-seccomp": {
         "pod.containers[resolver].securityContext.seccompProfile.type": "Localhost",
@@ -138,7 +146,8 @@ def test_privileges_are_what_the_source_takes_and_no_more(name: str) -> None:
     container = container_of(pod)
     security = container["securityContext"]
     source = {"scan-only": "scan", "netlink": "netlink"}.get(name, "bpf")
-    assert sorted(security["capabilities"]["add"]) == sorted(TO_START[source])
+    to_measure = PROBE_RIGHTS if name == "measure-driver" else frozenset[str]()
+    assert sorted(security["capabilities"]["add"]) == sorted(TO_START[source] | to_measure)
     assert set(security["capabilities"]["add"]) <= NUMBERS.keys()
     assert security["capabilities"]["drop"] == ["ALL"]
     assert security["seccompProfile"]["type"] == ("Localhost" if name == "own-seccomp" else "RuntimeDefault")
@@ -159,6 +168,7 @@ def test_privileges_are_what_the_source_takes_and_no_more(name: str) -> None:
         (settings.containers_dir[0], settings.containers_dir[0], name == "dry-run"),
         (settings.run_dir, settings.run_dir, False),
         (settings.pod_logs_dir, settings.pod_logs_dir, True),
+        ("/sys/fs/cgroup", "/sys/fs/cgroup", True),
     }
 
 

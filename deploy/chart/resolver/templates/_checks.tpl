@@ -15,6 +15,14 @@ What the schema cannot say: values that are possible each for itself, and not to
 {{- $wrong = append $wrong "source is netlink and hostNetwork is off: the kernel tells of processes in the host's network namespace only. Leave hostNetwork empty, or let the daemon enter that one: extraCapabilities: [SYS_ADMIN]" -}}
 {{- end -}}
 
+{{- $profile := default dict .Values.seccompProfile -}}
+{{- if and .Values.measureDriver (eq (default "" $profile.localhostProfile) "resolver.json") -}}
+{{- $wrong = append $wrong "measureDriver is on, and the seccomp profile of deploy/seccomp forbids the namespaces and mounts that it takes. Use the runtime's own profile, or go by the driver's version" -}}
+{{- end -}}
+{{- if and .Values.measureDriver (ne .Values.settings.hostpid_namespace "auto") -}}
+{{- $wrong = append $wrong (printf "measureDriver is on, and settings.hostpid_namespace is %q: nothing would be measured. Leave it at auto, or turn measureDriver off" .Values.settings.hostpid_namespace) -}}
+{{- end -}}
+
 {{- if $port -}}
 {{- if or (lt (int $port) 1) (gt (int $port) 65535) -}}
 {{- $wrong = append $wrong (printf "settings.metrics_addr is %q: a port is a number from 1 to 65535" $settings.metrics_addr) -}}
