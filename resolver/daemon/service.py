@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import os
 import resource
 import time
 from collections import Counter
@@ -25,10 +24,10 @@ from resolver.config import (
     Settings,
     SourceName,
     described,
-    parse_address,
 )
 from resolver.containers.pod_names import PodNames
 from resolver.daemon.driver_measurement import DriverTruth
+from resolver.daemon.rights import Rights
 from resolver.daemon.running_containers import Census
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.events import Events
@@ -37,7 +36,6 @@ from resolver.gpu.inventory import NONE as NO_INVENTORY
 from resolver.gpu.inventory import changes
 from resolver.gpu.sampler import SAMPLE_SECONDS, Sampler
 from resolver.hami.hostpid_policy import Policy, decide
-from resolver.linux import capabilities
 from resolver.linux.procfs import Procfs
 from resolver.lookup.cached import LiveLookup
 from resolver.pids.ladder import Ladder
@@ -57,7 +55,6 @@ if TYPE_CHECKING:
     from resolver.pids.source import Source
 
 _ERRORS_BEFORE_END = 10
-_FIRST_FREE_PORT = 1024  # below it, listening takes CAP_NET_BIND_SERVICE
 _DRIVER_SECONDS = 1.0  # a driver that answered before may take this long; then what it said counts no more
 _FOLLOW_EVERY = 0.01  # seconds between two looks at values that a watcher makes wrong every 120 ms
 #: A process whose last sample is older (seconds; drivers take some six a second) seems to idle; and at the earliest so
@@ -122,8 +119,7 @@ class Service:
         self._pass_seconds = 0.0
         self._gpu_processes: tuple[ProcessReport, ...] = ()
         self._in_charge = in_charge
-        self._rights = self._needed(started=False)
-        self._source_started = False
+        self._rights = Rights(settings, self.ladder.steps, self.journal)
         self._policy_said: Policy | None = None
         self._new_settings: tuple[Settings, dict[str, str]] | None = None
         self._stopping = asyncio.Event()
@@ -233,38 +229,14 @@ class Service:
             hurry.clear()
 
     async def start_source(self) -> None:
-        """Find the best source, then give up every right that it took to start it."""
+        """Find the best source, then give up the rights that only its first start took."""
         await self.ladder.start()
-        self._rights, self._source_started = self._needed(started=True), True
+        self._rights.source_started()
         self._give_up_rights()
 
-    def _needed(self, *, started: bool) -> tuple[frozenset[str], frozenset[str]]:
-        """What this process needs from now on, and what its children may need, until the source is up or after it."""
-        # Optional: tenants' files are 0666, unless one has a umask; ports below 1024.
-        always = {"DAC_OVERRIDE"}
-        address = parse_address(self.settings.metrics_addr)
-        if address is not None and 0 < address[1] < _FIRST_FREE_PORT:
-            always.add("NET_BIND_SERVICE")
-        steps, release = self.ladder.steps, os.uname().release
-        starting = frozenset().union(*(capabilities.TO_START[name] for name in steps), always)
-        running = frozenset().union(*(capabilities.while_running(name, release) for name in steps), always)
-        if started:
-            return running, starting
-        return starting | running, starting.union(*(capabilities.CHILDREN_TO_START[name] for name in steps))
-
     def _give_up_rights(self) -> None:
-        """All but those that are needed, and those to measure the driver until that is done."""
-        if not self._in_charge:
-            return
-        running, children = self._rights
-        may_end = self._source_started and not self.truth.rights
-        try:
-            inherited = frozenset() if self._source_started else children
-            capabilities.limit(running, children | self.truth.rights, again=not may_end, inherited=inherited)
-        except OSError as error:
-            self.journal.log.warning("capabilities_kept", why=str(error))
-        if may_end and children <= running:
-            capabilities.no_new_privileges()
+        if self._in_charge:
+            self._rights.give_up(self.truth.rights)
 
     async def _climb(self) -> None:
         """With ``auto`` nothing waits for the best source: the scan does until it is there."""
@@ -307,17 +279,12 @@ class Service:
 
     def _look_after_source(self) -> None:
         source, trouble = self.pidmap.source, self.journal.trouble
-        source.tend()
-        trouble(
-            "source",
-            self.pidmap.source.shortage(),
-            "source_incomplete",
-            "source_complete",
-            source=source.name,
-        )
-        if source.trouble() and source is not self._failed_source:
-            self._failed_source = source  # once each: the next try to replace it comes at the usual pace
-            self._trouble.set()
+        if self.ladder.keep_up(source):
+            if source is not self._failed_source:
+                self._failed_source = source  # once each: the next try to replace it comes at the usual pace
+                self._trouble.set()
+            return
+        trouble("source", self.pidmap.shortage(), "source_incomplete", "source_complete", source=source.name)
 
     async def _tend(self) -> None:
         await self.ladder.tend(self.pidmap.source)
@@ -358,7 +325,7 @@ class Service:
         self.sampler.stop()
         self.truth.close()
         self.repairer.close()
-        self.pidmap.source.close()
+        self.pidmap.close()
         if self._entrances is not None:
             self._entrances.close()
 
@@ -503,9 +470,9 @@ class Service:
             source=self.pidmap.source.name,
             sources_not_used=dict(self.ladder.why_not),
             source_counters=self.pidmap.counters(),
-            incomplete=self.pidmap.source.shortage() or self.pidmap.source.incomplete(),
+            incomplete=self.pidmap.shortage() or self.pidmap.incomplete(),
             not_ready=self.ladder.not_ready(self.pidmap.source),
-            processes=len(self.pidmap.source),
+            processes=len(self.pidmap),
             map_size=self.settings.map_size,
             policy=self.policy.namespace or "unknown",
             policy_why=self.policy.why,

@@ -178,7 +178,7 @@ def _place(
         container = parse_cgroup(procfs.cgroup(tgid))
     except (ProcessGone, AccessDenied):
         # In the map, but not in /proc: it ended after the map was last refreshed.
-        ended = nvml_pid in pidmap.source or pidmap.source.ended(nvml_pid) != 0
+        ended = nvml_pid in pidmap or pidmap.ended_recently(nvml_pid)
         if not ended:
             return _Nowhere(SampleReason.PID_UNKNOWN, "")
         return _Nowhere(SampleReason.PROCESS_ENDED, pidmap.container_of(nvml_pid))

@@ -1,8 +1,8 @@
 """What the daemon may do, cut down to what it needs.
 
-A root daemon starts with everything. Before it listens anywhere it gives up what no source needs; after its source
-runs it keeps CAP_SYS_PTRACE, to read other processes' mount tables and maps, and nothing else. Its children can get no
-more than the bounding set, which is cut down too.
+A root daemon starts with everything. Before it listens anywhere it gives up what nothing needs. In effect it keeps
+CAP_SYS_PTRACE, to read other processes' mount tables and maps; what it takes to start a source (again) stays permitted
+for the children that do it, and nothing that it starts gets more.
 Numbers are those of include/uapi/linux/capability.h.
 """
 
@@ -26,7 +26,7 @@ NUMBERS = {
     "BPF": 39,
 }
 
-#: What each source needs of the daemon while it runs, and of the children that it starts (again).
+#: What each source needs of the daemon itself, and, in `TO_START`, of the children by which it is started (again).
 WHILE_RUNNING = {
     "scan": frozenset({"SYS_PTRACE"}),
     "netlink": frozenset({"SYS_PTRACE"}),
@@ -42,11 +42,9 @@ TO_START = {
 #: What a child may need besides to start a source: to enter the host's network namespace, from another one.
 CHILDREN_TO_START = {"scan": frozenset[str](), "netlink": frozenset({"SYS_ADMIN"}), "bpf": frozenset[str]()}
 
-_SETPCAP = 1 << NUMBERS["SETPCAP"]
 _VERSION_3 = 0x20080522
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
-_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 
 
 class _Header(ctypes.Structure):
@@ -75,51 +73,36 @@ def held() -> frozenset[str]:
     return frozenset(name for name, number in NUMBERS.items() if mask >> number & 1)
 
 
-def limit(
-    running: frozenset[str],
-    children: frozenset[str],
-    *,
-    again: bool = False,
-    inherited: frozenset[str] = frozenset(),
-) -> None:
-    """Keep ``running`` for this process, and let its children have at most ``children``.
+def limit(running: frozenset[str], to_start: frozenset[str] = frozenset()) -> None:
+    """Keep ``running`` in effect, and beside them ``to_start`` for the programs that this process starts.
 
-    What is not held is not asked for. ``again``: this will be called once more, with fewer for the children, so keep
-    what that takes, though not in effect. ``inherited``: those that children go on inheriting if they did before, as
-    with another user than root, who has ambient ones or none. Raises OSError if the kernel refuses to give up what
-    is held.
+    From now on (``no_new_privs``) no program that it starts has more than is permitted here, so what is not kept can
+    not come back, and a program that root starts has all that is permitted in effect, also where the starter of this
+    process set ``no_new_privs``. With another user than root, programs get those that were ambient before. What is
+    not held is not asked for. Raises OSError if the kernel refuses to give up what is held.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     header, halves = _Header(_VERSION_3, 0), (_Half * 2)()
     if libc.capget(ctypes.byref(header), halves):
         raise OSError(ctypes.get_errno(), "capget")
-    halves[0].effective |= halves[0].permitted & _SETPCAP
-    libc.capset(ctypes.byref(header), halves)
-    if not inherited:
-        libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    keep = {NUMBERS[name] for name in children}
+    keep = {NUMBERS[name] for name in running | to_start}
     for number in range(_last_capability() + 1):
-        # Refused without CAP_SETPCAP: then whoever started us has already cut the set down, or may not be helped.
+        # Refused without CAP_SETPCAP. No harm: without new privileges the bounding set gives nothing to anybody.
         if (
             number not in keep
             and libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
             and ctypes.get_errno() == errno.EPERM
         ):
             break
-    mask = sum(1 << NUMBERS[name] for name in running)
-    passed_on = sum(1 << NUMBERS[name] for name in inherited)
+    in_effect = sum(1 << NUMBERS[name] for name in running)
+    kept = sum(1 << number for number in keep)
     for index, half in enumerate(halves):
-        kept = half.permitted & (mask >> 32 * index) & 0xFFFFFFFF
-        later = half.permitted & _SETPCAP if again and index == 0 else 0
-        inheritable = half.inheritable & kept & (passed_on >> 32 * index)  # what is not is not ambient either
-        half.effective, half.permitted, half.inheritable = kept, kept | later, inheritable
+        half.permitted &= kept >> 32 * index & 0xFFFFFFFF
+        half.effective = half.permitted & (in_effect >> 32 * index) & 0xFFFFFFFF
+        half.inheritable &= half.permitted  # what is not is not ambient either
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if libc.capset(ctypes.byref(header), halves):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def no_new_privileges() -> None:
-    """From now on no program that this process starts has more rights than it has."""
-    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def _last_capability() -> int:

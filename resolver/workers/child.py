@@ -2,7 +2,7 @@
 
 Run as a script without ``site`` and without the package's other modules. It asks the kernel to die with the
 daemon, takes a name that ``ps`` and ``top`` show, gives up every capability but those in RIGHTS (names with commas
-between, ``all`` to keep them), and hands over to ``MODULE.main()``.
+between), and hands over to ``MODULE.main()``.
 """
 
 from __future__ import annotations
@@ -25,12 +25,9 @@ def main() -> int:
     if os.getppid() != parent:
         return 1  # the daemon ended before the kernel knew; nobody would read an answer
     sys.path[:0] = paths
-    if rights != "all":
-        from resolver.linux.capabilities import limit, no_new_privileges
+    from resolver.linux.capabilities import limit
 
-        keep = frozenset(rights.split(",")) - {""}
-        limit(keep, keep)
-        no_new_privileges()  # no program that it starts gets back what it gave up
+    limit(frozenset(rights.split(",")) - {""})
     try:
         return int(importlib.import_module(module).main())
     except (BrokenPipeError, ConnectionResetError):

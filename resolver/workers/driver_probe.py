@@ -44,7 +44,7 @@ _MS_REC, _MS_PRIVATE, _MNT_DETACH = 0x4000, 0x40000, 2
 _TREES = ("/dev", "/proc", "/sys", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/nvidia")
 _PLACES = ("/etc",)
 _PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 1, 3, 4
-_PR_SET_NO_NEW_PRIVS, _PR_GET_NO_NEW_PRIVS = 38, 39
+_PR_GET_NO_NEW_PRIVS = 39
 
 
 def main() -> int:
@@ -133,8 +133,7 @@ def _enter_and_give_up(pidns_fd: int, *, nobody: bool) -> bool:
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-    limit(frozenset(), frozenset())
-    _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
+    limit(frozenset())
     for kind, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),

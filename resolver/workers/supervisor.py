@@ -33,8 +33,7 @@ class Worker:
 
     ``module`` has a ``main()`` and is started by `resolver.workers.child` without ``site``, so that it starts in
     milliseconds and stays small; ``paths`` is where it finds what it imports beside the standard library.
-    ``timeout`` is in seconds, for one request. ``rights`` are the capabilities that it keeps of those the daemon has,
-    None for all of them.
+    ``timeout`` is in seconds, for one request. ``rights`` are the capabilities that it keeps of those the daemon has.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class Worker:
         module: str,
         *paths: str,
         timeout: float,
-        rights: frozenset[str] | None = frozenset(),
+        rights: frozenset[str] = frozenset(),
     ) -> None:
         self.name = name
         self.timeout = timeout
@@ -52,7 +51,6 @@ class Worker:
         self.last_failure = ""
         workers = os.path.dirname(os.path.abspath(__file__))
         script = os.path.join(workers, "child.py")
-        keep = "all" if rights is None else ",".join(sorted(rights))
         self._argv = [
             sys.executable,
             "-I",
@@ -60,7 +58,7 @@ class Worker:
             script,
             module,
             name,
-            keep,
+            ",".join(sorted(rights)),
             os.path.dirname(os.path.dirname(workers)),
             *paths,
         ]

@@ -11,9 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from tests.patience import PATIENCE_S
-
-START_TIMEOUT_S: Final = PATIENCE_S
+START_TIMEOUT_S: Final = 10.0
 
 
 class NodeError(RuntimeError):

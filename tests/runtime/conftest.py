@@ -78,6 +78,7 @@ class StartPod(Protocol):
         source: Path = ROOT,
         name: str = "resolver",
         image: Image | None = None,
+        wrapper: tuple[str, ...] = (),
     ) -> Pod: ...
 
 
@@ -105,6 +106,7 @@ def node_paths(tmp_path: Path, node: Node) -> dict[str, Path]:
         "/usr/local/vgpu/containers": node.containers_dir,
         "/run/resolver": tmp_path / "tmpfs" / "resolver",
         "/var/log/pods": tmp_path / "pods",
+        "/sys/fs/cgroup": Path("/sys/fs/cgroup"),
     }
 
 
@@ -120,6 +122,7 @@ def start_pod(tmp_path: Path, node: Node, node_paths: dict[str, Path]) -> Iterat
         source: Path = ROOT,
         name: str = "resolver",
         image: Image | None = None,
+        wrapper: tuple[str, ...] = (),
     ) -> Pod:
         seccomp = {
             "RuntimeDefault": runtime_default(tmp_path, knows_bpf=knows_bpf),
@@ -134,6 +137,7 @@ def start_pod(tmp_path: Path, node: Node, node_paths: dict[str, Path]) -> Iterat
             source=source,
             name=name,
             image=image,
+            wrapper=wrapper,
         )
         started.append(new)
         return new

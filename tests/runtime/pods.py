@@ -23,7 +23,6 @@ from typing import Any, Final
 from tests.fakes.node import Node
 from tests.kernel.conftest import ROOT, Daemon, until
 from tests.manifests import Manifest, container_of
-from tests.patience import PATIENCE_S
 from tests.runtime.image import Image
 from tests.runtime.runc import CGROUP_TOP, cgroup_mounts, remove_cgroups
 
@@ -40,7 +39,6 @@ _MOUNTS: Final = (
     ("/dev/shm", "tmpfs", "shm", ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),  # noqa: S108
     ("/dev/mqueue", "mqueue", "mqueue", ["nosuid", "noexec", "nodev"]),
     ("/sys", "sysfs", "sysfs", ["nosuid", "noexec", "nodev", "ro"]),
-    ("/sys/fs/cgroup", "cgroup", "cgroup", ["nosuid", "noexec", "nodev", "relatime", "ro"]),
     ("/run", "tmpfs", "tmpfs", ["nosuid", "nodev", "mode=755"]),
 )
 _MASKED: Final = [
@@ -63,7 +61,7 @@ class Pod(Daemon):
     """The container called ``name`` of a pod. ``paths`` maps those of the node to where the test has them.
 
     ``source`` is a directory with the program, in place of this checkout, or ``image`` has it; ``seccomp`` are the
-    node's profiles. ``environment`` is added, and may be the image's as well.
+    node's profiles. ``environment`` is added, and may be the image's as well. ``wrapper`` runs the checkout's program.
     """
 
     def __init__(
@@ -78,6 +76,7 @@ class Pod(Daemon):
         source: Path = ROOT,
         environment: Mapping[str, str] | None = None,
         image: Image | None = None,
+        wrapper: tuple[str, ...] = (),
     ) -> None:
         self.run_dir = paths["/run/resolver"]
         self._name = f"pod-{os.getpid()}-{os.urandom(4).hex()}"
@@ -89,7 +88,9 @@ class Pod(Daemon):
         container = container_of(pod, name)
         config = _config(pod, container, paths, seccomp)
         if image is None:  # this machine's root and interpreter, and the checkout
-            image = Image(Path("/"), {"Entrypoint": [sys.executable, "-m", "resolver"]}, dict(os.environ))
+            image = Image(
+                Path("/"), {"Entrypoint": [*wrapper, sys.executable, "-m", "resolver"]}, dict(os.environ)
+            )
             config["mounts"] += [_bind(path, str(path), read_only=True) for path in (ROOT, source)]
             config["process"]["cwd"] = str(source)
         environment = image.environment | _environment(container) | dict(environment or {}) | _stand_in(node)
@@ -158,7 +159,7 @@ class Pod(Daemon):
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.host_pid, number)
 
-    def stop(self, *, within_s: float = PATIENCE_S) -> int:
+    def stop(self, *, within_s: float = 8.0) -> int:
         """SIGTERM to its first process, as a kubelet does; returns its exit code."""
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError, AssertionError):

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from resolver.linux.capabilities import TO_START, while_running
+from resolver.workers.driver_probe import RIGHTS as PROBE_RIGHTS
+from tests.fakes.container import DEFAULT_RIGHTS
 from tests.fakes.node import Node
 from tests.kernel.conftest import hostpid_of, never, until
-from tests.kernel.test_capabilities import rights, works
+from tests.kernel.test_capabilities import FRAGILE, rights, works
 from tests.manifests import KUSTOMIZE, ROOT, container_of, pod_of, render
 from tests.runtime.conftest import StartPod, fast
-from tests.runtime.pods import Pod
+from tests.runtime.pods import Pod, PodError
 
 RELEASE = os.uname().release
 FIXTURES = ROOT / "tests/fixtures/manifests"
@@ -34,8 +37,7 @@ def confined(pod: Pod, given: set[str]) -> None:
     """By the kernel's word: these capabilities, a seccomp filter, and a root that cannot be written."""
     own = rights(pod.host_pid)
     assert own.bounding == given
-    assert own.effective == own.permitted
-    assert own.effective <= given
+    assert own.effective <= own.permitted == given  # so that a failed source can start again
     assert own.inheritable == own.ambient == frozenset()
     assert own.no_new_privs
     proc = Path(f"/proc/{pod.host_pid}")
@@ -82,20 +84,9 @@ def test_what_it_mounts_is_what_it_needs_to_look_up_by_container(node: Node, sta
         str(tenant.ns_pid),
         "--json",
     ]
-    for socket, source in (("/run/resolver/resolver.sock", "bpf"), ("/nowhere", "scan")):
+    for socket, source in (("/run/resolver/resolver.sock", "bpf"), ("/nowhere", "cgroup")):
         told = json.loads(pod.inside("env", f"RESOLVER_SOCKET={socket}", *lookup))
         assert (told["host_pid"], told["source"]) == (tenant.host_pid, source)
-
-
-@pytest.mark.parametrize("directory", [KUSTOMIZE / "base", FIXTURES / "sidecar"], ids=["base", "sidecar"])
-def test_no_control_group_can_be_written(node: Node, start_pod: StartPod, directory: Path) -> None:
-    """On cgroup v1 each controller is a mount of its own, which a read-only mount of the tree leaves writable."""
-    pod = start_pod(fast(pod_of(render(directory)), RESOLVER_SOURCE="scan"))
-    pod.wait_for("source")
-    lines = [line.split() for line in Path(f"/proc/{pod.host_pid}/mountinfo").read_text().splitlines()]
-    groups = [line for line in lines if line[line.index("-") + 1] in ("cgroup", "cgroup2")]
-    assert groups  # what the runtime gives every container: its own
-    assert [line for line in groups if "ro" not in line[5].split(",")] == []
 
 
 def test_dry_run_writes_nothing_and_could_not(node: Node, start_pod: StartPod) -> None:
@@ -111,18 +102,46 @@ def test_dry_run_writes_nothing_and_could_not(node: Node, start_pod: StartPod) -
     assert mount.split()[5].split(",")[0] == "ro"
 
 
-@pytest.mark.parametrize("directory", [KUSTOMIZE / "base", FIXTURES / "sidecar"], ids=["base", "sidecar"])
-def test_on_a_fresh_node_it_is_up_before_hami_and_repairs_what_comes(
-    node: Node, start_pod: StartPod, directory: Path
-) -> None:
-    """HAMi's containers make the directory, and in the sidecar's pod they start after every volume is there."""
+def test_without_hami_nothing_is_made_in_its_place(node: Node, start_pod: StartPod) -> None:
     node.containers_dir.rmdir()
-    pod = start_pod(fast(pod_of(render(directory))))
-    until(lambda: pod.get("/readyz") == 200, "ready")
-    # As a container runtime makes it for HAMi's own monitor, whose volume has no type.
-    made = node.containers_dir.stat()
-    assert (made.st_uid, made.st_gid, made.st_mode & 0o7777) == (0, 0, 0o755)
+    with pytest.raises(PodError, match="containers is not a directory"):
+        start_pod(pod_of(render(KUSTOMIZE / "base")))
+    assert not node.containers_dir.exists()
+
+
+def test_a_source_that_failed_starts_again(node: Node, start_pod: StartPod) -> None:
+    """Under ``no_new_privs``, with nothing but the manifest's capabilities."""
     container = node.container()
+    pod = start_pod(fast(pod_of(render(KUSTOMIZE / "base"))), wrapper=(sys.executable, "-c", FRAGILE))
+    for count in (1, 2):
+        pod.wait_for("source", source="bpf", count=count)
+        until(lambda: rights(pod.host_pid).effective == while_running("bpf", RELEASE), "the drop")
+        pod.signal(signal.SIGUSR1)
+        pod.wait_for("source_failed", source="bpf", count=count)
+    pod.wait_for("source", source="bpf", count=3)
     tenant = container.tenant(guess="none")
     until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
+
+
+@pytest.mark.parametrize("base", ["base", "overlays/scan-only"])
+def test_the_driver_is_measured_and_the_rights_for_it_are_gone(
+    node: Node, start_pod: StartPod, base: str
+) -> None:
+    rendered = pod_of(render(FIXTURES / "measure-driver" / base))
+    given = set(container_of(rendered)["securityContext"]["capabilities"]["add"])
+    source = "scan" if "scan" in base else "bpf"
+    assert given == TO_START[source] | PROBE_RIGHTS
+    container = node.container(rights=DEFAULT_RIGHTS)
+    tenant = container.tenant(load=40, guess="wrong")
+    pod = start_pod(fast(rendered))
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
+    pod.wait_for("source", source=source)
+    pod.wait_for("policy", origin="measured", hostpid_namespace="host", timeout_s=20)
+    until(lambda: rights(pod.host_pid).permitted == TO_START[source], "the drop")
+    own = rights(pod.host_pid)
+    assert own.effective == while_running(source, RELEASE)
+    assert own.no_new_privs
+    status = json.loads(pod.inside(sys.executable, "-m", "resolver", "status", "--json"))
+    assert status["policy"]["origin"] == "measured"
     assert pod.stop() == 0
+    assert [path.name for path in pod.run_dir.iterdir()] == ["driver-truth.json"]

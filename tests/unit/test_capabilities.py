@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -51,8 +52,8 @@ def limited(running: set[str], children: set[str], *wrapper: str) -> list[str]:
 
 def test_a_process_keeps_what_it_needs_and_its_children_get_no_more_than_they_need() -> None:
     own, childs = mask("SYS_PTRACE"), mask("SYS_PTRACE", "BPF", "PERFMON")
-    assert limited({"SYS_PTRACE"}, {"SYS_PTRACE", "BPF", "PERFMON"}) == [
-        str([own, own, childs, 0, 0]),
+    assert limited({"SYS_PTRACE"}, {"BPF", "PERFMON"}) == [
+        str([own, childs, childs, 0, 0]),
         str([childs, childs, childs, 0, 0]),
     ]
 
@@ -63,11 +64,41 @@ def test_nothing_at_all_can_be_kept() -> None:
 
 def test_what_is_not_held_is_not_asked_for() -> None:
     """Started with one capability and without CAP_SETPCAP: the bounding set stays as the starter cut it down."""
-    only = ("setpriv", "--inh-caps", "-all", "--bounding-set", "-all,+sys_ptrace")
-    bound = mask("SYS_PTRACE")
+    only = ("setpriv", "--inh-caps", "-all", "--bounding-set", "-all,+sys_ptrace,+kill")
+    bound, kept = mask("SYS_PTRACE") | 1 << 5, mask("SYS_PTRACE")
     assert limited({"SYS_PTRACE", "BPF"}, {"SYS_PTRACE"}, *only) == [
-        str([bound, bound, bound, 0, 0]),
-        str([bound] * 3 + [0, 0]),
+        str([kept, kept, bound, 0, 0]),
+        str([kept, kept, bound, 0, 0]),
+    ]
+
+
+def test_where_no_new_privileges_can_be_had_children_get_what_stayed_permitted() -> None:
+    """As in a pod: the bounding set gives nothing back."""
+    pod = ("setpriv", "--no-new-privs", "--inh-caps", "-all", "--bounding-set", "-all,+sys_ptrace,+bpf,+kill")
+    own, childs, bound = mask("SYS_PTRACE"), mask("SYS_PTRACE", "BPF"), mask("SYS_PTRACE", "BPF") | 1 << 5
+    assert limited({"SYS_PTRACE"}, {"BPF", "PERFMON"}, *pod) == [
+        str([own, childs, bound, 0, 0]),
+        str([childs, childs, bound, 0, 0]),
+    ]
+
+
+def test_another_user_than_root_hands_on_what_was_ambient() -> None:
+    names = "+sys_ptrace,+bpf,+perfmon,+kill"
+    user = (
+        "setpriv",
+        "--reuid",
+        "65534",
+        "--regid",
+        "65534",
+        "--clear-groups",
+        "--bounding-set",
+        f"-all,{names}",
+    )
+    own, childs = mask("SYS_PTRACE"), mask("SYS_PTRACE", "BPF")
+    got = limited({"SYS_PTRACE"}, {"BPF"}, *user, "--inh-caps", names, "--ambient-caps", names)
+    assert [json.loads(line)[:2] + json.loads(line)[3:] for line in got] == [
+        [own, childs, childs, childs],
+        [childs] * 4,
     ]
 
 

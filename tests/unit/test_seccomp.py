@@ -19,12 +19,11 @@ ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
 
 UNDER = """
 import ctypes, os, socket, sys
-from resolver.linux import capabilities
-from resolver.linux import seccomp
+from resolver.linux import capabilities, seccomp
 libc = ctypes.CDLL(None, use_errno=True)
 def call(number, *arguments):
     return ctypes.get_errno() if libc.syscall(number, *arguments) < 0 else 0
-capabilities.no_new_privileges()
+capabilities.limit(capabilities.held())
 """
 
 

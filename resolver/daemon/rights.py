@@ -1,0 +1,51 @@
+"""What the daemon may do at each time of its life, and what the children may that it starts.
+
+In effect it has what the work takes. What it takes to start a source again, or to measure the driver, stays permitted:
+a child that root starts gets that in effect, also where the daemon itself was started with ``no_new_privs``, as in a
+pod. docs/security.md has the tables, and what it means for a daemon that was taken over.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from resolver.config import parse_address
+from resolver.linux import capabilities
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from resolver.config import Settings
+    from resolver.log import Journal
+
+_FIRST_FREE_PORT = 1024  # below it, listening takes CAP_NET_BIND_SERVICE
+
+
+class Rights:
+    """The capabilities of this process; only ever fewer. ``steps`` are the sources that may be used."""
+
+    def __init__(self, settings: Settings, steps: Iterable[str], journal: Journal) -> None:
+        # Optional: tenants' files are 0666, unless one has a umask; ports below 1024.
+        always = {"DAC_OVERRIDE"}
+        address = parse_address(settings.metrics_addr)
+        if address is not None and 0 < address[1] < _FIRST_FREE_PORT:
+            always.add("NET_BIND_SERVICE")
+        release = os.uname().release
+        self._running = frozenset(always).union(
+            *(capabilities.while_running(name, release) for name in steps)
+        )
+        self._to_start = frozenset[str]().union(*(capabilities.TO_START[name] for name in steps))
+        self._at_first = frozenset[str]().union(*(capabilities.CHILDREN_TO_START[name] for name in steps))
+        self._journal = journal
+
+    def source_started(self) -> None:
+        """What only the first start of a source may need goes with the next `give_up`."""
+        self._at_first = frozenset()
+
+    def give_up(self, to_measure: frozenset[str]) -> None:
+        """Keep what is needed from now on. ``to_measure``: what the driver probe still needs."""
+        try:
+            capabilities.limit(self._running, self._to_start | self._at_first | to_measure)
+        except OSError as error:
+            self._journal.log.warning("capabilities_kept", why=str(error))
