@@ -12,9 +12,10 @@ from resolver.api.request import TEXT, Answer, Parameter, Request, Route, encode
 from resolver.errors import AccessDenied, NotFound, ProcessGone
 from resolver.linux.cgroup import strip_scheme
 from resolver.lookup.batch import NO_SUCH_PROCESS, Answers, Batch, Hit, walk
-from resolver.lookup.forward import Found, lookup, lookup_many
+from resolver.lookup.forward import lookup, lookup_many
 from resolver.lookup.reverse import reverse
 from resolver.lookup.tenant import find_own, walk_own
+from resolver.lookup.verify import Found
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

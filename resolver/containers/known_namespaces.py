@@ -16,7 +16,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.errors import AccessDenied, CannotKnow, ProcessGone
-from resolver.linux.cgroup import parse_cgroup
 from resolver.linux.procfs import HOST_PIDNS
 
 if TYPE_CHECKING:
@@ -175,8 +174,7 @@ class Homes:
         init.retry_at = now + init.pause
         init.pause = min(max(2 * init.pause, _FIRST_PAUSE), _LONGEST_PAUSE)
         directories = self._directories(init.host_pid)
-        container = parse_cgroup(self._procfs.cgroup(init.host_pid))
-        init.container_id = container.container_id if container else ""
+        init.container_id = self._procfs.container(init.host_pid).container_id
         if directories != init.directories:
             self._take_out(init)
             init.directories = directories

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.errors import Ambiguous, CannotKnow, NotFound, ProcessGone
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from resolver.linux.procfs import Procfs
+    from resolver.reasons import Process
 
 
 class Member(NamedTuple):
@@ -95,16 +97,19 @@ def numbered(procfs: Procfs, members: Iterable[Member], namespace: Namespace, ns
     """Those whose number in the namespace is ``ns_pid``; more than one only if the first ended just now."""
     fitting = []
     for member in members:
-        if member.ns_pids[namespace.level : namespace.level + 1] == (ns_pid,):
-            try:
-                if goes_through(procfs, member, namespace):
-                    fitting.append(member)
-            except ProcessGone:
-                continue
+        with suppress(ProcessGone):
+            if has_number(procfs, member, namespace, ns_pid):
+                fitting.append(member)
     return fitting
 
 
-def goes_through(procfs: Procfs, member: Member, namespace: Namespace) -> bool:
+def has_number(procfs: Procfs, member: Member | Process, namespace: Namespace, ns_pid: int) -> bool:
+    """Whether the process's number in the namespace is ``ns_pid``. Raises ProcessGone and AccessDenied."""
+    same = member.ns_pids[namespace.level : namespace.level + 1] == (ns_pid,)
+    return same and goes_through(procfs, member, namespace)
+
+
+def goes_through(procfs: Procfs, member: Member | Process, namespace: Namespace) -> bool:
     """Whether the number at this level is one of this very namespace, and not of a sibling."""
     if namespace == HOST:
         return True

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from resolver.budget import Slices
 from resolver.containers.find import container_name
 from resolver.errors import AccessDenied, ProcessGone
-from resolver.linux.cgroup import parse_cgroup
 from resolver.state import ContainerReport
 
 if TYPE_CHECKING:
@@ -100,8 +99,8 @@ class Census:
     def _look(self, container_id: str, host_pid: int, pidns: int | None, known: _Known | None) -> None:
         pod_uid, runtime, name = "", "", ""
         try:
-            container = parse_cgroup(self._procfs.cgroup(host_pid))
-            if container is None or container.container_id != container_id:
+            container = self._procfs.container(host_pid)
+            if not container.container_id or container.container_id != container_id:
                 return  # it ended, and its PID is another's: the next look at all will tell
             pod_uid, runtime = container.pod_uid or "", container.runtime or ""
             name = container_name(self._procfs.first_mounts(host_pid), container.pod_uid) or ""

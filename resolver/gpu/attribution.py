@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from resolver.budget import Slices
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.gpu.sampler import OK
-from resolver.linux.cgroup import parse_cgroup
 from resolver.reasons import SampleReason
 
 if TYPE_CHECKING:
@@ -175,16 +174,15 @@ def _place(
         tgid = procfs.status(nvml_pid).tgid
         if tgid in owners:
             return tgid
-        container = parse_cgroup(procfs.cgroup(tgid))
+        container_id = procfs.container(tgid).container_id
     except (ProcessGone, AccessDenied):
         # In the map, but not in /proc: it ended after the map was last refreshed.
         ended = nvml_pid in pidmap or pidmap.ended_recently(nvml_pid)
         if not ended:
             return _Nowhere(SampleReason.PID_UNKNOWN, "")
         return _Nowhere(SampleReason.PROCESS_ENDED, pidmap.container_of(nvml_pid))
-    if container is None:
+    if not container_id:
         return _Nowhere(SampleReason.NOT_IN_CONTAINER, "", tgid)
-    container_id = container.container_id
     pidmap.name_container(tgid, container_id)  # it may have ended when NVML is asked the next time
     in_hami = container_id in hami_containers
     return _Nowhere(SampleReason.NO_SLOT if in_hami else SampleReason.NO_SHARED_REGION, container_id, tgid)

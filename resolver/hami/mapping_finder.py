@@ -31,7 +31,6 @@ from resolver.hami.discovery import (
     Whose,
 )
 from resolver.hami.region import SharedRegion, adopt_region
-from resolver.linux.cgroup import parse_cgroup
 from resolver.linux.mappings import descriptor, mapped_as, maps_file, opened_by_name, place_of
 from resolver.linux.procfs import TooLarge
 from resolver.linux.safe_open import translate
@@ -246,8 +245,7 @@ class MappingFinder:
                 (each.path for each in opened_by_name(self._procfs, host_pid, NAME) if each.writable), ""
             )
             if path:
-                container = parse_cgroup(self._procfs.cgroup(host_pid))
-                container_id = container.container_id if container else ""
+                container_id = self._procfs.container(host_pid).container_id
                 name = f"{container_id or 'host'}:{path}"
                 kept = await self._take(host_pid, handle, name, path, container_id)
                 process.told = ""

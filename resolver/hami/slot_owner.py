@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from resolver.containers.known_namespaces import MAX_HOMES, Homes
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.hami.discovery import MappedFile, Place, SharedDirectory, Shown
-from resolver.linux.cgroup import parse_cgroup
 from resolver.linux.mappings import maps_file, opened_by_name, place_of
 from resolver.linux.procfs import HOST_PIDNS, ProcessHandle, Procfs, TooLarge, parse_mountinfo
+from resolver.lookup.verify import verify
 from resolver.reasons import UnresolvedReason
 
 if TYPE_CHECKING:
@@ -311,8 +311,7 @@ class Containers:
     ) -> ProcessHandle:
         """Take hold of the process, then check everything again; `_Unfit` if it is not the owner after all."""
         procfs = self._procfs
-        handle = procfs.open_handle(host_pid)
-        try:
+        with verify(procfs, host_pid, keep=True) as handle:
             if handle.process.ns_pids[-1:] != (ns_pid,):
                 raise ProcessGone(f"{host_pid} is another process now")
             if homes and len(handle.process.ns_pids) > 1 and procfs.pidns(host_pid) not in homes:
@@ -325,11 +324,6 @@ class Containers:
                 mapped = maps_file(procfs, host_pid, *seen.shown)
             if not mapped:
                 raise _Unfit(UnresolvedReason.NOT_MAPPED)
-            if not handle.alive():
-                raise ProcessGone(f"{host_pid} ended while it was looked at")
-        except BaseException:
-            handle.close()
-            raise
         return handle
 
     def _check_container(self, host_pid: int, place: SharedDirectory, homes: frozenset[int]) -> None:
@@ -361,10 +355,9 @@ class Containers:
     def _container_id(self, host_pid: int) -> str | None:
         """The id in the process's cgroup; empty without one, None if it could not be read."""
         try:
-            found = parse_cgroup(self._procfs.cgroup(host_pid))
+            return self._procfs.container(host_pid).container_id
         except (AccessDenied, ProcessGone):
             return None
-        return found.container_id if found else ""
 
     def _any_beside(self, host_pid: int, others: list[int]) -> bool:
         """Whether any of the others may be in that process's container, as far as their cgroups tell.

@@ -34,13 +34,17 @@ _RUNTIMES = {
 class ContainerCgroup(NamedTuple):
     """What a cgroup path says about its container.
 
-    ``container_id`` has 64 hexadecimal digits. ``pod_uid`` has dashes, or is the 32-digit hash of a static
-    pod. ``runtime`` is None where the path does not tell.
+    ``container_id`` has 64 hexadecimal digits; it is empty in `NO_CONTAINER` only. ``pod_uid`` has dashes, or is the
+    32-digit hash of a static pod. ``runtime`` is None where the path does not tell.
     """
 
     container_id: str
     pod_uid: str | None
     runtime: str | None
+
+
+#: Of a process whose cgroup names no container.
+NO_CONTAINER = ContainerCgroup("", None, None)
 
 
 def parse_cgroup_path(path: str) -> ContainerCgroup | None:

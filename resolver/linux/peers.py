@@ -21,10 +21,10 @@ import socket
 import struct
 import time
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from resolver.errors import AccessDenied, CannotKnow, ProcessGone
-from resolver.linux.pidfd import handle_alive
+from resolver.linux.pidfd import HeldProcess
 
 if TYPE_CHECKING:
     from resolver.linux.procfs import Procfs
@@ -136,40 +136,23 @@ class PeerPidns(NamedTuple):
     ns_pids: tuple[int, ...]
 
 
-class Peer:
-    """The process that connected, held so that its number stays its own. Close it, or use ``with``.
+class Peer(HeldProcess):
+    """The process that connected, held so that its number stays its own.
 
     ``exact`` is False only if `peer_of` was told that this is enough.
     """
 
-    __slots__ = ("credentials", "exact", "fd", "is_pidfd")
+    __slots__ = ("credentials", "exact")
 
     def __init__(self, credentials: Credentials, fd: int, *, is_pidfd: bool, exact: bool) -> None:
+        super().__init__(fd, is_pidfd=is_pidfd)
         self.credentials = credentials
-        self.fd = fd
-        self.is_pidfd = is_pidfd
         self.exact = exact
 
     @property
     def host_pid(self) -> int:
         """Its number in the reader's PID namespace."""
         return self.credentials.host_pid
-
-    def alive(self) -> bool:
-        """Whether it still runs. Whatever was read under its number before this was True is about it."""
-        return handle_alive(self.fd, is_pidfd=self.is_pidfd)
-
-    def close(self) -> None:
-        """Give the descriptor back; may be called twice."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def credentials_of(connection: Connection) -> Credentials:

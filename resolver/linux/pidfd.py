@@ -1,4 +1,4 @@
-"""Whether the process behind a descriptor still runs.
+"""Processes that are held by a descriptor, and whether they still run.
 
 Shared by the daemon and the slot writer, so it imports next to nothing.
 """
@@ -7,6 +7,39 @@ from __future__ import annotations
 
 import os
 import select
+
+TYPE_CHECKING = False  # as of typing, which is not imported: it costs the slot writer more than all of this
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class HeldProcess:
+    """A process that cannot turn into another one: a pidfd, or before Linux 5.3 its open /proc directory.
+
+    Both stay bound to the very process when its PID is used again. Close it, or use ``with``.
+    """
+
+    __slots__ = ("fd", "is_pidfd")
+
+    def __init__(self, fd: int, *, is_pidfd: bool) -> None:
+        self.fd = fd
+        self.is_pidfd = is_pidfd
+
+    def alive(self) -> bool:
+        """Whether the thread group still runs. Whatever was read under its PID before this was True is about it."""
+        return handle_alive(self.fd, is_pidfd=self.is_pidfd)
+
+    def close(self) -> None:
+        """Give the descriptor back; may be called twice."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 def handle_alive(fd: int, *, is_pidfd: bool) -> bool:

@@ -13,10 +13,11 @@ import errno
 import os
 import re
 from fcntl import ioctl
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.errors import AccessDenied, CannotKnow, ProcessGone
-from resolver.linux.pidfd import handle_alive
+from resolver.linux.cgroup import NO_CONTAINER, ContainerCgroup, parse_cgroup
+from resolver.linux.pidfd import HeldProcess
 from resolver.reasons import Process
 
 if TYPE_CHECKING:
@@ -117,34 +118,14 @@ def parse_mountinfo(text: bytes) -> Iterator[Mount]:
             )
 
 
-class ProcessHandle:
-    """A process that cannot turn into another one: a pidfd, or before Linux 5.3 its open /proc directory.
+class ProcessHandle(HeldProcess):
+    """A process that was taken hold of, and who it is."""
 
-    Both stay bound to the very process when its PID is used again. Close it, or use ``with``.
-    """
-
-    __slots__ = ("fd", "is_pidfd", "process")
+    __slots__ = ("process",)
 
     def __init__(self, process: Process, fd: int, *, is_pidfd: bool) -> None:
+        super().__init__(fd, is_pidfd=is_pidfd)
         self.process = process
-        self.fd = fd
-        self.is_pidfd = is_pidfd
-
-    def alive(self) -> bool:
-        """Whether the thread group still runs; a zombie leader with live threads does."""
-        return handle_alive(self.fd, is_pidfd=self.is_pidfd)
-
-    def close(self) -> None:
-        """Give the descriptor back; may be called twice."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 class Procfs:
@@ -236,8 +217,12 @@ class Procfs:
         return Process(host_pid, self.start_time(host_pid), self.ns_pids(host_pid))
 
     def cgroup(self, host_pid: int) -> str:
-        """``/proc/<host_pid>/cgroup`` as text, for `resolver.linux.cgroup.parse_cgroup`."""
+        """``/proc/<host_pid>/cgroup`` as text, for the functions of `resolver.linux.cgroup`."""
         return os.fsdecode(self._read(f"{host_pid}/cgroup"))
+
+    def container(self, host_pid: int) -> ContainerCgroup:
+        """The container that the process's cgroup names, `NO_CONTAINER` if it names none."""
+        return parse_cgroup(self.cgroup(host_pid)) or NO_CONTAINER
 
     def comm(self, host_pid: int) -> str:
         """The command name, at most 15 bytes and whatever the process chose."""

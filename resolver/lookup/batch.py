@@ -14,6 +14,7 @@ from resolver.containers.find import Wanted
 from resolver.errors import AccessDenied, ProcessGone, ResolverError
 from resolver.linux.cgroup import cgroup_paths, parse_cgroup_path
 from resolver.linux.cgroup_directories import cgroup_roots, find_directories, processes_in
+from resolver.lookup.verify import verify
 from resolver.pids.bpf_map import TICK
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ class Batch:
         listed: dict[int, None] = {}
         known = sum(identity is not None for identity in first.values())
         try:
-            with self._procfs.open_handle(init.host_pid) as handle:
+            # The namespace lasts as long as its first process: only at the end is it known to have been this one.
+            with verify(self._procfs, init.host_pid) as handle:
                 if handle.process.start_time != init.arrival[1] // TICK:
                     return ns_pids  # its number is another's by now
                 if known >= _WORTH_LISTING:
@@ -116,13 +118,10 @@ class Batch:
                         rest.append(ns_pid)
                     if number % _LOOK_EVERY == 0:
                         yield from self._turn()
-                # The namespace lasts as long as its first process: only now is it known to have been this one.
-                if handle.alive():
-                    return rest
         except (ProcessGone, AccessDenied):
-            pass
-        answers.clear()
-        return ns_pids
+            answers.clear()
+            return ns_pids
+        return rest
 
     def _listed(self, init: Init) -> dict[int, None]:
         try:

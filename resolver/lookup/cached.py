@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from resolver.budget import Slices
 from resolver.containers.find import container_name
 from resolver.errors import AccessDenied, ProcessGone
-from resolver.linux.cgroup import parse_cgroup, strip_scheme
-from resolver.lookup.forward import Found
+from resolver.linux.cgroup import strip_scheme
+from resolver.lookup.verify import Found, verify
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
@@ -138,15 +138,20 @@ class LiveLookup:
             container_id = self._id(host_pid)
             if container_id:
                 status = procfs.status(host_pid)
-                pidns, made_by_runtime = procfs.pidns(host_pid), self._id(status.ppid) != container_id
-                return Init(host_pid, arrival, container_id, made_by_runtime, pidns, len(status.ns_pids) - 1)
+                return Init(
+                    host_pid,
+                    arrival,
+                    container_id=container_id,
+                    made_by_runtime=self._id(status.ppid) != container_id,
+                    pidns=procfs.pidns(host_pid),
+                    level=len(status.ns_pids) - 1,
+                )
         except (ProcessGone, AccessDenied):
             pass
-        return Init(host_pid, arrival, "", made_by_runtime=False, pidns=0, level=0)
+        return Init(host_pid, arrival, container_id="", made_by_runtime=False, pidns=0, level=0)
 
     def _id(self, host_pid: int) -> str:
-        container = parse_cgroup(self._procfs.cgroup(host_pid))
-        return container.container_id if container else ""
+        return self._procfs.container(host_pid).container_id
 
     def process_in(self, init: Init, ns_pid: int, among: Container[int] = ()) -> Process | None:
         """As `find_in`, with nothing said about the process but who it is: a third cheaper.
@@ -159,11 +164,12 @@ class LiveLookup:
             candidates = [each for each in candidates if each in among]
         for host_pid in self._worth(init, candidates):
             try:
-                with self._procfs.open_handle(host_pid) as handle:
-                    if self._inside(handle.process, init, ns_pid) and handle.alive():
-                        return handle.process
+                with verify(self._procfs, host_pid) as handle:
+                    inside = self._inside(handle.process, init, ns_pid)
             except (ProcessGone, AccessDenied):
                 continue
+            if inside:
+                return handle.process
         return None
 
     def _worth(self, init: Init, candidates: list[int]) -> list[int]:
@@ -178,8 +184,8 @@ class LiveLookup:
 
     def _inside(self, process: Process, init: Init, ns_pid: int) -> ContainerCgroup | None:
         """Its cgroup, if the process, which is held, is the one with that number in the container."""
-        container = parse_cgroup(self._procfs.cgroup(process.host_pid))
-        if container is None or container.container_id != init.container_id:
+        container = self._procfs.container(process.host_pid)
+        if container.container_id != init.container_id:
             return None
         if process.ns_pids[init.level :] != (ns_pid,) or self._procfs.pidns(process.host_pid) != init.pidns:
             return None
@@ -201,26 +207,24 @@ class LiveLookup:
         """None also for one that may not be looked at: a number is only one process's in its namespace."""
         procfs = self._procfs
         try:
-            with procfs.open_handle(host_pid) as handle:
+            with verify(procfs, host_pid) as handle:
                 container = self._inside(handle.process, init, ns_pid)
                 if container is None:
                     return None
                 named = self._named(init, container.pod_uid)
                 found = Found(
-                    init.container_id,
-                    ns_pid,
-                    host_pid,
-                    init.pidns,
-                    container.pod_uid,
-                    named.name or None,
-                    handle.process.start_time,
-                    procfs.comm(host_pid),
-                    self.pidmap.source.name,
+                    container_id=init.container_id,
+                    container_pid=ns_pid,
+                    host_pid=host_pid,
+                    pidns=init.pidns,
+                    pod_uid=container.pod_uid,
+                    container_name=named.name or None,
+                    start_time=handle.process.start_time,
+                    comm=procfs.comm(host_pid),
+                    source=self.pidmap.source.name,
                 )
-                if not handle.alive():
-                    return None
-                # While a process of it runs, so does the first one: that was who was asked for the name.
-                self._inits[init.host_pid] = named
-                return found
         except (ProcessGone, AccessDenied):
             return None
+        # While a process of it runs, so does the first one: that was who was asked for the name.
+        self._inits[init.host_pid] = named
+        return found

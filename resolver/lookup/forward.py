@@ -8,13 +8,14 @@ with the process held fast by a pidfd, so a PID that is used again in between is
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from resolver.containers.find import Container, Wanted, find_container, name_of
 from resolver.containers.namespaces import (
     HOST,
     Member,
     Namespace,
+    has_number,
     members_of,
     nested_namespace,
     numbered,
@@ -23,6 +24,7 @@ from resolver.containers.namespaces import (
 from resolver.errors import CannotKnow, NotFound, ProcessGone, UsageError
 from resolver.linux.cgroup import cgroup_paths, parse_cgroup, pod_uid_of
 from resolver.linux.cgroup_directories import processes_in
+from resolver.lookup.verify import Found, verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,25 +33,6 @@ if TYPE_CHECKING:
 
 #: Threads that are looked through for a number that is no process's, only to say so.
 _MOST_THREADS = 20_000
-
-
-class Found(NamedTuple):
-    """A process of a container.
-
-    ``container_pid`` is its number in the PID namespace with inode ``pidns``, ``start_time`` in clock ticks
-    since boot (field 22 of ``/proc/<pid>/stat``), ``source`` is ``cgroup`` or ``scan``. What the kernel does
-    not tell is None.
-    """
-
-    container_id: str
-    container_pid: int
-    host_pid: int
-    pidns: int
-    pod_uid: str | None
-    container_name: str | None
-    start_time: int
-    comm: str
-    source: str
 
 
 def lookup(
@@ -134,26 +117,23 @@ def _verified(
     """The answer, read while the process is held; None if it ended or is another one by now."""
     host_pid = member.host_pid
     try:
-        with procfs.open_handle(host_pid) as handle:
-            held = Member(host_pid, handle.process.ns_pids)
-            if not numbered(procfs, [held], namespace, ns_pid):
+        with verify(procfs, host_pid) as handle:
+            if not has_number(procfs, handle.process, namespace, ns_pid):
                 return None
             cgroup = procfs.cgroup(host_pid)
             if not _is_inside(wanted, container, host_pid, cgroup):
                 return None
-            found = Found(
-                container.container_id,
-                ns_pid,
-                host_pid,
-                namespace.pidns,
-                _pod_uid(cgroup, container.container_id),
-                None,  # the container's, not the process's: read from its main process
-                handle.process.start_time,
-                procfs.comm(host_pid),
-                source,
+            return Found(
+                container_id=container.container_id,
+                container_pid=ns_pid,
+                host_pid=host_pid,
+                pidns=namespace.pidns,
+                pod_uid=_pod_uid(cgroup, container.container_id),
+                container_name=None,  # the container's, not the process's: read from its main process
+                start_time=handle.process.start_time,
+                comm=procfs.comm(host_pid),
+                source=source,
             )
-            # Last of all: a process that runs now was there, under this PID, during every read above.
-            return found if handle.alive() else None
     except ProcessGone:
         return None
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver.containers.find import Wanted, find_container, in_private_cgroupns, name_of
-from resolver.containers.namespaces import Member, goes_through, members_of, own_namespace
+from resolver.containers.namespaces import goes_through, members_of, own_namespace
 from resolver.errors import AccessDenied, Ambiguous, CannotKnow, NotFound, ProcessGone, UsageError
 from resolver.linux.cgroup import cgroup_paths, parse_cgroup
 from resolver.linux.procfs import HOST_PIDNS
+from resolver.lookup.verify import verify
 
 if TYPE_CHECKING:
     from resolver.containers.pod_names import PodNames
-    from resolver.linux.procfs import ProcessHandle, Procfs
+    from resolver.linux.procfs import Procfs
+    from resolver.reasons import Process
 
 
 class Level(NamedTuple):
@@ -71,12 +73,11 @@ def reverse(procfs: Procfs, host_pid: int, pods: PodNames | None = None) -> Reve
     procfs.require_host_view()
     tgid = _process_of(procfs, host_pid)
     try:
-        with procfs.open_handle(tgid) as handle:
-            found = _read(procfs, handle, pods)
+        with verify(procfs, tgid) as handle:
+            found = _read(procfs, handle.process, pods)
             same = tgid == host_pid or procfs.status(host_pid).tgid == tgid
-            # Last of all: a process that runs now was there, under this PID, during every read above.
-            if same and handle.alive():
-                return found if tgid == host_pid else found._replace(tid=host_pid)
+        if same:
+            return found if tgid == host_pid else found._replace(tid=host_pid)
     except ProcessGone:
         pass
     raise ProcessGone(
@@ -93,8 +94,8 @@ def _process_of(procfs: Procfs, host_pid: int) -> int:
         raise NotFound(f"no process or thread of this host has the number {host_pid}") from None
 
 
-def _read(procfs: Procfs, handle: ProcessHandle, pods: PodNames | None) -> Reversed:
-    host_pid, start_time, ns_pids = handle.process
+def _read(procfs: Procfs, process: Process, pods: PodNames | None) -> Reversed:
+    host_pid, start_time, ns_pids = process
     if not ns_pids:
         raise CannotKnow("this kernel does not tell PIDs in containers: it takes Linux 4.1 or later (NSpid)")
     levels = _levels(procfs, host_pid, ns_pids)
@@ -108,24 +109,24 @@ def _read(procfs: Procfs, handle: ProcessHandle, pods: PodNames | None) -> Rever
         )
     inside, names = _Inside(), ("", "")
     if container is not None:
-        inside = _inside(procfs, Member(host_pid, ns_pids), container.container_id, container.pod_uid)
+        inside = _inside(procfs, process, container.container_id, container.pod_uid)
         if pods is not None and container.pod_uid is not None:
             pods.refresh()
             names = pods.of(container.pod_uid)
     return Reversed(
-        host_pid,
-        None,
-        levels,
-        container.container_id if container else None,
-        inside.container_pid,
-        container.pod_uid if container else None,
-        inside.name,
-        names[0] or None,
-        names[1] or None,
-        container.runtime if container else None,
-        procfs.comm(host_pid),
-        start_time,
-        None if container else _no_container(cgroup, levels),
+        host_pid=host_pid,
+        tid=None,
+        levels=levels,
+        container_id=container.container_id if container else None,
+        container_pid=inside.container_pid,
+        pod_uid=container.pod_uid if container else None,
+        container_name=inside.name,
+        namespace=names[0] or None,
+        pod=names[1] or None,
+        runtime=container.runtime if container else None,
+        comm=procfs.comm(host_pid),
+        start_time=start_time,
+        no_container=None if container else _no_container(cgroup, levels),
     )
 
 
@@ -141,7 +142,7 @@ def _levels(procfs: Procfs, host_pid: int, ns_pids: tuple[int, ...]) -> tuple[Le
     return tuple(Level(ns_pid, pidns) for ns_pid, pidns in zip(ns_pids, chain, strict=True))
 
 
-def _inside(procfs: Procfs, member: Member, container_id: str, pod_uid: str | None) -> _Inside:
+def _inside(procfs: Procfs, process: Process, container_id: str, pod_uid: str | None) -> _Inside:
     """Asked of the whole container; what cannot be told, or ends meanwhile, stays unknown."""
     try:
         container, _ = find_container(procfs, Wanted(container_id), procfs.mounts("self"), None)
@@ -151,10 +152,10 @@ def _inside(procfs: Procfs, member: Member, container_id: str, pod_uid: str | No
         return _Inside()
     try:
         own = own_namespace(procfs, members)
-        is_in = len(member.ns_pids) > own.level and goes_through(procfs, member, own)
+        is_in = len(process.ns_pids) > own.level and goes_through(procfs, process, own)
     except (CannotKnow, ProcessGone, Ambiguous, ValueError):
         return _Inside(name)
-    return _Inside(name, member.ns_pids[own.level] if is_in else None)
+    return _Inside(name, process.ns_pids[own.level] if is_in else None)
 
 
 def _no_container(cgroup: str, levels: tuple[Level, ...]) -> str:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resolver.containers.namespaces import Member, Namespace, members_of, numbered
+from resolver.containers.namespaces import Namespace, has_number, members_of
 from resolver.errors import AccessDenied, ProcessGone
-from resolver.linux.cgroup import parse_cgroup
-from resolver.lookup.forward import Found
+from resolver.lookup.verify import Found, verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,20 +55,18 @@ def _first(
 
 
 def _verified(procfs: Procfs, host_pid: int, own: Namespace, ns_pid: int, source: str) -> Found | None:
-    with procfs.open_handle(host_pid) as handle:
-        if not numbered(procfs, [Member(host_pid, handle.process.ns_pids)], own, ns_pid):
+    with verify(procfs, host_pid) as handle:
+        if not has_number(procfs, handle.process, own, ns_pid):
             return None
-        container = parse_cgroup(procfs.cgroup(host_pid))
-        found = Found(
-            container.container_id if container else "",
-            ns_pid,
-            host_pid,
-            own.pidns,
-            container.pod_uid if container else None,
-            None,
-            handle.process.start_time,
-            procfs.comm(host_pid),
-            source,
+        container = procfs.container(host_pid)
+        return Found(
+            container_id=container.container_id,
+            container_pid=ns_pid,
+            host_pid=host_pid,
+            pidns=own.pidns,
+            pod_uid=container.pod_uid,
+            container_name=None,
+            start_time=handle.process.start_time,
+            comm=procfs.comm(host_pid),
+            source=source,
         )
-        # Last of all: a process that runs now was there, under this PID, during every read above.
-        return found if handle.alive() else None

@@ -7,7 +7,6 @@ import select
 from typing import TYPE_CHECKING
 
 from resolver.errors import AccessDenied, ProcessGone
-from resolver.linux.cgroup import parse_cgroup
 
 if TYPE_CHECKING:
     from resolver.linux.procfs import ProcessHandle, Procfs
@@ -57,9 +56,9 @@ class Owners:
         self._slots[host_pid] = self._slots.get(host_pid, 0) + 1
         self._processes[host_pid] = owner.process
         with contextlib.suppress(ProcessGone, AccessDenied):
-            container = parse_cgroup(self._procfs.cgroup(host_pid))
-            if container is not None:
-                self._container_ids[host_pid] = container.container_id
+            container_id = self._procfs.container(host_pid).container_id
+            if container_id:
+                self._container_ids[host_pid] = container_id
 
     def unwatch(self, state: SlotState) -> None:
         """Forget the slot's owner and give its handle back; nothing happens if it has none."""

@@ -13,7 +13,8 @@ import pytest
 from resolver.errors import AccessDenied
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.lookup.cached import LiveLookup
-from resolver.lookup.forward import Found, lookup
+from resolver.lookup.forward import lookup
+from resolver.lookup.verify import Found
 from resolver.pids.listing import Listing
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
