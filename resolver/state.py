@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from resolver.events import Events
     from resolver.gpu.attribution import Joined
     from resolver.gpu.inventory import Inventory
+    from resolver.hami.hostpid_policy import Origin
     from resolver.linux.procfs import Procfs
     from resolver.lookup.cached import LiveLookup
     from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
@@ -137,7 +138,7 @@ class Snapshot(NamedTuple):
     map_size: int  # that the kernel's map has room for
     policy: str
     policy_why: str
-    policy_origin: str
+    policy_origin: Origin
     driver_version: str | None
     inventory: Inventory
     regions: tuple[RegionReport, ...]

@@ -162,10 +162,43 @@ def chart_schema(text: str) -> str:
 
 
 #: (document, name of the table) -> what writes its lines
+def drivers() -> list[str]:
+    """What is known of each release of the driver."""
+    from resolver.hami.hostpid_policy import DRIVERS
+
+    body, before = [], None
+    for row in DRIVERS:
+        if before and before.samples is not row.samples:
+            gap = f"between {before.last} and {row.first}"
+            body.append((gap, "not known", "not known", "nothing is written", "", ""))
+        extent = f"{row.first} to {row.last}" if row.first and row.last else f"up to {row.last}"
+        body.append(
+            (
+                extent if row.last else f"{row.first} and later",
+                row.listed,
+                row.samples.value,
+                f"the {row.samples.value} PID",
+                row.known_from,
+                row.measured or "not yet",
+            )
+        )
+        before = row
+    head = (
+        "driver",
+        "process list",
+        "utilization samples",
+        "`hostpid` must be",
+        "known from",
+        "measured on hardware",
+    )
+    return rows(head, body)
+
+
 TABLES: dict[tuple[str, str], Callable[[], list[str]]] = {
     ("docs/config.md", "settings"): settings,
     ("docs/cli.md", "options-of-run"): options_of_run,
     ("docs/cli.md", "event-kinds"): event_kinds,
+    ("docs/drivers.md", "drivers"): drivers,
     ("docs/log-events.md", "event-kinds"): event_kinds,
     ("docs/log-events.md", "log-events"): log_events,
     ("deploy/chart/resolver/values.yaml", "settings"): chart_settings,

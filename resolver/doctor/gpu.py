@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from resolver.doctor.findings import Finding, State, failed, ok, several, some, together, warning
 from resolver.gpu.sampler import FAILED, UNSUPPORTED, Sampler
 from resolver.hami.driver_memory import Memory
-from resolver.hami.hostpid_policy import FIRST_CONTAINER, LAST_HOST, decide
+from resolver.hami.hostpid_policy import decide, known
 
 if TYPE_CHECKING:
     from resolver.doctor.node import Node
@@ -129,10 +129,9 @@ def driver(node: Node) -> Finding:
         return ok(f"hostpid = {policy.namespace} PID, {policy.origin}: {policy.why}")
     if version is None:
         return _no_answer()
-    rows = f"up to {_dotted(LAST_HOST)} samples carry host PIDs, from {_dotted(FIRST_CONTAINER)} on container PIDs"
     return failed(
         f"driver {version}: not known which PIDs its samples carry",
-        f"{rows}; between the two nothing is known and nothing is assumed, so no slot is repaired (driver_unknown)",
+        f"{known()}; between the two nothing is known and nothing is assumed, so no slot is repaired (driver_unknown)",
         "let the daemon measure it (CAP_SYS_ADMIN, and a GPU process in a container), or, if you know it: "
         "resolver run --hostpid-namespace host (or container)",
     )
@@ -153,10 +152,6 @@ def _no_answer() -> Finding:
         "without it neither the driver's version nor any GPU is known",
         "mend what the check nvml names, then: resolver doctor --only gpus --only driver",
     )
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
 
 
 def sample_clock(node: Node) -> Finding:

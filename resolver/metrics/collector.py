@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from resolver import __version__
 from resolver.gpu.health import REASONS
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED
+from resolver.hami.hostpid_policy import Origin
 from resolver.hami.layout import LAYOUTS
 from resolver.metrics import families as f
 from resolver.metrics.utilization import Unknown, names_of, nvml_trouble, usages
@@ -30,7 +31,6 @@ MAX_SERIES = 4096
 _BELIEVED_INTERVALS, _BELIEVED_SECONDS = 2.5, 2.5
 _SOURCES = ("bpf", "netlink", "scan")
 _NAMESPACES = ("host", "container", "unknown")
-_ORIGINS = ("measured", "by version", "forced", "unknown")
 COUNTERS = {  # of the daemon, that are a family of their own
     "conflicts": f.CONFLICTS,
     "over_budget": f.OVER_BUDGET,
@@ -186,7 +186,7 @@ def _nvml(snapshot: Snapshot, trouble: Unknown | None, now: float) -> Iterator[M
     version = snapshot.driver_version
     yield f.DRIVER.metric([((version,), 1)] if version else [])
     yield f.NAMESPACE.metric(_state(_NAMESPACES, snapshot.policy))
-    yield f.NAMESPACE_ORIGIN.metric(_state(_ORIGINS, snapshot.policy_origin))
+    yield f.NAMESPACE_ORIGIN.metric(_state(Origin, snapshot.policy_origin))
 
 
 def _state(states: Iterable[str], present: str, *labels: str) -> list[f.Row]:

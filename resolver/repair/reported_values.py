@@ -21,6 +21,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from resolver.config import HostpidNamespace
+from resolver.hami.hostpid_policy import Origin
 
 if TYPE_CHECKING:
     from resolver.hami.hostpid_policy import Policy
@@ -174,11 +175,11 @@ class Evidence:
 
 def _doubt(word: Word, hostpid: int, policy: Policy) -> str:
     """Where a watcher that finds nothing may be right, and we wrong."""
-    if word.own or policy.origin not in ("by version", "forced"):
+    if word.own or policy.origin not in (Origin.BY_VERSION, Origin.FORCED):
         return ""
     namespace = "host" if policy.namespace is HostpidNamespace.HOST else "container"
     why = f"; or it works, and finds no sample of {hostpid}, which this slot's hostpid is: "
-    if policy.origin == "forced":
+    if policy.origin is Origin.FORCED:
         return f"{why}--hostpid-namespace {namespace} is wrong for this driver: try auto"
     said = f"the driver's samples do not carry {namespace} PIDs as its version says"
     return f"{why}{said}: with CAP_SYS_ADMIN that is measured"

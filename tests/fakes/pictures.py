@@ -6,6 +6,7 @@ from typing import Any
 
 from resolver.gpu.attribution import NOTHING
 from resolver.gpu.inventory import NONE
+from resolver.hami.hostpid_policy import Origin
 from resolver.state import Histogram, Snapshot
 
 _EMPTY = Snapshot(
@@ -22,7 +23,7 @@ _EMPTY = Snapshot(
     map_size=32768,
     policy="host",
     policy_why="driver 550.54.15: samples carry host PIDs up to 565.77",
-    policy_origin="by version",
+    policy_origin=Origin.BY_VERSION,
     driver_version="550.54.15",
     inventory=NONE,
     regions=(),

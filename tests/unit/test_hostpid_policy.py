@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from resolver.config import HostpidNamespace
 from resolver.hami.hostpid_policy import (
-    FIRST_CONTAINER,
-    LAST_HOST,
+    DRIVERS,
     Policy,
     classify,
     decide,
@@ -83,8 +82,15 @@ def test_an_operator_overrides_every_driver(forced: HostpidNamespace, driver_ver
 def test_versions_are_compared_as_numbers(version: tuple[int, ...]) -> None:
     assert parse_driver_version(".".join(map(str, version))) == version
     namespace = decide(AUTO, ".".join(map(str, version))).namespace
-    assert (namespace is HOST) == (version <= LAST_HOST)
-    assert (namespace is CONTAINER) == (version >= FIRST_CONTAINER)
+    assert (namespace is HOST) == (version <= (565, 77))
+    assert (namespace is CONTAINER) == (version >= (570, 86, 15))
+
+
+def test_the_rows_are_in_order_and_have_no_gap_at_their_ends() -> None:
+    bounds = [parse_driver_version(text) for row in DRIVERS for text in (row.first, row.last) if text]
+    assert bounds == sorted(bounds, key=lambda bound: bound or ())
+    assert (DRIVERS[0].first, DRIVERS[-1].last) == ("", "")
+    assert all(row.samples in (HOST, CONTAINER) and row.known_from for row in DRIVERS)
 
 
 @given(st.text())

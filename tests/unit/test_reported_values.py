@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import pytest
 
 from resolver.config import HostpidNamespace
-from resolver.hami.hostpid_policy import Policy
+from resolver.hami.hostpid_policy import Origin, Policy
 from resolver.repair.reported_values import TOLD_AFTER, TWO_TICKS, Evidence, Verdict, Word, differs
 
 RIGHT, WAIT, WRONG = Verdict.RIGHT, Verdict.WAIT, Verdict.WRONG
-MEASURED = Policy(HostpidNamespace.HOST, "", "measured")
-BY_VERSION = Policy(HostpidNamespace.HOST, "", "by version")
-FORCED = Policy(HostpidNamespace.CONTAINER, "", "forced")
+MEASURED = Policy(HostpidNamespace.HOST, "", Origin.MEASURED)
+BY_VERSION = Policy(HostpidNamespace.HOST, "", Origin.BY_VERSION)
+FORCED = Policy(HostpidNamespace.CONTAINER, "", Origin.FORCED)
 PASS = 0.25
 
 
