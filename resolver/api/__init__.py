@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.api.entrance import Entrance, group_of
 from resolver.errors import UsageError
+from resolver.serve.retry import tried_again
+from resolver.serve.unix_socket import Listening, UnixSocket, group_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,13 +28,15 @@ if TYPE_CHECKING:
 _AGAIN_SECONDS = 1.0
 #: In the kernel. Beyond it a client that connects waits for its turn, or, if it doesn't wait, gets EAGAIN.
 TENANTS_BACKLOG = 512
+_ROOT = Listening("resolver", "--socket", "or name another with --socket")
+_TENANTS = Listening("resolver", "--tenant-socket", "or name another with --tenant-socket")
 
 
 class Entrances(NamedTuple):
     """The sockets as the settings want them; None for one that cannot be had, or is not wanted."""
 
-    root: Entrance | None
-    tenants: Entrance | None
+    root: UnixSocket | None
+    tenants: UnixSocket | None
 
     def close(self) -> None:
         """Remove both."""
@@ -48,18 +51,18 @@ def make_entrances(settings: Settings, journal: Journal) -> Entrances:
     To be called while the daemon has the rights that it was started with: it gives a file to a group.
     """
 
-    def root() -> Entrance:
+    def root() -> UnixSocket:
         mode, group = int(settings.socket_mode, 8), group_of(settings.socket_group)
-        return Entrance(settings.socket_path, mode=mode, group=group)
+        return UnixSocket(settings.socket_path, _ROOT, mode=mode, group=group)
 
-    def tenants() -> Entrance:
-        return Entrance(settings.tenant_socket, mode=0o666, option="--tenant-socket", backlog=TENANTS_BACKLOG)
+    def tenants() -> UnixSocket:
+        return UnixSocket(settings.tenant_socket, _TENANTS, mode=0o666, backlog=TENANTS_BACKLOG)
 
-    def made(make: Callable[[], Entrance], path: str) -> Entrance | None:
+    def made(make: Callable[[], UnixSocket], path: str) -> UnixSocket | None:
         try:
             return make()
         except (OSError, UsageError) as error:
-            _off(journal, path, error)
+            _off(journal, path, str(error))
             return None
 
     return Entrances(
@@ -72,10 +75,11 @@ async def serve(view: View, settings: Settings, journal: Journal, entrances: Ent
     """Answer until cancelled. What the API takes to run is imported only now."""
     from resolver.api.access import Door
     from resolver.api.app import Api
+    from resolver.api.context import Context
 
     door = Door(view.procfs, group_of(settings.socket_group) if entrances.root else None)
     tenants = Door(view.procfs, tenants=True) if entrances.tenants else None
-    api = Api(view, door, settings.pod_logs_dir, journal, tenants=tenants)
+    api = Api(Context(view, door, settings.pod_logs_dir, tenants=tenants), journal)
     async with asyncio.TaskGroup() as serving:
         for entrance, its_door in zip(entrances, (door, tenants), strict=True):
             if entrance is not None and its_door is not None:
@@ -83,27 +87,13 @@ async def serve(view: View, settings: Settings, journal: Journal, entrances: Ent
         await asyncio.get_running_loop().create_future()  # for ever
 
 
-async def _serve(api: Api, door: Door, entrance: Entrance, journal: Journal) -> None:
-    await _open(entrance, journal)
+async def _serve(api: Api, door: Door, entrance: UnixSocket, journal: Journal) -> None:
+    # A dry run that was there before, and is about to end, may still listen there.
+    await tried_again(entrance.open, lambda why: _off(journal, entrance.path, why), _AGAIN_SECONDS)
     from resolver.api.server import serve as serve_http
 
     await serve_http(api, door, entrance.listener)
 
 
-async def _open(entrance: Entrance, journal: Journal) -> None:
-    """As soon as nobody else listens there: a dry run that was there before, and is about to end, for one."""
-    said = ""
-    while True:
-        try:
-            entrance.open()
-        except (OSError, UsageError) as error:
-            if str(error) != said:
-                said = str(error)
-                _off(journal, entrance.path, error)
-            await asyncio.sleep(_AGAIN_SECONDS)
-        else:
-            return
-
-
-def _off(journal: Journal, path: str, error: Exception) -> None:
-    journal.log.warning("api_off", socket=path, why=str(error))
+def _off(journal: Journal, path: str, why: str) -> None:
+    journal.log.warning("api_off", socket=path, why=why)

@@ -9,8 +9,8 @@ word, never the request's (`resolver.linux.peers`).
 
 from __future__ import annotations
 
-import time
 from collections import Counter, OrderedDict
+from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.api.problems import Problem, Reason
@@ -18,10 +18,12 @@ from resolver.containers.namespaces import Namespace
 from resolver.errors import ResolverError
 from resolver.linux.cgroup import parse_cgroup
 from resolver.linux.peers import PeerUnknown, credentials_of, peer_of, pidns_of
+from resolver.serve.bucket import Bucket
 
 if TYPE_CHECKING:
     from resolver.linux.peers import Connection, Credentials, Peer
     from resolver.linux.procfs import Procfs
+    from resolver.serve.http import Refusal
 
 #: Connections to root's socket, and of them those of peers that are refused.
 MOST_CONNECTIONS, _MOST_REFUSED = 512, 16
@@ -32,6 +34,12 @@ _MOST_STREAMS = 32
 _RATE, _BURST = 2000.0, 4000.0
 _TENANT_RATE, _TENANT_BURST = 50.0, 100.0
 _MOST_BUCKETS = 1024
+
+_UNREADABLE = {
+    HTTPStatus.BAD_REQUEST: Reason.BAD_REQUEST,
+    HTTPStatus.REQUEST_TIMEOUT: Reason.TOO_SLOW,
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: Reason.HEADERS_TOO_LARGE,
+}
 
 #: Everybody who may ask everything shares one account for each user; a tenant has one for its container.
 _Key = tuple[str, int | str]
@@ -69,6 +77,12 @@ class Access:
     def everything(self) -> bool:
         """Whether all of the API is open to this peer."""
         return self.tenant is None and self.refusal is None
+
+    @property
+    def turned_away(self) -> Refusal | None:
+        """What is answered before anything is asked: that there are too many connections."""
+        full = self.refusal is not None and self.refusal.status == HTTPStatus.SERVICE_UNAVAILABLE
+        return self.refusal.sent() if self.refusal is not None and full else None
 
     def require(self, *, everything: bool) -> None:
         """Raise `Problem` unless this may be asked now."""
@@ -119,7 +133,7 @@ class Door:
         self._our_pidns = 0
         self._inside: Counter[_Key] = Counter()
         self._streams = 0
-        self._accounts: OrderedDict[_Key, tuple[float, float]] = OrderedDict()  # what is left, and when
+        self._accounts: OrderedDict[_Key, Bucket] = OrderedDict()  # latest last
         self.counters: Counter[str] = Counter(
             connections=0, refused_connections=0, requests=0, refused_requests=0, dropped_slow=0
         )
@@ -169,6 +183,11 @@ class Door:
             return _account(self._procfs.cgroup(credentials_of(connection).host_pid))
         except ResolverError:
             return None
+
+    @staticmethod
+    def refusal(status: HTTPStatus, why: str) -> Refusal:
+        """Why what comes is not read."""
+        return Problem(status, _UNREADABLE[status], why).sent()
 
     def _known(self, connection: Connection) -> Access:
         try:
@@ -223,17 +242,13 @@ class Door:
 
     def spend(self, key: _Key, requests: float) -> float:
         """Take that many from the account; else the seconds until there are enough, and nothing is taken."""
-        rate, burst = (_RATE, _BURST) if key[0] == "user" else (_TENANT_RATE, _TENANT_BURST)
-        now = time.monotonic()
-        left, then = self._accounts.pop(key, (burst, now))
-        left = min(burst, left + (now - then) * rate)
-        # Who asks for more at once than there can ever be pays with the whole of it.
-        needed = min(requests, burst)
-        wait = max(0.0, (needed - left) / rate)
-        self._accounts[key] = (left if wait else left - needed, now)
+        account = self._accounts.pop(key, None)
+        if account is None:
+            account = Bucket(_RATE, _BURST) if key[0] == "user" else Bucket(_TENANT_RATE, _TENANT_BURST)
+        self._accounts[key] = account
         if len(self._accounts) > _MOST_BUCKETS:
             self._accounts.popitem(last=False)
-        return wait
+        return account.spend(requests)
 
     # -- streams of events ----------------------------------------------------------------------------
 

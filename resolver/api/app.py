@@ -5,35 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from resolver.api import lists, lookups, stream
-from resolver.api.problems import Problem, Reason, problem_of
-from resolver.api.request import PROBLEM, Answer, ClientGone, Request, Route, encode
-from resolver.api.walks import Walks
-from resolver.containers.pod_names import PodNames
+from resolver.api.problems import PROBLEM, Problem, Reason, problem_of
+from resolver.api.request import Answer, ClientGone, Request, Route, encode
 from resolver.errors import ResolverError
 
 if TYPE_CHECKING:
     from resolver.api.access import Door
+    from resolver.api.context import Context
     from resolver.log import Journal
-    from resolver.state import View
 
 
 class Api:
-    """What the routes share. An ASGI application; who asks is in ``scope["state"]["access"]``."""
+    """An ASGI application; who asks is in ``scope["state"]["access"]``."""
 
-    def __init__(
-        self, view: View, door: Door, pod_logs_dir: str, journal: Journal, *, tenants: Door | None = None
-    ) -> None:
-        self.view = view
-        self.door = door
-        self.tenants = tenants
-        self.pods = PodNames(pod_logs_dir)
-        self.kept = lists.Kept()
-        self.walks = Walks(2, 32)
-        self.tenants_walks = Walks(1, 16)
+    def __init__(self, context: Context, journal: Journal) -> None:
+        self._context = context
         self._journal = journal
         self._description = b""
         self.routes: dict[str, dict[str, Route]] = {}
-        for route in (*lookups.ROUTES, *lists.ROUTES, *stream.ROUTES, _DESCRIPTION):
+        described = Route("GET", "/v1/openapi.json", self._describe, "This description", None, tenants=True)
+        for route in (*lookups.ROUTES, *lists.ROUTES, *stream.ROUTES, described):
             self.routes.setdefault(route.path, {})[route.method] = route
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -77,16 +68,16 @@ class Api:
             why = f"{scope['path']} answers {allowed} and nothing else"
             raise Problem(405, Reason.METHOD_NOT_ALLOWED, why, headers={"Allow": allowed})
         access.require(everything=not route.tenants)
-        return await route.handler(self, Request(scope, receive, send, route))
+        return await route.handler(self._context, Request(scope, receive, send, route))
 
-    def description(self) -> bytes:
-        """The OpenAPI document; made when it is first asked for."""
+    async def _describe(self, _context: Context, _request: Request) -> Answer:
+        """``GET /v1/openapi.json``; made when it is first asked for."""
         if not self._description:
             from resolver.api.openapi import describe
 
             routes = [route for by_method in self.routes.values() for route in by_method.values()]
             self._description = encode(describe(routes))
-        return self._description
+        return Answer(self._description)
 
 
 def _refusal(door: Door, problem: Problem) -> Answer:
@@ -101,11 +92,3 @@ async def _send(answer: Answer, send: Any) -> None:
     headers += [(name.lower().encode(), value.encode()) for name, value in answer.headers]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})
-
-
-async def _describe(api: Api, request: Request) -> Answer:  # noqa: ARG001
-    """``GET /v1/openapi.json``."""
-    return Answer(api.description())
-
-
-_DESCRIPTION = Route("GET", "/v1/openapi.json", _describe, "This description", None, tenants=True)

@@ -4,82 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from resolver.api import shapes
 from resolver.api.request import Answer, ClientGone, Parameter, Request, Route, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterator
 
-    from msgspec import Struct
-
-    from resolver.api.app import Api
+    from resolver.api.context import Context
     from resolver.state import RegionReport, SlotReport, Snapshot
-
-#: Objects that are made and encoded at a time, before others get their turn: a millisecond or two.
-_PIECE = 500
-_MOST_KEPT_BYTES = 1 << 20
 
 Slots = tuple["RegionReport", "SlotReport"]
 
 
-class Kept:
-    """The last answer of each route, with the picture it was made of."""
-
-    def __init__(self) -> None:
-        self._answers: dict[str, tuple[Snapshot, bytes]] = {}
-
-    async def answer(
-        self, path: str, picture: Snapshot, head: Struct, items: Iterable[Any], make: Callable[[Any], Struct]
-    ) -> Answer:
-        """``head`` with ``items`` in the place of its last field, an empty list."""
-        known = self._answers.get(path)
-        if known is not None and known[0] is picture:
-            return Answer(known[1])
-        parts, piece = [], []
-        for number, item in enumerate(items, 1):
-            piece.append(make(item))
-            if number % _PIECE == 0:
-                parts.append(encode(piece)[1:-1])
-                piece.clear()
-                await asyncio.sleep(0)
-        if piece:
-            parts.append(encode(piece)[1:-1])
-        body = encode(head)[: -len(b"]}")] + b",".join(parts) + b"]}"
-        self._answers.pop(path, None)
-        if len(body) <= _MOST_KEPT_BYTES:
-            self._answers[path] = picture, body
-        return Answer(body)
-
-
-async def containers(api: Api, request: Request) -> Answer:  # noqa: ARG001
+async def containers(context: Context, request: Request) -> Answer:  # noqa: ARG001
     """``GET /v1/containers``."""
-    picture = api.view.snapshot()
+    picture = context.view.snapshot()
     head = shapes.Containers(picture.at, [])
-    return await api.kept.answer("/v1/containers", picture, head, picture.containers, shapes.Container.of)
+    return await context.kept.answer("/v1/containers", picture, head, picture.containers, shapes.Container.of)
 
 
-async def regions(api: Api, request: Request) -> Answer:  # noqa: ARG001
+async def regions(context: Context, request: Request) -> Answer:  # noqa: ARG001
     """``GET /v1/regions``."""
-    picture = api.view.snapshot()
+    picture = context.view.snapshot()
     rejected = [shapes.RejectedFile(path, reason) for path, reason in picture.rejected.items()]
     head = shapes.Regions(picture.at, rejected, list(picture.missing_dirs), [])
-    return await api.kept.answer("/v1/regions", picture, head, picture.regions, shapes.Region.of)
+    return await context.kept.answer("/v1/regions", picture, head, picture.regions, shapes.Region.of)
 
 
-async def slots(api: Api, request: Request) -> Answer:  # noqa: ARG001
+async def slots(context: Context, request: Request) -> Answer:  # noqa: ARG001
     """``GET /v1/slots``."""
-    picture = api.view.snapshot()
-    return await api.kept.answer("/v1/slots", picture, shapes.Slots(picture.at, []), _slots(picture), _slot)
+    picture = context.view.snapshot()
+    return await context.kept.answer(
+        "/v1/slots", picture, shapes.Slots(picture.at, []), _slots(picture), _slot
+    )
 
 
-async def unresolved(api: Api, request: Request) -> Answer:  # noqa: ARG001
+async def unresolved(context: Context, request: Request) -> Answer:  # noqa: ARG001
     """``GET /v1/unresolved``."""
-    picture = api.view.snapshot()
+    picture = context.view.snapshot()
     samples = [shapes.Sample.of(each) for each in picture.joined.orphans]
     head = shapes.Unresolved(picture.at, shapes.unresolved_counts(picture), samples, [])
-    return await api.kept.answer("/v1/unresolved", picture, head, picture.unresolved(), _slot)
+    return await context.kept.answer("/v1/unresolved", picture, head, picture.unresolved(), _slot)
 
 
 def _slots(picture: Snapshot) -> Iterator[Slots]:
@@ -90,20 +57,20 @@ def _slot(of: Slots) -> shapes.Slot:
     return shapes.Slot.of(*of)
 
 
-async def processes(api: Api, request: Request) -> Answer:  # noqa: ARG001
+async def processes(context: Context, request: Request) -> Answer:  # noqa: ARG001
     """``GET /v1/processes``."""
-    picture = api.view.snapshot()
+    picture = context.view.snapshot()
     head = shapes.Processes(picture.at, picture.collected_at or None, picture.joined.error or None, [])
-    return await api.kept.answer("/v1/processes", picture, head, picture.gpu_processes, shapes.Process.of)
+    return await context.kept.answer("/v1/processes", picture, head, picture.gpu_processes, shapes.Process.of)
 
 
-async def gpus(api: Api, request: Request) -> Answer:
+async def gpus(context: Context, request: Request) -> Answer:
     """``GET /v1/gpus``: not sent again to who has the same version; who asks for that is kept waiting for the next."""
     known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
     wait = request.number("wait")
     if wait is not None:
-        await _wait_for_gpus(api, request, known, wait)
-    picture = api.view.snapshot()
+        await _wait_for_gpus(context, request, known, wait)
+    picture = context.view.snapshot()
     tag = _gpus_tag(picture)
     headers = (("ETag", tag), ("Cache-Control", "no-cache"))
     if tag in known or "*" in known:
@@ -118,17 +85,17 @@ def _gpus_tag(picture: Snapshot) -> str:
     return f'"{picture.started_at:.3f}-{picture.inventory.version}{failed}"'
 
 
-async def _wait_for_gpus(api: Api, request: Request, known: Collection[str], seconds: int) -> None:
+async def _wait_for_gpus(context: Context, request: Request, known: Collection[str], seconds: int) -> None:
     """Until there are other GPUs than the known ones, for that long at most, or as long as the client is there."""
-    api.door.open_stream()
+    context.door.open_stream()
     gone = asyncio.create_task(request.gone())
     try:
         async with asyncio.timeout(seconds):
             while not gone.done():
-                number = api.view.inventories.number
-                if _gpus_tag(api.view.snapshot()) not in known:
+                number = context.view.inventories.number
+                if _gpus_tag(context.view.snapshot()) not in known:
                     return
-                news = asyncio.create_task(api.view.inventories.wait(number))
+                news = asyncio.create_task(context.view.inventories.wait(number))
                 try:
                     await asyncio.wait({news, gone}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
@@ -137,17 +104,17 @@ async def _wait_for_gpus(api: Api, request: Request, known: Collection[str], sec
         return
     finally:
         gone.cancel()
-        api.door.close_stream()
+        context.door.close_stream()
     raise ClientGone
 
 
-async def status(api: Api, request: Request) -> Answer:  # noqa: ARG001
+async def status(context: Context, request: Request) -> Answer:  # noqa: ARG001
     """``GET /v1/status``."""
-    counted = dict(api.door.counters) | {"connected": api.door.inside}
-    if api.tenants is not None:
-        counted |= {f"tenants_{name}": count for name, count in api.tenants.counters.items()}
-        counted["tenants_connected"] = api.tenants.inside
-    return Answer(encode(shapes.status(api.view.snapshot(), counted)))
+    counted = dict(context.door.counters) | {"connected": context.door.inside}
+    if context.tenants is not None:
+        counted |= {f"tenants_{name}": count for name, count in context.tenants.counters.items()}
+        counted["tenants_connected"] = context.tenants.inside
+    return Answer(encode(shapes.status(context.view.snapshot(), counted)))
 
 
 WAIT = Parameter(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from resolver.api.access import Tenant
-    from resolver.api.app import Api
+    from resolver.api.context import Context
     from resolver.linux.procfs import Procfs
 
 MOST_PAIRS = 10_000
@@ -140,20 +140,20 @@ _decode = msgspec.json.Decoder(Pairs).decode
 # ---- one ----------------------------------------------------------------------------------------------------------
 
 
-async def look_up(api: Api, request: Request) -> Answer:
+async def look_up(context: Context, request: Request) -> Answer:
     """``GET /v1/lookup``: the host PID of a process."""
     ns_pid, pidns = request.number("pid") or 0, request.number("pidns")
     tenant = request.access.tenant
     if tenant is not None:
-        found = await _own(api, tenant, request.text("container"), ns_pid, pidns)
+        found = await _own(context, tenant, request.text("container"), ns_pid, pidns)
     else:
         cid = request.text("container")
         if not cid:
             raise Problem(
                 400, Reason.BAD_REQUEST, f"the parameter container is missing: {CONTAINER.description}"
             )
-        quick = api.view.live.find(cid, ns_pid) if pidns is None else None
-        found = quick or await api.walks.run(_look_up, api.view.procfs, cid, ns_pid, pidns)
+        quick = context.view.live.find(cid, ns_pid) if pidns is None else None
+        found = quick or await context.walks.run(_look_up, context.view.procfs, cid, ns_pid, pidns)
     if request.accepts("text/plain") and not request.accepts("application/json"):
         return Answer(f"{found.host_pid}\n".encode(), TEXT)
     return Answer(msgspec.json.format(encode(_document(found)), indent=2))
@@ -168,14 +168,14 @@ def _document(found: Found) -> FoundProcess:
     return FoundProcess(**fields)
 
 
-async def _own(api: Api, tenant: Tenant, cid: str, ns_pid: int, pidns: int | None) -> Found:
+async def _own(context: Context, tenant: Tenant, cid: str, ns_pid: int, pidns: int | None) -> Found:
     """About the peer's own PID namespace, whatever it says about it. The same refusal for all others, there or not."""
     if pidns not in (None, tenant.own.pidns) or not _is_own(tenant, cid):
         raise _not_yours()
-    procfs, own, pidmap = api.view.procfs, tenant.own, api.view.live.pidmap
+    procfs, own, pidmap = context.view.procfs, tenant.own, context.view.live.pidmap
     found = find_own(procfs, pidmap, own, ns_pid)
-    if found is None and pidmap.kernel() is None:
-        found = (await api.tenants_walks.run(walk_own, procfs, own, [ns_pid]))[ns_pid]
+    if found is None and pidmap.source.exact() is None:
+        found = (await context.tenants_walks.run(walk_own, procfs, own, [ns_pid]))[ns_pid]
     if not tenant.peer.alive():  # while it lives, the namespace is its own
         raise Problem(
             403, Reason.PEER_UNKNOWN, "the process that connected has ended meanwhile: connect again"
@@ -197,19 +197,19 @@ def _not_yours() -> Problem:
     return Problem(403, Reason.NOT_YOURS, "this peer may ask only about processes of its own PID namespace")
 
 
-async def look_back(api: Api, request: Request) -> Answer:
+async def look_back(context: Context, request: Request) -> Answer:
     """``GET /v1/reverse``: whose process a host PID is."""
     host_pid = request.number("host_pid") or 0
     tenant = request.access.tenant
-    procfs = api.view.procfs
+    procfs = context.view.procfs
     if tenant is None:
-        found = await api.walks.run(reverse, procfs, host_pid, api.pods)
+        found = await context.walks.run(reverse, procfs, host_pid, context.pods)
     else:
         # The same refusal for what is another's and for what is not there.
         try:
             if tenant.own.pidns not in procfs.pidns_chain(procfs.status(host_pid).tgid):
                 raise _not_yours()
-            found = await api.tenants_walks.run(reverse, procfs, host_pid, api.pods)
+            found = await context.tenants_walks.run(reverse, procfs, host_pid, context.pods)
         except (NotFound, ProcessGone, AccessDenied):
             raise _not_yours() from None
         if all(level.pidns != tenant.own.pidns for level in found.levels) or not tenant.peer.alive():
@@ -221,7 +221,7 @@ async def look_back(api: Api, request: Request) -> Answer:
 # ---- many ---------------------------------------------------------------------------------------------------------
 
 
-async def look_up_many(api: Api, request: Request) -> Answer:
+async def look_up_many(context: Context, request: Request) -> Answer:
     """``POST /v1/lookup``: up to 10,000 pairs, answered in order."""
     body = await request.body()
     try:
@@ -234,9 +234,9 @@ async def look_up_many(api: Api, request: Request) -> Answer:
     for cid, ns_pid in questions:
         wanted.setdefault(cid, {})[ns_pid] = None
     if request.access.tenant is None:
-        found = await _every(api, wanted)
+        found = await _every(context, wanted)
     else:
-        found = await _all_own(api, request.access.tenant, wanted)
+        found = await _all_own(context, request.access.tenant, wanted)
     answers: list[PairAnswer] = []
     made: dict[str, dict[int, PairAnswer]] = {cid: {} for cid in wanted}
     for number, (cid, ns_pid) in enumerate(questions):
@@ -246,7 +246,7 @@ async def look_up_many(api: Api, request: Request) -> Answer:
         answers.append(answer)
         if number % 4096 == 4095:
             await asyncio.sleep(0)
-    return Answer(encode(PairAnswers(api.view.live.pidmap.source.name, answers)))
+    return Answer(encode(PairAnswers(context.view.live.pidmap.source.name, answers)))
 
 
 def _answer(known: Hit | str) -> PairAnswer:
@@ -255,16 +255,16 @@ def _answer(known: Hit | str) -> PairAnswer:
     return PairAnswer(reason=Reason(known))
 
 
-async def _every(api: Api, wanted: dict[str, dict[int, None]]) -> dict[str, Answers]:
+async def _every(context: Context, wanted: dict[str, dict[int, None]]) -> dict[str, Answers]:
     """By the map, and by walks for what that leaves."""
     found: dict[str, Answers] = {"": dict.fromkeys(wanted.get("", ()), Reason.BAD_REQUEST)}
     named = {cid: ns_pids for cid, ns_pids in wanted.items() if cid}
-    batch = Batch(api.view.procfs, api.view.live.pidmap, api.view.live, named)
+    batch = Batch(context.view.procfs, context.view.live.pidmap, context.view.live, named)
     for _ in batch.steps():
         await asyncio.sleep(0)
     found |= batch.answers
     if batch.left:
-        walked = await api.walks.run(_walk, api.view.procfs, batch.left)
+        walked = await context.walks.run(_walk, context.view.procfs, batch.left)
         for cid, answers in walked.items():
             found[cid] = found.get(cid, {}) | answers
     return found
@@ -281,7 +281,9 @@ def _hit(found: Found | None) -> Hit | str:
     return Hit(found.host_pid, found.start_time) if found else NO_SUCH_PROCESS
 
 
-async def _all_own(api: Api, tenant: Tenant, wanted: dict[str, dict[int, None]]) -> dict[str, Answers]:
+async def _all_own(
+    context: Context, tenant: Tenant, wanted: dict[str, dict[int, None]]
+) -> dict[str, Answers]:
     """About the peer's own PID namespace; pairs about others have that for a reason, there or not."""
     found: dict[str, Answers] = {}
     ns_pids: dict[int, None] = {}
@@ -293,15 +295,15 @@ async def _all_own(api: Api, tenant: Tenant, wanted: dict[str, dict[int, None]])
     answers: Answers = {}
     left: list[int] = []
     for number, ns_pid in enumerate(ns_pids):
-        process = find_own(api.view.procfs, api.view.live.pidmap, tenant.own, ns_pid)
+        process = find_own(context.view.procfs, context.view.live.pidmap, tenant.own, ns_pid)
         if process is None:
             left.append(ns_pid)
         else:
             answers[ns_pid] = _hit(process)
         if number % _TURN_EVERY == _TURN_EVERY - 1:
             await asyncio.sleep(0)
-    if left and api.view.live.pidmap.kernel() is None:
-        answers |= await api.tenants_walks.run(_walk_own, api.view.procfs, tenant, left)
+    if left and context.view.live.pidmap.source.exact() is None:
+        answers |= await context.tenants_walks.run(_walk_own, context.view.procfs, tenant, left)
     else:
         answers |= dict.fromkeys(left, NO_SUCH_PROCESS)
     if not tenant.peer.alive():

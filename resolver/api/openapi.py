@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from resolver import __version__
-from resolver.api.problems import ProblemDocument
-from resolver.api.request import JSON, PROBLEM, Parameter, Route
+from resolver.api.problems import PROBLEM, ProblemDocument
+from resolver.api.request import JSON, Parameter, Route
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

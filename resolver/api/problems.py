@@ -6,12 +6,16 @@ from enum import StrEnum
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import Struct
 
 from resolver.errors import Ambiguous, CannotKnow, NotFound, ProcessGone, ResolverError, UsageError
+from resolver.serve.http import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+PROBLEM = "application/problem+json"
 
 
 class Reason(StrEnum):
@@ -62,6 +66,12 @@ class Problem(Exception):
         title = HTTPStatus(self.status).phrase
         return ProblemDocument(
             "about:blank", title, self.status, self.detail, self.reason, list(self.candidates)
+        )
+
+    def sent(self) -> Refusal:
+        """To who is hung up on."""
+        return Refusal(
+            self.status, PROBLEM, msgspec.json.encode(self.document()), tuple(self.headers.items())
         )
 
 

@@ -14,13 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from resolver.api.access import Access
+    from resolver.serve.http import Connection
 
-JSON, PROBLEM, TEXT, STREAM = (
-    "application/json",
-    "application/problem+json",
-    "text/plain; charset=utf-8",
-    "text/event-stream",
-)
+JSON, TEXT, STREAM = "application/json", "text/plain; charset=utf-8", "text/event-stream"
 MOST_BODY_BYTES = 2 << 20
 _MOST_FIELDS = 64
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -71,6 +67,7 @@ class Request:
 
     def __init__(self, scope: Any, receive: Any, send: Any, route: Route) -> None:
         self.access: Access = scope["state"]["access"]
+        self.connection: Connection = scope["state"]["connection"]
         self.receive = receive
         self.send = send
         self.headers: dict[str, str] = {}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from resolver import events
-    from resolver.api.app import Api
+    from resolver.api.context import Context
 
 #: A silent stream says so, so that both ends notice when the other is gone.
 _SILENCE = 30.0
@@ -32,34 +32,36 @@ AFTER = Parameter(
 )
 
 
-async def events_route(api: Api, request: Request) -> Answer | None:
+async def events_route(context: Context, request: Request) -> Answer | None:
     """A stream, unless JSON is asked for."""
     kinds = frozenset(request.every("kind"))
     known = request.text("after") or request.headers.get("last-event-id", "")
     if request.accepts("application/json") and not request.accepts(STREAM):
-        kept = api.view.events.after(_number(api, known or "0"))
-        picture = api.view.snapshot()
+        kept = context.view.events.after(_number(context, known or "0"))
+        picture = context.view.snapshot()
         return Answer(encode(Events(picture.at, [_event(each) for each in kept if _wanted(each, kinds)])))
-    api.door.open_stream()
+    context.door.open_stream()
     try:
-        await _stream(api, request, _number(api, known) if known else api.view.events.number, kinds)
+        await _stream(
+            context, request, _number(context, known) if known else context.view.events.number, kinds
+        )
     finally:
-        api.door.close_stream()
+        context.door.close_stream()
     return None
 
 
-def _epoch(api: Api) -> int:
-    return int(api.view.snapshot().started_at)
+def _epoch(context: Context) -> int:
+    return int(context.view.snapshot().started_at)
 
 
-def _number(api: Api, known: str) -> int:
+def _number(context: Context, known: str) -> int:
     """The number in an event's id; 0, which is before all of them, if it is of an earlier daemon's."""
     epoch, _, number = known.partition("-")
     if not number.isdecimal() or len(number) > 18:
         if known == "0":
             return 0
         raise Problem(400, Reason.BAD_REQUEST, "Last-Event-ID is no id of an event")
-    return int(number) if epoch == str(_epoch(api)) else 0
+    return int(number) if epoch == str(_epoch(context)) else 0
 
 
 def _wanted(event: events.Event, kinds: frozenset[str]) -> bool:
@@ -70,7 +72,8 @@ def _event(event: events.Event) -> Event:
     return Event(event.number, event.at, event.kind, event.fields)
 
 
-async def _stream(api: Api, request: Request, number: int, kinds: frozenset[str]) -> None:
+async def _stream(context: Context, request: Request, number: int, kinds: frozenset[str]) -> None:
+    request.connection.endless = True
     headers = [(b"content-type", STREAM.encode()), (b"cache-control", b"no-store")]
     await request.send({"type": "http.response.start", "status": 200, "headers": headers})
     await _say(request, b": these are the events of resolver\n\n")
@@ -78,13 +81,13 @@ async def _stream(api: Api, request: Request, number: int, kinds: frozenset[str]
     waiting: asyncio.Task[list[events.Event]] | None = None
     try:
         while not gone.done():
-            waiting = waiting or asyncio.create_task(api.view.events.wait(number))
+            waiting = waiting or asyncio.create_task(context.view.events.wait(number))
             done, _ = await asyncio.wait(
                 {waiting, gone}, timeout=_SILENCE, return_when=asyncio.FIRST_COMPLETED
             )
             if waiting in done:
                 news, waiting = waiting.result(), None
-                text = _lines(_epoch(api), news, number, kinds)
+                text = _lines(_epoch(context), news, number, kinds)
                 number = news[-1].number
             else:
                 text = b": nothing happened\n\n"

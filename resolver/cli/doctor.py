@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 def _node(args: argparse.Namespace) -> Node:
     """Where to look: with the settings that were given, else a running daemon's, else those it would have."""
     from resolver import config
-    from resolver.doctor.node import Node, settings_of
+    from resolver.doctor.node import Node
 
     given = options.given(args)
     config.load(given, environ={})  # what is wrong on this command line is no finding
@@ -85,7 +85,7 @@ def _node(args: argparse.Namespace) -> Node:
     if args.config or node.status is None:
         return node
     try:
-        settings = config.load({**settings_of(node.status), **given}, environ={})
+        settings = config.load({**config.from_status(node.status), **given}, environ={})
     except UsageError:
         return node  # a daemon of another version, whose settings are others
     return Node(settings, settings_from=f"those of the daemon that runs, PID {node.status['host_pid']}")

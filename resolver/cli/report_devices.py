@@ -81,7 +81,7 @@ async def _report(args: argparse.Namespace, spread: float, address: tuple[str, i
     from resolver.kube.reporter import Plan, Reporter
     from resolver.kube.tally import Page, Tally
     from resolver.log import Journal
-    from resolver.metrics import server as http
+    from resolver.serve import pages
 
     log.setup(args.log_format, args.log_level)
     journal, tally = Journal(), Tally()
@@ -90,7 +90,7 @@ async def _report(args: argparse.Namespace, spread: float, address: tuple[str, i
     daemon = InventorySocket(client.socket_of(args.socket))
     reporter = Reporter(server, daemon, Plan(node, spread, args.node_condition), tally, journal)
     try:
-        listener = http.listen(*address) if address else None
+        listener = pages.listen(*address) if address else None
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
         raise UsageError(f"--metrics-addr cannot be listened on: {why}; name another, or off") from None
@@ -98,7 +98,7 @@ async def _report(args: argparse.Namespace, spread: float, address: tuple[str, i
     loop, working = asyncio.get_running_loop(), asyncio.create_task(reporter.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, working.cancel)
-    serving = listener and asyncio.create_task(http.serve(listener, Page(tally, server.requests).answer))
+    serving = listener and asyncio.create_task(pages.serve(listener, Page(tally, server.requests).answer))
     try:
         with contextlib.suppress(asyncio.CancelledError):
             await working

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from resolver.cli.ask_daemon import add_socket
 from resolver.cli.show import NONE, print_json, print_pairs
 from resolver.errors import CannotKnow
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from resolver.lookup.reverse import Reversed
 
 HELP = "print the container and the PIDs of a host PID"
-POD_LOGS_DIR = "/var/log/pods"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pod-logs-dir",
         metavar="DIR",
-        default=POD_LOGS_DIR,
-        help=f"where kubelet keeps logs: pods' names are told by it (default {POD_LOGS_DIR})",
+        help="kubelet's directory of logs, from which pods' names are read (default: the setting pod_logs_dir)",
     )
+    add_socket(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.epilog = (
         "exit status: 0 found, in a container or not, 1 no such process, 2 wrong usage, 4 cannot know\n"
@@ -42,18 +42,30 @@ def run(args: argparse.Namespace) -> int:
     from resolver.linux.procfs import Procfs
     from resolver.lookup.reverse import reverse
 
+    directory, origin = args.pod_logs_dir, ""
+    if not directory:
+        from resolver.cli.in_force import settings_in_force
+
+        in_force = settings_in_force(args.socket)
+        directory, origin = in_force.settings.pod_logs_dir, in_force.said_of("pod_logs_dir")
     try:
-        found = reverse(Procfs(), args.host_pid, PodNames(args.pod_logs_dir))
+        found = reverse(Procfs(), args.host_pid, PodNames(directory))
     except OSError as error:  # out of descriptors or memory: no answer, and not the answer that there is none
         raise CannotKnow(f"the system refused to tell: {error}") from error
     if args.json:
         print_json(found.document())
-        return 0
+    else:
+        _print(found)
+    if origin and found.container_id is not None:
+        _say(f"pods' names by {directory}, pod_logs_dir {origin}")
     if found.tid is not None:
-        sys.stdout.flush()
-        print(f"resolver reverse: {found.tid} is a thread of process {found.host_pid}", file=sys.stderr)
-    _print(found)
+        _say(f"{found.tid} is a thread of process {found.host_pid}")
     return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    print(f"resolver reverse: {text}", file=sys.stderr)
 
 
 def _print(found: Reversed) -> None:

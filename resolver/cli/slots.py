@@ -11,6 +11,7 @@ import sys
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from resolver.cli.ask_daemon import add_socket
 from resolver.cli.show import printable
 from resolver.errors import RegionRejected, ResolverError
 from resolver.hami.directory_finder import MAX_CACHES, MAX_CONTAINERS, MAX_ENTRIES, list_caches
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HELP = "show HAMi's cache files slot by slot"
-DEFAULT_DIRECTORY = "/usr/local/vgpu/containers"
 
 _COLUMNS = ("CONTAINER", "LAYOUT", "SLOT", "PID", "HOSTPID", "STATUS", "SM %", "MEMORY", "HINT")
 _RIGHT = frozenset(("SLOT", "PID", "HOSTPID", "STATUS", "SM %", "MEMORY"))
@@ -39,8 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="PATH",
         help="a .cache file, a container's directory or a directory of them "
-        f"(default: {DEFAULT_DIRECTORY}; without the device plugin, give /tmp/cudevshr.cache)",
+        "(default: the setting containers_dir; without the device plugin, give /tmp/cudevshr.cache)",
     )
+    add_socket(parser)
     parser.add_argument(
         "--json", action="store_true", help="print an array with every field, by upstream's names"
     )
@@ -48,12 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the files; 1 if one of them could not be read, else 0."""
-    if not args.paths and not os.path.isdir(DEFAULT_DIRECTORY):
-        raise ResolverError(
-            f"{DEFAULT_DIRECTORY} is not there: HAMi's device plugin makes it on a GPU node. Run this on "
-            "such a node, in a container that has the directory mounted, or give the PATH of a .cache file"
-        )
-    files = [region for path in args.paths or [DEFAULT_DIRECTORY] for region in read_path(path)]
+    paths = args.paths or _directories(args.socket)
+    files = [region for path in paths for region in read_path(path)]
     if args.json:
         import json
 
@@ -68,6 +65,26 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print_plain(files)
     return 1 if any("error" in region for region in files) else 0
+
+
+def _directories(socket_path: str | None) -> tuple[str, ...]:
+    """Those that the daemon looks into. Raises `ResolverError` if none of them is there."""
+    from resolver.cli.in_force import settings_in_force
+
+    in_force = settings_in_force(socket_path)
+    directories, origin = in_force.settings.containers_dir, in_force.said_of("containers_dir")
+    if not any(map(os.path.isdir, directories)):
+        raise ResolverError(
+            f"{', '.join(directories)} is not there (containers_dir {origin}): HAMi's device plugin makes it on a GPU "
+            "node. Run this on such a node, in a container that has the directory mounted, or give the PATH of a "
+            ".cache file"
+        )
+    print(f"resolver slots: {', '.join(directories)}, containers_dir {origin}", file=sys.stderr)
+    if in_force.settings.mapped_regions:
+        print(
+            "resolver slots: mapped_regions is on, but files inside containers are not shown", file=sys.stderr
+        )
+    return directories
 
 
 # -- reading ----------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ The same names everywhere: ``nvml_interval`` in the file, ``RESOLVER_NVML_INTERV
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +30,7 @@ from resolver.config.values import OFF, parse_address, parse_bool, parse_duratio
 from resolver.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 __all__ = (
     "FIXED_AT_START",
@@ -44,12 +45,17 @@ __all__ = (
     "SourceName",
     "WriteUtilization",
     "described",
+    "from_status",
     "load",
     "load_with_origins",
     "parse_address",
     "parse_duration",
     "text_of",
 )
+
+
+#: Names with our prefix that are no settings: the file's, and those of ``resolver report-devices``.
+_OTHER_VARIABLES = {f"{PREFIX}CONFIG", f"{PREFIX}NODE", f"{PREFIX}REPORT_METRICS_ADDR"}
 
 
 class SettingReport(NamedTuple):
@@ -102,6 +108,17 @@ def described(settings: Settings, origins: Mapping[str, str]) -> tuple[SettingRe
     return tuple(SettingReport(name, value, origins.get(name, "unknown")) for name, value in values.items())
 
 
+def from_status(status: Mapping[str, Any]) -> dict[str, Any]:
+    """``{name: value}`` of the settings that a daemon says are in force."""
+    told = status.get("settings") or {}
+    if isinstance(told, list):
+        told = {each["name"]: each for each in told}
+    return {
+        name: each["value"] if isinstance(each, dict) and "value" in each else each
+        for name, each in told.items()
+    }
+
+
 def _from_file(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
@@ -120,10 +137,35 @@ def _from_file(path: str) -> dict[str, Any]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Only names of settings are taken; others with our prefix may be meant for something else."""
+    """What is set and not empty. `UsageError` for a name that is like a setting's and is none."""
+    known = {setting.variable for setting in SETTINGS.values()} | _OTHER_VARIABLES
+    for variable, value in environ.items():
+        foreign = not variable.startswith(PREFIX) or not value
+        if not foreign and variable not in known and not _of_a_service(variable, value):
+            raise UsageError(f"{variable}: there is no such setting; {_nearest(variable, known)}")
     return {
         name: environ[setting.variable] for name, setting in SETTINGS.items() if environ.get(setting.variable)
     }
+
+
+def _nearest(variable: str, known: Iterable[str]) -> str:
+    """A mistake that is ignored could be a daemon that writes although it was to write nothing."""
+    from difflib import get_close_matches
+
+    names = [name.removeprefix(PREFIX) for name in known]
+    near = get_close_matches(variable.removeprefix(PREFIX).upper(), names, n=1)
+    return f"did you mean {PREFIX}{near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+
+
+def _of_a_service(variable: str, value: str) -> bool:
+    """Whether Kubernetes has put it there, for a Service called resolver or resolver-something.
+
+    Kinds of names and values: kubernetes/pkg/kubelet/envvars/envvars.go.
+    """
+    if re.search(r"_SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)$", variable):
+        return True
+    match = re.search(r"_PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$", variable)
+    return match is not None and (match[3] is not None or "://" in value)
 
 
 def _convert(name: str, value: Any, where: str) -> Any:

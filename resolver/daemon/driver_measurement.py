@@ -228,7 +228,7 @@ class DriverTruth:
         if ns_pid in device.newest or ns_pid in device.dropped or ns_pid in (device.memory or ()):
             return False  # on the host another process has that number, and uses the device
         with contextlib.suppress(ProcessGone, AccessDenied):
-            others = self._pidmap.candidates(host_pid, pidns)
+            others = self._pidmap.source.candidates(host_pid, pidns)
             return all(other == host_pid or self._procfs.pidns(other) != pidns for other in others)
         return False
 

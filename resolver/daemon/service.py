@@ -42,6 +42,7 @@ from resolver.pids.ladder import Ladder
 from resolver.pids.listing import Listing
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
+from resolver.pids.source import close as close_source
 from resolver.reasons import SampleReason
 from resolver.repair.repairer import Repairer
 from resolver.state import Histogram, ProcessReport, Snapshot, View, WorkerReport
@@ -284,7 +285,7 @@ class Service:
                 self._failed_source = source  # once each: the next try to replace it comes at the usual pace
                 self._trouble.set()
             return
-        trouble("source", self.pidmap.shortage(), "source_incomplete", "source_complete", source=source.name)
+        trouble("source", source.shortage(), "source_incomplete", "source_complete", source=source.name)
 
     async def _tend(self) -> None:
         await self.ladder.tend(self.pidmap.source)
@@ -325,7 +326,7 @@ class Service:
         self.sampler.stop()
         self.truth.close()
         self.repairer.close()
-        self.pidmap.close()
+        close_source(self.pidmap.source)
         if self._entrances is not None:
             self._entrances.close()
 
@@ -470,9 +471,9 @@ class Service:
             source=self.pidmap.source.name,
             sources_not_used=dict(self.ladder.why_not),
             source_counters=self.pidmap.counters(),
-            incomplete=self.pidmap.shortage() or self.pidmap.incomplete(),
+            incomplete=self.pidmap.source.shortage() or self.pidmap.source.incomplete(),
             not_ready=self.ladder.not_ready(self.pidmap.source),
-            processes=len(self.pidmap),
+            processes=len(self.pidmap.source),
             map_size=self.settings.map_size,
             policy=self.policy.namespace or "unknown",
             policy_why=self.policy.why,

@@ -168,5 +168,5 @@ def cgroups(node: Node) -> Finding:
     return warning(
         "no hierarchy is mounted here",
         "resolver lookup walks all of /proc to find a container, which takes longer; repairs are not concerned",
-        "mount -t cgroup2 none /sys/fs/cgroup (in a container: mount the host's /sys/fs/cgroup read-only)",
+        "mount -t cgroup2 none /sys/fs/cgroup",
     )

@@ -171,17 +171,6 @@ class Node:
             finder.close()
 
 
-def settings_of(status: dict[str, Any]) -> dict[str, Any]:
-    """``{name: value}`` of the settings that a daemon says are in force."""
-    told = status.get("settings") or {}
-    if isinstance(told, list):
-        told = {each["name"]: each for each in told}
-    return {
-        name: each["value"] if isinstance(each, dict) and "value" in each else each
-        for name, each in told.items()
-    }
-
-
 def _seen(finder: DirectoryFinder) -> Regions:
     return Regions(
         tuple((path, region.layout.name) for path, region in sorted(finder.regions.items())),

@@ -177,7 +177,7 @@ def _place(
         container_id = procfs.container(tgid).container_id
     except (ProcessGone, AccessDenied):
         # In the map, but not in /proc: it ended after the map was last refreshed.
-        ended = nvml_pid in pidmap or pidmap.ended_recently(nvml_pid)
+        ended = nvml_pid in pidmap.source or pidmap.source.ended(nvml_pid) != 0
         if not ended:
             return _Nowhere(SampleReason.PID_UNKNOWN, "")
         return _Nowhere(SampleReason.PROCESS_ENDED, pidmap.container_of(nvml_pid))

@@ -105,12 +105,14 @@ class Containers:
             found = self._search(self._by_key(homes, ns_pid), place, seen, ns_pid, homes)
         elif self._may_walk(place):
             until = self._walk_until[1]
-            found = self._search(self._pidmap.candidates(ns_pid), place, seen, ns_pid, homes, until=until)
+            found = self._search(
+                self._pidmap.source.candidates(ns_pid), place, seen, ns_pid, homes, until=until
+            )
         else:
             return UnresolvedReason.OVER_BUDGET
         if len(found.fitting) == 1 and homes and isinstance(place, MappedFile):
             # Nothing tells all containers that share a file, so every process with that number is asked once it matters
-            others = set(self._pidmap.candidates(ns_pid)) - set(found.asked)
+            others = set(self._pidmap.source.candidates(ns_pid)) - set(found.asked)
             if not self._may_walk(place, again=True):
                 found.close()
                 return UnresolvedReason.OVER_BUDGET
@@ -133,7 +135,7 @@ class Containers:
         found.close()
         if len(found.fitting) > 1:
             return UnresolvedReason.AMBIGUOUS
-        if self._pidmap.incomplete():
+        if self._pidmap.source.incomplete():
             found.seen.add(UnresolvedReason.ACCESS_DENIED)
         return next(
             (reason for reason in _WORST_FIRST if reason in found.seen), UnresolvedReason.NO_SUCH_PROCESS
@@ -159,7 +161,7 @@ class Containers:
         hold every process.
         """
         homes = self._homes.of(place)
-        if self._homes.behind or len(homes) > MAX_HOMES or self._pidmap.incomplete():
+        if self._homes.behind or len(homes) > MAX_HOMES or self._pidmap.source.incomplete():
             return False
         if not self._homes.proven(place) and not self._learn_by_mount(place):
             return False
@@ -401,7 +403,7 @@ class Containers:
         Only when there are twice as many as were left the last time: the map may not have counted those yet that have
         just come, and to go through all of them for each one more holds everybody up.
         """
-        if len(known) <= max(2 * len(self._pidmap) + 64, self._most_known):
+        if len(known) <= max(2 * len(self._pidmap.source) + 64, self._most_known):
             return known
         left = {pid: entry for pid, entry in known.items() if entry[0] == self._pidmap.arrival(pid)}
         self._most_known = 2 * len(left)

@@ -10,6 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.process_collector import ProcessCollector
 
 from resolver.metrics.families import Family
+from resolver.serve.pages import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -58,8 +59,6 @@ LEFT_OUT = Family(
 )
 FAMILIES = (WRITES, EVENTS, REQUESTS, LAST_SUCCESS, IN_SYNC, DAEMON_UP, CORDONED, LEFT_OUT)
 
-_PLAIN = "text/plain; charset=utf-8"
-
 
 class Tally:
     """Belongs to one event loop's thread. None is "not known yet"."""
@@ -91,11 +90,11 @@ class Page:
         if path == "/metrics":
             return 200, CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self)
         if path == "/healthz":
-            return 200, _PLAIN, b"ok\n"
+            return 200, PLAIN, b"ok\n"
         if path == "/readyz":
             why = self._tally.not_in_sync
-            return (503, _PLAIN, f"{why}\n".encode()) if why else (200, _PLAIN, b"ok\n")
-        return 404, _PLAIN, b"there are /metrics, /healthz and /readyz\n"
+            return (503, PLAIN, f"{why}\n".encode()) if why else (200, PLAIN, b"ok\n")
+        return 404, PLAIN, b"there are /metrics, /healthz and /readyz\n"
 
     def collect(self) -> Iterator[Metric]:
         """All families; what is not known has no series."""

@@ -69,7 +69,7 @@ class Batch:
         """Answer what the map can. Raises OSError."""
         self._slice_ends = time.perf_counter() + _SLICE
         self._pidmap.refresh()
-        kernel = self._pidmap.kernel()
+        kernel = self._pidmap.source.exact()
         inits = self._live.rightful()
         for container_id, ns_pids in self._wanted.items():
             init = inits.get(container_id)

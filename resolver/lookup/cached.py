@@ -82,7 +82,7 @@ class LiveLookup:
 
     def find_in(self, init: Init, ns_pid: int) -> Found | None:
         """As `find`, in the container of this first process."""
-        for host_pid in self._worth(init, self.pidmap.candidates(ns_pid, init.pidns)):
+        for host_pid in self._worth(init, self.pidmap.source.candidates(ns_pid, init.pidns)):
             found = self._verified(host_pid, init, ns_pid)
             if found is not None:
                 return found
@@ -159,7 +159,7 @@ class LiveLookup:
         ``among`` are host PIDs that are thought to be in the container: where many processes have that number, as
         every container's do for a source that knows no namespaces, only those are looked at.
         """
-        candidates = self.pidmap.candidates(ns_pid, init.pidns)
+        candidates = self.pidmap.source.candidates(ns_pid, init.pidns)
         if among and len(candidates) > 1:
             candidates = [each for each in candidates if each in among]
         for host_pid in self._worth(init, candidates):

@@ -24,9 +24,9 @@ def find_own(procfs: Procfs, pidmap: PidMap, own: Namespace, ns_pid: int) -> Fou
     None is the truth only if the kernel keeps the map, and the process was not about to end.
     """
     pidmap.refresh()
-    kernel = pidmap.kernel()
+    kernel = pidmap.source.exact()
     if kernel is None:
-        return _first(procfs, pidmap.candidates(ns_pid, own.pidns), own, ns_pid, pidmap.source.name)
+        return _first(procfs, pidmap.source.candidates(ns_pid, own.pidns), own, ns_pid, pidmap.source.name)
     record = kernel.lookup(own.pidns, ns_pid)
     return _first(procfs, [record.host_pid] if record else [], own, ns_pid, pidmap.source.name)
 

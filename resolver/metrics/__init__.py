@@ -16,8 +16,11 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONT
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from resolver.config import parse_address
-from resolver.metrics import server
+from resolver.errors import UsageError
 from resolver.metrics.collector import collect
+from resolver.serve import pages
+from resolver.serve.pages import PLAIN
+from resolver.serve.retry import tried_again
 
 if TYPE_CHECKING:
     import socket
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
     from resolver.log import Journal
     from resolver.state import Snapshot, View
 
-_PLAIN = "text/plain; charset=utf-8"
 #: An address that another has is tried again.
 _AGAIN_SECONDS = 5.0
 _END = b"# EOF\n"  # of an OpenMetrics text
@@ -76,7 +78,7 @@ class Page:
             return self._say(self.not_healthy())
         if path == "/readyz":
             return self._say(self._snapshot().not_ready)
-        return 404, _PLAIN, b"there are /metrics, /healthz and /readyz\n"
+        return 404, PLAIN, b"there are /metrics, /healthz and /readyz\n"
 
     async def metrics(self, kind: str) -> bytes:
         """All families in the text format ``kind``; the same text for everybody who asks at the same time."""
@@ -112,7 +114,7 @@ class Page:
 
     @staticmethod
     def _say(why: str) -> tuple[int, str, bytes]:
-        return (503, _PLAIN, f"{why}\n".encode()) if why else (200, _PLAIN, b"ok\n")
+        return (503, PLAIN, f"{why}\n".encode()) if why else (200, PLAIN, b"ok\n")
 
 
 async def serve(view: View, settings: Settings, journal: Journal) -> None:
@@ -124,23 +126,23 @@ async def serve(view: View, settings: Settings, journal: Journal) -> None:
             return await page.answer(path, accept)
         except Exception:
             journal.log.exception("internal_error", step="metrics")
-            return 500, _PLAIN, b"this is a defect; the log has it, please report it\n"
+            return 500, PLAIN, b"this is a defect; the log has it, please report it\n"
 
     with await _listener(settings, journal) as listener:
         host, port = listener.getsockname()[:2]
         journal.log.info("metrics_on", address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-        await server.serve(listener, answer)
+        await pages.serve(listener, answer)
 
 
 async def _listener(settings: Settings, journal: Journal) -> socket.socket:
-    said = ""
-    while True:
+    def listen() -> socket.socket:
         try:
-            return server.listen(*(parse_address(settings.metrics_addr) or ("", 0)))
+            return pages.listen(*(parse_address(settings.metrics_addr) or ("", 0)))
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else str(error)
-        if why != said:
-            said = why
-            what = f"{settings.metrics_addr} cannot be listened on: {why}; name another with --metrics-addr"
-            journal.log.warning("metrics_off", why=what)
-        await asyncio.sleep(_AGAIN_SECONDS)  # a daemon that this one takes over from may have it
+        raise UsageError(
+            f"{settings.metrics_addr} cannot be listened on: {why}; name another with --metrics-addr"
+        )
+
+    # A daemon that this one takes over from may have it.
+    return await tried_again(listen, lambda why: journal.log.warning("metrics_off", why=why), _AGAIN_SECONDS)

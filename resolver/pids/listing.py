@@ -72,10 +72,8 @@ class Listing:
             self._tombstones.pop(host_pid, None)
 
     def tend(self) -> None:
-        """Let a lister with a queue empty it."""
-        drain = getattr(self.lister, "drain", None)
-        if drain is not None:
-            drain()
+        """The lister's own upkeep."""
+        self.lister.tend()
 
     def candidates(self, ns_pid: int, _pidns: int | None = None) -> list[int]:
         """Host PIDs of every process whose own number is ``ns_pid``; of namespaces it knows nothing."""
@@ -101,21 +99,20 @@ class Listing:
         """Processes that could not be read."""
         return f"{self._unreadable} processes could not be read" if self._unreadable else ""
 
+    def exact(self) -> None:
+        """None: processes come and go between two refreshes."""
+
     def trouble(self) -> str:
         """What the lister says of its health."""
-        trouble = getattr(self.lister, "trouble", None)
-        return str(trouble()) if trouble is not None else ""
+        return self.lister.trouble()
 
     def counters(self) -> Mapping[str, int]:
         """What the lister counts."""
-        counters = getattr(self.lister, "counters", None)
-        return dict(counters()) if counters is not None else {}
+        return self.lister.counters()
 
     def close(self) -> None:
-        """Close the lister, if it holds anything."""
-        close = getattr(self.lister, "close", None)
-        if close is not None:
-            close()
+        """Close the lister."""
+        self.lister.close()
 
     def _forget(self, host_pid: int, now: float) -> None:
         inner = self._inner_of.pop(host_pid, None)

@@ -120,7 +120,7 @@ class NetlinkSource:
         """``{host_pid: NSpid numbers}`` as of the last refresh."""
         return self._ns_pids
 
-    def drain(self) -> None:
+    def tend(self) -> None:
         """Take in events between refreshes, so that the buffer does not overflow; some 1.5 us for each.
 
         Bounded in time (131,072 events) and in memory.
@@ -138,7 +138,7 @@ class NetlinkSource:
 
     def refresh(self) -> Changes:
         """Take in the events and look at the processes they name; scan after a loss."""
-        self.drain()
+        self.tend()
         stream = self._stream
         named = stream.touched | stream.ended
         changes = Changes([], [], 0)

@@ -1,7 +1,8 @@
-"""The map of a node's processes, whatever source it comes from at the moment.
+"""The source in use, and what stays right when it is exchanged while the daemon runs.
 
-It is asked by the PID that a process knows itself by, since that is what a slot holds. It answers with what its
-source says; every answer is verified by whoever uses it. The source can be exchanged while the daemon runs.
+Questions about processes go to ``pidmap.source`` (`resolver.pids.source.Source`); whoever uses an answer verifies it.
+Here is what no source can answer alone: values that name a process across sources, how often it may be asked to
+refresh, what all of them counted, and whose a process was that has ended.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from resolver.pids.source import close
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from resolver.pids.bpf_map import BpfPidMap
     from resolver.pids.source import Source
 
 #: Refreshes may take at most one part in this many of the time, whatever tenants do to cause them.
@@ -26,7 +26,7 @@ _MOST_CONTAINERS = 8192
 
 
 class PidMap:
-    """Every process of the node, as of the last refresh."""
+    """Every process of the node, as of the last refresh of its ``source``, which is closed by who has the map."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -36,12 +36,6 @@ class PidMap:
         self._past: Counter[str] = Counter()  # counted by sources that are closed
         self._next_refresh = 0.0
         self._containers: OrderedDict[int, tuple[tuple[int, int], str]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __contains__(self, host_pid: object) -> bool:
-        return host_pid in self.source
 
     def use(self, source: Source) -> None:
         """Go over to another source, whatever the present one does that is closed then."""
@@ -66,14 +60,6 @@ class PidMap:
         self._next_refresh = began + self.last_seconds * _REST_FACTOR
         return True
 
-    def look(self, host_pid: int) -> None:
-        """Know of this one process, if it exists now; for one that has just started, without a refresh."""
-        self.source.look(host_pid)
-
-    def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
-        """Host PIDs of every process whose own number is ``ns_pid``; the fewer, where the source knows ``pidns``."""
-        return self.source.candidates(ns_pid, pidns)
-
     def candidates_in(self, ns_pid: int, namespaces: frozenset[int]) -> list[int]:
         """Those of the processes with that number that are in these namespaces, and others if the source can't tell."""
         if not self.source.namespaced:
@@ -87,10 +73,6 @@ class PidMap:
     def arrival(self, host_pid: int) -> tuple[int, int]:
         """A value that is never used again for another process with that host PID."""
         return self._generation, self.source.arrival(host_pid)
-
-    def ended_recently(self, host_pid: int) -> bool:
-        """Whether a process with that host PID ended within the last minute."""
-        return self.source.ended(host_pid) != 0
 
     def name_container(self, host_pid: int, container: str) -> None:
         """Remember whose a process is, so that it can be told after its end."""
@@ -110,25 +92,8 @@ class PidMap:
         last = self.source.ended(host_pid) or self.source.arrival(host_pid)
         return container if arrival == (self._generation, last) else ""
 
-    def kernel(self) -> BpfPidMap | None:
-        """The kernel's own map, if that is the source and it holds every process, so that an absence proves one."""
-        exact = getattr(self.source, "exact", None)
-        return exact() if exact is not None else None
-
-    def shortage(self) -> str:
-        """Why the source needs help to know every process, and what to do about it."""
-        return self.source.shortage()
-
-    def incomplete(self) -> str:
-        """Why a process that is not found may exist all the same; empty if it does not."""
-        return self.source.incomplete()
-
     def counters(self) -> Mapping[str, int]:
         """What was lost, missed and mended by this source and those before it."""
         total = Counter(self.source.counters())
         total.update(self._past)  # not `+`, which would leave out what is still 0
         return total
-
-    def close(self) -> None:
-        """Close the source."""
-        close(self.source)

@@ -67,3 +67,17 @@ class ScanSource:
     def ns_pids(self) -> Mapping[int, tuple[int, ...]]:
         """``{host_pid: NSpid numbers}`` as of the last refresh."""
         return self._ns_pids
+
+    def tend(self) -> None:
+        """Nothing waits between two refreshes."""
+
+    def trouble(self) -> str:
+        """None: ``/proc`` is always there."""
+        return ""
+
+    def counters(self) -> Mapping[str, int]:
+        """Nothing is lost, so nothing is counted."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing is open."""

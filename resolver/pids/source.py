@@ -1,8 +1,8 @@
-"""Where PIDs come from. One protocol; `choose` takes the best source that works here.
+"""Where PIDs come from. One protocol; `resolver.pids.ladder` takes the best source that works here.
 
-There are two kinds: a *lister* reads what came and went and is indexed by `listing.Listing`; the kernel's own map is
-asked directly (`mapped.Mapped`). A source answers from what it knows and never guesses; whoever writes or
-prints an answer verifies it first.
+There are two kinds: a *lister* reads what came and went and is indexed by `resolver.pids.listing.Listing`; the
+kernel's own map is asked directly (`resolver.pids.bpf.Mapped`). A source answers from what it knows and never guesses;
+whoever writes or prints an answer verifies it first.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from resolver.pids.bpf_map import BpfPidMap
 
 
 class Source(Protocol):
@@ -49,6 +51,9 @@ class Source(Protocol):
 
     def incomplete(self) -> str:
         """Why a process that is not found may exist all the same; empty if it does not."""
+
+    def exact(self) -> BpfPidMap | None:
+        """The kernel's own map, while it holds every process, so that an absence proves one; None of other sources."""
 
     def trouble(self) -> str:
         """Why this source must not be used any more; empty while it works."""
@@ -100,3 +105,15 @@ class Lister(Protocol):
 
     def ns_pids(self) -> Mapping[int, tuple[int, ...]]:
         """``{host_pid: its NSpid numbers, outermost first}`` as of the last refresh. Not to be changed."""
+
+    def tend(self) -> None:
+        """Called with every pass, whether anything is asked or not: cheap upkeep."""
+
+    def trouble(self) -> str:
+        """Why this lister must not be used any more; empty while it works."""
+
+    def counters(self) -> Mapping[str, int]:
+        """What was lost, missed and mended, ever."""
+
+    def close(self) -> None:
+        """Give everything back."""

@@ -15,19 +15,21 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import socket
 import stat
 import struct
-from collections import OrderedDict
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from resolver.config import BrokerAnswer, HostpidNamespace
 from resolver.errors import AccessDenied, ProcessGone, UsageError
-from resolver.linux.peers import Listener, PeerReason, PeerUnknown, peer_of
+from resolver.linux.peers import PeerReason, PeerUnknown, peer_of
 from resolver.serve.reception import Acceptor
+from resolver.serve.retry import tried_again
+from resolver.serve.unix_socket import Listening, UnixSocket, listens
+from resolver.serve.waiting import Waiting
 
 if TYPE_CHECKING:
+    import socket
     from collections import Counter
     from collections.abc import Callable
 
@@ -49,6 +51,7 @@ _BACKLOG = 4096  # whoever connects without blocking is refused when it is full
 #: is about as much again: a storm of clients takes a fifth of a CPU.
 _SHARE = 0.1
 _RETRY_SECONDS = 15.0
+_BROKER = Listening("broker", "--broker", "or leave --broker out if HAMi's own is enough")
 
 
 class Refusal(StrEnum):
@@ -66,12 +69,6 @@ class _Refused(Exception):
     def __init__(self, reason: Refusal) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-class _Waiting(NamedTuple):
-    connection: socket.socket
-    deadline: float
-    received: bytearray
 
 
 class Broker:
@@ -96,9 +93,8 @@ class Broker:
         self._policy = policy
         self._journal = journal
         self._counters = counters
-        self._waiting: OrderedDict[int, _Waiting] = OrderedDict()  # by descriptor, longest waiting first
-        self._timer: asyncio.TimerHandle | None = None
-        self._loop = asyncio.get_running_loop()
+        #: With what each has said so far.
+        self._waiting: Waiting[bytearray] = Waiting(EXCHANGE_SECONDS, self._readable, self._late)
 
     def start(self, listener: socket.socket) -> None:
         """Answer from now on."""
@@ -107,10 +103,8 @@ class Broker:
     def stop(self) -> None:
         """Let go of every client; the listener stays its owner's."""
         self._acceptor.stop()
-        if self._timer is not None:
-            self._timer.cancel()
-        for fd in list(self._waiting):
-            self._end(fd)
+        for connection, _ in self._waiting.clear():
+            connection.close()
 
     # -- clients ------------------------------------------------------------------------------------
 
@@ -126,30 +120,21 @@ class Broker:
     def _wait(self, connection: socket.socket, received: bytearray) -> None:
         if len(self._waiting) >= MOST_WAITING:
             self._counters["broker_busy"] += 1
-            self._end(next(iter(self._waiting)))
-        fd, deadline = connection.fileno(), self._loop.time() + EXCHANGE_SECONDS
-        self._waiting[fd] = _Waiting(connection, deadline, received)
-        self._loop.add_reader(fd, self._readable, fd)
-        if self._timer is None:
-            self._timer = self._loop.call_at(deadline, self._expire)
+            longest, _ = next(iter(self._waiting))
+            self._end(longest)
+        self._waiting.add(connection, received)
 
-    def _readable(self, fd: int) -> None:
-        waiting = self._waiting[fd]
-        if self._read(waiting.connection, waiting.received):
-            self._end(fd)
+    def _readable(self, connection: socket.socket, received: bytearray) -> None:
+        if self._read(connection, received):
+            self._end(connection)
 
-    def _expire(self) -> None:
-        self._timer = None
-        for fd, waiting in list(self._waiting.items()):
-            if waiting.deadline > self._loop.time():
-                self._timer = self._loop.call_at(waiting.deadline, self._expire)
-                return
-            self._counters["broker_timeouts"] += 1
-            self._end(fd)
+    def _late(self, connection: socket.socket, _received: bytearray) -> None:
+        self._counters["broker_timeouts"] += 1
+        connection.close()
 
-    def _end(self, fd: int) -> None:
-        self._loop.remove_reader(fd)
-        self._waiting.pop(fd).connection.close()
+    def _end(self, connection: socket.socket) -> None:
+        self._waiting.remove(connection)
+        connection.close()
 
     # -- one exchange -------------------------------------------------------------------------------
 
@@ -202,7 +187,7 @@ class Broker:
         try:
             with peer_of(connection, self._procfs, exact=False) as peer:
                 ns_pids = self._procfs.ns_pids(peer.host_pid)
-                self._pidmap.look(peer.host_pid)
+                self._pidmap.source.look(peer.host_pid)
                 if not peer.alive() or not ns_pids:
                     raise _Refused(Refusal.ENDED)
         except PeerUnknown as unknown:
@@ -238,36 +223,21 @@ class Place:
         _make(directory)
         self._lock = _lock(f"{directory}.lock")
         try:
-            _require_free(self.path)
-            self.listener = self._bind()
+            _refuse_another_users(self.path)
+            self._socket = UnixSocket(self.path, _BROKER, mode=0o666, backlog=_BACKLOG)  # any tenant may ask
+            try:
+                self._socket.open()
+            except BaseException:
+                self._socket.close()
+                raise
         except BaseException:
             os.close(self._lock)
             raise
-        self._inode = os.lstat(self.path).st_ino
-
-    def _bind(self) -> socket.socket:
-        temporary = f"{self.path}.{os.getpid()}"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        listener = Listener()
-        try:
-            listener.bind(temporary)
-            os.chmod(temporary, 0o666)  # noqa: S103 - any tenant may ask
-            listener.listen(_BACKLOG)
-            os.rename(temporary, self.path)
-        except BaseException:
-            listener.close()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
-        return listener
+        self.listener = self._socket.listener
 
     def close(self) -> None:
         """Remove the socket, unless it is another's by now, and give up the lock."""
-        with contextlib.suppress(FileNotFoundError):
-            if os.lstat(self.path).st_ino == self._inode:
-                os.unlink(self.path)
-        self.listener.close()
+        self._socket.close()
         os.close(self._lock)
 
 
@@ -311,25 +281,11 @@ def _lock(path: str) -> int:
     return fd
 
 
-def _require_free(path: str) -> None:
-    try:
+def _refuse_another_users(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
         found = os.lstat(path)
-        if not stat.S_ISSOCK(found.st_mode):
-            raise UsageError(f"{path} is there and is no socket: remove it, or name another with --broker")
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.setblocking(False)
-            probe.connect(path)
-    except FileNotFoundError:
-        return
-    except ConnectionRefusedError:
-        if found.st_uid != os.geteuid():
-            raise UsageError(f"the stale socket {path} is another user's: remove it") from None
-        return
-    except BlockingIOError:
-        pass  # somebody listens, and is slow to answer
-    raise UsageError(
-        f"another broker listens at {path}: stop it, or leave --broker out if HAMi's own is enough"
-    )
+        if stat.S_ISSOCK(found.st_mode) and found.st_uid != os.geteuid() and not listens(path):
+            raise UsageError(f"the stale socket {path} is another user's: remove it")
 
 
 async def serve(
@@ -341,16 +297,11 @@ async def serve(
     counters: Counter[str],
 ) -> None:
     """Answer until cancelled. Where that cannot be, say why, and see again now and then."""
-    said = ""
-    while True:
-        try:
-            place = Place(settings.broker)
-            break
-        except (OSError, UsageError) as error:
-            if str(error) != said:
-                said = str(error)
-                journal.log.warning("broker_off", socket=settings.broker, why=said)
-        await asyncio.sleep(_RETRY_SECONDS)
+
+    def off(why: str) -> None:
+        journal.log.warning("broker_off", socket=settings.broker, why=why)
+
+    place = await tried_again(lambda: Place(settings.broker), off, _RETRY_SECONDS)
     broker = Broker(settings, procfs, pidmap, policy, journal, counters)
     broker.start(place.listener)
     journal.log.info("broker_on", socket=place.path, answer=settings.broker_answer)

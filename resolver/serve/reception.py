@@ -15,6 +15,8 @@ import time
 from collections import Counter, OrderedDict, deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.serve.waiting import Waiting
+
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Hashable
@@ -89,7 +91,6 @@ class Acceptor:
 class _Guest(NamedTuple):
     connection: socket.socket
     owner: Hashable
-    deadline: float
 
 
 class Reception:
@@ -119,24 +120,23 @@ class Reception:
         self._refusal = refusal
         self._most = most
         self._apart = apart
-        self._seconds = seconds
-        self._silent: OrderedDict[int, _Guest] = OrderedDict()  # by descriptor, longest waiting first
+        self._silent: Waiting[Hashable] = Waiting(
+            seconds, self._readable, self._dismiss_silent
+        )  # with its owner
         self._ready: OrderedDict[Hashable, deque[_Guest]] = OrderedDict()  # by owner, next one first
         self._held: Counter[Hashable] = Counter()
         self._next_at = 0.0
         self._turn: asyncio.TimerHandle | None = None
-        self._expiry: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._acceptor = Acceptor(listener, self._take, share=share)
 
     def stop(self) -> None:
         """Accept no more, and let go of everybody who waits."""
         self._acceptor.stop()
-        for timer in (self._turn, self._expiry):
-            if timer is not None:
-                timer.cancel()
-        for fd in list(self._silent):
-            self._dismiss(self._no_longer_silent(fd))
+        if self._turn is not None:
+            self._turn.cancel()
+        for silent in self._silent.clear():
+            self._dismiss_silent(*silent)
         for queue in self._ready.values():
             for guest in queue:
                 self._dismiss(guest)
@@ -163,28 +163,20 @@ class Reception:
         finally:
             if owner is None:
                 connection.close()
-        guest = _Guest(connection, owner, self._loop.time() + self._seconds)
         if state:
-            self._make_ready(guest)
+            self._make_ready(_Guest(connection, owner))
         else:
-            fd = connection.fileno()
-            self._silent[fd] = guest
-            self._loop.add_reader(fd, self._readable, fd)
-            if self._expiry is None:
-                self._expiry = self._loop.call_at(guest.deadline, self._expire)
+            self._silent.add(connection, owner)
         if self.held > self._most:
             self._turn_one_away()
 
-    def _readable(self, fd: int) -> None:
-        guest = self._no_longer_silent(fd)
-        if _state(guest.connection) & _GONE:
+    def _readable(self, connection: socket.socket, owner: Hashable) -> None:
+        self._silent.remove(connection)
+        guest = _Guest(connection, owner)
+        if _state(connection) & _GONE:
             self._dismiss(guest)
         else:
             self._make_ready(guest)
-
-    def _no_longer_silent(self, fd: int) -> _Guest:
-        self._loop.remove_reader(fd)
-        return self._silent.pop(fd)
 
     def _make_ready(self, guest: _Guest) -> None:
         self._ready.setdefault(guest.owner, deque()).append(guest)
@@ -219,11 +211,15 @@ class Reception:
         self._leave(guest.owner)
         guest.connection.close()
 
+    def _dismiss_silent(self, connection: socket.socket, owner: Hashable) -> None:
+        self._dismiss(_Guest(connection, owner))
+
     def _turn_one_away(self) -> None:
         ((greedy, _),) = self._held.most_common(1)
-        silent = next((fd for fd, guest in self._silent.items() if guest.owner == greedy), None)
+        silent = next((connection for connection, owner in self._silent if owner == greedy), None)
         if silent is not None:
-            guest = self._no_longer_silent(silent)
+            self._silent.remove(silent)
+            guest = _Guest(silent, greedy)
         else:
             queue = self._ready[greedy]
             guest = queue.pop()
@@ -231,14 +227,6 @@ class Reception:
                 del self._ready[greedy]
         refuse(guest.connection, self._refusal)
         self._dismiss(guest)
-
-    def _expire(self) -> None:
-        self._expiry = None
-        for fd, guest in list(self._silent.items()):
-            if guest.deadline > self._loop.time():
-                self._expiry = self._loop.call_at(guest.deadline, self._expire)
-                return
-            self._dismiss(self._no_longer_silent(fd))
 
 
 _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL | select.POLLRDHUP

@@ -69,14 +69,15 @@ def _within(container_id: str, host_pid: int) -> list[RowValues]:
                 raise RuntimeError(f"the daemon's look-up says {found}, the truth is {host_pid}")
 
         find()
-        everyone = len(pidmap.candidates(1))
+        source = pidmap.source
+        everyone = len(source.candidates(1))
         return [
-            (f"every process with a PID, {everyone} in the map", _each(lambda: pidmap.candidates(1)), "us", None, ""),
+            (f"every process with a PID, {everyone} in the map", _each(lambda: source.candidates(1)), "us", None, ""),
             ("  taking hold of one, start time and NSpid", _each(held), "us", None, ""),
             ("container and PID to the verified process, with all that is said of it", _each(find), "us", None, ""),
         ]  # fmt: skip
     finally:
-        pidmap.close()
+        pidmap.source.close()
 
 
 def _each(step: Callable[[], object]) -> float:

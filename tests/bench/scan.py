@@ -59,7 +59,7 @@ def _scan() -> list[RowValues]:
         },
         turns=7,
     )
-    count = len(settled)
+    count = len(settled.source)
     scan, grep, psutil_seconds, ps = found["scan"], found["grep"], found["psutil"], found["ps"]
     return [
         (f"full scan of {count} processes", scan * 1e3, "ms", None, f"ps {ps * 1e3:.0f} ms"),

@@ -19,6 +19,7 @@ from tests.fakes.chain import Chain, read_chain
 from tests.fakes.gpu import DEFAULT_DEVICES, Device, Gpu, Load, Mig
 from tests.fakes.nvml_probe import NvmlCallError, Probe, device
 from tests.fakes.state import Answer, Fault, Hang
+from tests.patience import PATIENCE_S
 
 SUCCESS, INVALID_ARGUMENT, INSUFFICIENT_SIZE = 0, 2, 7
 FOREIGN_NS = 4026599999
@@ -399,7 +400,7 @@ def test_a_busy_process_is_sampled_again_and_again_and_stays_after_its_end(bench
     client = bench.client(load=87)
     (first,) = nvml("nvmlDeviceGetProcessUtilization", device(0), 0)
     assert (first["pid"], first["smUtil"]) == (os.getpid(), 87)
-    assert abs(first["timeStamp"] / 1e6 - time.time()) < 5
+    assert abs(first["timeStamp"] / 1e6 - time.time()) < 60
     _until(lambda: _has_sample(nvml, since_us=first["timeStamp"]))
     client.close()
     _until(lambda: nvml("nvmlDeviceGetComputeRunningProcesses", device(0)) == [])
@@ -530,7 +531,7 @@ def _has_sample(nvml: Probe, since_us: int) -> bool:
         return False
 
 
-def _until(condition: object, timeout_s: float = 5.0) -> None:
+def _until(condition: object, timeout_s: float = PATIENCE_S) -> None:
     assert callable(condition)
     deadline = time.monotonic() + timeout_s
     while not condition():

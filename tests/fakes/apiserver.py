@@ -11,7 +11,7 @@ from pathlib import Path
 
 from resolver.api.access import Door
 from resolver.api.app import Api
-from resolver.api.entrance import Entrance
+from resolver.api.context import Context
 from resolver.api.server import serve
 from resolver.events import Events
 from resolver.linux.procfs import Procfs
@@ -20,6 +20,7 @@ from resolver.lookup.cached import LiveLookup
 from resolver.pids.listing import Listing
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
+from resolver.serve.unix_socket import Listening, UnixSocket
 from resolver.state import Snapshot, View
 from tests.fakes.pictures import picture
 
@@ -36,7 +37,7 @@ class Served:
         self.inventories = Events(1)
         self.view = View(lambda: self.shown, live, procfs, self.events, self.inventories)
         self.door = Door(procfs, group)
-        self._entrance = Entrance(self.path, group=group)
+        self._entrance = UnixSocket(self.path, Listening("resolver", "--socket", ""), group=group)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),), name="api")
@@ -44,7 +45,7 @@ class Served:
     async def _serve(self) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._entrance.open()
-        api = Api(self.view, self.door, "/var/log/pods", Journal(self.events))
+        api = Api(Context(self.view, self.door, "/var/log/pods"), Journal(self.events))
         try:
             with contextlib.suppress(asyncio.CancelledError):
                 await serve(api, self.door, self._entrance.listener)
@@ -65,11 +66,11 @@ class Served:
 
         assert self._loop is not None
         self._loop.call_soon_threadsafe(run)
-        assert done.wait(10)
+        assert done.wait(60)
 
     def start(self) -> None:
         self._thread.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not Path(self.path).exists():
             assert time.monotonic() < deadline
             time.sleep(0.002)
@@ -78,7 +79,7 @@ class Served:
         assert self._loop is not None
         assert self._task is not None
         self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 

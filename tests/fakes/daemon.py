@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 
 from tests.fakes.node import Node
 from tests.fakes.process import NodeError
+from tests.patience import PATIENCE_S
 
 RESOLVER: Final = Path(sys.executable).parent / "resolver"
 FIXED: Final = ("--source", "scan", "--log-format", "json")
@@ -66,7 +67,7 @@ class Daemon:
         self._child.wait()
         self._reader.join()
 
-    def stop(self, timeout_s: float = 5.0) -> float:
+    def stop(self, timeout_s: float = PATIENCE_S) -> float:
         """SIGTERM; returns the seconds it took. Raises DaemonError when it does not end, or not well."""
         begin = time.monotonic()
         self._child.send_signal(signal.SIGTERM)

@@ -25,7 +25,7 @@ from tests.fakes.node import Node
 from tests.fakes.process import NodeError
 from tests.fakes.scene import DRIVERS, Case, full_scene, settle, short_scene
 
-INSIDE = "RESOLVER_DEMO_IN_USER_NAMESPACE"
+INSIDE = "DEMO_IN_USER_NAMESPACE"  # no name of a setting: the daemon refuses such
 
 
 class CannotRun(Exception):

@@ -155,7 +155,7 @@ class KubeServer:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.stop()
-        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -169,15 +169,15 @@ class KubeServer:
         async def run() -> Any:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
 
     def start(self) -> None:
         """Listen, on the same port as before."""
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
 
     def stop(self) -> None:
         """End: every connection is cut."""
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(60)
 
     def rotate_token(self) -> None:
         """Kubelet writes another token; the old one is not valid any more."""
@@ -271,7 +271,7 @@ class KubeServer:
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in self._connections:
                 task.cancel()
-            _, late = await asyncio.wait(tasks, timeout=10)
+            _, late = await asyncio.wait(tasks, timeout=60)
             for task in late:
                 task.cancel()
         await asyncio.sleep(0.02)  # transports that were aborted are closed at one of the loop's next turns

@@ -50,7 +50,7 @@ class Probe:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         try:
-            self._child.communicate(timeout=2)  # the end of its input is the end of the child
+            self._child.communicate(timeout=60)  # the end of its input is the end of the child
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.communicate()

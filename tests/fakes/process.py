@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-START_TIMEOUT_S: Final = 10.0
+from tests.patience import PATIENCE_S
+
+START_TIMEOUT_S: Final = PATIENCE_S
 
 
 class NodeError(RuntimeError):

@@ -124,7 +124,7 @@ class Prometheus:
         )
 
     def _get(self, path: str, **parameters: object) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         try:
             connection.request("GET", f"{path}?{urlencode(parameters)}" if parameters else path)
             answer = connection.getresponse()

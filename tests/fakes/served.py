@@ -17,7 +17,7 @@ import msgspec
 
 from resolver.api.access import Door
 from resolver.api.app import Api
-from resolver.api.entrance import Entrance
+from resolver.api.context import Context
 from resolver.api.server import serve
 from resolver.cli._top.reading import documents_from
 from resolver.cli._top.tree import Tree, build
@@ -27,6 +27,7 @@ from resolver.log import Journal
 from resolver.lookup.cached import LiveLookup
 from resolver.pids.ladder import open_source
 from resolver.pids.pidmap import PidMap
+from resolver.serve.unix_socket import Listening, UnixSocket
 from resolver.state import Snapshot, View
 
 
@@ -68,12 +69,12 @@ class Served:
 
     def start(self) -> None:
         """Listen. The socket is there when this returns."""
-        self._entrance = Entrance(str(self.path))
+        self._entrance = UnixSocket(str(self.path), Listening("resolver", "--socket", ""))
         self._entrance.open()
         ready = threading.Event()
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(ready),))
         self._thread.start()
-        assert ready.wait(10)
+        assert ready.wait(60)
 
     def stop(self) -> None:
         """End, and take the socket away, as the daemon does."""
@@ -121,7 +122,7 @@ def _api(snapshot: Any) -> tuple[Api, Door]:
     door = Door(procfs, os.getgid())  # who runs the tests may ask everything
     live = LiveLookup(procfs, PidMap(open_source("scan", procfs, 1024)))
     view = View(snapshot, live, procfs, Events(), Events(1))
-    return Api(view, door, "/nonexistent", Journal()), door
+    return Api(Context(view, door, "/nonexistent"), Journal()), door
 
 
 def _answer(api: Api, access: Any, name: str) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def _answer(api: Api, access: Any, name: str) -> dict[str, Any]:
         "path": f"/v1/{name}",
         "query_string": b"",
         "headers": [],
-        "state": {"access": access},
+        "state": {"access": access, "connection": None},
     }
     asyncio.run(api(scope, None, send))
     start, body = said

@@ -14,6 +14,8 @@ from typing import Self
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 #: What the programs in it get, and no more: a test says what it adds.
 ENVIRONMENT = {"LANG": "C.UTF-8", "TERM": "screen-256color", "PATH": "/usr/bin:/bin", "PS1": "$ "}
 
@@ -50,7 +52,7 @@ class Terminal:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         subprocess.run(
-            ["tmux", "-S", self._socket, "kill-server"], capture_output=True, check=False, timeout=20
+            ["tmux", "-S", self._socket, "kill-server"], capture_output=True, check=False, timeout=60
         )
         self._directory.cleanup()
 
@@ -60,7 +62,7 @@ class Terminal:
             capture_output=True,
             text=True,
             check=False,
-            timeout=20,
+            timeout=60,
         )
         assert done.returncode == 0, f"tmux {words}: {done.stderr}"
         return done.stdout
@@ -93,7 +95,7 @@ class Terminal:
         """One of tmux's own words about it: `alternate_on`, `cursor_flag`, `wrap_flag`, `pane_pid`."""
         return self._tmux("display-message", "-p", f"#{{{name}}}").strip()
 
-    def wait(self, what: str | Callable[[str], object], timeout_s: float = 15.0) -> str:
+    def wait(self, what: str | Callable[[str], object], timeout_s: float = PATIENCE_S) -> str:
         """The screen once it has a text, or once something is true of it."""
         deadline = time.monotonic() + timeout_s
         while True:

@@ -24,6 +24,7 @@ from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.regions import LAYOUTS, ProcSlot
+from tests.patience import PATIENCE_S
 
 ROOT: Final = Path(__file__).parent.parent.parent
 #: A driver whose samples carry host PIDs and whose process list carries the container's: the famous failure.
@@ -42,7 +43,7 @@ EVERY_SOURCE: Final = pytest.mark.parametrize("source", SOURCES, indirect=True)
 Line = dict[str, Any]
 
 
-def until(condition: Callable[[], object], what: str, timeout_s: float = 8.0) -> float:
+def until(condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> float:
     """Polls until it is so; returns after how many seconds. Fails with `what` after the time limit."""
     began = time.monotonic()
     while not condition():
@@ -112,7 +113,9 @@ class Daemon:
         wanted = {"event": event, **fields}
         return [line for line in list(self.lines) if wanted.items() <= line.items()]
 
-    def wait_for(self, event: str, *, timeout_s: float = 8.0, count: int = 1, **fields: object) -> Line:
+    def wait_for(
+        self, event: str, *, timeout_s: float = PATIENCE_S, count: int = 1, **fields: object
+    ) -> Line:
         """The line number `count` of that event with these values, waited for if need be."""
         deadline = time.monotonic() + timeout_s
         with self._news:
@@ -145,13 +148,13 @@ class Daemon:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def stop(self, *, within_s: float = 5.0) -> int:
+    def stop(self, *, within_s: float = PATIENCE_S) -> int:
         """SIGTERM; returns its exit code."""
         if self.process.poll() is None:
             self.process.terminate()
         return self.wait(within_s)
 
-    def wait(self, within_s: float = 5.0) -> int:
+    def wait(self, within_s: float = PATIENCE_S) -> int:
         """Until it has ended by itself; returns its exit code."""
         try:
             code = self.process.wait(within_s)

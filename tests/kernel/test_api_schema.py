@@ -31,7 +31,7 @@ class UnixConnection(urllib3.connection.HTTPConnection):
 
     def _new_conn(self) -> socket.socket:
         channel = socket.socket(socket.AF_UNIX)
-        channel.settimeout(20)
+        channel.settimeout(60)
         channel.connect(self.path)
         return channel
 

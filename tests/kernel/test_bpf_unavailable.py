@@ -234,7 +234,7 @@ def test_a_loader_that_fails_is_not_waited_for(tmp_path: Path, script: str, says
     program.chmod(0o755)
     began = time.monotonic()
     assert says in str(refusal(pythons=[str(program)], timeout=0.5))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def kernel_ids(host_pid: int, descriptors: list[int]) -> list[tuple[int, int]]:

@@ -187,7 +187,7 @@ def test_what_no_source_needs_is_given_up_before_anybody_is_answered(
 def test_each_capability_of_the_map_is_needed(node: Node, start: Start, missing: str) -> None:
     wrapper = with_nothing_but(TO_START["bpf"] - {missing})
     daemon = start(node, *FAST, "--source", "bpf", wrapper=wrapper)
-    assert daemon.wait(10) == 4
+    assert daemon.wait() == 4
     (sentence,) = daemon.other_output
     assert sentence.startswith(f"resolver run: --source bpf does not work here: CAP_{missing} is missing")
 

@@ -51,7 +51,7 @@ class Room:
 def room(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Room]:
     room = Room(request.param, tmp_path / "pods")
     yield room
-    room.pidmap.close()
+    room.pidmap.source.close()
 
 
 def test_containers_come_are_named_and_go(node: Node, room: Room, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_events_are_followed_until_the_daemon_ends(node: Node, start: Start, sou
         assert (second["kind"], second["fields"]["reason"]) == ("repair", "missing")
         assert second["number"] > first["number"]
         daemon.stop()
-        out, err = follower.communicate(timeout=20)
+        out, err = follower.communicate(timeout=60)
     assert (follower.returncode, out) == (4, "")
     assert "ended" in err
 
@@ -136,7 +136,7 @@ def test_an_interrupted_follower_is_130(node: Node, start: Start, source: str) -
     ) as follower:
         until(lambda: status(daemon)["api"]["connected"] >= 2, "the follower, and who asks for the status")
         follower.send_signal(signal.SIGINT)
-        _, err = follower.communicate(timeout=20)
+        _, err = follower.communicate(timeout=60)
     assert (follower.returncode, err) == (130, "")
 
 

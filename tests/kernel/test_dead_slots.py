@@ -132,7 +132,7 @@ def test_who_ended_while_no_daemon_ran_is_dead_once_nobody_has_the_file_open(
         until(lambda: sm_util(gone) == 0, "the end of its load")
         until(lambda: daemon.said("region_abandoned"), "a word of it")
         never(lambda: sm_util(served) != 64, "a served file written to", 2.0)
-    until(lambda: sm_util(served) == 0, "the end of the other one's load", 30)
+    until(lambda: sm_util(served) == 0, "the end of the other one's load")
     # The guest comes back: its claims look as before, and nobody may call them dead.
     with served.cache.open("r+b") as file:
         file.seek(-1, os.SEEK_END)

@@ -87,7 +87,7 @@ class Scene(NamedTuple):
         """What it prints; it has to succeed, within a time that nobody would call hanging."""
         with self.start(command) as running:
             try:
-                out, err = running.communicate(timeout=30)
+                out, err = running.communicate(timeout=60)
             except subprocess.TimeoutExpired:
                 os.killpg(running.pid, signal.SIGKILL)
                 pytest.fail(f"{command} does not end", pytrace=False)
@@ -131,10 +131,10 @@ def daemon(scene: Scene) -> Iterator[Daemon]:
     metrics = f"127.0.0.1:{scene.port}"
     running = Daemon(scene.node, scene.home / "run", "--metrics-addr", metrics, environment=scene.environment)
     try:
-        running.wait_for("started", timeout_s=20)
+        running.wait_for("started")
         running.wait_for("repair")
         until((scene.home / "run/resolver.sock").exists, "its socket")
-        until(lambda: not told(scene)["source"]["not_ready"], "its source at work", timeout_s=20)
+        until(lambda: not told(scene)["source"]["not_ready"], "its source at work")
         yield running
     finally:
         running.stop()

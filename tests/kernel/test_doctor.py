@@ -215,10 +215,10 @@ def beside(node: Node, start: Start, tmp_path: Path) -> tuple[Daemon, dict[str, 
     """A daemon with something to do, and how the doctor is to look at it."""
     node.container().tenant(load=50, guess="none")
     daemon = start(node, "--metrics-addr", f"127.0.0.1:{free_port()}", "--source", "auto")
-    daemon.wait_for("source", source="bpf", timeout_s=30)
-    daemon.wait_for("repair", timeout_s=30)
+    daemon.wait_for("source", source="bpf")
+    daemon.wait_for("repair")
     until(lambda: {WRITER, NVML} <= set(daemon.children()), "its children")
-    until(lambda: served(daemon), "its API and its metrics", 30)
+    until(lambda: served(daemon), "its API and its metrics")
     options = ("--run-dir", str(daemon.run_dir), "--containers-dir", str(node.containers_dir))
     return daemon, {"options": options, "environ": node.environment()}
 

@@ -125,7 +125,7 @@ def repaired(daemon: Daemon, node: Node, name: str) -> None:
     """A new tenant is repaired now, not when a call of five seconds has timed out."""
     container = node.container(name=name)
     tenant = container.tenant(guess="none")
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, f"a repair ({name})", 4.0)
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, f"a repair ({name})")
 
 
 def test_a_call_that_hangs_costs_a_worker_and_no_repair(node: Node, start: Start) -> None:
@@ -148,7 +148,7 @@ def test_a_call_that_hangs_costs_a_worker_and_no_repair(node: Node, start: Start
     repaired(daemon, node, "after-the-kill")
     assert tenant.slot()["sm_util"] == [50]
     node.gpu.set_faults()
-    daemon.wait_for("nvml_available", timeout_s=8)
+    daemon.wait_for("nvml_available")
     until(lambda: tenant.slot()["sm_util"] == [0], "the truth again")
     assert daemon.child(NVML) != first
 
@@ -159,11 +159,11 @@ def test_an_init_that_hangs_leaves_everything_unknown_until_it_answers(node: Nod
     before = free.cache.read_bytes()
     node.gpu.set_faults(hang=Hang.INIT)
     daemon = start(node, *FAST)
-    line = daemon.wait_for("nvml_unavailable", timeout_s=8)
+    line = daemon.wait_for("nvml_unavailable")
     assert line["why"] == "the driver did not answer within 5 s"
     assert free.cache.read_bytes() == before  # which number is wanted is not known either
     node.gpu.set_faults()
-    until(lambda: tenant.slot()["sm_util"] == [50], "the load", 10)
+    until(lambda: tenant.slot()["sm_util"] == [50], "the load")
     assert hostpid_of(free, tenant) == tenant.host_pid
 
 

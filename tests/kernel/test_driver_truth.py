@@ -27,6 +27,7 @@ from tests.fakes.process import Process, Tenant
 from tests.fakes.state import Fault, Hang
 from tests.kernel.conftest import NVML, ROOT, Daemon, Start, hostpid_of, never, runs, until
 from tests.kernel.test_capabilities import rights, with_nothing_but
+from tests.patience import PATIENCE_S
 
 FAST = ("--interval", "50ms", "--nvml-interval", "200ms", "--source", "scan", "--log-level", "debug")
 PROBE = "driver probe"
@@ -75,7 +76,7 @@ def spy(container: Container, what: str, name: str = PROBE, uid: str = "0") -> P
     return process
 
 
-def measured(daemon: Daemon, namespace: str, timeout_s: float = 15.0) -> None:
+def measured(daemon: Daemon, namespace: str, timeout_s: float = PATIENCE_S) -> None:
     daemon.wait_for("policy", timeout_s=timeout_s, origin="measured", hostpid_namespace=namespace)
 
 
@@ -265,7 +266,7 @@ def test_nor_can_one_with_every_capability_in_a_user_namespace_of_its_own(
     """Its root is the host's, by number; what it may do, it may do below its own namespace only."""
     hostile = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
     worker = Worker(
-        PROBE, "resolver.workers.driver_probe", sysconfig.get_paths()["purelib"], timeout=20, rights=RIGHTS
+        PROBE, "resolver.workers.driver_probe", sysconfig.get_paths()["purelib"], timeout=60, rights=RIGHTS
     )
     with driver(open_root, "535.183.01") as node:
         for name, value in for_everybody(node).items():

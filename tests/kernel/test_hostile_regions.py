@@ -20,11 +20,12 @@ from resolver.hami.layout import LAYOUTS
 from resolver.linux.procfs import Procfs
 from resolver.reasons import RegionReason
 from tests.fakes.cachefiles import container, poke, recorded, write
+from tests.patience import PATIENCE_S
 
 V1_2 = LAYOUTS["v1.2"]
 HOSTILE = "bad-uid_tenant"
 #: Far more than any of this takes on a busy machine, far less than a hang.
-SECONDS = 30.0
+SECONDS = PATIENCE_S
 
 
 def symlink_to_a_file(place: Path, other: Path) -> None:
@@ -283,7 +284,7 @@ print(json.dumps({path.rsplit("/", 1)[1]: reason for path, reason in find.reject
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"6f1e2d3c.cache": "other_device", "uid_dir": "other_device"}

@@ -26,7 +26,7 @@ POD = "11111111-2222-3333-4444-555555555555"
 def pidmap(request: pytest.FixtureRequest) -> Iterator[PidMap]:
     pidmap = PidMap(open_source(request.param, Procfs(), 16_384))
     yield pidmap
-    pidmap.close()
+    pidmap.source.close()
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def test_first_processes_and_one_namespace(node: Node, pidmap: PidMap) -> None:
         init = next(each for each in inits if each != 1 and _pidns(procfs, each) == tenant.pidns)
         assert procfs.ns_pids(init)[-1] == 1
         assert inits[init] == pidmap.arrival(init)
-        everywhere = pidmap.candidates(tenant.ns_pid)
-        here = pidmap.candidates(tenant.ns_pid, tenant.pidns)
+        everywhere = pidmap.source.candidates(tenant.ns_pid)
+        here = pidmap.source.candidates(tenant.ns_pid, tenant.pidns)
         assert {each.host_pid for each in tenants} <= set(everywhere)
         assert here == ([tenant.host_pid] if pidmap.source.name == "bpf" else everywhere)
 

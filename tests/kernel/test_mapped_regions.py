@@ -98,7 +98,7 @@ def repaired(docker: Docker, tenant: Tenant) -> None:
 def test_a_region_inside_a_container_is_found_and_repaired(node: Node, start: Start, source: str) -> None:
     first = Docker(node)
     daemon = start(node, *FAST)
-    assert daemon.wait_for("source", timeout_s=20)["source"] == source
+    assert daemon.wait_for("source")["source"] == source
     repaired(first, first.tenant(load=30))
 
 

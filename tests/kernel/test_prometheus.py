@@ -83,17 +83,16 @@ def test_every_query_of_the_dashboard_returns_data(
                 for each in found
             }
 
-        until(lambda: told() == wanted, "every container's true load", timeout_s=20)
+        until(lambda: told() == wanted, "every container's true load")
         (nameless,) = prometheus.query(f'{UTILIZATION}{{container="legacy"}}')
         assert not {"pod", "namespace"} & nameless.labels.keys(), "the target's own pod is nobody else's"
         until(
             lambda: prometheus.query("resolver_source == 1")[0].labels["resolver_source"] == source,
             f"source {source}",
-            timeout_s=20,
         )
         # Two scrapes with every family: what a rate needs. A scan counts nothing: it loses nothing.
         empty = {MENDED} if source == "scan" else set()
-        until(lambda: _without_data(prometheus, {}) == empty, "data for every query", timeout_s=20)
+        until(lambda: _without_data(prometheus, {}) == empty, "data for every query")
         assert _without_data(prometheus, {"node": TARGET["node"]}) == empty
         assert _without_data(prometheus, {"node": "gpu-node-1|gpu-node-2", "pod": "train-0"}) == empty
         here = {"namespace": "ml", "pod": "train-0", "node": TARGET["node"]}
@@ -146,7 +145,7 @@ class Fires:
                 since = time.monotonic()
             return time.monotonic() - since > for_s
 
-        until(silent, f"no alert where nothing is wrong: {self.now()}", timeout_s=25)
+        until(silent, f"no alert where nothing is wrong: {self.now()}")
 
     def wait(self, name: str, **labels: str) -> None:
         """Until it fires with these labels."""
@@ -154,11 +153,11 @@ class Fires:
         def there() -> bool:
             return any(labels.items() <= alert.items() for alert in self._prometheus.firing().get(name, ()))
 
-        until(there, f"{name} {labels}", timeout_s=25)
+        until(there, f"{name} {labels}")
 
     def gone(self, name: str) -> None:
         """Until it does not fire any more."""
-        until(lambda: name not in self.now(), f"the end of {name}", timeout_s=25)
+        until(lambda: name not in self.now(), f"the end of {name}")
 
 
 # ---- alerts -------------------------------------------------------------------------------------------------------
@@ -186,9 +185,9 @@ def test_alerts_fire_for_what_they_are_about_and_for_nothing_else(
     at = address(daemon)
     with Prometheus(tmp_path / "prometheus", jobs(at), alerts) as prometheus:
         fires = Fires(prometheus)
-        until(lambda: prometheus.query("resolver_ready == 1"), "a scrape of a daemon that is ready", 20)
+        until(lambda: prometheus.query("resolver_ready == 1"), "a scrape of a daemon that is ready")
         until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
-        until(lambda: prometheus.query(f"sum({UTILIZATION}) > 0.5"), "its load", 20)
+        until(lambda: prometheus.query(f"sum({UTILIZATION}) > 0.5"), "its load")
         fires.silence()
 
         node.gpu.set_devices((replace(DEFAULT_DEVICES[0], lost=True), *DEFAULT_DEVICES[1:]))
@@ -206,7 +205,7 @@ def test_alerts_fire_for_what_they_are_about_and_for_nothing_else(
                 os.kill(daemon.children()[WRITER], signal.SIGSTOP)
             return "ResolverQuarantine" in fires.now()
 
-        until(hangs, "ResolverQuarantine", 25)
+        until(hangs, "ResolverQuarantine")
         node.gpu.set_faults(hang=Hang.UTILIZATION)
         fires.wait("ResolverNvmlFailing")
         node.gpu.set_faults()
@@ -226,4 +225,4 @@ def test_alerts_fire_for_what_they_are_about_and_for_nothing_else(
                 write_hostpid(other, fought, 0)
             return "ResolverConflicts" in fires.now()
 
-        until(fight, "ResolverConflicts", 25)
+        until(fight, "ResolverConflicts")

@@ -53,7 +53,7 @@ def orders_for(fd: int, container: Container, index: int) -> bytes:
 async def hammer(container: Container, mover: Process, slots: int) -> Counter[int]:
     """Orders for every slot, over and over until the mover is done; how often each outcome came."""
     outcomes: Counter[int] = Counter()
-    child = Worker("slot writer", "resolver.workers.slot_writer", timeout=5)
+    child = Worker("slot writer", "resolver.workers.slot_writer", timeout=60)
     fd = os.open(container.cache, os.O_RDONLY)
     try:
         while not readable(mover._stdout, 0):
@@ -197,7 +197,7 @@ def test_the_daemon_itself_races_with_slots_of_real_processes(node: Node, start:
     assert moves > 2000
     assert len(written) > 10
     # It stands still now: everything gets right, but for those whose moves looked like another writer's work.
-    until(lambda: sum(slot.hostpid == truth[slot.pid] for slot in container.region().slots) >= 8, "peace", 20)
+    until(lambda: sum(slot.hostpid == truth[slot.pid] for slot in container.region().slots) >= 8, "peace")
     after = container.cache.read_bytes()
     assert after[:16] + after[24 : layout.procs] == before[:16] + before[24 : layout.procs]
     assert after[layout.proc_num :] == before[layout.proc_num :]

@@ -372,12 +372,12 @@ def test_another_writer_is_not_fought(node: Node, start: Start) -> None:
     tenant = container.tenant(guess="none")
     daemon = start(node, *FAST)
     for tries, wait in enumerate((0.5, 1.0, 2.0), 1):
-        until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair", 10)
+        until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
         write_hostpid(container, tenant, 0)
         line = daemon.wait_for("conflict", count=tries)
         assert line["next_try_seconds"] == wait
         never(lambda: hostpid_of(container, tenant) != 0, "a repair during the back-off", 0.8 * wait)
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "peace", 10)
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "peace")
     passes(daemon, node.container(name="other"))
     daemon.stop()
     assert daemon.counters()["conflicts"] == 3

@@ -47,7 +47,7 @@ def test_what_the_monitor_reports_becomes_what_nvml_says_in_every_release(
                 waiting[:] = [case for case in waiting if not case.right()]
                 return not waiting
 
-            until(all_right, f"the right values when {phase}", timeout_s=10)
+            until(all_right, f"the right values when {phase}")
         wrong = {f"{case.container.pod_uid}_{case.container.name}" for case in cases[: 1 + (gpus > 1)]}
         assert {
             line["container"] for line in daemon.said("slot_stuck")
@@ -62,7 +62,7 @@ def test_a_watcher_that_undoes_what_is_right_is_reported(
         container = node.container(release=release, devices=GPUS[:2])
         tenant = container.tenant(load=40)
         daemon = start(node)
-        line = daemon.wait_for("slot_stuck", timeout_s=20)
+        line = daemon.wait_for("slot_stuck")
         assert (line["level"], line["ns_pid"], line["host_pid"]) == (
             "warning",
             tenant.ns_pid,
@@ -85,7 +85,7 @@ def test_the_dead_and_the_unknown_are_not_compared(node: Node, start: Start) -> 
     tenant.set_load(0)
     never(lambda: slot_of(container, tenant.ns_pid).sm_util != (40,), "a value that nobody knows", 2.0)
     node.gpu.set_faults()
-    until(lambda: slot_of(container, tenant.ns_pid).sm_util == (0,), "0 again", timeout_s=20)
+    until(lambda: slot_of(container, tenant.ns_pid).sm_util == (0,), "0 again")
 
 
 def every(seconds: float, for_s: float) -> Iterator[float]:
@@ -105,7 +105,7 @@ def test_a_number_of_the_wrong_namespace_shows(node: Node, start: Start) -> None
     free.tenant(load=20, guess="none")
     daemon = start(node, "--hostpid-namespace", "container", *FAST)
     until(lambda: hostpid_of(container, tenant) == tenant.ns_pid, "the number that was asked for")
-    line = daemon.wait_for("slot_stuck", timeout_s=15)
+    line = daemon.wait_for("slot_stuck")
     assert (line["level"], line["container"]) == ("warning", container.directory.name)
     assert (line["ns_pid"], line["host_pid"]) == (tenant.ns_pid, tenant.host_pid)
     assert line["why"].startswith("a watcher sets sm_util to 0 at every tick and fills nothing in")
@@ -122,7 +122,7 @@ def test_a_driver_that_lies_is_reported_where_it_may_not_be_measured(node: Node,
     container = node.container()  # with every capability
     container.tenant(load=40, guess="none")
     daemon = start(node, *FAST, environment=environment)
-    line = daemon.wait_for("slot_stuck", timeout_s=15)
+    line = daemon.wait_for("slot_stuck")
     assert "do not carry container PIDs as its version says" in line["why"]
 
 
@@ -130,7 +130,7 @@ def test_what_works_is_not_called_stuck(node: Node, start: Start) -> None:
     container = node.container(rights=DEFAULT_RIGHTS)
     tenants = [container.tenant(load=load, guess=guess) for load, guess in ((40, "none"), (30, "self"))]
     daemon = start(node, *FAST)
-    daemon.wait_for("policy", origin="measured", timeout_s=15)
+    daemon.wait_for("policy", origin="measured")
     for tenant in tenants:
         until(lambda t=tenant: t.slot()["sm_util"] == [t.load], "the load")  # type: ignore[misc]
     never(lambda: daemon.said("slot_stuck"), "a slot that is called stuck", 4.0)

@@ -106,7 +106,6 @@ def node_paths(tmp_path: Path, node: Node) -> dict[str, Path]:
         "/usr/local/vgpu/containers": node.containers_dir,
         "/run/resolver": tmp_path / "tmpfs" / "resolver",
         "/var/log/pods": tmp_path / "pods",
-        "/sys/fs/cgroup": Path("/sys/fs/cgroup"),
     }
 
 

@@ -23,6 +23,7 @@ from typing import Any, Final
 from tests.fakes.node import Node
 from tests.kernel.conftest import ROOT, Daemon, until
 from tests.manifests import Manifest, container_of
+from tests.patience import PATIENCE_S
 from tests.runtime.image import Image
 from tests.runtime.runc import CGROUP_TOP, cgroup_mounts, remove_cgroups
 
@@ -39,6 +40,7 @@ _MOUNTS: Final = (
     ("/dev/shm", "tmpfs", "shm", ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),  # noqa: S108
     ("/dev/mqueue", "mqueue", "mqueue", ["nosuid", "noexec", "nodev"]),
     ("/sys", "sysfs", "sysfs", ["nosuid", "noexec", "nodev", "ro"]),
+    ("/sys/fs/cgroup", "cgroup", "cgroup", ["nosuid", "noexec", "nodev", "relatime", "ro"]),
     ("/run", "tmpfs", "tmpfs", ["nosuid", "nodev", "mode=755"]),
 )
 _MASKED: Final = [
@@ -159,7 +161,7 @@ class Pod(Daemon):
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.host_pid, number)
 
-    def stop(self, *, within_s: float = 8.0) -> int:
+    def stop(self, *, within_s: float = PATIENCE_S) -> int:
         """SIGTERM to its first process, as a kubelet does; returns its exit code."""
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError, AssertionError):

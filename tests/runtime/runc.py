@@ -162,7 +162,7 @@ class RuncContainer:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         if self._receiver is not None:
-            self._receiver.join(10)
+            self._receiver.join(60)
         self._socket.close()
         for mount in cgroup_mounts():
             remove_cgroups(mount / self.cgroup_path.lstrip("/"))

@@ -18,6 +18,7 @@ from typing import Final
 
 from tests.fakes.node import Node
 from tests.kernel.conftest import ROOT, Daemon, children_of
+from tests.patience import PATIENCE_S
 from tests.runtime.runc import remove_cgroups
 
 DEPLOY: Final = ROOT / "deploy/systemd"
@@ -71,7 +72,7 @@ class Unit(Daemon):
         """The daemon's."""
         return children_of(self.host_pid) if self.process.poll() is None else {}
 
-    def stop(self, *, within_s: float = 8.0) -> int:
+    def stop(self, *, within_s: float = PATIENCE_S) -> int:
         """As `systemctl stop`; returns the daemon's exit code, then ends the manager as well."""
         self.systemctl("stop", UNIT)
         code = int(self.systemctl("show", "--property", "ExecMainStatus", "--value", UNIT))

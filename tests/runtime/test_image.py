@@ -193,7 +193,7 @@ def test_outside_of_the_hosts_pid_namespace_it_ends_at_once_and_says_why(
 ) -> None:
     """As process 1, where nothing ends by a signal that it doesn't handle."""
     pod = start_pod(merge(pod_of(render(KUSTOMIZE / "base")), {"hostPID": False}), image=image)
-    assert pod.wait(20) == 4
+    assert pod.wait() == 4
     (sentence,) = pod.other_output
     assert "hostPID: true (Kubernetes)" in sentence
     pod.other_output.clear()

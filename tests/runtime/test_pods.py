@@ -18,7 +18,7 @@ from tests.kernel.conftest import hostpid_of, never, until
 from tests.kernel.test_capabilities import FRAGILE, rights, works
 from tests.manifests import KUSTOMIZE, ROOT, container_of, pod_of, render
 from tests.runtime.conftest import StartPod, fast
-from tests.runtime.pods import Pod, PodError
+from tests.runtime.pods import Pod
 
 RELEASE = os.uname().release
 FIXTURES = ROOT / "tests/fixtures/manifests"
@@ -84,9 +84,20 @@ def test_what_it_mounts_is_what_it_needs_to_look_up_by_container(node: Node, sta
         str(tenant.ns_pid),
         "--json",
     ]
-    for socket, source in (("/run/resolver/resolver.sock", "bpf"), ("/nowhere", "cgroup")):
+    for socket, source in (("/run/resolver/resolver.sock", "bpf"), ("/nowhere", "scan")):
         told = json.loads(pod.inside("env", f"RESOLVER_SOCKET={socket}", *lookup))
         assert (told["host_pid"], told["source"]) == (tenant.host_pid, source)
+
+
+@pytest.mark.parametrize("directory", [KUSTOMIZE / "base", FIXTURES / "sidecar"], ids=["base", "sidecar"])
+def test_no_control_group_can_be_written(node: Node, start_pod: StartPod, directory: Path) -> None:
+    """On cgroup v1 each controller is a mount of its own, which a read-only mount of the tree leaves writable."""
+    pod = start_pod(fast(pod_of(render(directory)), RESOLVER_SOURCE="scan"))
+    pod.wait_for("source")
+    lines = [line.split() for line in Path(f"/proc/{pod.host_pid}/mountinfo").read_text().splitlines()]
+    groups = [line for line in lines if line[line.index("-") + 1] in ("cgroup", "cgroup2")]
+    assert groups  # what the runtime gives every container: its own
+    assert [line for line in groups if "ro" not in line[5].split(",")] == []
 
 
 def test_dry_run_writes_nothing_and_could_not(node: Node, start_pod: StartPod) -> None:
@@ -102,11 +113,21 @@ def test_dry_run_writes_nothing_and_could_not(node: Node, start_pod: StartPod) -
     assert mount.split()[5].split(",")[0] == "ro"
 
 
-def test_without_hami_nothing_is_made_in_its_place(node: Node, start_pod: StartPod) -> None:
+@pytest.mark.parametrize("directory", [KUSTOMIZE / "base", FIXTURES / "sidecar"], ids=["base", "sidecar"])
+def test_on_a_fresh_node_it_is_up_before_hami_and_repairs_what_comes(
+    node: Node, start_pod: StartPod, directory: Path
+) -> None:
+    """HAMi's containers make the directory, and in the sidecar's pod they start after every volume is there."""
     node.containers_dir.rmdir()
-    with pytest.raises(PodError, match="containers is not a directory"):
-        start_pod(pod_of(render(KUSTOMIZE / "base")))
-    assert not node.containers_dir.exists()
+    pod = start_pod(fast(pod_of(render(directory))))
+    until(lambda: pod.get("/readyz") == 200, "ready")
+    # As a container runtime makes it for HAMi's own monitor, whose volume has no type.
+    made = node.containers_dir.stat()
+    assert (made.st_uid, made.st_gid, made.st_mode & 0o7777) == (0, 0, 0o755)
+    container = node.container()
+    tenant = container.tenant(guess="none")
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
+    assert pod.stop() == 0
 
 
 def test_a_source_that_failed_starts_again(node: Node, start_pod: StartPod) -> None:

@@ -141,7 +141,7 @@ def test_a_map_that_does_not_look_again_gives_nobody_who_has_ended(room: Room) -
     assert room.find(container, process.ns_pid)
     process.kill()
     room.pidmap._next_refresh = float("inf")
-    assert process.host_pid in room.pidmap
+    assert process.host_pid in room.pidmap.source
     assert room.live.find(container.container_id, process.ns_pid) is None
 
 

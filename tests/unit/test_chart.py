@@ -373,9 +373,8 @@ def test_what_the_settings_name_is_mounted() -> None:
         for each in container_of(pod)["volumeMounts"]
         if volumes[each["name"]]
     }
-    made_if_missing = ("/run/resolver", "/var/run/hami")
     for path, (source, _) in mounted.items():
-        kind = "DirectoryOrCreate" if path in made_if_missing else "Directory"
+        kind = "Directory" if path == "/var/log/pods" else "DirectoryOrCreate"
         assert source == {"path": path, "type": kind}
     assert {path: read_only for path, (_, read_only) in mounted.items()} == {
         "/usr/local/vgpu/containers": False,
@@ -383,7 +382,6 @@ def test_what_the_settings_name_is_mounted() -> None:
         "/run/resolver": False,
         "/var/run/hami": False,
         "/var/log/pods": True,
-        "/sys/fs/cgroup": True,
     }
 
 

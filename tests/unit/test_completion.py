@@ -22,11 +22,12 @@ from resolver.cli.completion import SHELLS
 from resolver.cli.describe import commands
 from resolver.config import SourceName
 from resolver.events import KINDS
+from tests.patience import PATIENCE_S
 
 SOURCES: Final = {name.value for name in SourceName}
 #: Keys that the shells below are told to put all completions into the line for.
 EVERYTHING: Final = b"\x18\x05"
-_LIMIT_S: Final = 20.0
+_LIMIT_S: Final = PATIENCE_S
 
 _BASH = r"""
 PS1='ready> '; bind 'set enable-bracketed-paste off' 'set completion-query-items -1'

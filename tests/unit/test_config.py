@@ -71,8 +71,54 @@ def test_no_dry_run_by_the_environment(text: str, tmp_path: Path) -> None:
 
 
 def test_an_empty_variable_and_a_foreign_one_are_not_given() -> None:
-    environ = {"RESOLVER_INTERVAL": "", "RESOLVER_SERVICE_HOST": "10.0.0.1", "INTERVAL": "1h"}
+    environ = {"RESOLVER_INTERVAL": "", "RESOLVER_DRYRUN": "", "INTERVAL": "1h", "resolver_dry_run": "1"}
     assert load(environ=environ) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("RESOLVER_DRYRUN", "RESOLVER_DRY_RUN"),
+        ("RESOLVER_DRY-RUN", "RESOLVER_DRY_RUN"),
+        ("RESOLVER_NVML_INTERVALL", "RESOLVER_NVML_INTERVAL"),
+        ("RESOLVER_CONTAINER_DIR", "RESOLVER_CONTAINERS_DIR"),
+        ("RESOLVER_CONFIG_FILE", "RESOLVER_CONFIG"),
+        ("RESOLVER_Source", "RESOLVER_SOURCE"),
+        ("RESOLVER_METRICS_PORT", "RESOLVER_METRICS_ADDR"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_the_nearest_name(name: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"{name}: there is no such setting; did you mean {meant}"):
+        load(environ={name: "true", "RESOLVER_INTERVAL": "1s"})
+
+
+def test_a_variable_that_is_like_no_setting_is_refused_with_all_their_names() -> None:
+    with pytest.raises(
+        UsageError, match=r"RESOLVER_READONLY: there is no such setting; .* RESOLVER_DRY_RUN,"
+    ):
+        load(environ={"RESOLVER_READONLY": "true"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RESOLVER_SERVICE_HOST", "10.0.0.1"),
+        ("RESOLVER_SERVICE_PORT", "9395"),
+        ("RESOLVER_SERVICE_PORT_METRICS", "9395"),
+        ("RESOLVER_PORT", "tcp://10.0.0.1:9395"),
+        ("RESOLVER_PORT_9395_TCP", "tcp://[fd00::1]:9395"),
+        ("RESOLVER_PORT_9395_TCP_PROTO", "tcp"),
+        ("RESOLVER_PORT_9395_TCP_PORT", "9395"),
+        ("RESOLVER_PORT_9395_TCP_ADDR", "10.0.0.1"),
+        ("RESOLVER_METRICS_SERVICE_HOST", "10.0.0.1"),
+        ("RESOLVER_METRICS_PORT", "tcp://10.0.0.1:9395"),
+        ("RESOLVER_METRICS_PORT_53_UDP_ADDR", "10.0.0.1"),
+        ("RESOLVER_NODE", "gpu-7"),
+        ("RESOLVER_REPORT_METRICS_ADDR", ":9396"),
+    ],
+)
+def test_what_kubernetes_and_other_commands_put_there_is_no_setting(name: str, value: str) -> None:
+    assert load(environ={name: value}) == Settings()
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from resolver.gpu.attribution import NOTHING, Orphan
 from resolver.gpu.inventory import GpuReport, Illness, Inventory
 from resolver.reasons import RegionReason, SampleReason
 from resolver.state import ContainerReport, Snapshot, WorkerReport
+from tests.fakes import cachefiles
 from tests.fakes.pictures import picture
 
 CID, OTHER = "4ca7193c" * 8, "0123abcd" * 8
@@ -478,6 +479,48 @@ def test_with_options_it_is_what_would_be(daemon: Daemon, tmp_path: Path, more: 
     assert told["daemon"] is None
     assert told["settings"]["interval"]["value"] == 3.0
     assert daemon.requests == []
+
+
+# ---- commands that go by the daemon's settings --------------------------------------------------------------------
+
+
+def with_settings(daemon: Daemon, **flags: object) -> None:
+    daemon.show(picture(settings=config.described(*config.load_with_origins(flags, environ={}))))
+
+
+def test_slots_are_those_of_the_daemons_directories(daemon: Daemon, tmp_path: Path) -> None:
+    cachefiles.container(tmp_path / "daemon")
+    with_settings(daemon, containers_dir=[str(tmp_path / "daemon")])
+    done = resolver("slots", "--json", "--socket", str(daemon.path), RESOLVER_CONTAINERS_DIR="/elsewhere")
+    assert done.returncode == 0, done.stderr
+    (file,) = json.loads(done.stdout)
+    assert file["path"].startswith(str(tmp_path / "daemon"))
+    assert f"{tmp_path}/daemon, containers_dir of the daemon at {daemon.path}" in done.stderr
+
+
+def test_without_a_daemon_slots_go_by_file_and_environment(tmp_path: Path) -> None:
+    cachefiles.container(tmp_path / "file")
+    (tmp_path / "r.toml").write_text(f'containers_dir = "{tmp_path}/file"\n')
+    none = {"RESOLVER_SOCKET": f"{tmp_path}/none.sock", "RESOLVER_CONFIG": f"{tmp_path}/r.toml"}
+    done = resolver("slots", "--json", **none)
+    (file,) = json.loads(done.stdout)
+    assert file["path"].startswith(str(tmp_path / "file"))
+    assert f"containers_dir by file {tmp_path}/r.toml (no daemon answers at" in done.stderr
+    done = resolver("slots", **none, RESOLVER_CONTAINERS_DIR=f"{tmp_path}/no")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{tmp_path}/no is not there" in done.stderr
+    done = resolver("slots", **none, RESOLVER_INTERVAL="soon")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_daemon_that_does_not_say_its_settings_is_said(daemon: Daemon, tmp_path: Path) -> None:
+    cachefiles.container(tmp_path / "here")
+    documents: tuple[Any, ...] = ({}, [], {"settings": 5}, {"settings": {"tea": 1}})
+    for document in documents:
+        daemon.documents["/v1/status"] = document
+        done = resolver("slots", "--socket", str(daemon.path), RESOLVER_CONTAINERS_DIR=str(tmp_path / "here"))
+        assert done.returncode == 0, done.stderr
+        assert "by environment RESOLVER_CONTAINERS_DIR" in done.stderr
 
 
 # ---- how things are printed ---------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from resolver.config import HostpidNamespace, Settings
+from resolver.config import HostpidNamespace, Settings, from_status
 from resolver.doctor import (
     CHECKS,
     Check,
@@ -39,7 +39,7 @@ from resolver.doctor import (
 )
 from resolver.doctor.findings import Finding, State, failed, ok, together, warning, worst
 from resolver.doctor.limits import Clocks, judge_clocks
-from resolver.doctor.node import Node, settings_of
+from resolver.doctor.node import Node
 from resolver.doctor.others import Other, flags_in, runs_daemon
 from resolver.reasons import RegionReason
 from tests.fakes import cachefiles
@@ -603,7 +603,7 @@ def test_a_listener_that_is_no_resolver(node: Node, place: str, answer: bytes) -
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         says(sockets.api(node), "failed", found="does not answer")
-        thread.join(5)
+        thread.join(60)
 
 
 STATUS = {
@@ -752,8 +752,8 @@ def test_settings_as_a_daemon_tells_them() -> None:
     as_list = [{"name": name, "value": value, "origin": "default"} for name, value in plain.items()]
     as_dict = {name: {"value": value, "origin": "default"} for name, value in plain.items()}
     for form in (plain, as_list, as_dict):
-        assert settings_of({"settings": form}) == plain
-    assert settings_of({}) == {}
+        assert from_status({"settings": form}) == plain
+    assert from_status({}) == {}
 
 
 # ---- the command --------------------------------------------------------------------------------------------------

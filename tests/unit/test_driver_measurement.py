@@ -62,6 +62,10 @@ class Node:
             raise ProcessGone("it ended")
         return self.namespaces[host_pid]
 
+    @property
+    def source(self) -> Any:
+        return self
+
     def candidates(self, ns_pid: int, pidns: int) -> list[int]:
         assert pidns in self.namespaces.values()
         return self.numbered.get(ns_pid, [])

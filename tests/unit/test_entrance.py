@@ -1,4 +1,4 @@
-"""The API's socket in the file system: nobody gets in before it is open, nobody's is replaced but a dead one's."""
+"""A Unix socket in the file system: nobody gets in before it is open, nobody's is replaced but a dead one's."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from resolver import api
-from resolver.api.entrance import Entrance, group_of
 from resolver.config import load
 from resolver.errors import UsageError
 from resolver.log import Journal
+from resolver.serve.unix_socket import Listening, UnixSocket, group_of
+
+LISTENING = Listening("resolver", "--socket", "or name another with --socket")
 
 
 def reachable(path: Path) -> bool:
@@ -29,7 +31,7 @@ def reachable(path: Path) -> bool:
 
 def test_it_is_there_when_it_is_open_and_gone_when_it_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "run" / "api.sock"
-    entrance = Entrance(str(path), mode=0o606, group=4711)
+    entrance = UnixSocket(str(path), LISTENING, mode=0o606, group=4711)
     (temporary,) = (tmp_path / "run").iterdir()
     assert not path.exists()
     assert not reachable(temporary)
@@ -43,21 +45,21 @@ def test_it_is_there_when_it_is_open_and_gone_when_it_is_closed(tmp_path: Path) 
 
 
 def test_one_that_was_never_opened_leaves_nothing(tmp_path: Path) -> None:
-    Entrance(str(tmp_path / "api.sock")).close()
+    UnixSocket(str(tmp_path / "api.sock"), LISTENING).close()
     assert os.listdir(tmp_path) == []
 
 
 def test_a_living_one_is_left_alone_and_a_dead_one_replaced(tmp_path: Path) -> None:
     path = tmp_path / "api.sock"
-    first = Entrance(str(path))
+    first = UnixSocket(str(path), LISTENING)
     first.open()
-    second = Entrance(str(path))
+    second = UnixSocket(str(path), LISTENING)
     with pytest.raises(UsageError, match="another resolver listens"):
         second.open()
     second.close()
     assert reachable(path)
     first.listener.close()  # as if it had been killed
-    third = Entrance(str(path))
+    third = UnixSocket(str(path), LISTENING)
     third.open()
     assert reachable(path)
     first.close()
@@ -68,7 +70,7 @@ def test_a_living_one_is_left_alone_and_a_dead_one_replaced(tmp_path: Path) -> N
 def test_another_file_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "api.sock"
     path.write_text("precious")
-    entrance = Entrance(str(path))
+    entrance = UnixSocket(str(path), LISTENING)
     with pytest.raises(UsageError, match="is no socket"):
         entrance.open()
     entrance.close()
@@ -97,10 +99,10 @@ def test_a_group_that_is_not_there_is_said_and_ends_nothing(
 
 GIVE = """
 import sys
-from resolver.api.entrance import Entrance
+from resolver.serve.unix_socket import Listening, UnixSocket
 from resolver.errors import UsageError
 try:
-    Entrance(sys.argv[1], group=4711)
+    UnixSocket(sys.argv[1], Listening('', '', ''), group=4711)
 except UsageError as error:
     print(error)
 else:

@@ -168,7 +168,6 @@ def test_privileges_are_what_the_source_takes_and_no_more(name: str) -> None:
         (settings.containers_dir[0], settings.containers_dir[0], name == "dry-run"),
         (settings.run_dir, settings.run_dir, False),
         (settings.pod_logs_dir, settings.pod_logs_dir, True),
-        ("/sys/fs/cgroup", "/sys/fs/cgroup", True),
     }
 
 

@@ -79,7 +79,7 @@ def test_whoever_waits_gets_it_on_a_file_that_is_in_place(tmp_path: Path) -> Non
     assert order == []
     first.__exit__()
     for thread in waiting:
-        thread.join(20)
+        thread.join(60)
     assert sorted(order) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert order[::2] == order[1::2]  # never two at a time
     assert list(tmp_path.iterdir()) == []

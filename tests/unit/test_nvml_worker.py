@@ -23,7 +23,7 @@ FIRST, SECOND = (device.uuid for device in DEFAULT_DEVICES)
 
 
 class Nvml:
-    def __init__(self, timeout: float = 5.0) -> None:
+    def __init__(self, timeout: float = 60.0) -> None:
         paths = sysconfig.get_paths()
         self.worker = Worker("nvml worker", "resolver.workers.nvml", paths["purelib"], timeout=timeout)
         self._runner = asyncio.Runner()

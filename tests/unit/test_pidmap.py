@@ -50,6 +50,16 @@ class Told:
     def ns_pids(self) -> Mapping[int, tuple[int, ...]]:
         return self._known
 
+    def tend(self) -> None: ...
+
+    def trouble(self) -> str:
+        return ""
+
+    def counters(self) -> Mapping[str, int]:
+        return {}
+
+    def close(self) -> None: ...
+
 
 class Clock:
     def __init__(self) -> None:
@@ -77,28 +87,28 @@ def told(*processes: tuple[int, ...]) -> tuple[Told, PidMap]:
 
 def test_candidates_are_found_by_their_own_number() -> None:
     _, pidmap = told((100, 7), (200, 7), (300, 9, 7), (7,), (400, 7, 1))
-    assert pidmap.candidates(7) == [7, 100, 200, 300]
-    assert pidmap.candidates(1) == [400]
-    assert pidmap.candidates(2) == []
-    assert len(pidmap) == 5
-    assert 300 in pidmap
-    assert 9 not in pidmap
+    assert pidmap.source.candidates(7) == [7, 100, 200, 300]
+    assert pidmap.source.candidates(1) == [400]
+    assert pidmap.source.candidates(2) == []
+    assert len(pidmap.source) == 5
+    assert 300 in pidmap.source
+    assert 9 not in pidmap.source
 
 
 def test_an_end_is_remembered_for_a_minute(clock: Clock) -> None:
     source, pidmap = told((100, 7), (200, 7))
     del source.now[100]
-    assert not pidmap.ended_recently(100)
+    assert not pidmap.source.ended(100)
     pidmap.refresh(unhurried=False)
-    assert pidmap.candidates(7) == [200]
-    assert pidmap.ended_recently(100)
-    assert (pidmap.arrival(100), 100 in pidmap) == ((0, 0), False)
+    assert pidmap.source.candidates(7) == [200]
+    assert pidmap.source.ended(100)
+    assert (pidmap.arrival(100), 100 in pidmap.source) == ((0, 0), False)
     clock.now += 59
     pidmap.refresh(unhurried=False)
-    assert pidmap.ended_recently(100)
+    assert pidmap.source.ended(100)
     clock.now += 2
     pidmap.refresh(unhurried=False)
-    assert not pidmap.ended_recently(100)
+    assert not pidmap.source.ended(100)
 
 
 def test_a_number_that_is_used_again_is_another_process() -> None:
@@ -107,8 +117,8 @@ def test_a_number_that_is_used_again_is_another_process() -> None:
     source.reuse(100, 8)
     pidmap.refresh(unhurried=False)
     assert pidmap.arrival(100) > first > (0, 0)
-    assert (pidmap.candidates(7), pidmap.candidates(8)) == ([], [100])
-    assert not pidmap.ended_recently(100)  # who has the number now runs
+    assert (pidmap.source.candidates(7), pidmap.source.candidates(8)) == ([], [100])
+    assert not pidmap.source.ended(100)  # who has the number now runs
 
 
 def test_the_container_of_a_process_is_known_after_its_end(clock: Clock) -> None:
@@ -157,11 +167,11 @@ def test_tombstones_are_bounded() -> None:
     source, pidmap = told(*((host_pid, 1) for host_pid in range(1, 10_001)))
     source.now.clear()
     pidmap.refresh(unhurried=False)
-    stones = sum(pidmap.ended_recently(host_pid) for host_pid in range(1, 10_001))
+    stones = sum(pidmap.source.ended(host_pid) != 0 for host_pid in range(1, 10_001))
     assert stones == listing._TOMBSTONES == 8192
     index = pidmap.source
     assert isinstance(index, Listing)
-    assert len(pidmap) == 0
+    assert len(pidmap.source) == 0
     assert not any((index._by_inner, index._inner_of, index._arrivals))
 
 
@@ -188,10 +198,10 @@ def test_what_could_not_be_read_is_told() -> None:
     source, pidmap = told((100, 7))
     source.unreadable = 3
     pidmap.refresh(unhurried=False)
-    assert pidmap.incomplete() == "3 processes could not be read"
+    assert pidmap.source.incomplete() == "3 processes could not be read"
     source.unreadable = 0
     pidmap.refresh(unhurried=False)
-    assert (pidmap.incomplete(), pidmap.refreshes) == ("", 3)
+    assert (pidmap.source.incomplete(), pidmap.refreshes) == ("", 3)
 
 
 _numbers = st.dictionaries(st.integers(1, 8), st.lists(st.integers(1, 4), max_size=2), max_size=8)
@@ -209,11 +219,13 @@ def test_it_says_what_the_source_said_last(rounds: list[tuple[dict[int, list[int
             source.reuse(host_pid, *now[host_pid])
         pidmap.refresh(unhurried=False)
         for inner in range(1, 9):
-            assert pidmap.candidates(inner) == sorted(p for p, n in source.now.items() if n[-1] == inner)
+            assert pidmap.source.candidates(inner) == sorted(
+                p for p, n in source.now.items() if n[-1] == inner
+            )
         seen |= source.now.keys()
         arrivals = [pidmap.arrival(p) for p in source.now]
         assert len({*arrivals, (0, 0)}) == len(arrivals) + 1
-        assert {p for p in seen if pidmap.ended_recently(p)} == seen - source.now.keys()
+        assert {p for p in seen if pidmap.source.ended(p)} == seen - source.now.keys()
 
 
 def test_another_source_takes_over_and_what_the_first_counted_stays() -> None:
@@ -233,7 +245,7 @@ def test_another_source_takes_over_and_what_the_first_counted_stays() -> None:
     pidmap.use(Listing(second))
     assert first.closed
     assert pidmap.refresh()
-    assert pidmap.candidates(7) == [100]
+    assert pidmap.source.candidates(7) == [100]
     assert pidmap.arrival(100) != before
     assert pidmap.counters() == {"lost": 3}
 
@@ -242,17 +254,17 @@ def test_one_process_is_looked_at_without_a_refresh() -> None:
     told = Told()
     told.now = {100: (100, 7), 200: (200, 8)}
     pidmap = PidMap(Listing(told))
-    pidmap.look(100)
-    pidmap.look(300)
-    assert (told.asked, len(pidmap)) == (0, 1)
-    assert (pidmap.candidates(7), pidmap.candidates(8)) == ([100], [])
+    pidmap.source.look(100)
+    pidmap.source.look(300)
+    assert (told.asked, len(pidmap.source)) == (0, 1)
+    assert (pidmap.source.candidates(7), pidmap.source.candidates(8)) == ([100], [])
     arrival = pidmap.arrival(100)
-    pidmap.look(100)
+    pidmap.source.look(100)
     assert pidmap.refresh()
     assert pidmap.arrival(100) == arrival  # it is not taken for another process
-    assert pidmap.candidates(8) == [200]
+    assert pidmap.source.candidates(8) == [200]
     told.reuse(100, 9)
-    pidmap.look(100)
-    assert (pidmap.candidates(7), pidmap.candidates(9)) == ([], [100])
+    pidmap.source.look(100)
+    assert (pidmap.source.candidates(7), pidmap.source.candidates(9)) == ([], [100])
     assert pidmap.arrival(100) != arrival
-    assert pidmap.ended_recently(100) is False
+    assert pidmap.source.ended(100) == 0

@@ -23,10 +23,11 @@ from resolver.kube.tally import FAMILIES
 from tests.fakes.apiserver import Served, serving
 from tests.fakes.kube import DEVICES, KubeServer
 from tests.fakes.reported import AT, NODE, gpu
+from tests.patience import PATIENCE_S
 
 A, B, ILL = gpu("GPU-a", 0), gpu("GPU-b", 1), gpu("GPU-b", 1, "too_hot")
 _MOST_MIB = 45
-_SOON = 30.0
+_SOON = PATIENCE_S
 
 
 def until(what: Callable[[], Any], why: str) -> Any:
@@ -54,7 +55,7 @@ class Reporter:
         )
 
     def ask(self, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -78,7 +79,7 @@ class Reporter:
     def stop(self) -> list[dict[str, Any]]:
         """Its log."""
         self.process.send_signal(signal.SIGTERM)
-        _, said = self.process.communicate(timeout=20)
+        _, said = self.process.communicate(timeout=60)
         assert self.process.returncode == 0, said
         return [json.loads(line) for line in said.splitlines()]
 
@@ -143,6 +144,13 @@ def test_a_gpu_falls_ill_and_recovers_and_the_object_the_events_and_the_metrics_
     assert {"started", "ended"} <= {each["event"] for each in log}
 
 
+def sleeps(reporter: Reporter) -> bool:
+    """For three seconds from now on."""
+    switches = reporter.stat("voluntary_ctxt_switches")
+    time.sleep(3)
+    return reporter.stat("voluntary_ctxt_switches") - switches <= 2
+
+
 def test_it_is_small_and_sleeps(kube: KubeServer, daemon: Served) -> None:
     reporter = Reporter(kube, daemon.path)
     try:
@@ -150,10 +158,7 @@ def test_it_is_small_and_sleeps(kube: KubeServer, daemon: Served) -> None:
         for number in range(20):
             change(daemon, A, B if number % 2 else ILL)
         until(lambda: health(kube.devices[NODE])["GPU-b"][0], "the object")
-        time.sleep(1.5)
-        switches = reporter.stat("voluntary_ctxt_switches")
-        time.sleep(3)
-        assert reporter.stat("voluntary_ctxt_switches") - switches <= 2
+        until(lambda: sleeps(reporter), "that it sleeps")
         assert reporter.stat("VmRSS") / 1024 <= _MOST_MIB
     finally:
         reporter.stop()

@@ -35,7 +35,7 @@ class Bench:
     def __init__(self, path: Path, layout: layouts.Layout = V1_2) -> None:
         self.path, self.layout = path, layout
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.worker = Worker("slot writer", "resolver.workers.slot_writer", timeout=5.0)
+        self.worker = Worker("slot writer", "resolver.workers.slot_writer", timeout=60)
         self._runner = asyncio.Runner()
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ RESOLVER = (sys.executable, "-m", "resolver", "slots")
 
 
 def call(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*RESOLVER, *args], capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run([*RESOLVER, *args], capture_output=True, text=True, timeout=60, check=False)
 
 
 def as_json(*args: str | Path) -> tuple[int, list[dict[str, Any]]]:
@@ -51,7 +51,7 @@ def test_a_directory_of_containers_one_container_and_a_single_file_are_all_paths
 def test_a_relative_path_is_taken_from_here(tmp_path: Path) -> None:
     path = container(tmp_path)
     done = subprocess.run(
-        [*RESOLVER, "--json", path.name], cwd=path.parent, capture_output=True, check=True, timeout=30
+        [*RESOLVER, "--json", path.name], cwd=path.parent, capture_output=True, check=True, timeout=60
     )
     assert json.loads(done.stdout)[0]["proc_num"] == 4
 
@@ -105,7 +105,7 @@ def test_a_terminal_gets_colour(tmp_path: Path) -> None:
     master, terminal = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "160"}
     environment.pop("NO_COLOR", None)
-    subprocess.run([*RESOLVER, tmp_path], stdout=terminal, env=environment, check=True, timeout=30)
+    subprocess.run([*RESOLVER, tmp_path], stdout=terminal, env=environment, check=True, timeout=60)
     os.close(terminal)
     text = os.read(master, 1 << 16).decode()
     os.close(master)
@@ -115,12 +115,11 @@ def test_a_terminal_gets_colour(tmp_path: Path) -> None:
 
 
 def test_no_containers_directory_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert slots.DEFAULT_DIRECTORY == "/usr/local/vgpu/containers"
-    code = f"from resolver.cli import main, slots; slots.DEFAULT_DIRECTORY = '{tmp_path}/no'; exit(main(['slots']))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30
-    )
+    monkeypatch.setenv("RESOLVER_SOCKET", f"{tmp_path}/none.sock")
+    monkeypatch.setenv("RESOLVER_CONTAINERS_DIR", f"{tmp_path}/no")
+    done = call()
     assert (done.returncode, done.stdout) == (1, "")
+    assert f"{tmp_path}/no is not there (containers_dir by environment RESOLVER_CONTAINERS_DIR" in done.stderr
     assert "is not there" in done.stderr
     assert "give the PATH" in done.stderr
 
@@ -165,7 +164,7 @@ def test_what_costs_time_is_imported_only_when_used(tmp_path: Path) -> None:
     container(tmp_path)
     code = f"import sys; from resolver.cli import main; main(['slots', '{tmp_path}']); print(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     loaded = set(done.stdout.splitlines()[-1].split())
     assert not loaded & {

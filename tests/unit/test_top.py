@@ -491,7 +491,7 @@ def top(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=60,
     )
 
 
@@ -574,7 +574,7 @@ def test_nothing_that_draws_is_loaded_before_the_daemon_answers(tmp_path: Path) 
         f"main(['top', '--socket', '{tmp_path}/no']); print(*sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert not set(done.stdout.split()) & {"rich", "termios", "asyncio", "psutil", "structlog"}
 
@@ -586,7 +586,7 @@ def test_a_reading_of_200_containers_is_soon_a_frame() -> None:
         View(UNICODE).frame(reading, (160, 50), "node", reading.read_at)
     took = (time.process_time() - began) / 5
     print(f"{took * 1e3:.1f} ms")
-    assert took < 0.1  # some milliseconds; this is for what would grow with the square
+    assert took < 0.5  # some milliseconds; this is for what would grow with the square
 
 
 # ---- the picture in the documents ---------------------------------------------------------------------------------

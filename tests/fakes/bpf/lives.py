@@ -71,7 +71,7 @@ class Life:
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
-        self._process.wait(20)
+        self._process.wait(60)
 
 
 def child_of(host_pid: int) -> int:

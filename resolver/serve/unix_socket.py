@@ -1,4 +1,4 @@
-"""The API's socket in the file system: made under another name, with its mode and group, then renamed into place."""
+"""A listening Unix socket in the file system: made under another name, with mode and group, then renamed into place."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import stat
+from typing import NamedTuple
 
 from resolver.errors import UsageError
 from resolver.linux.peers import Listener
@@ -29,31 +30,38 @@ def group_of(name: str) -> int | None:
         ) from None
 
 
-class Entrance:
-    """A socket at ``path``, which nobody can reach before `open`.
+class Listening(NamedTuple):
+    """Words for error messages: who listens there, the option that names the place, and what else one can do."""
 
-    Making it may take rights that the daemon gives up soon; opening it takes none. ``option`` is the one that names
-    it, for error messages. Raises UsageError and OSError.
+    who: str
+    option: str
+    remedy: str
+
+
+class UnixSocket:
+    """A listening socket at ``path``, which nobody can reach before `open`.
+
+    Making it may take rights that the daemon gives up soon; opening it takes none. Raises UsageError and OSError.
     """
 
     def __init__(
         self,
         path: str,
+        listening: Listening,
         *,
         mode: int = 0o660,
         group: int | None = None,
-        option: str = "--socket",
         backlog: int = BACKLOG,
     ) -> None:
         self.path = path
-        self._option = option
+        self._listening = listening
         self._backlog = backlog
         self.listener = Listener()
         self._temporary = f"{path}.{os.getpid()}"
         self._inode = 0
         try:
             os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
-            self._remove(self._temporary)
+            _remove(self._temporary)
             self.listener.bind(self._temporary)
             if group is not None:
                 _give_to_group(self._temporary, group)
@@ -70,24 +78,47 @@ class Entrance:
         A socket there that nobody listens on is replaced; one that somebody listens on, or another kind of file, is a
         `UsageError`.
         """
-        _require_free(self.path, self._option)
+        self._require_free()
         self.listener.listen(self._backlog)
         os.rename(self._temporary, self.path)
-        self._inode = os.stat(self.path).st_ino
+        self._inode = os.lstat(self.path).st_ino
 
     def close(self) -> None:
         """Remove it, unless there is another's by now."""
         with contextlib.suppress(FileNotFoundError):
-            if self._inode and os.stat(self.path).st_ino == self._inode:
+            if self._inode and os.lstat(self.path).st_ino == self._inode:
                 os.unlink(self.path)
         if not self._inode:
-            self._remove(self._temporary)
+            _remove(self._temporary)
         self.listener.close()
 
-    @staticmethod
-    def _remove(path: str) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+    def _require_free(self) -> None:
+        who, option, remedy = self._listening
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
+                raise UsageError(
+                    f"{self.path} is there and is no socket: remove it, or name another with {option}"
+                )
+            if listens(self.path):
+                raise UsageError(f"another {who} listens at {self.path}: stop it, {remedy}")
+
+
+def listens(path: str) -> bool:
+    """Whether anybody listens on the socket, however slow to answer. Raises OSError."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except BlockingIOError:
+            pass  # its queue is full
+    return True
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def _give_to_group(path: str, group: int) -> None:
@@ -98,17 +129,3 @@ def _give_to_group(path: str, group: int) -> None:
             f"the socket cannot be given to group {group}: this takes CAP_CHOWN, or a daemon that is in that group "
             "(setpriv --groups; in Kubernetes: supplementalGroups)"
         ) from None
-
-
-def _require_free(path: str, option: str) -> None:
-    try:
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise UsageError(f"{path} is there and is no socket: remove it, or name another with {option}")
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.setblocking(False)
-            probe.connect(path)
-    except (FileNotFoundError, ConnectionRefusedError):
-        return
-    except BlockingIOError:
-        pass  # somebody listens, and is slow to answer
-    raise UsageError(f"another resolver listens at {path}: stop it, or name another with {option}")

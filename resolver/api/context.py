@@ -1,0 +1,64 @@
+"""What the routes share: the daemon's view, the doors, and what is kept between requests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from resolver.api.request import Answer, encode
+from resolver.api.walks import Walks
+from resolver.containers.pod_names import PodNames
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from msgspec import Struct
+
+    from resolver.api.access import Door
+    from resolver.state import Snapshot, View
+
+#: Objects that are made and encoded at a time, before others get their turn: a millisecond or two.
+_PIECE = 500
+_MOST_KEPT_BYTES = 1 << 20
+
+
+class Context:
+    """Belongs to one event loop's thread. ``tenants`` is the door of the tenants' socket, None without one."""
+
+    def __init__(self, view: View, door: Door, pod_logs_dir: str, *, tenants: Door | None = None) -> None:
+        self.view = view
+        self.door = door
+        self.tenants = tenants
+        self.pods = PodNames(pod_logs_dir)
+        self.kept = Kept()
+        self.walks = Walks(2, 32)
+        self.tenants_walks = Walks(1, 16)
+
+
+class Kept:
+    """The last answer of each list, with the picture it was made of."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, tuple[Snapshot, bytes]] = {}
+
+    async def answer(
+        self, path: str, picture: Snapshot, head: Struct, items: Iterable[Any], make: Callable[[Any], Struct]
+    ) -> Answer:
+        """``head`` with ``items`` in the place of its last field, an empty list."""
+        known = self._answers.get(path)
+        if known is not None and known[0] is picture:
+            return Answer(known[1])
+        parts, piece = [], []
+        for number, item in enumerate(items, 1):
+            piece.append(make(item))
+            if number % _PIECE == 0:
+                parts.append(encode(piece)[1:-1])
+                piece.clear()
+                await asyncio.sleep(0)
+        if piece:
+            parts.append(encode(piece)[1:-1])
+        body = encode(head)[: -len(b"]}")] + b",".join(parts) + b"]}"
+        self._answers.pop(path, None)
+        if len(body) <= _MOST_KEPT_BYTES:
+            self._answers[path] = picture, body
+        return Answer(body)

@@ -1,0 +1,44 @@
+"""The settings that a command goes by: those of the daemon that runs, else those that one would start with here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from resolver import client, config
+from resolver.errors import ResolverError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resolver.config import Settings
+
+_SECONDS = 1.0
+
+
+class InForce(NamedTuple):
+    """Settings, and where each comes from: for `said_of`."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+    whose: str
+
+    def said_of(self, name: str) -> str:
+        """In words: ``of the daemon at ...``, or ``by file ... (no daemon answers at ...)``."""
+        return f"by {self.origins[name]} ({self.whose})" if self.origins else f"of {self.whose}"
+
+
+def settings_in_force(socket_path: str | None) -> InForce:
+    """A daemon of another version may have settings that this one doesn't know: then they are not its.
+
+    Raises `UsageError` where the environment or the file is wrong.
+    """
+    where = client.socket_of(socket_path)
+    try:
+        status = client.get_json("/v1/status", where, seconds=_SECONDS)
+        reported = config.from_status(status)
+        if not reported:
+            raise UsageError("it does not say its settings")
+        return InForce(config.load(reported, environ={}), {}, f"the daemon at {where}")
+    except (ResolverError, OSError, TypeError, KeyError, AttributeError) as error:
+        why = str(error).partition(". ")[0]
+    return InForce(*config.load_with_origins(), why)

@@ -1,0 +1,121 @@
+"""Pages for anybody on the network: small requests by GET, short answers, a port of TCP."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from resolver.serve import http
+from resolver.serve.bucket import Bucket
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from http import HTTPStatus
+
+    Answer = tuple[int, str, bytes]
+
+PLAIN = "text/plain; charset=utf-8"
+#: Prometheus needs one connection, or two; whoever has most of them loses the oldest when there are more than these.
+LIMITS = http.Limits(
+    connections=32,
+    head_bytes=8192,
+    seconds=10.0,
+    idle_seconds=10,
+    share=0.25,  # thousands of connections a second, where each has gone by then
+    waiting=128,
+    apart=0.002,
+    busy="too many requests are waiting to be answered; come back in a second",
+)
+_AT_ONCE, _PER_SECOND = 4.0, 10.0  # requests on one connection; beyond, it is closed after the answer
+_PIECE = 65536  # a slow client has this much of its answer in memory, and no more
+#: In the kernel: a flood fits in, so that a scraper among it isn't made to try again a second later.
+_BACKLOG = 1024
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; every address of both families without a host. OSError if it cannot be had."""
+    if not host:
+        try:
+            if socket.has_dualstack_ipv6():
+                return socket.create_server(
+                    ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+                )
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+        return socket.create_server(("", port), backlog=_BACKLOG)  # a kernel told to be without IPv6
+    kind, flags = socket.SOCK_STREAM, socket.AI_NUMERICHOST
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=kind, flags=flags)[0]
+    return socket.create_server(address, family=family, backlog=_BACKLOG)
+
+
+class _Anybody:
+    """Who is at the other end: nothing is known, and requests that come too fast cost it its connection."""
+
+    turned_away = None
+
+    def __init__(self) -> None:
+        self.requests = Bucket(_PER_SECOND, _AT_ONCE)
+
+
+class _OpenDoor:
+    """Everybody may come in."""
+
+    def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
+
+    @staticmethod
+    def owner(connection: socket.socket) -> str | None:
+        """Its address."""
+        try:
+            return str(connection.getpeername()[0])
+        except OSError:
+            return None  # it has gone
+
+    @staticmethod
+    def enter(connection: Any) -> _Anybody:  # noqa: ARG004
+        """Whoever it is."""
+        return _Anybody()
+
+    def leave(self, visitor: _Anybody) -> None:
+        """Nothing was kept."""
+
+    @staticmethod
+    def refusal(status: HTTPStatus, why: str) -> http.Refusal:
+        """As text."""
+        return http.Refusal(status, PLAIN, f"{why}\n".encode())
+
+
+def application(answer: Callable[[str, str], Awaitable[Answer]]) -> Any:
+    """An ASGI application. ``answer(path, accept)`` gives status, content type and body."""
+
+    async def app(
+        scope: dict[str, Any], _receive: Any, send: Callable[[dict[str, Any]], Awaitable[None]]
+    ) -> None:
+        headers = {}
+        scope["state"]["connection"].take_a_turn()  # also on a connection that was let in long ago
+        if scope["state"]["access"].requests.spend(1) > 0:
+            headers["connection"] = "close"
+        if scope["method"] not in ("GET", "HEAD"):
+            status, kind, body = 405, PLAIN, b"only GET and HEAD are answered\n"
+            headers["allow"] = "GET, HEAD"
+        else:
+            accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
+            status, kind, body = await answer(scope["path"], accept.decode("latin-1"))
+        headers |= {"content-type": kind, "content-length": str(len(body)), "cache-control": "no-store"}
+        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": encoded})
+        view = memoryview(b"" if scope["method"] == "HEAD" else body)
+        for start in range(0, len(view), _PIECE):
+            piece = bytes(view[start : start + _PIECE])
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return app
+
+
+async def serve(listener: socket.socket, answer: Callable[[str, str], Awaitable[Answer]]) -> None:
+    """Answer until cancelled."""
+    await http.serve(application(answer), _OpenDoor(), listener, LIMITS)
