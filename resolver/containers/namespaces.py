@@ -56,11 +56,17 @@ def own_namespace(procfs: Procfs, members: list[Member]) -> Namespace:
     Usually the main process is number 1 at the least depth at which the container has processes. Without
     such a one, the container shares its namespace with the pod or the host. But a process of the host may
     have been put into the container's cgroup, and a container of the host's namespace may have made one of
-    its own; both look alike, and are told apart by parentage, or by age. Raises Ambiguous if neither tells.
+    its own; both look alike, and are told apart by parentage, or by age. Raises Ambiguous if neither tells, and
+    CannotKnow under gVisor, where the numbers that the container knows are not of the host's kernel.
     """
     least = min(len(member.ns_pids) for member in members)
     top = [member for member in members if len(member.ns_pids) == least]
     inits = [member for member in members if member.ns_pids[-1] == 1 and len(member.ns_pids) > 1]
+    if is_gvisor(procfs, (inits or top)[0].host_pid):
+        raise CannotKnow(
+            "the container runs under gVisor: the PIDs in it are those of a kernel of its own, and no process of this "
+            "host has them"
+        )
     top_inits = [member for member in inits if len(member.ns_pids) == least]
     if top_inits:
         return _only(procfs, top_inits)
@@ -70,6 +76,19 @@ def own_namespace(procfs: Procfs, members: list[Member]) -> Namespace:
         if not _made_inside(procfs, top, first):
             return _only(procfs, first)
     return _only(procfs, top)
+
+
+def is_gvisor(procfs: Procfs, host_pid: int, name: str | None = None) -> bool:
+    """Whether the process is one of gVisor's own, by what it executes. ``name`` is its command name, if it is known.
+
+    What a sandbox consists of starts itself by ``/proc/self/exe``, hence the name; and number 1 of its PID namespace is
+    the gofer, which serves files (runsc/sandbox and runsc/cmd/gofer.go in gVisor).
+    """
+    try:
+        name = procfs.status(host_pid).name if name is None else name
+        return name == "exe" and procfs.program(host_pid).startswith("runsc")
+    except ProcessGone:
+        return False
 
 
 def nested_namespace(procfs: Procfs, members: list[Member], pidns: int) -> Namespace:

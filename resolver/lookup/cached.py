@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.budget import Slices
 from resolver.containers.find import container_name
+from resolver.containers.namespaces import is_gvisor
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.linux.cgroup import strip_scheme
 from resolver.lookup.verify import Found, verify
@@ -138,11 +139,13 @@ class LiveLookup:
             container_id = self._id(host_pid)
             if container_id:
                 status = procfs.status(host_pid)
+                # The numbers in the namespace of gVisor's gofer are not those that the container knows.
+                ours = not is_gvisor(procfs, host_pid, status.name)
                 return Init(
                     host_pid,
                     arrival,
                     container_id=container_id,
-                    made_by_runtime=self._id(status.ppid) != container_id,
+                    made_by_runtime=ours and self._id(status.ppid) != container_id,
                     pidns=procfs.pidns(host_pid),
                     level=len(status.ns_pids) - 1,
                 )

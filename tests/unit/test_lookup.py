@@ -275,6 +275,22 @@ def test_two_side_by_side(make_proc: MakeProc) -> None:
         own(make_proc, (41, (5,), 902, 9, 4), (61, (6,), 903, 9, 6))
 
 
+@pytest.mark.parametrize("program", ["/usr/bin/runsc", "/usr/bin/runsc (deleted)"])
+def test_the_numbers_of_gvisors_kernel_are_not_the_hosts(
+    make_proc: MakeProc, tmp_path: Path, program: str
+) -> None:
+    """Number 1 is the gofer, which serves files; the sandbox and what runs in it have numbers of the host alone."""
+    procfs, members = make_proc((40, (1,), 900, 9, 4), (41, (), HOST_PIDNS, 9, 5))
+    status = tmp_path / "40/status"
+    status.write_text(status.read_text().replace("Name:\tx", "Name:\texe"))
+    (tmp_path / "40/exe").symlink_to("/usr/bin/another")
+    assert own_namespace(procfs, members) == Namespace(900, 1)
+    (tmp_path / "40/exe").unlink()
+    (tmp_path / "40/exe").symlink_to(program)
+    with pytest.raises(CannotKnow, match="gVisor"):
+        own_namespace(procfs, members)
+
+
 def test_those_that_ended_or_are_being_reaped_are_no_members(make_proc: MakeProc, tmp_path: Path) -> None:
     procfs, members = make_proc((40, (1,), 900, 9, 4), (41, (2,), 900, 40, 4))
     assert members_of(procfs, [40, 41, 42]) == members == [Member(40, (40, 1)), Member(41, (41, 2))]

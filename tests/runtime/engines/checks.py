@@ -59,7 +59,7 @@ def looked_up(tenants: Tenants, *, known: Known = "id") -> Row:
     unknown = tenants.engine.names(tenants.name)
     refused(tenants, unknown)
     return {
-        "cgroup": cgroup_of(tenants) if known != "no cgroup" else "none",
+        "cgroup": cgroup_of(tenants, tenants.found[0].host_pid) if known != "no cgroup" else "none",
         "ids": [*ids] if known != "no cgroup" else [],
         "not_by": ["--name"] * bool(unknown),
         "reverse": "right" if known == "id" else "PIDs; no container",
@@ -111,9 +111,9 @@ def asked(tenants: Tenants, daemon: Daemon, *, known: Known = "id") -> Row:
     return {"containers": "listed" if known == "id" else "not listed", "repair": "right"}
 
 
-def cgroup_of(tenants: Tenants) -> str:
+def cgroup_of(tenants: Tenants, host_pid: int) -> str:
     """The cgroup's path as the engine made it, without the part of the hierarchies that is the test's."""
-    with open(f"/proc/{tenants.found[0].host_pid}/cgroup") as file:
+    with open(f"/proc/{host_pid}/cgroup") as file:
         paths = [line.rstrip("\n").split(":", 2)[2] for line in file]
     deepest = "/" + max(paths, key=lambda path: path.count("/")).split("/", 2)[-1].removeprefix("engines/")
     for uid in (tenants.pod_uid, tenants.pod_uid.replace("-", "_")):

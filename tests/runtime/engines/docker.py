@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 from tests.runtime.engines.engine import Asked, volume
+from tests.runtime.engines.gvisor import OPTIONS as GVISOR
 from tests.runtime.engines.image import NAME
 from tests.runtime.engines.machine import Machine
 
@@ -14,9 +16,13 @@ class Docker:
 
     def __init__(self, machine: Machine, *options: str, driver: str = "overlay2") -> None:
         self.machine = machine
+        # A runtime has options in the file alone.
+        runtimes = {"runsc": {"path": "/usr/bin/runsc", "runtimeArgs": list(GVISOR)}}
+        config = machine.work / "docker.json"
+        config.write_text(json.dumps({"runtimes": runtimes}))
         self._docker = ("docker", "--host", "unix:///run/docker.sock")
         machine.daemon(
-            "dockerd",
+            *("dockerd", "--config-file", config),
             *("--iptables=false", "--ip6tables=false", "--bridge=none", f"--storage-driver={driver}"),
             *("--data-root", machine.work / "docker", "--exec-root", "/run/docker"),
             *("--host", "unix:///run/docker.sock", "--pidfile", "/run/docker.pid", *options),

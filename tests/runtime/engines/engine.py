@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -89,7 +90,7 @@ class Tenants:
             "CUDA_DEVICE_MEMORY_SHARED_CACHE": self._in_container,
             **{name: value for name, value in node.tenant_environment().items() if name != "PATH"},
         }
-        self._in_hami = in_hami
+        self._in_hami, self._driver = in_hami, True
         self._asked = Asked(name, self._command(), mounts, self.env)
         self._options = options
 
@@ -100,6 +101,24 @@ class Tenants:
     def another(self) -> Chain:
         """Starts one more in it, as ``docker exec`` does."""
         return self._started(lambda: self.engine.enter(self.name, self._command(), self.env))
+
+    def unseen(self) -> ProcSlot:
+        """Starts the container or one more tenant where no driver can be reached from; the new slot."""
+        before = len(self.slots())
+        self._driver = False
+        if before:
+            self.engine.enter(self.name, self._command(), self.env)
+        else:
+            self.engine.start(self._asked._replace(command=self._command()), *self._options)
+        until(lambda: len(self.slots()) > before, "a tenant's slot", 20)
+        return self.slots()[-1]
+
+    def slots(self) -> Sequence[ProcSlot]:
+        """Those in use."""
+        try:
+            return [slot for slot in read_file(self.file).slots if slot.status]
+        except (FileNotFoundError, ValueError, struct.error):  # it is only being made
+            return []
 
     def slot(self, chain: Chain) -> ProcSlot:
         """Its slot, from the file."""
@@ -121,8 +140,9 @@ class Tenants:
     def _command(self) -> list[str]:
         """A tenant whose standard input never ends: whoever has both ends of a FIFO open waits for himself."""
         tenant = [str(self.node.built / "tenant"), "--cache", "$CUDA_DEVICE_MEMORY_SHARED_CACHE"]
-        tenant += ["--uuid", self.node.gpu.devices[0].uuid, "--driver-socket", str(self.node.driver_socket)]
-        tenant += ["--guess", "wrong", "--load", "30"]
+        tenant += ["--uuid", self.node.gpu.devices[0].uuid, "--guess", "wrong", "--load", "30"]
+        if self._driver:
+            tenant += ["--driver-socket", str(self.node.driver_socket)]
         fifo = f"/tmp/in-{uuid.uuid4()}"  # noqa: S108 - in a container
         return ["sh", "-c", f"mkfifo {fifo} && exec {' '.join(tenant)} <>{fifo}"]
 
