@@ -61,7 +61,7 @@ class UnixSocket:
         self._inode = 0
         try:
             os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
-            _remove(self._temporary)
+            _remove_abandoned(path)
             self.listener.bind(self._temporary)
             if group is not None:
                 _give_to_group(self._temporary, group)
@@ -84,12 +84,11 @@ class UnixSocket:
         self._inode = os.lstat(self.path).st_ino
 
     def close(self) -> None:
-        """Remove it, unless there is another's by now."""
+        """Remove it, unless there is another's by now, and what killed ones left."""
         with contextlib.suppress(FileNotFoundError):
             if self._inode and os.lstat(self.path).st_ino == self._inode:
                 os.unlink(self.path)
-        if not self._inode:
-            _remove(self._temporary)
+        _remove_abandoned(self.path)
         self.listener.close()
 
     def _require_free(self) -> None:
@@ -119,6 +118,21 @@ def listens(path: str) -> bool:
 def _remove(path: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)
+
+
+def _remove_abandoned(path: str) -> None:
+    """Remove sockets of killed daemons that were never opened: the PID in their names is nobody's, or ours."""
+    directory, name = os.path.split(path)
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(directory or "."):
+            maker = entry.removeprefix(f"{name}.")
+            if maker == entry or not maker.isdecimal():
+                continue
+            if maker != str(os.getpid()) and os.path.exists(f"/proc/{maker}"):
+                continue  # it waits for its turn
+            left = os.path.join(directory, entry)
+            if stat.S_ISSOCK(os.lstat(left).st_mode):
+                _remove(left)
 
 
 def _give_to_group(path: str, group: int) -> None:

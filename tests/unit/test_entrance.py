@@ -49,6 +49,49 @@ def test_one_that_was_never_opened_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+MAKE = """
+import os, sys
+from resolver.serve.unix_socket import Listening, UnixSocket
+socket = UnixSocket(sys.argv[1], Listening('', '', ''))
+print(os.getpid(), flush=True)
+"""
+
+
+def test_what_a_killed_one_left_is_removed_and_that_of_one_that_waits_is_not(
+    tmp_path: Path, root: Path
+) -> None:
+    path = tmp_path / "api.sock"
+
+    def left_by(program: str) -> tuple[subprocess.Popen[str], str]:
+        started = subprocess.Popen(
+            [sys.executable, "-c", MAKE + program, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=root,
+        )
+        assert started.stdout is not None
+        return started, f"api.sock.{started.stdout.readline().strip()}"
+
+    (tmp_path / "api.sock.1999999999").write_text("no socket, so none of ours")
+    (tmp_path / "api.sock.backup").write_text("precious")
+    waits, waiting = left_by("input()")
+    others = {"api.sock.1999999999", "api.sock.backup", waiting}
+    for moment in ("the next one's start", "another one's end"):
+        entrance = UnixSocket(str(path), LISTENING) if moment == "another one's end" else None
+        killed, left = left_by("os.kill(os.getpid(), 9)")
+        killed.communicate()
+        assert left in os.listdir(tmp_path)
+        entrance = entrance or UnixSocket(str(path), LISTENING)
+        entrance.open()
+        if moment == "the next one's start":
+            assert {*os.listdir(tmp_path)} == {"api.sock", *others}
+        entrance.close()
+        assert {*os.listdir(tmp_path)} == others
+    waits.kill()
+    waits.communicate()
+
+
 def test_a_living_one_is_left_alone_and_a_dead_one_replaced(tmp_path: Path) -> None:
     path = tmp_path / "api.sock"
     first = UnixSocket(str(path), LISTENING)
