@@ -40,6 +40,10 @@ _KEPT_SECONDS = 0.5
 #: A daemon whose last pass is older than this, or than so many intervals, is not well.
 _STANDS_SECONDS, _STANDS_INTERVALS = 10.0, 20
 
+#: Seconds after its start in which the question whether a daemon is ready is answered when it is (compiling the probes
+#: takes a while), at the latest after so many: sooner than `pages.LIMITS` ends the request.
+_STARTING_SECONDS, _READY_SECONDS, _LOOK_AGAIN_SECONDS = 30.0, 8.0, 0.05
+
 
 class _Text(NamedTuple):
     at: float
@@ -77,7 +81,7 @@ class Page:
         if path == "/healthz":
             return self._say(self.not_healthy())
         if path == "/readyz":
-            return self._say(self._snapshot().not_ready)
+            return self._say(await self._not_ready())
         return 404, PLAIN, b"there are /metrics, /healthz and /readyz\n"
 
     async def metrics(self, kind: str) -> bytes:
@@ -111,6 +115,19 @@ class Page:
             "the last pass over the slots is" if snapshot.passes else "no pass over the slots was made in the"
         )
         return f"{what} {age:.0f} s {'old' if snapshot.passes else 'since the start'}"
+
+    async def _not_ready(self) -> str:
+        """Why the daemon isn't ready; empty if it is. Soon after its start the answer waits until it is.
+
+        A kubelet that was told "not yet" asks again a period later, and tells everybody of a probe that failed.
+        """
+        give_up = time.monotonic() + _READY_SECONDS
+        while (snapshot := self._snapshot()).not_ready:
+            young = 0 <= time.time() - snapshot.started_at < _STARTING_SECONDS
+            if not young or time.monotonic() >= give_up:
+                break
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+        return snapshot.not_ready
 
     @staticmethod
     def _say(why: str) -> tuple[int, str, bytes]:

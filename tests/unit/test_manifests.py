@@ -271,9 +271,11 @@ def test_the_reporter_has_the_socket_of_the_host_and_nothing_else() -> None:
 
 def test_the_sidecar_is_the_base_s_container() -> None:
     base, sidecar = (container_of(pod_of(render(EVERY[name]))) for name in ("base", "sidecar"))
-    same = base.keys() - {"ports", "livenessProbe", "readinessProbe", "volumeMounts"}
+    probes = {each for each in base if each.endswith("Probe")}
+    same = base.keys() - probes - {"ports", "volumeMounts"}
     assert {name: sidecar[name] for name in same} == {name: base[name] for name in same}
-    assert sidecar.keys() == base.keys() - {"readinessProbe"}
+    # Nothing may say that HAMi's pod is not ready, or not started.
+    assert sidecar.keys() == base.keys() - {"readinessProbe", "startupProbe"}
 
 
 def test_the_sidecar_leaves_hami_as_it_is_and_can_be_taken_out_again() -> None:

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE_OPENMETRICS
 
+from resolver import metrics
 from resolver.config import Settings
 from resolver.gpu.attribution import Joined, Orphan
 from resolver.gpu.inventory import GpuReport, Illness, Inventory, MigInstance
 from resolver.metrics import Page, collector, own
 from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from resolver.serve import pages
 from resolver.state import ContainerReport, ProcessReport, RegionReport, SlotReport, Snapshot
 from tests.fakes.exposition import Read
 from tests.fakes.pictures import picture
@@ -584,11 +586,28 @@ def test_who_waits_for_its_turn_is_well_without_passes() -> None:
         assert asyncio.run(page.answer(path, ""))[::2] == (200, b"ok\n")
 
 
+def test_soon_after_the_start_readiness_is_answered_when_it_is_there() -> None:
+    """A kubelet that is told "not yet" raises an event, and asks again a whole period later."""
+    now = time.time()
+    answers = iter([picture(not_ready="starting", started_at=now)] * 3 + [picture(started_at=now)] * 9)
+    page = Page(lambda: next(answers), Settings())
+    assert asyncio.run(page.answer("/readyz", ""))[::2] == (200, b"ok\n")
+
+
+def test_who_asks_for_readiness_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pages.LIMITS.seconds > metrics._READY_SECONDS
+    monkeypatch.setattr(metrics, "_READY_SECONDS", 0.2)
+    page = Page(lambda: picture(not_ready="starting", started_at=time.time()), Settings())
+    began = time.monotonic()
+    assert asyncio.run(page.answer("/readyz", ""))[::2] == (503, b"starting\n")
+    assert 0.2 <= time.monotonic() - began < 5
+
+
 def test_readiness_says_why_not() -> None:
     why = "no canary was looked for yet"
     answers = {}
     for not_ready in ("", why):
-        page = Page(lambda not_ready=not_ready: picture(not_ready=not_ready), Settings())  # type: ignore[misc]
+        page = Page(lambda not_ready=not_ready: picture(not_ready=not_ready, started_at=1), Settings())  # type: ignore[misc]
         answers[not_ready] = asyncio.run(page.answer("/readyz", ""))[::2]
     assert answers == {"": (200, b"ok\n"), why: (503, f"{why}\n".encode())}
     assert asyncio.run(page.answer("/", ""))[0] == 404
