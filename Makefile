@@ -4,6 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 ARGS ?=
+JOBS ?= 3
 
 .PHONY: help
 help: ## show this list
@@ -28,8 +29,8 @@ demo: setup ## a node in miniature, repaired before your eyes (needs root; no GP
 	@$(BIN)/python -m tests.fakes.demo $(ARGS)
 
 .PHONY: test
-test: setup-dev ## lint, types, layering and every test (needs root; no GPU)
-	@$(BIN)/python -m pytest $(ARGS)
+test: setup-dev ## lint, types, layering and every test, JOBS=3 at a time (needs root; no GPU)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 .PHONY: lint
 lint: setup-dev ## ruff, mypy and import-linter only

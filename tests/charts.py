@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,25 +25,39 @@ class RefusedError(Exception):
 
 
 def helm(*arguments: str | Path, values: Mapping[str, Any] | None = None) -> str:
-    """What Helm prints. It reads nothing of this user's, and no cluster's."""
+    """What Helm prints, run once for the same arguments and values. It reads nothing of this user's or a cluster's."""
+    given = None if values is None else yaml.dump(dict(values), Dumper=yaml.CSafeDumper)
+    done = _helm(tuple(map(str, arguments)), given, _state_of(*arguments))
+    if done.returncode:
+        raise RefusedError(done.stderr)
+    assert done.stderr == ""
+    return done.stdout
+
+
+def _state_of(*arguments: str | Path) -> tuple[int, ...]:
+    """When the directories among them last changed: a test may change its own copy of the chart."""
+    folders = [Path(each) for each in arguments if isinstance(each, Path) and each.is_dir()]
+    return tuple(path.stat().st_mtime_ns for folder in folders for path in (folder, *folder.rglob("*")))
+
+
+@cache
+def _helm(
+    arguments: tuple[str, ...], values: str | None, _state: tuple[int, ...]
+) -> subprocess.CompletedProcess[str]:
     program = Path(sys.executable).with_name("helm")
     if not program.exists():
         pytest.fail(
             f"{program} is missing: make setup-dev installs it, on x86-64 only (nobody publishes it for others)",
             pytrace=False,
         )
-    done = subprocess.run(
+    return subprocess.run(
         [program, *arguments, *(() if values is None else ("--values", "-"))],
-        input=None if values is None else yaml.safe_dump(dict(values)),
+        input=values,
         env={"PATH": os.defpath, "HOME": "/nonexistent", "KUBECONFIG": "/nonexistent"},
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode:
-        raise RefusedError(done.stderr)
-    assert done.stderr == ""
-    return done.stdout
 
 
 def render(

@@ -1,9 +1,15 @@
-"""Rules for every test: nothing is skipped, nothing hangs, and what needs root says so."""
+"""Rules for every test: nothing is skipped, nothing hangs, what needs root says so, and what needs the machine has it.
+
+`make test` runs several files at a time. A test marked `alone` runs while no other one does, in any of the workers: it
+counts what there is of something in the whole kernel.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -41,6 +47,28 @@ def pytest_make_collect_report(
         report.outcome = "failed"
         report.longrepr = f"a whole file was skipped, and that proves nothing: {report.longrepr}"
     return report
+
+
+@pytest.fixture(scope="session")
+def doors(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two files to lock: whoever wants to be alone holds the first one, and so lets nobody in after itself."""
+    place = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        place = place.parent  # of all workers
+    return place / "door", place / "room"
+
+
+@pytest.fixture(autouse=True)
+def the_machine(request: pytest.FixtureRequest, doors: tuple[Path, Path]) -> Iterator[None]:
+    """The machine: shared with others, or not."""
+    alone = request.node.get_closest_marker("alone") is not None
+    with ExitStack() as stack:
+        door, room = (stack.enter_context(path.open("w")) for path in doors)
+        fcntl.flock(door, fcntl.LOCK_EX)
+        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        if not alone:
+            fcntl.flock(door, fcntl.LOCK_UN)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture(autouse=True)
+def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run would load them anew."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
 
 WAYS_OUT = {
     "skip": "import pytest\ndef test():\n    pytest.skip('no GPU')\n",
@@ -18,24 +24,21 @@ WAYS_OUT = {
 }
 
 
-def run_pytest(source: str, place: Path, root: Path) -> subprocess.CompletedProcess[str]:
-    shutil.copy(root / "tests/conftest.py", place / "conftest.py")
-    (place / "test_it.py").write_text(source)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={place}"]
-    return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+def run_pytest(source: str, place: pytest.Pytester, root: Path) -> pytest.RunResult:
+    place.makeconftest((root / "tests/conftest.py").read_text())
+    place.makepyfile(test_it=source)
+    return place.runpytest_inprocess("-q", "-p", "no:cacheprovider")
 
 
 @pytest.mark.parametrize("way", WAYS_OUT)
-def test_a_skipped_test_has_failed(way: str, tmp_path: Path, root: Path) -> None:
-    done = run_pytest(WAYS_OUT[way], tmp_path, root)
-    assert done.returncode != 0, done.stdout
-    assert "proves nothing" in done.stdout
-    closing = done.stdout.splitlines()[-1]
-    assert "skipped" not in closing
-    assert "xfailed" not in closing
+def test_a_skipped_test_has_failed(way: str, pytester: pytest.Pytester, root: Path) -> None:
+    done = run_pytest(WAYS_OUT[way], pytester, root)
+    assert done.ret != 0
+    assert "proves nothing" in done.stdout.str()
+    assert not done.parseoutcomes().keys() & {"skipped", "xfailed"}
 
 
-def test_a_test_that_ran_has_passed(tmp_path: Path, root: Path) -> None:
-    done = run_pytest("def test():\n    assert True\n", tmp_path, root)
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.splitlines()[-1].startswith("1 passed")
+def test_a_test_that_ran_has_passed(pytester: pytest.Pytester, root: Path) -> None:
+    done = run_pytest("def test():\n    assert True\n", pytester, root)
+    assert done.ret == 0
+    assert done.parseoutcomes() == {"passed": 1}
