@@ -80,6 +80,10 @@ lock: ## resolve the dependencies anew and write the lock files
 man: setup ## write the man pages in docs/man anew, from the commands' parsers
 	@$(BIN)/python scripts/man.py
 
+.PHONY: completion
+completion: setup-dev ## write what shells complete commands and options by anew, from the commands' parsers
+	@$(BIN)/python scripts/completion.py
+
 .PHONY: tables
 tables: setup-dev ## write the documents' tables anew that come from the code
 	@$(BIN)/python scripts/tables.py $(ARGS)

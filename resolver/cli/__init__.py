@@ -73,14 +73,18 @@ def _dispatch(arguments: list[str]) -> int:
 
 def parser_of(command: str) -> tuple[argparse.ArgumentParser, ModuleType]:
     """A command's parser and the module that it is made by."""
-    module = importlib.import_module(f"resolver.cli.{command.replace('-', '_')}")
     parser = argparse.ArgumentParser(
-        prog=f"resolver {command}",
-        description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog=f"resolver {command}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    return parser, add_command(command, parser)
+
+
+def add_command(command: str, parser: argparse.ArgumentParser) -> ModuleType:
+    """Give a parser what belongs to a command; the module that it comes from."""
+    module = importlib.import_module(f"resolver.cli.{command.replace('-', '_')}")
+    parser.description = module.__doc__
     module.add_arguments(parser)
-    return parser, module
+    return module
 
 
 def _top_level(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Every command as data, by its own parser: what completion and man pages are made of."""
+"""Every command as data, by its own parser: what the man pages and tables are made of."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from typing import NamedTuple
 
 from resolver.cli import COMMANDS, parser_of
 
-#: What a value is by its placeholder; for others a shell can offer nothing.
-_FILES, _DIRECTORIES = frozenset(("FILE", "PATH")), frozenset(("DIR",))
-
 
 class Argument(NamedTuple):
     """An option, or a positional argument (``flags`` empty).
 
-    ``value`` is the placeholder, empty for a flag. ``kind`` is ``file``, ``directory``, ``choice``, ``text``, ``flag``.
+    ``value`` is the placeholder, empty for a flag.
     """
 
     flags: tuple[str, ...]
     value: str
-    kind: str
     choices: tuple[str, ...]
     help: str
     repeated: bool
@@ -68,17 +64,11 @@ def _argument(action: argparse.Action) -> Argument:
     flag = bool(action.option_strings) and action.nargs == 0
     metavar = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
     choices = tuple(map(str, action.choices or ()))
-    kind = "flag" if flag else "choice" if choices else "text"
-    if kind == "text" and metavar in _FILES:
-        kind = "file"
-    elif kind == "text" and metavar in _DIRECTORIES:
-        kind = "directory"
     if choices and action.metavar is None:
         metavar = "|".join(choices)
     return Argument(
         tuple(action.option_strings),
         "" if flag else metavar,
-        kind,
         choices,
         action.help or "",
         isinstance(action, argparse._AppendAction) or action.nargs in ("*", "+"),  # noqa: SLF001 - no public name

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import resolver
+from resolver.cli.completion import FILES
 
 
 def run(*command: str | Path, **environment: str) -> str:
@@ -81,6 +82,12 @@ def test_the_wheel_brings_the_man_pages(python: Path, root: Path) -> None:
     pages = {page.name for page in (root / "docs/man").iterdir()}
     assert "resolver.1" in pages
     assert {page.name for page in (python.parent.parent / "share/man/man1").iterdir()} == pages
+
+
+@pytest.mark.parametrize("shell", FILES)
+def test_the_wheel_brings_completion(python: Path, root: Path, shell: str) -> None:
+    printed = run(python.parent / "resolver", "completion", shell, PYTHONPATH=sysconfig.get_path("purelib"))
+    assert printed == (root / "deploy/completion" / FILES[shell]).read_text()
 
 
 def test_the_version_is_in_the_changelog(root: Path) -> None:
