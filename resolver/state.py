@@ -6,6 +6,7 @@ is a name that nothing tells.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from resolver.linux.procfs import Procfs
     from resolver.lookup.cached import LiveLookup
     from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
+
+#: A daemon whose last pass is older than this, or than so many intervals, is not well.
+_STANDS_SECONDS, _STANDS_INTERVALS = 10.0, 20
 
 
 class SlotReport(NamedTuple):
@@ -154,6 +158,17 @@ class Snapshot(NamedTuple):
     settings: tuple[SettingReport, ...] = ()
     holder: str = ""  # PID of the daemon whose end this one waits for before it writes
     not_measured: str = ""  # why the driver's truth was not measured; empty if it was
+
+    def standstill(self, interval: float) -> str:
+        """Why the daemon should be restarted; empty while passes are made, or before its turn."""
+        if self.holder:
+            return ""
+        age = time.time() - (self.at if self.passes else self.started_at)
+        if age <= max(_STANDS_SECONDS, _STANDS_INTERVALS * interval):
+            return ""
+        if self.passes:
+            return f"the last pass over the slots is {age:.0f} s old"
+        return f"no pass over the slots was made in the {age:.0f} s since the start"
 
     def unresolved(self) -> list[tuple[RegionReport, SlotReport]]:
         """Every slot that nothing can be said about, with its region."""

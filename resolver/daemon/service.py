@@ -27,6 +27,7 @@ from resolver.config import (
 )
 from resolver.containers.pod_names import PodNames
 from resolver.daemon.driver_measurement import DriverTruth
+from resolver.daemon.notify import Systemd
 from resolver.daemon.rights import Rights
 from resolver.daemon.running_containers import Census
 from resolver.errors import AccessDenied, ProcessGone
@@ -167,6 +168,8 @@ class Service:
         tasks.append(asyncio.create_task(self._follow()))
         if self._in_charge:
             tasks += [asyncio.create_task(serving) for serving in self._servers()]
+            if (systemd := Systemd.from_environment()) is not None:
+                tasks.append(asyncio.create_task(systemd.keep_told(self.view().snapshot, self._standstill)))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -181,6 +184,9 @@ class Service:
         self.journal.log.info(
             "stopped", passes=self.passes, source=source, source_counters=counted, **dict(self.counters)
         )
+
+    def _standstill(self) -> str:
+        return self.view().snapshot().standstill(self.settings.interval)
 
     async def _passes(self) -> None:
         if self.holder:

@@ -37,8 +37,6 @@ _AGAIN_SECONDS = 5.0
 _END = b"# EOF\n"  # of an OpenMetrics text
 #: However often somebody asks, the text is made anew after this time only.
 _KEPT_SECONDS = 0.5
-#: A daemon whose last pass is older than this, or than so many intervals, is not well.
-_STANDS_SECONDS, _STANDS_INTERVALS = 10.0, 20
 
 #: Seconds after its start in which the question whether a daemon is ready is answered when it is (compiling the probes
 #: takes a while), at the latest after so many: sooner than `pages.LIMITS` ends the request.
@@ -104,17 +102,7 @@ class Page:
 
     def not_healthy(self) -> str:
         """Why the daemon should be restarted; empty while passes are made."""
-        snapshot = self._snapshot()
-        if snapshot.holder:
-            return ""  # it makes none before its turn
-        last = snapshot.at if snapshot.passes else snapshot.started_at
-        age = time.time() - last
-        if age <= max(_STANDS_SECONDS, _STANDS_INTERVALS * self._settings.interval):
-            return ""
-        what = (
-            "the last pass over the slots is" if snapshot.passes else "no pass over the slots was made in the"
-        )
-        return f"{what} {age:.0f} s {'old' if snapshot.passes else 'since the start'}"
+        return self._snapshot().standstill(self._settings.interval)
 
     async def _not_ready(self) -> str:
         """Why the daemon isn't ready; empty if it is. Soon after its start the answer waits until it is.

@@ -31,17 +31,24 @@ _TARGETS: Final = ("basic.target", "shutdown.target")
 class Unit(Daemon):
     """`resolver.service`, started. ``drop_ins`` are names of files beside it; ``environment`` is added to its own.
 
+    ``lines`` are added to its section [Service].
+
     Changed for the test: the program is this checkout's, HAMi's directory the node's, the driver a stand-in.
     """
 
     def __init__(
-        self, node: Node, work: Path, *drop_ins: str, environment: Mapping[str, str] | None = None
+        self,
+        node: Node,
+        work: Path,
+        *drop_ins: str,
+        environment: Mapping[str, str] | None = None,
+        lines: tuple[str, ...] = (),
     ) -> None:
         assert MANAGER.exists(), "there is no systemd here: run make setup-dev"
         self.run_dir = Path("/run/resolver")
         self._cgroup = _cgroup2() / f"systemd-{os.getpid()}-{os.urandom(4).hex()}"
         units, log = work / "units", work / "log"
-        _write_units(units, node, log, drop_ins, environment or {})
+        _write_units(units, node, log, drop_ins, environment or {}, lines)
         os.mkfifo(log)
         self._cgroup.mkdir()
         script = f"""
@@ -98,7 +105,12 @@ def _cgroup2() -> Path:
 
 
 def _write_units(
-    units: Path, node: Node, log: Path, drop_ins: tuple[str, ...], environment: Mapping[str, str]
+    units: Path,
+    node: Node,
+    log: Path,
+    drop_ins: tuple[str, ...],
+    environment: Mapping[str, str],
+    more: tuple[str, ...],
 ) -> None:
     beside = units / f"{UNIT}.d"
     beside.mkdir(parents=True)
@@ -121,7 +133,7 @@ def _write_units(
         "RESOLVER_INTERVAL": "50ms",
         "RESOLVER_NVML_INTERVAL": "200ms",
     }
-    lines = ["[Service]", "ExecStart=", f"ExecStart={sys.executable} -m resolver run"]
+    lines = ["[Service]", *more, "ExecStart=", f"ExecStart={sys.executable} -m resolver run"]
     lines += [
         f'Environment="{key}={value}"' for key, value in (stand_in | settings | dict(environment)).items()
     ]

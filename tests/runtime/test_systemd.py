@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -182,6 +184,37 @@ def test_with_the_drop_in_the_driver_is_measured(node: Node, work: Path) -> None
         unit.close()
 
 
+def test_systemd_is_told_that_it_is_ready_and_how_it_is(node: Node, work: Path) -> None:
+    unit = Unit(node, work, environment={"RESOLVER_SOURCE": "scan"})
+
+    def shown(name: str) -> str:
+        return unit.systemctl("show", "--property", name, "--value", UNIT)
+
+    try:
+        unit.wait_for("started")
+        until(lambda: shown("ActiveState") == "active", "active")
+        assert unit.said("source")  # and not before
+        until(lambda: shown("StatusText").startswith("source scan, 0 cache files"), "a status")
+        assert int(shown("WatchdogTimestampMonotonic")) > 0
+        assert b"NOTIFY_SOCKET" not in Path(f"/proc/{unit.child(NVML)}/environ").read_bytes()
+        assert unit.stop() == 0
+    finally:
+        unit.close()
+
+
+def test_one_that_stands_still_is_started_again(node: Node, work: Path) -> None:
+    unit = Unit(node, work, environment={"RESOLVER_SOURCE": "scan"}, lines=("WatchdogSec=2s",))
+    try:
+        unit.wait_for("source")
+        first = unit.host_pid
+        never(lambda: unit.host_pid != first, "another one", for_s=4)
+        os.kill(first, signal.SIGSTOP)
+        until(lambda: unit.host_pid not in (0, first), "another one")
+        assert unit.systemctl("show", "--property", "NRestarts", "--value", UNIT) == "1"
+    finally:
+        unit.close()
+
+
 def test_settings_are_read_again_on_reload_and_it_is_started_again_after_a_crash(
     node: Node, work: Path
 ) -> None:
@@ -189,6 +222,9 @@ def test_settings_are_read_again_on_reload_and_it_is_started_again_after_a_crash
     try:
         unit.wait_for("source")
         first = unit.host_pid
+        until(
+            lambda: unit.systemctl("show", "--property", "ActiveState", "--value", UNIT) == "active", "active"
+        )
         unit.systemctl("reload", UNIT)
         unit.wait_for("settings_reloaded")
         unit.systemctl("kill", "--kill-whom=main", "--signal=KILL", UNIT)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,27 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     interpreter = venv / "bin/python"
     run(sys.executable, "-m", "pip", "--python", interpreter, "install", "--no-deps", "--no-index", wheel)
     return interpreter
+
+
+@pytest.mark.parametrize("page", ["install", "systemd"])
+def test_the_pages_install_this_wheel_where_the_unit_expects_the_program(
+    wheel: Path, root: Path, page: str
+) -> None:
+    text = (root / f"docs/{page}.md").read_text()
+    assert [
+        Path(each).name for each in re.findall(r"\S+\.whl", text) if not fnmatch(wheel.name, Path(each).name)
+    ] == []
+    (program,) = re.findall(
+        r"(?m)^ExecStart=(\S+) run$", (root / "deploy/systemd/resolver.service").read_text()
+    )
+    steps = [
+        rf"python3 -m venv {Path(program).parent.parent}",
+        rf"{Path(program).parent}/pip install \S+\.whl",
+        rf"ln -s {program} /usr/local/bin/resolver",
+        r"systemctl enable --now resolver",
+        r"resolver doctor",
+    ]
+    assert re.search(r"(?s)^" + r"\n(?:.*\n)?".join(steps) + "$", text, re.MULTILINE)
 
 
 def test_the_command_runs_from_the_wheel(python: Path) -> None:

@@ -1,0 +1,83 @@
+"""What systemd is told of the daemon (sd_notify(3)): that it is ready, how it is, and that passes are made.
+
+The protocol is one datagram of ``NAME=value`` lines to the socket that ``NOTIFY_SOCKET`` names. Without that variable
+nothing is told, and nothing is paid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableMapping
+
+    from resolver.state import Snapshot
+
+#: Seconds between two looks: until it is ready, and after that at most (systemd's watchdog may want it sooner).
+_UNTIL_READY, _AFTER = 0.05, 10.0
+
+
+class Systemd:
+    """The service manager that started this process."""
+
+    def __init__(self, path: str, watchdog_seconds: float | None) -> None:
+        self._path = f"\0{path[1:]}" if path.startswith("@") else path
+        self._every = min(_AFTER, (watchdog_seconds or 2 * _AFTER) / 3)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._status = ""
+
+    @classmethod
+    def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Systemd | None:
+        """None where nobody wants to be told. Its variables are taken out: children are not to speak for the daemon."""
+        path = environment.pop("NOTIFY_SOCKET", "")
+        micros, whose = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
+        if not path.startswith(("/", "@")):
+            return None
+        ours = micros.isdecimal() and whose in ("", str(os.getpid()))
+        return cls(path, int(micros) / 1e6 if ours else None)
+
+    def tell(self, **fields: str | int) -> None:
+        """Send one message; a manager that does not take it is told next time."""
+        with contextlib.suppress(OSError):
+            self._socket.sendto(
+                "\n".join(f"{name}={value}" for name, value in fields.items()).encode(), self._path
+            )
+
+    async def keep_told(self, snapshot: Callable[[], Snapshot], not_well: Callable[[], str]) -> None:
+        """READY once slots are looked after, or it waits for another daemon's end; then WATCHDOG while it is well."""
+        while not ((now := snapshot()).passes or now.holder):  # noqa: ASYNC110 - a second at the start, once
+            await asyncio.sleep(_UNTIL_READY)
+        self.tell(READY=1)
+        try:
+            while True:
+                why = not_well()
+                status = f"not well: {why}" if why else summary(snapshot())
+                if status != self._status:
+                    self._status = status
+                    self.tell(STATUS=status)
+                if not why:
+                    self.tell(WATCHDOG=1)
+                await asyncio.sleep(self._every)
+        finally:
+            self.tell(STOPPING=1)
+
+
+def summary(snapshot: Snapshot) -> str:
+    """How the daemon is, in one line for people."""
+    if snapshot.holder:
+        return f"waits for the end of the daemon with PID {snapshot.holder}; source {snapshot.source}"
+    slots = sum(len(region.slots) for region in snapshot.regions)
+    unresolved = len(snapshot.unresolved())
+    parts = [f"source {snapshot.source}", f"{len(snapshot.regions)} cache files", f"{slots} slots in use"]
+    if unresolved:
+        parts.append(f"{unresolved} unresolved")
+    if snapshot.not_ready:
+        parts.append(f"not ready: {snapshot.not_ready}")
+    if snapshot.dry_run:
+        parts.append("dry run")
+    return ", ".join(parts)
