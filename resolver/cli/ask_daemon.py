@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -69,14 +68,3 @@ def duration(seconds: float) -> str:
         if count or parts:
             parts.append(f"{count}{unit}")
     return " ".join(parts[:2])
-
-
-def cost_of(host_pid: int) -> tuple[float | None, int | None]:
-    """CPU seconds that a process has used, and its resident bytes; None where ``/proc`` does not tell."""
-    try:
-        with open(f"/proc/{host_pid}/stat", encoding="utf-8", errors="replace") as stat:
-            fields = stat.read().rpartition(")")[2].split()
-        ticks, pages = int(fields[11]) + int(fields[12]), int(fields[21])
-    except (OSError, ValueError, IndexError):
-        return None, None
-    return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")

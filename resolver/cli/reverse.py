@@ -8,13 +8,15 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from resolver.cli.ask_daemon import add_socket
+from resolver.cli.ask_daemon import add_socket, duration, moment
+from resolver.cli.process_facts import facts_of
 from resolver.cli.show import NONE, print_json, print_pairs
 from resolver.errors import CannotKnow
 
 if TYPE_CHECKING:
     import argparse
 
+    from resolver.cli.process_facts import ProcessFacts
     from resolver.lookup.reverse import Reversed
 
 HELP = "print the container and the PIDs of a host PID"
@@ -52,10 +54,11 @@ def run(args: argparse.Namespace) -> int:
         found = reverse(Procfs(), args.host_pid, PodNames(directory))
     except OSError as error:  # out of descriptors or memory: no answer, and not the answer that there is none
         raise CannotKnow(f"the system refused to tell: {error}") from error
+    facts = facts_of(found.host_pid, found.start_time)
     if args.json:
-        print_json(found.document())
+        print_json({**found.document(), **facts._asdict()})
     else:
-        _print(found)
+        _print(found, facts)
     if origin and found.container_id is not None:
         _say(f"pods' names by {directory}, pod_logs_dir {origin}")
     if found.tid is not None:
@@ -68,12 +71,19 @@ def _say(text: str) -> None:
     print(f"resolver reverse: {text}", file=sys.stderr)
 
 
-def _print(found: Reversed) -> None:
+def _print(found: Reversed, facts: ProcessFacts) -> None:
+    shown = {
+        "user": facts.user,
+        "command": facts.command,
+        "started": moment(facts.started_at) if facts.started_at else None,
+        "cpu": f"{duration(facts.cpu_seconds)}" if facts.cpu_seconds is not None else None,
+        "memory": f"{facts.memory / 2**20:.1f} MiB" if facts.memory is not None else None,
+    }
     levels = {
         "ns_pids": " ".join(str(level.ns_pid) for level in found.levels),
         "pidns": " ".join(str(level.pidns or NONE) for level in found.levels),
     }
-    values = {name: value for name, value in found._asdict().items() if name != "levels"} | levels
+    values = {name: value for name, value in found._asdict().items() if name != "levels"} | levels | shown
     if found.tid is None:
         del values["tid"]
     if found.no_container is None:

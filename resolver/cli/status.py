@@ -5,12 +5,11 @@ Exit code 1 if the daemon is not ready: what it finds is not known to be everyth
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
-from resolver.cli.ask_daemon import add_socket, ask, cost_of, duration, understood
+from resolver.cli.ask_daemon import add_socket, ask, duration, understood
+from resolver.cli.process_facts import facts_of
 from resolver.cli.show import print_json, print_pairs
-from resolver.linux.procfs import HOST_PIDNS
 
 if TYPE_CHECKING:
     import argparse
@@ -110,12 +109,12 @@ def _cost(status: Mapping[str, Any]) -> Iterator[Line]:
         text = f"{_count(worker['starts'], 'start')}, {_count(failed, 'failure')}"
         last = f", the last: {worker['last_failure']}" if worker["last_failure"] else ""
         yield worker["name"], text + last, "yellow" if failed else ""
-    seconds, resident = cost_of(status["host_pid"]) if _sees_host_pids() else (None, None)
-    if seconds is None or resident is None:
+    facts = facts_of(status["host_pid"])
+    if facts.cpu_seconds is None or facts.memory is None:
         yield "cost", ""
         return
-    share = seconds / max(status["at"] - status["started_at"], 1.0)
-    yield "cost", f"{resident / 2**20:.1f} MiB, {share:.1%} of a CPU since its start"
+    share = facts.cpu_seconds / max(status["at"] - status["started_at"], 1.0)
+    yield "cost", f"{facts.memory / 2**20:.1f} MiB, {share:.1%} of a CPU since its start"
 
 
 def _reasons(name: str, counts: Mapping[str, int]) -> Line:
@@ -131,11 +130,3 @@ def _list(counts: Mapping[str, int]) -> str:
 
 def _count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
-
-
-def _sees_host_pids() -> bool:
-    """Else the daemon's PID is another process's here."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino == HOST_PIDNS
-    except OSError:
-        return False

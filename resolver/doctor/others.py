@@ -11,10 +11,11 @@ from resolver import config
 from resolver.errors import AccessDenied, ProcessGone, UsageError
 
 if TYPE_CHECKING:
+    import psutil
+
     from resolver.linux.procfs import Procfs
 
 _PYTHON = re.compile(r"python[0-9.]*")
-_MOST_BYTES = 1 << 17  # of a command line or an environment
 
 
 class Other(NamedTuple):
@@ -35,15 +36,17 @@ class Other(NamedTuple):
 
 def find(procfs: Procfs) -> dict[int, Other]:
     """``{host_pid: daemon}`` of every ``resolver run`` of root's in the host's PID namespace."""
+    import psutil
+
+    psutil.PROCFS_PATH = procfs.root
     found = {}
-    for host_pid in procfs.entries():
-        with contextlib.suppress(OSError, ProcessGone, AccessDenied):
-            directory = f"{procfs.root}/{host_pid}"
-            argv = _words(f"{directory}/cmdline")
-            if not runs_daemon(argv) or os.stat(directory).st_uid != 0:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError, ProcessGone, AccessDenied):
+            argv = process.cmdline()
+            if not runs_daemon(argv) or process.uids().effective != 0:
                 continue
-            if len(procfs.ns_pids(host_pid)) == 1:  # in a namespace of its own it does not start
-                found[host_pid] = Other(tuple(argv), _settings(directory, argv))
+            if len(procfs.ns_pids(process.pid)) == 1:  # in a namespace of its own it does not start
+                found[process.pid] = Other(tuple(argv), _settings(procfs, process))
     return found
 
 
@@ -79,20 +82,17 @@ def flags_in(argv: list[str]) -> dict[str, Any]:
     return flags
 
 
-def _settings(directory: str, argv: list[str]) -> config.Settings | None:
+def _settings(procfs: Procfs, process: psutil.Process) -> config.Settings | None:
+    import psutil
+
     try:
-        environ = dict(word.partition("=")[::2] for word in _words(f"{directory}/environ"))
-        flags = flags_in(argv)
+        environ, flags = process.environ(), flags_in(process.cmdline())
         file = flags.pop("config", None) or environ.get("RESOLVER_CONFIG")
         # A file by its path from there: the daemon may be in a container, with another root and directory.
         if file:
+            directory = f"{procfs.root}/{process.pid}"
             file = f"{directory}/root{file}" if file.startswith("/") else f"{directory}/cwd/{file}"
             environ.pop("RESOLVER_CONFIG", None)
         return config.load(flags, file, environ)
-    except (OSError, UsageError):
+    except (psutil.Error, OSError, UsageError):
         return None
-
-
-def _words(path: str) -> list[str]:
-    with open(path, "rb") as file:
-        return [os.fsdecode(word) for word in file.read(_MOST_BYTES).split(b"\0")[:-1]]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.config import parse_address
 from resolver.doctor.findings import Finding, failed, ok, unknown
-from resolver.errors import AccessDenied, ProcessGone
 
 if TYPE_CHECKING:
     from resolver.doctor.node import Node
@@ -163,7 +162,12 @@ def _has(node: Node, host_pid: int, inodes: set[int]) -> bool:
 
 
 def _name(node: Node, host_pid: int) -> str:
+    """A process's name and user."""
+    import psutil
+
+    psutil.PROCFS_PATH = node.procfs.root
     try:
-        return node.procfs.comm(host_pid)
-    except (ProcessGone, AccessDenied):
+        process = psutil.Process(host_pid)
+        return f"{process.name()} of user {process.username()}"
+    except psutil.Error:
         return "ended"

@@ -19,7 +19,7 @@ from resolver.lookup.forward import lookup
 from resolver.lookup.reverse import Reversed, reverse
 from tests.fakes.container import Container
 from tests.fakes.node import Node
-from tests.kernel.conftest import ROOT
+from tests.kernel.conftest import ROOT, until
 
 SLEEP = ("/bin/sleep", "1000")
 NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
@@ -94,7 +94,10 @@ def test_the_command_prints_a_line_each_and_names_from_the_logs_directory(node: 
     (tmp_path / "pods" / f"team-a_train-0_{container.pod_uid}").mkdir(parents=True)
     done = command(process.host_pid, "--pod-logs-dir", tmp_path / "pods")
     assert (done.returncode, done.stderr) == (0, "")
-    assert [line.split() for line in done.stdout.splitlines()] == [
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert dict(line[:2] for line in lines[-5:]).keys() == {"user", "command", "started", "cpu", "memory"}
+    assert ["command", *SLEEP] in lines
+    assert lines[:-5] == [
         ["host_pid", str(process.host_pid)],
         ["container_id", container.container_id],
         ["container_pid", str(process.ns_pid)],
@@ -212,6 +215,7 @@ def test_in_a_private_cgroup_namespace_no_id_is_no_answer(node: Node) -> None:
 
 def test_before_pidfds_the_answers_are_the_same(node: Node) -> None:
     process = node.container().spawn(SLEEP, nested=True)
+    until(lambda: Procfs().comm(process.host_pid) == "sleep", "it to be what it will be")
     assert reverse(Procfs(use_pidfd=False), process.host_pid) == reverse(Procfs(), process.host_pid)
 
 

@@ -63,6 +63,7 @@ class Shown(NamedTuple):
     needle: str = ""
     editing: bool = False
     helping: bool = False
+    facts: str = ""  # of the process that the cursor is on
 
 
 def widths(width: int) -> Widths:
@@ -289,7 +290,8 @@ def _below(rows: list[Row], shown: Shown, room: int, size: tuple[int, int], glyp
     lines: list[Line] = []
     if _below_height(height) == 2:
         chosen = rows[shown.cursor] if shown.cursor is not None and shown.cursor < len(rows) else None
-        lines.append([(chosen.detail if chosen and not shown.helping else "", "detail")])
+        detail = f" {glyphs.dot} ".join(filter(None, (chosen.detail, shown.facts))) if chosen else ""
+        lines.append([("" if shown.helping else detail, "detail")])
     if _below_height(height):
         if shown.editing:
             keys: Line = [(f"filter: {shown.needle}", "name"), ("_", "name")]

@@ -10,6 +10,8 @@ from resolver.cli._top.frame import Shown, body_height, frame
 from resolver.cli._top.reading import Reader, Reading
 from resolver.cli._top.rows import Choice, Row, rows_of
 from resolver.cli._top.screen import Ended, Screen
+from resolver.cli.process_facts import facts_of
+from resolver.cli.show import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 _SORTS = {"u": "utilization", "m": "memory", "n": "name"}
 _MOST_TYPED = 100
+_YOUNG = 5.0  # seconds: longer than a reading is behind
 
 
 def watch(socket_path: str | None, interval: float, first: Reading) -> int:
@@ -55,6 +58,7 @@ class View:
         self._seen: tuple[Tree | None, Choice] = (None, Choice())
         self._cursor = self._top = 0
         self._room = 1
+        self._asked = ("", 0.0, "")
         self._editing = self._helping = False
         self._moves: dict[str, Callable[[], int]] = {
             "up": lambda: self._cursor - 1,
@@ -78,9 +82,28 @@ class View:
             min(self._top, self._cursor, len(self.rows) - self._room), self._cursor - self._room + 1, 0
         )
         shown = Shown(
-            self._cursor, self._top, self.choice.sort, self.choice.needle, self._editing, self._helping
+            self._cursor,
+            self._top,
+            self.choice.sort,
+            self.choice.needle,
+            self._editing,
+            self._helping,
+            self._facts(reading),
         )
         return frame(reading, self.rows, shown, size, self._glyphs, node, now)
+
+    def _facts(self, reading: Reading) -> str:
+        """Whose the process below the cursor is, and what it runs. Asked only while somebody looks at it."""
+        row = self.rows[self._cursor] if self._cursor < len(self.rows) else None
+        if row is None or row.kind != "process" or not row.host_pid.isdigit():
+            return ""
+        if self._asked[:2] != (row.key, reading.read_at):
+            facts = facts_of(int(row.host_pid))
+            # A younger one may have its number by now; what started before was the one that the daemon saw.
+            old = facts.started_at is not None and facts.started_at < reading.read_at - _YOUNG
+            text = printable(facts.in_a_line()) if old else ""
+            self._asked = (row.key, reading.read_at, text)
+        return self._asked[2]
 
     def _list(self, reading: Reading) -> None:
         """The rows anew, if anything changed; the cursor stays on its row wherever that goes."""

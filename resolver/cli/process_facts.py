@@ -1,0 +1,77 @@
+"""What a person asks about a process beside its numbers: whose it is, what it runs, since when, and what it costs."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_T = TypeVar("_T")
+_MOST_SHOWN = 300  # characters of a command line: a tenant may make it megabytes long
+
+
+class ProcessFacts(NamedTuple):
+    """``started_at`` is Unix time, ``memory`` resident bytes. None: it is gone, or this user may not know it."""
+
+    user: str | None = None
+    command_line: tuple[str, ...] | None = None
+    cpu_seconds: float | None = None
+    memory: int | None = None
+    started_at: float | None = None
+
+    def in_a_line(self) -> str:
+        """What is known, for people."""
+        from resolver.cli.ask_daemon import duration, moment
+
+        parts = (
+            self.user,
+            self.command,
+            f"{duration(self.cpu_seconds)} of CPU" if self.cpu_seconds is not None else "",
+            f"since {moment(self.started_at)[:19].replace('T', ' ')}" if self.started_at else "",
+        )
+        return ", ".join(filter(None, parts))
+
+    @property
+    def command(self) -> str | None:
+        """The command line for people: cut, with blanks between its words."""
+        if self.command_line is None:
+            return None
+        text = " ".join(self.command_line)
+        return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + " ..."
+
+
+def facts_of(host_pid: int, start_time: int | None = None) -> ProcessFacts:
+    """Of the process that has this PID; with ``start_time`` (ticks since boot) of that process and no later one."""
+    import psutil  # for people only: it takes longer to load than most commands to run
+
+    from resolver.errors import AccessDenied, ProcessGone
+    from resolver.linux.procfs import HOST_PIDNS, Procfs
+
+    def known(ask: Callable[[], _T]) -> _T | None:
+        try:
+            return ask()
+        except psutil.AccessDenied:
+            return None
+
+    try:
+        if os.stat("/proc/self/ns/pid").st_ino != HOST_PIDNS:  # the PID is another process's here
+            return ProcessFacts()
+        process = psutil.Process(host_pid)
+        with process.oneshot():
+            used = known(process.cpu_times)
+            memory = known(process.memory_info)
+            facts = ProcessFacts(
+                known(process.username),
+                tuple(line) if (line := known(process.cmdline)) else None,
+                used.user + used.system if used else None,
+                memory.rss if memory else None,
+                known(process.create_time),
+            )
+        # Last: the PID was this process's during every read above.
+        if start_time is not None and Procfs().start_time(host_pid) != start_time:
+            return ProcessFacts()
+    except (psutil.NoSuchProcess, ProcessGone, AccessDenied, OSError):
+        return ProcessFacts()
+    return facts

@@ -1,0 +1,55 @@
+"""What people are told of a process: by the kernel, of that process and no other, and nothing where it is not known."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from resolver.cli.process_facts import ProcessFacts, facts_of
+from resolver.linux.procfs import Procfs
+
+
+def test_whose_it_is_what_it_runs_and_since_when() -> None:
+    began = time.time()
+    with subprocess.Popen(["/bin/sleep", "1000"]) as child:
+        facts = facts_of(child.pid, Procfs().start_time(child.pid))
+        assert facts.user == getpass.getuser()
+        assert facts.command == "/bin/sleep 1000"
+        assert facts.started_at == pytest.approx(began, abs=5)
+        assert facts.cpu_seconds is not None
+        assert facts.memory is not None
+        assert f"{facts.user}, /bin/sleep 1000, " in facts.in_a_line()
+        assert facts_of(child.pid, Procfs().start_time(child.pid) + 1) == ProcessFacts()
+        child.kill()
+        child.wait()
+        assert facts_of(child.pid) == ProcessFacts()
+
+
+def test_nothing_is_known_of_what_is_gone() -> None:
+    assert ProcessFacts().in_a_line() == ""
+    assert ProcessFacts().command is None
+
+
+def test_a_command_line_of_a_megabyte_is_cut() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()", *["x" * 1000] * 100], stdin=subprocess.PIPE
+    ) as child:
+        command = facts_of(child.pid).command
+        child.kill()
+    assert command is not None
+    assert len(command) < 400
+    assert command.endswith(" ...")
+
+
+def test_another_pid_namespace_has_other_numbers() -> None:
+    code = (
+        "from resolver.cli.process_facts import facts_of; print(facts_of(1) == facts_of(1)._make([None] * 5))"
+    )
+    words = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=os.getcwd())
+    assert done.stdout == "True\n"
