@@ -69,12 +69,10 @@ def quiet_drift(pidmap: BpfPidMap) -> Drift:
     return pidmap.reconcile()
 
 
-@pytest.mark.timeout(200)
-def test_two_hundred_thousand_forks_in_a_namespace_that_uses_its_numbers_again(
-    pidmap: BpfPidMap, lives: Path
-) -> None:
+@pytest.mark.parametrize("forks", [10_000, pytest.param(200_000, marks=pytest.mark.long)])
+def test_forks_in_a_namespace_that_uses_its_numbers_again(pidmap: BpfPidMap, lives: Path, forks: int) -> None:
     drift, checks, seen = [], 0, 0
-    with life(lives, "storm", "200000", "100", "600") as storm:
+    with life(lives, "storm", str(forks), "100", "600") as storm:
         init = child_of(storm.ready().host_pid)
         pidns = Procfs().pidns(init)
         assert pidmap.lookup(pidns, 1) == pidmap.by_host(init)
@@ -88,7 +86,7 @@ def test_two_hundred_thousand_forks_in_a_namespace_that_uses_its_numbers_again(
             time.sleep(0.25)
         word, wraps = said.split()
         assert word == b"done"
-        assert int(wraps) > 300
+        assert int(wraps) > forks // 700
         assert len(children_of(init)) == 100
         for host_pid in children_of(init):
             record = pidmap.by_host(host_pid)
@@ -96,7 +94,7 @@ def test_two_hundred_thousand_forks_in_a_namespace_that_uses_its_numbers_again(
             assert pidmap.lookup(*record.levels[-1]) == record
             assert record.ns_pids == Procfs().ns_pids(host_pid)
             assert host_pid in pidmap.candidates(record.ns_pids[-1])
-    assert checks > 10
+    assert checks > 1
     # A hundred are kept alive; one that was replaced between two readings is not compared.
     assert seen > 50 * checks
     assert set(drift) == {Drift(0, 0, 0)}

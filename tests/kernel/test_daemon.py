@@ -25,6 +25,7 @@ from tests.kernel.conftest import (
     EVERY_SOURCE,
     NVML,
     ROOT,
+    USUAL,
     WRITER,
     Start,
     cpu_seconds,
@@ -48,7 +49,7 @@ def run(
     return subprocess.run(
         command,
         cwd=ROOT,
-        env=environment or node.environment(),
+        env={"RESOLVER_SOURCE": USUAL} | (environment or node.environment()),
         capture_output=True,
         text=True,
         check=False,
@@ -148,7 +149,7 @@ def test_it_ends_whenever_it_is_told_to(node: Node, start: Start) -> None:
     """At any moment: a signal that falls together with a wait's end must not be lost."""
     chance = random.Random(11)
     node.container(watcher=False).tenant(load=10, guess="none")
-    for _ in range(25):
+    for _ in range(10):
         daemon = start(node, "--interval", "10ms", "--nvml-interval", "10ms")
         daemon.wait_for("started")
         time.sleep(chance.uniform(0, 0.12))

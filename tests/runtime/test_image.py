@@ -23,7 +23,7 @@ from tests.runtime.image import ARCHITECTURES, KEEP, ROOT, SUITES, Builder, Imag
 from tests.runtime.test_pods import confined
 
 #: Building it from nothing takes most of a minute, and longer beside other work.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 #: `make image-check` names each in turn.
 SUITE = os.environ.get("IMAGE_SUITE", "trixie")

@@ -14,7 +14,7 @@ from resolver.errors import ProcessGone
 from resolver.linux.procfs import Procfs
 from resolver.pids import bpf
 from resolver.pids.bpf import Mapped
-from resolver.pids.bpf_map import Sizes, start
+from resolver.pids.bpf_map import BpfPidMap, Sizes, start
 from resolver.pids.ladder import find_canary
 
 
@@ -22,19 +22,27 @@ def make(processes: int) -> Mapped:
     return Mapped(start(Sizes(processes=processes)), Procfs())
 
 
-@pytest.fixture
-def large() -> Iterator[Mapped]:
-    source = make(16_384)
-    yield source
-    source.close()
+@pytest.fixture(scope="module")
+def maps() -> Iterator[tuple[BpfPidMap, BpfPidMap]]:
+    """One with room, and one with room for fewer processes than any machine has: loading takes LLVM seconds."""
+    both = start(Sizes(processes=16_384)), start(Sizes(processes=16))
+    yield both
+    for each in both:
+        each.close()
 
 
 @pytest.fixture
-def small() -> Iterator[Mapped]:
-    """Room for fewer processes than any machine has."""
-    source = make(16)
-    yield source
-    source.close()
+def large(maps: tuple[BpfPidMap, BpfPidMap]) -> Iterator[Mapped]:
+    kept = {fd: os.dup(fd) for fd in maps[0]._loaded.maps.values()}
+    yield Mapped(maps[0], Procfs())
+    for fd, copy in kept.items():  # of a test that took it away
+        os.dup2(copy, fd, inheritable=False)
+        os.close(copy)
+
+
+@pytest.fixture
+def small(maps: tuple[BpfPidMap, BpfPidMap]) -> Mapped:
+    return Mapped(maps[1], Procfs())
 
 
 @pytest.fixture

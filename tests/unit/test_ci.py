@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).parent.parent.parent
-OTHERS: Final = ["engines ARGS=--check", "kernels ARGS=--check --loader 6.1 6.12"]
+OTHERS: Final = ["long", "engines ARGS=--check", "kernels ARGS=--check --loader 6.1 6.12"]
 AGAIN: Final = "-m pytest --last-failed --last-failed-no-failures none"
 ENDED: Final = " in 1.20s (0:15:00) ==================="
 MAKE: Final = """#!/bin/sh
@@ -21,6 +21,7 @@ test)
     echo collected
     for name in $NAMES; do echo "FAILED tests/unit/test_it.py::$name - AssertionError: 1 passed"; done
     echo "$FIRST"; echo after; exit $TESTS ;;
+long) echo '=== 9 passed in 3.00s ==='; exit $LONG ;;
 engines) echo '9 passed in 3.00s'; exit $ENGINES ;;
 kernels) echo '=== kernels: 2 passed, 0 failed ==='; exit $KERNELS ;;
 esac
@@ -47,6 +48,7 @@ class Run:
             "PATH": f"{place}:{os.environ['PATH']}",
             "CALLS": str(place / "calls"),
             "TESTS": "0",
+            "LONG": "0",
             "ENGINES": "0",
             "KERNELS": "0",
             "STATUS": "0",
@@ -85,6 +87,10 @@ def test_it_fails_when_any_part_does_and_ends_with_pytests_line(
     assert got == status
     assert said[-1] == f"=== 3 passed, 1 warning{ENDED}"
     assert run.calls() == ["test", *OTHERS]
+
+
+def test_what_takes_long_counts_too(run: Run) -> None:
+    assert run("3 passed", LONG=2)[0] == 2
 
 
 def test_a_few_that_fail_are_run_again_and_named(run: Run) -> None:

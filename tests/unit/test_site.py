@@ -14,6 +14,9 @@ import pytest
 
 from tests.documents import documents
 
+#: Sphinx takes its time: `make docs` builds the site, and says what it stumbles over.
+pytestmark = pytest.mark.long
+
 #: What a browser fetches by itself, and where the address stands.
 FETCHED = {
     "script": "src",
