@@ -56,6 +56,11 @@ soak: setup-dev ## churn and attack a node for long, and see whether the daemon 
 plots: setup-dev ## put what `make bench` measured into the documents (ARGS=bench.json)
 	@$(BIN)/python -m tests.bench.plots $(ARGS)
 
+.PHONY: pictures
+pictures: setup-dev ## draw docs/dashboard.svg and docs/top.svg anew (needs root; ten minutes)
+	@$(BIN)/python -m scripts.pictures.top
+	@$(BIN)/python -m scripts.pictures.dashboard $(ARGS)
+
 .PHONY: docs
 docs: setup-dev ## build the documents as a site, in build/site
 	@$(BIN)/python docs/site/conf.py $(ARGS)

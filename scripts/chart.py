@@ -5,7 +5,7 @@
 These are the alerts and the dashboard (a chart is packed without what is beside it, and GitOps tools do not follow
 links), the version, and the table of values in its README, from the comments in values.yaml. A test holds the chart
 to it.
-"""  # noqa: INP001 - a program that is run by its path
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     .venv/bin/python scripts/man.py [DIRECTORY]
 
 What a parser does not know is said here: files, environment, exit codes. A test holds the pages to what this writes.
-"""  # noqa: INP001 - a program that is run by its path
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ alerts/resolver.rules.yaml.
 
 Panels are listed in the order in which they are read; their places follow from their sizes. A test holds the files to
 what this writes, and every query to the metrics that there are and to a Prometheus that scrapes a node in miniature.
-"""  # noqa: INP001 - a program that is run by its path
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A table stands in its document between ``<!-- table: NAME -->`` and ``<!-- /table -->``, in YAML between
 ``# table: NAME`` and ``# /table``. To add one: a function that returns its lines, an entry in TABLES, the two marks.
-"""  # noqa: INP001 - a program that is run by its path
+"""
 
 from __future__ import annotations
 

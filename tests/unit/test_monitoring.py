@@ -312,7 +312,7 @@ def test_the_picture_is_of_this_dashboard(root: Path) -> None:
     picture = (root / "docs/dashboard.svg").read_text()
     shown = re.findall(r'<text[^>]*font-weight="600">([^<]+)</text>', picture)
     titles = [escape(panel["title"]) for panel in dashboard()["panels"]]
-    assert [title for title in titles if title not in shown] == [], "python -m tests.fakes.dashboard_picture"
+    assert [title for title in titles if title not in shown] == [], "python -m scripts.pictures.dashboard"
 
 
 def test_links_of_runbooks_lead_somewhere(root: Path) -> None:

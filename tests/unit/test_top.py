@@ -26,10 +26,10 @@ from resolver.cli._top.rows import SORTS, Choice, Row, rows_of
 from resolver.cli._top.tree import HOST, Amount, Container, Tree, total
 from resolver.reasons import SampleReason
 from resolver.state import Snapshot
+from scripts.pictures.top import PLACE, draw
 from tests.fakes.busy import GIB, GPUS, Builder, busy, troubled
 from tests.fakes.pictures import picture
 from tests.fakes.served import Served, tree_of
-from tests.fakes.top_picture import PLACE, draw
 
 
 def rows(snapshot: Snapshot, **choice: Any) -> list[Row]:
@@ -593,7 +593,7 @@ def test_a_reading_of_200_containers_is_soon_a_frame() -> None:
 
 
 def test_the_picture_in_the_documents_is_what_it_draws() -> None:
-    assert PLACE.read_text() == draw(), "run: .venv/bin/python -m tests.fakes.top_picture"
+    assert PLACE.read_text() == draw(), "run: .venv/bin/python -m scripts.pictures.top"
 
 
 def test_reasons_of_samples_are_those_of_the_daemon() -> None:

@@ -1,6 +1,6 @@
 """Draws docs/dashboard.svg: the dashboard, from what its queries return of a node in miniature.
 
-    .venv/bin/python -m tests.fakes.dashboard_picture [--minutes 10] [--record FILE | --from FILE]
+    .venv/bin/python -m scripts.pictures.dashboard [--minutes 10] [--record FILE | --from FILE]
 
 Ten minutes pass for it: three as a dry run, then as it should be. A process starts, the driver hangs for a while, a
 container ends, a GPU gets too hot. Prometheus scrapes all that, and answers the queries as they are in the dashboard.
@@ -22,9 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from scripts.pictures.svg import draw
 from tests.fakes.daemon import Daemon
 from tests.fakes.gpu import DEFAULT_DEVICES
-from tests.fakes.grafana_svg import draw
 from tests.fakes.monitored import PODS, dashboard, jobs, name_pods, queries
 from tests.fakes.node import Node
 from tests.fakes.prometheus import HamiMonitor, Prometheus

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tests.fakes.grafana_marks import (
+from scripts.pictures.marks import (
     DIM,
     GRID,
     NAMED,
@@ -25,7 +25,7 @@ from tests.fakes.grafana_marks import (
     text,
     width_of,
 )
-from tests.fakes.grafana_units import number, ticks
+from scripts.pictures.units import number, ticks
 from tests.fakes.monitored import legend
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final
 
-from tests.fakes.grafana_curves import lines
-from tests.fakes.grafana_marks import (
+from scripts.pictures.curves import lines
+from scripts.pictures.marks import (
     DIM,
     EDGE,
     GRID,
@@ -30,7 +30,7 @@ from tests.fakes.grafana_marks import (
     text,
     width_of,
 )
-from tests.fakes.grafana_units import number
+from scripts.pictures.units import number
 from tests.fakes.monitored import legend
 
 WIDTH: Final = 1440

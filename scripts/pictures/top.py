@@ -1,6 +1,6 @@
 """Draws docs/top.svg: a frame of `resolver top`, by its own code, on a node that has something to show.
 
-    .venv/bin/python -m tests.fakes.top_picture
+    .venv/bin/python -m scripts.pictures.top
 
 Each word has its own place, and bars are rectangles: so it looks the same whatever font there is.
 """
