@@ -3,7 +3,7 @@
     .venv/bin/python scripts/completion.py [DIRECTORY]
 
 The files are installed like the man pages; ``resolver completion`` prints them. A test holds them to what this writes.
-"""  # noqa: INP001 - a program that is run by its path
+"""
 
 from __future__ import annotations
 
