@@ -50,7 +50,7 @@ function _shtab_resolver_using
   test "$_shtab_resolver_cmdpath" = "$argv"
 end
 
-set -g _shtab_resolver_commands run lookup reverse slots doctor top containers status devices report-devices events config completion
+set -g _shtab_resolver_commands run lookup reverse slots doctor top containers status devices report-devices events config version completion
 set -g _shtab_resolver_opts_with_value --api-server --broker --broker-answer --config --containers-dir --hostpid-namespace --interval --kind --last --log-format --log-level --map-size --metrics-addr --node --nvml-interval --only --output --pidns --pod-logs-dir --run-dir --service-account --socket --socket-group --socket-mode --source --spread --tenant-socket --write-utilization -o
 
 complete -c resolver -e
@@ -196,6 +196,10 @@ complete -c resolver -n '_shtab_resolver_using config' -l broker-answer -xka "po
 complete -c resolver -n '_shtab_resolver_using config' -l pod-logs-dir -xka "(__fish_complete_directories)" -d 'kubelet'"'"'s directory of logs, from which the names of pods and namespaces are read (default /var/log/pods)'
 complete -c resolver -n '_shtab_resolver_using config' -l mapped-regions -d 'find HAMi'"'"'s files inside containers as well, through the processes that map them'
 complete -c resolver -n '_shtab_resolver_using config' -l json -d 'print one JSON object'
+complete -c resolver -n '_shtab_resolver_using; and test $_shtab_resolver_npos -eq 0' -a version -d 'print the versions of this command and of the daemon'
+complete -c resolver -n '_shtab_resolver_using version' -s h -l help -d 'show this help message and exit'
+complete -c resolver -n '_shtab_resolver_using version' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'where the daemon answers (or RESOLVER_SOCKET)'
+complete -c resolver -n '_shtab_resolver_using version' -l json -d 'print one JSON object'
 complete -c resolver -n '_shtab_resolver_using; and test $_shtab_resolver_npos -eq 0' -a completion -d 'print what makes a shell complete resolver'"'"'s commands and options'
 complete -c resolver -n '_shtab_resolver_using completion' -s h -l help -d 'show this help message and exit'
 complete -c resolver -n '_shtab_resolver_using completion; and test $_shtab_resolver_npos -eq 0' -ka "bash zsh fish" -d 'whose file it is to be'

@@ -10,12 +10,13 @@ import argparse
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from resolver import __version__
 from resolver.errors import CannotKnow, ResolverError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import ModuleType
 
 #: The commands in the order that ``resolver --help`` shows them, each with its line there.
@@ -32,12 +33,33 @@ COMMANDS = {
     "report-devices": "keep the node's GPUs in the API server, for schedulers",
     "events": "print what happened, and what happens",
     "config": "show the settings, and where each comes from",
+    "version": "print the versions of this command and of the daemon",
     "completion": "print what makes a shell complete resolver's commands and options",
 }
 
 EXIT_NOT_FOUND = 1
 EXIT_USAGE = 2
 EXIT_CANNOT_KNOW = 4
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, with the nearest option for one that there isn't."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage, the message and perhaps a suggestion; exit code 2."""
+        if message.startswith("unrecognized arguments: "):
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            for word in message.partition(": ")[2].split():
+                near = nearest(word.partition("=")[0], flags) if word.startswith("-") else ""
+                message += f"; did you mean {near} for {word}?" if near else ""
+        super().error(message)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The word that was meant, as far as spelling tells; empty if none is near."""
+    from difflib import get_close_matches  # for mistakes only
+
+    return next(iter(get_close_matches(word, known, n=1)), "")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -73,9 +95,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def parser_of(command: str) -> tuple[argparse.ArgumentParser, ModuleType]:
     """A command's parser and the module that it is made by."""
-    parser = argparse.ArgumentParser(
-        prog=f"resolver {command}", formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog=f"resolver {command}", formatter_class=argparse.RawDescriptionHelpFormatter)
     return parser, add_command(command, parser)
 
 
@@ -89,12 +109,15 @@ def add_command(command: str, parser: argparse.ArgumentParser) -> ModuleType:
 
 def _top_level(arguments: list[str]) -> int:
     if arguments and not arguments[0].startswith("-"):
+        near = nearest(arguments[0].lower(), COMMANDS)
         print(
-            f"resolver: no command {arguments[0]!r}; the commands are: {', '.join(COMMANDS)}", file=sys.stderr
+            f"resolver: no command {arguments[0]!r}{near and f': did you mean {near}?'}; the commands are: "
+            f"{', '.join(COMMANDS)}",
+            file=sys.stderr,
         )
         return EXIT_USAGE
     width = max(map(len, COMMANDS))
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="resolver",
         usage="resolver COMMAND [OPTIONS]",
         description="Which container a GPU process belongs to, and HAMi's slots kept true.",

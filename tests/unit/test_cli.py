@@ -63,6 +63,37 @@ def test_an_unknown_command(arguments: list[str], capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["stats"], "did you mean status?"),
+        (["Lookup", "a", "1"], "did you mean lookup?"),
+        (["run", "--dry-rnu"], "did you mean --dry-run for --dry-rnu?"),
+        (["run", "--nvml-intervall=1s"], "did you mean --nvml-interval for --nvml-intervall=1s?"),
+        (["--versoin"], "did you mean --version for --versoin?"),
+    ],
+)
+def test_the_nearest_word_is_suggested(arguments: list[str], meant: str) -> None:
+    done = resolver(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert meant in done.stderr
+
+
+def test_what_is_like_nothing_has_no_suggestion() -> None:
+    assert "did you mean" not in resolver("frobnicate").stderr + resolver("run", "--zzz").stderr
+
+
+def test_both_versions(tmp_path: Path) -> None:
+    done = resolver("version", "--socket", str(tmp_path / "none.sock"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(rf"^resolver +{re.escape(__version__)}$", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^daemon +unknown: no daemon answers at .*none\.sock: there is no such socket$",
+        done.stdout,
+        re.MULTILINE,
+    )
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["--frobnicate"],
