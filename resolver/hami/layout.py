@@ -208,7 +208,7 @@ def parse_header(layout: Layout, header: bytes) -> Header:
     uuids = tuple(_parse_uuid(layout, header, device) for device in range(device_num))
     words = f"<{device_num}Q"
     sm_limit, limit = unpack_from(words, header, layout.sm_limit), unpack_from(words, header, layout.limit)
-    return Header(device_num, uuids, sm_limit, limit)
+    return Header(device_num=device_num, uuids=uuids, sm_limit=sm_limit, limit=limit)
 
 
 def _parse_uuid(layout: Layout, header: bytes, device: int) -> str:

@@ -128,14 +128,14 @@ class SharedRegion:
                 [Slot(index, raw[0], raw[1], raw[-1], raw[2:-1]) for index, raw in enumerate(raw_slots)]
             )
         self._view = RegionView(
-            header.device_num,
-            header.uuids,
-            header.sm_limit,
-            proc_num,
-            owner_pid,
-            utilization_switch,
-            parsed,
-            header.limit,
+            device_num=header.device_num,
+            uuids=header.uuids,
+            sm_limit=header.sm_limit,
+            proc_num=proc_num,
+            owner_pid=owner_pid,
+            utilization_switch=utilization_switch,
+            slots=parsed,
+            limit=header.limit,
         )
         return self._view
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.containers.known_namespaces import MAX_HOMES, Homes
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.hami.discovery import MappedFile, Place, SharedDirectory, Shown
+from resolver.hami.namespace_index import MAX_NAMESPACES, NamespaceIndex
+from resolver.hami.process_facts import FIRST_PAUSE, LONGEST_PAUSE, ProcessFacts
 from resolver.linux.mappings import maps_file, opened_by_name, place_of
-from resolver.linux.procfs import HOST_PIDNS, ProcessHandle, Procfs, TooLarge, parse_mountinfo
+from resolver.linux.procfs import HOST_PIDNS, ProcessHandle, Procfs, TooLarge
 from resolver.lookup.verify import verify
 from resolver.reasons import UnresolvedReason
 
@@ -38,28 +39,15 @@ class Seen(NamedTuple):
     mtime_ns: int
 
 
-_T = TypeVar("_T", bound=tuple[Any, ...])
-
 #: CPU seconds of one refresh in which every process is looked at, for places whose namespaces are not known.
 _WALK_SECONDS = 0.02
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
 
 
-def container_directories(mount_table: bytes) -> frozenset[SharedDirectory]:
-    """What may be container directories in a mount table: an underscore in the last component of the path inside."""
-    found = []
-    for line in mount_table.split(b"\n"):
-        fields = line.split(b" ", 4)
-        if len(fields) == 5 and b"_" in fields[3].rpartition(b"/")[2]:
-            found += [SharedDirectory(mount.device, mount.root) for mount in parse_mountinfo(line)]
-    return frozenset(found)
-
-
-class Containers:
+class OwnerFinder:
     """Finds the owner of a slot, verified.
 
-    It is searched by key: in the PID namespaces of the slot's container (`homes.Homes`) and in the host's. Where none
-    is known, every process with that number is looked at, for one slot of a region with each refresh of the map.
+    It is searched by key: in the PID namespaces of the slot's container (`NamespaceIndex`) and in the host's. Where
+    none is known, every process with that number is looked at, for one slot of a region with each refresh of the map.
     What failed is remembered for that process, and looked at again ever more rarely.
     """
 
@@ -67,12 +55,10 @@ class Containers:
         self._procfs = procfs
         self._pidmap = pidmap
         self._clock = clock
-        self._homes = Homes(procfs, pidmap, self._directories, clock)
-        self._mounted: dict[int, _Mounted] = {}
+        self._facts = ProcessFacts(procfs, pidmap, clock)
+        self._index = NamespaceIndex(procfs, pidmap, self._facts.directories, clock)
         self._failed: dict[int, _Failure] = {}
-        self._pidns: dict[int, tuple[tuple[int, int], int]] = {}
         self._walked: dict[Place, int] = {}  # in which refresh every process was looked at for it
-        self._most_known = 0  # twice what was left when those that are gone were last sorted out
         self._bounded = True
         self._walk_until = (-1, 0.0)  # the refresh, and the CPU time at which no more of that is begun in it
 
@@ -82,7 +68,7 @@ class Containers:
         ``bounded=False``: from now on take the time that it takes.
         """
         self._bounded = bounded
-        self._homes.update(bounded=bounded)
+        self._index.update(bounded=bounded)
 
     def owner(
         self, place: Place, shown: Shown, ns_pid: int, mtime_ns: int = 0
@@ -95,22 +81,23 @@ class Containers:
         Exactly one process must fit. The caller closes the handle. Everything is checked after the process was
         taken hold of, so a PID that is used again in between gives NO_SUCH_PROCESS, never another process.
         """
-        homes = self._homes.of(place)
-        if len(homes) > MAX_HOMES:
+        namespaces = self._index.of(place)
+        if len(namespaces) > MAX_NAMESPACES:
             return UnresolvedReason.TOO_LARGE
         seen = Seen(shown, mtime_ns)
-        if self._homes.behind:
-            homes = frozenset()  # one of them may be missing, so only all processes prove that one alone fits
-        if homes:
-            found = self._search(self._by_key(homes, ns_pid), place, seen, ns_pid, homes)
+        if self._index.behind:
+            # One of them may be missing, so only all processes prove that one alone fits.
+            namespaces = frozenset()
+        if namespaces:
+            found = self._search(self._by_key(namespaces, ns_pid), place, seen, ns_pid, namespaces)
         elif self._may_walk(place):
             until = self._walk_until[1]
             found = self._search(
-                self._pidmap.source.candidates(ns_pid), place, seen, ns_pid, homes, until=until
+                self._pidmap.source.candidates(ns_pid), place, seen, ns_pid, namespaces, until=until
             )
         else:
             return UnresolvedReason.OVER_BUDGET
-        if len(found.fitting) == 1 and homes and isinstance(place, MappedFile):
+        if len(found.fitting) == 1 and namespaces and isinstance(place, MappedFile):
             # Nothing tells all containers that share a file, so every process with that number is asked once it matters
             others = set(self._pidmap.source.candidates(ns_pid)) - set(found.asked)
             if not self._may_walk(place, again=True):
@@ -123,12 +110,15 @@ class Containers:
             return UnresolvedReason.OVER_BUDGET
         return self._judge(found, place)
 
-    def _judge(self, found: _Found, place: Place) -> ProcessHandle | UnresolvedReason:
+    def _judge(self, found: _Findings, place: Place) -> ProcessHandle | UnresolvedReason:
         if len(found.fitting) == 1:
             (handle,) = found.fitting
             host_pid = handle.process.host_pid
             if not self._any_beside(host_pid, found.hidden):
-                if isinstance(place, SharedDirectory) or self._container_id(host_pid) == place.container_id:
+                if (
+                    isinstance(place, SharedDirectory)
+                    or self._facts.container_id(host_pid) == place.container_id
+                ):
                     self.learn(place, host_pid)
                     return handle
                 found.seen.add(UnresolvedReason.OTHER_CONTAINER)
@@ -144,13 +134,13 @@ class Containers:
     def learn(self, place: Place, host_pid: int) -> None:
         """That process certainly belongs to the place: its namespace is searched from now on."""
         with contextlib.suppress(AccessDenied, ProcessGone):
-            pidns = self._pidns_of(host_pid)
+            pidns = self._facts.pidns(host_pid)
             if pidns:
-                self._homes.learn(place, pidns, self._container_id(host_pid) or "")
+                self._index.learn(place, pidns, self._facts.container_id(host_pid) or "")
 
     def forget(self, place: Place) -> None:
         """The region of that place is gone."""
-        self._homes.forget(place)
+        self._index.forget(place)
         self._walked.pop(place, None)
 
     def vacant(self, place: Place, ns_pid: int) -> bool:
@@ -160,15 +150,15 @@ class Containers:
         directory where HAMi has it. Otherwise the numbers may be those of a virtual machine's processes. The map must
         hold every process.
         """
-        homes = self._homes.of(place)
-        if self._homes.behind or len(homes) > MAX_HOMES or self._pidmap.source.incomplete():
+        namespaces = self._index.of(place)
+        if self._index.behind or len(namespaces) > MAX_NAMESPACES or self._pidmap.source.incomplete():
             return False
-        if not self._homes.proven(place) and not self._learn_by_mount(place):
+        if not self._index.proven(place) and not self._learn_by_mount(place):
             return False
-        ids = self._homes.container_ids(place)
+        ids = self._index.container_ids(place)
         try:
-            for host_pid in self._by_key(homes, ns_pid):
-                if self._pidns_of(host_pid) in homes or self._container_id(host_pid) in ids:
+            for host_pid in self._by_key(namespaces, ns_pid):
+                if self._facts.pidns(host_pid) in namespaces or self._facts.container_id(host_pid) in ids:
                     with contextlib.suppress(ProcessGone):  # a zombie owns nothing
                         self._procfs.open_handle(host_pid).close()
                         return False
@@ -181,7 +171,7 @@ class Containers:
 
         The servers of virtual machines have it elsewhere, and gVisor's is known by its program.
         """
-        for host_pid in self._homes.first_processes(place):
+        for host_pid in self._index.first_processes(place):
             with contextlib.suppress(AccessDenied, ProcessGone, TooLarge):
                 points = [
                     each.mount_point
@@ -197,32 +187,16 @@ class Containers:
 
     # -- candidates ---------------------------------------------------------------------------------
 
-    def _by_key(self, homes: frozenset[int], ns_pid: int) -> list[int]:
+    def _by_key(self, namespaces: frozenset[int], ns_pid: int) -> list[int]:
         """Host PIDs of processes with that number in those namespaces, or in the host's."""
-        namespaces = homes | {HOST_PIDNS}
+        searched = namespaces | {HOST_PIDNS}
         found = []
-        for host_pid in self._pidmap.candidates_in(ns_pid, namespaces):
+        for host_pid in self._pidmap.candidates_in(ns_pid, searched):
             with contextlib.suppress(ProcessGone, AccessDenied):  # it will be said when it is looked at
-                if self._pidns_of(host_pid) not in namespaces:
+                if self._facts.pidns(host_pid) not in searched:
                     continue
             found.append(host_pid)
         return found
-
-    def _pidns_of(self, host_pid: int) -> int:
-        """Inode of the PID namespace that the process is in, which never changes."""
-        arrival = self._pidmap.arrival(host_pid)
-        known = self._pidns.get(host_pid)
-        if known and known[0] == arrival:
-            return known[1]
-        try:
-            pidns = self._procfs.pidns(host_pid)
-        except AccessDenied:  # as of the host's first process under some security modules
-            if len(self._procfs.ns_pids(host_pid)) != 1:
-                raise
-            pidns = HOST_PIDNS
-        self._pidns = self._pruned(self._pidns)
-        self._pidns[host_pid] = arrival, pidns
-        return pidns
 
     def _may_walk(self, place: Place, *, again: bool = False) -> bool:
         """Whether every process may be looked at now: with each refresh once for a place, and for a limited time."""
@@ -246,19 +220,19 @@ class Containers:
         place: Place,
         seen: Seen,
         ns_pid: int,
-        homes: frozenset[int],
+        namespaces: frozenset[int],
         *,
         until: float | None = None,
-    ) -> _Found:
+    ) -> _Findings:
         """Ask these; those not asked by ``until``, in this thread's CPU time, cut it off: then it proves nothing."""
-        found = _Found()
+        found = _Findings()
         for host_pid in host_pids:
             if until is not None and time.thread_time() > until:
                 found.cut = True
                 break
             found.asked.append(host_pid)
             try:
-                handle = self._examine(host_pid, place, seen, ns_pid, homes)
+                handle = self._examine(host_pid, place, seen, ns_pid, namespaces)
                 if handle is not None:
                     found.fitting.append(handle)
             except _Unfit as unfit:
@@ -276,7 +250,7 @@ class Containers:
         return found
 
     def _examine(
-        self, host_pid: int, place: Place, seen: Seen, ns_pid: int, homes: frozenset[int]
+        self, host_pid: int, place: Place, seen: Seen, ns_pid: int, namespaces: frozenset[int]
     ) -> ProcessHandle | None:
         """Its handle if it fits, None if it has nothing to do with the place; `_Unfit` otherwise."""
         arrival, about = self._pidmap.arrival(host_pid), (place, seen)
@@ -288,47 +262,49 @@ class Containers:
         else:
             failure = None
         try:
-            if not self._may_fit(host_pid, place, homes):
+            if not self._may_fit(host_pid, place, namespaces):
                 return None
-            handle = self._hold(host_pid, place, seen, ns_pid, homes)
+            handle = self._hold(host_pid, place, seen, ns_pid, namespaces)
         except (_Unfit, TooLarge) as error:
             reason = error.reason if isinstance(error, _Unfit) else UnresolvedReason.TOO_LARGE
-            pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * failure.pause)) if failure else 0.0
-            self._failed = self._pruned(self._failed)
-            self._failed[host_pid] = _Failure(arrival, about, epoch, now + pause, pause, reason)
+            pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, 2 * failure.pause)) if failure else 0.0
+            self._failed = self._facts.pruned(self._failed)
+            self._failed[host_pid] = _Failure(
+                arrival=arrival, about=about, epoch=epoch, until=now + pause, pause=pause, reason=reason
+            )
             raise _Unfit(reason) from None
         self._failed.pop(host_pid, None)
         return handle
 
-    def _may_fit(self, host_pid: int, place: Place, homes: frozenset[int]) -> bool:
+    def _may_fit(self, host_pid: int, place: Place, namespaces: frozenset[int]) -> bool:
         if isinstance(place, MappedFile):
             return maps_file(self._procfs, host_pid, place.device, place.inode, writable=True)
-        if place in self._directories(host_pid, place):
+        if place in self._facts.directories(host_pid, place):
             return True
         # In the host's namespace a process has that number by chance, unless the container is there.
-        return bool(homes) and (HOST_PIDNS in homes or self._pidns_of(host_pid) != HOST_PIDNS)
+        return bool(namespaces) and (HOST_PIDNS in namespaces or self._facts.pidns(host_pid) != HOST_PIDNS)
 
     def _hold(
-        self, host_pid: int, place: Place, seen: Seen, ns_pid: int, homes: frozenset[int]
+        self, host_pid: int, place: Place, seen: Seen, ns_pid: int, namespaces: frozenset[int]
     ) -> ProcessHandle:
         """Take hold of the process, then check everything again; `_Unfit` if it is not the owner after all."""
         procfs = self._procfs
         with verify(procfs, host_pid, keep=True) as handle:
             if handle.process.ns_pids[-1:] != (ns_pid,):
                 raise ProcessGone(f"{host_pid} is another process now")
-            if homes and len(handle.process.ns_pids) > 1 and procfs.pidns(host_pid) not in homes:
+            if namespaces and len(handle.process.ns_pids) > 1 and procfs.pidns(host_pid) not in namespaces:
                 raise ProcessGone(f"{host_pid} is another process now")
             if isinstance(place, MappedFile):
                 mapped = maps_file(procfs, host_pid, place.device, place.inode, writable=True)
                 self._check_file(host_pid, place)
             else:
-                self._check_container(host_pid, place, homes)
+                self._check_container(host_pid, place, namespaces)
                 mapped = maps_file(procfs, host_pid, *seen.shown)
             if not mapped:
                 raise _Unfit(UnresolvedReason.NOT_MAPPED)
         return handle
 
-    def _check_container(self, host_pid: int, place: SharedDirectory, homes: frozenset[int]) -> None:
+    def _check_container(self, host_pid: int, place: SharedDirectory, namespaces: frozenset[int]) -> None:
         """The directory is mounted, or the process is in the container all the same: after chroot, in its own mounts.
 
         Such a process shows no mount, which proves nothing. It is in the container if its cgroup says so, by the id
@@ -336,9 +312,9 @@ class Containers:
         """
         if self._procfs.has_mount(host_pid, place.device, place.root):
             return
-        if not homes:
+        if not namespaces:
             raise ProcessGone(f"{host_pid} is another process now")
-        if self._container_id(host_pid) not in self._homes.container_ids(place):
+        if self._facts.container_id(host_pid) not in self._index.container_ids(place):
             raise _Unfit(UnresolvedReason.OTHER_CONTAINER)
 
     def _check_file(self, host_pid: int, place: MappedFile) -> None:
@@ -352,15 +328,6 @@ class Containers:
             UnresolvedReason.NOT_MAPPED if places and None not in places else UnresolvedReason.UNPROVEN
         )
 
-    # -- what is read of a process ------------------------------------------------------------------
-
-    def _container_id(self, host_pid: int) -> str | None:
-        """The id in the process's cgroup; empty without one, None if it could not be read."""
-        try:
-            return self._procfs.container(host_pid).container_id
-        except (AccessDenied, ProcessGone):
-            return None
-
     def _any_beside(self, host_pid: int, others: list[int]) -> bool:
         """Whether any of the others may be in that process's container, as far as their cgroups tell.
 
@@ -368,57 +335,8 @@ class Containers:
         """
         if not others:
             return False
-        own = self._container_id(host_pid)
-        return not own or any(self._container_id(other) in (None, "", own) for other in others)
-
-    def _directories(
-        self, host_pid: int, wanted: SharedDirectory | None = None
-    ) -> frozenset[SharedDirectory]:
-        """The container directories in the process's mount table. Raises `TooLarge`.
-
-        A process can be seen before its runtime has made the mounts, so an answer without the wanted one counts
-        until the next refresh of the map, and ever longer after that.
-        """
-        arrival, epoch, now = self._pidmap.arrival(host_pid), self._pidmap.refreshes, self._clock()
-        known = self._mounted.get(host_pid)
-        if known and known.arrival != arrival:
-            known = None
-        if known is None or (wanted not in known.found and known.epoch != epoch and now >= known.until):
-            pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * known.pause)) if known else 0.0
-            found: frozenset[SharedDirectory] = frozenset()
-            too_large = ""
-            try:
-                found = container_directories(self._procfs.mount_table(host_pid))
-            except TooLarge as error:
-                too_large = str(error)  # remembered, too: it is the most expensive answer of all
-            self._mounted = self._pruned(self._mounted)
-            known = self._mounted[host_pid] = _Mounted(arrival, epoch, now + pause, pause, found, too_large)
-        if known.too_large:
-            raise TooLarge(known.too_large)
-        return known.found
-
-    def _pruned(self, known: dict[int, _T]) -> dict[int, _T]:
-        """Without the processes that are gone, once there are too many of them.
-
-        Only when there are twice as many as were left the last time: the map may not have counted those yet that have
-        just come, and to go through all of them for each one more holds everybody up.
-        """
-        if len(known) <= max(2 * len(self._pidmap.source) + 64, self._most_known):
-            return known
-        left = {pid: entry for pid, entry in known.items() if entry[0] == self._pidmap.arrival(pid)}
-        self._most_known = 2 * len(left)
-        return left
-
-
-class _Mounted(NamedTuple):
-    """What a process's mount table had, and until when that is believed of what it had not."""
-
-    arrival: tuple[int, int]
-    epoch: int
-    until: float
-    pause: float
-    found: frozenset[SharedDirectory]
-    too_large: str
+        own = self._facts.container_id(host_pid)
+        return not own or any(self._facts.container_id(other) in (None, "", own) for other in others)
 
 
 class _Failure(NamedTuple):
@@ -432,7 +350,7 @@ class _Failure(NamedTuple):
     reason: UnresolvedReason
 
 
-class _Found:
+class _Findings:
     """What a search found: handles of those that fit, and those that could not be judged, which may fit as well."""
 
     def __init__(self) -> None:
@@ -442,7 +360,7 @@ class _Found:
         self.seen: set[UnresolvedReason] = set()
         self.cut = False
 
-    def add(self, other: _Found) -> None:
+    def add(self, other: _Findings) -> None:
         self.cut = self.cut or other.cut
         self.fitting += other.fitting
         self.hidden += other.hidden

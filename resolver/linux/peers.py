@@ -166,7 +166,8 @@ def credentials_of(connection: Connection) -> Credentials:
         if error.errno not in (errno.ENOPROTOOPT, errno.ERANGE):
             raise
         groups = b""
-    return Credentials(host_pid, uid, gid, struct.unpack(f"={len(groups) // 4}I", groups))
+    numbers = struct.unpack(f"={len(groups) // 4}I", groups)
+    return Credentials(host_pid=host_pid, uid=uid, gid=gid, groups=numbers)
 
 
 def peer_of(

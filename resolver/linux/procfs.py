@@ -80,11 +80,11 @@ def parse_status(status: bytes) -> Status:
         fields[key] = value.strip()
     try:
         return Status(
-            fields[b"Name"].decode("utf-8", "backslashreplace"),
-            fields[b"State"][:1].decode("ascii", "replace"),
-            int(fields[b"Tgid"]),
-            int(fields[b"PPid"]),
-            parse_ns_pids(status),
+            name=fields[b"Name"].decode("utf-8", "backslashreplace"),
+            state=fields[b"State"][:1].decode("ascii", "replace"),
+            tgid=int(fields[b"Tgid"]),
+            ppid=int(fields[b"PPid"]),
+            ns_pids=parse_ns_pids(status),
         )
     except KeyError as error:
         raise ValueError(f"status has no {error} line") from None

@@ -148,8 +148,8 @@ def _take(answer: dict[str, Any], descriptors: list[int]) -> Loaded:
         )
     fds = iter(descriptors)
     return Loaded(
-        dict(zip(maps, fds, strict=False)),
-        dict(zip(answer["programs"], fds, strict=False)),
-        dict(zip(answer["links"], fds, strict=False)),
-        answer,
+        maps=dict(zip(maps, fds, strict=False)),
+        programs=dict(zip(answer["programs"], fds, strict=False)),
+        links=dict(zip(answer["links"], fds, strict=False)),
+        report=answer,
     )

@@ -239,7 +239,7 @@ class BpfPidMap:
         if found != host_pid or self._tombstones.value.raw != first:
             return None  # it is the oldest one, and being written over
         levels = tuple(zip(numbers[: 2 * count : 2], numbers[1 : 2 * count : 2], strict=True))
-        return Record(host_pid, start_ns, levels, exit_ns)
+        return Record(host_pid, start_ns, levels, exit_ns=exit_ns)
 
     # -- the whole of it ----------------------------------------------------------------------------
 

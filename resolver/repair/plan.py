@@ -338,7 +338,17 @@ class RegionRepairs:
         offset = self.region.layout.hostpid_word(slot.index)
         expected, new = slot_word(slot.pid, slot.hostpid), slot_word(slot.pid, wanted)
         state.reason = None  # of before: in a dry run nobody else takes it away
-        return Order(state, slot.index, None, wrong, offset, expected, offset, expected, new)
+        return Order(
+            state,
+            slot=slot.index,
+            device=None,
+            reason=wrong,
+            guard_offset=offset,
+            guard=expected,
+            target_offset=offset,
+            expected=expected,
+            new=new,
+        )
 
     def _zeroes(self, state: SlotState) -> list[Order]:
         """For the dead."""
@@ -411,7 +421,17 @@ class RegionRepairs:
         if offset is None:
             raise AssertionError(f"{layout.name} has no sm_util, and a slot of it cannot have values")
         guard_offset, guard = layout.hostpid_word(slot.index), slot_word(slot.pid, slot.hostpid)
-        return Order(state, slot.index, device, None, guard_offset, guard, offset, present, value)
+        return Order(
+            state,
+            slot=slot.index,
+            device=device,
+            reason=None,
+            guard_offset=guard_offset,
+            guard=guard,
+            target_offset=offset,
+            expected=present,
+            new=value,
+        )
 
     def close(self) -> None:
         """Give back the region's descriptor and every handle."""

@@ -25,28 +25,28 @@ def region_report(
         if slot:
             slots.append(
                 SlotReport(
-                    slot.pid,
-                    index,
-                    slot.hostpid,
-                    None,
-                    False,
-                    why,
-                    None,
-                    slot.sm_util,
-                    (None,) * len(uuids),
+                    ns_pid=slot.pid,
+                    slot=index,
+                    hostpid=slot.hostpid,
+                    host_pid=None,
+                    dead=False,
+                    unresolved=why,
+                    repaired=None,
+                    sm_util=slot.sm_util,
+                    utilization=(None,) * len(uuids),
                 )
             )
     owned = (state.owner.process.host_pid for state in repairs.told_apart() if state.owner)
     return RegionReport(
-        region.path,
-        repairs.whose.pod_uid,
-        repairs.whose.container_name,
-        region.layout.name,
-        uuids,
-        tuple(slots),
-        next(filter(None, map(container_id, owned)), ""),
-        repairs.blame.quarantined(now),
-        view.limit if view else (),
+        path=region.path,
+        pod_uid=repairs.whose.pod_uid,
+        container_name=repairs.whose.container_name,
+        layout=region.layout.name,
+        device_uuids=uuids,
+        slots=tuple(slots),
+        container_id=next(filter(None, map(container_id, owned)), ""),
+        quarantined=repairs.blame.quarantined(now),
+        limit=view.limit if view else (),
     )
 
 

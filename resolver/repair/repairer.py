@@ -12,7 +12,7 @@ from resolver.budget import SLICE_SECONDS, Budgets, Slices, give_back_memory
 from resolver.errors import RegionRejected
 from resolver.hami.directory_finder import DirectoryFinder
 from resolver.hami.mapping_finder import MappingFinder
-from resolver.hami.slot_owner import Containers
+from resolver.hami.slot_owner import OwnerFinder
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.reasons import RegionReason, SampleReason, UnresolvedReason
 from resolver.repair.abandoned import Abandoned
@@ -107,7 +107,7 @@ class Repairer:
         self.budgets = Budgets()
         self._discoveries = {name: make() for name, make in self._wanted(settings).items()}
         self.writing = Writing(counters, journal)
-        self._containers = Containers(procfs, pidmap)
+        self._owner_finder = OwnerFinder(procfs, pidmap)
         self._abandoned = Abandoned(procfs)
         self._next_discovery = 0.0
         self._alone = asyncio.Lock()  # a pass, or what is done between two of them
@@ -147,7 +147,7 @@ class Repairer:
                 for work in works:
                     work.due.clear()
         elif asked:
-            self._containers.update(bounded=this.patient)  # nobody's cost in particular
+            self._owner_finder.update(bounded=this.patient)  # nobody's cost in particular
         while busy:
             for container, works in list(busy.items()):
                 await this.slices.breathe()
@@ -276,7 +276,7 @@ class Repairer:
             self._unused += len(repairs.states)
             self._unused_since = time.monotonic()
             self._release(repairs)
-            self._containers.forget(repairs.place)
+            self._owner_finder.forget(repairs.place)
             self._abandoned.forget(path)
             self.journal.tell("region_gone", container=repairs.whose.container, path=path)
 
@@ -372,13 +372,13 @@ class Repairer:
 
     def _find_owner(self, repairs: RegionRepairs, state: SlotState, now: float) -> None:
         mtime_ns = repairs.region.mtime_ns
-        found = self._containers.owner(repairs.place, repairs.shown, state.slot.pid, mtime_ns)
+        found = self._owner_finder.owner(repairs.place, repairs.shown, state.slot.pid, mtime_ns)
         state.found(found, now)
         if isinstance(found, ProcessHandle):
             self.owners.watch(state, found)
             self.pidmap.name_container(found.process.host_pid, repairs.whose.container)
         elif found is UnresolvedReason.NO_SUCH_PROCESS and state.looks > 1 and not state.dead:
-            state.dead = self._containers.vacant(repairs.place, state.slot.pid)
+            state.dead = self._owner_finder.vacant(repairs.place, state.slot.pid)
             if not state.dead:
                 self._abandoned.suspect(repairs)
 

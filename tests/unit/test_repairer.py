@@ -48,7 +48,7 @@ Lines = Callable[[], list[dict[str, Any]]]
 
 
 class ToldOwners:
-    """Stands where `Containers` is: what it would find."""
+    """Stands where `OwnerFinder` is: what it would find."""
 
     def __init__(self) -> None:
         self.host_pids: dict[int, int] = {}
@@ -85,7 +85,7 @@ class Bench:
         self.pidmap = PidMap(Listing(ScanSource(procfs)))
         self.settings = Settings(containers_dir=(str(place),), **settings)
         self.repairer = Repairer(self.settings, procfs, self.pidmap, self.counters, log.Journal())
-        self.repairer._containers = self.told  # type: ignore[assignment]
+        self.repairer._owner_finder = self.told  # type: ignore[assignment]
         self.joined = NOTHING
         self.runner = asyncio.Runner()
         stack.callback(self.runner.close)

@@ -14,7 +14,7 @@ import pytest
 from resolver.errors import ResolverError
 from resolver.hami.directory_finder import shared_directory
 from resolver.hami.discovery import SharedDirectory
-from resolver.hami.slot_owner import Containers
+from resolver.hami.slot_owner import OwnerFinder
 from resolver.linux import mappings
 from resolver.linux import procfs as procfs_module
 from resolver.linux.procfs import ProcessHandle, Procfs
@@ -52,7 +52,7 @@ class FakeProc:
         self.root = root
         self.procfs = Procfs(str(root), use_pidfd=False)
         self.pidmap = PidMap(Listing(ScanSource(self.procfs)))
-        self.containers = Containers(self.procfs, self.pidmap)
+        self.containers = OwnerFinder(self.procfs, self.pidmap)
 
     def put(
         self,
@@ -259,7 +259,7 @@ def test_a_mount_table_that_is_too_large_is_read_once_per_refresh(
             reads[int(host_pid)] += 1
             return super().mount_table(host_pid)
 
-    proc.containers = Containers(Counting(proc.procfs.root, use_pidfd=False), proc.pidmap)
+    proc.containers = OwnerFinder(Counting(proc.procfs.root, use_pidfd=False), proc.pidmap)
     proc.put(101, 7, mounts="x" * (1 << 18) + "\n")
     for refreshes in (1, 2):
         proc.pidmap.refresh(unhurried=False)
@@ -305,7 +305,7 @@ def test_mount_tables_are_read_once_per_process_not_once_per_slot(proc: FakeProc
             reads.append(int(host_pid))
             return super().mount_table(host_pid)
 
-    proc.containers = Containers(Counting(proc.procfs.root, use_pidfd=False), proc.pidmap)
+    proc.containers = OwnerFinder(Counting(proc.procfs.root, use_pidfd=False), proc.pidmap)
     directories = [SharedDirectory(DEVICE, f"{HOOK}/uid-{n}_main") for n in range(30)]
     for number, directory in enumerate(directories):
         proc.put(100 + number, 1, mounts=mountinfo(directory))
@@ -324,7 +324,7 @@ def test_what_is_remembered_is_bounded(proc: FakeProc) -> None:
                 (proc.root / str(host_pid)).rename(proc.root / f"old-{turn}-{host_pid}")
             proc.put(host_pid, 7, mounts=mountinfo())
         proc.find(7)
-    assert len(proc.containers._mounted) <= 2 * 10 + 65
+    assert len(proc.containers._facts._mounted) <= 2 * 10 + 65
 
 
 # ---- by key ------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def test_what_failed_is_remembered_and_looked_at_ever_more_rarely(proc: FakeProc
             reads[host_pid] += 1
             return super().open_handle(host_pid)
 
-    proc.containers = Containers(Counting(proc.procfs.root, use_pidfd=False), proc.pidmap, lambda: now[0])
+    proc.containers = OwnerFinder(Counting(proc.procfs.root, use_pidfd=False), proc.pidmap, lambda: now[0])
     with_container(proc)
     place = in_namespace(proc.put(101, 7, mapped=maps(inode=1)), 5001)
     for _ in range(600):
@@ -444,7 +444,7 @@ def test_thousands_of_namespaces_cost_a_thousand_claims_nothing(proc: FakeProc) 
     for number in range(1, 3000):
         in_namespace(proc.put(10_000 + number, 1, mounts=mountinfo(OTHERS)), 5001 + number, OTHER)
     pidmap = PidMap(source)  # type: ignore[arg-type]
-    containers = Containers(proc.procfs, pidmap)
+    containers = OwnerFinder(proc.procfs, pidmap)
     for _ in range(200):
         pidmap.refresh(unhurried=False)
         began = time.thread_time()
@@ -583,7 +583,7 @@ def test_while_new_namespaces_are_placed_an_owner_is_found_among_all_processes(p
     proc.put(101, 7)
     proc.pidmap.refresh(unhurried=False)
     proc.containers.update()
-    proc.containers._homes.behind = True
+    proc.containers._index.behind = True
     found = proc.containers.owner(OURS, (DEVICE, INODE), 7)
     assert isinstance(found, ProcessHandle)
     found.close()
@@ -593,22 +593,22 @@ def test_while_new_namespaces_are_placed_an_owner_is_found_among_all_processes(p
 def test_no_number_is_vacant_while_no_namespace_is_known(proc: FakeProc) -> None:
     proc.put(101, 7)
     assert proc.find(7) == 101
-    assert not proc.containers._homes.of(OURS) or proc.containers.vacant(OURS, 9)
-    proc.containers._homes._learned.clear()
-    proc.containers._homes._of.clear()
-    proc.containers._homes._with.clear()
+    assert not proc.containers._index.of(OURS) or proc.containers.vacant(OURS, 9)
+    proc.containers._index._learned.clear()
+    proc.containers._index._of.clear()
+    proc.containers._index._with.clear()
     assert not proc.containers.vacant(OURS, 9)
 
 
 def test_a_container_that_makes_namespaces_without_end_is_not_remembered_without_end(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resolver.containers.known_namespaces.MAX_HOMES", 4)
-    homes = proc.containers._homes
-    monkeypatch.setattr(homes, "_lives", lambda learned: learned.container_id == "living")
-    homes.learn(OURS, 1, "living")
+    monkeypatch.setattr("resolver.hami.namespace_index.MAX_NAMESPACES", 4)
+    index = proc.containers._index
+    monkeypatch.setattr(index, "_lives", lambda learned: learned.container_id == "living")
+    index.learn(OURS, 1, "living")
     for pidns in range(2, 200):
-        homes.learn(OURS, pidns, "gone")
-    assert len(homes._learned[OURS]) <= 9
-    assert 1 in homes._learned[OURS]
-    assert homes.proven(OURS)
+        index.learn(OURS, pidns, "gone")
+    assert len(index._learned[OURS]) <= 9
+    assert 1 in index._learned[OURS]
+    assert index.proven(OURS)

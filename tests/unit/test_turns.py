@@ -42,7 +42,7 @@ class Patient(Bench):
     def __init__(self, place: Path, stack: ExitStack) -> None:
         super().__init__(place, stack)
         self.told = self.costs = Expensive()
-        self.repairer._containers = self.told  # type: ignore[assignment]
+        self.repairer._owner_finder = self.told  # type: ignore[assignment]
         self.longest = 0.0
 
     def step(self, policy: Policy = HOST) -> None:
@@ -136,7 +136,7 @@ def test_a_single_pass_has_no_later(tmp_path: Path) -> None:
     with ExitStack() as stack:
         bench = Bench(tmp_path, stack)
         costs = Expensive()
-        bench.repairer._containers = bench.told = costs  # type: ignore[assignment]
+        bench.repairer._owner_finder = bench.told = costs  # type: ignore[assignment]
         process = bench.child()
         path = bench.file(*((ns_pid, 0) for ns_pid in range(1, 101)))
         costs.seconds = dict.fromkeys(range(1, 101), 2 * (BURST_SECONDS + SHARE) / 100)

@@ -1,4 +1,7 @@
-"""Which PID namespaces belong to a container: where the owner of a slot is searched for.
+"""The node's PID namespaces by what is mounted in them: where the owner of a slot is searched for.
+
+To be asked with each slot, without a walk; what one container's namespaces are, seen from its processes, is in
+`resolver.containers.namespaces`.
 
 Each PID namespace lives exactly as long as its first process. The mount tables of those processes tell whose
 namespace it is; what is below such a namespace, or above it (but for the host's), belongs to the container, too. A
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 SLICE_SECONDS = 0.02
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 60.0
 #: More namespaces than these in one container are not searched.
-MAX_HOMES = 1024
+MAX_NAMESPACES = 1024
 
 
 class _Init:
@@ -61,7 +64,7 @@ class Learned(NamedTuple):
     container_id: str
 
 
-class Homes:
+class NamespaceIndex:
     """The index. ``directories(host_pid)`` gives the container directories in a process's mount table."""
 
     def __init__(
@@ -140,7 +143,9 @@ class Homes:
         self._proven.add(place)
         known = self._learned.setdefault(place, {})
         if known.get(pidns) != learned:
-            if len(known) >= 2 * MAX_HOMES:  # a container may make any number of them, one after the other
+            if (
+                len(known) >= 2 * MAX_NAMESPACES
+            ):  # a container may make any number of them, one after the other
                 known = {pidns: each for pidns, each in known.items() if self._lives(each)}
                 self._learned[place] = known
             known[pidns] = learned
@@ -165,7 +170,7 @@ class Homes:
 
     def _add_below(self, pidns: int, found: set[int]) -> None:
         queue = [pidns]
-        while queue and len(found) <= MAX_HOMES:
+        while queue and len(found) <= MAX_NAMESPACES:
             below = self._below.get(queue.pop(), set()) - found
             found |= below
             queue.extend(below)
