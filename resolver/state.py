@@ -1,13 +1,18 @@
 """One immutable picture of what the daemon knows, swapped whole after a pass.
 
-The API, the metrics and the command line read this and nothing else. None is "not known" everywhere; an empty string
-is a name that nothing tells.
+The API, the metrics and the command line read this and nothing else. None is "not known" everywhere. The classes of
+msgspec's are sent by the API as they are: their names, fields and docstrings are in ``/v1/openapi.json``. Slots and
+regions are kept small instead, since tenants choose how many there are.
 """
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
+
+from resolver.reasons import SampleReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
     from resolver.hami.hostpid_policy import Origin
     from resolver.linux.procfs import Procfs
     from resolver.lookup.cached import LiveLookup
-    from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
+    from resolver.reasons import RegionReason, RepairReason, UnresolvedReason
 
 #: A daemon whose last pass is older than this, or than so many intervals, is not well.
 _STANDS_SECONDS, _STANDS_INTERVALS = 10.0, 20
@@ -62,58 +67,57 @@ class RegionReport(NamedTuple):
     limit: tuple[int, ...] = ()
 
 
-class ContainerReport(NamedTuple):
+class Container(Struct, frozen=True):
     """One container that runs on this node.
 
-    ``pidns`` is the inode of its PID namespace and ``init_host_pid`` the first process in there, None for a container
+    ``pidns`` is the inode of its PID namespace and ``init_host_pid`` the first process in there; null for a container
     that shares another's. ``regions`` are the paths of its HAMi files. ``since`` is Unix time: first seen.
     """
 
     container_id: str
-    pod_uid: str
-    container_name: str
-    namespace: str
-    pod: str
-    runtime: str
+    pod_uid: str | None
+    container_name: str | None
+    namespace: str | None
+    pod: str | None
+    runtime: str | None
     pidns: int | None
     init_host_pid: int | None
     regions: tuple[str, ...]
     since: float
 
 
-class ProcessReport(NamedTuple):
+class Process(Struct, frozen=True):
     """One process on one GPU, as NVML lists it or has samples of it.
 
-    ``ns_pid`` is its own number in its container. ``sm_util`` in per cent and ``memory`` in bytes are None where they
-    are not known. ``no_slot`` is why HAMi knows nothing of it; None if it owns a slot. ``comm`` is what the process
-    calls itself, at most 15 bytes of anything; empty if it is not known.
+    ``ns_pid`` is its own number in its container. ``sm_util`` is in per cent, ``memory`` in bytes. ``no_slot`` is why
+    HAMi knows nothing of it; null if it owns a slot.
     """
 
     host_pid: int
     ns_pid: int | None
     device_uuid: str
-    container_id: str
-    pod_uid: str
-    container_name: str
-    namespace: str
-    pod: str
+    container_id: str | None
+    pod_uid: str | None
+    container_name: str | None
+    namespace: str | None
+    pod: str | None
+    comm: str | None  # what the process calls itself: at most 15 bytes of anything
     sm_util: int | None
     memory: int | None
     no_slot: SampleReason | None
-    comm: str = ""
 
 
-class WorkerReport(NamedTuple):
+class Worker(Struct, frozen=True):
     """One kind of child: how often it was started and failed, ever, and what the last failure was."""
 
     name: str
     starts: int
     failures: int
-    last_failure: str
+    last_failure: str | None
 
 
-class Histogram(NamedTuple):
-    """Durations in seconds: ``counts`` is how many were at most each bound, ``total`` their sum."""
+class PassSeconds(Struct, frozen=True):
+    """Durations of passes: ``counts`` is how many took at most each bound, in seconds."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -132,7 +136,7 @@ class Snapshot(NamedTuple):
     at: float
     started_at: float
     passes: int
-    pass_seconds: Histogram
+    pass_seconds: PassSeconds
     source: str
     sources_not_used: Mapping[str, str]  # why
     source_counters: Mapping[str, int]
@@ -148,11 +152,11 @@ class Snapshot(NamedTuple):
     regions: tuple[RegionReport, ...]
     rejected: Mapping[str, RegionReason]
     missing_dirs: tuple[str, ...]
-    containers: tuple[ContainerReport, ...]
-    gpu_processes: tuple[ProcessReport, ...]
+    containers: tuple[Container, ...]
+    gpu_processes: tuple[Process, ...]
     joined: Joined
     collected_at: float
-    workers: tuple[WorkerReport, ...]
+    workers: tuple[Worker, ...]
     counters: Mapping[str, int]
     dry_run: bool
     settings: tuple[SettingReport, ...] = ()

@@ -42,15 +42,20 @@ class Kept:
         self._answers: dict[str, tuple[Snapshot, bytes]] = {}
 
     async def answer(
-        self, path: str, picture: Snapshot, head: Struct, items: Iterable[Any], make: Callable[[Any], Struct]
+        self,
+        path: str,
+        picture: Snapshot,
+        head: Struct,
+        items: Iterable[Any],
+        make: Callable[[Any], Struct] | None = None,
     ) -> Answer:
-        """``head`` with ``items`` in the place of its last field, an empty list."""
+        """``head`` with ``items`` in the place of its last field, an empty list; ``make`` gives what is sent of one."""
         known = self._answers.get(path)
         if known is not None and known[0] is picture:
             return Answer(known[1])
         parts, piece = [], []
         for number, item in enumerate(items, 1):
-            piece.append(make(item))
+            piece.append(make(item) if make else item)
             if number % _PIECE == 0:
                 parts.append(encode(piece)[1:-1])
                 piece.clear()

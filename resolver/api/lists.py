@@ -22,7 +22,7 @@ async def containers(context: Context, request: Request) -> Answer:  # noqa: ARG
     """``GET /v1/containers``."""
     picture = context.view.snapshot()
     head = shapes.Containers(picture.at, [])
-    return await context.kept.answer("/v1/containers", picture, head, picture.containers, shapes.Container.of)
+    return await context.kept.answer("/v1/containers", picture, head, picture.containers)
 
 
 async def regions(context: Context, request: Request) -> Answer:  # noqa: ARG001
@@ -44,7 +44,7 @@ async def slots(context: Context, request: Request) -> Answer:  # noqa: ARG001
 async def unresolved(context: Context, request: Request) -> Answer:  # noqa: ARG001
     """``GET /v1/unresolved``."""
     picture = context.view.snapshot()
-    samples = [shapes.Sample.of(each) for each in picture.joined.orphans]
+    samples = list(picture.joined.orphans)
     head = shapes.Unresolved(picture.at, shapes.unresolved_counts(picture), samples, [])
     return await context.kept.answer("/v1/unresolved", picture, head, picture.unresolved(), _slot)
 
@@ -61,7 +61,7 @@ async def processes(context: Context, request: Request) -> Answer:  # noqa: ARG0
     """``GET /v1/processes``."""
     picture = context.view.snapshot()
     head = shapes.Processes(picture.at, picture.collected_at or None, picture.joined.error or None, [])
-    return await context.kept.answer("/v1/processes", picture, head, picture.gpu_processes, shapes.Process.of)
+    return await context.kept.answer("/v1/processes", picture, head, picture.gpu_processes)
 
 
 async def gpus(context: Context, request: Request) -> Answer:

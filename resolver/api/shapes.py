@@ -1,4 +1,6 @@
-"""What the lists of the API look like in JSON: one class for each object, and how it is made of the daemon's picture.
+"""What the answers of the API look like in JSON, and how they are made of the daemon's picture.
+
+Containers, processes, samples, workers and GPUs are those of the picture itself (`resolver.state`, `resolver.gpu`).
 
 None (``null``) is "not known", also for a name that nothing tells. Fields of a shared region carry their upstream C
 names (``pid``, ``hostpid``, ``sm_util``). The schemas in ``/v1/openapi.json`` are made of these classes.
@@ -9,50 +11,17 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from resolver import __version__
-from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from resolver.gpu.attribution import Sample
+from resolver.gpu.inventory import GpuReport
+from resolver.reasons import RegionReason, RepairReason, UnresolvedReason
+from resolver.state import Container, PassSeconds, Process, Worker
 
 if TYPE_CHECKING:
-    from resolver.gpu.attribution import Orphan
-    from resolver.gpu.inventory import GpuReport, Inventory
-    from resolver.state import ContainerReport, ProcessReport, RegionReport, SlotReport, Snapshot
-
-
-class Container(Struct, frozen=True):
-    """One container that runs on this node.
-
-    ``pidns`` is the inode of its PID namespace and ``init_host_pid`` the first process in there; null for a container
-    that shares another's. ``regions`` are the paths of its HAMi files. ``since`` is Unix time: first seen.
-    """
-
-    container_id: str
-    pod_uid: str | None
-    container_name: str | None
-    namespace: str | None
-    pod: str | None
-    runtime: str | None
-    pidns: int | None
-    init_host_pid: int | None
-    regions: list[str]
-    since: float
-
-    @classmethod
-    def of(cls, report: ContainerReport) -> Container:
-        """From the daemon's record."""
-        return cls(
-            report.container_id,
-            report.pod_uid or None,
-            report.container_name or None,
-            report.namespace or None,
-            report.pod or None,
-            report.runtime or None,
-            report.pidns,
-            report.init_host_pid,
-            list(report.regions),
-            report.since,
-        )
+    from resolver.gpu.inventory import Inventory
+    from resolver.state import RegionReport, SlotReport, Snapshot
 
 
 class Region(Struct, frozen=True):
@@ -147,122 +116,25 @@ class Slot(Struct, frozen=True):
         )
 
 
-class Process(Struct, frozen=True):
-    """One process on one GPU, as NVML lists it or has samples of it.
-
-    ``ns_pid`` is its own number in its container. ``sm_util`` is in per cent, ``memory`` in bytes. ``no_slot`` is why
-    HAMi knows nothing of it; null if it owns a slot.
-    """
-
-    host_pid: int
-    ns_pid: int | None
-    device_uuid: str
-    container_id: str | None
-    pod_uid: str | None
-    container_name: str | None
-    namespace: str | None
-    pod: str | None
-    comm: str | None
-    sm_util: int | None
-    memory: int | None
-    no_slot: SampleReason | None
-
-    @classmethod
-    def of(cls, report: ProcessReport) -> Process:
-        """From the daemon's record."""
-        return cls(
-            report.host_pid,
-            report.ns_pid,
-            report.device_uuid,
-            report.container_id or None,
-            report.pod_uid or None,
-            report.container_name or None,
-            report.namespace or None,
-            report.pod or None,
-            report.comm or None,
-            report.sm_util,
-            report.memory,
-            report.no_slot,
-        )
-
-
-class Sample(Struct, frozen=True):
-    """A utilization sample without a slot. ``host_pid`` as NVML gave it, ``sm_util`` in per cent.
-
-    ``container`` is the container's id, or ``<podUID>_<containerName>`` of a process that owned a slot before it ended.
-    """
-
-    host_pid: int
-    device_uuid: str
-    sm_util: int
-    reason: SampleReason
-    container: str | None
-
-    @classmethod
-    def of(cls, orphan: Orphan) -> Sample:
-        """From the daemon's record."""
-        return cls(
-            orphan.host_pid, orphan.device_uuid, orphan.sm_util, orphan.reason, orphan.container or None
-        )
-
-
-class MigInstance(Struct, frozen=True):
-    """One MIG instance of a GPU; memory in bytes."""
-
-    uuid: str
-    gpu_instance: int
-    compute_instance: int
-    memory_total: int | None
-    memory_used: int | None
-
-
-class Illness(Struct, frozen=True):
-    """Why a GPU is unhealthy, and since when (Unix time)."""
-
-    reason: str
-    detail: str
-    since: float
-
-
-class Gpu(Struct, frozen=True):
+class Gpu(GpuReport, frozen=True, kw_only=True):
     """One GPU. Memory in bytes, utilization in per cent, temperature in degrees Celsius, power in watts.
 
-    ``samples`` is ``ok``, ``unsupported`` (MIG mode, for one) or ``failed``: whether NVML tells the utilization of
+    ``samples`` is ``ok``, ``unsupported`` (MIG mode, for one) or ``failed``: whether NVML has the utilization of
     processes; ``samples_why`` says why not. It is healthy while ``illnesses`` is empty. ``pci_address`` is the
     kernel's name of it, ``pcie_root`` the PCI root complex that it hangs on.
     """
 
-    uuid: str
-    device_index: int
-    minor: int | None
-    name: str
-    memory_total: int | None
-    memory_used: int | None
-    utilization: int | None
-    temperature: int | None
-    power: float | None
-    mig: bool | None
-    mig_instances: list[MigInstance]
-    ecc_uncorrected: int | None
-    samples: str
-    samples_why: str | None
-    illnesses: list[Illness]
-    healthy: bool
+    # Every field is always there, so none has a default here.
     pci_address: str | None
     numa_node: int | None
     pcie_root: str | None
     cpu_socket: int | None
+    healthy: bool
 
     @classmethod
     def of(cls, report: GpuReport) -> Gpu:
         """From the daemon's record."""
-        fields = report._asdict() | {
-            "mig_instances": [MigInstance(*instance) for instance in report.mig_instances],
-            "samples_why": report.samples_why or None,
-            "illnesses": [Illness(*illness) for illness in report.illnesses],
-            "healthy": not report.illnesses,
-        }
-        return cls(**{name: fields[name] for name in cls.__struct_fields__})
+        return cls(**structs.asdict(report), healthy=not report.illnesses)
 
 
 # ---- whole answers ------------------------------------------------------------------------------------------------
@@ -337,24 +209,6 @@ class Unresolved(Struct, frozen=True):
     by_reason: UnresolvedCounts
     samples: list[Sample]
     slots: list[Slot]
-
-
-class Worker(Struct, frozen=True):
-    """One kind of child: how often it was started and failed, ever, and what the last failure was."""
-
-    name: str
-    starts: int
-    failures: int
-    last_failure: str | None
-
-
-class PassSeconds(Struct, frozen=True):
-    """Durations of passes: ``counts`` is how many took at most each bound, in seconds."""
-
-    bounds: list[float]
-    counts: list[int]
-    observations: int
-    total: float
 
 
 class Driver(Struct, frozen=True):
@@ -463,12 +317,7 @@ def status(picture: Snapshot, api: dict[str, int]) -> Status:
         os.getpid(),
         picture.dry_run,
         picture.passes,
-        PassSeconds(
-            list(picture.pass_seconds.bounds),
-            list(picture.pass_seconds.counts),
-            picture.pass_seconds.observations,
-            picture.pass_seconds.total,
-        ),
+        picture.pass_seconds,
         Source(
             picture.source,
             dict(picture.sources_not_used),
@@ -497,7 +346,7 @@ def status(picture: Snapshot, api: dict[str, int]) -> Status:
             len(joined.orphans),
             len(picture.gpu_processes),
         ),
-        [Worker(w.name, w.starts, w.failures, w.last_failure or None) for w in picture.workers],
+        list(picture.workers),
         dict(picture.counters),
         api,
         [Setting(*setting) for setting in picture.settings],

@@ -10,10 +10,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import structs
+
 from resolver.budget import Slices
 from resolver.containers.find import container_name
 from resolver.errors import AccessDenied, ProcessGone
-from resolver.state import ContainerReport
+from resolver.state import Container
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,7 +33,7 @@ _LOOKS = 5
 
 
 class _Known(NamedTuple):
-    report: ContainerReport
+    report: Container
     host_pid: int
     looks: int
 
@@ -73,10 +75,11 @@ class Census:
                 self._look(container_id, host_pid, pidns, known)
         await slices.breathe()
         for container_id, known in self._known.items():
-            namespace, pod = self.pods.of(known.report.pod_uid)
+            namespace, pod = (name or None for name in self.pods.of(known.report.pod_uid or ""))
             paths = tuple(regions.get(container_id, ()))
-            if known.report[3:5] != (namespace, pod) or known.report.regions != paths:
-                report = known.report._replace(namespace=namespace, pod=pod, regions=paths)
+            seen = known.report
+            if (seen.namespace, seen.pod, seen.regions) != (namespace, pod, paths):
+                report = structs.replace(seen, namespace=namespace, pod=pod, regions=paths)
                 self._known[container_id] = known._replace(report=report)
 
     def _by_inits(self) -> dict[str, tuple[int, int | None]]:
@@ -110,18 +113,28 @@ class Census:
             pass
         since = known.report.since if known else time.time()
         init = host_pid if pidns is not None else None
-        report = ContainerReport(
-            container_id, pod_uid, name, *self.pods.of(pod_uid), runtime, pidns, init, (), since
+        namespace, pod = self.pods.of(pod_uid)
+        report = Container(
+            container_id=container_id,
+            pod_uid=pod_uid or None,
+            container_name=name or None,
+            namespace=namespace or None,
+            pod=pod or None,
+            runtime=runtime or None,
+            pidns=pidns,
+            init_host_pid=init,
+            regions=(),
+            since=since,
         )
         if known is None:
             self._journal.tell("container_started", level="debug", **_about(report))
         self._known[container_id] = _Known(report, host_pid, known.looks + 1 if known else 1)
 
-    def containers(self) -> tuple[ContainerReport, ...]:
+    def containers(self) -> tuple[Container, ...]:
         """All that run."""
         return tuple(known.report for known in self._known.values())
 
-    def get(self, container_id: str) -> ContainerReport | None:
+    def get(self, container_id: str) -> Container | None:
         """One of them."""
         known = self._known.get(container_id)
         return known.report if known else None
@@ -131,6 +144,6 @@ def _named(known: _Known) -> bool:
     return bool(known.report.container_name) or not known.report.pod_uid
 
 
-def _about(report: ContainerReport) -> dict[str, str]:
+def _about(report: Container) -> dict[str, str]:
     names: Iterable[str] = ("container_id", "pod_uid", "container_name", "namespace", "pod")
-    return {name: getattr(report, name) for name in names}
+    return {name: getattr(report, name) or "" for name in names}

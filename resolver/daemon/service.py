@@ -46,7 +46,7 @@ from resolver.pids.scan import ScanSource
 from resolver.pids.source import close as close_source
 from resolver.reasons import SampleReason
 from resolver.repair.repairer import Repairer
-from resolver.state import Histogram, ProcessReport, Snapshot, View, WorkerReport
+from resolver.state import PassSeconds, Process, Snapshot, View, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -119,7 +119,7 @@ class Service:
         self.snapshot: Snapshot | None = None
         self._pass_counts = [0] * len(_BOUNDS)
         self._pass_seconds = 0.0
-        self._gpu_processes: tuple[ProcessReport, ...] = ()
+        self._gpu_processes: tuple[Process, ...] = ()
         self._in_charge = in_charge
         self._rights = Rights(settings, self.ladder.steps, self.journal)
         self._policy_said: Policy | None = None
@@ -432,30 +432,35 @@ class Service:
             await slices.breathe()
         self._gpu_processes = tuple(processes)
 
-    def _gpu_process(self, used: Used) -> ProcessReport:
+    def _gpu_process(self, used: Used) -> Process:
         owner = self.repairer.owners.process(used.host_pid) if used.no_slot is None else None
         container_id = used.container or self.repairer.owners.container_id(used.host_pid)
         ns_pid: int | None = owner.ns_pids[-1] if owner else None
-        comm = ""
+        comm: str | None = None
         with contextlib.suppress(ProcessGone, AccessDenied):
             if owner is None:
                 ns_pid = self.procfs.ns_pids(used.host_pid)[-1]
             comm = self.procfs.comm(used.host_pid)
         container = self.census.get(container_id)
-        names = container[1:5] if container else ("", "", "", "")
+        names: tuple[str | None, ...] = (None,) * 4
+        if container is not None:
+            names = container.pod_uid, container.container_name, container.namespace, container.pod
         pod_uid, separator, name = container_id.partition("_")
         if separator:  # of a process that has ended, its slot's directory is what is left
-            container_id, names = "", (pod_uid, name, *self.census.pods.of(pod_uid))
-        return ProcessReport(
-            used.host_pid,
-            ns_pid,
-            used.device_uuid,
-            container_id,
-            *names,
-            used.sm_util,
-            used.memory,
-            used.no_slot,
-            comm,
+            names = pod_uid, name, *(each or None for each in self.census.pods.of(pod_uid))
+        return Process(
+            host_pid=used.host_pid,
+            ns_pid=ns_pid,
+            device_uuid=used.device_uuid,
+            container_id=None if separator else container_id or None,
+            pod_uid=names[0],
+            container_name=names[1],
+            namespace=names[2],
+            pod=names[3],
+            comm=comm or None,
+            sm_util=used.sm_util,
+            memory=used.memory,
+            no_slot=used.no_slot,
         )
 
     def view(self) -> View:
@@ -473,7 +478,7 @@ class Service:
             at=time.time(),
             started_at=self.started_at,
             passes=self.passes,
-            pass_seconds=Histogram(_BOUNDS, tuple(self._pass_counts), self.passes, self._pass_seconds),
+            pass_seconds=PassSeconds(_BOUNDS, tuple(self._pass_counts), self.passes, self._pass_seconds),
             source=self.pidmap.source.name,
             sources_not_used=dict(self.ladder.why_not),
             source_counters=self.pidmap.counters(),
@@ -493,7 +498,7 @@ class Service:
             gpu_processes=self._gpu_processes,
             joined=self.joined,
             collected_at=self.collected_at,
-            workers=tuple(WorkerReport(w.name, w.starts, w.failures, w.last_failure) for w in workers),
+            workers=tuple(Worker(w.name, w.starts, w.failures, w.last_failure or None) for w in workers),
             counters=dict(self.counters),
             dry_run=self.settings.dry_run,
             settings=self._described,

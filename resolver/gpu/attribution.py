@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
+
 from resolver.budget import Slices
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.gpu.sampler import OK
@@ -22,24 +24,23 @@ if TYPE_CHECKING:
     from resolver.pids.pidmap import PidMap
 
 
-class Orphan(NamedTuple):
-    """A sample without a slot. ``host_pid`` as NVML gave it, utilization in per cent.
+class Sample(Struct, frozen=True):
+    """A utilization sample without a slot. ``host_pid`` as NVML gave it, ``sm_util`` in per cent.
 
-    ``container`` is the container's id, or ``<podUID>_<containerName>`` if the process owned a slot before it ended;
-    empty where neither is known.
+    ``container`` is the container's id, or ``<podUID>_<containerName>`` of a process that owned a slot before it ended.
     """
 
     host_pid: int
     device_uuid: str
     sm_util: int
     reason: SampleReason
-    container: str = ""
+    container: str | None
 
 
 class Used(NamedTuple):
     """A process on a device: NVML lists it there, or has a sample of it.
 
-    ``host_pid`` is the process's where it is known, else what NVML gave; ``container`` as in `Orphan`, empty for an
+    ``host_pid`` is the process's where it is known, else what NVML gave; ``container`` as in `Sample`, empty for an
     owner of a slot (``no_slot`` None). ``sm_util`` in per cent, ``memory`` in bytes, None where it is not known.
     """
 
@@ -59,7 +60,7 @@ class Joined(NamedTuple):
     values: Mapping[tuple[int, str], int]
     unknown: frozenset[tuple[int, str]]
     asked: frozenset[str]  # UUIDs of the devices that answered
-    orphans: tuple[Orphan, ...]
+    orphans: tuple[Sample, ...]
     used: tuple[Used, ...] = ()
     listed: frozenset[str] = frozenset()  # UUIDs of the devices whose list of processes is known
 
@@ -91,7 +92,7 @@ async def join(
     """
     values: dict[tuple[int, str], int] = {}
     unknown: set[tuple[int, str]] = set()
-    orphans: list[Orphan] = []
+    orphans: list[Sample] = []
     places: dict[int, int | _Nowhere] = {}
     slices = Slices()
     for nvml_pid in _listed(collection):
@@ -102,7 +103,7 @@ async def join(
         for nvml_pid, (_stamp, sm_util) in device.newest.items():
             found = place(nvml_pid)
             if isinstance(found, _Nowhere):
-                orphans.append(Orphan(nvml_pid, uuid, sm_util, found.reason, found.container))
+                orphans.append(Sample(nvml_pid, uuid, sm_util, found.reason, found.container or None))
                 # Its slot may be found before NVML is asked again; then it is not idle, but unknown until then.
                 unknown.add((nvml_pid, uuid))
             else:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec import Struct
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class MigInstance(NamedTuple):
+class MigInstance(Struct, frozen=True):
     """One MIG instance of a GPU; memory in bytes."""
 
     uuid: str
@@ -18,15 +20,15 @@ class MigInstance(NamedTuple):
     memory_used: int | None
 
 
-class Illness(NamedTuple):
-    """Why a GPU is unhealthy, and since when (Unix time). The reasons are those of `resolver.gpu.health`."""
+class Illness(Struct, frozen=True):
+    """Why a GPU is unhealthy, and since when (Unix time)."""
 
     reason: str
     detail: str
     since: float
 
 
-class GpuReport(NamedTuple):
+class GpuReport(Struct, frozen=True):
     """One GPU. Memory in bytes, utilization in per cent, temperature in degrees Celsius, power in watts.
 
     ``uuid`` is empty for a GPU whose UUID was never read. ``memory_used`` includes what the driver
@@ -50,7 +52,7 @@ class GpuReport(NamedTuple):
     mig_instances: tuple[MigInstance, ...]
     ecc_uncorrected: int | None
     samples: str
-    samples_why: str
+    samples_why: str | None
     illnesses: tuple[Illness, ...]
     pci_address: str | None = None
     numa_node: int | None = None

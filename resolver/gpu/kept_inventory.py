@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from resolver.gpu.health import judge
 from resolver.gpu.inventory import NONE, GpuReport, MigInstance
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from resolver.gpu.inventory import Inventory
 
 
-_NOTHING = GpuReport("", 0, None, "", None, None, None, None, None, None, (), None, "", "", ())
+_NOTHING = GpuReport("", 0, None, "", None, None, None, None, None, None, (), None, "", None, ())
 
 
 class Stock:
@@ -73,7 +75,8 @@ def _report(device: dict[str, Any], uuid: str, before: GpuReport | None, now: fl
     """One device. What cannot change is remembered of one that does not answer; what is measured is not."""
     illnesses = judge(device, before.illnesses if before else (), now)
     if "error" in device:
-        return (before or _NOTHING)._replace(
+        return replace(
+            before or _NOTHING,
             uuid=uuid,
             device_index=device["index"],
             memory_used=None,
@@ -82,7 +85,7 @@ def _report(device: dict[str, Any], uuid: str, before: GpuReport | None, now: fl
             power=None,
             ecc_uncorrected=None,
             mig_instances=tuple(
-                each._replace(memory_used=None) for each in (before or _NOTHING).mig_instances
+                replace(each, memory_used=None) for each in (before or _NOTHING).mig_instances
             ),
             illnesses=illnesses,
         )
@@ -101,7 +104,7 @@ def _report(device: dict[str, Any], uuid: str, before: GpuReport | None, now: fl
         mig_instances=tuple(MigInstance(*each) for each in device.get("mig_instances") or ()),
         ecc_uncorrected=device["ecc"],
         samples="",
-        samples_why="",
+        samples_why=None,
         illnesses=illnesses,
         pci_address=device["pci_address"],
         numa_node=device["numa_node"],
@@ -112,7 +115,7 @@ def _report(device: dict[str, Any], uuid: str, before: GpuReport | None, now: fl
 
 def _with_samples(gpu: GpuReport, samples: tuple[str, str] | None) -> GpuReport:
     status, why = samples or ("failed", _illness(gpu))
-    return gpu._replace(samples=status, samples_why=why)
+    return replace(gpu, samples=status, samples_why=why or None)
 
 
 def _illness(gpu: GpuReport) -> str:

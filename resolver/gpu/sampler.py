@@ -152,7 +152,7 @@ class Sampler:
             return Collection(time.time(), str(error), self.driver_version, {}, self._stock.inventory)
         for gpu in inventory.gpus:
             if gpu.uuid and gpu.uuid not in devices:
-                devices[gpu.uuid] = DeviceSamples(FAILED, gpu.samples_why, {}, frozenset())
+                devices[gpu.uuid] = DeviceSamples(FAILED, gpu.samples_why or "", {}, frozenset())
         return Collection(time.time(), "", self.driver_version, devices, inventory)
 
     async def _find_devices(self) -> None:

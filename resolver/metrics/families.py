@@ -13,7 +13,7 @@ from prometheus_client.samples import Sample
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from resolver.state import Histogram
+    from resolver.state import PassSeconds
 
 Row = tuple[tuple[str, ...], float]
 
@@ -48,7 +48,7 @@ class Family(NamedTuple):
             metric.samples.append(Sample(self.name, labels, number, None, None, None))
         return metric
 
-    def histogram(self, seen: Histogram) -> Metric:
+    def histogram(self, seen: PassSeconds) -> Metric:
         """The family with what was seen."""
         metric = Metric(self.name, self.help, self.kind)
         for bound, count in (

@@ -16,7 +16,7 @@ from resolver.reasons import SampleReason
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from resolver.state import ContainerReport, ProcessReport, RegionReport, Snapshot
+    from resolver.state import Container, Process, RegionReport, Snapshot
 
 #: Of a process that ended, or that is no container's, a container's series say nothing.
 _NOBODYS = (SampleReason.NOT_IN_CONTAINER, SampleReason.PROCESS_ENDED, SampleReason.PID_UNKNOWN)
@@ -72,11 +72,11 @@ class _Group:
     """Everything of one container."""
 
     def __init__(self) -> None:
-        self.processes: dict[str, list[ProcessReport]] = {}  # by device
+        self.processes: dict[str, list[Process]] = {}  # by device
         self.devices: dict[str, tuple[int | None, int | None]] = {}  # by UUID: position and limit
         self.unresolved = False
 
-    def add(self, processes: Iterable[ProcessReport], regions: Iterable[RegionReport]) -> None:
+    def add(self, processes: Iterable[Process], regions: Iterable[RegionReport]) -> None:
         for region in regions:
             limits = region.limit or (0,) * len(region.device_uuids)
             for position, (uuid, limit) in enumerate(zip(region.device_uuids, limits, strict=True)):
@@ -127,7 +127,7 @@ def usages(snapshot: Snapshot, trouble: Unknown | None) -> Iterator[Usage]:
             yield Usage(names, place, utilization, memory, position, limit)
 
 
-def _utilization(device: Device, processes: list[ProcessReport], group: _Group) -> float | Unknown:
+def _utilization(device: Device, processes: list[Process], group: _Group) -> float | Unknown:
     if device.samples != OK:
         return Unknown.UNSUPPORTED if device.samples == UNSUPPORTED else Unknown.DEVICE_FAILED
     if group.unresolved:
@@ -140,7 +140,7 @@ def _utilization(device: Device, processes: list[ProcessReport], group: _Group) 
     return min(total / 100, 1.0)
 
 
-def _memory(processes: list[ProcessReport], group: _Group, *, listed: bool) -> int | Unknown:
+def _memory(processes: list[Process], group: _Group, *, listed: bool) -> int | Unknown:
     if not listed:
         return Unknown.NOT_TOLD
     if group.unresolved:
@@ -161,13 +161,13 @@ def _groups(snapshot: Snapshot) -> dict[Names, _Group]:
     for region in snapshot.regions:
         if region.pod_uid:
             by_name.setdefault((region.pod_uid, region.container_name), []).append(region)
-    processes: dict[str, list[ProcessReport]] = {}
+    processes: dict[str, list[Process]] = {}
     for process in snapshot.gpu_processes:
         if process.container_id and process.no_slot not in _NOBODYS:
             processes.setdefault(process.container_id, []).append(process)
     for container in snapshot.containers:
         paths = [by_path[path] for path in container.regions if path in by_path]
-        named = by_name.get((container.pod_uid, container.container_name), ())
+        named = by_name.get((container.pod_uid or "", container.container_name or ""), ())
         group = groups.setdefault(names_of(container), _Group())
         group.add(processes.get(container.container_id, ()), {**_keyed(paths), **_keyed(named)}.values())
     told = {(names.pod_uid, names.container) for names in groups}
@@ -194,13 +194,13 @@ def _add_without_id(
     group.unresolved = any(slot.unresolved is not None for slot in slots)
 
 
-def names_of(container: ContainerReport | ProcessReport) -> Names:
+def names_of(container: Container | Process) -> Names:
     """A container's labels."""
     unique = bool(container.pod_uid and container.container_name)
     return Names(
-        container.namespace,
-        container.pod,
-        container.container_name,
-        container.pod_uid,
-        "" if unique else container.container_id,
+        container.namespace or "",
+        container.pod or "",
+        container.container_name or "",
+        container.pod_uid or "",
+        "" if unique else container.container_id or "",
     )

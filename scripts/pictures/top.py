@@ -14,6 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
 from rich.cells import cell_len
 
 from resolver.cli._top.cells import UNICODE, Line
@@ -22,7 +23,7 @@ from resolver.cli._top.reading import Reading
 from resolver.cli._top.rows import Choice, rows_of
 from resolver.cli._top.screen import STYLES
 from resolver.reasons import RepairReason, SampleReason, UnresolvedReason
-from resolver.state import ProcessReport, Snapshot
+from resolver.state import Process, Snapshot
 from tests.fakes.busy import GIB, GPUS, Builder
 from tests.fakes.served import tree_of
 
@@ -41,7 +42,7 @@ _FONTS: Final = (
 def node() -> Snapshot:
     """Two GPUs in use, slots that were repaired, one that stays stuck, and two things that nobody can resolve."""
     first = GPUS[0]
-    second = GPUS[1]._replace(utilization=64, memory_used=38 * GIB, temperature=58, power=241.0)
+    second = replace(GPUS[1], utilization=64, memory_used=38 * GIB, temperature=58, power=241.0)
     build = Builder()
     build.named(first, "ml-prod/bert-trainer-7f9c8d-x2x9k/main")
     build.process("torchrun", 48213, 12, 31, 19.6, RepairReason.WRONG_NAMESPACE)
@@ -60,7 +61,7 @@ def node() -> Snapshot:
     build.process("python3", 35555, 9, None, 4.5)
     build.unresolved(31, UnresolvedReason.AMBIGUOUS)
     build.processes.append(
-        ProcessReport(29001, None, first.uuid, "", "", "", "", "", 3, None, SampleReason.PROCESS_ENDED)
+        Process(29001, None, first.uuid, *(None,) * 6, 3, None, SampleReason.PROCESS_ENDED)
     )
     return build.picture((first, second))
 

@@ -18,13 +18,13 @@ from resolver.gpu.inventory import GpuReport, Inventory
 from resolver.metrics import Page
 from resolver.pids.bpf_syscall import COUNTERS
 from resolver.state import (
-    ContainerReport,
-    Histogram,
-    ProcessReport,
+    Container,
+    PassSeconds,
+    Process,
     RegionReport,
     SlotReport,
     Snapshot,
-    WorkerReport,
+    Worker,
 )
 from tests.bench.timing import Progress, RowValues
 from tests.fakes.pictures import picture
@@ -96,7 +96,7 @@ def node(shape: tuple[int, int, int, int]) -> Snapshot:
     values = {(process.host_pid, process.device_uuid): 17 for process in running}
     return picture(
         at=now,
-        pass_seconds=Histogram(_BOUNDS, (7_000,) * len(_BOUNDS), 7_000, 7.7),
+        pass_seconds=PassSeconds(_BOUNDS, (7_000,) * len(_BOUNDS), 7_000, 7.7),
         source="bpf",
         source_counters=dict.fromkeys((*COUNTERS, *_DRIFT), 0),
         inventory=Inventory(1, now, "550.54.15", gpus),
@@ -105,7 +105,7 @@ def node(shape: tuple[int, int, int, int]) -> Snapshot:
         gpu_processes=tuple(running),
         joined=Joined(now, "", values, frozenset(), known, (), (), known),
         collected_at=now,
-        workers=(WorkerReport("slot writer", 1, 0, ""), WorkerReport("nvml worker", 1, 0, "")),
+        workers=(Worker("slot writer", 1, 0, None), Worker("nvml worker", 1, 0, None)),
     )
 
 
@@ -119,7 +119,7 @@ def _gpu(index: int) -> GpuReport:
     return GpuReport(f"GPU-{_uuid(f'gpu {index}')}", index, index, name, *known, False, (), 0, "ok", "", ())
 
 
-def _container(number: int) -> ContainerReport:
+def _container(number: int) -> Container:
     names = (
         f"{number:064x}",
         _uuid(f"pod {number}"),
@@ -127,14 +127,14 @@ def _container(number: int) -> ContainerReport:
         "ml-research",
         f"finetune-{number}-7f9c8d6b5-x2x9k",
     )
-    return ContainerReport(*names, "containerd", 4_026_532_000 + number, 40_000 + number, (), 1.7e9)
+    return Container(*names, "containerd", 4_026_532_000 + number, 40_000 + number, (), 1.7e9)
 
 
-def _process(of: ContainerReport, host_pid: int, ns_pid: int, device_uuid: str) -> ProcessReport:
+def _process(of: Container, host_pid: int, ns_pid: int, device_uuid: str) -> Process:
     whose = (of.container_id, of.pod_uid, of.container_name, of.namespace, of.pod)
-    return ProcessReport(host_pid, ns_pid, device_uuid, *whose, 17, 3 << 30, None, "python3")
+    return Process(host_pid, ns_pid, device_uuid, *whose, "python3", 17, 3 << 30, None)
 
 
-def _region(of: ContainerReport, on: tuple[str, ...], slots: tuple[SlotReport, ...]) -> RegionReport:
+def _region(of: Container, on: tuple[str, ...], slots: tuple[SlotReport, ...]) -> RegionReport:
     path = f"/usr/local/vgpu/containers/{of.pod_uid}_{of.container_name}/{of.container_id[-8:]}.cache"
-    return RegionReport(path, of.pod_uid, of.container_name, "v1.2", on, slots, of.container_id)
+    return RegionReport(path, of.pod_uid or "", of.container_name or "", "v1.2", on, slots, of.container_id)

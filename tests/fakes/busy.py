@@ -6,10 +6,12 @@ import random
 import uuid
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from resolver.gpu.attribution import NOTHING
 from resolver.gpu.inventory import GpuReport, Illness, Inventory, MigInstance
 from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
-from resolver.state import ContainerReport, ProcessReport, RegionReport, SlotReport, Snapshot
+from resolver.state import Container, Process, RegionReport, SlotReport, Snapshot
 from tests.fakes.pictures import picture
 
 GIB: Final = 1 << 30
@@ -44,7 +46,7 @@ def gpu(index: int, **changes: Any) -> GpuReport:
         "",
         (),
     )
-    return report._replace(**changes)
+    return replace(report, **changes)
 
 
 GPUS: Final = (
@@ -82,8 +84,8 @@ class Builder:
 
     def __init__(self, seed: int = 7) -> None:
         self._random = random.Random(seed)
-        self.containers: list[ContainerReport] = []
-        self.processes: list[ProcessReport] = []
+        self.containers: list[Container] = []
+        self.processes: list[Process] = []
         self.regions: list[RegionReport] = []
         self.host_pid = 40_000
 
@@ -94,7 +96,7 @@ class Builder:
         path = f"/usr/local/vgpu/containers/{pod_uid}_{container}/6f1e2d3c.cache"
         pidns = 4026532000 + len(self.containers)
         self.containers.append(
-            ContainerReport(
+            Container(
                 container_id,
                 pod_uid,
                 container,
@@ -124,16 +126,19 @@ class Builder:
         container = self.containers[-1]
         (device,) = self.regions[-1].device_uuids
         self.processes.append(
-            ProcessReport(
+            Process(
                 host_pid,
                 ns_pid,
                 device,
                 container.container_id,
-                *container[1:5],
+                container.pod_uid,
+                container.container_name,
+                container.namespace,
+                container.pod,
+                comm,
                 busy,
                 int(gib * GIB),
                 None,
-                comm,
             )
         )
 
@@ -208,12 +213,12 @@ def troubled() -> Snapshot:
     build.process("python3", 40056, 7, None, 2.8, RepairReason.STALE)
     build.named(GPUS[3], "default/rag-indexer/main")
     build.process("python3", 40061, 7, None, 0.6)
-    device, names = GPUS[1].uuid, ("", "", "", "")
+    device, names = GPUS[1].uuid, (None, None, None, None)
     build.processes += [
-        ProcessReport(1234, 1234, device, "", *names, 1, GIB // 4, SampleReason.NOT_IN_CONTAINER, "Xorg"),
-        ProcessReport(1300, 31, device, "ab" * 32, *names, None, None, SampleReason.NO_SHARED_REGION, EVIL),
-        ProcessReport(1301, 32, device, "ab" * 32, *names, 4, GIB, SampleReason.NO_SHARED_REGION, "模型服务"),
-        ProcessReport(0, None, GPUS[0].uuid, "", *names, 9, None, SampleReason.PID_UNKNOWN),
+        Process(1234, 1234, device, None, *names, "Xorg", 1, GIB // 4, SampleReason.NOT_IN_CONTAINER),
+        Process(1300, 31, device, "ab" * 32, *names, EVIL, None, None, SampleReason.NO_SHARED_REGION),
+        Process(1301, 32, device, "ab" * 32, *names, "模型服务", 4, GIB, SampleReason.NO_SHARED_REGION),
+        Process(0, None, GPUS[0].uuid, None, *names, None, 9, None, SampleReason.PID_UNKNOWN),
     ]
     rejected = {"/usr/local/vgpu/containers/x_y/\x1b[31mbad.cache": RegionReason.UNKNOWN_SIZE}
     return build.picture(rejected=rejected)

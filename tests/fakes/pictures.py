@@ -7,13 +7,13 @@ from typing import Any
 from resolver.gpu.attribution import NOTHING
 from resolver.gpu.inventory import NONE
 from resolver.hami.hostpid_policy import Origin
-from resolver.state import Histogram, Snapshot
+from resolver.state import PassSeconds, Snapshot
 
 _EMPTY = Snapshot(
     at=1_700_000_000.0,
     started_at=1_699_990_000.0,
     passes=1,
-    pass_seconds=Histogram((0.001, 1.0), (1, 1), 1, 0.0005),
+    pass_seconds=PassSeconds((0.001, 1.0), (1, 1), 1, 0.0005),
     source="scan",
     sources_not_used={},
     source_counters={},

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from resolver.api import shapes
 from resolver.errors import NoDaemon
@@ -35,7 +36,7 @@ def gpu(uuid: str, minor: int, *reasons: str, **more: Any) -> GpuReport:
     )
     place: dict[str, Any] = {"pci_address": f"0000:{0x3B + minor:02x}:00.0", "numa_node": 0}
     place |= {"pcie_root": "pci0000:3a", "cpu_socket": 0}
-    return plain._replace(**(place | more))
+    return replace(plain, **(place | more))
 
 
 class Told:

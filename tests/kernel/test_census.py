@@ -17,7 +17,7 @@ from resolver.log import Journal
 from resolver.lookup.cached import LiveLookup
 from resolver.pids.ladder import open_source
 from resolver.pids.pidmap import PidMap
-from resolver.state import ContainerReport
+from resolver.state import Container as RunningContainer
 from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.kernel.conftest import until
@@ -34,7 +34,7 @@ class Room:
         live = LiveLookup(Procfs(), self.pidmap)
         self.census = Census(Procfs(), self.pidmap, live, PodNames(str(pods)), Journal(self.events))
 
-    def look(self, **known: dict[str, int]) -> dict[str, ContainerReport]:
+    def look(self, **known: dict[str, int]) -> dict[str, RunningContainer]:
         self.pidmap.refresh(unhurried=False)
         asyncio.run(self.census.refresh(known.get("users", {}), {}))
         return {report.container_id: report for report in self.census.containers()}

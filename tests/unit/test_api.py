@@ -20,10 +20,10 @@ from resolver.api.problems import Reason
 from resolver.api.request import MOST_BODY_BYTES
 from resolver.config import SettingReport
 from resolver.errors import AccessDenied, Ambiguous, CannotKnow, NoDaemon, NotFound, UsageError
-from resolver.gpu.attribution import NOTHING, Orphan
+from resolver.gpu.attribution import NOTHING, Sample
 from resolver.gpu.inventory import GpuReport, Illness, Inventory, MigInstance
 from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
-from resolver.state import ContainerReport, ProcessReport, RegionReport, SlotReport, WorkerReport
+from resolver.state import Container, Process, RegionReport, SlotReport, Worker
 from tests.fakes.apiserver import Served, serving
 
 POST_HEAD = b"POST /v1/lookup HTTP/1.1\r\nHost: r\r\nContent-Type: application/json\r\n"
@@ -36,8 +36,8 @@ SLOTS = (
 )
 FULL: dict[str, Any] = {
     "containers": (
-        ContainerReport(CID, POD, "main", "ns", "pod-0", "containerd", 4026532000, 4700, ("/a.cache",), 1e9),
-        ContainerReport("cd" * 32, "", "", "", "", "", None, None, (), 1e9),
+        Container(CID, POD, "main", "ns", "pod-0", "containerd", 4026532000, 4700, ("/a.cache",), 1e9),
+        Container("cd" * 32, *(None,) * 7, (), 1e9),
     ),
     "regions": (
         RegionReport("/a.cache", POD, "main", "v1.2", (GPU, "GPU-2"), SLOTS, CID),
@@ -46,14 +46,14 @@ FULL: dict[str, Any] = {
     "rejected": {"/c.cache": RegionReason.SYMLINK},
     "missing_dirs": ("/gone",),
     "gpu_processes": (
-        ProcessReport(4711, 7, GPU, CID, POD, "main", "ns", "pod-0", 40, 1 << 30, None, "python"),
-        ProcessReport(99, None, GPU, "", "", "", "", "", None, None, SampleReason.NOT_IN_CONTAINER),
+        Process(4711, 7, GPU, CID, POD, "main", "ns", "pod-0", "python", 40, 1 << 30, None),
+        Process(99, None, GPU, *(None,) * 8, SampleReason.NOT_IN_CONTAINER),
     ),
     "joined": NOTHING._replace(
         error="",
         orphans=(
-            Orphan(99, GPU, 3, SampleReason.NOT_IN_CONTAINER),
-            Orphan(98, GPU, 3, SampleReason.NO_SLOT, CID),
+            Sample(99, GPU, 3, SampleReason.NOT_IN_CONTAINER, None),
+            Sample(98, GPU, 3, SampleReason.NO_SLOT, CID),
         ),
     ),
     "collected_at": 1.7e9,
@@ -69,7 +69,7 @@ FULL: dict[str, Any] = {
             ),
         ),
     ),
-    "workers": (WorkerReport("nvml worker", 2, 1, "it hung"), WorkerReport("slot writer", 1, 0, "")),
+    "workers": (Worker("nvml worker", 2, 1, "it hung"), Worker("slot writer", 1, 0, None)),
     "counters": {"repairs": 5},
     "settings": (SettingReport("interval", 0.25, "default"), SettingReport("containers_dir", ["/x"], "file x")),
 }  # fmt: skip

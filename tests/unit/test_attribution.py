@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from resolver.gpu.attribution import NOTHING, Joined, Orphan, Used, join
+from resolver.gpu.attribution import NOTHING, Joined, Sample, Used, join
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED, Collection, DeviceSamples
 from resolver.linux.procfs import Procfs
 from resolver.pids.listing import Listing
@@ -143,7 +143,7 @@ def test_a_process_without_a_slot_keeps_a_reason(
     proc = FakeProc(tmp_path)
     proc.process(500, cgroup)
     result = joined({500: 30}, owners={10}, hami={CID} if hami else set(), procfs=proc.procfs)
-    assert result.orphans == (Orphan(500, "GPU-a", 30, reason, container),)
+    assert result.orphans == (Sample(500, "GPU-a", 30, reason, container or None),)
     assert result.values == {}
 
 
@@ -152,7 +152,7 @@ def test_a_thread_without_a_slot_is_judged_by_its_process(tmp_path: Path) -> Non
     proc.process(500, f"/docker/{CID}")
     proc.process(501, "/", tgid=500)
     result = joined({501: 30}, hami={CID}, procfs=proc.procfs)
-    assert result.orphans == (Orphan(501, "GPU-a", 30, SampleReason.NO_SLOT, CID),)
+    assert result.orphans == (Sample(501, "GPU-a", 30, SampleReason.NO_SLOT, CID),)
 
 
 def test_this_very_process_is_in_no_container_of_hami() -> None:
@@ -182,12 +182,12 @@ def test_a_process_that_ended_still_has_its_container(tmp_path: Path) -> None:
     pidmap.refresh(unhurried=False)
     pidmap.name_container(600, "uid_main")  # it owns a slot
     alive = joined({500: 30}, procfs=proc.procfs, pidmap=pidmap)
-    assert alive.orphans == (Orphan(500, "GPU-a", 30, SampleReason.NO_SHARED_REGION, CID),)
+    assert alive.orphans == (Sample(500, "GPU-a", 30, SampleReason.NO_SHARED_REGION, CID),)
     for host_pid in (500, 600):
         shutil.rmtree(tmp_path / str(host_pid))
     ended = (
-        Orphan(500, "GPU-a", 30, SampleReason.PROCESS_ENDED, CID),
-        Orphan(600, "GPU-a", 4, SampleReason.PROCESS_ENDED, "uid_main"),
+        Sample(500, "GPU-a", 30, SampleReason.PROCESS_ENDED, CID),
+        Sample(600, "GPU-a", 4, SampleReason.PROCESS_ENDED, "uid_main"),
     )
     assert joined({500: 30, 600: 4}, procfs=proc.procfs, pidmap=pidmap).orphans == ended
     pidmap.refresh(unhurried=False)  # the same when the map has seen it

@@ -18,16 +18,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from resolver import __version__, config
 from resolver.api import shapes
 from resolver.cli.ask_daemon import duration, moment
 from resolver.cli.show import printable
 from resolver.events import KINDS
-from resolver.gpu.attribution import NOTHING, Orphan
+from resolver.gpu.attribution import NOTHING, Sample
 from resolver.gpu.inventory import GpuReport, Illness, Inventory
 from resolver.reasons import RegionReason, SampleReason
-from resolver.state import ContainerReport, Snapshot, WorkerReport
+from resolver.state import Container, Snapshot, Worker
 from tests.fakes import cachefiles
 from tests.fakes.pictures import picture
 
@@ -76,9 +77,7 @@ class Daemon:
         """What a daemon with this picture answers."""
         self.documents["/v1/status"] = shapes.status(snapshot, {})
         self.documents["/v1/unresolved"] = {"by_reason": shapes.unresolved_counts(snapshot)}
-        self.documents["/v1/containers"] = shapes.Containers(
-            snapshot.at, [shapes.Container.of(each) for each in snapshot.containers]
-        )
+        self.documents["/v1/containers"] = shapes.Containers(snapshot.at, list(snapshot.containers))
 
     def close(self) -> None:
         self._server.shutdown()
@@ -196,17 +195,17 @@ def sick() -> Snapshot:
         "",
         (Illness("too_hot", "96 C", AT),),
     )
-    orphans = tuple(Orphan(n, "GPU-1", 5, SampleReason.NO_SLOT) for n in range(3))
+    orphans = tuple(Sample(n, "GPU-1", 5, SampleReason.NO_SLOT, None) for n in range(3))
     return picture(
         source="netlink",
         sources_not_used={"bpf": "this kernel has no BTF"},
         incomplete="7 events were lost",
         not_ready="the canary was not found through netlink",
-        inventory=Inventory(3, AT, "550.54.15", (gpu, gpu._replace(uuid="GPU-2", illnesses=()))),
+        inventory=Inventory(3, AT, "550.54.15", (gpu, replace(gpu, uuid="GPU-2", illnesses=()))),
         joined=NOTHING._replace(error="NVML does not answer", orphans=orphans),
         collected_at=AT - 90,
         rejected={"/x.cache": RegionReason.UNKNOWN_SIZE},
-        workers=(WorkerReport("nvml worker", 4, 3, "it hung"), WorkerReport("slot writer", 1, 0, "")),
+        workers=(Worker("nvml worker", 4, 3, "it hung"), Worker("slot writer", 1, 0, None)),
         counters={"repairs_missing": 2, "repairs_stale": 5, "repairs_wrong_namespace": 0, "conflicts": 1},
         dry_run=True,
     )
@@ -258,7 +257,7 @@ def test_status_as_json_is_the_daemons_with_the_reasons(daemon: Daemon) -> None:
     told = json.loads(done.stdout)
     assert done.returncode == 1
     assert told.pop("unresolved") == {"slots": {}, "samples": {"no_slot": 3}}
-    assert told == msgspec.to_builtins(shapes.status(sick(), {}))
+    assert told == json.loads(msgspec.json.encode(shapes.status(sick(), {})))
 
 
 def test_colour_is_for_terminals_and_only_if_nobody_minds(daemon: Daemon) -> None:
@@ -273,10 +272,10 @@ def test_colour_is_for_terminals_and_only_if_nobody_minds(daemon: Daemon) -> Non
 # ---- containers ---------------------------------------------------------------------------------------------------
 
 RUNNING = (
-    ContainerReport(
+    Container(
         CID, UID, "main", "team-a", "train-0", "containerd", 4026532177, 24390, ("/a.cache",), AT - 3700
     ),
-    ContainerReport(OTHER, "", "", "", "", "", None, None, (), AT - 5),
+    Container(OTHER, *(None,) * 7, (), AT - 5),
 )
 
 
@@ -318,7 +317,7 @@ def test_no_container(daemon: Daemon) -> None:
 
 
 def test_a_name_cannot_speak_to_the_terminal(daemon: Daemon) -> None:
-    evil = RUNNING[0]._replace(container_name="a\x1b[2J\nb\u202e", pod="x y")
+    evil = replace(RUNNING[0], container_name="a\x1b[2J\nb\u202e", pod="x y")
     daemon.show(picture(containers=(evil,)))
     for text in (
         resolver("containers", "--socket", str(daemon.path)).stdout,

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from resolver.api import shapes
 from resolver.gpu.health import REASONS
@@ -55,7 +56,7 @@ def gpu(uuid: str = "GPU-a", minor: int | None = 0, *reasons: str, **more: Any) 
         illnesses,
     )
     place = {"pci_address": "0000:3b:00.0", "numa_node": 1, "pcie_root": "pci0000:3a", "cpu_socket": 0}
-    return plain._replace(**{**place, **more})
+    return replace(plain, **{**place, **more})
 
 
 def told(*gpus: GpuReport, error: str = "") -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from resolver import client
 from resolver.errors import NoDaemon
@@ -43,7 +44,8 @@ FIRST = GpuReport(
     "pci0000:3a",
     0,
 )
-SECOND = FIRST._replace(
+SECOND = replace(
+    FIRST,
     uuid="GPU-b",
     device_index=1,
     minor=0,
@@ -229,8 +231,8 @@ def test_watch_prints_again_when_a_gpu_changed_and_not_when_it_was_measured(serv
         try:
             first = [watching.stdout.readline() for _ in range(3)]
             assert "unhealthy" in first[2]
-            change(served, FIRST._replace(temperature=70), SECOND, version=4)
-            change(served, FIRST._replace(temperature=70), SECOND._replace(illnesses=()), version=5)
+            change(served, replace(FIRST, temperature=70), SECOND, version=4)
+            change(served, replace(FIRST, temperature=70), replace(SECOND, illnesses=()), version=5)
             again = [watching.stdout.readline() for _ in range(4)]
             assert again[0] == "\n"
             assert again[1].split() == first[0].split()

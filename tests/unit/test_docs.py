@@ -106,7 +106,7 @@ def test_what_is_quoted_is_what_is_said(root: Path) -> None:
 
 def test_what_is_read_of_a_gpu_is_told(root: Path) -> None:
     told = section_of(root / "docs/gpus.md", "What is read")
-    assert tuple(first_cells(told)) == GpuReport._fields
+    assert tuple(first_cells(told)) == GpuReport.__struct_fields__
     workers = [(root / "resolver/workers" / name).read_text() for name in ("nvml.py", "nvml_devices.py")]
     calls = set(re.findall(r"nvml(?:Device|System)Get\w+", "".join(workers)))
     for call in re.findall(r"`(nvmlDevice\w+)`", (root / "docs/gpus.md").read_text()):

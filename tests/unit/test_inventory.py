@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from resolver.events import KINDS
 from resolver.gpu.health import COOL, HOT, REASONS, judge
@@ -24,7 +25,7 @@ LOST = {"index": 0, "uuid": "", "failed": {}, "error": "GpuIsLost", "text": "GPU
 def gpu(uuid: str = "GPU-a", index: int = 0, *reasons: str, **more: Any) -> GpuReport:
     illnesses = tuple(Illness(reason, f"about {reason}", 7.0) for reason in reasons)
     plain = GpuReport(uuid, index, index, "Card", 2, 1, 0, 50, 100.0, False, (), 0, "ok", "", illnesses)
-    return plain._replace(**more)
+    return replace(plain, **more)
 
 
 def told(before: list[GpuReport], after: list[GpuReport]) -> list[tuple[str, str, Any]]:

@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE_OPENMETRICS
 
 from resolver import metrics
 from resolver.config import Settings
-from resolver.gpu.attribution import Joined, Orphan
+from resolver.gpu.attribution import Joined, Sample
 from resolver.gpu.inventory import GpuReport, Illness, Inventory, MigInstance
 from resolver.metrics import Page, collector, own
 from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
 from resolver.serve import pages
-from resolver.state import ContainerReport, ProcessReport, RegionReport, SlotReport, Snapshot
+from resolver.state import Container, Process, RegionReport, SlotReport, Snapshot
 from tests.fakes.exposition import Read
 from tests.fakes.pictures import picture
 
@@ -51,7 +52,7 @@ def gpu(uuid: str, index: int, **changes: Any) -> GpuReport:
     report = GpuReport(
         uuid, index, index, "A100", 80 << 30, 2 << 30, 37, 61, 180.5, False, (), 0, "ok", "", ()
     )
-    return report._replace(**changes)
+    return replace(report, **changes)
 
 
 def joined(**changes: Any) -> Joined:
@@ -61,8 +62,8 @@ def joined(**changes: Any) -> Joined:
     return known._replace(**changes)
 
 
-def container(number: int = 1, **changes: Any) -> ContainerReport:
-    report = ContainerReport(
+def container(number: int = 1, **changes: Any) -> Container:
+    report = Container(
         f"{number:064x}",
         f"uid-{number}",
         "main",
@@ -74,7 +75,7 @@ def container(number: int = 1, **changes: Any) -> ContainerReport:
         (),
         0.0,
     )
-    return report._replace(**changes)
+    return replace(report, **changes)
 
 
 def slot(host_pid: int | None, **changes: Any) -> SlotReport:
@@ -83,24 +84,27 @@ def slot(host_pid: int | None, **changes: Any) -> SlotReport:
 
 
 def region(
-    of: ContainerReport, uuids: tuple[str, ...] = GPUS[:1], *slots: SlotReport, **changes: Any
+    of: Container, uuids: tuple[str, ...] = GPUS[:1], *slots: SlotReport, **changes: Any
 ) -> RegionReport:
     path = f"/containers/{of.pod_uid}_{of.container_name}/x.cache"
-    report = RegionReport(path, of.pod_uid, of.container_name, "v1.2", uuids, slots, of.container_id)
+    names = of.pod_uid or "", of.container_name or ""
+    report = RegionReport(path, *names, "v1.2", uuids, slots, of.container_id)
     return report._replace(**changes)
 
 
 def process(
-    of: ContainerReport | None, host_pid: int, sm_util: int | None, uuid: str = GPUS[0], **changes: Any
-) -> ProcessReport:
-    names = of[:1] + of[1:5] if of else ("", "", "", "", "")
-    report = ProcessReport(host_pid, 2, uuid, *names, sm_util, 1 << 20, None)
-    return report._replace(**changes)
+    of: Container | None, host_pid: int, sm_util: int | None, uuid: str = GPUS[0], **changes: Any
+) -> Process:
+    report = Process(host_pid, 2, uuid, None, None, None, None, None, None, sm_util, 1 << 20, None)
+    if of:
+        names = ("container_id", "pod_uid", "container_name", "namespace", "pod")
+        changes = {name: getattr(of, name) for name in names} | changes
+    return replace(report, **changes)
 
 
 def node(
-    containers: tuple[ContainerReport, ...],
-    processes: tuple[ProcessReport, ...] = (),
+    containers: tuple[Container, ...],
+    processes: tuple[Process, ...] = (),
     regions: tuple[RegionReport, ...] = (),
     **changes: Any,
 ) -> Snapshot:
@@ -416,7 +420,7 @@ def test_what_the_daemon_counts_is_told() -> None:
         (region(one, GPUS[:1], *slots, quarantined=True),),
         counters=counters,
         rejected={"/containers/x/y.cache": RegionReason.SYMLINK},
-        joined=joined(orphans=(Orphan(9, "GPU-a", 5, SampleReason.NOT_IN_CONTAINER),)),
+        joined=joined(orphans=(Sample(9, "GPU-a", 5, SampleReason.NOT_IN_CONTAINER, None),)),
         missing_dirs=("/containers",),
         source="netlink",
         sources_not_used={"bpf": "no BTF"},

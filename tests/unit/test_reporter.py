@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from resolver.errors import ApiServerFailed
 from resolver.kube import node_events
@@ -69,7 +70,7 @@ def test_one_read_of_each_and_then_only_changes(kube: KubeServer) -> None:
         asked = [(each.method, each.path) for each in kube.asked]
         assert asked == [("GET", NODES), ("GET", f"{DEVICES}/{NODE}"), ("POST", DEVICES)]
         for degrees in range(20):  # what is measured is not reported
-            run.daemon.say(A._replace(temperature=degrees), B._replace(memory_used=degrees))
+            run.daemon.say(replace(A, temperature=degrees), replace(B, memory_used=degrees))
             await asyncio.sleep(0.01)
         await run.in_sync()
         kube.set_node(NODE, {"volumes.kubernetes.io/controller-managed-attach-detach": "true"})

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from resolver.gpu import sampler as module
-from resolver.gpu.inventory import NONE, GpuReport
+from resolver.gpu.inventory import NONE, GpuReport, MigInstance
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED, Collection, Sampler
 from resolver.linux.procfs import Procfs
 from tests.fakes.chain import Chain
@@ -351,12 +351,12 @@ def test_the_inventory_has_every_device(driver: Driver, bench: Bench) -> None:
         mig_instances=(),
         ecc_uncorrected=0,
         samples=OK,
-        samples_why="",
+        samples_why=None,
         illnesses=(),
         pci_address="0000:3c:00.0",
     )
     assert (second.uuid, second.mig, second.utilization, second.samples) == (SECOND, True, None, UNSUPPORTED)
-    assert second.mig_instances == (("MIG-a", 3, 1, 5 << 30, 7),)
+    assert second.mig_instances == (MigInstance("MIG-a", 3, 1, 5 << 30, 7),)
 
 
 def test_a_version_is_a_change(driver: Driver, bench: Bench, always_again: None) -> None:

@@ -18,7 +18,7 @@ from resolver import log
 from resolver.config import HostpidNamespace, LogLevel, Settings
 from resolver.daemon import service
 from resolver.daemon.service import Service
-from resolver.gpu.attribution import NOTHING, Joined, Orphan
+from resolver.gpu.attribution import NOTHING, Joined, Sample
 from resolver.gpu.sampler import Collection, DeviceSamples
 from resolver.reasons import SampleReason, UnresolvedReason
 from resolver.state import RegionReport, SlotReport
@@ -256,7 +256,7 @@ def test_a_snapshot_tells_what_is_unresolved() -> None:
 
 def test_orphans_are_counted_by_their_reason() -> None:
     reasons = [SampleReason.NO_SLOT, SampleReason.PID_UNKNOWN, SampleReason.NO_SLOT]
-    orphans = tuple(Orphan(5, "GPU-a", 3, reason) for reason in reasons)
+    orphans = tuple(Sample(5, "GPU-a", 3, reason, None) for reason in reasons)
     joined = Joined(0.0, "", {}, frozenset(), frozenset(), orphans)
     assert joined.orphan_reasons() == {SampleReason.NO_SLOT: 2, SampleReason.PID_UNKNOWN: 1}
 

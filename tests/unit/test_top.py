@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.cells import cell_len
 
 from resolver.cli._top.cells import ASCII, UNICODE, Line, fit, glyphs_for, size
@@ -95,10 +96,10 @@ def test_what_is_unresolved_is_told_with_its_reason() -> None:
 
 def test_a_gpu_that_only_a_process_names_and_one_without_uuid() -> None:
     build = Builder()
-    strange = GPUS[0]._replace(uuid="GPU-strange")
+    strange = replace(GPUS[0], uuid="GPU-strange")
     build.named(strange, "a/b/c")
     build.process("x", 5, 5, 7, 1.0)
-    nameless = GPUS[1]._replace(uuid="", device_index=1), GPUS[2]._replace(uuid="", device_index=2)
+    nameless = replace(GPUS[1], uuid="", device_index=1), replace(GPUS[2], uuid="", device_index=2)
     tree = tree_of(build.picture(nameless))
     assert [gpu.key for gpu in tree.gpus] == ["device 1", "device 2", "GPU-strange"]
     assert tree.gpus[2].report == {}
@@ -109,7 +110,7 @@ def test_a_gpu_that_only_a_process_names_and_one_without_uuid() -> None:
 def test_a_process_on_a_mig_instance_is_on_its_gpu() -> None:
     build = Builder()
     instance = GPUS[2].mig_instances[0]
-    build.named(GPUS[2]._replace(uuid=instance.uuid), "a/b/c")
+    build.named(replace(GPUS[2], uuid=instance.uuid), "a/b/c")
     build.process("x", 5, 5, None, 1.0)
     tree = tree_of(build.picture())
     assert list(containers(tree, 2)) == ["c"]
@@ -123,7 +124,7 @@ def test_a_container_whose_processes_nobody_knows_gets_its_name_only_if_it_is_th
     alone = tree_of(build.picture())
     assert containers(alone, 0)["main"].pod == "pod"
     build.containers.append(
-        build.containers[0]._replace(container_id="f" * 64)
+        replace(build.containers[0], container_id="f" * 64)
     )  # the one before it restarted
     assert containers(tree_of(build.picture()), 0)["main"].pod == ""
 
