@@ -51,7 +51,7 @@ function _shtab_resolver_using
 end
 
 set -g _shtab_resolver_commands run lookup reverse slots doctor top containers status devices report-devices events config version completion
-set -g _shtab_resolver_opts_with_value --api-server --broker --broker-answer --config --containers-dir --hostpid-namespace --interval --kind --last --log-format --log-level --map-size --metrics-addr --node --nvml-interval --only --output --pidns --pod-logs-dir --run-dir --service-account --socket --socket-group --socket-mode --source --spread --tenant-socket --write-utilization -o
+set -g _shtab_resolver_opts_with_value --api-server --broker --broker-answer --config --containers-dir --hostpid-namespace --interval --kind --last --log-format --log-level --map-size --metrics-addr --node --nvml-interval --only --output --pidns --pod --pod-logs-dir --run-dir --service-account --since --socket --socket-group --socket-mode --source --spread --tenant-socket --write-utilization -o
 
 complete -c resolver -e
 complete -c resolver -f
@@ -168,6 +168,8 @@ complete -c resolver -n '_shtab_resolver_using events' -l socket -xka "(__fish_c
 complete -c resolver -n '_shtab_resolver_using events' -l follow -s f -d 'wait for more, until interrupted'
 complete -c resolver -n '_shtab_resolver_using events' -l kind -xka "repair events_left_out conflict region_found region_gone region_abandoned region_quarantined container_started container_ended source source_failed policy slot_stuck gpu_found gpu_gone gpu_unhealthy gpu_healthy nvml_unavailable nvml_available" -d 'only these; may be given several times'
 complete -c resolver -n '_shtab_resolver_using events' -l last -x -d 'only the last N of those that were (default all; 10 with --follow)'
+complete -c resolver -n '_shtab_resolver_using events' -l since -x -d 'only those of the last TIME, such as 10m or 90s'
+complete -c resolver -n '_shtab_resolver_using events' -l pod -x -d 'only those of a pod: NAMESPACE/POD, a pod'"'"'s UID or the start of one'
 complete -c resolver -n '_shtab_resolver_using events' -l json -d 'one JSON object a line'
 complete -c resolver -n '_shtab_resolver_using; and test $_shtab_resolver_npos -eq 0' -a config -d 'show the settings, and where each comes from'
 complete -c resolver -n '_shtab_resolver_using config' -s h -l help -d 'show this help message and exit'

@@ -6,11 +6,13 @@ One event a line: when, what, and its fields. The daemon keeps the last thousand
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from resolver.cli.ask_daemon import add_socket, ask, follow, moment, understood
-from resolver.cli.show import printable, styled
+from resolver.cli.show import on_terminal, printable, styled
 from resolver.errors import UsageError
 from resolver.events import KINDS
 
@@ -23,6 +25,8 @@ _SHOWN_BEFORE = 10
 _BAD = frozenset(
     ("conflict", "region_quarantined", "source_failed", "slot_stuck", "gpu_unhealthy", "gpu_gone")
 )
+#: Fields that say whose an event is; at a terminal they are one name.
+_NAMES = frozenset(("container", "container_id", "pod_uid", "container_name", "namespace", "pod"))
 _GOOD = frozenset(("repair", "gpu_healthy", "nvml_available"))
 
 
@@ -43,6 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help=f"only the last N of those that were (default all; {_SHOWN_BEFORE} with --follow)",
     )
+    parser.add_argument("--since", metavar="TIME", help="only those of the last TIME, such as 10m or 90s")
+    parser.add_argument(
+        "--pod", metavar="POD", help="only those of a pod: NAMESPACE/POD, a pod's UID or the start of one"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.epilog = "kinds of events:\n" + "\n".join(f"  {kind:20} {text}" for kind, text in KINDS.items())
 
@@ -51,12 +59,17 @@ def run(args: argparse.Namespace) -> int:
     """Print the kept ones, then perhaps those that come."""
     if args.last is not None and args.last < 0:
         raise UsageError(f"--last {args.last}: 0 or more are meant")
+    if args.since:
+        _seconds(args.since)
+    if args.pod and args.pod.count("/") > 1:
+        raise UsageError(f"--pod {args.pod}: use NAMESPACE/POD, or a pod's UID")
     # Numbers begin anew with each daemon: an event's id has the daemon's start in it.
     status = ask("/v1/status", args.socket) if args.follow else None
     kept = ask("/v1/events", args.socket)
     last = args.last if args.last is not None or not args.follow else _SHOWN_BEFORE
     with understood():
-        lines = [_line(event, as_json=args.json) for event in kept["events"] if _is_wanted(event, args.kind)]
+        about = _About.of(args, kept)
+        lines = [about.line(event) for event in kept["events"] if about.wants(event)]
         number = kept["events"][-1]["number"] if kept["events"] else 0
         last_id = f"{int(status['started_at'])}-{number}" if status is not None else ""
     for line in lines if last is None else lines[max(0, len(lines) - last) :]:
@@ -65,25 +78,93 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.flush()
         for event in follow(args.socket, last_id, args.kind or ()):
             with understood():
-                line = _line(event, as_json=args.json) if _is_wanted(event, args.kind) else ""
+                about.learn(event)
+                line = about.line(event) if about.wants(event) else ""
             if line:
                 print(line, flush=True)  # whoever reads a pipe waits for it
     return 0
 
 
-def _is_wanted(event: dict[str, Any], kinds: Collection[str] | None) -> bool:
-    return not kinds or event["kind"] in kinds
+class _About:
+    """Which events are wanted, how they are shown, and whose they are: pods by their UIDs."""
+
+    def __init__(self, kinds: Collection[str], oldest: float, pod: str, *, as_json: bool) -> None:
+        self._kinds, self._oldest, self._pod, self._as_json = kinds, oldest, pod, as_json
+        self._compact = on_terminal() and not as_json
+        self._pods: dict[str, str] = {}  # UID -> NAMESPACE/POD
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, kept: dict[str, Any]) -> _About:
+        """For this command line; ``kept`` is the daemon's answer."""
+        oldest = kept["at"] - _seconds(args.since) if args.since else 0.0
+        about = cls(args.kind or (), oldest, args.pod or "", as_json=args.json)
+        if args.pod or about._compact:
+            for container in ask("/v1/containers", args.socket)["containers"]:
+                about.learn({"fields": container})
+            for event in kept["events"]:
+                about.learn(event)
+        return about
+
+    def learn(self, event: dict[str, Any]) -> None:
+        """A pod's name, where an event tells it."""
+        fields = event["fields"]
+        if fields.get("pod_uid") and fields.get("pod"):
+            self._pods[fields["pod_uid"]] = f"{fields['namespace']}/{fields['pod']}"
+
+    def wants(self, event: dict[str, Any]) -> bool:
+        """Whether it is shown."""
+        if (self._kinds and event["kind"] not in self._kinds) or event["at"] < self._oldest:
+            return False
+        uid = _pod_uid(event["fields"])
+        return not self._pod or (
+            bool(uid)
+            and (self._pods.get(uid) == self._pod or ("/" not in self._pod and uid.startswith(self._pod)))
+        )
+
+    def line(self, event: dict[str, Any]) -> str:
+        """As it is printed."""
+        if self._as_json:
+            return json.dumps({name: event[name] for name in ("number", "at", "kind", "fields")})
+        kind = printable(event["kind"])
+        color = "red" if kind in _BAD else "green" if kind in _GOOD else "bold"
+        if self._compact:
+            return self._short(event, kind, color)
+        fields = " ".join(
+            f"{styled(printable(name) + '=', 'dim')}{_value(value)}"
+            for name, value in event["fields"].items()
+        )
+        return f"{moment(event['at'])}  {styled(kind.ljust(18), color)}  {fields}".rstrip()
+
+    def _short(self, event: dict[str, Any], kind: str, color: str) -> str:
+        """For a terminal: names in the place of ids, broken where the line ends."""
+        fields, uid = event["fields"], _pod_uid(event["fields"])
+        name = fields.get("container_name") or str(fields.get("container", "")).partition("_")[2]
+        whose = "/".join(filter(None, (self._pods.get(uid) or uid[:8], name)))
+        rest = [
+            f"{printable(each)}={_value(value)}"
+            for each, value in fields.items()
+            if each not in _NAMES and value is not None
+        ]
+        when = moment(event["at"])[5:19].replace("T", " ")
+        text = " ".join(filter(None, (when, kind, printable(whose), *rest)))
+        columns = shutil.get_terminal_size().columns
+        lines = textwrap.wrap(text, max(columns, 20), subsequent_indent=" " * 4, break_on_hyphens=False)
+        return "\n".join(lines).replace(kind, styled(kind, color), 1)
 
 
-def _line(event: dict[str, Any], *, as_json: bool) -> str:
-    if as_json:
-        return json.dumps({name: event[name] for name in ("number", "at", "kind", "fields")})
-    kind = event["kind"]
-    color = "red" if kind in _BAD else "green" if kind in _GOOD else "bold"
-    fields = " ".join(
-        f"{styled(printable(name) + '=', 'dim')}{_value(value)}" for name, value in event["fields"].items()
-    )
-    return f"{moment(event['at'])}  {styled(printable(kind).ljust(18), color)}  {fields}".rstrip()
+def _pod_uid(fields: dict[str, Any]) -> str:
+    """Of the pod that an event is about; empty if it is about none, or does not say."""
+    return fields.get("pod_uid") or str(fields.get("container", "")).partition("_")[0]
+
+
+def _seconds(text: str) -> float:
+    from resolver.config import parse_duration
+
+    number, hours = text[:-1], text.endswith("h")
+    try:
+        return parse_duration(number) * 3600 if hours else parse_duration(text)
+    except ValueError:
+        raise UsageError(f"--since {text}: it takes a time such as 90s, 10m or 2h") from None
 
 
 def _value(value: Any) -> str:

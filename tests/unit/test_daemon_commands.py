@@ -173,6 +173,14 @@ def test_config_does_without_such_a_daemon(daemon: Daemon) -> None:
         assert json.loads(done.stdout)["daemon"] is None
 
 
+def test_the_daemons_version_or_that_it_does_not_say_it(daemon: Daemon) -> None:
+    told = json.loads(resolver("version", "--json", "--socket", str(daemon.path)).stdout)
+    assert told == {"resolver": __version__, "daemon": __version__, "daemon_unknown": None}
+    daemon.documents["/v1/status"] = []
+    done = resolver("version", "--socket", str(daemon.path))
+    assert "of another version" in done.stdout
+
+
 # ---- status -------------------------------------------------------------------------------------------------------
 
 
@@ -373,6 +381,70 @@ def test_some_events(events: Daemon) -> None:
     assert numbers("--kind", "source") == []
 
 
+def test_events_since(events: Daemon) -> None:
+    events.documents["/v1/events"]["at"] = AT + 600
+    for since, expected in (("9m", []), ("11m", [*range(1, 22)]), ("599.9905", [*range(10, 22)])):
+        done = resolver("events", "--json", "--since", since, "--socket", str(events.path))
+        assert [json.loads(line)["number"] for line in done.stdout.splitlines()] == expected, since
+
+
+def of_pods(daemon: Daemon) -> None:
+    other = UID.replace("2", "3")
+    daemon.show(picture(containers=RUNNING[:1]))
+    about = {"container": f"{UID}_main", "pod_uid": UID, "container_name": "main"}
+    old = {
+        "container_id": OTHER,
+        "pod_uid": other,
+        "container_name": "main",
+        "namespace": "old",
+        "pod": "gone",
+    }
+    daemon.documents["/v1/events"] = {
+        "at": AT,
+        "events": [
+            event(
+                1,
+                "repair",
+                **about,
+                ns_pid=2,
+                host_pid=24395,
+                slot=0,
+                reason="missing",
+                before=0,
+                after=24395,
+            ),
+            event(2, "container_ended", **old),
+            event(
+                3,
+                "conflict",
+                container=f"{other}_main",
+                path=f"/usr/local/vgpu/containers/{other}_main/a.cache",
+            ),
+            event(4, "policy", why="a driver that nobody knows: " * 6),
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("pod", "expected"),
+    [("team-a/train-0", [1]), (UID, [1]), (UID[:8], [1]), ("old/gone", [2, 3]), ("old/x", [])],
+)
+def test_events_of_a_pod_that_runs_or_ran(daemon: Daemon, pod: str, expected: list[int]) -> None:
+    of_pods(daemon)
+    done = resolver("events", "--json", "--pod", pod, "--socket", str(daemon.path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [json.loads(line)["number"] for line in done.stdout.splitlines()] == expected
+
+
+def test_events_fit_a_terminal(daemon: Daemon) -> None:
+    of_pods(daemon)
+    text = on_terminal("events", "--socket", str(daemon.path), NO_COLOR="1")
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("11-14 22:13:20 repair team-a/train-0/main ns_pid=2 host_pid=24395 slot=0")
+    assert any(line.startswith("11-14 22:13:20 container_ended old/gone/main") for line in lines)
+
+
 def test_following_goes_on_where_the_kept_ones_end(events: Daemon) -> None:
     events.stream = [event(22, slot=5), event(23, "policy"), event(24, slot=6)]
     done = resolver("events", "-f", "--json", "--kind", "repair", "--socket", str(events.path))
@@ -384,7 +456,16 @@ def test_following_goes_on_where_the_kept_ones_end(events: Daemon) -> None:
     assert "ended" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [("--last", "-1"), ("--last", "x"), ("--kind", "nonsense")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--last", "-1"),
+        ("--last", "x"),
+        ("--kind", "nonsense"),
+        ("--since", "soon"),
+        ("--pod", "a/b/c"),
+    ],
+)
 def test_events_asked_for_wrongly(arguments: tuple[str, ...]) -> None:
     done = resolver("events", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
