@@ -148,12 +148,18 @@ class Sampler:
             self._states = {uuid: _answered(samples) for uuid, samples in devices.items()}
             inventory = self._stock.publish({uuid: samples[:2] for uuid, samples in devices.items()})
         except (WorkerFailed, _NvmlError) as error:
-            self._devices_until, self._complete = 0.0, False
-            return Collection(time.time(), str(error), self.driver_version, {}, self._stock.inventory)
+            return self._none(error)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            return self._none(self.worker.malformed("answered something malformed"))
         for gpu in inventory.gpus:
             if gpu.uuid and gpu.uuid not in devices:
                 devices[gpu.uuid] = DeviceSamples(FAILED, gpu.samples_why or "", {}, frozenset())
         return Collection(time.time(), "", self.driver_version, devices, inventory)
+
+    def _none(self, why: Exception) -> Collection:
+        """Nothing was answered, and the devices are read anew next time."""
+        self._devices_until, self._complete = 0.0, False
+        return Collection(time.time(), str(why), self.driver_version, {}, self._stock.inventory)
 
     async def _find_devices(self) -> None:
         # After an error the worker starts the library anew, and it is not known how long that takes.
