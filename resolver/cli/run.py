@@ -138,7 +138,7 @@ async def _once(settings: Settings) -> int:
         await service.pass_once(patient=False)
         await asyncio.sleep(TWO_TICKS)  # what differs for longer is no watcher's to put right
         await service.pass_once(patient=False)
-        snapshot = service.picture()
+        snapshot = service.snapshots.take()
     finally:
         service.close()
     print(summary(snapshot, dry_run=settings.dry_run))

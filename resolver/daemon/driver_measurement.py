@@ -65,7 +65,7 @@ def _close(subjects: Iterable[tuple[Subject, int, ProcessHandle]]) -> None:
         handle.close()
 
 
-class DriverTruth:
+class DriverMeasurement:
     """What the driver was seen to do. Asked by the daemon after each collection, and never waited for."""
 
     def __init__(

@@ -51,7 +51,7 @@ async def _passes(directory: Path, count: int, truth: dict[int, list[int]]) -> t
     try:
         for _ in range(20):
             await service.pass_once(patient=False)
-        snapshot = service.picture()
+        snapshot = service.snapshots.take()
         right = sum(
             slot.hostpid == slot.host_pid == truth[int(region.pod_uid.removeprefix("pod-"))][slot.ns_pid - 1]
             for region in snapshot.regions
@@ -63,7 +63,7 @@ async def _passes(directory: Path, count: int, truth: dict[int, list[int]]) -> t
         asked: list[float] = []
         for number in range(_PASSES):
             if number % 2:
-                service.joined = service.joined._replace()
+                service.gpus.joined = service.gpus.joined._replace()
             began = time.perf_counter()
             await service.pass_once()
             (asked if number % 2 else quiet).append(time.perf_counter() - began)

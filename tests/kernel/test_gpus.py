@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from resolver.config import Settings, WriteUtilization
-from resolver.daemon import service as service_module
+from resolver.daemon import gpu_users
 from resolver.daemon.service import Service
 from resolver.gpu import sampler as sampler_module
 from resolver.gpu.inventory import GpuReport
@@ -62,7 +62,7 @@ class Bench:
         async def steps() -> Snapshot:
             await self.service.collect_once()
             await self.service.pass_once(patient=False)
-            return self.service.picture()
+            return self.service.snapshots.take()
 
         self.seconds += 1
         return self._runner.run(steps())
@@ -132,9 +132,7 @@ def bench(node: Node, library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     bench = Bench(node)
     clock = SimpleNamespace(time=time.time, monotonic=lambda: bench.seconds)
     monkeypatch.setattr(sampler_module, "time", clock)
-    monkeypatch.setattr(
-        service_module, "_DRIVER_SECONDS", 30.0
-    )  # this machine may be slow, the driver is not
+    monkeypatch.setattr(gpu_users, "_DRIVER_SECONDS", 30.0)  # this machine may be slow, the driver is not
     try:
         for _ in range(3):  # the slots are found after NVML was asked for the first time
             bench.interval()
@@ -174,7 +172,7 @@ def test_a_device_that_answers_each_error_is_unknown_and_its_neighbour_is_not(
             assert reasons(snapshot, FIRST.uuid) == [expected]
             assert reasons(snapshot, SECOND.uuid) == []
         bench.right()
-    assert bench.service.sampler.worker.failures == 0
+    assert bench.service.gpus.sampler.worker.failures == 0
 
 
 def test_samples_that_fail_with_each_error_are_unknown(bench: Bench) -> None:
@@ -212,10 +210,10 @@ def test_a_process_list_that_fails_with_each_error_says_nothing_of_memory(bench:
     "call", [Answer.INIT, Answer.COUNT, Answer.DRIVER_VERSION], ids=lambda call: call.name
 )
 def test_a_library_that_answers_each_error_leaves_everything_unknown(bench: Bench, call: Answer) -> None:
-    known = bench.service.inventory
+    known = bench.service.gpus.inventory
     for code in EVERY_ERROR:
         bench.node.gpu.set_errors({call: code})
-        bench.service.sampler.worker.stop()  # the next one has to start the library
+        bench.service.gpus.sampler.worker.stop()  # the next one has to start the library
         bench.seconds += 61
         snapshot = bench.intervals()
         assert snapshot.joined.error, code
@@ -226,13 +224,13 @@ def test_a_library_that_answers_each_error_leaves_everything_unknown(bench: Benc
 
 
 def test_a_driver_that_hangs_is_unknown_and_then_right(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = bench.service.sampler
+    sampler = bench.service.gpus.sampler
     for hang in (Hang.UTILIZATION, Hang.PROCESS_LIST, Hang.DEVICE, Hang.COUNT):
         failures = sampler.worker.failures
         bench.node.gpu.set_faults(hang=hang)
         bench.seconds += 61 if hang is Hang.DEVICE else 0  # only asked when devices are looked at
         with monkeypatch.context() as patched:
-            patched.setattr(service_module, "_DRIVER_SECONDS", 0.2)
+            patched.setattr(gpu_users, "_DRIVER_SECONDS", 0.2)
             patched.setattr(sampler_module, "_CALL_SECONDS", 0.4)
             patched.setattr(sampler_module, "_START_SECONDS", 0.6)
             patched.setattr(sampler.worker, "timeout", 0.4)
@@ -285,7 +283,7 @@ def test_a_driver_that_is_unloaded_and_comes_back(bench: Bench, library: Path) -
     library.unlink()
     snapshot = bench.intervals()
     assert "DriverNotLoaded" in snapshot.joined.error
-    bench.service.sampler.worker.stop()  # whoever kills it now: the next one finds no library
+    bench.service.gpus.sampler.worker.stop()  # whoever kills it now: the next one finds no library
     snapshot = bench.intervals()
     assert "LibraryNotFound" in snapshot.joined.error
     assert set(bench.utilization(snapshot).values()) == {None}

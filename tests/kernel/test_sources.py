@@ -379,16 +379,16 @@ def test_a_map_that_fails_is_left_at_once_and_taken_again_later(
         print(f"the fall: {await soon(lambda: room.source == 'netlink', 'the fall'):.3f} s")
         assert failing.bpf._loaded.maps == {}
         await room.repaired_once_more(container)
-        snapshot = room.service.picture()
+        snapshot = room.service.snapshots.take()
         assert snapshot.source == "netlink"
         assert snapshot.sources_not_used["bpf"].startswith("the map cannot be read: Invalid argument")
         assert ("source_failed", {"source": "bpf", "why": snapshot.sources_not_used["bpf"]}) in room.said
         room.service.ladder._next_climb = 0.0
-        room.service._trouble.set()
+        room.service.source.failed.set()
         await soon(lambda: room.source == "bpf", "the climb")
         await room.repaired_once_more(container)
-        await soon(lambda: room.service.snapshot and room.service.snapshot.source == "bpf", "its picture")
-        assert room.service.picture().sources_not_used == {}
+        await soon(lambda: room.service.snapshots.shown().source == "bpf", "its picture")
+        assert room.service.snapshots.take().sources_not_used == {}
 
     room.play(scene)
 
@@ -414,7 +414,7 @@ def test_a_connector_that_never_keeps_up_is_left_for_the_scan(
                 await room.repaired_once_more(container)
             finally:
                 os.killpg(flood.pid, signal.SIGKILL)
-        why = room.service.picture().sources_not_used
+        why = room.service.snapshots.take().sources_not_used
         full = re.fullmatch(
             r"the buffer for process events was full (\d+) refreshes in a row", why["netlink"]
         )
@@ -443,7 +443,7 @@ def test_a_connector_whose_socket_fails_is_left_at_once(node: Node, monkeypatch:
         await soon(lambda: room.source == "scan", "the fall")
         await room.repaired_once_more(container)
         assert (
-            room.service.picture()
+            room.service.snapshots.take()
             .sources_not_used["netlink"]
             .startswith("the proc connector socket failed: ")
         )
@@ -500,7 +500,7 @@ def test_a_map_too_small_for_the_node_is_said_and_every_repair_is_right(
             took = await soon(lambda: all(hostpid for _, _, hostpid in slots()), "every repair")
             print(f"{len(truth)} repairs with a map for 1024: {took:.2f} s")
             assert {(number, ns_pid): hostpid for number, ns_pid, hostpid in slots()} == truth
-            snapshot = room.service.picture()
+            snapshot = room.service.snapshots.take()
             assert snapshot.source == "bpf"
             assert snapshot.source_counters["full"] > 1000
             assert "raise --map-size" in snapshot.incomplete

@@ -14,7 +14,7 @@ import pytest
 
 from resolver.config import HostpidNamespace
 from resolver.daemon import driver_measurement
-from resolver.daemon.driver_measurement import DriverTruth
+from resolver.daemon.driver_measurement import DriverMeasurement
 from resolver.errors import ProcessGone, WorkerFailed
 from resolver.gpu.sampler import FAILED, OK, Collection, DeviceSamples
 from resolver.log import Journal
@@ -100,13 +100,13 @@ class Child:
 
 
 class Bench:
-    """A `DriverTruth` with nothing real around it but descriptors and time."""
+    """A `DriverMeasurement` with nothing real around it but descriptors and time."""
 
     def __init__(self, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.node, self.child, self.counters = Node(), Child(), Counter[str]()
         self.now, self.version = 0.0, "535.183.01"
         node: Any = self.node
-        self.truth = DriverTruth(str(run_dir), node, node, node, self.counters, Journal())
+        self.truth = DriverMeasurement(str(run_dir), node, node, node, self.counters, Journal())
         self.truth.worker = self.child  # type: ignore[assignment]
         self.truth._enabled = True
         monkeypatch.setattr(driver_measurement, "time", self)
@@ -431,11 +431,11 @@ def test_each_container_has_its_turn(bench: Bench, monkeypatch: pytest.MonkeyPat
     bench.node.add(own + 1, 8, pidns=HERE + 1)
     tried: list[int] = []
 
-    def opened(_self: DriverTruth, _handle: Any, pidns: int) -> int:
+    def opened(_self: DriverMeasurement, _handle: Any, pidns: int) -> int:
         tried.append(pidns)
         return os.open("/proc/self/ns/pid", os.O_RDONLY)
 
-    monkeypatch.setattr(DriverTruth, "_open_namespace", opened)
+    monkeypatch.setattr(DriverMeasurement, "_open_namespace", opened)
     bench.child.answer = {"refused": "no"}
     for _ in range(4):
         bench.consider(bench.collection(own, own + 1))

@@ -16,7 +16,7 @@ import pytest
 
 from resolver import log
 from resolver.config import HostpidNamespace, LogLevel, Settings
-from resolver.daemon import service
+from resolver.daemon.pace import ERRORS_BEFORE_END
 from resolver.daemon.service import Service
 from resolver.gpu.attribution import NOTHING, Joined, Sample
 from resolver.gpu.sampler import Collection, DeviceSamples
@@ -68,12 +68,15 @@ def test_it_starts_works_and_stops(driver: Driver, tmp_path: Path, lines: Lines)
         daemon = Service(settings(tmp_path))
 
         async def scene() -> None:
-            await until(lambda: daemon.passes >= 5 and daemon.joined.at)
+            await until(lambda: daemon.snapshots.passes >= 5 and daemon.gpus.joined.at)
 
         await while_running(daemon, scene)
-        assert daemon.snapshot is not None
-        assert (daemon.snapshot.policy, daemon.snapshot.driver_version) == ("host", "550.54.15")
-        assert daemon.sampler.worker.host_pid is None
+        assert daemon.snapshots.latest is not None
+        assert (daemon.snapshots.latest.policy, daemon.snapshots.latest.driver_version) == (
+            "host",
+            "550.54.15",
+        )
+        assert daemon.gpus.sampler.worker.host_pid is None
         assert daemon.repairer.writing.worker.host_pid is None
 
     asyncio.run(main())
@@ -87,7 +90,7 @@ def test_it_ends_though_the_driver_hangs(driver: Driver, tmp_path: Path, lines: 
         daemon = Service(settings(tmp_path))
 
         async def scene() -> None:
-            await until(lambda: daemon.passes >= 20)  # no pass waits for the driver
+            await until(lambda: daemon.snapshots.passes >= 20)  # no pass waits for the driver
 
         await while_running(daemon, scene)
 
@@ -101,7 +104,7 @@ def test_troubles_are_said_once_and_their_end_too(driver: Driver, tmp_path: Path
         daemon = Service(settings(tmp_path / "later"))
 
         async def scene() -> None:
-            await until(lambda: daemon.passes >= 5 and daemon.joined is not NOTHING)
+            await until(lambda: daemon.snapshots.passes >= 5 and daemon.gpus.joined is not NOTHING)
             await asyncio.sleep(0.1)
             driver.gpu.set_faults()
             (tmp_path / "later").mkdir()
@@ -125,7 +128,7 @@ def test_implausible_samples_are_counted(driver: Driver, tmp_path: Path, lines: 
             driver.sample(4711, 230)
             await daemon.collect_once()
             await daemon.collect_once()
-            assert daemon.picture().counters["implausible_samples"] == 1
+            assert daemon.snapshots.take().counters["implausible_samples"] == 1
         finally:
             daemon.close()
 
@@ -151,13 +154,13 @@ def test_a_reload_takes_what_can_change_and_says_what_cannot(
         daemon = Service(old)
 
         async def scene() -> None:
-            await until(lambda: daemon.passes >= 2)
+            await until(lambda: daemon.snapshots.passes >= 2)
             daemon.reload(new)
             await until(lambda: daemon.repairer.regions)
 
         await while_running(daemon, scene)
         assert daemon.settings.interval == 0.02
-        assert daemon.policy.namespace is HostpidNamespace.CONTAINER
+        assert daemon.decision.policy.namespace is HostpidNamespace.CONTAINER
         assert (daemon.settings.run_dir, daemon.settings.dry_run) == (old.run_dir, False)
         assert daemon.repairer.settings is daemon.settings
 
@@ -172,7 +175,7 @@ def test_a_reload_does_not_wait_for_the_next_pass(driver: Driver, tmp_path: Path
         daemon = Service(settings(tmp_path, interval=60.0, nvml_interval=60.0))
 
         async def scene() -> None:
-            await until(lambda: daemon.passes >= 1 and daemon.policy.namespace)
+            await until(lambda: daemon.snapshots.passes >= 1 and daemon.decision.policy.namespace)
             daemon.reload(settings(tmp_path, interval=30.0))
             await until(lambda: daemon.settings.interval == 30.0)
 
@@ -202,17 +205,17 @@ def test_a_defect_is_shown_and_survived_but_not_for_ever(
         if errors == 3:
 
             async def scene() -> None:
-                await until(lambda: daemon.passes >= 3)
+                await until(lambda: daemon.snapshots.passes >= 3)
 
             await while_running(daemon, scene)
         else:
             with pytest.raises(ZeroDivisionError, match="a defect"):
                 await daemon.run()
-        assert daemon.counters["internal_errors"] == min(errors, service._ERRORS_BEFORE_END)
+        assert daemon.counters["internal_errors"] == min(errors, ERRORS_BEFORE_END)
 
     asyncio.run(main())
     shown = [line for line in lines() if line["event"] == "internal_error"]
-    assert len(shown) == min(errors, service._ERRORS_BEFORE_END)
+    assert len(shown) == min(errors, ERRORS_BEFORE_END)
     assert "ZeroDivisionError: a defect" in shown[0]["exception"]
 
 
@@ -267,17 +270,17 @@ def test_a_picture_stays_as_it_was_taken(driver: Driver, tmp_path: Path, lines: 
         daemon = Service(settings(tmp_path))
         try:
             await daemon.pass_once(patient=False)
-            before = daemon.snapshot
+            before = daemon.snapshots.latest
             assert before is not None
             copy = json.dumps(before, default=str)
             daemon.counters["made_up"] += 1
             (tmp_path / f"{cachefiles.POD_UID}_main" / "6f1e2d3c.cache").unlink()
             await daemon.pass_once(patient=False)
-            assert daemon.snapshot is not before
+            assert daemon.snapshots.latest is not before
             assert json.dumps(before, default=str) == copy
             assert len(before.regions) == 1
-            assert daemon.snapshot is not None
-            assert daemon.snapshot.regions == ()
+            assert daemon.snapshots.latest is not None
+            assert daemon.snapshots.latest.regions == ()
         finally:
             daemon.close()
 
@@ -298,14 +301,14 @@ def test_nvml_is_asked_again_when_a_process_that_seems_to_idle_can_be_said_to(
         monkeypatch.setattr(daemon.repairer, "lingering", lambda: iter([(4711, "GPU-1")] if lingers else []))
         stamp = int((time.time() - age) * 1e6)
         samples = DeviceSamples("ok", "", {4711: (stamp, 30)}, frozenset())
-        daemon._expect_idleness(Collection(time.time(), "", None, {"GPU-1": samples}))
+        daemon.gpus.expect_idleness(Collection(time.time(), "", None, {"GPU-1": samples}))
         if asks:
             async with asyncio.timeout(60):
-                await daemon._ask_again.wait()
+                await daemon.gpus.ask_again.wait()
             assert time.time() - stamp / 1e6 >= 1.0
         else:
             await asyncio.sleep(0.2)
-            assert not daemon._ask_again.is_set()
+            assert not daemon.gpus.ask_again.is_set()
         daemon.close()
 
     asyncio.run(main())

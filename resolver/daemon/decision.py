@@ -1,0 +1,56 @@
+"""Which number ``hostpid`` must be on this node, decided anew whenever more is known of the driver."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from resolver.hami.hostpid_policy import Origin, decide
+
+if TYPE_CHECKING:
+    from resolver.config import HostpidNamespace
+    from resolver.daemon.driver_measurement import DriverMeasurement
+    from resolver.gpu.sampler import Collection
+    from resolver.log import Journal
+
+
+class Decision:
+    """The policy in force, and the measurement of the driver that it may come from."""
+
+    def __init__(self, setting: HostpidNamespace, measurement: DriverMeasurement, journal: Journal) -> None:
+        self.policy = decide(setting, None)
+        self.measurement = measurement
+        self._journal = journal
+        self._said = False
+
+    def decide(self, setting: HostpidNamespace, driver_version: str | None) -> bool:
+        """Decide; whether that changed anything."""
+        measurement, before = self.measurement, self.policy
+        self.policy = decide(setting, driver_version, measurement.get(driver_version), measurement.unable)
+        if self._said and self.policy == before:
+            return False
+        self._said = True
+        self._journal.tell(
+            "policy",
+            hostpid_namespace=self.policy.namespace or "unknown",
+            why=self.policy.why,
+            origin=self.policy.origin,
+        )
+        return True
+
+    def measured(self, driver_version: str | None) -> bool:
+        """Whether that driver has just been measured: then nothing is measured any more, and the rights can go."""
+        if not driver_version or self.policy.origin is not Origin.MEASURED or not self.measurement.rights:
+            return False
+        self.measurement.disable(driver_version)
+        return True
+
+    def consider(self, collection: Collection) -> None:
+        """Measure, where that would count and there is something to see."""
+        if self.policy.origin is not Origin.FORCED:
+            self.measurement.consider(collection)
+
+    def not_measured(self) -> str:
+        """Why the policy does not come from a measurement; empty if it does, or need not."""
+        if self.policy.origin in (Origin.MEASURED, Origin.FORCED):
+            return ""
+        return self.measurement.unable or self.measurement.why

@@ -1,0 +1,138 @@
+"""What NVML says, joined with who it is about: slots' owners, containers, processes without a slot."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from resolver.budget import Slices
+from resolver.errors import AccessDenied, ProcessGone
+from resolver.gpu.attribution import NOTHING, join
+from resolver.gpu.inventory import NONE as NO_INVENTORY
+from resolver.gpu.inventory import changes
+from resolver.gpu.sampler import SAMPLE_SECONDS, Sampler
+from resolver.reasons import SampleReason
+from resolver.state import Process
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from resolver.daemon.running_containers import Census
+    from resolver.gpu.attribution import Joined, Used
+    from resolver.gpu.sampler import Collection
+    from resolver.linux.procfs import Procfs
+    from resolver.log import Journal
+    from resolver.pids.pidmap import PidMap
+    from resolver.repair.repairer import Repairer
+
+_DRIVER_SECONDS = 1.0  # a driver that answered before may take this long; then what it said counts no more
+#: A process whose last sample is older (seconds; drivers take some six a second) seems to idle; and at the earliest so
+#: many seconds after an answer NVML is asked again for it.
+_SEEMS_IDLE, _ASK_AGAIN_AFTER = 0.3, 0.25
+
+
+class GpuUsers:
+    """As of the last collection. ``collected_at`` is when NVML last answered (Unix time, 0: never)."""
+
+    def __init__(
+        self,
+        procfs: Procfs,
+        pidmap: PidMap,
+        repairer: Repairer,
+        census: Census,
+        counters: Counter[str],
+        journal: Journal,
+    ) -> None:
+        self.sampler = Sampler()
+        self.joined: Joined = NOTHING
+        self.inventory = NO_INVENTORY
+        self.collected_at = 0.0
+        self.processes: tuple[Process, ...] = ()
+        self.census = census
+        self.ask_again = asyncio.Event()  # before the interval is over
+        self._procfs, self._pidmap, self._repairer = procfs, pidmap, repairer
+        self._counters, self._journal = counters, journal
+
+    async def collect(self, interval: float) -> Collection:
+        """Ask NVML, and join what it says."""
+        collection = await self.sampler.collect(max(_DRIVER_SECONDS, interval))
+        trouble = self._journal.trouble
+        self._counters["implausible_samples"] = self.sampler.implausible
+        for kind, fields in changes(self.inventory, collection.inventory):
+            level = "warning" if kind in ("gpu_gone", "gpu_unhealthy") else "info"
+            self._journal.tell(kind, level=level, **fields)
+        self.inventory = collection.inventory
+        if not collection.error:
+            self.collected_at = collection.at
+        trouble("nvml", collection.error, "nvml_unavailable", "nvml_available")
+        for uuid, device in collection.devices.items():
+            trouble(f"device {uuid}", device.why, "device_without_samples", "device_samples", device=uuid)
+        owners = self._repairer.owners
+        self.joined = await join(collection, owners, owners.container_ids(), self._procfs, self._pidmap)
+        return collection
+
+    def expect_idleness(self, collection: Collection) -> None:
+        """Ask NVML again when it can say 0 of a process that seems to idle, where no watcher will say so."""
+        now = time.time()
+        ages = {
+            (nvml_pid, uuid): now - stamp / 1e6
+            for uuid, device in collection.devices.items()
+            for nvml_pid, (stamp, _) in device.newest.items()
+            if now - stamp / 1e6 > _SEEMS_IDLE  # the oldest count as busy still, or they were not in here
+        }
+        oldest = (
+            max((ages.get(each, 0.0) for each in self._repairer.lingering()), default=0.0) if ages else 0.0
+        )
+        if oldest:
+            wait = max(SAMPLE_SECONDS - oldest + 0.01, _ASK_AGAIN_AFTER)
+            asyncio.get_running_loop().call_later(wait, self.ask_again.set)
+
+    async def count_containers(self) -> None:
+        """Who runs on this node, and which of their processes use a GPU."""
+        owners, regions = self._repairer.owners, dict[str, list[str]]()
+        for region in self._repairer.reports():
+            if region.container_id:
+                regions.setdefault(region.container_id, []).append(region.path)
+        users = owners.by_container()
+        for used in self.joined.used:
+            if used.no_slot in (SampleReason.NO_SLOT, SampleReason.NO_SHARED_REGION):
+                users.setdefault(used.container, used.host_pid)
+        await self.census.refresh(users, regions)
+        slices, processes = Slices(), []
+        for used in self.joined.used:
+            processes.append(self._process(used))
+            await slices.breathe()
+        self.processes = tuple(processes)
+
+    def _process(self, used: Used) -> Process:
+        owner = self._repairer.owners.process(used.host_pid) if used.no_slot is None else None
+        container_id = used.container or self._repairer.owners.container_id(used.host_pid)
+        ns_pid: int | None = owner.ns_pids[-1] if owner else None
+        comm: str | None = None
+        with contextlib.suppress(ProcessGone, AccessDenied):
+            if owner is None:
+                ns_pid = self._procfs.ns_pids(used.host_pid)[-1]
+            comm = self._procfs.comm(used.host_pid)
+        container = self.census.get(container_id)
+        names: tuple[str | None, ...] = (None,) * 4
+        if container is not None:
+            names = container.pod_uid, container.container_name, container.namespace, container.pod
+        pod_uid, separator, name = container_id.partition("_")
+        if separator:  # of a process that has ended, its slot's directory is what is left
+            names = pod_uid, name, *(each or None for each in self.census.pods.of(pod_uid))
+        return Process(
+            host_pid=used.host_pid,
+            ns_pid=ns_pid,
+            device_uuid=used.device_uuid,
+            container_id=None if separator else container_id or None,
+            pod_uid=names[0],
+            container_name=names[1],
+            namespace=names[2],
+            pod=names[3],
+            comm=comm or None,
+            sm_util=used.sm_util,
+            memory=used.memory,
+            no_slot=used.no_slot,
+        )

@@ -1,0 +1,111 @@
+"""The pictures of what the daemon knows: one after each pass, whole and immutable."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from resolver.events import Events
+from resolver.state import PassSeconds, Snapshot, Worker
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from resolver.daemon.decision import Decision
+    from resolver.daemon.gpu_users import GpuUsers
+    from resolver.daemon.reloading import Reloading
+    from resolver.pids.ladder import Ladder
+    from resolver.pids.pidmap import PidMap
+    from resolver.repair.repairer import Repairer
+
+#: Of the histogram of passes, in seconds.
+BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+
+
+class Snapshots:
+    """``latest`` is what the API and the metrics are shown; ``holder`` the PID of the daemon that is waited for.
+
+    ``inventories`` has an event for each picture with another inventory, or another failure of NVML.
+    """
+
+    def __init__(
+        self,
+        reloading: Reloading,
+        pidmap: PidMap,
+        ladder: Ladder,
+        decision: Decision,
+        gpus: GpuUsers,
+        repairer: Repairer,
+        counters: Counter[str],
+        holder: str,
+    ) -> None:
+        self.latest: Snapshot | None = None
+        self.passes = 0
+        self.holder = holder
+        self.inventories = Events(1)
+        self._reloading, self._pidmap, self._ladder = reloading, pidmap, ladder
+        self._decision, self._gpus, self._repairer, self._counters = decision, gpus, repairer, counters
+        self._started_at = time.time()
+        self._counts = [0] * len(BOUNDS)
+        self._seconds = 0.0
+
+    def after_pass(self, seconds: float) -> None:
+        """A pass took so long: count it, and show what is known now."""
+        self._seconds += seconds
+        for index, bound in enumerate(BOUNDS):
+            self._counts[index] += seconds <= bound
+        self.passes += 1
+        before, self.latest = self.latest, self.take()
+        if before is None or _inventory_of(before) != _inventory_of(self.latest):
+            self.inventories.publish("inventory", {})
+
+    def shown(self) -> Snapshot:
+        """The latest, or one that is taken now if there is none."""
+        return self.latest or self.take()
+
+    def take(self) -> Snapshot:
+        """What is known now, as one immutable value."""
+        settings, repairer, gpus, policy = (
+            self._reloading.settings,
+            self._repairer,
+            self._gpus,
+            self._decision.policy,
+        )
+        source, discoveries = self._pidmap.source, repairer.discoveries
+        workers = [gpus.sampler.worker, repairer.writing.worker, self._decision.measurement.worker]
+        workers += [worker for discovery in discoveries for worker in discovery.workers]
+        return Snapshot(
+            at=time.time(),
+            started_at=self._started_at,
+            passes=self.passes,
+            pass_seconds=PassSeconds(BOUNDS, tuple(self._counts), self.passes, self._seconds),
+            source=source.name,
+            sources_not_used=dict(self._ladder.why_not),
+            source_counters=self._pidmap.counters(),
+            incomplete=source.shortage() or source.incomplete(),
+            not_ready=self._ladder.not_ready(source),
+            processes=len(source),
+            map_size=settings.map_size,
+            policy=policy.namespace or "unknown",
+            policy_why=policy.why,
+            policy_origin=policy.origin,
+            driver_version=gpus.sampler.driver_version,
+            inventory=gpus.inventory,
+            regions=repairer.reports(),
+            rejected=repairer.rejected(),
+            missing_dirs=tuple(sorted({path for each in discoveries for path in each.missing_dirs})),
+            containers=gpus.census.containers(),
+            gpu_processes=gpus.processes,
+            joined=gpus.joined,
+            collected_at=gpus.collected_at,
+            workers=tuple(Worker(w.name, w.starts, w.failures, w.last_failure or None) for w in workers),
+            counters=dict(self._counters),
+            dry_run=settings.dry_run,
+            settings=self._reloading.described,
+            holder=self.holder,
+            not_measured=self._decision.not_measured(),
+        )
+
+
+def _inventory_of(snapshot: Snapshot) -> tuple[int, str]:
+    return snapshot.inventory.version, snapshot.joined.error

@@ -1,0 +1,38 @@
+"""The source of PIDs while the daemon runs: started, kept up with every pass, replaced when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from resolver.log import Journal
+    from resolver.pids.ladder import Ladder
+    from resolver.pids.pidmap import PidMap
+    from resolver.pids.source import Source
+
+
+class SourceUpkeep:
+    """``failed`` is set when the source in use has failed, so that `tend` is not waited for."""
+
+    def __init__(self, ladder: Ladder, pidmap: PidMap, journal: Journal) -> None:
+        self.ladder = ladder
+        self.failed = asyncio.Event()
+        self._pidmap, self._journal = pidmap, journal
+        self._known_failed: Source | None = None
+
+    def keep_up(self) -> None:
+        """With every pass."""
+        source = self._pidmap.source
+        if self.ladder.keep_up(source):
+            if source is not self._known_failed:
+                self._known_failed = source  # once each: the next try to replace it comes at the usual pace
+                self.failed.set()
+            return
+        self._journal.trouble(
+            "source", source.shortage(), "source_incomplete", "source_complete", source=source.name
+        )
+
+    async def tend(self) -> None:
+        """At a slower pace: check it, fall if it fails, climb when it is time."""
+        await self.ladder.tend(self._pidmap.source)
