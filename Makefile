@@ -89,6 +89,10 @@ lock: ## resolve the dependencies anew and write the lock files
 man: setup ## write the man pages in docs/man anew, from the commands' parsers
 	@$(BIN)/python scripts/man.py
 
+.PHONY: client-types
+client-types: setup-dev ## write the types of what the daemon answers anew, from the API's description
+	@$(BIN)/python scripts/client_types.py
+
 .PHONY: completion
 completion: setup-dev ## write what shells complete commands and options by anew, from the commands' parsers
 	@$(BIN)/python scripts/completion.py

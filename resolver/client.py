@@ -1,7 +1,23 @@
-"""Asks a running daemon, over its Unix socket. Small, since ``resolver lookup`` pays for every import.
+"""Asks a running daemon, over its Unix socket: for programs of anybody's, and for our commands.
 
-`get` is for who can do without an answer; `get_json` and `stream_events` are for commands that cannot, and raise
-errors whose text is a whole sentence. Routes and shapes: ``docs/api.md``.
+    from resolver import client
+
+    try:
+        host_pid = client.look_up("931072da1f44", 2)["host_pid"]
+    except client.NotFound as error:
+        ...
+
+Everything but `get` raises errors whose text is a whole sentence:
+
+    NoDaemon       none answers there in time; what to do
+    NotFound       404: there is no such container, process or route
+    Ambiguous      409: several fit, ``candidates`` has them
+    UsageError     400: the question cannot be understood
+    AccessDenied   403: this may not be asked from here
+    CannotKnow     503, 429: the daemon cannot tell, or not now
+
+All are a `ResolverError`. ``docs/stability.md`` says what is promised of the names in ``__all__`` and of the fields in
+`resolver.client_types`. Small, since ``resolver lookup`` pays for every import.
 """
 
 from __future__ import annotations
@@ -17,6 +33,34 @@ from resolver.errors import AccessDenied, Ambiguous, CannotKnow, NoDaemon, NotFo
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
     from typing import Any
+
+    from resolver import client_types as told
+
+__all__ = [
+    "DEFAULT_SOCKET",
+    "AccessDenied",
+    "Ambiguous",
+    "CannotKnow",
+    "NoDaemon",
+    "NotFound",
+    "ResolverError",
+    "UsageError",
+    "containers",
+    "get",
+    "get_changed",
+    "get_json",
+    "gpus",
+    "look_up",
+    "look_up_many",
+    "processes",
+    "regions",
+    "reverse",
+    "slots",
+    "socket_of",
+    "status",
+    "stream_events",
+    "unresolved",
+]
 
 DEFAULT_SOCKET = "/run/resolver/resolver.sock"
 _SECONDS = 0.8
@@ -52,14 +96,100 @@ def get_json(path: str, socket_path: str | None = None, *, seconds: float = 5.0)
     Raises `NoDaemon` with what to do if none answers within that time. What the daemon refuses is raised as the error
     that it stands for: NotFound (404), Ambiguous (409), UsageError (400), AccessDenied (403), CannotKnow (503).
     """
+    return _json(path, socket_path, seconds)
+
+
+def _json(path: str, socket_path: str | None, seconds: float, question: bytes = b"") -> Any:
     where = socket_of(socket_path)
     try:
-        status, body = _parse(_ask(path, where, "application/json", seconds, _MOST_JSON_BYTES))
+        code, body = _parse(
+            _ask(path, where, "application/json", seconds, _MOST_JSON_BYTES, question=question)
+        )
     except (OSError, ValueError) as error:
         raise _no_daemon(where, error) from None
-    if status not in (200, 304):
-        raise _refusal(status, body)
+    if code not in (200, 304):
+        raise _refusal(code, body)
     return _decode(body, where)
+
+
+def look_up(
+    container: str,
+    pid: int,
+    *,
+    pidns: int | None = None,
+    socket_path: str | None = None,
+    seconds: float = 5.0,
+) -> told.FoundProcess:
+    """The process that a container knows as ``pid``, verified while it was held. Raises as `get_json`.
+
+    ``container`` is an id, 6 or more characters of its beginning, or ``<podUID>/<containerName>``; empty for the
+    asking process's own, where that may ask about no other. ``pidns`` is the inode of another PID namespace in it.
+    """
+    from urllib.parse import urlencode
+
+    query = {"container": container, "pid": pid, "pidns": pidns}
+    given = urlencode({name: value for name, value in query.items() if value not in (None, "")})
+    found: told.FoundProcess = get_json(f"/v1/lookup?{given}", socket_path, seconds=seconds)
+    return found
+
+
+def look_up_many(
+    pairs: Sequence[tuple[str, int]], *, socket_path: str | None = None, seconds: float = 15.0
+) -> told.PairAnswers:
+    """The same for up to 10,000 pairs of container and PID, answered in their order: each a number or a reason."""
+    import json
+
+    question = json.dumps({"pairs": pairs}).encode()
+    answers: told.PairAnswers = _json("/v1/lookup", socket_path, seconds, question)
+    return answers
+
+
+def reverse(host_pid: int, *, socket_path: str | None = None, seconds: float = 5.0) -> told.ReversedProcess:
+    """Whose process a host PID is, and its number in every PID namespace. Raises as `get_json`."""
+    found: told.ReversedProcess = get_json(f"/v1/reverse?host_pid={host_pid}", socket_path, seconds=seconds)
+    return found
+
+
+def containers(socket_path: str | None = None) -> told.Containers:
+    """The containers that run on this node. Raises as `get_json`, as do all below."""
+    document: told.Containers = get_json("/v1/containers", socket_path)
+    return document
+
+
+def regions(socket_path: str | None = None) -> told.Regions:
+    """HAMi's cache files, and the files that are no cache file."""
+    document: told.Regions = get_json("/v1/regions", socket_path)
+    return document
+
+
+def slots(socket_path: str | None = None) -> told.Slots:
+    """Every slot in use: owner, repair, utilization."""
+    document: told.Slots = get_json("/v1/slots", socket_path)
+    return document
+
+
+def processes(socket_path: str | None = None) -> told.Processes:
+    """Every process on every GPU."""
+    document: told.Processes = get_json("/v1/processes", socket_path)
+    return document
+
+
+def gpus(socket_path: str | None = None) -> told.Gpus:
+    """The GPUs and their health."""
+    document: told.Gpus = get_json("/v1/gpus", socket_path)
+    return document
+
+
+def unresolved(socket_path: str | None = None) -> told.Unresolved:
+    """Slots and utilization samples whose owner is unknown, by reason."""
+    document: told.Unresolved = get_json("/v1/unresolved", socket_path)
+    return document
+
+
+def status(socket_path: str | None = None) -> told.Status:
+    """How the daemon is."""
+    document: told.Status = get_json("/v1/status", socket_path)
+    return document
 
 
 def get_changed(path: str, socket_path: str, *, tag: str, wait: int) -> tuple[str, Any] | None:
@@ -131,7 +261,13 @@ def _events_in(lines: Any, channel: socket.socket, where: str) -> Iterator[dict[
 
 
 def _connect(
-    path: str, socket_path: str, accept: str, seconds: float, version: str = "1.1", headers: str = ""
+    path: str,
+    socket_path: str,
+    accept: str,
+    seconds: float,
+    version: str = "1.1",
+    headers: str = "",
+    question: bytes = b"",
 ) -> socket.socket:
     """A connection with the request sent. Raises OSError, also for a listener that is not to be believed."""
     if os.stat(socket_path).st_uid not in (0, os.geteuid()):
@@ -143,18 +279,29 @@ def _connect(
         if _listener(channel) not in (0, os.geteuid()):
             raise PermissionError(f"another user listens on {socket_path}")
         headers = f"Accept: {accept}\r\n{headers}Connection: close\r\n"
-        request = f"GET {path} HTTP/{version}\r\nHost: resolver\r\n{headers}\r\n"
-        channel.sendall(request.encode("ascii"))
+        if question:
+            headers += f"Content-Type: application/json\r\nContent-Length: {len(question)}\r\n"
+        method = "POST" if question else "GET"
+        request = f"{method} {path} HTTP/{version}\r\nHost: resolver\r\n{headers}\r\n"
+        channel.sendall(request.encode("ascii") + question)
     except BaseException:
         channel.close()
         raise
     return channel
 
 
-def _ask(path: str, socket_path: str, accept: str, seconds: float, most: int, headers: str = "") -> bytes:
+def _ask(
+    path: str,
+    socket_path: str,
+    accept: str,
+    seconds: float,
+    most: int,
+    headers: str = "",
+    question: bytes = b"",
+) -> bytes:
     """All that is answered. Raises OSError, and ValueError if it is too much."""
     deadline = time.monotonic() + seconds
-    with _connect(path, socket_path, accept, seconds, headers=headers) as channel:
+    with _connect(path, socket_path, accept, seconds, headers=headers, question=question) as channel:
         chunks, total = [], 0
         while chunk := channel.recv(1 << 16):
             chunks.append(chunk)

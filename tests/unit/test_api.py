@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import runpy
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -562,3 +566,34 @@ def test_an_account_is_spent_and_filled_again(served: Served, monkeypatch: pytes
     for number in range(5000):
         door.spend(("container", f"{number}"), 1)
     assert len(door._accounts) <= 1024
+
+
+# ---- from Python --------------------------------------------------------------------------------------------------
+
+
+def test_every_list_has_a_function_of_the_client(served: Served) -> None:
+    for name in LISTS[:7]:
+        document = getattr(client, name)(served.path)
+        assert document.keys() == client.get_json(f"/v1/{name}", served.path).keys()
+
+
+def test_look_ups_of_the_client(served: Served) -> None:
+    with pytest.raises(client.NotFound, match="no process"):
+        client.look_up(CID, 7, socket_path=served.path)
+    with pytest.raises(client.UsageError, match="pidns"):
+        client.look_up(CID, 7, pidns=2**40, socket_path=served.path)
+    found = client.reverse(os.getpid(), socket_path=served.path)
+    assert (found["host_pid"], found["comm"]) == (os.getpid(), Path("/proc/self/comm").read_text().strip())
+    many = client.look_up_many([(CID, 1), (CID, 2)], socket_path=served.path)
+    assert many["source"] == "scan"
+    assert [answer["reason"] for answer in many["answers"]] == ["no_such_container"] * 2
+
+
+def test_what_the_client_promises_is_there(root: Path) -> None:
+    assert [name for name in client.__all__ if not hasattr(client, name)] == []
+    assert sorted(client.__all__) == sorted(set(client.__all__))
+    generate = runpy.run_path(str(root / "scripts/client_types.py"))["source"]
+    assert (root / "resolver/client_types.py").read_text() == generate(), "make client-types"
+    script = "import sys; from resolver import client; print('resolver.client_types' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
