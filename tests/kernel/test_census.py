@@ -62,7 +62,7 @@ def test_containers_come_are_named_and_go(node: Node, room: Room, tmp_path: Path
     assert abs(began - time.time()) < 30
     assert found.pod_uid == container.pod_uid
     assert found.container_name == container.name
-    assert (found.namespace, found.pod) == ("", "")
+    assert (found.namespace, found.pod) == (None, None)
     assert found.init_host_pid == container.init_host_pid
     assert found.pidns == Procfs().pidns(container.init_host_pid)
     (tmp_path / "pods" / f"ml_train-0_{container.pod_uid}").mkdir(parents=True)
