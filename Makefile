@@ -30,11 +30,11 @@ demo: setup ## a node in miniature, repaired before your eyes (needs root; no GP
 
 .PHONY: test
 test: setup-dev ## lint, types, layering and every test, JOBS=3 at a time (needs root; no GPU)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: long
 long: setup-dev ## the tests that take long: the image, the site, and some at their full size (needs root; minutes)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m long $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m long $(ARGS)
 
 .PHONY: lint
 lint: setup-dev ## ruff, mypy and import-linter only

@@ -21,6 +21,14 @@ ROOT = Path(__file__).parent.parent
 NEEDS_ROOT = ("tests/kernel/", "tests/runtime/")
 
 
+#: What takes longest in one piece begins first, and the rest fills the gaps: mypy, then files of few and long tests.
+FIRST = ("unit/test_style", "kernel/test_prometheus", "kernel/test_bpf_map", "runtime/test_image")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(tuple(f"tests/{name}." for name in FIRST)))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.nodeid.startswith(NEEDS_ROOT) and os.geteuid() != 0:
         pytest.fail(

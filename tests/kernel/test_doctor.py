@@ -239,15 +239,14 @@ def test_beside_a_daemon_it_disturbs_nothing_and_all_is_well(
     daemon, _ = beside
     children, lines = daemon.children(), len(daemon.lines)
     assert {WRITER, NVML} <= set(children)
-    cache = node.containers[0].cache
-    before = cache.stat().st_mtime_ns
+    before = [slot.hostpid for slot in node.containers[0].region().slots]
     found = doctor(options=("--run-dir", str(daemon.run_dir)), environ=node.environment())
     assert {name: daemon.children()[name] for name in (WRITER, NVML)} == {
         name: children[name] for name in (WRITER, NVML)
     }
     said = {line["event"] for line in daemon.lines[lines:]}
     assert said <= {"capabilities_kept", "driver_not_measured", "policy"}  # which it says by itself
-    assert cache.stat().st_mtime_ns == before
+    assert [slot.hostpid for slot in node.containers[0].region().slots] == before
     names(found["settings"], "ok", f"the daemon that runs, PID {daemon.process.pid}")
     names(found["daemon"], "ok", f"PID {daemon.process.pid}", "source bpf", "1 region, 1 slot")
     names(found["instances"], "ok", f"one, PID {daemon.process.pid}")
