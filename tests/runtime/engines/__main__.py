@@ -16,6 +16,7 @@ import argparse
 import datetime as dt
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -75,6 +76,7 @@ def main() -> int:
         print(f"engines: {error}", file=sys.stderr)
         return 2
     os.environ["ENGINES_SUITE"] = options.suite
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what it started is ended then, too
     rows = Rows()
     words = ["--no-header", "-q", str(Path(__file__).parent), *(("-k", options.k) if options.k else ())]
     status = pytest.main(words, plugins=[rows])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 from tests.runtime.engines.engine import Asked
 from tests.runtime.engines.image import NAME
 from tests.runtime.engines.machine import Machine
 
+_CRI = "io.containerd.grpc.v1.cri"
 _CONFIG = """version = 2
+disabled_plugins = {disabled}
 root = "{work}/containerd"
 state = "/run/containerd"
 [grpc]
@@ -19,13 +22,13 @@ address = "/run/containerd.sock"
 class Containerd:
     """One of its own, with the namespace that Kubernetes has."""
 
-    def __init__(
-        self, machine: Machine, more: str = 'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
-    ) -> None:
+    def __init__(self, machine: Machine, cri: str = "") -> None:
+        """``cri`` are the settings of its CRI, which is off without any."""
         self.machine = machine
         self._ctr = ("ctr", "--address", "/run/containerd.sock", "--namespace", "k8s.io")
         config = machine.work / "containerd.toml"
-        config.write_text(more + _CONFIG.format(work=machine.work))
+        text = _CONFIG.format(work=machine.work, disabled=json.dumps([] if cri else [_CRI]))
+        config.write_text(text + (f'[plugins."{_CRI}"]\n{cri}' if cri else ""))
         machine.daemon("containerd", "--config", config)
         machine.until(*self._ctr, "version")
         machine.run(*self._ctr, "images", "import", machine.work / "image.tar")

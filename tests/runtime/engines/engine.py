@@ -74,10 +74,11 @@ class Tenants:
         in_hami: bool = True,
         name: str = NAME,
         pod_uid: str | None = None,
+        container: str = "train",
     ) -> None:
         self.node, self.engine, self.name = node, engine, name
         self.pod_uid = pod_uid or str(uuid.uuid4())
-        self.directory = node.containers_dir / f"{self.pod_uid}_train"
+        self.directory = node.containers_dir / f"{self.pod_uid}_{container}"
         self.found: list[Chain] = []
         self._in_container = f"{IN_HAMI}/{uuid.uuid4()}.cache" if in_hami else ALONE
         mounts = [Mount(node.built, str(node.built), read_only=True), Mount(node.root, str(node.root))]

@@ -44,7 +44,7 @@ def archive(rootfs: Path, path: Path, machine: str) -> Path:
     config = {
         "architecture": _ARCHITECTURES[machine],
         "os": "linux",
-        "config": {"Env": ["PATH=/bin"], "Cmd": ["/bin/sh"]},
+        "config": {"Env": ["PATH=/bin"], "Cmd": ["/bin/sleep", "100000"]},
         "rootfs": {"type": "layers", "diff_ids": [diff]},
     }
     manifest = [{"Config": "config.json", "RepoTags": [NAME], "Layers": ["layer.tar"]}]

@@ -23,11 +23,20 @@ from tests.fakes.cgroups import hierarchies
 #: What an engine finds of the hierarchies that there are: all, those of version 1 alone, or version 2 alone.
 VIEWS: Final = ("hybrid", "v1", "v2")
 
+_PREFIX: Final = "resolver-engines-"
+
 
 def views() -> tuple[str, ...]:
     """The views that this kernel can give, its own first."""
     versions = {each.controllers == "" for each in hierarchies()}
     return VIEWS if len(versions) == 2 else ("v2",) if versions == {True} else ("v1",)
+
+
+def views_with_limits() -> tuple[str, ...]:
+    """Those in which an engine can limit CPU: where version 1 has the controllers, version 2 has none."""
+    two = [each.mount / "cgroup.controllers" for each in hierarchies() if not each.controllers]
+    limits = any("cpu" in each.read_text().split() for each in two)
+    return tuple(view for view in views() if view != "v2" or limits)
 
 
 class Machine:
@@ -39,7 +48,7 @@ class Machine:
     def __init__(self, debian: Path, work: Path, shown: Iterable[Path], view: str) -> None:
         self.work, self.view = work, view
         self._debian, self._shown, self._scratch = debian, (work, *shown), work.with_name(f"{work.name}-root")
-        self._top = f"resolver-engines-{os.getpid()}-{time.monotonic_ns():x}"
+        self._top = f"{_PREFIX}{os.getpid()}-{time.monotonic_ns():x}"
         self._hierarchies = hierarchies()
         self._daemons: list[subprocess.Popen[str]] = []
 
@@ -48,6 +57,7 @@ class Machine:
     def __enter__(self) -> Self:
         self.work.mkdir(parents=True, exist_ok=True)
         for each in self._hierarchies:
+            _remove_leftovers(each.mount)
             _make_cgroup(each.mount / self._top)
         for name in ("layers", "root"):
             (self._scratch / name).mkdir(parents=True)
@@ -183,6 +193,14 @@ def _make_cgroup(directory: Path) -> None:
         for name in ("cpuset.cpus", "cpuset.mems"):  # of version 1: a new one has none
             with contextlib.suppress(FileNotFoundError):
                 (place / name).write_text((place.parent / name).read_text())
+
+
+def _remove_leftovers(mount: Path) -> None:
+    """What a run that was killed left: its engines' processes, and their cgroups."""
+    for old in mount.glob(f"{_PREFIX}*"):
+        if not Path(f"/proc/{old.name.removeprefix(_PREFIX).split('-', 1)[0]}").exists():
+            _empty(old)
+            _remove(old)
 
 
 def _processes(directory: Path) -> list[int]:

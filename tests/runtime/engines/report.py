@@ -15,6 +15,7 @@ PAGE: Final = ROOT / "docs" / "runtimes.md"
 BEGIN, END = "<!-- runtimes: begin -->", "<!-- runtimes: end -->"
 #: What says which row it is; the rest is what was seen.
 _KEY: Final = ("engine", "how", "cgroups", "suite")
+_ORDER: Final = ("containerd", "containerd, CRI", "Docker", "Podman", "LXC", "gVisor")
 _HEAD: Final = (
     "| engine | how | cgroups | the container's cgroup | `lookup` by | `containers` | `reverse` | slots |"
 )
@@ -34,8 +35,7 @@ def load(path: Path = FILE) -> dict[str, Any]:
 def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
     """All rows, the newer in place of the older; those of another kernel's hierarchies stay."""
     rows = {key(row): row for row in old} | {key(row): row for row in new}
-    order = list(dict.fromkeys(row["engine"] for row in (*new, *old)))
-    return sorted(rows.values(), key=lambda row: (row["suite"], order.index(row["engine"])))
+    return sorted(rows.values(), key=lambda row: (row["suite"], _ORDER.index(row["engine"])))
 
 
 def table(rows: Sequence[Row]) -> str:

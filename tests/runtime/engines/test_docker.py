@@ -81,7 +81,7 @@ def mapped(machine: Machine, node: Node, start: Start, tell: Tell, driver: str) 
     tenants.another()
     seen = looked_up(tenants)
     daemon = repaired(tenants, start, "--mapped-regions")
-    found = daemon.wait_for("region_found")
+    found = daemon.wait_for("region_found", timeout_s=20)
     assert found["container"] == tenants.engine.ids(tenants.name)["docker inspect"]
     tell("Docker", f"bare, `--mapped-regions`, {driver}", {**seen, **asked(tenants, daemon)})
     tenants.stop()
@@ -107,7 +107,7 @@ def test_the_file_in_a_container_with_a_user_namespace_is_left_alone(
     before = tenants.slot(main).hostpid
     seen = looked_up(tenants)
     daemon = start(node, *FAST, "--mapped-regions")
-    daemon.wait_for("region_rejected", reason="access_denied")
+    daemon.wait_for("region_rejected", reason="access_denied", timeout_s=20)
     never(lambda: tenants.slot(main).hostpid != before, "a repair", 1.0)
     seen |= asked(tenants, daemon) | {"repair": "not written: `access_denied`"}
     tell("Docker", "bare, `--mapped-regions`, `--userns-remap`", seen)
