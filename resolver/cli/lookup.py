@@ -1,7 +1,8 @@
 """Print the host PID of a process that is known by its PID inside a container.
 
-CONTAINER is an id as any tool prints it (with or without containerd://, docker://, cri-o://), the first 6
-or more characters of one, or POD_UID/CONTAINER_NAME. PID is a number of the container's own PID namespace.
+CONTAINER is an id as any tool prints it (with or without containerd://, docker://, cri-o://), the first 6 or more
+characters of one, NAMESPACE/POD[/NAME], a pod's UID or the start of one, POD_UID/NAME, or NAME, where only one
+container fits. PID is a number of the container's own PID namespace.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from resolver import client
-from resolver.errors import Ambiguous, CannotKnow
+from resolver.errors import Ambiguous, CannotKnow, NotFound
 
 if TYPE_CHECKING:
     import argparse
@@ -19,11 +20,16 @@ if TYPE_CHECKING:
 
 HELP = "print the host PID of a PID inside a container"
 EXIT_AMBIGUOUS = 3
+#: Of these nobody is asked for names first.
+_IS_ID = re.compile(r"(?:[a-z0-9-]+://)?[0-9a-f]{6,64}")
+_FULL_ID = re.compile(r"(?:[a-z0-9-]+://)?([0-9a-f]{64})")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("cid", metavar="CONTAINER", help="id, start of an id, or POD_UID/CONTAINER_NAME")
+    parser.add_argument(
+        "cid", metavar="CONTAINER", help="id, start of an id, NAMESPACE/POD[/NAME], POD_UID[/NAME] or NAME"
+    )
     parser.add_argument("ns_pid", metavar="PID", type=int, help="the PID as the container sees it")
     parser.add_argument(
         "--pidns",
@@ -43,12 +49,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer on standard output; errors but ambiguity are the dispatcher's."""
-    answer = _from_daemon(args)
-    if answer is not None:
-        print(answer.rstrip())
-        return 0
     try:
-        found = _by_ourselves(args)
+        if not _IS_ID.fullmatch(args.cid):
+            from resolver.cli.container_names import resolve
+
+            args.cid = resolve(args.cid, args.socket)
+        answer = _from_daemon(args)
+        if answer is not None:
+            print(answer.rstrip())
+            return 0
+        found = _by_id_or_name(args)
     except Ambiguous as error:
         print(f"resolver lookup: {error}", *error.candidates, sep="\n  ", file=sys.stderr)
         return EXIT_AMBIGUOUS
@@ -61,6 +71,19 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(found["host_pid"])
     return 0
+
+
+def _by_id_or_name(args: argparse.Namespace) -> dict[str, Any]:
+    """What looks like the start of an id may be that of a pod's UID: only if no id begins with it."""
+    try:
+        return _by_ourselves(args)
+    except NotFound:
+        from resolver.cli.container_names import resolve
+
+        given, args.cid = args.cid, resolve(args.cid, args.socket)
+        if args.cid == given:
+            raise
+        return _by_ourselves(args)
 
 
 def _by_ourselves(args: argparse.Namespace) -> dict[str, Any]:
@@ -90,7 +113,7 @@ def _from_daemon(args: argparse.Namespace) -> str | None:
     It is asked for full ids only: whether the start of one is unique takes a look at every container. An answer
     that does not look like one, or is about something else, is none.
     """
-    container_id = re.fullmatch(r"(?:[a-z0-9-]+://)?([0-9a-f]{64})", args.cid)
+    container_id = _FULL_ID.fullmatch(args.cid)
     if container_id is None or args.pidns is not None or args.ns_pid < 1:
         return None
     answer = client.get(

@@ -371,7 +371,7 @@ def test_without(start: Start, root: Path, what: str) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [(), (A,), (A, "one"), (A, "0"), (A, "-1"), ("", "1"), ("a1b2", "1"), (f"{UID}/", "1"), ("x/y", "1")],
+    [(), (A,), (A, "one"), (A, "0"), (A, "-1"), ("", "1"), ("a1b2", "1"), (f"{UID}/", "1"), ("x//y", "1")],
 )
 def test_wrong_usage(arguments: tuple[str, ...]) -> None:
     refused(2, *arguments)

@@ -1,0 +1,115 @@
+"""The names that people have for containers, and the one container that has such a name now.
+
+By the daemon's list, or without a daemon by kubelet's directory of logs: ``<namespace>_<pod>_<podUID>/<container>``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from resolver import client
+from resolver.errors import Ambiguous, NotFound, ResolverError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+_NAMES = "use NAMESPACE/POD, NAMESPACE/POD/NAME, POD_UID/NAME, NAME or an id"
+_SHORTEST_UID = 6
+_UID = "[0-9a-f]{8}[-_]([0-9a-f]{4}[-_]){3}[0-9a-f]{12}"
+
+
+class Named(NamedTuple):
+    """A container; ``key`` is its id, or ``<podUID>/<containerName>`` where that is all that is known."""
+
+    namespace: str
+    pod: str
+    pod_uid: str
+    name: str
+    key: str
+
+    def is_called(self, text: str) -> bool:
+        """Whether it is NAMESPACE/POD[/CONTAINER], CONTAINER, or a pod's UID or the start of one, with [/CONTAINER]."""
+        first, _, rest = text.partition("/")
+        if text in (self.name, f"{self.namespace}/{self.pod}", f"{self.namespace}/{self.pod}/{self.name}"):
+            return True
+        of_pod = len(first) >= _SHORTEST_UID and self.pod_uid.startswith(first.replace("_", "-"))
+        return of_pod and (not rest or rest == self.name)
+
+
+def resolve(text: str, socket_path: str | None) -> str:
+    """What `resolver.lookup.forward.lookup` takes for a container that is called ``text``.
+
+    That is ``text`` itself for an id, for the start of one that fits, and for what is no name of a container here.
+    Raises Ambiguous with the candidates, and NotFound for NAMESPACE/POD that is not here, UsageError for
+    what can be no name.
+    """
+    text = text.strip()
+    if re.fullmatch(rf"{_UID}/[^/]+", text) or "://" in text or (is_id(text) and _by_kernel(text)):
+        return text
+    parts = text.split("/")
+    if len(parts) > 3 or (len(parts) > 1 and "" in parts):
+        raise UsageError(f"{text!r} is no name of a container: {_NAMES}")
+    found = {each.key: each for each in _known(socket_path) if each.name and each.is_called(text)}
+    if not found and "/" in text:
+        raise NotFound(f"no container here is called {text!r}: {_NAMES}; resolver containers lists them")
+    others = _by_kernel(text) - found.keys() if found and "/" not in text else set()
+    if len(found) + len(others) > 1:
+        raise Ambiguous(
+            f"{text!r} fits {len(found) + len(others)} containers: ask for one by its id",
+            tuple(
+                sorted(f"{key}  {each.namespace}/{each.pod}/{each.name}" for key, each in found.items())
+                + sorted(others)
+            ),
+        )
+    return next(iter(found), text)
+
+
+def is_id(text: str) -> bool:
+    """Whether it looks like an id or the start of one."""
+    return re.fullmatch("[0-9a-f]{6,64}", text) is not None
+
+
+def _by_kernel(text: str) -> set[str]:
+    """Ids, or the names of those that have none, of the containers that the kernel knows by this."""
+    from resolver.containers.find import Wanted, find_container
+    from resolver.linux.procfs import Procfs
+
+    procfs = Procfs()
+    try:
+        return {find_container(procfs, Wanted(text), procfs.mounts("self"), None)[0].container_id}
+    except Ambiguous as error:
+        return {candidate.partition(" ")[0] for candidate in error.candidates}
+    except ResolverError:
+        return set()
+
+
+def _known(socket_path: str | None) -> Iterator[Named]:
+    try:
+        listed = client.get_json("/v1/containers", socket_path, seconds=1.0)["containers"]
+        yield from map(_named, listed)
+    except (ResolverError, KeyError, TypeError, AttributeError):
+        yield from _in_logs(socket_path)
+
+
+def _named(container: dict[str, Any]) -> Named:
+    namespace, pod, pod_uid, name = (
+        container[each] or "" for each in ("namespace", "pod", "pod_uid", "container_name")
+    )
+    return Named(namespace, pod, pod_uid, name, container["container_id"])
+
+
+def _in_logs(socket_path: str | None) -> Iterator[Named]:
+    from resolver.cli.in_force import settings_in_force
+    from resolver.containers.pod_names import parse_names
+
+    directory = settings_in_force(socket_path).settings.pod_logs_dir
+    try:
+        pods = parse_names(os.listdir(directory))
+        for pod_uid, (namespace, pod) in pods.items():
+            for name in os.listdir(os.path.join(directory, f"{namespace}_{pod}_{pod_uid}")) if pod else ():
+                yield Named(namespace, pod, pod_uid, name, f"{pod_uid}/{name}")
+    except OSError:
+        return
