@@ -343,10 +343,52 @@ def _no_daemon(where: str, error: Exception) -> NoDaemon:
         BlockingIOError: "too many are waiting for it",
     }
     why = known.get(type(error)) or getattr(error, "strerror", None) or str(error)
-    return NoDaemon(
-        f"no daemon answers at {where}: {why}. Start one with: resolver run (as root, on the host), or tell where it "
-        "listens with --socket or RESOLVER_SOCKET"
+    return NoDaemon(f"no daemon answers at {where}: {why}. {_what_to_do(where, error)}")
+
+
+def _what_to_do(where: str, error: Exception) -> str:
+    """Where one runs already, another would not help."""
+    if isinstance(error, PermissionError) and error.errno is not None:
+        group = _group_of(where)
+        return (
+            f"Ask as root (sudo), or as a member of its group{group}, which resolver run --socket-group sets"
+        )
+    if isinstance(error, (TimeoutError, BlockingIOError)):
+        return (
+            f"{_listening(where)} hangs, or the node is overloaded: resolver doctor --only daemon says which, then "
+            "restart it"
+        )
+    return (
+        "Start one with: resolver run (as root, on the host), or tell where it listens with --socket or "
+        "RESOLVER_SOCKET"
     )
+
+
+def _group_of(where: str) -> str:
+    """The name of the socket's group in brackets; empty for root's, or where it is out of sight."""
+    try:
+        gid = os.stat(where).st_gid
+    except OSError:
+        return ""
+    try:
+        import grp
+
+        return f" ({grp.getgrgid(gid).gr_name})" if gid else ""
+    except KeyError:
+        return f" ({gid})"
+
+
+def _listening(where: str) -> str:
+    """Who listens there, by PID if the kernel says it."""
+    with socket.socket(socket.AF_UNIX) as channel:
+        try:
+            channel.settimeout(0.2)
+            channel.connect(where)
+            credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        except OSError:
+            return "It"
+    host_pid = int.from_bytes(credentials[:4], sys.byteorder)  # 0: of a PID namespace that is out of sight
+    return f"PID {host_pid}" if host_pid else "It"
 
 
 def _refusal(status: int, body: bytes) -> ResolverError:

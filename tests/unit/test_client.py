@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -19,6 +20,7 @@ import pytest
 
 from resolver import client
 from resolver.cli import lookup as command
+from resolver.errors import NoDaemon
 
 CID = "0123456789abcdef" * 4
 SETTLED = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n4711\n"
@@ -274,3 +276,32 @@ def test_only_plain_questions_are_put_to_a_daemon(
     server = serve(http("4711\n"))
     assert from_daemon(where, cid, **more) is None
     assert server.requests == []
+
+
+def test_one_that_hangs_is_named_and_no_other_is_started(tmp_path: Path) -> None:
+    path = tmp_path / "silent.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(5)
+        with pytest.raises(
+            NoDaemon, match=rf"PID {os.getpid()} hangs.* resolver doctor --only daemon"
+        ) as caught:
+            client.get_json("/v1/status", str(path), seconds=0.1)
+    assert "Start one" not in str(caught.value)
+
+
+def test_who_may_not_ask_is_told_who_may(root: Path) -> None:
+    code = "import sys; from resolver import client; client.get_json('/v1/status', sys.argv[1])"
+    nobody = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
+    with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX) as listener:
+        path = f"{place}/d.sock"
+        listener.bind(path)
+        listener.listen(5)
+        os.chmod(place, 0o711)  # noqa: S103 - the socket below it is what is closed
+        os.chown(path, 0, 54321)
+        os.chmod(path, 0o660)
+        done = subprocess.run(
+            [*nobody, sys.executable, "-c", code, path], cwd=root, capture_output=True, text=True, check=False
+        )
+    assert "Permission denied. Ask as root (sudo), or as a member of its group (54321)" in done.stderr
+    assert "Start one" not in done.stderr
