@@ -36,7 +36,24 @@ class Slices:
             self._since = time.thread_time()
 
 
-class Budgets:
+class Account:
+    """Something that containers' CPU time is charged to."""
+
+    def spend(self, container: str, seconds: float) -> None:
+        """Take that much of what the container has."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def charge(self, container: str) -> Iterator[None]:
+        """Charge the CPU time of the block, in which nothing may be awaited: that would be others' time."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self.spend(container, time.thread_time() - began)
+
+
+class Budgets(Account):
     """What each container has left: a bucket of CPU seconds that fills by ``SHARE`` a second, up to ``BURST_SECONDS``.
 
     One step can take more than is left; the debt is paid back before the next one. What is not in here is full.
@@ -58,15 +75,6 @@ class Budgets:
     def spend(self, container: str, seconds: float) -> None:
         """Take that much from what is left."""
         self._left[container] = self.left(container) - seconds, self._clock()
-
-    @contextlib.contextmanager
-    def charge(self, container: str) -> Iterator[None]:
-        """Charge the CPU time of the block, in which nothing may be awaited: that would be others' time."""
-        began = time.thread_time()
-        try:
-            yield
-        finally:
-            self.spend(container, time.thread_time() - began)
 
     def forget_full(self) -> None:
         """Drop what need not be remembered."""

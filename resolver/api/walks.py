@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 from typing import TYPE_CHECKING, Any
 
 from resolver.api.problems import Problem, Reason
+from resolver.retry import in_a_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,33 +46,16 @@ class Walks:
         except BaseException:
             self._asked -= 1
             raise
-        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        loop = asyncio.get_running_loop()
-
-        def finish(result: Any, error: BaseException | None) -> None:
-            self._asked -= 1
-            self._turns.release()
-            if not done.done():
-                if error is None:
-                    done.set_result(result)
-                else:
-                    done.set_exception(error)
-
-        def work() -> None:
-            result, error = None, None
-            try:
-                result = walk(*arguments)
-            except BaseException as failure:  # noqa: BLE001 - whatever it is, it is raised where it is awaited
-                error = failure
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon has ended
-                loop.call_soon_threadsafe(finish, result, error)
-
-        threading.Thread(target=work, daemon=True, name="walk").start()
+        done = in_a_thread(lambda: walk(*arguments), name="walk", ended=self._finished)
         try:
             async with asyncio.timeout(_SECONDS):
                 return await done
         except TimeoutError:
             raise _too_slow() from None
+
+    def _finished(self) -> None:
+        self._asked -= 1
+        self._turns.release()
 
 
 def _too_slow() -> Problem:

@@ -92,31 +92,21 @@ async def _forever(
     loop.add_signal_handler(signal.SIGHUP, reload)
     if holder:
         # Once the service has given up its rights: a thread keeps those of the moment it was made in.
-        loop.call_soon(_take_over, service, settings.run_dir, held, loop)
+        loop.call_soon(_take_over, service, settings.run_dir, held)
     await service.run()
 
 
-def _take_over(
-    service: Service, run_dir: str, held: contextlib.ExitStack, loop: asyncio.AbstractEventLoop
-) -> None:
+def _take_over(service: Service, run_dir: str, held: contextlib.ExitStack) -> None:
     """Wait for the right to write, in a thread: the kernel wakes it at the other daemon's end, and nothing before."""
-    import contextlib
-    import threading
-
     from resolver.linux.node_lock import NodeLock
+    from resolver.retry import in_a_thread
 
-    def wait() -> None:
-        lock = NodeLock(run_dir, wait=True)
-        with contextlib.suppress(
-            RuntimeError
-        ):  # the loop is closed: this daemon was ended before it could begin
-            loop.call_soon_threadsafe(begin, lock)
+    def begin(lock: asyncio.Future[NodeLock]) -> None:
+        if not lock.cancelled():  # this daemon was ended before it could begin
+            held.enter_context(lock.result())
+            service.take_over()
 
-    def begin(lock: NodeLock) -> None:
-        held.enter_context(lock)
-        service.take_over()
-
-    threading.Thread(target=wait, name="waits for the lock", daemon=True).start()
+    in_a_thread(lambda: NodeLock(run_dir, wait=True), name="waits for the lock").add_done_callback(begin)
 
 
 async def _once(settings: Settings) -> int:

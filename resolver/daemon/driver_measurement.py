@@ -22,6 +22,7 @@ from resolver.hami.driver_memory import Memory, Subject, Verdict, judge
 from resolver.hami.hostpid_policy import by_version
 from resolver.linux import capabilities
 from resolver.linux.procfs import HOST_PIDNS
+from resolver.retry import doubled
 from resolver.workers.driver_probe import RIGHTS
 from resolver.workers.supervisor import Worker
 
@@ -309,7 +310,7 @@ class DriverMeasurement:
 
     def _failed(self, why: str) -> None:
         self._counters["driver_probes_failed"] += 1
-        wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(self._in_vain, 20)) if self._in_vain >= 0 else 0.0
+        wait = doubled(_FIRST_WAIT, _LONGEST_WAIT, self._in_vain) if self._in_vain >= 0 else 0.0
         self._in_vain += 1
         self._not_before = time.monotonic() + wait
         self.why = why

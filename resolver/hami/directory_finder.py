@@ -29,6 +29,7 @@ from resolver.hami.discovery import (
 from resolver.hami.region import SharedRegion, open_region
 from resolver.linux.safe_open import open_directory, translate
 from resolver.reasons import RegionReason
+from resolver.retry import longer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -378,7 +379,7 @@ class DirectoryFinder:
         if candidate.accepted_at and now - candidate.accepted_at > GOOD:
             candidate.pause = FIRST_PAUSE
         candidate.retry_at = now + candidate.pause
-        candidate.pause = min(2 * candidate.pause, LONGEST_PAUSE)
+        candidate.pause = longer(candidate.pause, FIRST_PAUSE, LONGEST_PAUSE)
 
     def _report(self, path: str, why: RegionRejected) -> None:
         if self.rejected.get(path) is not why.reason:

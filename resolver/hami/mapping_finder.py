@@ -35,6 +35,7 @@ from resolver.linux.mappings import descriptor, mapped_as, maps_file, opened_by_
 from resolver.linux.procfs import TooLarge
 from resolver.linux.safe_open import translate
 from resolver.reasons import RegionReason
+from resolver.retry import longer
 from resolver.workers.supervisor import Worker
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ class MappingFinder:
 
     async def _look(self, host_pid: int, process: _Process, now: float) -> None:
         process.retry_at = now + process.pause
-        process.pause = min(2 * process.pause, LONGEST_PAUSE)
+        process.pause = longer(process.pause, FIRST_PAUSE, LONGEST_PAUSE)
         name = f"process {host_pid}"
         try:
             handle = self._procfs.open_handle(host_pid)

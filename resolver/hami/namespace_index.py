@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.errors import AccessDenied, CannotKnow, ProcessGone
 from resolver.linux.procfs import HOST_PIDNS
+from resolver.retry import longer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -177,7 +178,7 @@ class NamespaceIndex:
 
     def _read(self, init: _Init, now: float) -> None:
         init.retry_at = now + init.pause
-        init.pause = min(max(2 * init.pause, _FIRST_PAUSE), _LONGEST_PAUSE)
+        init.pause = longer(init.pause, _FIRST_PAUSE, _LONGEST_PAUSE)
         directories = self._directories(init.host_pid)
         init.container_id = self._procfs.container(init.host_pid).container_id
         if directories != init.directories:

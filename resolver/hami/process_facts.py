@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.hami.discovery import SharedDirectory
 from resolver.linux.procfs import HOST_PIDNS, TooLarge, parse_mountinfo
+from resolver.retry import longer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +91,7 @@ class ProcessFacts:
         if known and known.arrival != arrival:
             known = None
         if known is None or (wanted not in known.found and known.epoch != epoch and now >= known.until):
-            pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, 2 * known.pause)) if known else 0.0
+            pause = longer(known.pause, FIRST_PAUSE, LONGEST_PAUSE) if known else 0.0
             found: frozenset[SharedDirectory] = frozenset()
             too_large = ""
             try:

@@ -25,6 +25,7 @@ from resolver.linux.mappings import maps_file, opened_by_name, place_of
 from resolver.linux.procfs import HOST_PIDNS, ProcessHandle, Procfs, TooLarge
 from resolver.lookup.verify import verify
 from resolver.reasons import UnresolvedReason
+from resolver.retry import longer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -267,7 +268,7 @@ class OwnerFinder:
             handle = self._hold(host_pid, place, seen, ns_pid, namespaces)
         except (_Unfit, TooLarge) as error:
             reason = error.reason if isinstance(error, _Unfit) else UnresolvedReason.TOO_LARGE
-            pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, 2 * failure.pause)) if failure else 0.0
+            pause = longer(failure.pause, FIRST_PAUSE, LONGEST_PAUSE) if failure else 0.0
             self._failed = self._facts.pruned(self._failed)
             self._failed[host_pid] = _Failure(
                 arrival=arrival, about=about, epoch=epoch, until=now + pause, pause=pause, reason=reason

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 
 from resolver.errors import ApiServerFailed, UsageError
+from resolver.retry import doubled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -79,10 +80,10 @@ class Backoff:
         """Between the begin of the try that failed so, and the begin of the next."""
         if error.status in _REFUSALS:
             # Counted apart: an API server that has just come back refuses for a moment what it does not know yet.
-            wait = min(self._MOST_REFUSED, self._FIRST * 2 ** min(self._refusals, 16))
+            wait = doubled(self._FIRST, self._MOST_REFUSED, self._refusals)
             self._refusals += 1
         else:
-            wait = min(self._MOST, self._FIRST * 2 ** min(self._failures, 16))
+            wait = doubled(self._FIRST, self._MOST, self._failures)
             self._failures += 1
             self._refusals = 0
         if error.retry_after is not None:

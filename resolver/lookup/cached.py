@@ -15,6 +15,7 @@ from resolver.containers.namespaces import is_gvisor
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.linux.cgroup import strip_scheme
 from resolver.lookup.verify import Found, verify
+from resolver.retry import doubled
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
@@ -125,7 +126,7 @@ class LiveLookup:
             if init is None or init.made_by_runtime or now < init.next_look:
                 continue
             looks = init.looks + 1
-            wait = 0.0 if looks <= _EAGER_LOOKS else min(_LONGEST_LOOK, 2.0 ** (looks - _EAGER_LOOKS))
+            wait = 0.0 if looks <= _EAGER_LOOKS else doubled(1.0, _LONGEST_LOOK, looks - _EAGER_LOOKS)
             again = self._look_at_init(host_pid, arrival)
             self._inits[host_pid] = (
                 again if again.made_by_runtime else again._replace(looks=looks, next_look=now + wait)

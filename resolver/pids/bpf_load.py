@@ -9,11 +9,11 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver.errors import CannotKnow
+from resolver.workers.spawn import spawn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,40 +91,32 @@ def load(constants: dict[str, int], *, pythons: Sequence[str], btf: str, timeout
 
 
 def _ask(argv: list[str], request: bytes, timeout: float) -> tuple[dict[str, Any], list[int]]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours:
-        ours.settimeout(timeout)
-        with theirs:
-            try:
-                # No variables of ours: BCC takes several of them (BCC_KERNEL_SOURCE, BCC_LINUX_VERSION_CODE).
-                process = subprocess.Popen(
-                    argv,
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
-                    process_group=0,
-                )
-            except OSError as error:
-                reason = f"{argv[0]} could not be started: {error.strerror}"
-                return {"error": f"the BPF loader failed: {reason}", "cause": "bcc", "detail": ""}, []
-        try:
-            ours.send(request)
-            message, descriptors, _, _ = socket.recv_fds(
-                ours, _MAX_MESSAGE, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-            )
-        except TimeoutError:
-            raise BpfUnavailable(
-                f"the BPF loader was not done within {timeout:g} s and was stopped: the machine is overloaded, or the "
-                "compiler hangs; use --source netlink or scan meanwhile"
-            ) from None
-        except (ConnectionResetError, BrokenPipeError):
-            message, descriptors = b"", []  # it ended before it took the request
-        except OSError as error:
-            raise BpfUnavailable(f"the BPF loader broke off: {error.strerror}") from None
-        finally:
-            process.kill()  # it has nothing more to do
-            code = process.wait()
+    try:
+        # No variables of ours: BCC takes several of them (BCC_KERNEL_SOURCE, BCC_LINUX_VERSION_CODE).
+        process, channel = spawn(argv, environment={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, quiet=True)
+    except OSError as error:
+        reason = f"{argv[0]} could not be started: {error.strerror}"
+        return {"error": f"the BPF loader failed: {reason}", "cause": "bcc", "detail": ""}, []
+    try:
+        channel.settimeout(timeout)
+        with contextlib.suppress(BrokenPipeError):  # it ended already, maybe with an answer
+            channel.send(request)
+        message, descriptors, _, _ = socket.recv_fds(
+            channel, _MAX_MESSAGE, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+        )
+    except TimeoutError:
+        raise BpfUnavailable(
+            f"the BPF loader was not done within {timeout:g} s and was stopped: the machine is overloaded, or the "
+            "compiler hangs; use --source netlink or scan meanwhile"
+        ) from None
+    except ConnectionResetError:
+        message, descriptors = b"", []  # it ended before it took the request
+    except OSError as error:
+        raise BpfUnavailable(f"the BPF loader broke off: {error.strerror}") from None
+    finally:
+        channel.close()
+        process.kill()  # it has nothing more to do
+        code = process.wait()
     if not message:
         raise BpfUnavailable(f"the BPF loader ended with code {code} and gave no answer")
     try:

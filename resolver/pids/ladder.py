@@ -6,9 +6,6 @@ when it finds the canary: a process in a new PID namespace, made for that, or wh
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +14,7 @@ from resolver.log import Journal
 from resolver.pids.listing import Listing
 from resolver.pids.scan import ScanSource
 from resolver.pids.source import close
+from resolver.retry import in_a_thread, longer
 from resolver.workers.canary import namespaced
 from resolver.workers.supervisor import Worker
 
@@ -47,33 +45,6 @@ def open_source(name: str, procfs: Procfs, map_size: int) -> Source:
 
         return Listing(open_netlink(procfs))
     return Listing(ScanSource(procfs))
-
-
-async def _in_a_thread(opener: Callable[..., Source], *arguments: object) -> Source:
-    """Open a source without holding up the repairs, in a thread that the end of the daemon does not wait for."""
-    loop = asyncio.get_running_loop()
-    opened: asyncio.Future[Source] = loop.create_future()
-
-    def hand_over(source: Source | None, error: Exception | None) -> None:
-        if opened.cancelled():
-            if source is not None:
-                source.close()
-        elif source is not None:
-            opened.set_result(source)
-        elif error is not None:
-            opened.set_exception(error)
-
-    def work() -> None:
-        source, error = None, None
-        try:
-            source = opener(*arguments)
-        except Exception as failure:  # noqa: BLE001 - whatever it is, it is raised where it is awaited
-            error = failure
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon has ended
-            loop.call_soon_threadsafe(hand_over, source, error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return await opened
 
 
 class Canary(NamedTuple):
@@ -210,7 +181,7 @@ class Ladder:
                 break
             if await self._try(name):
                 break
-        self._wait = min(2 * self._wait, _LONGEST_CLIMB)
+        self._wait = longer(self._wait, _FIRST_CLIMB, _LONGEST_CLIMB)
         self._next_climb = time.monotonic() + self._wait
 
     async def _fall(self, failed: str) -> None:
@@ -224,7 +195,9 @@ class Ladder:
 
     async def _try(self, name: str) -> bool:
         try:
-            source = await _in_a_thread(self._open, name, self._procfs, self._map_size)
+            source = await in_a_thread(
+                lambda: self._open(name, self._procfs, self._map_size), name=f"opens {name}", unwanted=close
+            )
         except Exception as error:  # noqa: BLE001 - a defect in one source must not end the repairs by another
             self._refused(name, _told(error))
             detail = getattr(error, "detail", "")  # what the compiler or the kernel's verifier printed

@@ -9,22 +9,23 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import subprocess
-import sys
 import sysconfig
 import time
 from typing import TYPE_CHECKING
 
 from resolver.errors import CannotKnow
 from resolver.pids.proc_events import NEEDS_NET_ADMIN, NOT_HOST_NETWORK, EventStream
+from resolver.workers.spawn import child, spawn
 
 if TYPE_CHECKING:
+    import subprocess
+
     from resolver.linux.procfs import Procfs
 
 _ACK_SECONDS = 1.0
 _OPENER_SECONDS = 10.0
 #: To bind and listen (before Linux 6.6), to enter the host's network namespace, to reach it.
-_RIGHTS = "NET_ADMIN,SYS_ADMIN,SYS_PTRACE"
+_RIGHTS = ("NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE")
 _USER_NS_INIT = 0xEFFFFFFD  # PROC_USER_INIT_INO in include/linux/proc_ns.h
 _REFUSALS = {
     "import": "pyroute2 cannot be loaded ({}): install it (make setup), or use --source scan",
@@ -78,19 +79,15 @@ def _host_network(procfs: Procfs) -> str | None:
 
 
 def _start_opener() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    script, above = os.path.join(package, "workers", "child.py"), os.path.dirname(package)
-    argv = [sys.executable, "-I", "-S", script, "resolver.workers.netlink_opener", "netlink opener", _RIGHTS]
-    argv += [above, sysconfig.get_paths()["purelib"]]
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.settimeout(_OPENER_SECONDS)
+    argv = child(
+        "resolver.workers.netlink_opener", "netlink opener", _RIGHTS, sysconfig.get_paths()["purelib"]
+    )
     try:
-        return subprocess.Popen(argv, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, process_group=0), ours
+        opener, channel = spawn(argv)
     except OSError as error:
-        ours.close()
         raise CannotKnow(f"the netlink opener could not be started: {error.strerror}") from None
-    finally:
-        theirs.close()
+    channel.settimeout(_OPENER_SECONDS)
+    return opener, channel
 
 
 def _receive_socket(channel: socket.socket, network: str) -> socket.socket:

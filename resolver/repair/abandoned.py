@@ -25,6 +25,7 @@ from resolver.linux.cgroup import pod_uid_of
 from resolver.linux.mappings import open_names, shared_files
 from resolver.linux.procfs import TooLarge
 from resolver.reasons import UnresolvedReason
+from resolver.retry import longer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,7 +149,7 @@ class Abandoned:
             return False
         if suspect.in_use:
             suspect.retry_at = self._clock() + suspect.pause
-            suspect.pause = min(LONGEST_PAUSE, 2 * suspect.pause)
+            suspect.pause = longer(suspect.pause, FIRST_PAUSE, LONGEST_PAUSE)
             return False
         self.forget(region.path)
         for state in repairs.told_apart():

@@ -16,6 +16,7 @@ from resolver.linux.procfs import ProcessHandle
 from resolver.reasons import RepairReason, UnresolvedReason
 from resolver.repair.quarantine import Blame
 from resolver.repair.reported_values import Evidence, Verdict, differs
+from resolver.retry import doubled
 from resolver.workers import slot_writer
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class SlotState:
             self.dead = False
         self.looks += 1
         if self.looks > _EAGER_LOOKS:
-            wait = min(_LONGEST_LOOK, 0.5 * 2 ** min(self.looks - _EAGER_LOOKS, 10))
+            wait = doubled(0.5, _LONGEST_LOOK, self.looks - _EAGER_LOOKS)
             self.next_look = now + (min(wait, _DEAD_LOOK) if self.dead else wait)
 
     def release(self) -> None:
@@ -327,7 +328,7 @@ class RegionRepairs:
                 state.guessed = True  # the process's own guess; no release guesses 0
             else:
                 # Somebody else writes it too.
-                wait = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(state.conflicts, 20))
+                wait = doubled(_FIRST_BACKOFF, _LONGEST_BACKOFF, state.conflicts)
                 state.conflicts += 1
                 state.not_before = now + wait
                 on_conflict(state, wait)

@@ -7,6 +7,8 @@ about the file, as the machine may be slow: its successor tries again, and only 
 
 from __future__ import annotations
 
+from resolver.retry import doubled
+
 DEATHS_IN_A_ROW = 3
 FIRST_SECONDS, LONGEST_SECONDS = 10.0, 3600.0
 #: A row of deaths is none if so many seconds lie between two of them, and as many without any take back one doubling.
@@ -35,7 +37,7 @@ class Blame:
             return 0.0
         forgiven = int(min((now - self._until) / FORGIVEN_SECONDS, self._quarantines))
         self._quarantines -= max(0, forgiven)
-        seconds = min(LONGEST_SECONDS, FIRST_SECONDS * 2 ** min(self._quarantines, 20))
+        seconds = doubled(FIRST_SECONDS, LONGEST_SECONDS, self._quarantines)
         self._deaths, self._quarantines, self._until = 0, self._quarantines + 1, now + seconds
         return float(seconds)
 

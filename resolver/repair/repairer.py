@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from resolver.budget import SLICE_SECONDS, Budgets, Slices, give_back_memory
+from resolver.budget import SLICE_SECONDS, Account, Budgets, Slices, give_back_memory
 from resolver.errors import RegionRejected
 from resolver.hami.directory_finder import DirectoryFinder
 from resolver.hami.mapping_finder import MappingFinder
@@ -43,7 +42,7 @@ _MANY_SLOTS, _UNUSED_SECONDS = 1024, 1.5
 _TURN_SECONDS, _PASS_SECONDS = 0.01, 0.1
 
 
-class _Pass:
+class _Pass(Account):
     """One pass: what it is made with, and what it has cost so far."""
 
     def __init__(self, policy: Policy, joined: Joined, budgets: Budgets, *, patient: bool) -> None:
@@ -54,15 +53,6 @@ class _Pass:
         self.slices = Slices()
         self.spent = 0.0  # CPU seconds
         self._budgets = budgets
-
-    @contextlib.contextmanager
-    def charge(self, container: str) -> Iterator[None]:
-        """Charge the CPU time of the block to a container, and to the pass."""
-        began = time.thread_time()
-        try:
-            yield
-        finally:
-            self.spend(container, time.thread_time() - began)
 
     def spend(self, container: str, seconds: float) -> None:
         """Charge so many seconds to a container, and to the pass."""

@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
 from resolver.errors import WorkerFailed
+from resolver.retry import doubled
+from resolver.workers.spawn import child, spawn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,19 +49,7 @@ class Worker:
         self.starts = 0
         self.failures = 0  # deaths, time-outs and malformed answers, ever
         self.last_failure = ""
-        workers = os.path.dirname(os.path.abspath(__file__))
-        script = os.path.join(workers, "child.py")
-        self._argv = [
-            sys.executable,
-            "-I",
-            "-S",
-            script,
-            module,
-            name,
-            ",".join(sorted(rights)),
-            os.path.dirname(os.path.dirname(workers)),
-            *paths,
-        ]
+        self._argv = child(module, name, rights, *paths)
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._in_a_row = 0
@@ -142,22 +130,13 @@ class Worker:
                 f"the {self.name} failed {self._in_a_row} times in a row; next start in {wait:.1f} s",
                 waiting=True,
             )
-        ours, theirs = socket.socketpair(
-            socket.AF_UNIX, socket.SOCK_SEQPACKET
-        )  # OSError: no descriptors left
-        ours.setblocking(False)
         try:
-            # A group of its own: Ctrl-C at a terminal is for the daemon, which ends its children itself.
-            self._process = subprocess.Popen(
-                self._argv, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, process_group=0
-            )
+            self._process, ours = spawn(self._argv)
         except OSError as error:
-            ours.close()
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
             raise self._failed(f"could not be started: {error.strerror}") from None
-        finally:
-            theirs.close()
+        ours.setblocking(False)
         self.starts += 1
         self._channel = ours
         return ours
@@ -181,7 +160,7 @@ class Worker:
         self.failures += 1
         self._in_a_row += 1
         if self._in_a_row > 1:
-            delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** min(self._in_a_row - 2, 20))
+            delay = doubled(_FIRST_DELAY, _LONGEST_DELAY, self._in_a_row - 2)
             self._not_before = time.monotonic() + delay
         self.last_failure = f"the {self.name} {what}"
         return WorkerFailed(self.last_failure, own_fault=own_fault)

@@ -291,7 +291,7 @@ def test_a_canary_that_cannot_be_made_says_nothing_about_the_source(
     if fault == "no descriptors":
         monkeypatch.setattr(supervisor.Worker, "_start", refuse)
     else:
-        monkeypatch.setattr(supervisor.sys, "executable", "/bin/false")  # type: ignore[attr-defined]
+        monkeypatch.setattr("sys.executable", "/bin/false")
     source = Listing(ScanSource(Procfs()))
     canary = asyncio.run(ladder.find_canary(source))
     assert canary.trouble == ""
