@@ -137,13 +137,15 @@ async def _once(settings: Settings) -> int:
 
 def summary(snapshot: Snapshot, *, dry_run: bool) -> str:
     """What one pass found and did, for people."""
+    from resolver.reasons import RepairReason
+
     slots = [slot for region in snapshot.regions for slot in region.slots]
     done = "would_repair_" if dry_run else "repairs_"
-    repairs = {name.removeprefix(done): n for name, n in snapshot.counters.items() if name.startswith(done)}
+    counted = {reason: snapshot.counters.get(f"{done}{reason}", 0) for reason in RepairReason}
     lines = [
         f"{len(snapshot.regions)} regions, {len(slots)} slots in use, {sum(slot.dead for slot in slots)} of them dead",
         f"{'would repair' if dry_run else 'repaired'}: "
-        + (", ".join(f"{n} {reason}" for reason, n in sorted(repairs.items())) or "nothing"),
+        + (", ".join(f"{n} {reason}" for reason, n in sorted(counted.items()) if n) or "nothing"),
         f"hostpid: {snapshot.policy} ({snapshot.policy_why})",
         f"NVML: {snapshot.joined.error or f'driver {snapshot.driver_version}'}",
     ]

@@ -16,7 +16,8 @@ from resolver.metrics.utilization import Unknown, names_of, nvml_trouble, usages
 from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from enum import StrEnum
 
     from prometheus_client.metrics_core import Metric
 
@@ -53,7 +54,9 @@ BROKER_COUNTERS = {
     "broker_busy": f.BROKER_BUSY,
 }
 BROKER_REFUSED = "broker_refused_"
-COUNTERS_BY_REASON = {  # what their names begin with; the reasons that are told from the start
+COUNTERS_BY_REASON: dict[
+    str, tuple[f.Family, type[StrEnum]]
+] = {  # what their names begin with; the rest is a reason
     "repairs_": (f.REPAIRS, RepairReason),
     "would_repair_": (f.DRY_RUN_REPAIRS, RepairReason),
     "rejected_": (f.REJECTIONS, RegionReason),
@@ -165,15 +168,17 @@ def _counters(snapshot: Snapshot, settings: Settings) -> Iterator[Metric]:
     for name, family in COUNTERS.items():
         yield family.metric([((), counters.get(name, 0))])
     for start, (family, reasons) in COUNTERS_BY_REASON.items():
-        yield _by(family, reasons, _starting(counters, start))
+        yield _by_reason(family, start, reasons, counters)
     if settings.broker:
         for name, family in BROKER_COUNTERS.items():
             yield family.metric([((), counters.get(name, 0))])
-        yield _by(f.BROKER_REFUSED, (), _starting(counters, BROKER_REFUSED))
+        from resolver.serve.broker import Refusal
+
+        yield _by_reason(f.BROKER_REFUSED, BROKER_REFUSED, Refusal, counters)
 
 
-def _starting(counters: Any, start: str) -> Counter[str]:
-    return Counter({name[len(start) :]: n for name, n in counters.items() if name.startswith(start)})
+def _by_reason(family: f.Family, start: str, reasons: type[StrEnum], counters: Mapping[str, int]) -> Metric:
+    return family.metric(((reason.value,), counters.get(f"{start}{reason}", 0)) for reason in reasons)
 
 
 def _nvml(snapshot: Snapshot, trouble: Unknown | None, now: float) -> Iterator[Metric]:
