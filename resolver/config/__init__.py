@@ -44,6 +44,7 @@ __all__ = (
     "Settings",
     "SourceName",
     "WriteUtilization",
+    "changed",
     "described",
     "from_status",
     "load",
@@ -106,6 +107,19 @@ def described(settings: Settings, origins: Mapping[str, str]) -> tuple[SettingRe
     """Every setting with where it comes from: ``unknown`` without a word in ``origins``."""
     values = msgspec.json.decode(msgspec.json.encode(settings))
     return tuple(SettingReport(name, value, origins.get(name, "unknown")) for name, value in values.items())
+
+
+def changed(described: Iterable[SettingReport]) -> str:
+    """What differs from the defaults, and by whom, in a line: ``interval=1s (command line), dry_run=true (...)``."""
+    told = (
+        f"{each.name}={text_of(each.value) or 'none'} ({each.origin})" for each in described if _differs(each)
+    )
+    return ", ".join(told) or "all at their defaults"
+
+
+def _differs(report: SettingReport) -> bool:
+    setting = SETTINGS.get(report.name)
+    return setting is None or text_of(report.value) != text_of(setting.default)
 
 
 def from_status(status: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from resolver import __version__, api, log
-from resolver.config import OFF, HostpidNamespace, SourceName
+from resolver.config import OFF, HostpidNamespace, SourceName, changed
 from resolver.containers.pod_names import PodNames
 from resolver.daemon.decision import Decision
 from resolver.daemon.driver_measurement import DriverMeasurement
@@ -125,10 +125,7 @@ class Service:
         self.journal.log.info(
             "started",
             version=__version__,
-            source=self.settings.source,
-            containers_dir=list(self.settings.containers_dir),
-            dry_run=self.settings.dry_run,
-            settings=self.reloading.described,
+            settings=changed(self.reloading.described),
         )
         try:
             await self._pace.run(self._loops())
@@ -139,8 +136,8 @@ class Service:
             "stopped",
             passes=self.snapshots.passes,
             source=source,
-            source_counters=counted,
-            **dict(self.counters),
+            **{f"source_{name}": number for name, number in counted.items() if number},
+            **{name: number for name, number in self.counters.items() if number},
         )
 
     def _loops(self) -> Iterator[Coroutine[Any, Any, None]]:

@@ -238,9 +238,9 @@ def _other_rows(other: Watched) -> list[RowValues]:
     """The daemon with another source. What it lost, it says when it ends."""
     weight = rss(other.host_pid)
     other.daemon.stop()
-    counted = other.last("stopped").get("source_counters", {})
-    events = counted.get("events", 0)
-    said = f"it says it lost {counted.get('lost', 0)} of {events} events" if events else ""
+    counted = other.last("stopped")
+    events = counted.get("source_events", 0)
+    said = f"it says it lost {counted.get('source_lost', 0)} of {events} events" if events else ""
     return [
         (f"daemon, --source {other.source}, CPU under it", sum(other.busy), "% core", None, _without(other)),
         ("  resident memory", weight, "MiB", None, said),

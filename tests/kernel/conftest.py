@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -135,9 +136,11 @@ class Daemon:
         return "\n".join(str(line) for line in [*self.lines[-20:], *self.other_output[-20:]])
 
     def counters(self) -> dict[str, int]:
-        """The counters of its last line; it has to be stopped."""
+        """The counters of its last line; it has to be stopped. What never happened isn't said, and is 0."""
         (last,) = self.said("stopped")
-        return {name: value for name, value in last.items() if isinstance(value, int) and name != "at"}
+        return Counter(
+            {name: value for name, value in last.items() if isinstance(value, int) and name != "at"}
+        )
 
     # ---- its processes -----------------------------------------------------------------------------
 

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resolver.config import HostpidNamespace, LogLevel, Settings, load, parse_duration
+from resolver.config import (
+    HostpidNamespace,
+    LogLevel,
+    Settings,
+    changed,
+    described,
+    load,
+    load_with_origins,
+    parse_duration,
+)
 from resolver.errors import UsageError
 
 
@@ -36,6 +45,15 @@ def test_file_beats_default_environment_beats_file_flag_beats_environment(tmp_pa
     assert settings.run_dir == "/run/flag"
     assert settings.log_level is LogLevel.DEBUG
     assert settings.hostpid_namespace is HostpidNamespace.AUTO
+
+
+def test_what_differs_from_the_defaults_is_one_line() -> None:
+    assert (
+        changed(described(*load_with_origins({}, environ={"RESOLVER_INTERVAL": "250ms"})))
+        == "all at their defaults"
+    )
+    told = changed(described(*load_with_origins({"dry_run": True}, environ={"RESOLVER_INTERVAL": "1s"})))
+    assert told == "interval=1s (environment RESOLVER_INTERVAL), dry_run=true (command line)"
 
 
 def test_the_flag_names_another_file_than_the_environment(tmp_path: Path) -> None:
