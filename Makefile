@@ -134,6 +134,18 @@ image-check: setup-dev ## prove the image on each Debian and machine that it is 
 wheel: setup ## build the wheel into dist/
 	@$(BIN)/python -m hatchling build -t wheel
 
+.PHONY: deb
+deb: wheel setup-dev ## build the Debian package (12 and 13) into dist/
+	@$(BIN)/python scripts/deb.py dist/hami_resolver-$(VERSION)-py3-none-any.whl
+
+.PHONY: package-check
+package-check: setup-dev ## install, start and remove the Debian package in a bare Debian 12 and 13 (needs root, minutes)
+	@$(BIN)/python -m tests.runtime.package_check $(ARGS)
+
+.PHONY: release
+release: setup-dev ## put wheel, sdist, .deb, image, chart, SBOM and checksums into dist/ (ARGS=--without-image)
+	@$(BIN)/python scripts/release.py --engine "$(ENGINE)" $(ARGS)
+
 .PHONY: clean
 clean: ## remove everything that was made here
 	@rm -rf .venv dist build bench.json .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -46,7 +46,7 @@ class Unit(Daemon):
     ) -> None:
         assert MANAGER.exists(), "there is no systemd here: run make setup-dev"
         self.run_dir = Path("/run/resolver")
-        self._cgroup = _cgroup2() / f"systemd-{os.getpid()}-{os.urandom(4).hex()}"
+        self._cgroup = cgroup2() / f"systemd-{os.getpid()}-{os.urandom(4).hex()}"
         units, log = work / "units", work / "log"
         _write_units(units, node, log, drop_ins, environment or {}, lines)
         os.mkfifo(log)
@@ -96,7 +96,7 @@ class Unit(Daemon):
         remove_cgroups(self._cgroup)
 
 
-def _cgroup2() -> Path:
+def cgroup2() -> Path:
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _what, where, kind = line.split()[:3]
         if kind == "cgroup2":

@@ -50,7 +50,7 @@ ELSEWHERE: Final = {
 PAGES: Final = {"docs/api.md": "tests/kernel/test_api_docs.py"}
 #: What needs a cluster, an engine, an init system or another machine: looked at here.
 NOT_HERE: Final = frozenset(
-    "kubectl helm docker podman buildah systemctl journalctl apt-get install python3 rm nvidia-smi".split()  # noqa: SIM905
+    "kubectl helm docker podman buildah systemctl journalctl apt-get install ln python3 rm nvidia-smi".split()  # noqa: SIM905
 ) | {"/opt/resolver/bin/pip"}
 _VERBS: Final = frozenset(
     "annotate apply create delete describe exec get label logs patch port-forward rollout run set wait".split()  # noqa: SIM905

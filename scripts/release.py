@@ -1,0 +1,132 @@
+"""Puts a release together in dist/: wheel, sdist, Debian package, chart, image, SBOM and checksums.
+
+    make release                             all of it; the image takes docker, podman or buildah
+    make release ARGS=--without-image        all but the image
+
+Times in wheel, sdist, Debian package and SBOM are the commit's (SOURCE_DATE_EPOCH): the same commit, the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from resolver import __version__
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+LOCK: Final = ROOT / "requirements-kubernetes.lock"
+
+
+def main() -> int:
+    """Make it, and list it. `CalledProcessError` where a tool fails."""
+    parser = argparse.ArgumentParser(description="Put a release together.")
+    parser.add_argument("--without-image", action="store_true", help="leave the container image out")
+    parser.add_argument("--directory", type=Path, default=ROOT / "dist", help="where it goes; emptied first")
+    parser.add_argument("--engine", default="", help="docker, podman or buildah, with its options")
+    args = parser.parse_args()
+    if not args.without_image and not args.engine:
+        parser.error(
+            "no docker, podman or buildah on PATH: install one, or leave the image out: ARGS=--without-image"
+        )
+    dist = args.directory.resolve()
+    shutil.rmtree(dist, ignore_errors=True)
+    dist.mkdir(parents=True)
+    git = ["git", "log", "-1", "--format=%ct"]
+    os.environ.setdefault("SOURCE_DATE_EPOCH", subprocess.check_output(git, cwd=ROOT, text=True).strip())
+    _run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", dist)
+    (wheel,) = dist.glob("*.whl")
+    _run(sys.executable, ROOT / "scripts/deb.py", wheel, dist)
+    _run(
+        Path(sys.executable).with_name("helm"),
+        "package",
+        "--destination",
+        dist,
+        ROOT / "deploy/chart/resolver",
+    )
+    if not args.without_image:
+        _image(args.engine, dist)
+    sbom = json.dumps(bill_of_materials(LOCK.read_text()), indent=2) + "\n"
+    (dist / f"hami_resolver-{__version__}.cdx.json").write_text(sbom)
+    sums = "".join(
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(dist.iterdir())
+    )
+    (dist / "SHA256SUMS").write_text(sums)
+    sys.stdout.write(sums)
+    return 0
+
+
+def bill_of_materials(lock: str) -> dict[str, Any]:
+    """CycloneDX 1.5: this program, and every package of a lock file with its version and the hashes of its files."""
+    ours = {
+        "type": "application",
+        "bom-ref": "hami-resolver",
+        "name": "hami-resolver",
+        "version": __version__,
+    }
+    components = []
+    for name, version, hashes in re.findall(
+        r"(?m)^([\w.-]+)==(\S+)[^\n]*\\\n((?:[ ]+--hash=[^\n]*\n?)+)", lock
+    ):
+        url = f"pkg:pypi/{name}@{version}"
+        found = re.findall(r"--hash=sha256:([0-9a-f]{64})", hashes)
+        files = [
+            {"type": "distribution", "url": url, "hashes": [{"alg": "SHA-256", "content": each}]}
+            for each in found
+        ]
+        component = {"type": "library", "bom-ref": url, "name": name, "version": version, "purl": url}
+        components.append(component | _licence(name, version) | {"externalReferences": files})
+    when = datetime.fromtimestamp(int(os.environ.get("SOURCE_DATE_EPOCH", "0")), UTC)
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'hami-resolver {__version__} {lock}')}",
+        "version": 1,
+        "metadata": {
+            "timestamp": when.isoformat().replace("+00:00", "Z"),
+            "component": ours | {"licenses": [{"license": {"id": "Apache-2.0"}}]},
+        },
+        "components": components,
+        "dependencies": [{"ref": "hami-resolver", "dependsOn": [each["bom-ref"] for each in components]}],
+    }
+
+
+def _licence(name: str, version: str) -> dict[str, Any]:
+    """What the package that is installed here says of its licence; nothing where that is another version, or silent."""
+    try:
+        metadata = importlib.metadata.metadata(name)
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    said = metadata.get("License-Expression") if metadata["Version"] == version else None
+    return {"licenses": [{"expression": said}]} if said else {}
+
+
+def _image(engine: str, dist: Path) -> None:
+    """Built as `make image` does, and put into an archive that each of the three can load."""
+    name, archive = f"resolver:{__version__}", dist / f"resolver-{__version__}-image.tar"
+    _run("make", "image", f"ENGINE={engine}", f"IMAGE={name}")
+    words = shlex.split(engine)
+    if words[0].rsplit("/", 1)[-1] == "buildah":
+        _run(*words, "push", name, f"docker-archive:{archive}:{name}")
+    else:
+        _run(*words, "save", "--output", archive, name)
+    _run("gzip", "--no-name", "-9", archive)
+
+
+def _run(*command: str | Path) -> None:
+    subprocess.run([*map(str, command)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

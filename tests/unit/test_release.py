@@ -1,0 +1,56 @@
+"""What a release is put together from."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resolver import __version__
+from tests.unit.test_locks import pinned
+
+
+@pytest.fixture(scope="module")
+def bill(root: Path) -> dict[str, object]:
+    release = runpy.run_path(str(root / "scripts/release.py"))
+    made: dict[str, object] = release["bill_of_materials"](
+        (root / "requirements-kubernetes.lock").read_text()
+    )
+    return made
+
+
+def test_the_bill_of_materials_has_every_locked_package_with_its_hashes(
+    bill: dict[str, object], root: Path
+) -> None:
+    text = (root / "requirements-kubernetes.lock").read_text()
+    components = bill["components"]
+    assert isinstance(components, list)
+    assert {each["name"]: each["version"] for each in components} == pinned(text)
+    hashes = [
+        digest["content"]
+        for each in components
+        for file in each["externalReferences"]
+        for digest in file["hashes"]
+    ]
+    assert len(hashes) == text.count("--hash=sha256:")
+    assert all(digest in text for digest in hashes)
+
+
+def test_it_speaks_of_this_version_and_is_the_same_each_time(bill: dict[str, object], root: Path) -> None:
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.5")
+    metadata = bill["metadata"]
+    assert isinstance(metadata, dict)
+    assert metadata["component"]["version"] == __version__
+    again = runpy.run_path(str(root / "scripts/release.py"))["bill_of_materials"]
+    assert again((root / "requirements-kubernetes.lock").read_text()) == bill
+
+
+def test_without_an_engine_it_says_so_and_makes_nothing(root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(root / "scripts/release.py"), "--directory", str(tmp_path / "dist")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no docker, podman or buildah" in done.stderr
+    assert not (tmp_path / "dist").exists()
