@@ -124,9 +124,7 @@ class SharedRegion:
             parsed = view.slots
         else:
             self._raw_slots = raw_slots
-            parsed = tuple(
-                [Slot(index, raw[0], raw[1], raw[-1], raw[2:-1]) for index, raw in enumerate(raw_slots)]
-            )
+            parsed = _slots(raw_slots)
         self._view = RegionView(
             device_num=header.device_num,
             uuids=header.uuids,
@@ -182,6 +180,18 @@ class SharedRegion:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _slots(raw_slots: list[tuple[int, ...]]) -> tuple[Slot, ...]:
+    """Those with the same utilization share the tuple."""
+    shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+    return tuple(
+        [
+            Slot(index, raw[0], raw[1], raw[-1], shared.setdefault(sm_util, sm_util))
+            for index, raw in enumerate(raw_slots)
+            for sm_util in (raw[2:-1],)
+        ]
+    )
 
 
 def open_region(dir_fd: int, file_name: str, path: str) -> SharedRegion:

@@ -109,7 +109,8 @@ class Writing:
                 state.reason = UnresolvedReason.CHANGED
         elif outcome == slot_writer.DONE and order.device is not None:
             self._counters["utilization_writes"] += 1
-            state.evidence.word(order.device, order.new).wrote(order.new)
+            if state.evidence is not None:  # of the dead nothing has to be known but the slot itself
+                state.evidence.word(order.device, order.new).wrote(order.new)
         elif outcome == slot_writer.OWNER_GONE:
             self._counters["writes_undone"] += 1
             state.reason = UnresolvedReason.GONE
@@ -144,7 +145,7 @@ class Writing:
         state = order.state
         if (order.device, order.new) in state.announced:
             return
-        state.announced.add((order.device, order.new))
+        state.announced |= {(order.device, order.new)}
         if order.device is None:
             self._counters[f"would_repair_{order.reason}"] += 1
             self._journal.tell("would_repair", **_about(repairs, order))

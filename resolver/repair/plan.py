@@ -40,6 +40,8 @@ _MAY_LIVE = {
     UnresolvedReason.TOO_LARGE,
     UnresolvedReason.UNPROVEN,
 }
+#: One for all: made by a type with parameters, each empty one would be another.
+_NOTHING_TOLD: frozenset[tuple[int | None, int]] = frozenset()
 
 
 class Order(NamedTuple):
@@ -92,13 +94,13 @@ class SlotState:
         self.next_look = 0.0
         self.written: int | None = None  # the hostpid of our one write to this generation
         self.written_at: int | None = None  # the slot's index at that time
-        self.announced: set[tuple[int | None, int]] = set()  # (device, value) that a dry run has told
+        self.announced = _NOTHING_TOLD  # (device, value) that a dry run has told
         self.guessed = False  # changed since our write, once, as the process's own guess does
         self.conflicts = 0
         self.not_before = 0.0
         self.wrong_since: float | None = None
         self.stuck = ""  # why its sm_util does not stay right; see `resolver.repair.reported_values`
-        self.evidence = Evidence()
+        self.evidence: Evidence | None = None  # while it has an owner
 
     def due(self, now: float) -> bool:
         """Whether its owner has to be looked for now."""
@@ -110,7 +112,7 @@ class SlotState:
             self.owner, self.reason, self.dead, self.looks = result, None, False, 0
             self.abandoned = self.unsure = False
             self.written, self.guessed, self.conflicts, self.not_before = None, False, 0, 0.0
-            self.announced.clear()
+            self.announced = _NOTHING_TOLD
             self.stuck, self.evidence = "", Evidence()
             return
         self.reason = result
@@ -135,6 +137,7 @@ class SlotState:
         self.release()
         self.dead, self.unsure, self.looks, self.next_look = True, False, 0, 0.0
         self.reason, self.repaired, self.wrong_since = None, None, None
+        self.stuck, self.evidence = "", None
 
     def touched(self) -> None:
         """A process attached to the file, and may have taken this slot again: look once more now, if nobody owns it.
@@ -284,7 +287,7 @@ class RegionRepairs:
                 order = self._hostpid(state, state.owner.process.host_pid, now, policy, on_conflict)
                 if order is not None and paused is not None:
                     state.reason, order = paused, None
-            if order is not None or state.owner is None or state.reason is not None:
+            if state.evidence is not None and (order is not None or state.reason is not None):
                 state.evidence.since = None  # no watcher can be right
             if order is not None:
                 yield order
@@ -366,7 +369,7 @@ class RegionRepairs:
         writes: WriteUtilization,
     ) -> list[Order]:
         """What NVML saw, for the living, where no watcher puts that there."""
-        if state.owner is None:
+        if state.owner is None or state.evidence is None:
             return []
         host_pid, evidence = state.owner.process.host_pid, state.evidence
         if evidence.since is None:
@@ -388,7 +391,7 @@ class RegionRepairs:
     def lingering(self) -> Iterator[tuple[int, str]]:
         """Host PID and device of values above 0 that are ours, or on a device that no release up to 2.9.0 zeroes."""
         for state in self.told_apart():
-            if self.view is None or state.owner is None:
+            if self.view is None or state.owner is None or state.evidence is None:
                 continue
             for device, word in state.evidence.words.items():
                 if word.seen and (device > 0 or word.ours) and device < len(self.view.uuids):
@@ -401,7 +404,7 @@ class RegionRepairs:
         """
         followed = 0
         for state in self.told_apart():
-            if state.owner is None or state.reason is not None:
+            if state.owner is None or state.evidence is None or state.reason is not None:
                 continue
             for device in state.evidence.contested():
                 followed += 1

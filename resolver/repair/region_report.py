@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from resolver.state import RegionReport, SlotReport
 
+_Values = tuple[int | None, ...]
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -19,7 +21,12 @@ def region_report(
     """A region and every slot of it that is in use. ``container_id`` tells that of a slot's owner."""
     region, view = repairs.region, repairs.view
     uuids = view.uuids if view else ()
-    slots = [_slot_report(state, uuids, joined) for state in repairs.told_apart()]
+    nothing: _Values = (None,) * len(uuids)  # one for all: a tenant can claim 1,024 slots
+    idle: _Values = (0,) * len(uuids)
+    slots = [
+        _slot_report(state, _values(state, uuids, joined) or (idle if state.dead else nothing))
+        for state in repairs.told_apart()
+    ]
     for index, why in repairs.odd.items():
         slot = view.slots[index] if view else None
         if slot:
@@ -33,7 +40,7 @@ def region_report(
                     unresolved=why,
                     repaired=None,
                     sm_util=slot.sm_util,
-                    utilization=(None,) * len(uuids),
+                    utilization=nothing,
                 )
             )
     owned = (state.owner.process.host_pid for state in repairs.told_apart() if state.owner)
@@ -50,13 +57,16 @@ def region_report(
     )
 
 
-def _slot_report(state: SlotState, uuids: tuple[str, ...], joined: Joined) -> SlotReport:
+def _values(state: SlotState, uuids: tuple[str, ...], joined: Joined) -> _Values:
+    """Those of its owner; empty without one."""
+    if state.owner is None:
+        return ()
+    host_pid = state.owner.process.host_pid
+    return tuple(joined.utilization(host_pid, uuid) for uuid in uuids)
+
+
+def _slot_report(state: SlotState, utilization: _Values) -> SlotReport:
     slot, owner = state.slot, state.owner
-    utilization: tuple[int | None, ...]
-    if owner is None:
-        utilization = ((0 if state.dead else None),) * len(uuids)
-    else:
-        utilization = tuple(joined.utilization(owner.process.host_pid, uuid) for uuid in uuids)
     return SlotReport(
         ns_pid=slot.pid,
         slot=slot.index,

@@ -427,6 +427,8 @@ class Repairer:
     def _tell_stuck(self, repairs: RegionRepairs, this: _Pass) -> None:
         """Values that do not stay right: once for each process in a slot."""
         for state in repairs.told_apart():
+            if state.evidence is None:
+                continue
             state.stuck = state.evidence.why(state.slot.hostpid, this.policy, this.now)
             if state.stuck and not state.evidence.told:
                 state.evidence.told = True

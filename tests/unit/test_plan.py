@@ -434,6 +434,7 @@ def test_contested_values_are_followed_between_passes_as_many_as_a_region_may_ha
     assert list(bench.repairs.follow(lambda _offset: 500, bench.now)) == []  # nothing moved
     for order in orders:
         assert order.device is not None
+        assert order.state.evidence is not None
         order.state.evidence.words[order.device].wrote(order.new)
     again = list(bench.repairs.follow(lambda _offset: 20, bench.now))
     assert [(order.expected, order.new) for order in again] == [(20, 10)] * FOLLOWED
