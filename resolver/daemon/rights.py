@@ -1,4 +1,4 @@
-"""What the daemon may do at each time of its life, and what the children may that it starts.
+"""What the daemon and the children that it starts may do at each time of its life: capabilities and system calls.
 
 In effect it has what the work takes. What it takes to start a source again, or to measure the driver, stays permitted:
 a child that root starts gets that in effect, also where the daemon itself was started with ``no_new_privs``, as in a
@@ -11,10 +11,10 @@ import os
 from typing import TYPE_CHECKING
 
 from resolver.config import parse_address
-from resolver.linux import capabilities
+from resolver.linux import capabilities, seccomp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
     from resolver.config import Settings
     from resolver.log import Journal
@@ -23,9 +23,9 @@ _FIRST_FREE_PORT = 1024  # below it, listening takes CAP_NET_BIND_SERVICE
 
 
 class Rights:
-    """The capabilities of this process; only ever fewer. ``steps`` are the sources that may be used."""
+    """Capabilities and system calls of this process; only ever fewer. ``steps`` are the sources that may be used."""
 
-    def __init__(self, settings: Settings, steps: Iterable[str], journal: Journal) -> None:
+    def __init__(self, settings: Settings, steps: Collection[str], journal: Journal) -> None:
         # Optional: tenants' files are 0666, unless one has a umask; ports below 1024.
         always = {"DAC_OVERRIDE"}
         address = parse_address(settings.metrics_addr)
@@ -38,6 +38,12 @@ class Rights:
         self._to_start = frozenset[str]().union(*(capabilities.TO_START[name] for name in steps))
         self._at_first = frozenset[str]().union(*(capabilities.CHILDREN_TO_START[name] for name in steps))
         self._journal = journal
+        self._calls = {"unshare"}  # of the dangerous ones: the canary's, the loader's, the opener's
+        if "bpf" in steps:
+            self._calls |= seccomp.OF_BPF
+        if "netlink" in steps:
+            self._calls.add("setns")
+        self._refused: frozenset[str] = frozenset()
 
     def source_started(self) -> None:
         """What only the first start of a source may need goes with the next `give_up`."""
@@ -49,3 +55,10 @@ class Rights:
             capabilities.limit(self._running, self._to_start | self._at_first | to_measure)
         except OSError as error:
             self._journal.log.warning("capabilities_kept", why=str(error))
+        self._refuse(self._calls | (seccomp.OF_NAMESPACES | seccomp.OF_MOUNTS if to_measure else set()))
+
+    def _refuse(self, needed: set[str]) -> None:
+        """All dangerous system calls but those; `capabilities.limit` has set what the kernel asks for."""
+        more = seccomp.dangerous_but(*needed, *self._refused)
+        if more and seccomp.forbid(more):
+            self._refused |= more.keys()

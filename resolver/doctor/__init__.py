@@ -73,7 +73,9 @@ CHECKS = (
     Check("sample_clock", gpu.sample_clock, 60.0),
     Check("daemon", daemon.daemon),
     Check("instances", daemon.instances),
+    Check("system_calls", rights.system_calls),
     Check("socket", sockets.api),
+    Check("tenant_socket", sockets.tenants),
     Check("metrics", ports.metrics),
     Check("broker", sockets.broker),
 )

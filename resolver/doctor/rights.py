@@ -10,6 +10,7 @@ from resolver.doctor.node import Node
 from resolver.errors import CannotKnow, ProcessGone, ResolverError
 from resolver.linux.capabilities import TO_START, held
 from resolver.linux.procfs import HOST_PIDNS
+from resolver.linux.seccomp import MACHINES
 from resolver.workers.driver_probe import RIGHTS
 
 _CAPABILITIES = {
@@ -61,6 +62,34 @@ def capabilities(node: Node) -> Finding:
     if unmeasured and node.settings.hostpid_namespace is HostpidNamespace.AUTO:
         note = f"; without {listed(unmeasured)} nothing is measured: the driver's version decides what hostpid must be"
     return together(f"all that {listed(node.sources)} may need{note}", troubles)
+
+
+def system_calls(node: Node) -> Finding:
+    """Whether the kernel refuses a running daemon the system calls that it does not need."""
+    proc, holder = node.procfs.root, node.lock_holder
+    if not os.path.exists(f"{proc}/sys/kernel/seccomp/actions_avail") or node.machine not in MACHINES:
+        return warning(
+            "no filters of system calls",
+            "the kernel is without CONFIG_SECCOMP_FILTER, or this machine is neither x86-64 nor arm64: a daemon or a "
+            "child that was taken over could make every system call that its rights allow",
+            "nothing, or a kernel with CONFIG_SECCOMP_FILTER",
+        )
+    if holder is None:
+        return ok("the kernel has filters, and no daemon runs")
+    try:
+        with open(f"{proc}/{holder}/status", encoding="ascii", errors="replace") as file:
+            fields = dict(line.split(":\t", 1) for line in file if ":\t" in line)
+    except OSError as error:
+        return unknown(
+            f"PID {holder}: {error.strerror}", "it ended just now, or is hidden", "run it again, as root"
+        )
+    if fields.get("Seccomp", "").strip() == "2":
+        return ok(f"PID {holder} has a filter, which its children inherit")
+    return warning(
+        f"PID {holder} has no filter",
+        "it is of a version without one, or a profile of its starter's forbids seccomp()",
+        "restart it after an update; in a container, allow seccomp() in its seccomp profile",
+    )
 
 
 def pid_namespace(node: Node) -> Finding:

@@ -1,4 +1,4 @@
-"""The Unix sockets of a daemon: that of the API, and the broker's. Looked at and connected to, never replaced."""
+"""The Unix sockets of a daemon: the API's, the containers' and the broker's. Connected to, never replaced."""
 
 from __future__ import annotations
 
@@ -20,6 +20,48 @@ _CONNECT_SECONDS = 1.0
 def api(node: Node) -> Finding:
     """Whether the API's socket is what it should be."""
     path = node.settings.socket_path
+    info = _look(node, path)
+    if isinstance(info, Finding):
+        return info
+    took = _connect(node, path, info)
+    if isinstance(took, Finding):
+        return took
+    if node.status is None:
+        return _silent(path)
+    return ok(
+        f"{path}, mode {stat.S_IMODE(info.st_mode):04o}, group {info.st_gid}, connected in {took * 1e3:.0f} ms"
+    )
+
+
+def tenants(node: Node) -> Finding:
+    """Whether containers can reach the socket that is theirs (``--tenant-socket``)."""
+    path = node.settings.tenant_socket
+    if not path:
+        return ok("off")
+    info = _look(node, path)
+    if isinstance(info, Finding):
+        return info
+    directory = os.path.dirname(path) or "."
+    place = os.stat(directory)
+    mode = stat.S_IMODE(place.st_mode)
+    if place.st_uid not in (0, os.geteuid()) or mode & 0o022:
+        return failed(
+            f"{directory} is user {place.st_uid}'s, mode {mode:04o}",
+            "containers mount it, and who can write to it can put a socket of their own there",
+            f"chown root:root {directory} && chmod 0755 {directory}",
+        )
+    if not mode & 0o001 or stat.S_IMODE(info.st_mode) & 0o006 != 0o006:
+        return failed(
+            f"{directory} has mode {mode:04o}, {path} {stat.S_IMODE(info.st_mode):04o}",
+            "processes in containers that are not root cannot connect",
+            f"chmod 0755 {directory}; chmod 0666 {path}",
+        )
+    took = _connect(node, path, info)
+    return took if isinstance(took, Finding) else ok(f"{path}, connected in {took * 1e3:.0f} ms")
+
+
+def _look(node: Node, path: str) -> Finding | os.stat_result:
+    """What is at the socket's place, without connecting."""
     try:
         info = os.lstat(path)
     except FileNotFoundError:
@@ -48,10 +90,11 @@ def api(node: Node) -> Finding:
             "neither root's nor this user's: no command believes what answers there",
             f"ls -ln {path}; rm {path}, restart the daemon, and keep others out of {os.path.dirname(path)}",
         )
-    return _connect(node, path, info)
+    return info
 
 
-def _connect(node: Node, path: str, info: os.stat_result) -> Finding:
+def _connect(node: Node, path: str, info: os.stat_result) -> Finding | float:
+    """Seconds that it took, once it is known that no stranger listens."""
     began = time.monotonic()
     try:
         with socket.socket(socket.AF_UNIX) as channel:
@@ -67,10 +110,7 @@ def _connect(node: Node, path: str, info: os.stat_result) -> Finding:
             "neither root nor this user: no command believes what answers there",
             f"ss -xlp | grep {path} shows who; stop it, rm {path}, restart the daemon",
         )
-    if node.status is None:
-        return _silent(path)
-    mode = f"mode {stat.S_IMODE(info.st_mode):04o}, group {info.st_gid}"
-    return ok(f"{path}, {mode}, connected in {(time.monotonic() - began) * 1e3:.0f} ms")
+    return time.monotonic() - began
 
 
 def _refused(node: Node, path: str, info: os.stat_result, error: OSError) -> Finding:

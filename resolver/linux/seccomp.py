@@ -1,4 +1,4 @@
-"""Which system calls a child may make: a filter in the kernel (seccomp(2)), for good, and for what it starts as well.
+"""Which system calls a process may make: a filter in the kernel (seccomp(2)), for good, and for what it starts too.
 
 A call that is not allowed fails with EPERM; one of another architecture's numbering ends the process, since the
 filter would not know what it is. The filter is a program for the kernel's classic BPF machine, which gets a ``struct
@@ -68,6 +68,11 @@ DANGEROUS: dict[str, tuple[int | None, int | None]] = {
     "userfaultfd": (323, 282),
     "vhangup": (153, 58),
 }
+#: Those of them that the daemon's children need: to load the BPF program, to make or enter a namespace, to leave mounts
+#: out of one. Nothing that the daemon starts needs any of the others.
+OF_BPF = frozenset({"bpf", "perf_event_open"})
+OF_NAMESPACES = frozenset({"setns", "unshare"})
+OF_MOUNTS = frozenset({"mount", "umount2"})
 #: What Python and `resolver.workers.slot_writer` call once everything is loaded.
 OF_THE_WRITER: dict[str, tuple[int | None, int | None]] = {
     "brk": (12, 214),
@@ -114,11 +119,12 @@ OF_THE_WRITER: dict[str, tuple[int | None, int | None]] = {
 }
 
 #: By machine: the architecture as the kernel tells it (AUDIT_ARCH_*), and the column in the tables.
-_MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 _SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SET_MODE_FILTER = 1
-#: Without it kernels before 5.16 slow the whole process down, against a danger that only foreign code in it brings.
-_FLAG_SPEC_ALLOW = 4
+#: All threads of the process get the filter; and kernels before 5.16 need not slow the whole process down, against a
+#: danger that only foreign code in it brings.
+_FLAGS = 1 | 4  # TSYNC, SPEC_ALLOW
 
 # include/uapi/linux/bpf_common.h and seccomp.h
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
@@ -136,6 +142,11 @@ class _Program(ctypes.Structure):
 def forbid(calls: dict[str, tuple[int | None, int | None]]) -> bool:
     """Refuse these from now on; False where the kernel has no filters. Takes ``no_new_privs``, or CAP_SYS_ADMIN."""
     return _install(calls, listed=_REFUSE, others=_ALLOW)
+
+
+def dangerous_but(*needed: str) -> dict[str, tuple[int | None, int | None]]:
+    """`DANGEROUS` without those that are needed."""
+    return {name: numbers for name, numbers in DANGEROUS.items() if name not in needed}
 
 
 def allow_only(calls: dict[str, tuple[int | None, int | None]]) -> bool:
@@ -165,14 +176,14 @@ def program(numbers: list[int], architecture: int, *, listed: int, others: int) 
 
 def _install(calls: dict[str, tuple[int | None, int | None]], *, listed: int, others: int) -> bool:
     machine = os.uname().machine
-    if machine not in _MACHINES:
+    if machine not in MACHINES:
         return False
-    architecture, column = _MACHINES[machine]
+    architecture, column = MACHINES[machine]
     numbers = [number for each in calls.values() if (number := each[column]) is not None]
     text = program(numbers, architecture, listed=listed, others=others)
     given = _Program(len(text) // _INSTRUCTION.size, text)
     libc = ctypes.CDLL(None, use_errno=True)
     done: int = libc.syscall(
-        _SYS_SECCOMP[machine], _SET_MODE_FILTER, ctypes.c_ulong(_FLAG_SPEC_ALLOW), ctypes.byref(given)
+        _SYS_SECCOMP[machine], _SET_MODE_FILTER, ctypes.c_ulong(_FLAGS), ctypes.byref(given)
     )
     return done == 0

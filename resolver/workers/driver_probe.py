@@ -115,6 +115,7 @@ def _enter_and_give_up(pidns_fd: int, *, nobody: bool) -> bool:
     import ctypes
     import resource
 
+    from resolver.linux import seccomp
     from resolver.linux.capabilities import held, limit
     from resolver.linux.procfs import Procfs
 
@@ -152,6 +153,7 @@ def _enter_and_give_up(pidns_fd: int, *, nobody: bool) -> bool:
         raise OSError(1, "something could not be given up")
     if nobody and (os.getresuid(), os.getresgid(), os.getgroups()) != ((_NOBODY,) * 3, (_NOBODY,) * 3, []):
         raise OSError(1, "the user could not be changed")
+    seccomp.forbid(seccomp.DANGEROUS)  # a kernel without filters has none
     return nobody
 
 

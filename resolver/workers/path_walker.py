@@ -18,6 +18,7 @@ import os
 import socket
 
 from resolver.errors import AccessDenied, ProcessGone, RegionRejected
+from resolver.linux import seccomp
 from resolver.linux.procfs import Procfs
 from resolver.linux.safe_open import mount_id, open_plain, translate
 from resolver.reasons import RegionReason
@@ -32,6 +33,7 @@ _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 
 def main() -> int:
     """Serve requests until the daemon closes the socket."""
+    seccomp.forbid(seccomp.DANGEROUS)
     channel = socket.socket(fileno=os.dup(0))
     procfs = Procfs()
     while message := channel.recv(1 << 16):

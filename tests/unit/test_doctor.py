@@ -691,6 +691,64 @@ def test_a_port_that_another_has_on_another_address(node: Node) -> None:
         says(ports.metrics(serving(node, f"127.0.0.2:{other.getsockname()[1]}")), "ok", found="is free")
 
 
+def test_the_tenants_socket(node: Node, tmp_path: Path) -> None:
+    says(sockets.tenants(node), "ok", found="off")
+    path = tmp_path / "tenants" / "resolver.sock"
+    node = Node(Settings(run_dir=str(tmp_path), tenant_socket=str(path)))
+    says(sockets.tenants(node), "ok", found="no daemon that would make it")
+    path.parent.mkdir(mode=0o755)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        path.chmod(0o666)
+        says(sockets.tenants(node), "warning", found="nobody listens")
+        listener.listen()
+        says(sockets.tenants(node), "ok", found="connected in")
+        path.chmod(0o660)
+        says(
+            sockets.tenants(node), "failed", found="0660", cause="cannot connect", remedy=f"chmod 0666 {path}"
+        )
+        path.chmod(0o666)
+        path.parent.chmod(0o700)
+        says(sockets.tenants(node), "failed", found="0700", cause="cannot connect")
+        path.parent.chmod(0o777)
+        says(sockets.tenants(node), "failed", found="0777", cause="of their own", remedy="chmod 0755")
+        path.parent.chmod(0o755)
+        os.chown(path, 12345, 12345)
+        says(sockets.tenants(node), "failed", found="belongs to user 12345")
+
+
+HOLDER = """
+import sys
+from resolver.linux import capabilities, seccomp
+from resolver.linux.node_lock import NodeLock
+with NodeLock(sys.argv[1]):
+    if sys.argv[2] == "filtered":
+        capabilities.limit(frozenset())
+        seccomp.forbid(seccomp.DANGEROUS)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("how", "state"), [("filtered", "ok"), ("open", "warning")])
+def test_the_filter_of_system_calls(tmp_path: Path, how: str, state: str) -> None:
+    def node() -> Node:
+        return Node(Settings(run_dir=str(tmp_path)))
+
+    says(rights.system_calls(node()), "ok", found="no daemon runs")
+    command = [sys.executable, "-c", HOLDER, str(tmp_path), how]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        says(rights.system_calls(node()), state, found=f"PID {holder.pid} has")
+        assert holder.stdin is not None
+        holder.stdin.close()
+
+
+def test_a_machine_without_a_filter() -> None:
+    says(rights.system_calls(Node(uname=("6.1", "riscv64"))), "warning", found="no filters")
+
+
 def test_the_brokers_directory(tmp_path: Path) -> None:
     says(sockets.broker(Node()), "ok", found="off")
     path = tmp_path / "hostpid" / "broker.sock"

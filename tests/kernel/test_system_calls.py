@@ -1,0 +1,69 @@
+"""What the kernel refuses to the running daemon, with every source, and that it works all the same."""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from resolver.linux.seccomp import DANGEROUS
+from tests.fakes.container import DEFAULT_RIGHTS
+from tests.fakes.node import Node
+from tests.kernel.conftest import EVERY_SOURCE, Start, until
+from tests.kernel.test_capabilities import FAST, rights, works
+
+#: On SIGUSR1 it calls what would, unfiltered, fail by its arguments and not by a missing right.
+ASKED = """
+import ctypes, json, os, signal, sys
+from resolver.linux.seccomp import DANGEROUS
+libc = ctypes.CDLL(None, use_errno=True)
+column = {"x86_64": 0, "aarch64": 1}[os.uname().machine]
+answers = sys.argv.pop(1)
+def ask(*_):
+    found = {}
+    for name in ("process_vm_readv", "open_by_handle_at", "keyctl", "setns", "unshare", "bpf"):
+        first = {"keyctl": 99, "setns": -1, "bpf": 0}.get(name, 0)
+        failed = libc.syscall(DANGEROUS[name][column], first, 0, 0, 0, 0, 0) < 0
+        found[name] = ctypes.get_errno() if failed else 0
+    with open(answers + ".new", "w") as file:
+        json.dump(found, file)
+    os.rename(answers + ".new", answers)
+signal.signal(signal.SIGUSR1, ask)
+from resolver.cli import main
+sys.argv = ["resolver", *sys.argv[4:]]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("namespace", ["host", "auto"], ids=["nothing to measure", "a driver to measure"])
+@EVERY_SOURCE
+def test_what_neither_it_nor_its_children_need_is_refused(
+    node: Node, start: Start, source: str, namespace: str, tmp_path: Path
+) -> None:
+    answers = tmp_path / "answers"
+    options = (*FAST, "--hostpid-namespace", namespace)
+    daemon = start(node, *options, wrapper=(sys.executable, "-c", ASKED, str(answers)))
+    works(node, daemon, source)
+    node.container(name="weak", rights=DEFAULT_RIGHTS).tenant(load=40, guess="none")
+    assert rights(daemon.process.pid).filtered
+    if namespace == "auto":
+        daemon.wait_for("policy", origin="measured")
+    daemon.signal(signal.SIGUSR1)
+    until(answers.exists, "its answers")
+    found = json.loads(answers.read_text())
+    refused = {name for name, error in found.items() if error == errno.EPERM}
+    assert refused >= {"process_vm_readv", "open_by_handle_at", "keyctl"}
+    assert ("setns" in refused) == (source != "netlink")
+    assert "unshare" not in refused  # the canary's
+    assert ("bpf" in refused) == (source != "bpf")
+    assert daemon.said("source_failed") == daemon.said("source_unavailable") == []
+
+
+def test_every_name_of_what_children_need_is_one_of_the_dangerous() -> None:
+    from resolver.linux import seccomp
+
+    assert DANGEROUS.keys() >= seccomp.OF_BPF | seccomp.OF_NAMESPACES | seccomp.OF_MOUNTS
