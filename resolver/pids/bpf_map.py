@@ -15,7 +15,7 @@ from resolver.pids.bpf_load import BTF, TIMEOUT, BpfUnavailable, Loaded, default
 from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS, BpfMap, Kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 #: Nanoseconds in a clock tick as ``/proc`` counts them (USER_HZ is 100 on every machine this runs on).
 TICK = 10_000_000
@@ -253,6 +253,10 @@ class BpfPidMap:
                 found[pidns] = Init(host_pid, start_ns)
         return found
 
+    def count(self) -> int:
+        """How many processes live."""
+        return sum(len(keys) for keys, _ in self._tgids.batches()) // LAYOUTS["u32"].size
+
     def dump(self) -> dict[int, Record]:
         """``{host_pid: record}`` of all the living. What begins or ends meanwhile may be there or not."""
         outer: dict[Level, tuple[int, ...]] = {}
@@ -313,13 +317,29 @@ class BpfPidMap:
         An entry counts as gone if it was there before, during and after two walks over all processes that did
         not meet its process. Milliseconds for each 1000 processes.
         """
+        steps = self.reconciling()
+        while (drift := next(steps)) is None:
+            pass
+        return drift
+
+    def reconciling(self) -> Iterator[Drift | None]:
+        """`reconcile` in steps, between which other work can be done: None after each, the drift at the end.
+
+        However long the steps are apart: an entry that was there before both walks names a process that has been.
+        """
         lost, before = self._lost(), self.counters()
-        entries = self._entries()
+        entries = []
+        for some in self._entries():
+            entries += some
+            yield None
         present = self._present()
+        yield None
         suspects = [entry for entry in entries if entry[2] not in present]
         stale = mended = 0
         if suspects:
+            yield None
             present = self._present()
+            yield None
         for table, key, identity in suspects:
             if identity not in present and table.lookup(*key) and _identity(table) == identity:
                 stale += 1
@@ -336,22 +356,20 @@ class BpfPidMap:
         now = self._lost()
         if now == lost:
             self._lost_then = now
-        return Drift(seeded + now - lost, stale, seeded + mended)
+        yield Drift(seeded + now - lost, stale, seeded + mended)
 
-    def _entries(self) -> list[tuple[BpfMap, tuple[int, ...], _Identity]]:
-        """Everything in the maps of the living: the map, the key, and whose it is said to be."""
-        found: list[tuple[BpfMap, tuple[int, ...], _Identity]] = []
+    def _entries(self) -> Iterator[list[tuple[BpfMap, tuple[int, ...], _Identity]]]:
+        """Everything in the maps of the living, some at a time: the map, the key, and whose it is said to be."""
         for table, key, value in (
             (self._tgids, LAYOUTS["u32"], _PROCESS),
             (self._processes, _LEVEL, _PROCESS),
             (self._namespaces, LAYOUTS["u32"], _INIT),
         ):
             for keys, values in table.batches():
-                found += [
+                yield [
                     (table, each, (fields[0], fields[1]))
                     for each, fields in zip(key.iter_unpack(keys), value.iter_unpack(values), strict=True)
                 ]
-        return found
 
     def _present(self) -> set[_Identity]:
         """Start time and host PID of every process that is not reaped; the walk puts in those that are missing."""

@@ -674,3 +674,14 @@ def test_a_dead_slot_is_not_zeroed_once_the_file_was_touched_before_somebody_loo
     assert bench.plan() == []
     state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
     assert [order.new for order in bench.plan()] == [0]
+
+
+def test_of_claims_without_an_owner_little_is_kept(stack: ExitStack) -> None:
+    """A tenant can make 1,024 of them in each file, at no cost of its own."""
+    bench = Bench(stack)
+    bench.see(*((n, 0, 1, (50, 50)) for n in range(1, 1025)))
+    states = list(bench.repairs.states.values())
+    assert len(states) == 1024
+    assert all(state.evidence is None for state in states)
+    assert len({id(state.announced) for state in states}) == 1
+    assert len({id(state.slot.sm_util) for state in states}) == 1
