@@ -5,9 +5,11 @@ Needs no running daemon. The id of a thread is taken for its process, and that i
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
+from resolver.cli import EXIT_CANNOT_KNOW
 from resolver.cli.ask_daemon import add_socket, duration, moment
 from resolver.cli.process_facts import facts_of
 from resolver.cli.show import NONE, print_json, print_pairs
@@ -63,6 +65,11 @@ def run(args: argparse.Namespace) -> int:
         _say(f"pods' names by {directory}, pod_logs_dir {origin}")
     if found.tid is not None:
         _say(f"{found.tid} is a thread of process {found.host_pid}")
+    if os.geteuid() != 0 and any(level.pidns is None for level in found.levels):
+        _say(
+            "its numbers in the container are hidden from this user: ask as root (sudo), or with CAP_SYS_PTRACE"
+        )
+        return EXIT_CANNOT_KNOW
     return 0
 
 

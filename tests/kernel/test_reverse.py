@@ -198,7 +198,10 @@ def test_hidden_processes_are_not_called_gone(node: Node, level: str) -> None:
 def test_without_rights_what_is_not_told_is_unknown(node: Node) -> None:
     container = node.container()
     process = container.spawn(SLEEP)
-    found = as_json(process.host_pid, wrapper=NOBODY)
+    done = command("--json", process.host_pid, wrapper=NOBODY)
+    assert done.returncode == 4
+    assert "hidden from this user: ask as root" in done.stderr
+    found = json.loads(done.stdout)
     assert (found["container_id"], found["pod_uid"]) == (container.container_id, container.pod_uid)
     assert found["levels"] == [
         {"ns_pid": process.host_pid, "pidns": HOST_PIDNS},
