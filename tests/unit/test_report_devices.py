@@ -193,7 +193,7 @@ def test_who_starts_together_does_not_ask_together(kube: KubeServer, daemon: Ser
     ("options", "words"),
     [
         ((), "this is no pod"),
-        (("--api-server", "http://x"), "told to nobody but by https"),
+        (("--api-server", "http://x"), "the token is sent by https"),
         (("--spread", "soon"), "is no duration"),
         (("--metrics-addr", "x:y"), "write HOST:PORT"),
     ],
