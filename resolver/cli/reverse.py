@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from resolver.cli import EXIT_CANNOT_KNOW
 from resolver.cli.ask_daemon import add_socket, duration, moment
-from resolver.cli.process_facts import facts_of
+from resolver.cli.process_summary import facts_of
 from resolver.cli.show import NONE, print_json, print_pairs
 from resolver.errors import CannotKnow
 
 if TYPE_CHECKING:
     import argparse
 
-    from resolver.cli.process_facts import ProcessFacts
+    from resolver.cli.process_summary import ProcessFacts
     from resolver.lookup.reverse import Reversed
 
 HELP = "print the container and the PIDs of a host PID"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from resolver.cli.ask_daemon import add_socket, ask, duration, understood
-from resolver.cli.process_facts import facts_of
+from resolver.cli.process_summary import facts_of
 from resolver.cli.show import print_json, print_pairs
 
 if TYPE_CHECKING:

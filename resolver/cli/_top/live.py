@@ -10,7 +10,7 @@ from resolver.cli._top.frame import Shown, body_height, frame
 from resolver.cli._top.reading import Reader, Reading
 from resolver.cli._top.rows import Choice, Row, rows_of
 from resolver.cli._top.screen import Ended, Screen
-from resolver.cli.process_facts import facts_of
+from resolver.cli.process_summary import facts_of
 from resolver.cli.show import printable
 
 if TYPE_CHECKING:

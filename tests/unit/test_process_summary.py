@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from resolver.cli.process_facts import ProcessFacts, facts_of
+from resolver.cli.process_summary import ProcessFacts, facts_of
 from resolver.linux.procfs import Procfs
 
 
@@ -47,9 +47,7 @@ def test_a_command_line_of_a_megabyte_is_cut() -> None:
 
 
 def test_another_pid_namespace_has_other_numbers() -> None:
-    code = (
-        "from resolver.cli.process_facts import facts_of; print(facts_of(1) == facts_of(1)._make([None] * 5))"
-    )
+    code = "from resolver.cli.process_summary import facts_of; print(facts_of(1) == facts_of(1)._make([None] * 5))"
     words = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=os.getcwd())
     assert done.stdout == "True\n"
