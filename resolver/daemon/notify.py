@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks: until it is ready, and after that at most (systemd's watchdog may want it sooner).
 _UNTIL_READY, _AFTER = 0.05, 10.0
+_API_SECONDS = 5.0  # that READY waits for the API's socket
 
 
 class Systemd:
@@ -48,9 +50,18 @@ class Systemd:
                 "\n".join(f"{name}={value}" for name, value in fields.items()).encode(), self._path
             )
 
-    async def keep_told(self, snapshot: Callable[[], Snapshot], not_well: Callable[[], str]) -> None:
-        """READY once slots are looked after, or it waits for another daemon's end; then WATCHDOG while it is well."""
-        while not ((now := snapshot()).passes or now.holder):  # noqa: ASYNC110 - a second at the start, once
+    async def keep_told(
+        self, snapshot: Callable[[], Snapshot], not_well: Callable[[], str], api: str
+    ) -> None:
+        """READY once slots are looked after and the API answers, or before its turn; then WATCHDOG while well."""
+        give_up = time.monotonic() + _API_SECONDS  # it may be off, for want of a right
+
+        def ready() -> bool:
+            now = snapshot()
+            answers = os.path.exists(api) or time.monotonic() > give_up
+            return bool(now.holder or (now.passes and answers))
+
+        while not ready():  # noqa: ASYNC110 - a second at the start, once
             await asyncio.sleep(_UNTIL_READY)
         self.tell(READY=1)
         try:

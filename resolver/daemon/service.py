@@ -149,7 +149,7 @@ class Service:
         if self._rights is not None:
             yield from self._servers()
             if (systemd := Systemd.from_environment()) is not None:
-                yield systemd.keep_told(self.snapshots.shown, self._standstill)
+                yield systemd.keep_told(self.snapshots.shown, self._standstill, self.settings.socket_path)
 
     def _standstill(self) -> str:
         return self.snapshots.shown().standstill(self.settings.interval)

@@ -194,6 +194,11 @@ def test_systemd_is_told_that_it_is_ready_and_how_it_is(node: Node, work: Path) 
         unit.wait_for("started")
         until(lambda: shown("ActiveState") == "active", "active")
         assert unit.said("source")  # and not before
+        inside = ["nsenter", "--mount", "--target", str(unit.host_pid)]
+        assert (
+            subprocess.run([*inside, "test", "-S", "/run/resolver/resolver.sock"], check=False).returncode
+            == 0
+        )
         until(lambda: shown("StatusText").startswith("source scan, 0 cache files"), "a status")
         assert int(shown("WatchdogTimestampMonotonic")) > 0
         assert b"NOTIFY_SOCKET" not in Path(f"/proc/{unit.child(NVML)}/environ").read_bytes()
