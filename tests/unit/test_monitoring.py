@@ -45,7 +45,20 @@ WORDS = (
         "absent",
         "changes",
     ),
-    *("rate", "increase", "max_over_time", "by", "on", "and", "or", "without", "group_left", "ignoring"),
+    *(
+        "rate",
+        "increase",
+        "max_over_time",
+        "by",
+        "on",
+        "and",
+        "or",
+        "without",
+        "group_left",
+        "ignoring",
+        "group",
+        "last_over_time",
+    ),
 )
 
 
