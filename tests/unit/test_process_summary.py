@@ -12,11 +12,15 @@ import pytest
 
 from resolver.cli.process_summary import ProcessFacts, facts_of
 from resolver.linux.procfs import Procfs
+from tests.patience import PATIENCE_S
 
 
 def test_whose_it_is_what_it_runs_and_since_when() -> None:
     began = time.time()
     with subprocess.Popen(["/bin/sleep", "1000"]) as child:
+        deadline = time.monotonic() + PATIENCE_S  # the kernel notes the words late in exec
+        while not facts_of(child.pid).command and time.monotonic() < deadline:
+            time.sleep(0.01)
         facts = facts_of(child.pid, Procfs().start_time(child.pid))
         assert facts.user == getpass.getuser()
         assert facts.command == "/bin/sleep 1000"
@@ -39,7 +43,9 @@ def test_a_command_line_of_a_megabyte_is_cut() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "input()", *["x" * 1000] * 100], stdin=subprocess.PIPE
     ) as child:
-        command = facts_of(child.pid).command
+        deadline = time.monotonic() + PATIENCE_S  # the kernel notes the words late in exec
+        while (command := facts_of(child.pid).command) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
         child.kill()
     assert command is not None
     assert len(command) < 400
