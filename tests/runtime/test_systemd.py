@@ -20,7 +20,7 @@ from tests.kernel.test_capabilities import rights, works
 from tests.runtime.systemd import DEPLOY, UNIT, Unit
 
 #: What `systemd-analyze security` may say: 0 is a program that can do nothing, 10 one without any sandbox.
-WORST_SCORE = 3.9
+WORST_SCORE = 3.7
 
 
 #: What it may do in the eyes of `systemd-analyze`. The first three stand for bpf, perf_event_open and what an ordinary
