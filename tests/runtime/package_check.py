@@ -164,7 +164,7 @@ def _started(root: Path) -> None:
 
     try:
         until(lambda: shown("ActiveState") == "active", f"the unit in {root.name}")
-        assert inside("resolver", "status", "--json").startswith("{")
+        until(lambda: inside("resolver", "status", "--json").startswith("{"), f"an answer in {root.name}")
         assert inside("stat", "--format=%G %a", "/run/resolver/resolver.sock") == "resolver 660"
         assert shown("StatusText").startswith("source ")
         inside("systemctl", "--user", "stop", UNIT)
