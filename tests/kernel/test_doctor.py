@@ -211,11 +211,12 @@ def test_files_that_are_closed_to_others(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def beside(node: Node, start: Start, tmp_path: Path) -> tuple[Daemon, dict[str, Any]]:
-    """A daemon with something to do, and how the doctor is to look at it."""
+def beside(node: Node, start: Start, request: pytest.FixtureRequest) -> tuple[Daemon, dict[str, Any]]:
+    """A daemon with something to do, and how the doctor is to look at it; it has the map where that is asked for."""
+    source = getattr(request, "param", "scan")
     node.container().tenant(load=50, guess="none")
-    daemon = start(node, "--metrics-addr", f"127.0.0.1:{free_port()}", "--source", "auto")
-    daemon.wait_for("source", source="bpf")
+    daemon = start(node, "--metrics-addr", f"127.0.0.1:{free_port()}", "--source", source)
+    daemon.wait_for("source", source="bpf" if source == "auto" else source)
     daemon.wait_for("repair")
     until(lambda: {WRITER, NVML} <= set(daemon.children()), "its children")
     until(lambda: served(daemon), "its API and its metrics")
@@ -233,6 +234,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.parametrize("beside", ["auto"], indirect=True)
 def test_beside_a_daemon_it_disturbs_nothing_and_all_is_well(
     beside: tuple[Daemon, dict[str, Any]], node: Node
 ) -> None:
