@@ -230,7 +230,8 @@ def test_many_broken_files_use_up_their_share_and_the_next_refresh_goes_on(
     good = container(containers, "good")
     added = [region.path for region in find.refresh(full=False).added]
     assert 0 < len(find.rejected) <= MAX_OPENS
-    added += [region.path for _ in range(2) for region in find.refresh(full=False).added]
+    for _ in range(20):  # two are enough, unless the machine is busy: each has so much time
+        added += [region.path for region in find.refresh(full=False).added]
     assert added == [str(good)]
     assert len(find.rejected) == 2 * MAX_OPENS
 
