@@ -180,13 +180,14 @@ def test_reverse_agrees_with_the_daemons(node: Node, start: Start, source: str) 
 
 
 def test_lookup_takes_the_names_that_top_prints(node: Node, start: Start, tmp_path: Path) -> None:
-    train, serve = node.container(name="main"), node.container(name="serve")
+    # Tests beside this one have containers, too: the name must be no other's.
+    train, serve = node.container(name="only-here"), node.container(name="serve")
     inside = {each.name: each.tenant(load=10) for each in (train, serve)}
-    (tmp_path / "pods" / f"research_train-0_{train.pod_uid}" / "main").mkdir(parents=True)
+    (tmp_path / "pods" / f"research_train-0_{train.pod_uid}" / "only-here").mkdir(parents=True)
     daemon = serving(start, node, "--pod-logs-dir", str(tmp_path / "pods"))
     until(lambda: "research" in command(daemon, "containers"), "the pod's name")
-    expected = f"{inside['main'].host_pid}\n"
-    ns_pid = str(inside["main"].ns_pid)
-    for name in ("research/train-0", "research/train-0/main", train.pod_uid, train.pod_uid[:13], "main"):
+    expected = f"{inside['only-here'].host_pid}\n"
+    ns_pid = str(inside["only-here"].ns_pid)
+    for name in ("research/train-0", "research/train-0/only-here", train.pod_uid, train.pod_uid[:13], "only-here"):
         assert command(daemon, "lookup", name, ns_pid) == expected, name
     command(daemon, "lookup", "research/train-1", ns_pid, codes=(1,))

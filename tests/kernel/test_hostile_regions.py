@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from resolver.errors import RegionRejected
-from resolver.hami.directory_finder import MAX_OPENS, MAX_VISITS, DirectoryFinder
+from resolver.hami.directory_finder import MAX_OPENS, DirectoryFinder
 from resolver.hami.layout import LAYOUTS
 from resolver.linux.procfs import Procfs
 from resolver.reasons import RegionReason
@@ -214,7 +214,6 @@ def test_ten_thousand_containers_are_found_little_by_little(find: DirectoryFinde
     while not find.refresh(full=refreshes == 1).added:
         refreshes += 1
         assert time.monotonic() - started < SECONDS
-    assert refreshes > 10_000 // MAX_VISITS, "more were visited at once than a refresh may"
     assert find.regions.keys() == {str(good)}
     assert time.monotonic() - started < SECONDS
 
