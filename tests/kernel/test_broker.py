@@ -453,7 +453,8 @@ def test_modes_and_owners(path: Path, umask: int) -> None:
     path = path.parent / "deeper" / "hostpid" / "broker.sock"
     before = os.umask(umask)
     try:
-        with Serving(path):
+        with Serving(path) as serving:
+            assert serving.said("broker_off") == []
             assert ask(str(path)) == (0, os.getpid())
             modes = {
                 name: (stat.S_IMODE(os.lstat(name).st_mode), os.lstat(name).st_uid)
