@@ -188,6 +188,12 @@ def test_lookup_takes_the_names_that_top_prints(node: Node, start: Start, tmp_pa
     until(lambda: "research" in command(daemon, "containers"), "the pod's name")
     expected = f"{inside['only-here'].host_pid}\n"
     ns_pid = str(inside["only-here"].ns_pid)
-    for name in ("research/train-0", "research/train-0/only-here", train.pod_uid, train.pod_uid[:13], "only-here"):
+    for name in (
+        "research/train-0",
+        "research/train-0/only-here",
+        train.pod_uid,
+        train.pod_uid[:13],
+        "only-here",
+    ):
         assert command(daemon, "lookup", name, ns_pid) == expected, name
     command(daemon, "lookup", "research/train-1", ns_pid, codes=(1,))
