@@ -359,7 +359,7 @@ def _what_to_do(where: str, error: Exception) -> str:
             "restart it"
         )
     return (
-        "Start one with: resolver run (as root, on the host), or tell where it listens with --socket or "
+        "Start one with: resolver run (as root, on the host), or name its socket with --socket or "
         "RESOLVER_SOCKET"
     )
 

@@ -242,7 +242,7 @@ class Region(TypedDict):
 
 
 class Regions(TypedDict):
-    """``/v1/regions``: those that are looked after, files that are left alone, directories that are not there."""
+    """``/v1/regions``: those that are repaired, files that are ignored, directories that are not there."""
 
     at: float
     rejected: list[RejectedFile]

@@ -20,7 +20,7 @@ def doubled(first: float, most: float, times: int) -> float:
 
 
 def longer(pause: float, first: float, most: float) -> float:
-    """The pause after this one: ``first`` after none, doubled each time, at most ``most``."""
+    """The pause after this one, in seconds: ``first`` after none, doubled each time, at most ``most``."""
     return min(most, max(first, 2 * pause))
 
 

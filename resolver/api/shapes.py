@@ -148,7 +148,7 @@ class Containers(Struct, frozen=True):
 
 
 class Regions(Struct, frozen=True):
-    """``/v1/regions``: those that are looked after, files that are left alone, directories that are not there."""
+    """``/v1/regions``: those that are repaired, files that are ignored, directories that are not there."""
 
     at: float
     rejected: list[RejectedFile]

@@ -53,7 +53,7 @@ class Systemd:
     async def keep_told(
         self, snapshot: Callable[[], Snapshot], not_well: Callable[[], str], api: str
     ) -> None:
-        """READY once slots are looked after and the API answers, or before its turn; then WATCHDOG while well."""
+        """READY once slots are repaired and the API answers, or before its turn; then WATCHDOG while well."""
         give_up = time.monotonic() + _API_SECONDS  # it may be off, for want of a right
 
         def ready() -> bool:

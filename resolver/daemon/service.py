@@ -285,7 +285,7 @@ class Service:
         self.counters["out_of_descriptors"] += 1
         self.repairer.shed()
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        why = f"all {limit} descriptors are in use, so some regions are not looked after: raise the limit (ulimit -n)"
+        why = f"all {limit} descriptors are in use, so some regions are not repaired: raise the limit (ulimit -n)"
         self.journal.trouble("descriptors", why, "out_of_descriptors", "")
 
     def view(self) -> View:

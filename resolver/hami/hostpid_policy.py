@@ -141,7 +141,7 @@ def decide(
         return Policy(setting, f"forced by hostpid_namespace = {setting.value}", Origin.FORCED)
     if driver_version is None:
         return Policy(
-            None, "NVML has not told the driver's version yet; --hostpid-namespace decides without it"
+            None, "NVML has not reported the driver's version yet; --hostpid-namespace decides without it"
         )
     if measured is not None:
         return Policy(

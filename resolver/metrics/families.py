@@ -120,9 +120,9 @@ SERIES_LEFT_OUT = _gauge(
 
 # -- slots, regions, repairs ----------------------------------------------------------------------------------------
 
-REGIONS = _gauge("regions", ("layout",), "Cache files of HAMi that are looked after.")
+REGIONS = _gauge("regions", ("layout",), "Cache files of HAMi that are repaired.")
 SLOTS = _gauge("slots", ("state",), "Slots in use: resolved to a process, unresolved, or of a dead process.")
-UNRESOLVED_SLOTS = _gauge("unresolved_slots", ("reason",), "Slots that nothing can be said about.")
+UNRESOLVED_SLOTS = _gauge("unresolved_slots", ("reason",), "Slots whose owner is unknown.")
 STUCK_SLOTS = _gauge(
     "stuck_slots", (), "Slots whose sm_util does not stay what NVML says, though their hostpid is right."
 )
