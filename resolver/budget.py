@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+T = TypeVar("T")
 
 #: Seconds of its own CPU after which a loop's task lets the others go on. One step more can come on top of it.
 SLICE_SECONDS = 0.005
@@ -26,14 +28,29 @@ class Slices:
     def __init__(self, seconds: float = SLICE_SECONDS) -> None:
         self._seconds = seconds
         self._since = time.thread_time()
+        self._until = time.monotonic() + seconds  # no thread has used more CPU than time has gone by
+
+    def over(self) -> bool:
+        """Whether this thread has worked for long enough since it last gave way."""
+        # The CPU's clock is a system call, and costs ten to a hundred times as much as the other one.
+        if time.monotonic() < self._until:
+            return False
+        left = self._seconds - (time.thread_time() - self._since)
+        self._until = time.monotonic() + left
+        return left <= 0
 
     async def breathe(self) -> None:
-        """Let the loop's other tasks go on, if this thread has worked for long enough since it last did."""
-        if time.thread_time() - self._since >= self._seconds:
-            import asyncio  # `resolver slots` pays for every import
+        """Let the loop's other tasks go on, if it is time."""
+        if self.over():
+            await self.give_way()
 
-            await asyncio.sleep(0)
-            self._since = time.thread_time()
+    async def give_way(self) -> None:
+        """Let the loop's other tasks go on."""
+        import asyncio  # `resolver slots` pays for every import
+
+        await asyncio.sleep(0)
+        self._since = time.thread_time()
+        self._until = time.monotonic() + self._seconds
 
 
 class Account:
@@ -53,6 +70,36 @@ class Account:
             self.spend(container, time.thread_time() - began)
 
 
+class Shares:
+    """Charges many short steps for different containers: one stretch of CPU time, shared by their time on the wall.
+
+    To read the CPU's clock before and after each step would cost more than the steps do.
+    """
+
+    def __init__(self, spend: Callable[[str, float], None]) -> None:
+        self._spend = spend
+        self._parts: dict[str, float] = {}
+        self._cpu, self._wall = time.thread_time(), time.perf_counter()
+
+    def took(self, container: str) -> None:
+        """What was done since the last call was done for this container."""
+        now = time.perf_counter()
+        self._parts[container] = self._parts.get(container, 0.0) + now - self._wall
+        self._wall = now
+
+    def settle(self) -> None:
+        """Charge what was used so far; nothing may be awaited without that."""
+        cpu, total = time.thread_time(), sum(self._parts.values())
+        for container, part in self._parts.items():
+            self._spend(container, (cpu - self._cpu) * part / total)
+        self.begin(cpu)
+
+    def begin(self, cpu: float | None = None) -> None:
+        """From now on; to be called when something was awaited."""
+        self._parts.clear()
+        self._cpu, self._wall = time.thread_time() if cpu is None else cpu, time.perf_counter()
+
+
 class Budgets(Account):
     """What each container has left: a bucket of CPU seconds that fills by ``SHARE`` a second, up to ``BURST_SECONDS``.
 
@@ -70,7 +117,16 @@ class Budgets(Account):
 
     def over(self, container: str) -> bool:
         """Whether the container has to wait."""
-        return self.left(container) <= 0
+        return container in self._left and self.left(container) <= 0
+
+    def most_left_first(self, items: Iterable[T], account: Callable[[T], str]) -> list[T]:
+        """The items by what their containers have left; those with all of it come first, as they are."""
+        listed = list(items)
+        behind = [item for item in listed if account(item) in self._left]
+        if not behind:
+            return listed
+        full = [item for item in listed if account(item) not in self._left]
+        return full + sorted(behind, key=lambda item: -self.left(account(item)))
 
     def spend(self, container: str, seconds: float) -> None:
         """Take that much from what is left."""

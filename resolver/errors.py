@@ -7,7 +7,7 @@
       +-- CannotKnow              this process lacks what it takes to know the answer  (exit 4)
       |     +-- AccessDenied      the kernel refused a read in /proc, or a daemon an answer
       |     +-- NoDaemon          no daemon answers where one was asked
-      +-- ProcessGone             the process ended while it was looked at             (exit 1)
+      +-- ProcessGone             the process ended while it was checked               (exit 1)
       +-- NotFound                everything was seen, and what was asked for is not there (exit 1)
       +-- Ambiguous               what was asked for fits several things; carries them (exit 3)
       +-- RegionRejected          a file is no shared region that may be touched; carries a reason
@@ -20,8 +20,7 @@ Errors of the operating system are translated where the system is called (``proc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # as typing's: every command pays for this module
 if TYPE_CHECKING:
     from resolver.reasons import RegionReason
 

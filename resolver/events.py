@@ -1,4 +1,4 @@
-"""What happened: the last thousand events, kept for clients of the API, and whoever waits for the next one.
+"""What happened: the last thousand events, kept for clients of the API, and for those that wait for the next one.
 
 An event is also a line of the log, under the same name and with the same fields (`resolver.log.Journal.tell`).
 """
@@ -33,6 +33,7 @@ KINDS = {
     "gpu_gone": "a GPU is gone",
     "gpu_unhealthy": "a GPU became unhealthy",
     "gpu_healthy": "a GPU is healthy again",
+    "gpu_xid": "the driver reported an error of a GPU (XID), for the first time",
     "nvml_unavailable": "NVML does not answer",
     "nvml_available": "NVML answers again",
 }
@@ -61,6 +62,7 @@ LOGGED = {
     "node_event_failed": "an event could not be recorded on the Node",
     "node_watch_failed": "the Node object can't be watched",
     "node_watch_works": "the Node object is watched again",
+    "not_watched": "cache files can't be watched (inotify), so they are checked by the clock alone",
     "out_of_descriptors": "the process has no file descriptors left; further regions wait",
     "region_rejected": "a cache file is not used, with the reason",
     "report_failed": "the Device object can't be written; it is retried",
@@ -76,6 +78,7 @@ LOGGED = {
     "stopped": "the daemon stopped, with its counters",
     "took_over": "the daemon that held the node ended; this one writes from now on",
     "waiting": "another daemon holds the node; this one waits for its end",
+    "watched_again": "cache files can be watched again",
     "would_repair": "a slot's hostpid would have been written, but for --dry-run",
     "would_write_utilization": "a slot's sm_util would have been written, but for --dry-run",
     "write_failed": "a cache file can't be written",
@@ -104,7 +107,7 @@ class Events:
     def publish(self, kind: str, fields: dict[str, Any]) -> None:
         """Add one, and wake everybody who waits."""
         self.number += 1
-        self._last.append(Event(self.number, time.time(), kind, fields))
+        self._last.append(Event(number=self.number, at=time.time(), kind=kind, fields=fields))
         waiting, self._waiting = self._waiting, set()
         for future in waiting:
             if not future.done():

@@ -12,21 +12,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from resolver.events import KINDS, Events
+from resolver.lean import lean
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
 
-# structlog loads rich if it is installed, to draw tracebacks; the daemon draws none. This saves 6 MiB for as long
-# as it runs, and a third of its start.
-_rich = sys.modules.get("rich")
-sys.modules["rich"] = None  # type: ignore[assignment]
-import structlog  # noqa: E402 - see above
-
-if _rich is None:
-    del sys.modules["rich"]
-else:
-    sys.modules["rich"] = _rich
+with lean("structlog"):
+    import structlog
 
 #: Lines that one container may cause at once, and how many more a second.
 _LINES_AT_ONCE, _LINES_PER_SECOND = 64.0, 1.0

@@ -25,6 +25,7 @@ class UnresolvedReason(StrEnum):
     NOT_MAPPED = "not_mapped"  # a process has that PID but does not map this file
     UNPROVEN = "unproven"  # a process maps what looks like this file, and nothing proves that it is this one
     OTHER_CONTAINER = "other_container"  # the process with that PID is in another container
+    OTHER_POD = "other_pod"  # a process of another pod has that PID, and uses a file that all pods can reach
     AMBIGUOUS = "ambiguous"  # several processes fit (nested PID namespaces)
     INVALID_PID = "invalid_pid"  # the slot's pid is 0 or negative while its status is not 0
     ACCESS_DENIED = "access_denied"  # /proc refused; CAP_SYS_PTRACE is missing
@@ -33,16 +34,17 @@ class UnresolvedReason(StrEnum):
     CONFLICT = "conflict"  # another writer changes it back; backing off
     QUARANTINED = "quarantined"  # the writer died or hung on this file
     WRITE_FAILED = "write_failed"  # the slot moved or its owner ended before the write
-    OVER_BUDGET = "over_budget"  # its container costs more than its share, so it is looked at later
-    CHANGED = "changed"  # the slot changed while it was being resolved; looked at again next pass
-    GONE = "gone"  # the process ended while it was looked at
+    OVER_BUDGET = "over_budget"  # its container costs more than its share, so it is resolved later
+    CHANGED = "changed"  # the slot changed while it was being resolved; retried in the next pass
+    GONE = "gone"  # the process ended while it was checked
 
 
 class RegionReason(StrEnum):
-    """Why a file in a containers directory is left alone."""
+    """Why a file in a containers directory is skipped."""
 
     NOT_REGULAR = "not_regular"  # directory, FIFO, socket, device node
     SYMLINK = "symlink"
+    NOT_ON_NODE = "not_on_node"  # its directory names a container that kubelet does not have here
     HARD_LINK = "hard_link"  # more than one link: the same inode may be anybody's
     OTHER_DEVICE = "other_device"  # a mount below the directory
     UNPROVEN = "unproven"  # nothing proves that what was opened is what is mapped
@@ -51,7 +53,7 @@ class RegionReason(StrEnum):
     NOT_INITIALIZED = "not_initialized"  # the magic number is not there (yet)
     BAD_HEADER = "bad_header"  # device or process count out of range, UUIDs that are not text
     TRUNCATED = "truncated"  # a read came back short
-    TOO_MANY_ENTRIES = "too_many_entries"  # more directory entries than are looked at
+    TOO_MANY_ENTRIES = "too_many_entries"  # more directory entries than are read
     ACCESS_DENIED = "access_denied"
     GONE = "gone"
     IO_ERROR = "io_error"

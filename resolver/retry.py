@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, TypeVar
 
+from resolver.errors import UsageError
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
@@ -22,6 +24,25 @@ def doubled(first: float, most: float, times: int) -> float:
 def longer(pause: float, first: float, most: float) -> float:
     """The pause after this one, in seconds: ``first`` after none, doubled each time, at most ``most``."""
     return min(most, max(first, 2 * pause))
+
+
+async def tried_again(make: Callable[[], T], off: Callable[[str], None], seconds: float) -> T:
+    """What ``make()`` returns, as soon as it raises no OSError or UsageError; it is called again after ``seconds``.
+
+    ``off`` gets the reason of a failure, once for as long as it stays the same.
+    """
+    import asyncio
+
+    said = ""
+    while True:
+        try:
+            return make()
+        except (OSError, UsageError) as error:
+            why = str(error)
+        if why != said:
+            said = why
+            off(why)
+        await asyncio.sleep(seconds)
 
 
 def in_a_thread(

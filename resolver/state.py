@@ -8,11 +8,14 @@ regions are kept small instead, since tenants choose how many there are.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
 from msgspec import Struct
 
-from resolver.reasons import SampleReason
+from resolver.reasons import SampleReason, UnresolvedReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,9 +25,10 @@ if TYPE_CHECKING:
     from resolver.gpu.attribution import Joined
     from resolver.gpu.inventory import Inventory
     from resolver.hami.hostpid_policy import Origin
+    from resolver.hami.packed_slots import Slots
     from resolver.linux.procfs import Procfs
     from resolver.lookup.cached import LiveLookup
-    from resolver.reasons import RegionReason, RepairReason, UnresolvedReason
+    from resolver.reasons import RegionReason, RepairReason
 
 #: A daemon whose last pass is older than this, or than so many intervals, is not well.
 _STANDS_SECONDS, _STANDS_INTERVALS = 10.0, 20
@@ -36,6 +40,7 @@ class SlotReport(NamedTuple):
     ``host_pid`` is the verified owner's, None while unresolved. ``repaired`` is why it was last written.
     ``utilization`` is per used device, in per cent, None where it is not known; ``sm_util`` is what the slot says.
     ``stuck`` says why ``sm_util`` does not stay what NVML says though ``hostpid`` is right; empty while it does.
+    ``container_id`` is the owner's, where the region is a claim's and so of any number of containers.
     """
 
     ns_pid: int
@@ -48,12 +53,124 @@ class SlotReport(NamedTuple):
     sm_util: tuple[int, ...]
     utilization: tuple[int | None, ...]
     stuck: str = ""
+    container_id: str = ""
+
+
+class ClaimCode:
+    """What is known of a slot that nobody is known to own, in one byte; 0 is none."""
+
+    CLAIM: Final = 1  # in use, and there is no reason yet why nobody is known to own it
+    REASON: Final = 0x1F
+    DEAD: Final = 0x20
+    ABANDONED: Final = 0x40  # dead because nobody has the file open
+    UNSURE: Final = 0x80  # the file was touched since it was called dead
+    _REASONS: Final = tuple(UnresolvedReason)
+
+    @classmethod
+    def of(cls, why: UnresolvedReason | None) -> int:
+        """The code of a slot that is not dead."""
+        return cls.CLAIM if why is None else cls.CLAIM + 1 + cls._REASONS.index(why)
+
+    @classmethod
+    def reason(cls, code: int) -> UnresolvedReason | None:
+        """Why nobody is known to own the slot."""
+        number = (code & cls.REASON) - cls.CLAIM - 1
+        return cls._REASONS[number] if number >= 0 else None
+
+
+class Tally(NamedTuple):
+    """How many slots of a region are what."""
+
+    in_use: int
+    dead: int
+    repaired: int
+    stuck: int
+    unresolved: Mapping[UnresolvedReason, int]
+
+
+class SlotReports(Sequence[SlotReport]):
+    """The slots of one region: those with an owner, then those that are only claimed, of which little is kept.
+
+    A `SlotReport` of a claim is made when it is asked for: a tenant can claim 1,024 slots in each of its files.
+    """
+
+    __slots__ = ("_claims", "_codes", "_devices", "_owned", "_slots")
+
+    def __init__(self, owned: tuple[SlotReport, ...], slots: Slots, codes: bytes, devices: int) -> None:
+        """``codes`` are `ClaimCode`, one for each of ``slots``."""
+        self._owned, self._slots, self._codes, self._devices = owned, slots, codes, devices
+        self._claims = len(codes) - codes.count(0)
+
+    def __len__(self) -> int:
+        return len(self._owned) + self._claims
+
+    def __iter__(self) -> Iterator[SlotReport]:
+        yield from self._owned
+        if not self._claims:
+            return
+        nothing: tuple[int | None, ...] = (None,) * self._devices
+        idle: tuple[int | None, ...] = (0,) * self._devices
+        for index, code in enumerate(self._codes):
+            if code:
+                slot, dead = self._slots[index], bool(code & ClaimCode.DEAD)
+                yield SlotReport(
+                    ns_pid=slot.pid,
+                    slot=index,
+                    hostpid=slot.hostpid,
+                    host_pid=None,
+                    dead=dead,
+                    unresolved=None if dead else ClaimCode.reason(code),
+                    repaired=None,
+                    sm_util=slot.sm_util,
+                    utilization=idle if dead else nothing,
+                )
+
+    @overload
+    def __getitem__(self, index: int) -> SlotReport: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[SlotReport]: ...
+    def __getitem__(self, index: int | slice) -> SlotReport | Sequence[SlotReport]:
+        return tuple(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash((self._owned, self._codes))
+
+    def tally(self) -> Tally:
+        """Counted without making the reports of claims."""
+        owned = tally(self._owned)
+        dead, unresolved = owned.dead, Counter(owned.unresolved)
+        for code in set(self._codes):
+            count = self._codes.count(code)
+            if code & ClaimCode.DEAD:
+                dead += count
+            elif (why := ClaimCode.reason(code)) is not None:
+                unresolved[why] += count
+        return Tally(len(self), dead, owned.repaired, owned.stuck, unresolved)
+
+
+def tally(slots: Iterable[SlotReport]) -> Tally:
+    """How many of the slots are what."""
+    if isinstance(slots, SlotReports):
+        return slots.tally()
+    listed = tuple(slots)
+    return Tally(
+        len(listed),
+        sum(slot.dead for slot in listed),
+        sum(slot.repaired is not None for slot in listed),
+        sum(bool(slot.stuck) for slot in listed),
+        Counter(slot.unresolved for slot in listed if slot.unresolved is not None),
+    )
 
 
 class RegionReport(NamedTuple):
     """One shared region with its slots. ``container_id`` is that of its slots' owners, empty until one is resolved.
 
-    ``limit`` is what the file says, and so its tenant: bytes of memory on each device, 0 without a limit.
+    ``limit`` and ``sm_limit`` are what the file says, and so its tenant: bytes of memory on each device, 0 without a
+    limit, and per cent of its cores, 0 or 100 and more without one. ``claim`` is the UID of the ResourceClaim whose it
+    is, and ``container_ids`` are those of all its slots' owners. ``placement`` is a row of `hami.placements`.
     """
 
     path: str
@@ -61,10 +178,42 @@ class RegionReport(NamedTuple):
     container_name: str
     layout: str
     device_uuids: tuple[str, ...]
-    slots: tuple[SlotReport, ...]
+    slots: Sequence[SlotReport]
     container_id: str = ""
     quarantined: bool = False
     limit: tuple[int, ...] = ()
+    sm_limit: tuple[int, ...] = ()
+    claim: str = ""
+    container_ids: tuple[str, ...] = ()
+    placement: str = ""
+
+    def memory_limit(self, device: int) -> int | None:
+        """Bytes that it may hold on one of ``device_uuids``, None without a limit."""
+        return (self.limit[device] if device < len(self.limit) else 0) or None
+
+    def core_limit(self, device: int) -> int | None:
+        """Per cent of the cores of one of ``device_uuids``, None without a limit."""
+        limit = self.sm_limit[device] if device < len(self.sm_limit) else 0
+        return limit if 0 < limit < 100 else None
+
+
+class Counted(NamedTuple):
+    """Bytes of GPU memory as HAMi-core counts them for its processes: three kinds, and all of it."""
+
+    context: int
+    module: int
+    data: int
+    total: int
+
+
+class HamiCounts(NamedTuple):
+    """What HAMi-core says in one region of the processes that own its slots.
+
+    ``memory`` is by device, and empty where a slot's owner is unknown. ``last_kernel`` is Unix time, 0 for never.
+    """
+
+    memory: tuple[Counted, ...]
+    last_kernel: int
 
 
 class Container(Struct, frozen=True):
@@ -161,7 +310,11 @@ class Snapshot(NamedTuple):
     dry_run: bool
     settings: tuple[SettingReport, ...] = ()
     holder: str = ""  # PID of the daemon whose end this one waits for before it writes
+    unwatched: int = 0  # regions that the kernel tells nothing of
     not_measured: str = ""  # why the driver's truth was not measured; empty if it was
+    hami_counts: Mapping[str, HamiCounts] = MappingProxyType(
+        {}
+    )  # by region's path; with ``--hami-metrics`` only
 
     def standstill(self, interval: float) -> str:
         """Why the daemon should be restarted; empty while passes are made, or before its turn."""
@@ -174,11 +327,15 @@ class Snapshot(NamedTuple):
             return f"the last pass over the slots is {age:.0f} s old"
         return f"no pass over the slots was made in the {age:.0f} s since the start"
 
-    def unresolved(self) -> list[tuple[RegionReport, SlotReport]]:
-        """Every slot that nothing can be said about, with its region."""
-        return [
+    def tallies(self) -> Iterator[Tally]:
+        """How many slots are what, region by region."""
+        return (tally(region.slots) for region in self.regions)
+
+    def unresolved(self) -> Iterator[tuple[RegionReport, SlotReport]]:
+        """Every slot that could not be resolved, with its region."""
+        return (
             (region, slot) for region in self.regions for slot in region.slots if slot.unresolved is not None
-        ]
+        )
 
 
 class View(NamedTuple):

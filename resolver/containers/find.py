@@ -122,7 +122,7 @@ def find_container(
 
 
 def container_name(mounts: Iterable[Mount], pod_uid: str | None) -> str | None:
-    """The name a pod gives its container, from the mount table of its main process; None if nothing tells it.
+    """The name a pod gives its container, from the mount table of its main process; None if unknown.
 
     HAMi's directory is bind-mounted from ``<hook>/containers/<podUID>_<containerName>``, kubelet's file for
     the last words from ``<kubelet>/pods/<podUID>/containers/<containerName>/<hash>``. The first one counts:
@@ -238,7 +238,7 @@ def _named(procfs: Procfs, wanted: Wanted, containers: list[Container]) -> list[
         else:
             names.setdefault(name, []).append(container)
     if wanted.container_name not in names:
-        known = ", ".join(sorted(names)) or "none that tells its name"
+        known = ", ".join(sorted(names)) or "none with a known name"
         raise NotFound(
             f"pod {wanted.pod_uid} has no running container {wanted.container_name!r}; it has: {known} "
             f"(and {unnamed} without a name, such as its sandbox)",

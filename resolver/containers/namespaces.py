@@ -43,7 +43,7 @@ def members_of(procfs: Procfs, host_pids: Iterable[int]) -> list[Member]:
             continue
         if not ns_pids:
             raise CannotKnow(
-                "this kernel does not tell PIDs in containers: it takes Linux 4.1 or later (NSpid)"
+                "this kernel does not show PIDs in containers: Linux 4.1 or later is required (NSpid)"
             )
         if ns_pids[0] == host_pid:  # 0 while it is being reaped
             members.append(Member(host_pid, ns_pids))
@@ -56,7 +56,7 @@ def own_namespace(procfs: Procfs, members: list[Member]) -> Namespace:
     Usually the main process is number 1 at the least depth at which the container has processes. Without
     such a one, the container shares its namespace with the pod or the host. But a process of the host may
     have been put into the container's cgroup, and a container of the host's namespace may have made one of
-    its own; both look alike, and are told apart by parentage, or by age. Raises Ambiguous if neither tells, and
+    its own; both look alike, and are distinguished by parentage, or by age. Raises Ambiguous if neither decides, and
     CannotKnow under gVisor, where the numbers that the container knows are not of the host's kernel.
     """
     least = min(len(member.ns_pids) for member in members)
@@ -149,7 +149,7 @@ def _only(procfs: Procfs, members: list[Member]) -> Namespace:
         except ProcessGone:
             continue
     if not by_pidns:
-        raise ProcessGone("the container ended while it was looked at")
+        raise ProcessGone("the container ended while it was checked")
     if len(by_pidns) > 1:
         raise Ambiguous(
             f"its processes are in {len(by_pidns)} PID namespaces, none inside another: choose with --pidns",
@@ -203,5 +203,5 @@ def _first_start(procfs: Procfs, members: list[Member]) -> int:
         except ProcessGone:
             continue
     if not starts:
-        raise ProcessGone("the container's processes ended while they were looked at")
+        raise ProcessGone("the container's processes ended while they were checked")
     return min(starts)

@@ -6,6 +6,10 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import ItemsView
 
 _UNKNOWN = ("", "")
 
@@ -33,6 +37,10 @@ class PodNames:
     def of(self, pod_uid: str) -> tuple[str, str]:
         """Namespace and name of the pod."""
         return self._names.get(pod_uid, _UNKNOWN)
+
+    def items(self) -> ItemsView[str, tuple[str, str]]:
+        """Every pod: its UID, namespace and name."""
+        return self._names.items()
 
 
 def parse_names(entries: list[str]) -> dict[str, tuple[str, str]]:

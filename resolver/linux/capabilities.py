@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import re
+from itertools import takewhile
 
 NUMBERS = {
     "DAC_OVERRIDE": 1,
@@ -61,8 +61,9 @@ class _Half(ctypes.Structure):
 
 def while_running(source: str, release: str) -> frozenset[str]:
     """What the daemon keeps for a source on a kernel of that release (``uname -r``), beside nothing else."""
-    numbers = re.match(r"(\d+)\.(\d+)", release)
-    old = numbers is None or (int(numbers[1]), int(numbers[2])) < _FREE_LOOKUPS
+    major, _, rest = release.partition(".")
+    minor = "".join(takewhile(str.isdecimal, rest))
+    old = not (major.isdecimal() and minor) or (int(major), int(minor)) < _FREE_LOOKUPS
     return WHILE_RUNNING[source] | ({"BPF"} if source == "bpf" and old else set())
 
 

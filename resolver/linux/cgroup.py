@@ -1,8 +1,8 @@
 """Container ids and pod UIDs in cgroup paths: pure functions over text.
 
-What a container runtime calls a container's cgroup is nowhere specified; the forms below are those of
+No specification says how container runtimes name cgroups; the forms below are those of
 containerd, CRI-O, Docker and Podman with the systemd and with the cgroupfs driver. A 64-digit hexadecimal
-id is what they share. Names that carry none (``ctr``, plain ``runc``) cannot be told by a pattern: they
+id is what they share. Names that carry none (``ctr``, plain ``runc``) cannot be matched by a pattern: they
 give None here, and are found only by somebody who knows the name (`parts_of`).
 """
 
@@ -35,7 +35,7 @@ class ContainerCgroup(NamedTuple):
     """What a cgroup path says about its container.
 
     ``container_id`` has 64 hexadecimal digits; it is empty in `NO_CONTAINER` only. ``pod_uid`` has dashes, or is the
-    32-digit hash of a static pod. ``runtime`` is None where the path does not tell.
+    32-digit hash of a static pod. ``runtime`` is None where the path does not show it.
     """
 
     container_id: str
@@ -74,6 +74,31 @@ def parse_cgroup(text: str) -> ContainerCgroup | None:
     return None
 
 
+def only_container(text: str) -> ContainerCgroup | None:
+    """The container in a whole ``/proc/<pid>/cgroup`` if nothing in there could be another's; it is in a pod.
+
+    Who may make cgroups can give one the name of another's container or pod, below its own. So there must be one pod
+    in all of the text, and below it one container. Outer containers without a pod are nodes (kind, k3d).
+    """
+    found: ContainerCgroup | None = None
+    for path in cgroup_paths(text):
+        pods = list(_POD.finditer(path))
+        if not pods:
+            continue
+        below = path[pods[0].end() :]
+        ids = list(_ID.finditer(below))
+        container = parse_cgroup_path(path)
+        if len(pods) != 1 or len(ids) != 1 or container is None:
+            return None
+        if found is not None and (found.container_id, found.pod_uid) != (
+            container.container_id,
+            container.pod_uid,
+        ):
+            return None
+        found = container
+    return found
+
+
 def pod_uid_of(text: str) -> str | None:
     """The innermost pod UID in a path or in a whole ``/proc/<pid>/cgroup``, with or without a container."""
     for path in cgroup_paths(text):
@@ -106,7 +131,7 @@ def name_in(name: str) -> str:
 
 
 def parts_of(path: str) -> list[str]:
-    """The components of a path, outermost first, for those who look for a name that has no pattern."""
+    """The components of a path, outermost first, for finding a name that has no pattern."""
     return path.removesuffix(" (deleted)").split("/")
 
 

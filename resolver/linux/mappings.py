@@ -1,7 +1,7 @@
 """Which files a process maps and holds open, in the kernel's own words: no file system is asked anything.
 
 A mapping shows a device and an inode number. On btrfs, bcachefs and some overlays two files share that pair, so it
-never tells alone which file a process maps. That follows from a descriptor: its mount, and the path below it, name one
+alone never identifies a mapped file. That follows from a descriptor: its mount, and the path below it, name one
 file of a superblock for as long as the file has one name (`FilePlace`).
 """
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from resolver.linux.procfs import Mount, Procfs
 
-#: Descriptors of one process that are looked at, some 2 us each; HAMi-core opens its file before any device.
+#: Descriptors of one process that are read, some 2 us each; HAMi-core opens its file before any device.
 MAX_DESCRIPTORS = 4096
-#: Writable shared mappings of one process that are looked at, some 2 us each.
+#: Writable shared mappings of one process that are read, some 2 us each.
 MAX_QUERIES = 4096
 #: As much of ``maps`` as is read on kernels before 6.11: some 40,000 mappings.
 MAX_MAPS = 4 << 20
@@ -54,11 +54,15 @@ class FilePlace(NamedTuple):
 
 
 class Descriptor(NamedTuple):
-    """An open file of a process: the path as it shows from here, and the mount that it was reached through."""
+    """An open file of a process: the path as it shows from here, and the mount that it was reached through.
+
+    ``inode`` is the number that the kernel gives it there, 0 before Linux 5.14: equal for two descriptors of one file.
+    """
 
     path: str
     mount_id: int
     writable: bool
+    inode: int = 0
 
 
 # -- what is mapped -----------------------------------------------------------------------------------
@@ -145,7 +149,7 @@ def _ask(
     take: Callable[[int, int, int], bool],
     by_text: Callable[[int, str], bool | None],
 ) -> bool | None:
-    """By PROCMAP_QUERY where there is one, by the text elsewhere; None if there is no memory to look at."""
+    """By PROCMAP_QUERY where there is one, by the text elsewhere; None if the process has no memory map."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -180,11 +184,11 @@ def _by_query(fd: int, flags: int, take: Callable[[int, int, int], bool], path: 
         if take(*found[8:11]):
             return True
         address = found[4]
-    raise TooLarge(f"{path} has more than {MAX_QUERIES} mappings, which is as many as are looked at")
+    raise TooLarge(f"{path} has more than {MAX_QUERIES} mappings, which is the limit")
 
 
 def _by_text(fd: int, wanted: re.Pattern[bytes], path: str) -> bool | None:
-    """By reading, on kernels before 6.11; None if there is no memory to look at."""
+    """By reading, on kernels before 6.11; None if the process has no memory map."""
     empty = True
     for lines in _lines_of(fd, path):
         if wanted.search(lines):
@@ -250,7 +254,10 @@ def descriptor(procfs: Procfs, host_pid: int | str, fd: int | str) -> Descriptor
         info = file.read(4096)
     fields = dict(line.split(b":", 1) for line in info.split(b"\n") if b":" in line)
     access = int(fields[b"flags"], 8) & os.O_ACCMODE
-    return Descriptor(path, int(fields[b"mnt_id"]), access in (os.O_RDWR, os.O_WRONLY))
+    writable = access in (os.O_RDWR, os.O_WRONLY)
+    return Descriptor(
+        path=path, mount_id=int(fields[b"mnt_id"]), writable=writable, inode=int(fields.get(b"ino", 0))
+    )
 
 
 def opened_by_name(procfs: Procfs, host_pid: int, name: str) -> list[Descriptor]:
@@ -266,6 +273,27 @@ def opened_by_name(procfs: Procfs, host_pid: int, name: str) -> list[Descriptor]
                     if os.readlink(f"{directory}/{entry.name}").endswith(tail):
                         found.append(descriptor(procfs, host_pid, entry.name))
             if next(listing, None) is None or found:
+                return found
+    except OSError as error:
+        raise translate(error, directory) from None
+    raise TooLarge(f"{directory} has more than {MAX_DESCRIPTORS} entries, which is as many as are looked at")
+
+
+def open_for_writing(procfs: Procfs, host_pid: int) -> list[Descriptor]:
+    """The process's open files of file systems that it can write to (needs CAP_SYS_PTRACE for others').
+
+    Pipes, sockets and memory have no path. Raises `TooLarge`, ProcessGone and AccessDenied.
+    """
+    directory, found = f"{procfs.root}/{host_pid}/fd", []
+    try:
+        with os.scandir(directory) as listing:
+            for entry in islice(listing, MAX_DESCRIPTORS):
+                with suppress(FileNotFoundError):  # closed meanwhile
+                    path = os.readlink(f"{directory}/{entry.name}")
+                    if path.startswith(("/", "(unreachable)")) and not path.startswith("/memfd:"):
+                        opened = descriptor(procfs, host_pid, entry.name)
+                        found += [opened] if opened.writable else []
+            if next(listing, None) is None:
                 return found
     except OSError as error:
         raise translate(error, directory) from None
@@ -292,7 +320,7 @@ def open_names(procfs: Procfs, host_pid: int) -> set[str]:
 
 
 def place_of(opened: Descriptor, mounts: Iterable[Mount]) -> FilePlace | None:
-    """Where an open file is, by the mount table of a process that has its mount; None if that does not tell."""
+    """Where an open file is, by the mount table of a process that has its mount; None if it is not there."""
     for mount in mounts:
         if mount.mount_id == opened.mount_id:
             above = mount.mount_point.rstrip("/")

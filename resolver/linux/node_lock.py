@@ -69,7 +69,7 @@ class NodeLock:
 
     def __exit__(self, *exc: object) -> None:
         with contextlib.suppress(OSError):
-            os.unlink(self.path)  # while it is held: whoever waits for it finds out and makes another
+            os.unlink(self.path)  # while it is held: a waiting daemon notices and makes another
         os.close(self._fd)
 
 

@@ -1,16 +1,16 @@
 """Who is on the other end of a Unix socket, by the kernel's word and never by the peer's.
 
 The kernel notes PID, user and groups of the process that called ``connect``, and keeps them for as long as the
-connection lives, whoever holds it by then. So they are right for ever, but the PID as a number is not: a process can
-connect, leave the connection to another one and end, and its number can be used again by a process in another
-container before anybody looks into ``/proc``. What ``/proc`` says under that number is believed here only while the
+connection lives, even if another process holds it by then. So they stay right, but the PID as a number does not: a
+process can connect, leave the connection to another one and end, and its number can be used again in another
+container before ``/proc`` is read. What ``/proc`` says under that number is believed here only while the
 process that connected is held and alive:
 
 - SO_PEERPIDFD (Linux 6.5) gives a descriptor of that very process.
 - Before that, the process that has the number now is taken hold of. It is believed to be the one that connected if
   it is older than the connection can be (`Listener` knows), since then nobody else had the number in between; or if
-  it has the other end of this connection among its descriptors, which sock_diag(7) tells of peers in our own network
-  namespace. Nothing else that such a kernel tells can prove it, so any other peer is a `PeerUnknown`.
+  it has the other end of this connection among its descriptors, which sock_diag(7) shows for peers in our own network
+  namespace. Such a kernel has no other proof, so any other peer is a `PeerUnknown`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _MOST_DESCRIPTORS = 4096
 class PeerReason(StrEnum):
     """Why nothing is known of a peer."""
 
-    ENDED = "ended"  # the process that connected is gone, whoever holds the connection now
+    ENDED = "ended"  # the process that connected is gone, though another may hold the connection
     NOT_VISIBLE = "not_visible"  # it has no PID in this process's PID namespace
     NOT_PROVEN = (
         "not_proven"  # whether it is the process that has the number now cannot be told on this kernel
@@ -120,7 +120,7 @@ class Credentials(NamedTuple):
     ``host_pid`` is the number in the reader's PID namespace, 0 if it has none there. ``uid`` and ``gid`` are the
     effective ones as the reader's user namespace counts them: **the root of a container has uid 0, too**, unless
     the container has a user namespace of its own. ``groups`` are the supplementary ones; none on kernels before
-    4.13, nor for a peer with more than 256 of them: who asks gives less then, never more.
+    4.13, nor for a peer with more than 256 of them: the caller then gets fewer rights, never more.
     """
 
     host_pid: int
@@ -196,7 +196,7 @@ def peer_of(
 
 
 def pidns_of(peer: Peer, procfs: Procfs) -> PeerPidns:
-    """The PID namespace that the peer is in, and its numbers; `PeerUnknown` if it ended or may not be looked at.
+    """The PID namespace that the peer is in, and its numbers; `PeerUnknown` if it ended or may not be read.
 
     A process never changes its PID namespace, so this holds for as long as it lives. About another process's, it
     needs CAP_SYS_PTRACE.
@@ -249,7 +249,7 @@ def _by_number(connection: Connection, procfs: Procfs, credentials: Credentials,
                 raise PeerUnknown(
                     PeerReason.NOT_PROVEN,
                     f"whether PID {host_pid} is still the process that connected cannot be told on this kernel. "
-                    "Linux 6.5 tells it; before, the peer must be in the host's network namespace, or have started "
+                    "Linux 6.5 shows it; before, the peer must be in the host's network namespace, or have started "
                     "well before it connects: let it try again",
                 )
             peer.exact = False

@@ -109,12 +109,12 @@ def parse_mountinfo(text: bytes) -> Iterator[Mount]:
         fields, tail = left.split(b" "), right.split(b" ")
         if dash and len(fields) >= 6 and len(tail) >= 3:
             yield Mount(
-                int(fields[0]),
-                fields[2].decode("ascii"),
-                _unescape(fields[3]),
-                _unescape(fields[4]),
-                tail[0].decode("ascii", "replace"),
-                _unescape(tail[2]),
+                mount_id=int(fields[0]),
+                device=fields[2].decode("ascii"),
+                root=_unescape(fields[3]),
+                mount_point=_unescape(fields[4]),
+                fs_type=tail[0].decode("ascii", "replace"),
+                super_options=_unescape(tail[2]),
             )
 
 
@@ -177,7 +177,7 @@ class Procfs:
             raise translate(error, f"{self.root}/{path}") from None
 
     def status(self, host_pid: int) -> Status:
-        """``/proc/<host_pid>/status``; works for thread ids too (their ``tgid`` tells the process)."""
+        """``/proc/<host_pid>/status``; works for thread ids too (``tgid`` is their process)."""
         return parse_status(self.status_text(host_pid))
 
     def status_text(self, host_pid: int | str) -> bytes:
@@ -380,7 +380,7 @@ class Procfs:
             os.close(fd)
             raise
         os.close(fd)
-        raise ProcessGone(f"process {host_pid} ended while it was looked at")
+        raise ProcessGone(f"process {host_pid} ended while it was checked")
 
     # -- what can be seen from here -----------------------------------------------------------------
 
@@ -389,7 +389,7 @@ class Procfs:
         return self.pidns("self") == HOST_PIDNS
 
     def require_host_view(self) -> None:
-        """Raise `CannotKnow`, with the remedy, unless every process of the host can be seen from here."""
+        """Raise `CannotKnow`, with the fix, unless every process of the host can be seen from here."""
         if not os.path.isdir(f"{self.root}/self"):
             raise CannotKnow(f"{self.root} is not a mounted proc file system: mount -t proc proc {self.root}")
         if not self.in_host_pidns():

@@ -3,7 +3,7 @@
 A name is one component below an open directory, so O_NOFOLLOW at each step is all that openat2's
 RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS would add, on every kernel and without ctypes. What openat2 does not
 do either, and is done here: the file is taken hold of with O_PATH, which opens no FIFO and wakes no device
-driver, then looked at, and only a plain file is opened for real, by the descriptor and not by its name.
+driver, then checked, and only a plain file is opened for reading, by the descriptor and not by its name.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def mount_id(fd: int) -> int:
         for line in info.read(4096).splitlines():
             if line.startswith(b"mnt_id:"):
                 return int(line[7:])
-    raise OSError(errno.ENOSYS, "the kernel tells no mnt_id (before Linux 3.15)")
+    raise OSError(errno.ENOSYS, "the kernel shows no mnt_id (before Linux 3.15)")
 
 
 def check_plain(info: os.stat_result) -> None:
@@ -119,7 +119,7 @@ def open_directory(name: str, dir_fd: int | None = None) -> int:
         raise translate(error) from None
     if not same:
         os.close(fd)
-        raise RegionRejected(RegionReason.OTHER_DEVICE, "it is a mount of its own and is left alone")
+        raise RegionRejected(RegionReason.OTHER_DEVICE, "it is a mount of its own")
     return fd
 
 

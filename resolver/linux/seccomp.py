@@ -1,4 +1,4 @@
-"""Which system calls a process may make: a filter in the kernel (seccomp(2)), for good, and for what it starts too.
+"""Which system calls a process may make: a permanent filter in the kernel (seccomp(2)), inherited by what it starts.
 
 A call that is not allowed fails with EPERM; one of another architecture's numbering ends the process, since the
 filter would not know what it is. The filter is a program for the kernel's classic BPF machine, which gets a ``struct
@@ -118,7 +118,7 @@ OF_THE_WRITER: dict[str, tuple[int | None, int | None]] = {
     "writev": (20, 66),
 }
 
-#: By machine: the architecture as the kernel tells it (AUDIT_ARCH_*), and the column in the tables.
+#: By machine: the kernel's name of the architecture (AUDIT_ARCH_*), and the column in the tables.
 MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 _SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SET_MODE_FILTER = 1

@@ -1,4 +1,4 @@
-"""The places of those that a server has let in: so many at a time, and whoever has most of them gives one back."""
+"""The places of those that a server has let in: a limited number, and the client that holds most of them loses one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """HAMi's host PID broker (merged after 2.10.0), protocol version 1: a process asks for its own host PID.
 
-The client sends no number: who it is comes from the kernel (`resolver.linux.peers`). What it is told is the number
+The client sends no number: who it is comes from the kernel (`resolver.linux.peers`). The answer is the number
 that it must write into its slot, by the same policy as repairs; ``--broker-answer host`` always says the host PID, as
 HAMi's own broker does. Who cannot be told for certain gets status 1 and no number: HAMi's client then guesses, if it
 can take a lock for the whole node, else its ``hostpid`` stays 0; the next pass repairs either.
@@ -21,10 +21,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from resolver.config import BrokerAnswer, HostpidNamespace
+from resolver.counters import CounterByReason, CounterName
 from resolver.errors import AccessDenied, ProcessGone, UsageError
 from resolver.linux.peers import PeerReason, PeerUnknown, peer_of
+from resolver.retry import tried_again
 from resolver.serve.reception import Acceptor
-from resolver.serve.retry import tried_again
 from resolver.serve.unix_socket import Listening, UnixSocket, listens
 from resolver.serve.waiting import Waiting
 
@@ -46,7 +47,7 @@ SUCCESS, INVALID = 0, 1
 
 MOST_WAITING = 512
 EXCHANGE_SECONDS = 0.5
-_BACKLOG = 4096  # whoever connects without blocking is refused when it is full
+_BACKLOG = 4096  # clients that connect without blocking are refused when it is full
 #: Accepting and answering may take this share of a CPU. The event loop's own work for each client comes on top, and
 #: is about as much again: a storm of clients takes a fifth of a CPU.
 _SHARE = 0.1
@@ -115,11 +116,11 @@ class Broker:
             self._wait(connection, received)
 
     def _full(self) -> None:
-        self._counters["broker_busy"] += 1
+        self._counters[CounterName.BROKER_BUSY] += 1
 
     def _wait(self, connection: socket.socket, received: bytearray) -> None:
         if len(self._waiting) >= MOST_WAITING:
-            self._counters["broker_busy"] += 1
+            self._counters[CounterName.BROKER_BUSY] += 1
             longest, _ = next(iter(self._waiting))
             self._end(longest)
         self._waiting.add(connection, received)
@@ -129,7 +130,7 @@ class Broker:
             self._end(connection)
 
     def _late(self, connection: socket.socket, _received: bytearray) -> None:
-        self._counters["broker_timeouts"] += 1
+        self._counters[CounterName.BROKER_TIMEOUTS] += 1
         connection.close()
 
     def _end(self, connection: socket.socket) -> None:
@@ -158,9 +159,9 @@ class Broker:
         except BrokenPipeError:
             pass  # it has gone
         except OSError:  # descriptors have run out
-            self._counters["broker_busy"] += 1
-        except Exception:  # a defect of ours costs one client its answer, and is shown
-            self._counters["internal_errors"] += 1
+            self._counters[CounterName.BROKER_BUSY] += 1
+        except Exception:  # a bug costs one client its answer, and is logged
+            self._counters[CounterName.INTERNAL_ERRORS] += 1
             self._journal.log.exception("internal_error", step="broker")
         return True
 
@@ -170,9 +171,9 @@ class Broker:
                 raise _Refused(Refusal.INVALID)
             number = self._number(connection)
         except _Refused as refused:
-            self._counters[f"broker_refused_{refused.reason}"] += 1
+            self._counters[CounterByReason.BROKER_REFUSED.of(refused.reason)] += 1
             return ANSWER.pack(MAGIC, VERSION, INVALID, 0)
-        self._counters["broker_answers"] += 1
+        self._counters[CounterName.BROKER_ANSWERS] += 1
         return ANSWER.pack(MAGIC, VERSION, SUCCESS, number)
 
     def _number(self, connection: socket.socket) -> int:
@@ -244,7 +245,7 @@ class Place:
 def _make(directory: str) -> None:
     """Make it and those above it; `UsageError` unless they are root's and nobody else can exchange what is in them.
 
-    HAMi's client looks at the directory itself in the same way.
+    HAMi's client checks the directory in the same way.
     """
     parts = directory.split("/")[1:]
     for depth in range(1, len(parts) + 1):

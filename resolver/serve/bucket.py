@@ -18,7 +18,7 @@ class Bucket:
     def spend(self, wanted: float) -> float:
         """Take that much; else the seconds until there is enough, and nothing is taken.
 
-        Who asks for more at once than there can ever be pays with the whole of it.
+        A request for more than the bucket holds empties it.
         """
         now = time.monotonic()
         self._left = min(self._burst, self._left + (now - self._at) * self._rate)

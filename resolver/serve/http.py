@@ -15,12 +15,15 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import h11
-from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
 
+from resolver.lean import lean
 from resolver.serve.admission import Places
 from resolver.serve.reception import Acceptor, Reception, http_refusal
+
+with lean("uvicorn"):
+    from uvicorn.config import Config
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+    from uvicorn.server import ServerState
 
 if TYPE_CHECKING:
     import socket
@@ -36,7 +39,7 @@ class Limits(NamedTuple):
     requests a connection may be silent for ``idle_seconds``.
 
     With ``waiting`` there is a `Reception` in front: so many may wait there, and one each ``apart`` seconds is let in;
-    who is turned away is told ``busy``. Without, clients are let in as they come.
+    a client that is turned away gets ``busy``. Without, clients are let in as they come.
     """
 
     connections: int
@@ -67,7 +70,7 @@ class Visitor(Protocol):
 
 
 class Door(Protocol):
-    """Tells who connects, and counts ``refused_requests`` and ``dropped_slow``.
+    """Identifies clients, and counts ``refused_requests`` and ``dropped_slow``.
 
     ``owner`` names whom a connection waits for; None turns it away, and OSError means that descriptors have run out.
     ``refusal`` puts into words why nothing, or nothing more, is read: what came is no HTTP (400), too much of it

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Answer = tuple[int, str, bytes]
 
 PLAIN = "text/plain; charset=utf-8"
-#: Prometheus needs one connection, or two; whoever has most of them loses the oldest when there are more than these.
+#: Prometheus needs one connection, or two; beyond this number the client with the most loses its oldest.
 LIMITS = http.Limits(
     connections=32,
     head_bytes=8192,
@@ -47,7 +47,7 @@ def listen(host: str, port: int) -> socket.socket:
                 raise
         return socket.create_server(("", port), backlog=_BACKLOG)  # a kernel told to be without IPv6
     kind, flags = socket.SOCK_STREAM, socket.AI_NUMERICHOST
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=kind, flags=flags)[0]
+    family, _, _, _, address = socket.getaddrinfo(host.encode(), port, type=kind, flags=flags)[0]
     return socket.create_server(address, family=family, backlog=_BACKLOG)
 
 
@@ -76,7 +76,7 @@ class _OpenDoor:
 
     @staticmethod
     def enter(connection: Any) -> _Anybody:  # noqa: ARG004
-        """Whoever it is."""
+        """Every client, without regard to who it is."""
         return _Anybody()
 
     def leave(self, visitor: _Anybody) -> None:

@@ -1,8 +1,8 @@
 """Connections from strangers: accepted for a share of a CPU, held until they ask something, let in one by one.
 
-`Acceptor` takes connections from a listening socket; whoever comes faster waits in the kernel's queue. `Reception`
+`Acceptor` takes connections from a listening socket; faster clients wait in the kernel's queue. `Reception`
 holds them behind it: a client that has gone by its turn costs an accept and a close and nothing else, a silent one
-holds a descriptor and no more, and turns go round by owner (an address, a container), so that whoever sends a
+holds a descriptor and no more, and turns go round by owner (an address, a container), so that a client that sends a
 thousand requests delays its own. Nothing here runs by the clock while nobody connects.
 """
 
@@ -148,7 +148,7 @@ class Reception:
         return self._held.total()
 
     def charge(self, turns: float) -> None:
-        """Whoever is let in already asks again: that takes turns of those who wait."""
+        """An admitted client asks again: that uses up turns of those that wait."""
         self._next_at = max(self._next_at, self._loop.time()) + turns * self._apart
 
     # -- in and out -----------------------------------------------------------------------------------

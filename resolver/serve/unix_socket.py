@@ -35,7 +35,7 @@ class Listening(NamedTuple):
 
     who: str
     option: str
-    remedy: str
+    fix: str
 
 
 class UnixSocket:
@@ -92,14 +92,14 @@ class UnixSocket:
         self.listener.close()
 
     def _require_free(self) -> None:
-        who, option, remedy = self._listening
+        who, option, fix = self._listening
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
                 raise UsageError(
                     f"{self.path} is there and is no socket: remove it, or name another with {option}"
                 )
             if listens(self.path):
-                raise UsageError(f"another {who} listens at {self.path}: stop it, {remedy}")
+                raise UsageError(f"another {who} listens at {self.path}: stop it, {fix}")
 
 
 def listens(path: str) -> bool:

@@ -1,0 +1,85 @@
+"""Names of containers by their ids, from the links that kubelet makes to their logs.
+
+``/var/log/containers/<pod>_<namespace>_<container>-<containerID>.log``: root's own, so no tenant can forge one. Only
+names of entries are read. No API server is asked, and no runtime.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from resolver.containers.pod_names import PodNames
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_LINK = re.compile(r"([^_]+)_([^_]+)_([^_]+)-([0-9a-f]{64})\.log")
+#: A directory's change within this time before a listing may carry the same time stamp as later ones (kernel ticks).
+_TICK_NS = 50_000_000
+
+
+class LogName(NamedTuple):
+    """What kubelet calls a container."""
+
+    namespace: str
+    pod: str
+    container: str
+
+
+class ContainerNames:
+    """Kubelet's containers of this node. ``refresh`` reads what changed; the rest only remembers."""
+
+    def __init__(self, containers_dir: str, pods_dir: str) -> None:
+        self.directory = containers_dir
+        self.pods = PodNames(pods_dir)
+        self.trouble = "it was not read yet"
+        self._by_id: dict[str, LogName] = {}
+        self._by_pod: dict[tuple[str, str], set[str]] = {}
+        self._mtime_ns = -1
+
+    def refresh(self) -> None:
+        """Read both directories again if they changed. ``trouble`` says why there are no names; empty: there are."""
+        self.pods.refresh()
+        try:
+            mtime_ns = os.stat(self.directory).st_mtime_ns
+            if mtime_ns == self._mtime_ns:
+                return
+            entries = os.listdir(self.directory)
+        except OSError as error:
+            self.trouble, self._mtime_ns = f"{self.directory} cannot be read ({error.strerror})", -1
+            self._by_id, self._by_pod = {}, {}
+            return
+        self.trouble = ""
+        self._mtime_ns = mtime_ns if time.time_ns() - mtime_ns > _TICK_NS else -1
+        self._by_id = parse_links(entries)
+        self._by_pod = {}
+        for name in self._by_id.values():
+            self._by_pod.setdefault((name.namespace, name.pod), set()).add(name.container)
+
+    def of(self, container_id: str) -> LogName | None:
+        """What kubelet calls the container with that id; None if it has no log."""
+        return self._by_id.get(container_id)
+
+    def has(self, pod_uid: str, container: str) -> bool:
+        """Whether this node has, or had not long ago, such a container of such a pod."""
+        return container in self._by_pod.get(self.pods.of(pod_uid), ())
+
+    def pairs(self) -> Iterable[tuple[str, str]]:
+        """Pod UID and name of every container of this node."""
+        for pod_uid, name in self.pods.items():
+            for container in self._by_pod.get(name, ()):
+                yield pod_uid, container
+
+
+def parse_links(entries: list[str]) -> dict[str, LogName]:
+    """Names by container id. No part may contain an underscore (RFC 1123 names)."""
+    names: dict[str, LogName] = {}
+    for entry in entries:
+        match = _LINK.fullmatch(entry)
+        if match is not None:
+            pod, namespace, container, container_id = match.groups()
+            names[container_id] = LogName(namespace, pod, container)
+    return names

@@ -1,0 +1,85 @@
+"""What happens to files and in directories, as the kernel tells it (inotify(7)); Python's library has no name for it.
+
+An inode is watched and not a path, so it does not matter under which name, or through which mount, somebody writes.
+Stores through a shared mapping are not told. Numbers are those of include/uapi/linux/inotify.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from struct import Struct
+
+MODIFY, CLOSE_WRITE = 0x2, 0x8
+MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x40, 0x80, 0x100, 0x200
+#: Told without being asked for: events were lost, and this inode is watched no more.
+OVERFLOW, IGNORED = 0x4000, 0x8000
+_ONLY_DIRECTORY = 0x1000000
+#: What a program writes into its file by system calls, and that it has let go of it (its end, if nothing else).
+OF_A_FILE = MODIFY | CLOSE_WRITE
+#: Names that come and go.
+OF_A_DIRECTORY = MOVED_FROM | MOVED_TO | CREATE | DELETE | _ONLY_DIRECTORY
+#: What is read in one go: some thousand events, half a millisecond. One event has at most 16 bytes and a name.
+_READ_BYTES = 16384
+_EVENT = Struct("=iIII")  # watch, what happened, cookie, bytes of the name behind it
+
+
+class Inotify:
+    """One queue of events; ``fd`` is readable while there are any. Raises OSError where the limits are used up."""
+
+    def __init__(self) -> None:
+        import ctypes
+
+        self._errno = ctypes.get_errno
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+
+    def add(self, fd: int, mask: int) -> int:
+        """Watch what is open as ``fd``; returns the watch, the same one for the same inode. Raises OSError.
+
+        By the descriptor and not by a name: no path of a tenant is walked.
+        """
+        return self._checked(self._libc.inotify_add_watch(self.fd, b"/proc/self/fd/%d" % fd, mask))
+
+    def remove(self, watch: int) -> None:
+        """Watch it no more; what is in the queue already still comes."""
+        self._libc.inotify_rm_watch(self.fd, watch)
+
+    def read(self) -> list[tuple[int, int]]:
+        """The next events, ``(watch, what happened)``, at most some thousand; empty if there are none."""
+        with contextlib.suppress(BlockingIOError):
+            return parse(os.read(self.fd, _READ_BYTES))
+        return []
+
+    def close(self) -> None:
+        """Give the descriptor back, and every watch with it; may be called twice."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def _checked(self, result: int) -> int:
+        if result < 0:
+            code = self._errno()
+            raise OSError(code, os.strerror(code))
+        return result
+
+
+def parse(data: bytes) -> list[tuple[int, int]]:
+    """``(watch, what happened)`` of each event in what was read."""
+    events = []
+    at = 0
+    while at + _EVENT.size <= len(data):
+        watch, mask, _cookie, name_bytes = _EVENT.unpack_from(data, at)
+        events.append((watch, mask))
+        at += _EVENT.size + name_bytes
+    return events
+
+
+def why_not(error: OSError) -> str:
+    """What a person can do about it."""
+    if error.errno == errno.EMFILE:
+        return "no more inotify instances are allowed: raise fs.inotify.max_user_instances (sysctl)"
+    if error.errno == errno.ENOSPC:
+        return "no more inotify watches are allowed: raise fs.inotify.max_user_watches (sysctl)"
+    return f"inotify does not work here: {error.strerror}"

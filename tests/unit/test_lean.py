@@ -1,0 +1,87 @@
+"""What is imported of packages, and what isn't."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from resolver.lean import lean
+
+#: Modules that some package would bring along, MiBs in all; and ours that only others' commands take.
+UNUSED = {
+    *("_hashlib", "_ssl", "ast", "bz2", "click", "configparser", "decimal", "email", "gzip", "hashlib"),
+    *(
+        "http.client",
+        "http.server",
+        "logging.config",
+        "lzma",
+        "multiprocessing",
+        "pickle",
+        "psutil",
+        "random",
+    ),
+    *("rich", "ssl", "structlog.testing", "tempfile", "tomllib", "typing_extensions", "urllib.request"),
+    *("uvicorn.main", "wsgiref"),
+}
+
+
+def _in_a_new_python(code: str) -> set[str]:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_a_daemon_carries_nothing_that_it_never_uses() -> None:
+    """All that is served is on, an answer was made, and a traceback was drawn."""
+    found = _in_a_new_python(
+        "import sys\n"
+        "from resolver.lean import lean\n"
+        "import resolver.cli\n"
+        "resolver.cli.parser_of('run')[0].parse_args([])\n"
+        "with lean('asyncio'): import asyncio\n"
+        "import resolver.daemon.service, resolver.api.server, resolver.metrics, resolver.serve.broker\n"
+        "print(*sys.modules)\n"
+    )
+    assert "uvicorn.protocols.http.h11_impl" in found
+    assert not UNUSED & found
+
+
+def test_the_nvml_worker_carries_nothing_that_it_never_uses() -> None:
+    found = _in_a_new_python(
+        "import sys\n"
+        "from resolver.workers import nvml\n"
+        "with nvml.lean('pynvml'): import pynvml\n"
+        "print(pynvml.NVMLError_Uninitialized.__name__, *sys.modules)\n"
+    )
+    assert "NVMLError_Uninitialized" in found
+    assert not {"ctypes.util", "subprocess", "tempfile", "shutil"} & found
+
+
+def test_what_was_left_out_can_be_imported_afterwards() -> None:
+    found = _in_a_new_python(
+        "from resolver.lean import lean\n"
+        "with lean('asyncio'): import asyncio\n"
+        "import ssl, asyncio.sslproto\n"
+        "print(ssl.create_default_context.__name__, asyncio.sslproto.ssl)\n"
+    )
+    assert found == {"create_default_context", "None"}
+
+
+def test_what_is_loaded_is_used_as_it_is() -> None:
+    import ast
+    import ssl
+
+    with lean("asyncio"):
+        assert (sys.modules["ast"], sys.modules["ssl"]) == (ast, ssl)
+    assert (sys.modules["ast"], sys.modules["ssl"]) == (ast, ssl)
+
+
+def test_a_hollow_module_has_classes_and_nothing_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "ctypes.util", raising=False)
+    with lean("pynvml"):
+        from ctypes.util import find_library
+    assert isinstance(find_library, type)
+    with pytest.raises(TypeError):
+        find_library("nvidia-ml")
+    assert "ctypes.util" not in sys.modules
