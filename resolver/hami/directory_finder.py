@@ -1,14 +1,19 @@
-"""Shared regions in containers directories: ``<hook>/containers/<podUID>_<containerName>/*.cache``.
+"""Shared regions in directories of the host, one below for each container or claim: ``<directory>/<entry>/*.cache``.
 
-Tenants can put anything into their directories, so every step is bounded: entries looked at per directory,
-directories and opened files per refresh, and ever longer pauses before a refused file is tried again. What
-does not fit into one refresh is the next one's beginning, so no directory can keep another one waiting for
-ever.
+Which directories, and what the names of entries say, is in `resolver.hami.placements`. Tenants can put anything into
+their directories, so every step is bounded: entries looked at per directory, directories and opened files per refresh,
+and ever longer pauses before a refused file is tried again. What does not fit into one refresh is the next one's
+beginning, so no directory can keep another one waiting for ever.
+
+Where containers make the entries themselves, beside each other's, anybody can fill a listing and take any name. There
+the entries of kubelet's containers are opened by their names, and the rest is only told.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import stat
 import sys
 import time
 from collections import Counter
@@ -16,17 +21,22 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from resolver.budget import Budgets
+from resolver.containers.log_names import ContainerNames
 from resolver.errors import RegionRejected, ResolverError
 from resolver.hami.discovery import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     Changes,
+    ClaimDirectory,
     FoundRegion,
     Location,
+    PodFile,
     SharedDirectory,
     Whose,
 )
+from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS, Told, is_entry, placement_of
 from resolver.hami.region import SharedRegion, open_region
+from resolver.linux.inotify import OF_A_DIRECTORY
 from resolver.linux.safe_open import open_directory, translate
 from resolver.reasons import RegionReason
 from resolver.retry import longer
@@ -34,6 +44,8 @@ from resolver.retry import longer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from resolver.hami.discovery import Shown
+    from resolver.hami.watches import Watches
     from resolver.linux.procfs import Procfs
     from resolver.workers.supervisor import Worker
 
@@ -41,26 +53,47 @@ MAX_CONTAINERS = 16384  # directories in a containers directory
 MAX_ENTRIES = 64  # entries looked at in one container's directory; upstream makes two or three
 MAX_CACHES = 8  # of them, names that end in .cache; upstream's own monitor refuses more than two
 MAX_VISITS = 1024  # container directories per refresh
+MAX_STRAYS = 64  # entries of a shared directory that are told and not opened
 MAX_OPENS = 256  # files opened per refresh, some 40 us each
 REFRESH_SECONDS = 0.02  # CPU time of one refresh, but for one directory more
 
 YOUNG = 10.0  # seconds in which a file may still be on its way to being a region
 GOOD = 60.0  # seconds a region must have been accepted to be forgiven earlier refusals
 
+#: Seconds between two looks at a directory of which the kernel tells what is new in it.
+WATCHED_LOOK = 15.0
+#: Until a file that is on its way to being a region is tried again.
+_SOON, _LATER = 0.005, 0.25
+
 #: Changes within this time before a listing may carry the same time stamp as later ones (kernel ticks).
 _TICK_NS = 50_000_000
 _NOT_YET = (RegionReason.NOT_INITIALIZED, RegionReason.UNKNOWN_SIZE, RegionReason.TRUNCATED)
 _NOWHERE = (0, 0)
+_STRAY = "kubelet has no such container here: its pod is gone, or another one's process made the directory"
 
 
 class _Candidate:
     """A name that ends in .cache."""
 
-    __slots__ = ("accepted_at", "identity", "name", "path", "pause", "region", "retry_at", "seen_at")
+    __slots__ = (
+        "accepted_at",
+        "directory",
+        "identity",
+        "name",
+        "path",
+        "pause",
+        "region",
+        "retry_at",
+        "seen_at",
+        "shared",
+    )
 
-    def __init__(self, name: str, path: str) -> None:
+    def __init__(self, directory: _Directory, name: str) -> None:
+        self.directory = directory
         self.name = name
-        self.path = path
+        self.path = f"{directory.path}/{name}"
+        #: Whether a file of this name is one of those that every container can reach.
+        self.shared = directory.root.shared or name == KAI.file
         self.region: SharedRegion | None = None
         self.pause = FIRST_PAUSE
         self.accepted_at = 0.0
@@ -74,33 +107,48 @@ class _Candidate:
 
 
 class _Directory:
-    """A container's directory."""
+    """The directory of a container, or of a claim."""
 
-    __slots__ = ("candidates", "ctime_ns", "identity", "name", "path", "root", "whose")
+    __slots__ = ("candidates", "ctime_ns", "identity", "look_at", "name", "news", "path", "root")
 
     def __init__(self, root: _Root, name: str) -> None:
         self.root = root
         self.name = name
         self.path = f"{root.path}/{name}"
-        # Neither a UID nor a Kubernetes container name can hold an underscore.
-        pod_uid, _, container_name = name.partition("_")
-        self.whose = Whose(account=name, container=name, pod_uid=pod_uid, container_name=container_name)
         self.identity = _NOWHERE
         self.ctime_ns = -1
+        self.look_at = 0.0  # not before, unless there is news of it
+        self.news = True
         self.candidates: dict[str, _Candidate] = {}
+
+    def whose(self, candidate: _Candidate) -> Whose:
+        """Whose a file in it is, by its name; of one that all can reach it is known that there is such a container."""
+        row = placement_of(candidate.path, shared=candidate.shared)
+        placement = row.name if row else ""
+        if row is not None and row.told is Told.CLAIM:
+            return Whose(self.path, self.name, claim=self.name.partition("_")[0], placement=placement)
+        # Neither a UID nor a Kubernetes container name can hold an underscore.
+        pod_uid, _, name = self.name.partition("_")
+        return Whose(self.path, self.name, pod_uid=pod_uid, container_name=name, placement=placement)
 
 
 class _Root:
-    """A containers directory; ``fd`` is -1 while it is not there."""
+    """A directory that is searched; ``fd`` is -1 while it is not there.
 
-    __slots__ = ("ctime_ns", "directories", "fd", "identity", "path")
+    ``known``: it is one of those that are only tried. ``shared``: containers make the entries themselves.
+    """
 
-    def __init__(self, path: str) -> None:
+    __slots__ = ("ctime_ns", "directories", "fd", "identity", "known", "path", "shared", "strays")
+
+    def __init__(self, path: str, *, known: bool = False) -> None:
         self.path = path.rstrip("/") or "/"
+        self.known = known
+        self.shared = False
         self.fd = -1
         self.identity = _NOWHERE
         self.ctime_ns = -1
         self.directories: dict[str, _Directory] = {}
+        self.strays: set[str] = set()
 
 
 def list_caches(dir_fd: int) -> tuple[list[str], bool]:
@@ -149,15 +197,27 @@ class DirectoryFinder:
         procfs: Procfs,
         clock: Callable[[], float] = time.monotonic,
         budgets: Budgets | None = None,
+        watches: Watches | None = None,
+        names: ContainerNames | None = None,
     ) -> None:
-        """``budgets`` are by directory name; files are opened on theirs."""
+        """``budgets`` are by the directory's path; files are opened on theirs. ``watches`` tell of what is new.
+
+        ``containers_dirs`` may have `AUTO` for all those that are known, of which none need be there. ``names`` are
+        kubelet's.
+        """
         self.regions: dict[str, SharedRegion] = {}
         self.rejected: dict[str, RegionReason] = {}
         self.counts: Counter[RegionReason] = Counter()
         self.missing_dirs: set[str] = set()
         self.max_regions = sys.maxsize
         self._procfs = procfs
-        self._roots = [_Root(path) for path in dict.fromkeys(containers_dirs)]
+        self._names = names or ContainerNames("", "")
+        roots = [_Root(path) for path in dict.fromkeys(containers_dirs) if path != AUTO]
+        self._auto = AUTO in containers_dirs
+        if self._auto:
+            given = {root.path for root in roots}
+            roots += [_Root(path, known=True) for path in KNOWN_DIRS if path not in given]
+        self._roots = roots
         self._order: list[_Directory] = []
         self._accepted: dict[str, _Candidate] = {}
         self._next = 0  # where in _order the next refresh begins
@@ -165,12 +225,46 @@ class DirectoryFinder:
         self._full_left = 0  # directories that are still to be listed anew
         self._clock = clock
         self._budgets = budgets or Budgets()
+        self._watches = watches
+        self._wants = 0.0
         self._changes = Changes([], [], [])
 
     @property
     def dirs(self) -> Sequence[str]:
-        """The containers directories."""
-        return [root.path for root in self._roots]
+        """The directories that are expected; `AUTO` stands for those of which any will do."""
+        return [root.path for root in self._roots if not root.known] + [AUTO] * self._auto
+
+    def searched(self) -> list[str]:
+        """The directories that are there now."""
+        return [root.path for root in self._roots if root.fd >= 0]
+
+    @property
+    def watched(self) -> bool:
+        """Whether every containers directory and every container's is watched: none that waits for kubelet."""
+        watches = self._watches
+        return (
+            watches is not None
+            and AUTO not in self.missing_dirs
+            and all(
+                _key(root) in watches
+                and not root.shared
+                and all(each.path in watches for each in root.directories.values())
+                for root in self._roots
+                if root.fd >= 0 or not root.known
+            )
+        )
+
+    def wants(self) -> float:
+        """At once if there is news of a directory; when a refused file is to be tried again."""
+        return self._wants
+
+    def _watch(self, key: str, account: str, fd: int, tell: Callable[[int], None]) -> None:
+        if self._watches is not None:
+            self._watches.watch(key, account, fd, OF_A_DIRECTORY, tell)
+
+    def _forget(self, key: str) -> None:
+        if self._watches is not None:
+            self._watches.forget(key)
 
     def refresh(self, *, full: bool) -> Changes:
         """Look again. Not ``full``: directories whose time stamp changed, and refused files that are due.
@@ -179,20 +273,30 @@ class DirectoryFinder:
         that a tenant, or a lack of descriptors, could cause.
         """
         changes = self._changes = Changes([], [], [])
+        if full:
+            self._names.refresh()
         for root in self._roots:
             self._refresh_root(root, full=full)
+        if self._auto:
+            there = any(root.known and root.fd >= 0 for root in self._roots)
+            (self.missing_dirs.discard if there else self.missing_dirs.add)(AUTO)
         self._opens_left = MAX_OPENS
         now, total, until = self._clock(), len(self._order), time.thread_time() + REFRESH_SECONDS
         if full:
             self._full_left = total
+        self._wants = math.inf
         for _ in range(min(total, MAX_VISITS)):
             self._visit(self._order[self._next % total], now, full=self._full_left > 0)
             if not self._opens_left:
+                self._wants = now
                 break  # the same directory first, next time: its other files have not been looked at
             self._full_left = max(0, self._full_left - 1)
             self._next = (self._next + 1) % total
             if time.thread_time() >= until:
+                self._wants = now
                 break
+        if self._full_left:
+            self._wants = now
         return changes
 
     async def settle(self) -> bool:
@@ -203,16 +307,40 @@ class DirectoryFinder:
         """The directory as containers have it mounted. Raises `RegionRejected`."""
         from resolver.linux.mappings import mapped_as
 
+        candidate = self._accepted.get(region.path)
         try:
+            shown = mapped_as(self._procfs, region.fd)
+            if candidate is not None and candidate.shared:
+                return Location(self._pod_file(region, candidate.directory, shown), shown)
             dir_fd = open_directory(os.path.dirname(region.path))
             try:
                 directory = shared_directory(self._procfs, dir_fd)
             finally:
                 os.close(dir_fd)
-            return Location(directory, mapped_as(self._procfs, region.fd))
+            if candidate is not None and candidate.directory.whose(candidate).claim:
+                directory = ClaimDirectory(*directory)
+            return Location(directory, shown)
+        except RegionRejected:
+            raise
         except (OSError, ResolverError) as error:
             detail = f"its directory cannot be used: {error}"
             raise RegionRejected(RegionReason.IO_ERROR, detail) from None
+
+    def _pod_file(self, region: SharedRegion, directory: _Directory, shown: Shown) -> PodFile:
+        """The very file that is open, and the tree that it is in, as every container has it."""
+        from resolver.linux.mappings import descriptor, place_of
+
+        mounts = self._procfs.mounts("self")
+        opened = descriptor(self._procfs, "self", region.fd)
+        file = place_of(opened, mounts)
+        tree = place_of(descriptor(self._procfs, "self", directory.root.fd), mounts)
+        if file is None or tree is None:
+            raise ResolverError(f"{directory.root.path} is on no mount that is visible from here")
+        expected = os.path.join(tree.path, directory.name, os.path.basename(region.path))
+        if (file.device, file.path) != (tree.device, expected):
+            raise RegionRejected(RegionReason.GONE, "it was moved while it was opened")
+        pod_uid, _, name = directory.name.partition("_")
+        return PodFile(file, *shown, opened=opened.inode, tree=tree, pod_uid=pod_uid, container_name=name)
 
     def reject(self, region: SharedRegion, why: RegionRejected) -> None:
         """Give up a region: closed now, tried again later."""
@@ -233,58 +361,125 @@ class DirectoryFinder:
     def _refresh_root(self, root: _Root, *, full: bool) -> None:
         try:
             info = os.stat(root.path)
+            if root.known and not self._may_be_searched(root, info):
+                raise FileNotFoundError(root.path)
             if (info.st_dev, info.st_ino) != root.identity:
                 self._drop_root(root)
             if root.fd < 0:
                 root.fd = os.open(root.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 info = os.fstat(root.fd)
                 root.identity = info.st_dev, info.st_ino
+            self._watch(_key(root), root.path, root.fd, lambda _: self._news_of(root))
             if full or info.st_ctime_ns != root.ctime_ns:
                 root.ctime_ns = _stamp(info)
+                # The device plugins make theirs for root alone. Once seen, it stays so: a tenant can change the mode.
+                if info.st_mode & 0o002 and not root.shared:
+                    root.shared = True
+                    self._forget_directories(root)
                 self._list_root(root)
                 self._order = [entry for each in self._roots for entry in each.directories.values()]
                 self._next %= len(self._order) or 1
         except (FileNotFoundError, NotADirectoryError):
             self._drop_root(root)
-            self.missing_dirs.add(root.path)
+            if not root.known:
+                self.missing_dirs.add(root.path)
             return
         except OSError as error:
             root.ctime_ns = -1
             self._report(root.path, translate(error))
         self.missing_dirs.discard(root.path)
 
+    def _may_be_searched(self, root: _Root, info: os.stat_result) -> bool:
+        """Whether a directory that nobody asked for is one to search: not another one's again, nor made by a user."""
+        others = (each for each in self._roots if each is not root and each.fd >= 0)
+        if any(each.identity == (info.st_dev, info.st_ino) for each in others):
+            return False
+        parts = root.path.split("/")
+        if parts[1] != "tmp":
+            return True
+        above = [os.lstat("/".join(parts[:end])) for end in range(3, len(parts) + 1)]
+        return all(stat.S_ISDIR(each.st_mode) and each.st_uid == 0 for each in above)
+
     def _list_root(self, root: _Root) -> None:
         seen: set[str] = set()
         with os.scandir(root.fd) as listing:
             for entry in islice(listing, MAX_CONTAINERS):
-                pod_uid, _, container_name = entry.name.partition("_")
                 # A symbolic link is kept as well: the visit refuses it, and so it is counted.
-                if pod_uid and container_name and (entry.is_symlink() or entry.is_dir(follow_symlinks=False)):
+                if is_entry(root.path, entry.name) and (
+                    entry.is_symlink() or entry.is_dir(follow_symlinks=False)
+                ):
                     seen.add(entry.name)
             complete = next(listing, None) is None
-        self._report_unless(complete, root.path, MAX_CONTAINERS)
+        if root.shared:
+            seen, complete = self._of_kubelet(root, seen, complete=complete), True
+        else:
+            self._report_unless(complete, root.path, MAX_CONTAINERS)
         for name in seen - root.directories.keys():
             root.directories[name] = _Directory(root, name)
         if complete:
             for name in root.directories.keys() - seen:
                 directory = root.directories.pop(name)
+                self._forget(directory.path)
                 self._drop_candidates(directory)
                 self.rejected.pop(directory.path, None)
 
+    def _of_kubelet(self, root: _Root, listed: set[str], *, complete: bool) -> set[str]:
+        """The entries of containers that kubelet has here, listed or not; of the others some are told."""
+        if self._names.trouble:
+            why = f"{self._names.trouble}, and only kubelet tells which containers its entries are of"
+            self._report(root.path, RegionRejected(RegionReason.UNPROVEN, why))
+            return set()
+        self.rejected.pop(root.path, None)
+        wanted = {f"{pod_uid}_{name}" for pod_uid, name in self._names.pairs()}
+        strays = set(sorted(listed - wanted)[:MAX_STRAYS])
+        for name in root.strays - strays:
+            self.rejected.pop(f"{root.path}/{name}", None)
+        root.strays = strays
+        for name in sorted(strays):
+            self._report(f"{root.path}/{name}", RegionRejected(RegionReason.NOT_ON_NODE, _STRAY))
+        return {
+            name
+            for name in wanted
+            if name in listed
+            or (not complete and os.access(name, os.F_OK, dir_fd=root.fd, follow_symlinks=False))
+        }
+
     def _drop_root(self, root: _Root) -> None:
-        for directory in root.directories.values():
-            self._drop_candidates(directory)
-            self.rejected.pop(directory.path, None)
-        root.directories.clear()
+        for name in root.strays:
+            self.rejected.pop(f"{root.path}/{name}", None)
+        root.strays.clear()
+        self._forget_directories(root)
+        self._forget(_key(root))
         if root.fd >= 0:
             os.close(root.fd)
             self._order = [entry for entry in self._order if entry.root is not root]
         root.fd, root.identity, root.ctime_ns = -1, _NOWHERE, -1
         self.rejected.pop(root.path, None)
 
+    def _forget_directories(self, root: _Root) -> None:
+        for directory in root.directories.values():
+            self._forget(directory.path)
+            self._drop_candidates(directory)
+            self.rejected.pop(directory.path, None)
+        root.directories.clear()
+
     # -- one container's directory ------------------------------------------------------------------
 
     def _visit(self, directory: _Directory, now: float, *, full: bool) -> None:
+        due = any(_due(candidate, now) for candidate in directory.candidates.values())
+        if not (full or due or directory.news or now >= directory.look_at):
+            return
+        directory.news = False
+        self._visit_it(directory, now, full=full)
+        watched = self._watches is not None and directory.path in self._watches
+        directory.look_at = now + WATCHED_LOOK if watched else now
+        for candidate in directory.candidates.values():
+            if candidate.region is None:
+                # One that is due still is on its way to being a region, or over its budget.
+                soon = now + min(max(_SOON, now - candidate.seen_at), _LATER)
+                self._wants = min(self._wants, candidate.retry_at if candidate.retry_at > now else soon)
+
+    def _visit_it(self, directory: _Directory, now: float, *, full: bool) -> None:
         try:
             info = os.stat(directory.name, dir_fd=directory.root.fd, follow_symlinks=False)
         except OSError as error:
@@ -292,6 +487,7 @@ class DirectoryFinder:
             return
         if (info.st_dev, info.st_ino) != directory.identity:
             self._drop_candidates(directory)
+            self._forget(directory.path)
             directory.identity, directory.ctime_ns = (info.st_dev, info.st_ino), -1
         changed = full or info.st_ctime_ns != directory.ctime_ns
         if not changed and not any(_due(candidate, now) for candidate in directory.candidates.values()):
@@ -302,6 +498,7 @@ class DirectoryFinder:
             self._directory_failed(directory, why)
             return
         try:
+            self._watch(directory.path, directory.path, dir_fd, lambda _: self._news_in(directory))
             for candidate in list(directory.candidates.values()):
                 self._check(directory, candidate, dir_fd, now)
             if changed:
@@ -314,6 +511,14 @@ class DirectoryFinder:
         finally:
             os.close(dir_fd)
 
+    def _news_in(self, directory: _Directory) -> None:
+        directory.news, directory.ctime_ns = True, -1  # a coarse time stamp may hide it
+        self._wants = 0.0
+
+    def _news_of(self, root: _Root) -> None:
+        root.ctime_ns = -1
+        self._wants = 0.0
+
     def _directory_failed(self, directory: _Directory, why: RegionRejected) -> None:
         directory.ctime_ns = -1
         if why.reason is not RegionReason.IO_ERROR:  # a lack of descriptors says nothing about the regions
@@ -324,10 +529,12 @@ class DirectoryFinder:
     def _list(self, directory: _Directory, dir_fd: int) -> list[_Candidate]:
         """Names that were not known; those that are gone were taken off before."""
         names, complete = list_caches(dir_fd)
+        if directory.root.shared and KAI.file not in names:  # anybody may have put others before it
+            names.insert(0, KAI.file)
         new = [name for name in names if name not in directory.candidates]
         room = MAX_CACHES - len(directory.candidates)
         self._report_unless(complete and len(new) <= room, directory.path, MAX_ENTRIES)
-        added = [_Candidate(name, f"{directory.path}/{name}") for name in new[:room]]
+        added = [_Candidate(directory, name) for name in new[:room]]
         directory.candidates.update({candidate.name: candidate for candidate in added})
         return added
 
@@ -341,13 +548,16 @@ class DirectoryFinder:
         if (info.st_dev, info.st_ino) != candidate.identity:
             self._release(candidate)
             candidate.start_anew((info.st_dev, info.st_ino), now)
-        if _due(candidate, now) and self._opens_left and not self._budgets.over(directory.name):
+        if _due(candidate, now) and self._opens_left and not self._budgets.over(directory.path):
             self._opens_left -= 1
-            with self._budgets.charge(directory.name):
-                self._try(directory.whose, candidate, dir_fd, now)
+            with self._budgets.charge(directory.path):
+                self._try(candidate, dir_fd, now)
 
-    def _try(self, whose: Whose, candidate: _Candidate, dir_fd: int, now: float) -> None:
+    def _try(self, candidate: _Candidate, dir_fd: int, now: float) -> None:
+        whose = candidate.directory.whose(candidate)
         try:
+            if candidate.shared and not self._names.has(whose.pod_uid, whose.container_name):
+                raise RegionRejected(RegionReason.NOT_ON_NODE, self._names.trouble or _STRAY)
             if len(self.regions) >= self.max_regions:
                 detail = "there are not enough descriptors for more regions: raise the limit (ulimit -n)"
                 raise RegionRejected(RegionReason.IO_ERROR, detail)
@@ -414,6 +624,10 @@ class DirectoryFinder:
     def _drop_candidates(self, directory: _Directory) -> None:
         for candidate in list(directory.candidates.values()):
             self._drop(directory, candidate)
+
+
+def _key(root: _Root) -> str:
+    return f"{root.path}/"  # another than that of a container's directory
 
 
 def _due(candidate: _Candidate, now: float) -> bool:

@@ -47,8 +47,31 @@ class MappedFile(NamedTuple):
     container_id: str
 
 
+class ClaimDirectory(SharedDirectory):
+    """A `SharedDirectory` that any number of containers, also of different pods, may have."""
+
+    __slots__ = ()
+
+
+class PodFile(NamedTuple):
+    """A process belongs to the region if it is in the pod and in the container, and holds and maps this very file.
+
+    For a tree that every container has as a whole, so that neither a mount nor an open file tells anything: the pod is
+    the one in the process's cgroup, the container's name is kubelet's. ``tree`` is where the tree is, ``opened`` the
+    number of the file that descriptors show (`mappings.Descriptor`).
+    """
+
+    file: FilePlace
+    device: str
+    inode: int
+    opened: int
+    tree: FilePlace
+    pod_uid: str
+    container_name: str
+
+
 #: What proves that a process belongs to a region.
-Place = SharedDirectory | MappedFile
+Place = SharedDirectory | MappedFile | PodFile
 #: Device (``major:minor``) and inode of a file in ``maps``: on some kernels neither those of ``stat`` nor of its mount.
 Shown = tuple[str, int]
 
@@ -57,13 +80,16 @@ class Whose(NamedTuple):
     """Whose a region is, as far as its discovery knows; what it does not know is empty.
 
     ``account`` is never empty: all regions with the same one share a budget, and the blame for a dead writer.
-    ``container`` is how log events name the container: by its directory, or by its id.
+    ``container`` is how log events name the container: by its directory, or by its id. ``claim`` is the UID of the
+    ResourceClaim that the file belongs to, in place of a container. ``placement`` is a row of `placements.PLACEMENTS`.
     """
 
     account: str
     container: str
     pod_uid: str = ""
     container_name: str = ""
+    claim: str = ""
+    placement: str = ""
 
 
 class FoundRegion(NamedTuple):
@@ -112,8 +138,15 @@ class Discovery(Protocol):
     def workers(self) -> Sequence[Worker]:
         """Its child processes."""
 
+    @property
+    def watched(self) -> bool:
+        """Whether the kernel tells of everything new in its directories, so that they are rarely looked at."""
+
+    def wants(self) -> float:
+        """When it wants `refresh` to be called at the latest, on the monotonic clock; infinity: by the clock alone."""
+
     def refresh(self, *, full: bool) -> Changes:
-        """What changed since the last call. Called with each pass, and ``full`` about once a second.
+        """What changed since the last call. Called when it `wants`, and by the clock.
 
         Only with ``full`` everything is looked at again; without, what is cheap, or already known to be news.
         """

@@ -134,7 +134,7 @@ class Memory:
 
 
 def _boot_id() -> str:
-    """Empty where the kernel does not tell it: then nothing is believed that was not seen by this process."""
+    """Empty where the kernel does not show it: then only what this process saw itself is used."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             text = file.read().strip()

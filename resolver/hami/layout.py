@@ -1,12 +1,11 @@
 """Where every field is in each released layout of HAMi's shared region. Pure: bytes in, values out.
 
 Offsets are those a C compiler gives the upstream structs on x86-64; every field is little-endian. A file is
-``sizeof(region) + 1`` bytes. Size and version together name a layout; anything else is left alone.
+``sizeof(region) + 1`` bytes. Size and version together name a layout; anything else is skipped.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from struct import Struct, unpack_from
 from typing import Any, NamedTuple
 
@@ -154,7 +153,7 @@ _V1_2 = _V1_1._replace(name="v1.2", version=(1, 2), seqlock=1936)  # HAMi 2.8.2,
 
 #: Every layout that is known, by its name.
 LAYOUTS = {layout.name: layout for layout in (_V0_NO_UTIL, _V0, _V1_1, _V1_1_SHIFTED, _V1_2)}
-#: The sizes that a file can have at all: looked at before anything is read.
+#: The sizes that a file can have at all: checked before anything is read.
 FILE_SIZES = frozenset(layout.file_bytes for layout in LAYOUTS.values())
 
 
@@ -234,18 +233,12 @@ def parse_tail_start(tail: bytes) -> tuple[int, int]:
     return proc_num, utilization_switch
 
 
-@lru_cache(maxsize=len(LAYOUTS) * (MAX_DEVICES + 1))
-def slot_struct(layout: Layout, device_num: int) -> Struct:
-    """A slot as ``(pid, hostpid, sm_util of each device ..., status)``, everything between skipped."""
-    fields = "<ii"
-    end = 8
-    if layout.device_util is not None:
-        for device in range(device_num):
-            start = layout.device_util + device * layout.device_util_size + _SM_UTIL
-            fields += f"{start - end}xQ"
-            end = start + 8
-    fields += f"{layout.status - end}xi{layout.slot_size - layout.status - 4}x"
-    return Struct(fields)
+def parse_used(layout: Layout, slot: bytes, device_num: int) -> tuple[tuple[int, int, int, int], ...]:
+    """``context_size``, ``module_size``, ``data_size`` and ``total`` of each device; ``slot`` begins as one does."""
+    fields = Struct("<3Q8xQ")
+    return tuple(
+        fields.unpack_from(slot, layout.used + device * layout.used_size) for device in range(device_num)
+    )
 
 
 def parse_region(layout: Layout, header: bytes, slots: bytes, tail: bytes) -> dict[str, Any]:

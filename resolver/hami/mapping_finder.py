@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import time
 from collections import Counter
@@ -30,6 +31,7 @@ from resolver.hami.discovery import (
     MappedFile,
     Whose,
 )
+from resolver.hami.placements import BARE
 from resolver.hami.region import SharedRegion, adopt_region
 from resolver.linux.mappings import descriptor, mapped_as, maps_file, opened_by_name, place_of
 from resolver.linux.procfs import TooLarge
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 NAME = "cudevshr.cache"
 MAX_LOOKS = 16  # processes looked at per refresh
 MAX_REGIONS = 1024
+_POLL_SECONDS = 0.05  # while processes are looked at
 MAX_PER_CONTAINER = 8
 WALK_SECONDS = 2.0  # for one path; a child that is later is killed
 FIRST_LATE, LONGEST_LATE = 30.0, 3600.0  # seconds until another path of that container is walked
@@ -91,6 +94,7 @@ class MappingFinder:
     """
 
     dirs: Sequence[str] = ()
+    watched = True  # there is no directory that anything could be new in: NVML tells of new processes
 
     def __init__(
         self,
@@ -133,15 +137,18 @@ class MappingFinder:
         """The child that walks paths."""
         return (self.worker,)
 
-    def refresh(self, *, full: bool) -> Changes:
+    def wants(self) -> float:
+        """When a look has ended, and when a process is to be looked at again."""
+        if self._task is not None:
+            return 0.0 if self._task.done() else self._clock() + _POLL_SECONDS
+        return min((each.retry_at for each in self._processes.values()), default=math.inf)
+
+    def refresh(self, *, full: bool) -> Changes:  # noqa: ARG002
         """Give up regions whose last process has ended, and begin to look at processes that are due.
 
-        Never waits: what is found is in the changes of a later refresh. Does nothing unless ``full``, or a look has
-        ended. An open file would keep the file system of a container that has ended, so nothing is kept without a
-        process.
+        Never waits: what is found is in the changes of a later refresh. An open file would keep the file system of a
+        container that has ended, so nothing is kept without a process.
         """
-        if not full and (self._task is None or not self._task.done()):
-            return Changes([], [], [])
         changes = self._changes
         wanted = {host_pid: self._arrival(host_pid) for host_pid in self._host_pids()}
         self._processes = {
@@ -283,8 +290,8 @@ class MappingFinder:
             region.close()
         else:
             known = self.found[name] = _Found(region, place, container_id)
-            # Of pod and container name the path tells nothing.
-            whose = Whose(account=container_id or name, container=container_id)
+            # The path has no pod or container name.
+            whose = Whose(account=container_id or name, container=container_id, placement=BARE.name)
             self._changes.added.append(FoundRegion(region, whose))
             self.rejected.pop(name, None)
         if any(each.process == handle.process for each in known.handles):

@@ -23,8 +23,9 @@ from resolver.linux.procfs import HOST_PIDNS
 from resolver.retry import longer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Generator, Hashable, Iterator
 
+    from resolver.budget import Slices
     from resolver.linux.procfs import Procfs
     from resolver.pids.pidmap import PidMap
 
@@ -85,39 +86,60 @@ class NamespaceIndex:
         self._proven: set[Hashable] = set()  # those of which any was ever learned
         self._of: dict[Hashable, frozenset[int]] = {}  # answers since the last refresh
         self._epoch = -1
+        self._asked_for = False  # whether somebody calls `catch_up`
+        self._left = 0.0  # CPU seconds of one refresh
         #: Whether there was no time yet to place every namespace: one below another may be missing.
         self.behind = False
 
     def update(self, *, bounded: bool = True) -> None:
         """Take in what came and went with the last refresh of the map, in a limited time if ``bounded``."""
+        for _ in self._steps(bounded=bounded):
+            pass
+
+    async def catch_up(self, slices: Slices, *, bounded: bool = True) -> None:
+        """The same, but the loop's other tasks go on meanwhile. From now on no question does it by itself."""
+        self._asked_for = True
+        for _ in self._steps(bounded=bounded):
+            await slices.breathe()
+
+    def _steps(self, *, bounded: bool) -> Iterator[None]:
         if self._epoch == self._pidmap.refreshes:
             return
         self._epoch = self._pidmap.refreshes
         self._of.clear()
         now, inits = self._clock(), self._pidmap.inits()
+        yield
         for host_pid in [pid for pid, init in self._inits.items() if inits.get(pid) != init.arrival]:
             self._forget(self._inits.pop(host_pid))
+            yield
         for host_pid in inits.keys() - self._inits.keys():
             self._inits[host_pid] = _Init(host_pid, inits[host_pid])
-        deadline = time.thread_time() + (SLICE_SECONDS if bounded else math.inf)
+        yield
+        self._left = SLICE_SECONDS if bounded else math.inf
         unplaced = [init for init in self._inits.values() if not init.pidns]
-        self.behind = not self._go_through(unplaced, self._place, deadline)
+        self.behind = True
+        self.behind = not (yield from self._go_through(unplaced, self._place))
         due = [init for init in self._inits.values() if init.pidns and now >= init.retry_at]
+        yield
         due.sort(key=lambda init: (init.retry_at, init.arrival))  # those that were never read first
-        self._go_through(due, lambda init: self._read(init, now), deadline)
+        yield from self._go_through(due, lambda init: self._read(init, now))
 
-    def _go_through(self, inits: list[_Init], do: Callable[[_Init], None], deadline: float) -> bool:
-        """Whether there was time for all of them."""
+    def _go_through(self, inits: list[_Init], do: Callable[[_Init], None]) -> Generator[None, None, bool]:
+        """Whether there was time for all of them: our own, and not others' while we gave way."""
         for init in inits:
-            if time.thread_time() > deadline:
+            if self._left < 0:
                 return False
+            began = time.thread_time()
             with suppress(ProcessGone, AccessDenied, CannotKnow):
                 do(init)
+            self._left -= time.thread_time() - began
+            yield
         return True
 
     def of(self, place: Hashable) -> frozenset[int]:
         """The PID namespaces of the container, that of the host only where it was seen to be one; empty: not known."""
-        self.update()
+        if not self._asked_for:
+            self.update()
         known = self._of.get(place)
         if known is None:
             learned = (pidns for pidns, each in self._learned.get(place, {}).items() if self._lives(each))

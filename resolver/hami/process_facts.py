@@ -10,29 +10,43 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.hami.discovery import SharedDirectory
+from resolver.hami.placements import may_be_mounted
 from resolver.linux.procfs import HOST_PIDNS, TooLarge, parse_mountinfo
 from resolver.retry import longer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from resolver.linux.procfs import Procfs
     from resolver.pids.pidmap import PidMap
 
 _T = TypeVar("_T", bound=tuple[Any, ...])
 
-#: Seconds until what a process had not is looked at again, doubled each time.
+#: Seconds until what a process lacked is read again, doubled each time.
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
+_MAX_TREES = 64
 
 
 def container_directories(mount_table: bytes) -> frozenset[SharedDirectory]:
-    """What may be container directories in a mount table: an underscore in the last component of the path inside."""
+    """What may be directories of containers, or of claims, in a mount table, by the path inside."""
     found = []
     for line in mount_table.split(b"\n"):
         fields = line.split(b" ", 4)
-        if len(fields) == 5 and b"_" in fields[3].rpartition(b"/")[2]:
+        if len(fields) == 5 and may_be_mounted(fields[3]):
             found += [SharedDirectory(mount.device, mount.root) for mount in parse_mountinfo(line)]
     return frozenset(found)
+
+
+def shared_trees(mount_table: bytes) -> Iterator[SharedDirectory]:
+    """Directories of directories, where a container that HAMi-core is preloaded into has them as a whole.
+
+    Both mounts are made by the runtime before anything of the container's runs. A monitor is not preloaded.
+    """
+    if b" /etc/ld.so.preload " in mount_table:
+        lines = (line for line in mount_table.split(b"\n") if b"/vgpu" in line)
+        for mount in parse_mountinfo(b"\n".join(lines)):
+            if mount.root.endswith(("/vgpu", "/containers")) and "/vgpu" in mount.mount_point:
+                yield SharedDirectory(mount.device, mount.root)
 
 
 class _Mounted(NamedTuple):
@@ -55,6 +69,9 @@ class ProcessFacts:
         self._clock = clock
         self._mounted: dict[int, _Mounted] = {}
         self._pidns: dict[int, tuple[tuple[int, int], int]] = {}
+        self._trees: set[SharedDirectory] = (
+            set()
+        )  # those of `shared_trees` that any container was ever seen with
         self._most_known = 0  # twice what was left when those that are gone were last sorted out
 
     def pidns(self, host_pid: int) -> int:
@@ -95,7 +112,10 @@ class ProcessFacts:
             found: frozenset[SharedDirectory] = frozenset()
             too_large = ""
             try:
-                found = container_directories(self._procfs.mount_table(host_pid))
+                table = self._procfs.mount_table(host_pid)
+                found = container_directories(table)
+                if len(self._trees) < _MAX_TREES:
+                    self._trees.update(shared_trees(table))
             except TooLarge as error:
                 too_large = str(error)  # remembered, too: it is the most expensive answer of all
             self._mounted = self.pruned(self._mounted)
@@ -105,6 +125,12 @@ class ProcessFacts:
         if known.too_large:
             raise TooLarge(known.too_large)
         return known.found
+
+    def in_shared_tree(self, place: SharedDirectory) -> bool:
+        """Whether containers were seen that have a directory above this one, and so could mount it themselves."""
+        return any(
+            tree.device == place.device and place.root.startswith(f"{tree.root}/") for tree in self._trees
+        )
 
     def pruned(self, known: dict[int, _T]) -> dict[int, _T]:
         """Without the processes that are gone, once there are too many of them.

@@ -1,35 +1,26 @@
 """One shared region, opened for reading and read again and again.
 
 Read by ``pread`` only: a truncated file comes back short, where a mapped page would kill this process. No
-lock is taken and no seqlock is waited for, so a view may show a slot in the middle of a move; whoever acts
+lock is taken and no seqlock is waited for, so a view may show a slot in the middle of a move; a caller that acts
 on it compares the slot's ``(pid, hostpid)`` word again, atomically.
 """
 
 from __future__ import annotations
 
 import os
-from struct import Struct
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from resolver.errors import RegionRejected
 from resolver.hami import layout as layouts
+from resolver.hami.packed_slots import Columns, Slots
 from resolver.linux.safe_open import check_plain, open_plain, translate
 from resolver.reasons import RegionReason
 
-_OWNER_PID = Struct("<Q")
+if TYPE_CHECKING:
+    from resolver.hami.packed_slots import Slot
 
-
-class Slot(NamedTuple):
-    """One proc_slot as it was read. ``pid`` is a number of the tenant's own PID namespace.
-
-    ``sm_util`` in per cent per used device; empty where the layout has none (``v0-no-util``).
-    """
-
-    index: int  # type: ignore[assignment]  # hides tuple.index, of no use on a slot
-    pid: int
-    hostpid: int
-    status: int
-    sm_util: tuple[int, ...]
+#: Slots that are read in one go, some 60 KiB: what a thousand of them need at once isn't kept by the allocator.
+_CHUNK = 32
 
 
 class RegionView(NamedTuple):
@@ -39,9 +30,8 @@ class RegionView(NamedTuple):
     uuids: tuple[str, ...]
     sm_limit: tuple[int, ...]
     proc_num: int
-    owner_pid: int
     utilization_switch: int
-    slots: tuple[Slot, ...]
+    slots: Slots
     limit: tuple[int, ...] = ()  # bytes of device memory; 0 means no limit
 
 
@@ -49,9 +39,9 @@ class SharedRegion:
     """An open ``.cache`` file."""
 
     __slots__ = (
+        "_columns",
         "_header",
         "_header_bytes",
-        "_raw_slots",
         "_view",
         "fd",
         "inode",
@@ -71,7 +61,7 @@ class SharedRegion:
         self.mtime_ns = info.st_mtime_ns
         self._header_bytes = b""
         self._header = layouts.Header(0, (), ())
-        self._raw_slots: list[tuple[int, ...]] = []
+        self._columns = Columns(layout, 0)
         self._view: RegionView | None = None
 
     @property
@@ -82,10 +72,9 @@ class SharedRegion:
     def read(self) -> RegionView:
         """What the region says now; the very same object as last time if nothing in it changed.
 
-        Three system calls. The ``fstat`` costs under a microsecond and is what tells a deleted file
-        (nobody looks there any more), a second name and a changed size; a file cut after it shows by a
-        short read. Only the parsed values are kept between reads, not the bytes: a tenant that claims 1024
-        slots costs the copy of 2 MiB, not their keeping.
+        Three system calls, more for more than 32 slots. The ``fstat`` costs under a microsecond and is what
+        distinguishes a deleted file (nobody looks there any more), a second name and a changed size; a file cut after
+        it shows by a short read. Only the words that count are kept between reads, packed, and compared as bytes.
 
         Raises `RegionRejected`: ``gone``, ``hard_link``, ``truncated``, ``unknown_size``, ``bad_header``,
         ``not_initialized``, ``unknown_version``, ``io_error``. It is to be closed then.
@@ -98,44 +87,58 @@ class SharedRegion:
             self.mtime_ns = info.st_mtime_ns
             tail = os.pread(self.fd, layouts.TAIL_START_BYTES, layout.proc_num)
             proc_num, utilization_switch = layouts.parse_tail_start(tail)
-            length = layout.procs + proc_num * layout.slot_size
-            data = os.pread(self.fd, length, 0)
+            data = self._bytes(0, layout.procs + min(proc_num, _CHUNK) * layout.slot_size)
+            # The words that processes change all the time (owner_pid, the semaphore) lie before device_num.
+            header_bytes = data[: layout.owner_pid] + data[layout.device_num : layout.procs]
+            view = self._view
+            if header_bytes != self._header_bytes:
+                self._take_header(data, header_bytes)
+                view = None
+            columns = self._columns.of(memoryview(data)[layout.procs :])
+            if proc_num > _CHUNK:
+                columns = self._further(columns, proc_num)
         except OSError as error:
             raise translate(error) from None
-        if len(data) != length:
-            raise RegionRejected(RegionReason.TRUNCATED, "it was truncated while it was read")
-        return self._parse(data, proc_num, utilization_switch)
-
-    def _parse(self, data: bytes, proc_num: int, utilization_switch: int) -> RegionView:
-        layout, header, view = self.layout, self._header, self._view
-        # The words that processes change all the time (owner_pid, the semaphore) lie before device_num.
-        header_bytes = data[: layout.owner_pid] + data[layout.device_num : layout.procs]
-        if header_bytes != self._header_bytes:
-            if layouts.identify(layout.file_bytes, data) is not layout:
-                raise RegionRejected(RegionReason.UNKNOWN_VERSION, "it changed its version while it was open")
-            header = self._header = layouts.parse_header(layout, data)
-            self._header_bytes, view = header_bytes, None
-        slots = memoryview(data)[layout.procs :]
-        raw_slots = list(layouts.slot_struct(layout, header.device_num).iter_unpack(slots))
-        (owner_pid,) = _OWNER_PID.unpack_from(data, layout.owner_pid)
-        if view is not None and raw_slots == self._raw_slots:
-            if view.owner_pid == owner_pid and view.utilization_switch == utilization_switch:
+        if view is not None and columns == view.slots.columns:
+            if view.utilization_switch == utilization_switch:
                 return view
-            parsed = view.slots
+            slots = view.slots
         else:
-            self._raw_slots = raw_slots
-            parsed = _slots(raw_slots)
+            slots = Slots(columns)
+        header = self._header
         self._view = RegionView(
             device_num=header.device_num,
             uuids=header.uuids,
             sm_limit=header.sm_limit,
             proc_num=proc_num,
-            owner_pid=owner_pid,
             utilization_switch=utilization_switch,
-            slots=parsed,
+            slots=slots,
             limit=header.limit,
         )
         return self._view
+
+    def _bytes(self, start: int, length: int) -> bytes:
+        data = os.pread(self.fd, length, start)
+        if len(data) != length:
+            raise RegionRejected(RegionReason.TRUNCATED, "it was truncated while it was read")
+        return data
+
+    def _take_header(self, data: bytes, header_bytes: bytes) -> None:
+        layout = self.layout
+        if layouts.identify(layout.file_bytes, data) is not layout:
+            raise RegionRejected(RegionReason.UNKNOWN_VERSION, "it changed its version while it was open")
+        self._header = layouts.parse_header(layout, data)
+        self._header_bytes = header_bytes
+        self._columns = Columns(layout, self._header.device_num)
+
+    def _further(self, first: tuple[bytes, ...], proc_num: int) -> tuple[bytes, ...]:
+        """The columns of all slots, where the first ones are read already."""
+        layout, parts = self.layout, [first]
+        for start in range(_CHUNK, proc_num, _CHUNK):
+            count = min(_CHUNK, proc_num - start)
+            data = self._bytes(layout.slot_offset(start), count * layout.slot_size)
+            parts.append(self._columns.of(memoryview(data)))
+        return tuple([b"".join(column) for column in zip(*parts, strict=True)])
 
     def word(self, offset: int) -> int | None:
         """The 8-byte word there as it is now; None if it cannot be read."""
@@ -144,6 +147,21 @@ class SharedRegion:
         except OSError:
             return None
         return int.from_bytes(data, "little") if len(data) == 8 else None
+
+    def used(self, slot: Slot, device_num: int) -> tuple[tuple[int, int, int, int], ...] | None:
+        """What HAMi-core has counted for the slot's process, see `layout.parse_used`.
+
+        None if it cannot be read, or if the slot is another process's by now.
+        """
+        layout = self.layout
+        length = layout.used + device_num * layout.used_size
+        try:
+            data = os.pread(self.fd, length, layout.slot_offset(slot.index))
+        except OSError:
+            return None
+        if len(data) != length or int.from_bytes(data[:4], "little", signed=True) != slot.pid:
+            return None
+        return layouts.parse_used(layout, data, device_num)
 
     def dump(self) -> dict[str, Any]:
         """Everything in the region under the upstream C names, see `layout.parse_region`, and ``path``.
@@ -180,18 +198,6 @@ class SharedRegion:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _slots(raw_slots: list[tuple[int, ...]]) -> tuple[Slot, ...]:
-    """Those with the same utilization share the tuple."""
-    shared: dict[tuple[int, ...], tuple[int, ...]] = {}
-    return tuple(
-        [
-            Slot(index, raw[0], raw[1], raw[-1], shared.setdefault(sm_util, sm_util))
-            for index, raw in enumerate(raw_slots)
-            for sm_util in (raw[2:-1],)
-        ]
-    )
 
 
 def open_region(dir_fd: int, file_name: str, path: str) -> SharedRegion:

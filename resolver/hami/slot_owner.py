@@ -5,6 +5,8 @@ The container is determined from the process's own mount table: a HAMi container
 exactly, so a tenant that makes mounts of its own cannot pass for another container. A process that shows no such mount
 can still be in the container, by its control group: that a mount is not seen proves nothing.
 
+In a tree that every container has as a whole the mount tells nothing, see `resolver.hami.pod_owner`.
+
 A region inside a container has no such directory. There the owner is in the container that the region was found in,
 holds the very file open for writing, and maps it for all to see: the kernel lets nobody do that who could not write to
 the file himself.
@@ -17,9 +19,11 @@ import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.containers.log_names import ContainerNames
 from resolver.errors import AccessDenied, ProcessGone
-from resolver.hami.discovery import MappedFile, Place, SharedDirectory, Shown
+from resolver.hami.discovery import ClaimDirectory, MappedFile, Place, PodFile, SharedDirectory, Shown
 from resolver.hami.namespace_index import MAX_NAMESPACES, NamespaceIndex
+from resolver.hami.pod_owner import PodOwner
 from resolver.hami.process_facts import FIRST_PAUSE, LONGEST_PAUSE, ProcessFacts
 from resolver.linux.mappings import maps_file, opened_by_name, place_of
 from resolver.linux.procfs import HOST_PIDNS, ProcessHandle, Procfs, TooLarge
@@ -30,6 +34,7 @@ from resolver.retry import longer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from resolver.budget import Slices
     from resolver.pids.pidmap import PidMap
 
 
@@ -40,8 +45,11 @@ class Seen(NamedTuple):
     mtime_ns: int
 
 
+#: Places whose owners are searched through their containers' PID namespaces.
+_Searched = SharedDirectory | MappedFile
 #: CPU seconds of one refresh in which every process is looked at, for places whose namespaces are not known.
 _WALK_SECONDS = 0.02
+_LEAST_SECONDS = 0.005
 
 
 class OwnerFinder:
@@ -52,8 +60,16 @@ class OwnerFinder:
     What failed is remembered for that process, and looked at again ever more rarely.
     """
 
-    def __init__(self, procfs: Procfs, pidmap: PidMap, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        procfs: Procfs,
+        pidmap: PidMap,
+        clock: Callable[[], float] = time.monotonic,
+        names: ContainerNames | None = None,
+    ) -> None:
+        """``names`` are kubelet's; without them nobody owns a file in a tree that every container has."""
         self._procfs = procfs
+        self._in_pod = PodOwner(procfs, names or ContainerNames("", ""))
         self._pidmap = pidmap
         self._clock = clock
         self._facts = ProcessFacts(procfs, pidmap, clock)
@@ -64,12 +80,17 @@ class OwnerFinder:
         self._walk_until = (-1, 0.0)  # the refresh, and the CPU time at which no more of that is begun in it
 
     def update(self, *, bounded: bool = True) -> None:
-        """Take in what the last refresh of the map changed; otherwise the next question does, at its own expense.
+        """Take in what the last refresh of the map changed; without this, the next question does.
 
         ``bounded=False``: from now on take the time that it takes.
         """
         self._bounded = bounded
         self._index.update(bounded=bounded)
+
+    async def catch_up(self, slices: Slices, *, bounded: bool = True) -> None:
+        """The same, but the loop's other tasks go on meanwhile; from then on no question does it."""
+        self._bounded = bounded
+        await self._index.catch_up(slices, bounded=bounded)
 
     def owner(
         self, place: Place, shown: Shown, ns_pid: int, mtime_ns: int = 0
@@ -82,9 +103,12 @@ class OwnerFinder:
         Exactly one process must fit. The caller closes the handle. Everything is checked after the process was
         taken hold of, so a PID that is used again in between gives NO_SUCH_PROCESS, never another process.
         """
+        if isinstance(place, PodFile):
+            return self._owner_in_pod(place, ns_pid, mtime_ns)
         namespaces = self._index.of(place)
-        if len(namespaces) > MAX_NAMESPACES:
-            return UnresolvedReason.TOO_LARGE
+        refused = self._refused(place, namespaces)
+        if refused is not None:
+            return refused
         seen = Seen(shown, mtime_ns)
         if self._index.behind:
             # One of them may be missing, so only all processes prove that one alone fits.
@@ -92,32 +116,51 @@ class OwnerFinder:
         if namespaces:
             found = self._search(self._by_key(namespaces, ns_pid), place, seen, ns_pid, namespaces)
         elif self._may_walk(place):
-            until = self._walk_until[1]
-            found = self._search(
-                self._pidmap.source.candidates(ns_pid), place, seen, ns_pid, namespaces, until=until
-            )
+            asked = self._pidmap.source.candidates(ns_pid)
+            found = self._search(asked, place, seen, ns_pid, namespaces, until=self._until())
         else:
             return UnresolvedReason.OVER_BUDGET
-        if len(found.fitting) == 1 and namespaces and isinstance(place, MappedFile):
+        if len(found.fitting) == 1 and namespaces and isinstance(place, MappedFile | ClaimDirectory):
             # Nothing tells all containers that share a file, so every process with that number is asked once it matters
             others = set(self._pidmap.source.candidates(ns_pid)) - set(found.asked)
             if not self._may_walk(place, again=True):
                 found.close()
                 return UnresolvedReason.OVER_BUDGET
-            until = self._walk_until[1]
-            found.add(self._search(sorted(others), place, seen, ns_pid, frozenset(), until=until))
+            found.add(self._search(sorted(others), place, seen, ns_pid, frozenset(), until=self._until()))
         if found.cut:  # what was read of those that were asked is remembered, so the next one gets further
             found.close()
             return UnresolvedReason.OVER_BUDGET
         return self._judge(found, place)
 
-    def _judge(self, found: _Findings, place: Place) -> ProcessHandle | UnresolvedReason:
+    def _refused(self, place: _Searched, namespaces: frozenset[int]) -> UnresolvedReason | None:
+        """Why no owner is searched for there at all."""
+        if len(namespaces) > MAX_NAMESPACES:
+            return UnresolvedReason.TOO_LARGE
+        if isinstance(place, SharedDirectory) and self._facts.in_shared_tree(place):
+            return UnresolvedReason.UNPROVEN  # whoever has the tree can mount it as the device plugin does
+        return None
+
+    def _owner_in_pod(self, place: PodFile, ns_pid: int, mtime_ns: int) -> ProcessHandle | UnresolvedReason:
+        """Every process with that number is asked: in that tree, any of them could be meant."""
+        if not self._may_walk(place, again=True):
+            return UnresolvedReason.OVER_BUDGET
+        source = self._pidmap.source
+        asked = {host_pid: self._pidmap.arrival(host_pid) for host_pid in source.candidates(ns_pid)}
+        found = self._in_pod.find(asked, (place, ns_pid, mtime_ns), self._until())
+        if source.incomplete():
+            if isinstance(found, ProcessHandle):
+                found.close()
+            return UnresolvedReason.ACCESS_DENIED
+        return found
+
+    def _judge(self, found: _Findings, place: _Searched) -> ProcessHandle | UnresolvedReason:
         if len(found.fitting) == 1:
             (handle,) = found.fitting
             host_pid = handle.process.host_pid
-            if not self._any_beside(host_pid, found.hidden):
+            beside = self._index.container_ids(place) if isinstance(place, ClaimDirectory) else set()
+            if not self._any_beside(host_pid, found.hidden, beside):
                 if (
-                    isinstance(place, SharedDirectory)
+                    not isinstance(place, MappedFile)
                     or self._facts.container_id(host_pid) == place.container_id
                 ):
                     self.learn(place, host_pid)
@@ -149,8 +192,10 @@ class OwnerFinder:
 
         The container's PID namespace must be known: a slot's verified owner was in it, or its first process has the
         directory where HAMi has it. Otherwise the numbers may be those of a virtual machine's processes. The map must
-        hold every process.
+        hold every process. Where a file may be several containers', one of them may be a virtual machine.
         """
+        if not isinstance(place, SharedDirectory) or isinstance(place, ClaimDirectory):
+            return False
         namespaces = self._index.of(place)
         if self._index.behind or len(namespaces) > MAX_NAMESPACES or self._pidmap.source.incomplete():
             return False
@@ -213,12 +258,16 @@ class OwnerFinder:
         self._walked[place] = epoch
         return True
 
+    def _until(self) -> float:
+        """Until when those are asked that a walk has listed; for a moment at least, so that each gets further."""
+        return max(self._walk_until[1], time.thread_time() + _LEAST_SECONDS)
+
     # -- one candidate ------------------------------------------------------------------------------
 
     def _search(
         self,
         host_pids: list[int],
-        place: Place,
+        place: _Searched,
         seen: Seen,
         ns_pid: int,
         namespaces: frozenset[int],
@@ -251,7 +300,7 @@ class OwnerFinder:
         return found
 
     def _examine(
-        self, host_pid: int, place: Place, seen: Seen, ns_pid: int, namespaces: frozenset[int]
+        self, host_pid: int, place: _Searched, seen: Seen, ns_pid: int, namespaces: frozenset[int]
     ) -> ProcessHandle | None:
         """Its handle if it fits, None if it has nothing to do with the place; `_Unfit` otherwise."""
         arrival, about = self._pidmap.arrival(host_pid), (place, seen)
@@ -277,7 +326,7 @@ class OwnerFinder:
         self._failed.pop(host_pid, None)
         return handle
 
-    def _may_fit(self, host_pid: int, place: Place, namespaces: frozenset[int]) -> bool:
+    def _may_fit(self, host_pid: int, place: _Searched, namespaces: frozenset[int]) -> bool:
         if isinstance(place, MappedFile):
             return maps_file(self._procfs, host_pid, place.device, place.inode, writable=True)
         if place in self._facts.directories(host_pid, place):
@@ -286,7 +335,7 @@ class OwnerFinder:
         return bool(namespaces) and (HOST_PIDNS in namespaces or self._facts.pidns(host_pid) != HOST_PIDNS)
 
     def _hold(
-        self, host_pid: int, place: Place, seen: Seen, ns_pid: int, namespaces: frozenset[int]
+        self, host_pid: int, place: _Searched, seen: Seen, ns_pid: int, namespaces: frozenset[int]
     ) -> ProcessHandle:
         """Take hold of the process, then check everything again; `_Unfit` if it is not the owner after all."""
         procfs = self._procfs
@@ -329,22 +378,22 @@ class OwnerFinder:
             UnresolvedReason.NOT_MAPPED if places and None not in places else UnresolvedReason.UNPROVEN
         )
 
-    def _any_beside(self, host_pid: int, others: list[int]) -> bool:
-        """Whether any of the others may be in that process's container, as far as their cgroups tell.
+    def _any_beside(self, host_pid: int, others: list[int], beside: set[str]) -> bool:
+        """Whether any of the others may be in that process's container, or one beside, as far as their cgroups tell.
 
         A tenant that makes itself unreadable (a mount table of many MiB) hides nobody's owner but its own.
         """
         if not others:
             return False
         own = self._facts.container_id(host_pid)
-        return not own or any(self._facts.container_id(other) in (None, "", own) for other in others)
+        return not own or any(self._facts.container_id(other) in {None, "", own, *beside} for other in others)
 
 
 class _Failure(NamedTuple):
     """Why a process was not the owner, for which file, and until when it is not looked at again."""
 
     arrival: tuple[int, int]
-    about: tuple[Place, Seen]
+    about: tuple[_Searched, Seen]
     epoch: int
     until: float
     pause: float

@@ -1,0 +1,180 @@
+"""Where each scheduler that slices GPUs with HAMi-core puts the cache files: one row per placement.
+
+The layout of the file is HAMi-core's in all of them (`resolver.hami.layout`); its place on the host, how a container
+has it mounted, and so what proves whose it is, differ. Discovery, the search for owners, ``doctor``, ``status`` and the
+table in the documents follow from this one. To add a placement, add a row; one with a new kind of proof adds a `Told`,
+a `Place` in `resolver.hami.discovery`, and what `resolver.hami.slot_owner` checks of it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from enum import StrEnum
+from typing import NamedTuple
+
+#: The value of ``containers_dir`` that stands for every directory in the table.
+AUTO = "auto"
+
+_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+
+
+class Told(StrEnum):
+    """What tells the container of a process that uses a file."""
+
+    MOUNT = "mount"  # its directory is bind-mounted into that container alone
+    CLAIM = "claim"  # its directory is bind-mounted into every container that has the claim
+    POD = "pod"  # every container has all directories: the pod in the cgroup, and kubelet's name of the container
+    MAPPING = "mapping"  # the file is in the container's own file system: who holds and maps it
+
+
+class Placement(NamedTuple):
+    """One placement.
+
+    ``dirs`` are the directories of the host that ``auto`` searches. ``path`` is what the path of a file below any of
+    such directories looks like: ``<directory>/<entry>/<file>``. ``open`` says that containers make the entries
+    themselves. ``file`` is the only name that is looked for, empty: every one that ends in .cache.
+
+    The rest is for people: where a container has it, its environment, and what tells the names of a container.
+    """
+
+    name: str
+    project: str
+    told: Told
+    dirs: tuple[str, ...]
+    path: re.Pattern[str]
+    open: bool
+    file: str
+    host: str
+    inside: str
+    environment: str
+    names: str
+
+
+#: In the order in which they are tried: whose path it is, the first row says that fits.
+PLACEMENTS = (
+    Placement(
+        name="kai",
+        project="KAI scheduler with KAI-resource-isolator",
+        told=Told.POD,
+        dirs=("/usr/local/vgpu/containers",),
+        path=re.compile(r"/containers/[^/_]+_[^/]+/usage\.cache$"),
+        open=True,
+        file="usage.cache",
+        host="`<base>/vgpu/containers/<podUID>_<container>/usage.cache`, made by HAMi-core in the container",
+        inside="all of `<base>/vgpu/containers` at `/usr/local/vgpu/containers`",
+        environment="`POD_UID`, `CONTAINER_NAME`, `CONTAINER_VGPU_MOUNT`",
+        names="the pod's UID in the cgroup, and kubelet's names of logs by the container's id",
+    ),
+    Placement(
+        name="dra",
+        project="HAMi DRA driver (ResourceClaims)",
+        told=Told.CLAIM,
+        dirs=("/usr/local/vgpu/claims", "/var/lib/hami/vgpu/claims"),
+        path=re.compile(rf"/claims/{_UUID}(?:_[^/]+)?/[^/]+\.cache$"),
+        open=False,
+        file="",
+        host="`<hook>/vgpu/claims/<claimUID>/<uuid>.cache`",
+        inside="the claim's directory, at the same path",
+        environment="`CUDA_DEVICE_MEMORY_SHARED_CACHE=<the same path>`, `CUDA_DEVICE_SM_LIMIT_<i>`",
+        names="those of the containers of the processes; the directory names the claim",
+    ),
+    Placement(
+        name="koordinator",
+        project="Koordinator's koordlet (HamiCoreVGPUMonitor)",
+        told=Told.MOUNT,
+        dirs=("/usr/local/vgpu/containers",),
+        path=re.compile(r"/containers/([^/_]+_[^/]+)/\1\.cache$"),
+        open=False,
+        file="",
+        host="`/usr/local/vgpu/containers/<podUID>_<container>/<podUID>_<container>.cache`",
+        inside="the container's directory at `/usr/local/vgpu`",
+        environment="`CUDA_DEVICE_MEMORY_SHARED_CACHE=/usr/local/vgpu/<podUID>_<container>.cache`, `LD_PRELOAD`",
+        names="the directory's name",
+    ),
+    Placement(
+        name="volcano",
+        project="Volcano vGPU device plugin",
+        told=Told.MOUNT,
+        dirs=(
+            "/usr/local/vgpu/vgpu/containers",
+            "/tmp/vgpu/vgpu/containers",  # noqa: S108 - searched only if root made it
+            "/tmp/vgpu/containers",  # noqa: S108
+        ),
+        path=re.compile(r"/vgpu/vgpu/containers/[^/_]+_[^/]+/[^/]+\.cache$|^/tmp/vgpu/containers/.*\.cache$"),
+        open=False,
+        file="",
+        host="`$HOOK_PATH/vgpu/containers/<podUID>_<container>/<uuid>.cache`, HOOK_PATH `/usr/local/vgpu`",
+        inside="the container's directory at `/tmp/vgpu`",
+        environment="`CUDA_DEVICE_MEMORY_SHARED_CACHE=/tmp/vgpu/<uuid>.cache`",
+        names="the directory's name",
+    ),
+    Placement(
+        name="hami",
+        project="HAMi device plugin",
+        told=Told.MOUNT,
+        dirs=("/usr/local/vgpu/containers", "/var/lib/hami/vgpu/containers"),
+        path=re.compile(r"/[^/_]+_[^/]+/[^/]+\.cache$"),
+        open=False,
+        file="",
+        host="`<hook>/vgpu/containers/<podUID>_<container>/<uuid>.cache`, `<hook>` usually `/usr/local`",
+        inside="the container's directory at `<hook>/vgpu`",
+        environment="`CUDA_DEVICE_MEMORY_SHARED_CACHE=<hook>/vgpu/<uuid>.cache`",
+        names="the directory's name",
+    ),
+    Placement(
+        name="bare",
+        project="no scheduler: Docker, or HAMi-core without its environment",
+        told=Told.MAPPING,
+        dirs=(),
+        path=re.compile(r"/cudevshr\.cache$"),
+        open=False,
+        file="cudevshr.cache",
+        host="none; found with `--mapped-regions`",
+        inside="`/tmp/cudevshr.cache`, a file of its own",
+        environment="none",
+        names="those of the container of the processes",
+    ),
+)
+
+BY_NAME = {row.name: row for row in PLACEMENTS}
+KAI, BARE = BY_NAME["kai"], BY_NAME["bare"]
+#: Every directory that ``auto`` searches, each once.
+KNOWN_DIRS = tuple(dict.fromkeys(directory for row in reversed(PLACEMENTS) for directory in row.dirs))
+
+#: Volcano's HOOK_PATH, and where its plugin puts the files with it; its monitor was given another one for long.
+VOLCANO_HOOK, VOLCANO_PLUGIN_DIR = "/usr/local/vgpu", "/usr/local/vgpu/vgpu/containers"
+
+_CLAIM = re.compile(rf"{_UUID}(?:_.+)?")
+
+
+def placement_of(path: str, *, shared: bool = False) -> Placement | None:
+    """The placement that a file with this path on the host is one of; None if it is none's.
+
+    ``shared``: containers make the directories beside each other in there, so it can be that of such a placement only.
+    """
+    rows = (row for row in PLACEMENTS if row.told is not Told.MAPPING and row.open == shared)
+    if shared:
+        return next(rows)
+    return next((row for row in rows if row.path.search(path)), None)
+
+
+def is_entry(directory: str, name: str) -> bool:
+    """Whether a directory of that name, in a directory that is searched, can have cache files in it."""
+    if os.path.basename(directory) == "claims":
+        return _CLAIM.fullmatch(name) is not None
+    pod_uid, _, container_name = name.partition("_")
+    return bool(pod_uid and container_name)
+
+
+def may_be_mounted(root: bytes) -> bool:
+    """Whether the root of a mount may be such an entry, by its path inside the superblock; asked often, so cheap."""
+    above, _, name = root.rpartition(b"/")
+    return b"_" in name or above.endswith(b"/claims")
+
+
+def searched(containers_dir: tuple[str, ...]) -> tuple[str, ...]:
+    """The directories that are searched with this setting."""
+    return tuple(
+        dict.fromkeys(each for path in containers_dir for each in (KNOWN_DIRS if path == AUTO else (path,)))
+    )

@@ -1,0 +1,159 @@
+"""Each scheduler's placement in real mount and PID namespaces: its mounts, names and lifecycle."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver import client
+from tests.fakes.container import Container
+from tests.fakes.node import Node
+from tests.fakes.placements import PLACEMENTS
+from tests.fakes.regions import read_file
+from tests.kernel.conftest import EVERY_SOURCE, Daemon, Start, hostpid_of, slot_of, until
+from tests.kernel.test_mapped_regions import Docker
+
+pytestmark = pytest.mark.usefixtures("source")
+
+FAST = ("--interval", "50ms", "--nvml-interval", "200ms")
+
+
+def watching(start: Start, node: Node, *options: str) -> Daemon:
+    return start(node, *FAST, *node.placement_options(), *options)
+
+
+@EVERY_SOURCE
+def test_every_placement_is_found_and_repaired_beside_the_others(node: Node, start: Start) -> None:
+    containers = {name: node.container(name=f"c-{name}", placement=name) for name in PLACEMENTS}
+    tenants = {
+        container.tenant(load=10 + number, guess="wrong"): container
+        for number, container in enumerate(containers.values())
+    }
+    daemon = watching(start, node)
+    for tenant, container in tenants.items():
+        until(lambda t=tenant, c=container: hostpid_of(c, t) == t.host_pid, f"{container.name}'s repair")  # type: ignore[misc]
+        until(
+            lambda t=tenant, c=container: slot_of(c, t.ns_pid).sm_util == (t.load,),  # type: ignore[misc]
+            f"{container.name}'s load",
+        )
+    assert daemon.said("region_rejected") == []
+
+
+# ---- lifecycles ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placement", ["volcano", "koordinator", "hami"])
+def test_a_directory_that_is_made_anew_below_a_running_container(
+    node: Node, start: Start, placement: str
+) -> None:
+    """Their plugins remove it at each allocation: the container that runs still maps the deleted file."""
+    old = node.container(name="main", placement=placement, watcher=False)
+    before = old.tenant(load=30, guess="wrong")
+    daemon = watching(start, node)
+    until(lambda: hostpid_of(old, before) == before.host_pid, "the first repair")
+    kept = old.cache.open("rb")
+    shutil.rmtree(old.directory)
+    daemon.wait_for("region_gone", path=str(old.cache))
+    again = node.container(old.pod_uid, "main", placement=placement, watcher=False)
+    assert again.directory == old.directory
+    after = again.tenant(load=20, guess="wrong")
+    assert after.ns_pid == before.ns_pid  # and it lives, with the deleted file
+    until(lambda: hostpid_of(again, after) == after.host_pid, "the repair of the new file")
+    until(lambda: slot_of(again, after.ns_pid).sm_util == (20,), "the new one's load")
+    region = read_file(Path(f"/proc/self/fd/{kept.fileno()}"))
+    assert [(slot.pid, slot.hostpid) for slot in region.slots] == [(before.ns_pid, before.host_pid)]
+    kept.close()
+
+
+def test_kai_falls_back_to_a_file_of_the_containers_own(node: Node, start: Start) -> None:
+    """Where HAMi-core may not make its directory it has /tmp/cudevshr.cache."""
+    node.placement_dir("kai").chmod(0o755)
+    docker = Docker(node)
+    tenant = docker.tenant(load=30)
+    watching(start, node, "--mapped-regions", "--hostpid-namespace", "host")
+    until(lambda: docker.hostpid(tenant) == tenant.host_pid, "a repair")
+
+
+# ---- claims -------------------------------------------------------------------------------------------------------
+
+
+def share(node: Node) -> tuple[Container, Container]:
+    """Two containers of different pods that have one claim, and one file in it."""
+    first = node.container(name="first", placement="dra", watcher=False)
+    second = node.container(name="second", placement="dra", claim=first.claim, watcher=False)
+    second.inside, second.cache_name = first.inside, first.cache_name
+    return first, second
+
+
+@EVERY_SOURCE
+def test_a_claim_that_two_pods_share(node: Node, start: Start) -> None:
+    first, second = share(node)
+    one = first.tenant(load=30, guess="wrong")
+    while second.spawn(["/bin/sleep", "1000"]).ns_pid < one.ns_pid + 10:
+        pass
+    two = second.tenant(load=20, guess="wrong")
+    daemon = watching(start, node)
+    for tenant in (one, two):
+        until(lambda t=tenant: hostpid_of(first, t) == t.host_pid, "a repair")  # type: ignore[misc]
+    path = f"{daemon.run_dir}/resolver.sock"
+
+    def region() -> dict[str, Any]:
+        (told,) = client.get_json("/v1/regions", path)["regions"]
+        return dict(told)
+
+    assert (region()["placement"], region()["claim"]) == ("dra", first.claim)
+    assert region()["container_id"] is None  # it is not one container's
+    slots = {slot["pid"]: slot["container_id"] for slot in client.get_json("/v1/slots", path)["slots"]}
+    assert slots == {one.ns_pid: first.container_id, two.ns_pid: second.container_id}
+
+    def with_it() -> set[tuple[str, str, str]]:
+        return {
+            (each["container_id"], each["pod_uid"], each["container_name"])
+            for each in client.get_json("/v1/containers", path)["containers"]
+            if str(first.cache) in each["regions"]
+        }
+
+    both = {(each.container_id, each.pod_uid, each.name) for each in (first, second)}
+    until(lambda: with_it() == both, "both containers of the claim, by their names")
+
+
+def test_one_pid_in_two_containers_of_a_claim_is_not_guessed(node: Node, start: Start) -> None:
+    first, second = share(node)
+    one, two = first.tenant(guess="none"), second.tenant(guess="none")
+    assert one.ns_pid == two.ns_pid
+    daemon = watching(start, node, "--once")
+    assert daemon.wait() == 1
+    (slot,) = [each for each in first.region().slots if each.pid == one.ns_pid]
+    assert slot.hostpid == 0
+    two.kill()
+    watching(start, node)
+    until(lambda: hostpid_of(first, one) == one.host_pid, "the one that is left")
+
+
+def test_one_pid_in_two_containers_of_which_one_maps_the_claims_file(node: Node, start: Start) -> None:
+    first, second = share(node)
+    one = first.tenant(guess="none")
+    beside = second.spawn(["/bin/sleep", "1000"])
+    assert beside.ns_pid == one.ns_pid
+    watching(start, node)
+    until(lambda: hostpid_of(first, one) == one.host_pid, "the one that maps it")
+
+
+def test_the_load_of_a_process_that_ends_goes_from_a_claim_that_another_one_uses(
+    node: Node, start: Start
+) -> None:
+    """Only who was seen to end is dead there: a number that nobody has may be one in a virtual machine."""
+    first, second = share(node)
+    one = first.tenant(guess="none", load=64)
+    while second.spawn(["/bin/sleep", "1000"]).ns_pid < one.ns_pid + 10:
+        pass
+    two = second.tenant(guess="none", load=20)
+    watching(start, node)
+    for tenant, load in ((one, 64), (two, 20)):
+        until(lambda t=tenant, n=load: slot_of(first, t.ns_pid).sm_util == (n,), "its load")  # type: ignore[misc]
+    one.kill()
+    until(lambda: slot_of(first, one.ns_pid).sm_util == (0,), "the end of its load")
+    assert slot_of(first, two.ns_pid).sm_util == (20,)

@@ -1,0 +1,269 @@
+"""KAI's placement, in which every container can reach every file: nobody's process gets into another pod's slot."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver import client
+from tests.fakes.container import Container
+from tests.fakes.node import Node
+from tests.fakes.process import Tenant
+from tests.fakes.regions import read_file
+from tests.kernel.conftest import Daemon, Start, hostpid_of, never, slot_of, until
+
+pytestmark = pytest.mark.usefixtures("source")
+
+FAST = ("--interval", "50ms", "--nvml-interval", "200ms", "--hostpid-namespace", "host")
+SETTLED = 1.5  # seconds in which whatever goes wrong has gone wrong
+
+
+class Tree:
+    """A victim and an attacker, and what a daemon says of their slots."""
+
+    def __init__(self, node: Node, start: Start) -> None:
+        self.node, self._start = node, start
+        self.victim = self.container("victim")
+        self.attacker = self.container("attacker")
+        self.root = node.placement_dir("kai")
+
+    def container(self, name: str, pod_uid: str | None = None) -> Container:
+        return self.node.container(pod_uid, name, placement="kai", watcher=False)
+
+    def watch(self) -> Daemon:
+        self.daemon = self._start(self.node, *FAST, *self.node.placement_options())
+        until((self.daemon.run_dir / "resolver.sock").exists, "the API's socket")
+        return self.daemon
+
+    def numbered(self, container: Container, above: int, cache: str = "", **more: Any) -> Tenant:
+        """A tenant with a PID above that, far from others'; ``cache`` is what it opens in place of its own file."""
+        while container.spawn(["/bin/sleep", "1000"]).ns_pid < above + 10:
+            pass
+        return container.tenant(guess="none", options=["--cache", cache] if cache else [], **more)
+
+    def unresolved(self, file: Path) -> dict[int, str | None]:
+        """Why each slot in a file is unresolved, by its PID; None of one that is resolved."""
+        slots = client.get_json("/v1/slots", f"{self.daemon.run_dir}/resolver.sock")["slots"]
+        return {slot["pid"]: slot["unresolved"] for slot in slots if slot["path"] == str(file)}
+
+    def rejected(self) -> dict[str, str]:
+        answer = client.get_json("/v1/regions", f"{self.daemon.run_dir}/resolver.sock")
+        return {each["path"]: each["reason"] for each in answer["rejected"]}
+
+    def says(self, file: Path, ns_pid: int, reason: str) -> None:
+        until(
+            lambda: self.unresolved(file).get(ns_pid) == reason, f"{reason} of {ns_pid} in {file.parent.name}"
+        )
+
+    def exchange(self) -> None:
+        """What a tenant with root's rights does inside: its directory and the victim's change their names."""
+        one, two = self.victim.directory, self.attacker.directory
+        one.rename(self.root / "between")
+        two.rename(one)
+        (self.root / "between").rename(two)
+
+
+@pytest.fixture
+def tree(node: Node, start: Start) -> Tree:
+    return Tree(node, start)
+
+
+def repaired(container: Container, tenant: Tenant) -> None:
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, f"the repair of {container.name}")
+
+
+def test_two_tenants_with_the_same_number_are_told_apart(tree: Tree) -> None:
+    one, two = (each.tenant(guess="wrong", load=20) for each in (tree.victim, tree.attacker))
+    assert one.ns_pid == two.ns_pid
+    tree.watch()
+    repaired(tree.victim, one)
+    repaired(tree.attacker, two)
+
+
+def test_a_guest_in_a_victims_file_is_not_written_into_it(tree: Tree) -> None:
+    mine = tree.victim.tenant(guess="wrong")
+    tree.watch()
+    repaired(tree.victim, mine)
+    guest = tree.numbered(tree.attacker, mine.ns_pid, tree.victim.inside)
+    tree.says(tree.victim.cache, guest.ns_pid, "other_pod")
+    never(lambda: slot_of(tree.victim, guest.ns_pid).hostpid, "the guest's number", SETTLED)
+    second = tree.victim.tenant(guess="none")  # the file is certain by now
+    repaired(tree.victim, second)
+
+
+def test_with_a_guest_from_the_start_nothing_is_certain(tree: Tree) -> None:
+    mine = tree.victim.tenant(guess="wrong")
+    guest = tree.numbered(tree.attacker, mine.ns_pid, tree.victim.inside)
+    tree.watch()
+    tree.says(tree.victim.cache, guest.ns_pid, "other_pod")
+    tree.says(tree.victim.cache, mine.ns_pid, "other_pod")
+    never(lambda: hostpid_of(tree.victim, mine) != 999999, "a write", SETTLED)
+    guest.kill()
+    repaired(tree.victim, mine)
+
+
+def test_a_guest_with_the_victims_number_leaves_the_slot_to_nobody(tree: Tree) -> None:
+    mine = tree.victim.tenant(guess="none")
+    guest = tree.attacker.tenant(guess="none", options=["--cache", tree.victim.inside])
+    assert guest.ns_pid == mine.ns_pid
+    tree.watch()
+    tree.says(tree.victim.cache, mine.ns_pid, "other_pod")
+    never(lambda: slot_of(tree.victim, mine.ns_pid).hostpid, "a number", SETTLED)
+    guest.kill()
+    repaired(tree.victim, mine)
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_exchanged_directories_exchange_nobody(tree: Tree, when: str) -> None:
+    """The attacker opens the victim's file as well, with the number of the victim's process."""
+    mine = tree.victim.tenant(guess="none", load=40)
+    own = tree.attacker.tenant(guess="none", load=20)
+    assert own.ns_pid == mine.ns_pid
+    victims, attackers = (os.open(each.cache, os.O_RDONLY) for each in (tree.victim, tree.attacker))
+    if when == "while":
+        tree.watch()
+        repaired(tree.victim, mine)
+        repaired(tree.attacker, own)
+    tree.exchange()
+    if when == "before":
+        tree.watch()
+    # The victim's file is where the attacker's belongs now, and the attacker uses it.
+    guest = tree.numbered(tree.attacker, own.ns_pid, tree.attacker.inside)
+    tree.says(tree.attacker.cache, mine.ns_pid, "other_pod")
+    tree.says(tree.victim.cache, own.ns_pid, "other_pod")
+    tree.says(tree.attacker.cache, guest.ns_pid, "other_pod")
+
+    def written(fd: int) -> set[int]:
+        return {slot.hostpid for slot in read_file(Path(f"/proc/self/fd/{fd}")).slots}
+
+    never(lambda: written(victims) - {0, mine.host_pid}, "another's number in the victim's file", SETTLED)
+    assert written(attackers) <= {0, own.host_pid}
+    guest.kill()
+    tree.exchange()
+    repaired(tree.victim, mine)
+    repaired(tree.attacker, own)
+    os.close(victims)
+    os.close(attackers)
+
+
+def test_a_living_victims_load_is_not_zeroed_below_another_name(tree: Tree) -> None:
+    mine = tree.victim.tenant(guess="none", load=64)
+    daemon = tree.watch()
+    until(lambda: slot_of(tree.victim, mine.ns_pid).sm_util == (64,), "its load")
+    daemon.stop()
+    tree.attacker.directory.mkdir(exist_ok=True)
+    tree.exchange()
+    tree.watch()
+    tree.says(tree.attacker.cache, mine.ns_pid, "other_pod")
+    never(lambda: slot_of(tree.attacker, mine.ns_pid).sm_util != (64,), "a change", SETTLED)
+
+
+def test_a_file_that_the_attacker_made_in_the_victims_name(tree: Tree) -> None:
+    """It has slots of the attacker's, before the victim has started anything."""
+    forger = tree.attacker.tenant(guess="none", options=["--cache", tree.victim.inside])
+    tree.watch()
+    tree.says(tree.victim.cache, forger.ns_pid, "other_pod")
+    mine = tree.numbered(tree.victim, forger.ns_pid)
+    tree.says(tree.victim.cache, mine.ns_pid, "other_pod")
+    never(lambda: slot_of(tree.victim, forger.ns_pid).hostpid, "the forger's number", SETTLED)
+    forger.kill()
+    repaired(tree.victim, mine)
+
+
+def test_directories_with_forged_names_are_told_and_hide_nobody(tree: Tree) -> None:
+    stranger = tree.root / "00000000-8f5e-4d0c-9b1d-2f7c0d9a4e01_main"
+    tree.attacker.tenant(
+        guess="none", options=["--cache", f"/usr/local/vgpu/containers/{stranger.name}/usage.cache"]
+    )
+    for number in range(300):
+        (tree.root / f"{tree.victim.pod_uid}_x{number}").mkdir()
+    daemon = tree.watch()
+    until(lambda: len(tree.rejected()) == 64, "the strays")
+    assert set(tree.rejected().values()) == {"not_on_node"}
+    assert str(stranger) in tree.rejected()
+    assert daemon.said("region_found") == []
+    mine = tree.victim.tenant(guess="wrong")
+    repaired(tree.victim, mine)
+
+
+def test_a_second_name_for_the_victims_file_is_refused(tree: Tree) -> None:
+    mine = tree.victim.tenant(guess="none")
+    tree.attacker.directory.mkdir(exist_ok=True)
+    os.link(tree.victim.cache, tree.attacker.cache)
+    tree.watch()
+    both = {str(tree.victim.cache): "hard_link", str(tree.attacker.cache): "hard_link"}
+    until(lambda: tree.rejected() == both, "two refusals")
+    assert slot_of(tree.victim, mine.ns_pid).hostpid == 0
+    tree.attacker.cache.unlink()
+    repaired(tree.victim, mine)
+
+
+def test_a_victim_that_is_led_to_the_attackers_file_is_not_written_into_it(tree: Tree) -> None:
+    own = tree.attacker.tenant(guess="none")
+    tree.victim.directory.mkdir()
+    tree.victim.cache.symlink_to(tree.attacker.inside)
+    led = tree.numbered(tree.victim, own.ns_pid)
+    tree.watch()
+    until(lambda: tree.rejected().get(str(tree.victim.cache)) == "symlink", "the refusal of the link")
+    tree.says(tree.attacker.cache, led.ns_pid, "other_pod")
+    never(lambda: slot_of(tree.attacker, led.ns_pid).hostpid, "the victim's number", SETTLED)
+
+
+def test_two_containers_of_a_pod_in_one_file_are_not_guessed(tree: Tree) -> None:
+    beside = tree.container("beside", tree.victim.pod_uid)
+    mine = tree.victim.tenant(guess="none")
+    guest = beside.tenant(guess="none", options=["--cache", tree.victim.inside])
+    assert guest.ns_pid == mine.ns_pid
+    tree.watch()
+    tree.says(tree.victim.cache, mine.ns_pid, "ambiguous")
+    never(lambda: slot_of(tree.victim, mine.ns_pid).hostpid, "a number", SETTLED)
+    guest.kill()
+    repaired(tree.victim, mine)
+
+
+def test_a_process_beside_in_the_same_pod_is_not_the_owner(tree: Tree) -> None:
+    beside = tree.container("beside", tree.victim.pod_uid)
+    mine = tree.victim.tenant(guess="none")
+    guest = tree.numbered(beside, mine.ns_pid, tree.victim.inside)
+    tree.watch()
+    repaired(tree.victim, mine)
+    tree.says(tree.victim.cache, guest.ns_pid, "other_container")
+
+
+def test_a_monitor_that_maps_every_file_is_nobody(tree: Tree) -> None:
+    """HAMi's has every file mapped, writable, closed, and often the number of a tenant."""
+    mine = tree.victim.tenant(guess="none")
+    maps = (
+        "import ctypes, mmap, os, sys, time; libc = ctypes.CDLL(None); fd = os.open(sys.argv[1], os.O_RDWR); "
+        "libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]; "
+        "libc.mmap(None, 4096, 3, mmap.MAP_SHARED, fd, 0); os.close(fd); print('ready', flush=True); time.sleep(1000)"
+    )
+    monitor = tree.attacker.spawn([sys.executable, "-I", "-c", maps, tree.victim.inside])
+    assert monitor.read_line() == "ready"
+    assert monitor.ns_pid == mine.ns_pid
+    tree.watch()
+    repaired(tree.victim, mine)
+
+
+def test_without_kubelets_names_nothing_is_touched(node: Node, start: Start, tmp_path: Path) -> None:
+    container = node.container(placement="kai", watcher=False)
+    container.tenant(guess="none")
+    root = str(node.placement_dir("kai"))
+    nowhere = ("--container-logs-dir", str(tmp_path / "nowhere"))
+    daemon = start(node, *FAST, "--containers-dir", root, *nowhere)
+    said = daemon.wait_for("region_rejected", path=root)
+    assert said["reason"] == "unproven"
+    assert "nowhere cannot be read" in said["why"]
+    assert container.region().slots[0].hostpid == 0
+
+
+def test_a_dead_slot_is_zeroed_once_its_owner_was_seen_to_end(tree: Tree) -> None:
+    mine = tree.victim.tenant(guess="none", load=64)
+    tree.watch()
+    until(lambda: slot_of(tree.victim, mine.ns_pid).sm_util == (64,), "its load")
+    mine.kill()
+    until(lambda: slot_of(tree.victim, mine.ns_pid).sm_util == (0,), "the end of its load")
