@@ -70,12 +70,21 @@ class Joined(NamedTuple):
             return None
         return self.values.get((host_pid, device_uuid), 0)
 
+    def changed(self, before: Joined | None) -> set[int] | None:
+        """Host PIDs of the processes of which another utilization is known than before; None: it may be any."""
+        if before is None or self.asked != before.asked:
+            return None
+        values = {key[0] for key, _ in self.values.items() ^ before.values.items()}
+        return values | {host_pid for host_pid, _ in self.unknown ^ before.unknown}
+
     def orphan_reasons(self) -> Counter[SampleReason]:
         """How many samples found no slot, by reason."""
         return Counter(orphan.reason for orphan in self.orphans)
 
 
-NOTHING = Joined(0.0, "NVML was not asked yet", {}, frozenset(), frozenset(), ())
+NOTHING = Joined(
+    at=0.0, error="NVML was not asked yet", values={}, unknown=frozenset(), asked=frozenset(), orphans=()
+)
 
 
 async def join(
@@ -103,7 +112,15 @@ async def join(
         for nvml_pid, (_stamp, sm_util) in device.newest.items():
             found = place(nvml_pid)
             if isinstance(found, _Nowhere):
-                orphans.append(Sample(nvml_pid, uuid, sm_util, found.reason, found.container or None))
+                orphans.append(
+                    Sample(
+                        host_pid=nvml_pid,
+                        device_uuid=uuid,
+                        sm_util=sm_util,
+                        reason=found.reason,
+                        container=found.container or None,
+                    )
+                )
                 # Its slot may be found before NVML is asked again; then it is not idle, but unknown until then.
                 unknown.add((nvml_pid, uuid))
             else:
@@ -114,7 +131,14 @@ async def join(
             if not isinstance(found, _Nowhere):
                 unknown.add((found, uuid))
     asked = frozenset(uuid for uuid, device in collection.devices.items() if device.status == OK)
-    joined = Joined(collection.at, collection.error, values, frozenset(unknown), asked, tuple(orphans))
+    joined = Joined(
+        at=collection.at,
+        error=collection.error,
+        values=values,
+        unknown=frozenset(unknown),
+        asked=asked,
+        orphans=tuple(orphans),
+    )
     listed = frozenset(uuid for uuid, device in collection.devices.items() if device.memory is not None)
     return joined._replace(used=tuple(_used(collection, place, joined)), listed=listed)
 
@@ -150,9 +174,23 @@ def _used(collection: Collection, place: Callable[[int], int | _Nowhere], joined
         for host_pid, used in memory.items():
             away = nowhere.get(host_pid)
             if away is None:
-                yield Used(host_pid, uuid, "", joined.utilization(host_pid, uuid), used, None)
+                yield Used(
+                    host_pid=host_pid,
+                    device_uuid=uuid,
+                    container="",
+                    sm_util=joined.utilization(host_pid, uuid),
+                    memory=used,
+                    no_slot=None,
+                )
             else:
-                yield Used(host_pid, uuid, away.container, samples[host_pid], used, away.reason)
+                yield Used(
+                    host_pid=host_pid,
+                    device_uuid=uuid,
+                    container=away.container,
+                    sm_util=samples[host_pid],
+                    memory=used,
+                    no_slot=away.reason,
+                )
 
 
 def _most(one: int | None, other: int | None) -> int | None:

@@ -28,6 +28,56 @@ class Illness(Struct, frozen=True):
     since: float
 
 
+class Xid(Struct, frozen=True):
+    """An XID error that the driver reported of a GPU since the daemon started, and how often."""
+
+    xid: int
+    count: int
+    meaning: str
+
+
+class GpuDetails(Struct, frozen=True):
+    """What is read with the setting ``gpu_details`` only. Null is "the driver does not say".
+
+    Clocks in MHz, power in watts, energy in joules since the driver was loaded, utilization of the video engines in per
+    cent. ``throttle_reasons`` is why clocks are lower than they could be; empty while they are not. ``ecc_corrected``
+    counts since the driver was loaded, ``pcie_replays`` since the GPU was reset.
+    """
+
+    sm_clock: int | None
+    memory_clock: int | None
+    throttle_reasons: tuple[str, ...] | None
+    power_limit: float | None
+    energy: float | None
+    pcie_generation: int | None
+    pcie_width: int | None
+    pcie_replays: int | None
+    ecc_corrected: int | None
+    encoder: int | None
+    decoder: int | None
+
+
+#: NVML's bits of why clocks are lower than they could be. What has no name yet is ``other``.
+THROTTLE_REASONS = (
+    "idle",
+    "application_clocks",
+    "power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal",
+    "hw_thermal",
+    "power_brake",
+    "display_clocks",
+)
+OTHER = "other"
+
+
+def throttle_reasons(bits: int) -> tuple[str, ...]:
+    """The names of these bits."""
+    names = [name for number, name in enumerate(THROTTLE_REASONS) if bits >> number & 1]
+    return (*names, *([OTHER] if bits >> len(THROTTLE_REASONS) else []))
+
+
 class GpuReport(Struct, frozen=True):
     """One GPU. Memory in bytes, utilization in per cent, temperature in degrees Celsius, power in watts.
 
@@ -36,7 +86,8 @@ class GpuReport(Struct, frozen=True):
     utilization of processes, with ``samples_why``. It is healthy while ``illnesses`` is empty.
 
     ``pci_address`` is the kernel's name of it (``0000:3b:00.0``), ``pcie_root`` the root complex that it hangs on
-    (``pci0000:3a``).
+    (``pci0000:3a``). ``xids`` are the XID errors since the daemon started, ``details`` what the setting ``gpu_details``
+    adds.
     """
 
     uuid: str
@@ -58,6 +109,8 @@ class GpuReport(Struct, frozen=True):
     numa_node: int | None = None
     pcie_root: str | None = None
     cpu_socket: int | None = None
+    xids: tuple[Xid, ...] = ()
+    details: GpuDetails | None = None
 
 
 class Inventory(NamedTuple):
@@ -69,7 +122,7 @@ class Inventory(NamedTuple):
     gpus: tuple[GpuReport, ...]
 
 
-NONE = Inventory(0, 0.0, None, ())
+NONE = Inventory(version=0, at=0.0, driver_version=None, gpus=())
 
 
 def changes(old: Inventory, new: Inventory) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -89,6 +142,10 @@ def changes(old: Inventory, new: Inventory) -> Iterator[tuple[str, dict[str, Any
         known = before.get(key)
         if known is None:
             yield "gpu_found", _about(gpu) | {"name": gpu.name}
+        seen = {each.xid for each in known.xids} if known else set()
+        for each in gpu.xids:
+            if each.xid not in seen:  # how often it came since is counted
+                yield "gpu_xid", _about(gpu) | {"xid": each.xid, "meaning": each.meaning}
         had = {illness.reason for illness in known.illnesses} if known else set()
         for illness in gpu.illnesses:
             if illness.reason not in had:

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from resolver.gpu.health import judge
-from resolver.gpu.inventory import NONE, GpuReport, MigInstance
+from resolver.gpu.health import SILENT, judge
+from resolver.gpu.inventory import NONE, GpuDetails, GpuReport, MigInstance, Xid, throttle_reasons
+from resolver.gpu.xids import BROKEN, meaning
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from resolver.gpu.inventory import Inventory
 
 
-_NOTHING = GpuReport("", 0, None, "", None, None, None, None, None, None, (), None, "", None, ())
+#: Different XID errors of one GPU that are counted: there are some 150.
+_MOST_XIDS = 64
+_NOTHING = GpuReport(
+    uuid="",
+    device_index=0,
+    minor=None,
+    name="",
+    memory_total=None,
+    memory_used=None,
+    utilization=None,
+    temperature=None,
+    power=None,
+    mig=None,
+    mig_instances=(),
+    ecc_uncorrected=None,
+    samples="",
+    samples_why=None,
+    illnesses=(),
+)
 
 
 class Stock:
@@ -27,6 +47,22 @@ class Stock:
         self._read: tuple[GpuReport, ...] = ()  # as last read, without what is known of their samples
         self._read_at = 0.0
         self._driver_version: str | None = None
+        self._xids: dict[str, Counter[int]] = {}  # by UUID, since the daemon started
+        self._broken: dict[str, set[int]] = {}  # those after which it needs a reset, as long as it had none
+
+    def reported(self, uuid: str, xid: int, count: int) -> bool:
+        """Take over an XID error that came so often; whether it makes that GPU unhealthy."""
+        xids = self._xids.setdefault(uuid, Counter())
+        if xid in xids or len(xids) < _MOST_XIDS:
+            xids[xid] += count
+        if xid not in BROKEN:
+            return False
+        self._broken.setdefault(uuid, set()).add(xid)
+        return True
+
+    def driver_gone(self) -> None:
+        """It was unloaded, and that resets every GPU."""
+        self._broken.clear()
 
     def take(self, answer: dict[str, Any], now: float) -> bool:
         """Take over the worker's answer to ``devices``. False if one of them did not answer in full."""
@@ -35,17 +71,25 @@ class Stock:
         self._read_at = now
         uuids = self._identify(devices)
         known = {gpu.uuid or gpu.device_index: gpu for gpu in self._read}
+        for device, uuid in zip(devices, uuids, strict=True):
+            before = known.get(uuid or device["index"])
+            silent = before is not None and any(each.reason in SILENT for each in before.illnesses)
+            if silent and "error" not in device:
+                self._broken.pop(uuid, None)  # it answers again: it was reset
         self._read = tuple(
-            _report(device, uuid, known.get(uuid or device["index"]), now)
+            _report(device, uuid, known.get(uuid or device["index"]), now, self._broken.get(uuid, ()))
             for device, uuid in zip(devices, uuids, strict=True)
         )
+        for gone in self._xids.keys() - {gpu.uuid for gpu in self._read}:
+            del self._xids[gone]
+            self._broken.pop(gone, None)
         pairs = zip(devices, self._read, strict=True)
         self.answering = tuple(gpu for device, gpu in pairs if "error" not in device)
         return all("error" not in device and "memory" not in device["failed"] for device in devices)
 
     def publish(self, samples: Mapping[str, tuple[str, str]]) -> Inventory:
         """The inventory, given status and reason of each device's samples; a new version if anything is new."""
-        gpus = tuple(_with_samples(gpu, samples.get(gpu.uuid)) for gpu in self._read)
+        gpus = tuple(_with_news(gpu, samples.get(gpu.uuid), self._xids.get(gpu.uuid)) for gpu in self._read)
         old = self.inventory
         if (gpus, self._driver_version) == (old.gpus, old.driver_version):
             self.inventory = old._replace(at=self._read_at)
@@ -56,7 +100,7 @@ class Stock:
         return self.inventory
 
     def _identify(self, devices: Sequence[dict[str, Any]]) -> list[str]:
-        """The UUID of each device, also of one that does not tell it now; empty if nobody knows.
+        """The UUID of each device, also of one that does not answer now; empty if unknown.
 
         Such a one is who had its index before, as long as the others still have theirs: indexes go by the place on
         the bus, and all behind a GPU that comes or goes get new ones.
@@ -71,9 +115,11 @@ class Stock:
         return [device["uuid"] or missing.get(device["index"], "") for device in devices]
 
 
-def _report(device: dict[str, Any], uuid: str, before: GpuReport | None, now: float) -> GpuReport:
+def _report(
+    device: dict[str, Any], uuid: str, before: GpuReport | None, now: float, broken: Collection[int]
+) -> GpuReport:
     """One device. What cannot change is remembered of one that does not answer; what is measured is not."""
-    illnesses = judge(device, before.illnesses if before else (), now)
+    illnesses = judge(device, before.illnesses if before else (), now, broken)
     if "error" in device:
         return replace(
             before or _NOTHING,
@@ -88,6 +134,7 @@ def _report(device: dict[str, Any], uuid: str, before: GpuReport | None, now: fl
                 replace(each, memory_used=None) for each in (before or _NOTHING).mig_instances
             ),
             illnesses=illnesses,
+            details=None,
         )
     total, used = device["memory"] or (None, None)
     return GpuReport(
@@ -110,12 +157,25 @@ def _report(device: dict[str, Any], uuid: str, before: GpuReport | None, now: fl
         numa_node=device["numa_node"],
         pcie_root=device["pcie_root"],
         cpu_socket=device["cpu_socket"],
+        details=_details(device),
     )
 
 
-def _with_samples(gpu: GpuReport, samples: tuple[str, str] | None) -> GpuReport:
+def _with_news(gpu: GpuReport, samples: tuple[str, str] | None, xids: Mapping[int, int] | None) -> GpuReport:
     status, why = samples or ("failed", _illness(gpu))
-    return replace(gpu, samples=status, samples_why=why or None)
+    told = tuple(Xid(xid, count, meaning(xid)) for xid, count in sorted(xids.items())) if xids else ()
+    return replace(gpu, samples=status, samples_why=why or None, xids=told)
+
+
+def _details(device: dict[str, Any]) -> GpuDetails | None:
+    read = device.get("details")
+    if read is None:
+        return None
+    bits = read["throttle"]
+    return GpuDetails(
+        throttle_reasons=None if bits is None else throttle_reasons(bits),
+        **{name: value for name, value in read.items() if name != "throttle"},
+    )
 
 
 def _illness(gpu: GpuReport) -> str:

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 #: A sample speaks for this long; then the process is idle. HAMi's own watcher asks for the last second too.
 SAMPLE_SECONDS = 1.0
-_DEVICES_EVERY = 60.0
+_DEVICES_EVERY, _DETAILS_EVERY = 60.0, 10.0
 _INCOMPLETE_SECONDS = 2.0  # a lost GPU makes the worker start the library anew, each time
 _CALL_SECONDS = 5.0
+_IN_ONE_CALL = 8  # devices that are asked together within that time; more have more of it
 _TICKS = 20
 #: Starting the library opens every GPU: seconds for each, where no persistence daemon holds them open.
 _START_SECONDS = 30.0
@@ -48,7 +49,7 @@ class DeviceSamples(NamedTuple):
     ``newest`` maps the PID as NVML gave it (maybe a thread's) to its time stamp (us since the epoch) and SM
     utilization (per cent). ``dropped`` are PIDs that are not idle but unknown: their value cannot be, or they are
     clients of an MPS server, whose PID stands for them in the samples. ``memory`` is NVML's list of processes, MPS
-    clients with it: PID as NVML gave it to bytes, None where it does not tell them; None as a whole without a list.
+    clients with it: PID as NVML gave it to bytes, None where it does not report them; None as a whole without a list.
     """
 
     status: str
@@ -79,11 +80,13 @@ def _answered(samples: DeviceSamples) -> tuple[bool, bool]:
 class Sampler:
     """Collects from every device; owns the NVML worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, details: bool = False) -> None:
+        """``details``: read what only some want of each GPU, too, and that more often."""
         purelib = sysconfig.get_paths()["purelib"]
         self.worker = Worker("nvml worker", "resolver.workers.nvml", purelib, timeout=_CALL_SECONDS)
         self.driver_version: str | None = None
         self.implausible = 0
+        self._details = details
         self._stock = Stock()
         self._devices_until = 0.0
         self._count = 0  # of the devices, when they were last read
@@ -114,7 +117,13 @@ class Sampler:
             raise
         if not self._pending.done():
             why = f"the driver did not answer within {patience:g} s"
-            return Collection(time.time(), why, self.driver_version, {}, self._stock.inventory)
+            return Collection(
+                at=time.time(),
+                error=why,
+                driver_version=self.driver_version,
+                devices={},
+                inventory=self._stock.inventory,
+            )
         done, self._pending = self._pending, None
         collection = done.result()
         self._answered = not collection.error
@@ -153,23 +162,36 @@ class Sampler:
             return self._none(self.worker.malformed("answered something malformed"))
         for gpu in inventory.gpus:
             if gpu.uuid and gpu.uuid not in devices:
-                devices[gpu.uuid] = DeviceSamples(FAILED, gpu.samples_why or "", {}, frozenset())
-        return Collection(time.time(), "", self.driver_version, devices, inventory)
+                devices[gpu.uuid] = DeviceSamples(
+                    status=FAILED, why=gpu.samples_why or "", newest={}, dropped=frozenset()
+                )
+        return Collection(
+            at=time.time(), error="", driver_version=self.driver_version, devices=devices, inventory=inventory
+        )
 
     def _none(self, why: Exception) -> Collection:
         """Nothing was answered, and the devices are read anew next time."""
         self._devices_until, self._complete = 0.0, False
-        return Collection(time.time(), str(why), self.driver_version, {}, self._stock.inventory)
+        if "(DriverNotLoaded)" in str(why):
+            self._stock.driver_gone()
+        return Collection(
+            at=time.time(),
+            error=str(why),
+            driver_version=self.driver_version,
+            devices={},
+            inventory=self._stock.inventory,
+        )
 
     async def _find_devices(self) -> None:
         # After an error the worker starts the library anew, and it is not known how long that takes.
         limit = None if self._complete else max(_START_SECONDS, self.worker.timeout)
-        answer = await self._call({"call": "devices"}, limit)
+        answer = await self._call({"call": "devices", "details": self._details}, limit)
         self._complete = self._stock.take(answer, time.time())
         self.driver_version = str(answer["driver_version"])
         self._count = len(answer["devices"])
         # One device that did not answer is asked again soon, not in a minute; and so is a driver without any.
-        wait = _DEVICES_EVERY if self._complete and self._count else _INCOMPLETE_SECONDS
+        every = _DETAILS_EVERY if self._details else _DEVICES_EVERY
+        wait = every if self._complete and self._count else _INCOMPLETE_SECONDS
         self._devices_until = time.monotonic() + wait
         uuids = {gpu.uuid for gpu in self._stock.answering}
         for known in (self._watermarks, self._newest, self._dropped, self._clients):
@@ -178,43 +200,59 @@ class Sampler:
 
     async def _ask(self, gpus: tuple[GpuReport, ...] | list[GpuReport]) -> dict[str, DeviceSamples]:
         """Each one's samples; a change makes the devices be read again."""
-        found = {}
-        for gpu in gpus:
-            found[gpu.uuid] = samples = await self._sample(gpu)
-            answered = _answered(samples)
-            if not all(answered) and self._states.get(gpu.uuid, answered) != answered:
-                self._devices_until = 0.0
+        found: dict[str, DeviceSamples] = {}
+        left = list(gpus)
+        while left:
+            now_us = int(time.time() * 1e6)
+            asked = [[gpu.uuid, None if gpu.mig else self._since(gpu.uuid, now_us)] for gpu in left]
+            limit = self.worker.timeout * max(1.0, len(left) / _IN_ONE_CALL)
+            answers = (await self._call({"call": "several", "devices": asked}, limit))["answers"]
+            if not answers:
+                raise ValueError("no device answered, not even with an error")
+            for gpu, answer in zip(left, answers, strict=False):
+                found[gpu.uuid] = samples = self._sample(gpu, answer, now_us)
+                answered = _answered(samples)
+                if not all(answered) and self._states.get(gpu.uuid, answered) != answered:
+                    self._devices_until = 0.0
+            left = left[len(answers) :]
         return found
 
-    async def _sample(self, gpu: GpuReport) -> DeviceSamples:
-        uuid = gpu.uuid
-        now_us = int(time.time() * 1e6)
+    def _since(self, uuid: str, now_us: int) -> int:
+        """The time stamp from which on samples are new."""
         oldest = now_us - int(SAMPLE_SECONDS * 1e6)
         watermark = self._watermarks.get(uuid, oldest)
         if not oldest < watermark <= now_us:  # long ago, or the clock was set back
             watermark = oldest
-        since = None if gpu.mig else watermark
+        return watermark
+
+    def _sample(self, gpu: GpuReport, answer: dict[str, Any], now_us: int) -> DeviceSamples:
+        uuid = gpu.uuid
         try:
-            answer = await self._call({"call": "samples", "uuid": uuid, "since": since})
+            self._check(answer)
         except _NvmlError as error:
             self._look_again()
-            return DeviceSamples(FAILED, str(error), {}, frozenset())
+            return DeviceSamples(status=FAILED, why=str(error), newest={}, dropped=frozenset())
+        for whose, xid, count in answer.get("xids", ()):
+            if self._stock.reported(whose, int(xid), int(count)):
+                self._devices_until = 0.0  # how it is now
         if answer["count"] != self._count:
             self._devices_until = 0.0
         memory = None if answer["processes"] is None else dict(answer["processes"])
         if gpu.mig:
             why = "NVML has no process utilization in MIG mode"
-            return DeviceSamples(UNSUPPORTED, why, {}, frozenset(), memory)
+            return DeviceSamples(status=UNSUPPORTED, why=why, newest={}, dropped=frozenset(), memory=memory)
         if answer["status"] != OK:
             if answer["status"] == FAILED:
                 self._look_again()
-            return DeviceSamples(answer["status"], answer["text"], {}, frozenset(), memory)
-        newest, dropped = self._merge(uuid, answer, watermark, now_us)
+            return DeviceSamples(
+                status=answer["status"], why=answer["text"], newest={}, dropped=frozenset(), memory=memory
+            )
+        newest, dropped = self._merge(uuid, answer, self._since(uuid, now_us), now_us)
         unknown = {pid for pid, stamp in dropped.items() if stamp > newest.get(pid, (0, 0))[0]}
         if answer["mps"] is not None:
             self._clients[uuid] = answer["mps"]
         unknown.update(pid for pid in self._clients.get(uuid, ()) if pid not in newest)
-        return DeviceSamples(OK, "", newest, frozenset(unknown), memory)
+        return DeviceSamples(status=OK, why="", newest=newest, dropped=frozenset(unknown), memory=memory)
 
     def _look_again(self) -> None:
         """Soon, but not each time: a device that fails for ever would be read each second."""
@@ -243,12 +281,16 @@ class Sampler:
 
     async def _call(self, request: dict[str, Any], limit: float | None = None) -> dict[str, Any]:
         answer = json.loads(await self.worker.request(json.dumps(request).encode(), limit=limit))
+        self._check(answer)
+        return dict(answer)
+
+    def _check(self, answer: dict[str, Any]) -> None:
+        """Raise what NVML said, if that is an error."""
         if "error" in answer:
             if answer["error"] in _OLD_VIEW and time.monotonic() >= self._next_restart:
                 self.worker.stop()
                 self._next_restart = time.monotonic() + _RESTART_SECONDS
             raise _NvmlError(f"{answer['text']} ({answer['error']}){_HINTS.get(answer['error'], '')}")
-        return dict(answer)
 
 
 class _NvmlError(Exception):

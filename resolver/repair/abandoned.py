@@ -7,7 +7,8 @@ that serves the file to a virtual machine, or to gVisor. A file is abandoned whe
 - it grants a read lease, which it does only while nobody has the file open for writing (fcntl(2), F_SETLEASE). It is
   given back at once;
 - each process that was there when the claims were seen neither maps the file nor has one of its name open. Processes in
-  another pod do not count: HAMi's monitor has every file open. One that can't be looked at leaves it open.
+  another pod do not count: HAMi's monitor has every file open. One that can't be read leaves the question open. Where
+  all pods can reach a file, those of others count as well.
 
 A process that comes later attaches by writing a byte, so the file's time changes, and nothing is concluded.
 """
@@ -15,16 +16,17 @@ A process that comes later attaches by writing a byte, so the file's time change
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import signal
 import time
 from typing import TYPE_CHECKING
 
 from resolver.errors import AccessDenied, ProcessGone
+from resolver.hami.discovery import PodFile
 from resolver.linux.cgroup import pod_uid_of
 from resolver.linux.mappings import open_names, shared_files
 from resolver.linux.procfs import TooLarge
-from resolver.reasons import UnresolvedReason
 from resolver.retry import longer
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 #: CPU seconds of each pass for looking at processes, some 50 us each.
 STEP_SECONDS = 0.004
-#: Seconds that a file must have been left alone before it is judged: file times have the resolution of a tick.
+#: Seconds for which a file must not have changed before it is judged: file times have the resolution of a tick.
 QUIET_SECONDS = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 #: Files that are judged in one go through all processes.
@@ -64,7 +66,7 @@ class Abandoned:
         self._clock = clock
         self._suspects: dict[str, _Suspect] = {}
         self._going: list[_Suspect] = []  # those that are being judged
-        self._left: list[int] = []  # host PIDs that are still to be looked at for them
+        self._left: list[int] = []  # host PIDs that are still to be read for them
 
     def suspect(self, repairs: RegionRepairs) -> None:
         """No process was found for a slot of this file, and no PID namespace says that its number is free."""
@@ -75,6 +77,12 @@ class Abandoned:
     def forget(self, path: str) -> None:
         """The region is gone."""
         self._suspects.pop(path, None)
+
+    def wait(self) -> float:
+        """Seconds until `step` has something to do; 0 or less: now."""
+        if self._left:
+            return 0.0
+        return min((each.retry_at for each in self._suspects.values()), default=math.inf) - self._clock()
 
     def step(self) -> list[RegionRepairs]:
         """Go on; returns the regions whose claims were just found to be dead."""
@@ -134,6 +142,8 @@ class Abandoned:
 
     @staticmethod
     def _elsewhere(suspect: _Suspect, pod_uid: str | None) -> bool:
+        if isinstance(suspect.repairs.place, PodFile):
+            return False  # the directory's name is anybody's word
         of_region = suspect.repairs.whose.pod_uid
         return bool(pod_uid and of_region and pod_uid != of_region)
 
@@ -152,10 +162,7 @@ class Abandoned:
             suspect.pause = longer(suspect.pause, FIRST_PAUSE, LONGEST_PAUSE)
             return False
         self.forget(region.path)
-        for state in repairs.told_apart():
-            if state.owner is None and state.reason is UnresolvedReason.NO_SUCH_PROCESS:
-                state.dead = state.abandoned = True
-        repairs.unsettle()
+        repairs.abandon()
         return True
 
 
@@ -167,8 +174,8 @@ def _alone(repairs: RegionRepairs) -> bool:
 def nobody_writes(fd: int) -> bool:
     """Whether nobody, on this node, has that regular file open for writing; False if the kernel doesn't say so.
 
-    ``fd`` is open for reading only. Takes CAP_LEASE, or the file's owner. Whoever opens the file in the microseconds
-    between the two calls waits for the second one.
+    ``fd`` is open for reading only. Takes CAP_LEASE, or the file's owner. A process that opens it in the
+    microseconds between the two calls waits for the second one.
     """
     try:
         fcntl.fcntl(

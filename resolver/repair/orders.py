@@ -7,22 +7,41 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from resolver.counters import CounterByReason, CounterName
 from resolver.errors import WorkerFailed
 from resolver.reasons import UnresolvedReason
 from resolver.repair.plan import encode
 from resolver.repair.quarantine import Blame
+from resolver.retry import longer
 from resolver.workers import slot_writer
 from resolver.workers.supervisor import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from resolver.log import Journal
-    from resolver.repair.plan import Order, RegionRepairs, SlotState
+    from resolver.reasons import RepairReason
+    from resolver.repair.claims import SlotState
+    from resolver.repair.plan import Order, RegionRepairs
 
 _WRITER_SECONDS = 1.0
 _UNWRITABLE_SECONDS = 5.0
-_TELL_SECONDS = 1.0
-#: What an order costs in the slot_writer, in seconds of CPU: it maps a page and looks at the process.
+_TELL_SECONDS, _LONGEST_TELL_SECONDS = 1.0, 60.0
+#: What an order costs in the slot_writer, in seconds of CPU: it maps a page and reads the process.
 ORDER_SECONDS = 30e-6
+
+
+class Zeroed:
+    """Of how many dead slots the load was taken away. ``slots`` is a bit for each, by path, ``words`` a count."""
+
+    def __init__(self) -> None:
+        self.slots: dict[str, int] = {}
+        self.words = 0
+
+    def add(self, path: str, slot: int) -> None:
+        """One word more."""
+        self.slots[path] = self.slots.get(path, 0) | 1 << slot
+        self.words += 1
 
 
 class Writing:
@@ -36,13 +55,16 @@ class Writing:
             timeout=_WRITER_SECONDS,
             rights=frozenset({"DAC_OVERRIDE"}),
         )
-        #: By path, since it was last told: the container, and how many words of which slots.
-        self._zeroed: dict[str, tuple[str, Counter[int]]] = {}
-        self._next_telling = 0.0
+        self._zeroed: dict[str, Zeroed] = {}  # by container, since it was last told
+        self._tellings: dict[
+            str, tuple[float, float]
+        ] = {}  # when that may be told next, and the pause before
         self._blames = WeakValueDictionary[str, Blame]()
         self._remembered: dict[str, Blame] = {}  # those that matter without a file, too
         self._counters = counters
         self._journal = journal
+        #: Called with each `hostpid` that a dry run would write, if somebody wants to know them all.
+        self.on_would_repair: Callable[[RegionRepairs, Order], None] | None = None
 
     def blame(self, container: str) -> Blame:
         """That of all files of a container; it stays while they come and go."""
@@ -63,36 +85,38 @@ class Writing:
         for order, (outcome, word) in zip(orders, slot_writer.RESULT.iter_unpack(answer), strict=True):
             self._written(repairs, order, outcome, word)
             if outcome == slot_writer.DONE and order.device is not None and order.state.dead:
-                self._zeroed.setdefault(region.path, (repairs.whose.container, Counter()))[1][order.slot] += 1
+                self._zeroed.setdefault(repairs.whose.container, Zeroed()).add(region.path, order.slot)
         return True
 
     def tell_zeroed(self) -> None:
-        """Say, once a second, of how many dead slots of each file the load was taken away."""
+        """Say of how many dead slots of each container the load was taken away: ever more rarely while it goes on."""
         now = time.monotonic()
-        if self._zeroed and now >= self._next_telling:
-            self._next_telling = now + _TELL_SECONDS
-            for path, (container, words) in self._zeroed.items():
-                self._journal.tell(
-                    "dead_slots_zeroed",
-                    container=container,
-                    path=path,
-                    slots=len(words),
-                    words=words.total(),
-                )
-            self._zeroed.clear()
+        for container in [each for each in self._zeroed if now >= self._tellings.get(each, (0.0, 0.0))[0]]:
+            pause = longer(self._tellings.get(container, (0.0, 0.0))[1], _TELL_SECONDS, _LONGEST_TELL_SECONDS)
+            self._tellings[container] = now + pause, pause
+            zeroed = self._zeroed.pop(container)
+            self._journal.tell(
+                "dead_slots_zeroed",
+                container=container,
+                files=len(zeroed.slots),
+                slots=sum(each.bit_count() for each in zeroed.slots.values()),
+                words=zeroed.words,
+            )
+        for container in [each for each, (at, pause) in self._tellings.items() if now >= at + pause]:
+            del self._tellings[container]
 
     def _failed(self, repairs: RegionRepairs, error: WorkerFailed) -> None:
         """Leave the files alone for a while if they are to blame; else the next writer tries again."""
         if error.waiting:
             return
-        self._counters["writer_failures"] += 1
+        self._counters[CounterName.WRITER_FAILURES] += 1
         container, why = repairs.whose.container, str(error)
         now = time.monotonic()
         seconds = repairs.blame.died(now, guilty=error.own_fault)
         kept = {name: each for name, each in self._remembered.items() if not each.forgotten(now)}
         self._remembered = {**kept, repairs.whose.account: repairs.blame}
         if seconds:
-            self._counters["quarantines"] += 1
+            self._counters[CounterName.QUARANTINES] += 1
             self._journal.tell(
                 "region_quarantined", level="warning", container=container, why=why, seconds=seconds
             )
@@ -102,29 +126,29 @@ class Writing:
     def _written(self, repairs: RegionRepairs, order: Order, outcome: int, word: int) -> None:
         state = order.state
         self._writable(repairs, outcome)
-        if outcome == slot_writer.DONE and order.device is None:
+        if outcome == slot_writer.DONE and order.reason is not None:
             # Written, and that once, even if another writer changed it back before it was read back.
-            self._repaired(repairs, order)
+            self._repaired(repairs, order, order.reason)
             if word != order.new:
                 state.reason = UnresolvedReason.CHANGED
         elif outcome == slot_writer.DONE and order.device is not None:
-            self._counters["utilization_writes"] += 1
+            self._counters[CounterName.UTILIZATION_WRITES] += 1
             if state.evidence is not None:  # of the dead nothing has to be known but the slot itself
                 state.evidence.word(order.device, order.new).wrote(order.new)
         elif outcome == slot_writer.OWNER_GONE:
-            self._counters["writes_undone"] += 1
+            self._counters[CounterName.WRITES_UNDONE] += 1
             state.reason = UnresolvedReason.GONE
         elif outcome == slot_writer.MOVED:
-            self._counters["writes_undone"] += 1
+            self._counters[CounterName.WRITES_UNDONE] += 1
         elif outcome == slot_writer.NOT_WRITABLE:
             state.reason = UnresolvedReason.WRITE_FAILED
             repairs.unwritable(time.monotonic(), _UNWRITABLE_SECONDS)
         elif order.device is None:
-            self._counters["writes_missed"] += 1
+            self._counters[CounterName.WRITES_MISSED] += 1
             state.reason = UnresolvedReason.CHANGED
 
     def _writable(self, repairs: RegionRepairs, outcome: int) -> None:
-        """Say once that a file cannot be written, and once that it can again; other outcomes tell neither."""
+        """Say once that a file cannot be written, and once that it can again; other outcomes say neither."""
         if outcome not in (slot_writer.DONE, slot_writer.NOT_WRITABLE):
             return
         path, why = repairs.region.path, ""
@@ -132,10 +156,10 @@ class Writing:
             why = "it cannot be opened for writing; mount the containers directory read-write"
         self._journal.trouble(f"write {path}", why, "write_failed", "write_works_again", path=path)
 
-    def _repaired(self, repairs: RegionRepairs, order: Order) -> None:
+    def _repaired(self, repairs: RegionRepairs, order: Order, reason: RepairReason) -> None:
         state = order.state
-        self._counters[f"repairs_{order.reason}"] += 1
-        state.written, state.repaired, state.reason = order.new >> 32, order.reason, None
+        self._counters[CounterByReason.REPAIRS.of(reason)] += 1
+        state.written, state.repaired, state.reason = order.new >> 32, reason, None
         state.written_at = order.slot
         state.wrong_since = None
         self._journal.tell("repair", **_about(repairs, order))
@@ -146,9 +170,11 @@ class Writing:
         if (order.device, order.new) in state.announced:
             return
         state.announced |= {(order.device, order.new)}
-        if order.device is None:
-            self._counters[f"would_repair_{order.reason}"] += 1
+        if order.reason is not None:
+            self._counters[CounterByReason.WOULD_REPAIR.of(order.reason)] += 1
             self._journal.tell("would_repair", **_about(repairs, order))
+            if self.on_would_repair is not None:
+                self.on_would_repair(repairs, order)
         else:
             self._journal.tell(
                 "would_write_utilization",

@@ -11,7 +11,7 @@ from resolver.errors import AccessDenied, ProcessGone
 if TYPE_CHECKING:
     from resolver.linux.procfs import ProcessHandle, Procfs
     from resolver.reasons import Process
-    from resolver.repair.plan import SlotState
+    from resolver.repair.claims import SlotState
 
 
 class Owners:
@@ -25,6 +25,7 @@ class Owners:
         self._slots: dict[int, int] = {}  # host PID -> how many slots it owns
         self._container_ids: dict[int, str] = {}
         self._processes: dict[int, Process] = {}
+        self.changes = 0  # how often one came or went
 
     def __contains__(self, host_pid: object) -> bool:
         return host_pid in self._slots
@@ -45,9 +46,20 @@ class Owners:
         """One process for each container that has a resolved slot."""
         return {container_id: host_pid for host_pid, container_id in self._container_ids.items()}
 
+    @property
+    def fd(self) -> int:
+        """Readable when an owner has ended, but for those that can only be polled."""
+        return self._exits.fileno()
+
+    @property
+    def polled(self) -> bool:
+        """Whether some have no pidfd (before Linux 5.3), so that nobody tells of their end."""
+        return bool(self._without_pidfd)
+
     def watch(self, state: SlotState, owner: ProcessHandle) -> None:
-        """From now on tell when this slot's owner ends."""
+        """From now on report when this slot's owner ends."""
         self._states[owner.fd] = state
+        self.changes += 1
         if owner.is_pidfd:
             self._exits.register(owner.fd, select.EPOLLIN)
         else:
@@ -66,6 +78,7 @@ class Owners:
         if owner is None:
             return
         if self._states.pop(owner.fd, None) is not None:
+            self.changes += 1
             if owner.is_pidfd:
                 self._exits.unregister(owner.fd)
             self._without_pidfd.discard(owner.fd)

@@ -8,40 +8,33 @@ starts and guesses after it, up to seconds after our repair. Any further change 
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.config import WriteUtilization
+from resolver.hami.discovery import PodFile
 from resolver.hami.hostpid_policy import classify
-from resolver.linux.procfs import ProcessHandle
 from resolver.reasons import RepairReason, UnresolvedReason
+from resolver.repair.claims import Claims
 from resolver.repair.quarantine import Blame
-from resolver.repair.reported_values import Evidence, Verdict, differs
+from resolver.repair.reported_values import Verdict, differs
 from resolver.retry import doubled
 from resolver.workers import slot_writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from array import array
+    from collections.abc import Callable, Container, Iterator
 
     from resolver.hami.discovery import Location, Whose
     from resolver.hami.hostpid_policy import Policy
-    from resolver.hami.region import RegionView, SharedRegion, Slot
+    from resolver.hami.region import RegionView, SharedRegion
+    from resolver.repair.claims import SlotState
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 300.0
-#: How often a slot without a process is looked at again, at first each pass, then ever more rarely.
-_EAGER_LOOKS, _LONGEST_LOOK = 4, 30.0
-#: A dead slot can be taken again without a byte of it changing, and on tmpfs without the file's time changing.
-_DEAD_LOOK = 1.0
+#: Nothing is known yet of whose a slot is.
+_NOT_LOOKED = {None, UnresolvedReason.OVER_BUDGET, UnresolvedReason.ACCESS_DENIED, UnresolvedReason.TOO_LARGE}
 #: So many contested values of one region are put right between passes, too.
 FOLLOWED = 16
-#: Answers that leave it open whether a process owns the slot: what was dead may have been taken again.
-_MAY_LIVE = {
-    UnresolvedReason.AMBIGUOUS,
-    UnresolvedReason.ACCESS_DENIED,
-    UnresolvedReason.TOO_LARGE,
-    UnresolvedReason.UNPROVEN,
-}
-#: One for all: made by a type with parameters, each empty one would be another.
-_NOTHING_TOLD: frozenset[tuple[int | None, int]] = frozenset()
 
 
 class Order(NamedTuple):
@@ -56,99 +49,6 @@ class Order(NamedTuple):
     target_offset: int
     expected: int
     new: int
-
-
-class SlotState:
-    """What is known of one PID's slot in one region."""
-
-    __slots__ = (
-        "abandoned",
-        "announced",
-        "conflicts",
-        "dead",
-        "evidence",
-        "guessed",
-        "looks",
-        "next_look",
-        "not_before",
-        "owner",
-        "reason",
-        "repaired",
-        "slot",
-        "stuck",
-        "unsure",
-        "written",
-        "written_at",
-        "wrong_since",
-    )
-
-    def __init__(self, slot: Slot) -> None:
-        self.slot = slot
-        self.owner: ProcessHandle | None = None
-        self.reason: UnresolvedReason | None = None
-        self.repaired: RepairReason | None = None
-        self.dead = False
-        self.abandoned = False  # dead because nobody has the file open, see `resolver.repair.abandoned`
-        self.unsure = False  # the file was touched since it was called dead, and nobody has looked yet
-        self.looks = 0  # in vain, in a row
-        self.next_look = 0.0
-        self.written: int | None = None  # the hostpid of our one write to this generation
-        self.written_at: int | None = None  # the slot's index at that time
-        self.announced = _NOTHING_TOLD  # (device, value) that a dry run has told
-        self.guessed = False  # changed since our write, once, as the process's own guess does
-        self.conflicts = 0
-        self.not_before = 0.0
-        self.wrong_since: float | None = None
-        self.stuck = ""  # why its sm_util does not stay right; see `resolver.repair.reported_values`
-        self.evidence: Evidence | None = None  # while it has an owner
-
-    def due(self, now: float) -> bool:
-        """Whether its owner has to be looked for now."""
-        return self.owner is None and now >= self.next_look
-
-    def found(self, result: ProcessHandle | UnresolvedReason, now: float) -> None:
-        """Take in the answer of a search for the owner."""
-        if isinstance(result, ProcessHandle):
-            self.owner, self.reason, self.dead, self.looks = result, None, False, 0
-            self.abandoned = self.unsure = False
-            self.written, self.guessed, self.conflicts, self.not_before = None, False, 0, 0.0
-            self.announced = _NOTHING_TOLD
-            self.stuck, self.evidence = "", Evidence()
-            return
-        self.reason = result
-        if result is UnresolvedReason.OVER_BUDGET:
-            return  # it was not looked for
-        self.unsure = False
-        if result in _MAY_LIVE:
-            self.dead = False
-        self.looks += 1
-        if self.looks > _EAGER_LOOKS:
-            wait = doubled(0.5, _LONGEST_LOOK, self.looks - _EAGER_LOOKS)
-            self.next_look = now + (min(wait, _DEAD_LOOK) if self.dead else wait)
-
-    def release(self) -> None:
-        """Give the handle of its process back."""
-        if self.owner is not None:
-            self.owner.close()
-        self.owner = None
-
-    def owner_ended(self) -> None:
-        """Its process is gone; whether another one took the slot is for the next look to find out."""
-        self.release()
-        self.dead, self.unsure, self.looks, self.next_look = True, False, 0, 0.0
-        self.reason, self.repaired, self.wrong_since = None, None, None
-        self.stuck, self.evidence = "", None
-
-    def touched(self) -> None:
-        """A process attached to the file, and may have taken this slot again: look once more now, if nobody owns it.
-
-        A change of the slot's own bytes brings no look forward: a tenant can flip them as fast as it likes.
-        """
-        self.next_look = 0.0
-        self.looks = min(self.looks, _EAGER_LOOKS)
-        self.unsure = True
-        if self.abandoned:  # that was true until now
-            self.dead = self.abandoned = False
 
 
 class RegionRepairs:
@@ -167,77 +67,199 @@ class RegionRepairs:
         self.place, self.shown = location
         self.blame = blame or Blame()
         self.view: RegionView | None = None
-        self.states: dict[int, SlotState] = {}
-        self.odd: dict[int, UnresolvedReason] = {}  # slots without a state of their own, by index
-        self._unwritable_until = 0.0
-        self._crowded: frozenset[int] = frozenset()  # hostpids that several slots hold
+        self.states: dict[int, SlotState] = {}  # by PID: those with an owner, or that are being worked on
+        self._claims = Claims(0)  # all others
         self._twice: set[int] = set()  # pids that several slots hold
+        self._open: dict[int, SlotState] = {}  # the states that may need something
+        self._planned: list[SlotState] = []  # those that the last plan was about
+        self._news = True  # something else than states may need something
+        self._next_look = 0.0
+        self._inputs: tuple[object, ...] = ()  # what the last plan was made with
+        self._unwritable_until = 0.0
         self._mtime_ns = region.mtime_ns
-        self._settled: tuple[object, ...] | None = None  # what the last look was made with, if all was right
-        self._waiting = False  # for a value that differs: a watcher may put it right
+        self._attached = False  # since the last look
+        #: Whether it is certain whose the file is: not while another pod uses one that all can reach.
+        self._certain = not isinstance(self.place, PodFile)
         self.contested = False  # a watcher writes wrong values here, whenever it ticks
+
+    # -- what changed -------------------------------------------------------------------------------
+
+    def attached(self) -> None:
+        """A process wrote into the file: it may take a dead slot again without changing a byte of it."""
+        self._attached = True
 
     def observe(self, view: RegionView) -> list[SlotState]:
         """Take in what the region says now; returns the states of slots that are no longer there."""
-        if self.region.mtime_ns != self._mtime_ns:
-            # A new process touched the file: it may have taken a dead slot again without changing a byte of it.
+        if self._attached or self.region.mtime_ns != self._mtime_ns:
+            self._attached = False
             self._mtime_ns = self.region.mtime_ns
             for state in self.states.values():
                 state.touched()
+            self._claims.touched()
+            self._next_look = 0.0
+            self.unsettle()
         if view is self.view:
             return []
-        self.view = view
-        slots = self._sort(view)
-        gone = [self.states.pop(ns_pid) for ns_pid in self.states.keys() - slots.keys() - self._twice]
-        for ns_pid, slot in slots.items():
-            known = self.states.get(ns_pid)
-            if known is None:
-                self.states[ns_pid] = SlotState(slot)
+        before, self.view = self.view, view
+        self._news = True
+        if before is None or before.uuids != view.uuids or not view.slots.same_claims(before.slots):
+            gone = self._sort(view, before)
+            self.unsettle()
+            return gone
+        for index in view.slots.changed(before.slots):
+            held = self.states.get(view.slots.pid(index))
+            if held is not None and held.slot.index == index:
+                held.slot = view.slots[index]
+                self._reopen(held)
+        return []
+
+    def _sort(self, view: RegionView, before: RegionView | None) -> list[SlotState]:
+        """Whose slot is where now; those that have none of their own are odd."""
+        slots, claims = view.slots, Claims(len(view.slots))
+        found: dict[int, int] = {}  # index by PID
+        twice: set[int] = set()
+        for index, ns_pid in slots.in_use():
+            if ns_pid <= 0:
+                claims.set_odd(index, UnresolvedReason.INVALID_PID)
+            elif ns_pid in twice:
+                claims.set_odd(index, UnresolvedReason.AMBIGUOUS)
+            elif ns_pid in found:
+                # The same PID twice: a slot in the middle of a move, or a lie. Neither is to be written.
+                twice.add(ns_pid)
+                claims.set_odd(index, UnresolvedReason.AMBIGUOUS)
+                claims.set_odd(found.pop(ns_pid), UnresolvedReason.AMBIGUOUS)
             else:
-                known.slot = slot
+                found[ns_pid] = index
+        were = before.slots.in_use() if before is not None else ()
+        known = {ns_pid: index for index, ns_pid in were if index in self._claims}
+        for ns_pid, index in found.items():
+            if ns_pid in self.states:
+                self.states[ns_pid].slot = slots[index]
+            elif ns_pid in known:
+                claims.move(index, self._claims, known[ns_pid])
+            else:
+                claims.begin(index)
+                self._next_look = 0.0
+        gone = [self.states.pop(ns_pid) for ns_pid in self.states.keys() - found.keys() - twice]
+        for state in gone:
+            self._open.pop(state.slot.pid, None)
+        self._claims, self._twice = claims, twice
         return gone
 
-    def _sort(self, view: RegionView) -> dict[int, Slot]:
-        """The slots in use by their PID; those that have none of their own go to ``odd``."""
-        slots: dict[int, Slot] = {}
-        odd: dict[int, UnresolvedReason] = {}
-        twice: set[int] = set()
-        holders: dict[int, int] = {}
-        for slot in view.slots:
-            if slot.status == 0:
-                continue
-            holders[slot.hostpid] = holders.get(slot.hostpid, 0) + 1
-            if slot.pid <= 0:
-                odd[slot.index] = UnresolvedReason.INVALID_PID
-            elif slot.pid in twice:
-                odd[slot.index] = UnresolvedReason.AMBIGUOUS
-            elif slot.pid in slots:
-                # The same PID twice: a slot in the middle of a move, or a lie. Neither is to be written.
-                twice.add(slot.pid)
-                odd[slot.index] = odd[slots.pop(slot.pid).index] = UnresolvedReason.AMBIGUOUS
-            else:
-                slots[slot.pid] = slot
-        self.odd, self._twice = odd, twice
-        self._crowded = frozenset(hostpid for hostpid, count in holders.items() if count > 1)
-        return slots
+    def values_changed(self, host_pids: Container[int] | None) -> bool:
+        """NVML says something else of these processes than before (None: of any); whether one owns a slot here."""
+        known = False
+        for state in self.states.values():
+            if state.owner is not None and (host_pids is None or state.owner.process.host_pid in host_pids):
+                self._reopen(state)
+                known = True
+        return known
 
-    def told_apart(self) -> list[SlotState]:
-        """The states of slots that are the only one with their PID; the others are in ``odd``."""
-        return [state for ns_pid, state in self.states.items() if ns_pid not in self._twice]
+    def ended(self, state: SlotState) -> bool:
+        """A process that owned a slot has ended; whether the slot was one of these."""
+        if self.states.get(state.slot.pid) is not state:
+            return False
+        self._reopen(state)
+        self._next_look = 0.0
+        return True
 
-    def settle(self, *inputs: object) -> None:
-        """All was looked at with these inputs and nothing is to be done; remember that, if nothing is open."""
-        right = all(state.owner is not None and state.reason is None for state in self.states.values())
-        self._settled = (self.view, *inputs) if right and not self.odd and not self._waiting else None
-
-    def settled(self, *inputs: object) -> bool:
-        """Whether neither the region nor these inputs (told apart by identity) changed since `settle`."""
-        known = self._settled
-        return known is not None and all(a is b for a, b in zip(known, (self.view, *inputs), strict=True))
+    def abandon(self) -> None:
+        """Nobody has the file open any more: its claims are dead."""
+        for state in self.told_apart():
+            if state.owner is None and state.reason is UnresolvedReason.NO_SUCH_PROCESS:
+                state.dead = state.abandoned = True
+        self._claims.abandon()
+        self.unsettle()
 
     def unsettle(self) -> None:
-        """Something happened that the region does not show, such as the end of a process."""
-        self._settled = None
+        """Look at every slot anew."""
+        self._news = True
+        for state in self.states.values():
+            self._reopen(state)
+
+    def _reopen(self, state: SlotState) -> None:
+        self._open[state.slot.pid] = state
+        state.shown = None
+
+    # -- what is known ------------------------------------------------------------------------------
+
+    @property
+    def odd(self) -> dict[int, UnresolvedReason]:
+        """The slots without a state of their own, by index."""
+        return self._claims.odd()
+
+    def told_apart(self) -> list[SlotState]:
+        """The states of slots that are the only one with their PID, as far as they have one."""
+        return [state for ns_pid, state in self.states.items() if ns_pid not in self._twice]
+
+    def unclear(self) -> bool:
+        """Whether there is a slot of which it is not known whose it is, or that it is dead."""
+        return self._claims.unclear() or any(
+            state.owner is None and not state.dead for state in self.told_apart()
+        )
+
+    def claim_codes(self) -> bytes:
+        """What is to be said of each slot without a state, by index; see `ClaimCode`."""
+        return self._claims.codes()
+
+    def changed(self) -> list[SlotState]:
+        """The states of which something may be new since they were last shown."""
+        return [
+            state
+            for ns_pid, state in self.states.items()
+            if (state.shown is None or ns_pid in self._open) and ns_pid not in self._twice
+        ]
+
+    def planned(self) -> list[SlotState]:
+        """The states that the last plan was about."""
+        return self._planned
+
+    # -- whether there is anything to do ------------------------------------------------------------
+
+    def stirs(self, now: float, *inputs: object) -> bool:
+        """Whether anything is to be done. With other ``inputs`` than last time, every slot is looked at anew."""
+        inputs = (*inputs, self._paused(now))
+        if inputs != self._inputs:
+            self._inputs = inputs
+            self.unsettle()
+        return self._news or bool(self._open) or now >= self._next_look
+
+    def quiet_until(self) -> float:
+        """Before this nothing is to be done, on the monotonic clock, unless something happens; 0: look again."""
+        return 0.0 if self._news or self._open else self._next_look
+
+    def due(self, now: float) -> array[int]:
+        """Indexes of the slots whose owner has to be looked for now, from the last one to the first."""
+        due = self._claims.due(now)
+        due.extend(state.slot.index for state in self.told_apart() if state.due(now))
+        due.reverse()
+        return due
+
+    def at(self, index: int) -> SlotState:
+        """The state of a slot that is due; see `put_back`."""
+        slots = self.view.slots if self.view is not None else ()
+        slot = slots[index]
+        if index not in self._claims:
+            return self.states[slot.pid]
+        state = self._claims.take(slot)
+        self.states[state.slot.pid] = state
+        self._reopen(state)
+        return state
+
+    def put_back(self, state: SlotState) -> None:
+        """Keep only what has to be kept of it, if it is no more than a claim."""
+        ns_pid = state.slot.pid
+        if state.is_claim() and ns_pid not in self._twice:
+            del self.states[ns_pid], self._open[ns_pid]
+            self._claims.put(state)
+
+    def rest(self) -> None:
+        """All that could be done now was."""
+        for state in list(self._open.values()):
+            self.put_back(state)
+        looks = (state.next_look for state in self._open.values() if state.owner is None)
+        self._next_look = min(min(looks, default=inf), self._claims.next_look())
+        self._planned = []
 
     def unwritable(self, now: float, seconds: float) -> None:
         """It cannot be written: try again after a while, and not with every pass."""
@@ -245,9 +267,10 @@ class RegionRepairs:
 
     def put_off(self, now: float) -> bool:
         """Its container is over its budget: what is due is done later. Whether that is news of any slot."""
-        news = False
-        for state in self.told_apart():
+        news = self._claims.put_off(now)
+        for state in self._open.values():
             waits = state.due(now) or state.wrong_since is not None
+            waits = waits and state.slot.pid not in self._twice
             if waits and not state.dead and state.reason is not UnresolvedReason.OVER_BUDGET:
                 state.reason, news = UnresolvedReason.OVER_BUDGET, True
         return news
@@ -256,7 +279,28 @@ class RegionRepairs:
         """Why nothing is written into this file now; None if it may be."""
         if self.blame.quarantined(now):
             return UnresolvedReason.QUARANTINED
+        uncertain = self._uncertain()
+        if uncertain is not None:
+            return uncertain
         return UnresolvedReason.WRITE_FAILED if now < self._unwritable_until else None
+
+    def _uncertain(self) -> UnresolvedReason | None:
+        """Why it isn't certain that the file is the container's that it is named after; None once it was.
+
+        Somebody may have exchanged directories before we came: then processes of another pod have slots in it. Once
+        none had, and ours did, who comes later is only a guest.
+        """
+        if not self._certain:
+            states = self.told_apart()
+            reasons = self._claims.reasons() | {state.reason for state in states if state.owner is None}
+            if UnresolvedReason.OTHER_POD in reasons:
+                return UnresolvedReason.OTHER_POD
+            if reasons & _NOT_LOOKED:
+                return UnresolvedReason.OVER_BUDGET
+            self._certain = any(state.owner is not None for state in states)
+        return None
+
+    # -- the plan -----------------------------------------------------------------------------------
 
     def plan(
         self,
@@ -269,11 +313,12 @@ class RegionRepairs:
     ) -> Iterator[Order | None]:
         """The words to change now, every ``hostpid`` first. Marks every state with why nothing is done for it.
 
-        Each None is a moment to give way: a thousand slots on sixteen devices take some time.
+        It is about the slots that changed, or of which something else is new; a state stays open until nothing is to
+        be done for it. Each None is a moment to give way: a thousand slots on sixteen devices take some time.
         ``truth(host_pid, uuid)`` is the utilization in per cent: 0 is idle, None is not known; NVML's answer came at
         ``answered``, on the clock of ``now``. ``on_conflict`` is told the state and the seconds until the next try.
         """
-        self._waiting = self.contested = False
+        self.contested = False
         view = self.view
         if view is None:
             return
@@ -281,7 +326,9 @@ class RegionRepairs:
         paused = self._paused(now)
         if paused is not None:
             writes = WriteUtilization.NEVER
-        for state in self.told_apart():
+        self._planned = [state for ns_pid, state in self._open.items() if ns_pid not in self._twice]
+        for state in self._planned:
+            state.shown = None
             order = None
             if state.owner is not None:
                 order = self._hostpid(state, state.owner.process.host_pid, now, policy, on_conflict)
@@ -296,12 +343,22 @@ class RegionRepairs:
             yield None
         for state in right:
             yield None
-            orders = (
-                self._zeroes(state)
-                if state.owner is None
-                else self._values(view, state, truth, now, answered, writes)
-            )
+            if state.owner is None:
+                orders, calm = self._zeroes(state), False
+            else:
+                orders, calm = self._values(view, state, truth, now, answered, writes)
+            if calm and not orders:
+                self._open.pop(state.slot.pid, None)
             yield from orders if writes is not WriteUtilization.NEVER else ()
+        yield from self._zero_claims(view, writes)
+
+    def _zero_claims(self, view: RegionView, writes: WriteUtilization) -> Iterator[Order | None]:
+        """The load is taken away from dead slots; after the last one there is no more news."""
+        dead = self._claims.dead(view.slots.loaded()) if writes is not WriteUtilization.NEVER else ()
+        for index in dead:
+            yield None
+            yield from self._zeroes(self.at(index))
+        self._news = bool(dead)  # they are looked at again until they are 0
 
     def _hostpid(
         self,
@@ -317,7 +374,8 @@ class RegionRepairs:
             state.reason = UnresolvedReason.DRIVER_UNKNOWN
             return None
         other = slot.pid if wanted == host_pid else host_pid
-        wrong = classify(slot.hostpid, wanted, other, shared=slot.hostpid in self._crowded)
+        shared = self.view is not None and slot.hostpid != wanted and self.view.slots.crowded(slot.hostpid)
+        wrong = classify(slot.hostpid, wanted, other, shared=shared)
         if wrong is None:
             state.reason, state.wrong_since = None, None
             return None
@@ -367,26 +425,31 @@ class RegionRepairs:
         now: float,
         answered: float,
         writes: WriteUtilization,
-    ) -> list[Order]:
-        """What NVML saw, for the living, where no watcher puts that there."""
+    ) -> tuple[list[Order], bool]:
+        """What NVML saw, for the living, where no watcher puts that there; and whether nothing more is to come of it.
+
+        That is so while each value is right and nobody contests it: `Word.judge` would say the same again until the
+        slot or NVML says something else.
+        """
+        orders: list[Order] = []
         if state.owner is None or state.evidence is None:
-            return []
+            return orders, False
+        calm = True
         host_pid, evidence = state.owner.process.host_pid, state.evidence
         if evidence.since is None:
             evidence.since = now
-        orders = []
         for device, present in enumerate(state.slot.sm_util):
             actual = truth(host_pid, view.uuids[device])
             if actual is None:
                 continue
             word = evidence.word(device, present)
             verdict = word.judge(present, actual, answered, evidence.since, now)
-            self._waiting |= verdict is not Verdict.RIGHT
+            calm = calm and verdict is Verdict.RIGHT
             if writes is not WriteUtilization.NEVER and word.contested and actual:
                 self.contested = True
             if verdict is Verdict.WRONG or (writes is WriteUtilization.ALWAYS and present != actual):
                 orders.append(self._value(state, device, present, actual))
-        return orders
+        return orders, calm and evidence.calm()
 
     def lingering(self) -> Iterator[tuple[int, str]]:
         """Host PID and device of values above 0 that are ours, or on a device that no release up to 2.9.0 zeroes."""
@@ -442,6 +505,7 @@ class RegionRepairs:
         for state in self.states.values():
             state.release()
         self.states.clear()
+        self._open.clear()
         self.region.close()
 
 

@@ -26,7 +26,7 @@ class Blame:
         self._last = self._until = float("-inf")
 
     def died(self, now: float, *, guilty: bool) -> float:
-        """The writer failed on one of the files; returns for how many seconds they are left alone, 0 if not yet.
+        """The writer failed on one of the files; returns for how many seconds they are skipped, 0 if not yet.
 
         ``guilty``: it died of what a file can do to it.
         """
@@ -46,7 +46,7 @@ class Blame:
         self._deaths = 0
 
     def quarantined(self, now: float) -> bool:
-        """Whether the files are left alone."""
+        """Whether the files are skipped."""
         return now < self._until
 
     def forgotten(self, now: float) -> bool:

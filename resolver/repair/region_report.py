@@ -4,69 +4,60 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resolver.state import RegionReport, SlotReport
-
-_Values = tuple[int | None, ...]
+from resolver.state import RegionReport, SlotReport, SlotReports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from resolver.gpu.attribution import Joined
-    from resolver.repair.plan import RegionRepairs, SlotState
+    from resolver.repair.claims import SlotState
+    from resolver.repair.plan import RegionRepairs
 
 
 def region_report(
     repairs: RegionRepairs, joined: Joined, container_id: Callable[[int], str], now: float
 ) -> RegionReport:
-    """A region and every slot of it that is in use. ``container_id`` tells that of a slot's owner."""
+    """A region and every slot of it that is in use. ``container_id(owner)`` is that of a slot's owner."""
     region, view = repairs.region, repairs.view
     uuids = view.uuids if view else ()
-    nothing: _Values = (None,) * len(uuids)  # one for all: a tenant can claim 1,024 slots
-    idle: _Values = (0,) * len(uuids)
-    slots = [
-        _slot_report(state, _values(state, uuids, joined) or (idle if state.dead else nothing))
-        for state in repairs.told_apart()
-    ]
-    for index, why in repairs.odd.items():
-        slot = view.slots[index] if view else None
-        if slot:
-            slots.append(
-                SlotReport(
-                    ns_pid=slot.pid,
-                    slot=index,
-                    hostpid=slot.hostpid,
-                    host_pid=None,
-                    dead=False,
-                    unresolved=why,
-                    repaired=None,
-                    sm_util=slot.sm_util,
-                    utilization=nothing,
-                )
-            )
-    owned = (state.owner.process.host_pid for state in repairs.told_apart() if state.owner)
+    states = repairs.told_apart()
+    claim = repairs.whose.claim
+    for state in repairs.changed():
+        of_owner = container_id(state.owner.process.host_pid) if claim and state.owner else ""
+        state.shown = _slot_report(state, uuids, joined, of_owner)
+    owned = tuple([state.shown for state in states if state.shown is not None])
+    slots: Sequence[SlotReport] = owned
+    if view is not None:
+        slots = SlotReports(owned, view.slots, repairs.claim_codes(), len(uuids))
+    found = (container_id(state.owner.process.host_pid) for state in states if state.owner)
+    # Only a claim's file is several containers'; of another one's the first owner tells it.
+    first = next(filter(None, found), "")
+    ids = sorted({slot.container_id for slot in owned} - {""}) if claim else [first] if first else []
     return RegionReport(
         path=region.path,
         pod_uid=repairs.whose.pod_uid,
         container_name=repairs.whose.container_name,
         layout=region.layout.name,
         device_uuids=uuids,
-        slots=tuple(slots),
-        container_id=next(filter(None, map(container_id, owned)), ""),
+        slots=slots,
+        container_id="" if len(ids) > 1 else first,
         quarantined=repairs.blame.quarantined(now),
         limit=view.limit if view else (),
+        sm_limit=view.sm_limit if view else (),
+        claim=claim,
+        container_ids=tuple(ids),
+        placement=repairs.whose.placement,
     )
 
 
-def _values(state: SlotState, uuids: tuple[str, ...], joined: Joined) -> _Values:
-    """Those of its owner; empty without one."""
-    if state.owner is None:
-        return ()
-    host_pid = state.owner.process.host_pid
-    return tuple(joined.utilization(host_pid, uuid) for uuid in uuids)
-
-
-def _slot_report(state: SlotState, utilization: _Values) -> SlotReport:
+def _slot_report(state: SlotState, uuids: tuple[str, ...], joined: Joined, container_id: str) -> SlotReport:
     slot, owner = state.slot, state.owner
+    utilization: tuple[int | None, ...]
+    if owner is not None:
+        host_pid = owner.process.host_pid
+        utilization = tuple([joined.utilization(host_pid, uuid) for uuid in uuids])
+    else:
+        utilization = (0 if state.dead else None,) * len(uuids)
     return SlotReport(
         ns_pid=slot.pid,
         slot=slot.index,
@@ -78,4 +69,5 @@ def _slot_report(state: SlotState, utilization: _Values) -> SlotReport:
         sm_util=slot.sm_util,
         utilization=utilization,
         stuck=state.stuck,
+        container_id=container_id,
     )

@@ -7,17 +7,25 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from resolver.budget import SLICE_SECONDS, Account, Budgets, Slices, give_back_memory
+from resolver.budget import SLICE_SECONDS, Account, Budgets, Shares, Slices, give_back_memory
+from resolver.containers.log_names import ContainerNames
+from resolver.counters import CounterByReason, CounterName
 from resolver.errors import RegionRejected
 from resolver.hami.directory_finder import DirectoryFinder
+from resolver.hami.discovery import PodFile
 from resolver.hami.mapping_finder import MappingFinder
+from resolver.hami.placements import AUTO, KNOWN_DIRS
 from resolver.hami.slot_owner import OwnerFinder
+from resolver.hami.watches import Watches
+from resolver.linux.inotify import MODIFY, OF_A_FILE
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.reasons import RegionReason, SampleReason, UnresolvedReason
 from resolver.repair.abandoned import Abandoned
+from resolver.repair.attention import QUIET_INTERVALS, Attention
+from resolver.repair.hami_counts import CountsOfRegions
 from resolver.repair.orders import ORDER_SECONDS, Writing, of_slot
 from resolver.repair.owner_watch import Owners
-from resolver.repair.plan import RegionRepairs, SlotState
+from resolver.repair.plan import RegionRepairs
 from resolver.repair.region_report import region_report
 from resolver.workers import slot_writer
 
@@ -32,24 +40,35 @@ if TYPE_CHECKING:
     from resolver.hami.region import SharedRegion
     from resolver.log import Journal
     from resolver.pids.pidmap import PidMap
+    from resolver.repair.claims import SlotState
     from resolver.repair.plan import Order
     from resolver.state import RegionReport
 
-_DISCOVER_EVERY = 1.0
+#: Seconds after which every directory is listed anew; and where the kernel tells of what is new in all of them.
+_DISCOVER_EVERY, _DISCOVER_WATCHED = 1.0, 30.0
 #: Memory goes back when so many slots are gone, and nobody is shown them any more.
 _MANY_SLOTS, _UNUSED_SECONDS = 1024, 1.5
 #: CPU seconds after which a container's turn in a pass goes to the next one, and after which a pass ends.
 _TURN_SECONDS, _PASS_SECONDS = 0.01, 0.1
+#: CPU seconds that no container is charged for a region that was only read: a thousandth of what it may cost meanwhile.
+_TRIFLE_SECONDS = 5e-5
+#: Passes that events ask for take at most one part in this many of the time.
+_REST_FACTOR = 4
+_TOGETHER_SECONDS = 0.005
 
 
 class _Pass(Account):
     """One pass: what it is made with, and what it has cost so far."""
 
-    def __init__(self, policy: Policy, joined: Joined, budgets: Budgets, *, patient: bool) -> None:
+    def __init__(
+        self, policy: Policy, joined: Joined, budgets: Budgets, *, patient: bool, everything: bool
+    ) -> None:
         self.now = time.monotonic()
         self.policy = policy
         self.joined = joined
         self.patient = patient
+        self.everything = everything
+        self.by_clock = everything
         self.slices = Slices()
         self.spent = 0.0  # CPU seconds
         self._budgets = budgets
@@ -58,6 +77,13 @@ class _Pass(Account):
         """Charge so many seconds to a container, and to the pass."""
         self.spent += seconds
         self._budgets.spend(container, seconds)
+
+    def spend_if_any(self, container: str, seconds: float) -> None:
+        """The same; what is next to nothing is nobody's in particular."""
+        if seconds < _TRIFLE_SECONDS:
+            self.spent += seconds
+        else:
+            self.spend(container, seconds)
 
     def over(self, container: str) -> bool:
         """Whether this container has to wait for a later pass."""
@@ -71,13 +97,12 @@ class _Pass(Account):
 class _Work:
     """What is to be done for one region in this pass."""
 
-    __slots__ = ("begun", "due", "orders", "repairs", "wrote")
+    __slots__ = ("begun", "due", "orders", "repairs")
 
     def __init__(self, repairs: RegionRepairs, now: float) -> None:
         self.repairs = repairs
-        self.due = deque(state for state in repairs.states.values() if state.due(now))
+        self.due = repairs.due(now)  # taken from its end
         self.orders: Iterator[Order | None] | None = None
-        self.wrote = False
         self.begun = False  # then it is brought to some end, so that something comes of what it has cost
 
 
@@ -95,30 +120,46 @@ class Repairer:
         self.regions: dict[str, RegionRepairs] = {}
         self.owners = Owners(procfs)
         self.budgets = Budgets()
+        self.watches = Watches(self.budgets, counters)
+        self._attention = Attention()
+        self._names = ContainerNames(settings.container_logs_dir, settings.pod_logs_dir)
         self._discoveries = {name: make() for name, make in self._wanted(settings).items()}
         self.writing = Writing(counters, journal)
-        self._owner_finder = OwnerFinder(procfs, pidmap)
+        self._owner_finder = OwnerFinder(procfs, pidmap, names=self._names)
         self._abandoned = Abandoned(procfs)
         self._next_discovery = 0.0
         self._alone = asyncio.Lock()  # a pass, or what is done between two of them
         self._joined: Joined | None = None
+        self._policy: Policy | None = None
+        self._changed = True  # something that is shown
+        self._next_refresh = 0.0  # of the discoveries, by the clock
+        self.not_before = 0.0  # events bring no pass further forward
+        self._listed_at = 0.0  # when every directory was listed
+        self._lost_at = 0.0  # when everything was, or is to be, looked at for want of events
         self._answered = 0.0  # when that was first seen, on the monotonic clock
         self._reports: dict[str, RegionReport] = {}
+        self.hami_counts = CountsOfRegions()
         self._unused = 0  # slots that memory was needed for and is not any more
         self._unused_since = 0.0
 
-    async def pass_once(self, policy: Policy, joined: Joined, *, patient: bool = True) -> None:
+    async def pass_once(
+        self, policy: Policy, joined: Joined, *, patient: bool = True, everything: bool = True
+    ) -> None:
         """One pass. ``patient=False``: whatever it costs, as this pass is the only one.
+
+        Not ``everything``: only over regions that are due, as `next_pass` says when.
 
         Containers come in the order of what they have left of their budgets, so that one with nothing expensive about
         it need not wait for those with, and take turns from then on.
         """
         async with self._alone:
-            await self._pass(_Pass(policy, joined, self.budgets, patient=patient))
+            began = time.thread_time()
+            await self._pass(_Pass(policy, joined, self.budgets, patient=patient, everything=everything))
+            cost = time.thread_time() - began
+            self.not_before = time.monotonic() + min(cost * _REST_FACTOR, self.settings.interval)
 
     async def _pass(self, this: _Pass) -> None:
-        if this.joined is not self._joined:
-            self._joined, self._answered = this.joined, this.now
+        self._take_in(this)
         self.budgets.forget_full()
         if self._unused >= _MANY_SLOTS and this.now - self._unused_since > _UNUSED_SECONDS:
             self._unused = 0
@@ -132,24 +173,43 @@ class Repairer:
         busy = await self._read_all(this)
         # The map has to be younger than the sight of the slots: then a process that is not in it does not exist.
         asked = any(work.due for works in busy.values() for work in works)
-        if asked and not self.pidmap.refresh(unhurried=this.patient):
+        if asked and not await self.pidmap.catch_up(this.slices, unhurried=this.patient):
             for works in busy.values():
                 for work in works:
-                    work.due.clear()
+                    del work.due[:]
         elif asked:
-            self._owner_finder.update(bounded=this.patient)  # nobody's cost in particular
+            await self._owner_finder.catch_up(
+                this.slices, bounded=this.patient
+            )  # nobody's cost in particular
         while busy:
             for container, works in list(busy.items()):
                 await this.slices.breathe()
                 if not await self._turn(container, works, this):
                     del busy[container]
 
+    def _take_in(self, this: _Pass) -> None:
+        """What NVML and the kernel have told since the last pass."""
+        if this.joined is not self._joined:
+            changed = this.joined.changed(self._joined)
+            self._joined, self._answered = this.joined, this.now
+            for path, repairs in self.regions.items() if changed is None or changed else ():
+                if repairs.values_changed(changed):
+                    self._attention.by(path, this.now)
+        if this.policy != self._policy:
+            self._policy, this.everything = this.policy, True
+        self.take_events()
+        self.watches.tidy()
+        self.journal.trouble("watches", self.watches.why_not, "not_watched", "watched_again")
+
     def _take_in_ends(self) -> None:
         """Processes that have ended, and files that nobody has open any more."""
-        if self.owners.ended():
-            for repairs in self.regions.values():
-                repairs.unsettle()
+        now = time.monotonic()
+        for state in self.owners.ended():
+            for path, repairs in self.regions.items():
+                if repairs.ended(state):
+                    self._attention.by(path, now)
         for repairs in self._abandoned.step():
+            self._attention.by(repairs.region.path, now)
             self.journal.tell("region_abandoned", container=repairs.whose.container, path=repairs.region.path)
 
     def use(self, settings: Settings) -> None:
@@ -164,7 +224,8 @@ class Repairer:
             name: self._discoveries[name] if name in self._discoveries else make()
             for name, make in wanted.items()
         }
-        self._next_discovery = 0.0
+        self._next_discovery = self._next_refresh = 0.0
+        self._attention.everything(0.0)
         self.settings = settings
 
     def close(self) -> None:
@@ -176,6 +237,7 @@ class Repairer:
         self._reports.clear()
         for discovery in self.discoveries:
             discovery.close()
+        self.watches.close()
         self.owners.close()
 
     # -- regions ------------------------------------------------------------------------------------
@@ -193,7 +255,9 @@ class Repairer:
             wanted["mappings"] = lambda: MappingFinder(
                 self.procfs, self._users_without_slot, self.pidmap.arrival, self._in_use
             )
-        wanted["directories", dirs] = lambda: DirectoryFinder(dirs, self.procfs, budgets=self.budgets)
+        wanted["directories", dirs] = lambda: DirectoryFinder(
+            dirs, self.procfs, budgets=self.budgets, watches=self.watches, names=self._names
+        )
         return wanted
 
     def _users_without_slot(self) -> set[int]:
@@ -209,17 +273,29 @@ class Repairer:
 
     async def _discover(self, this: _Pass) -> None:
         full = this.now >= self._next_discovery
+        this.by_clock = by_clock = full or this.everything or this.now >= self._next_refresh
         if full:
-            self._next_discovery = this.now + _DISCOVER_EVERY
+            self._listed_at = this.now
         for discovery in self.discoveries:
-            await self._refresh(discovery, this, full=full)
+            if by_clock or this.now >= discovery.wants():
+                await self._refresh(discovery, this, full=full)
             if not this.patient and await discovery.settle():
                 await self._refresh(discovery, this, full=False)
             for path in discovery.dirs:
-                trouble = "it does not exist; waiting for it" if path in discovery.missing_dirs else ""
+                missing = (
+                    f"none of {', '.join(KNOWN_DIRS)} exists; waiting for one"
+                    if path == AUTO
+                    else "it does not exist; waiting for it"
+                )
+                trouble = missing if path in discovery.missing_dirs else ""
                 self.journal.trouble(
                     f"dir {path}", trouble, "containers_dir_missing", "containers_dir_found", path=path
                 )
+        watched = all(discovery.watched for discovery in self.discoveries)
+        if full:
+            self._next_discovery = this.now + (_DISCOVER_WATCHED if watched else _DISCOVER_EVERY)
+        if by_clock:
+            self._next_refresh = this.now + self.settings.interval * (QUIET_INTERVALS if watched else 1)
 
     async def _refresh(self, discovery: Discovery, this: _Pass, *, full: bool) -> None:
         changes = discovery.refresh(full=full)
@@ -241,6 +317,9 @@ class Repairer:
             discovery.reject(region, why)  # and tried again later
             return
         blame = self.writing.blame(whose.account)
+        self._changed = True
+        age = max(0.0, time.time() - region.mtime_ns / 1e9)  # since a process attached: it writes a byte
+        self._attention.found(region.path, time.monotonic() - age)
         self.regions[region.path] = RegionRepairs(region, whose, location, blame)
         self.journal.tell(
             "region_found", container=whose.container, path=region.path, layout=region.layout.name
@@ -255,19 +334,24 @@ class Repairer:
         return {path: why for each in self.discoveries for path, why in each.rejected.items()}
 
     def _count_rejected(self, path: str, why: RegionRejected) -> None:
-        self.counters[f"rejected_{why.reason}"] += 1
+        self._changed = True
+        self.counters[CounterByReason.REJECTED.of(why.reason)] += 1
         self.journal.log.warning("region_rejected", path=path, reason=why.reason, why=why.detail)
 
     def drop(self, path: str) -> None:
         """Give up a region that is gone; nothing happens if it is not known."""
         repairs = self.regions.pop(path, None)
         self._reports.pop(path, None)
+        self._changed = True
+        self.hami_counts.forget(path)
         if repairs is not None:
-            self._unused += len(repairs.states)
+            self._unused += len(repairs.view.slots) if repairs.view is not None else 0
             self._unused_since = time.monotonic()
             self._release(repairs)
             self._owner_finder.forget(repairs.place)
             self._abandoned.forget(path)
+            self._attention.forget(path)
+            self.watches.forget(path)
             self.journal.tell("region_gone", container=repairs.whose.container, path=path)
 
     def shed(self) -> None:
@@ -289,26 +373,71 @@ class Repairer:
 
     async def _read_all(self, this: _Pass) -> dict[str, deque[_Work]]:
         """Read every region; returns what is to be done, by container, who has most left of its budget first."""
-        # On a quiet node this is where a pass ends: nothing changed since all was right.
+        # On a quiet node this is where a pass ends: nothing changed since all was right. So nothing is done for each
+        # region but what has to be, and the clock is read once.
         busy: dict[str, deque[_Work]] = {}
-        for repairs in sorted(self.regions.values(), key=lambda each: -self.budgets.left(each.whose.account)):
-            await this.slices.breathe()
+        # Those whose time is nearly come are read as well: one pass for all is cheaper than one for each.
+        ahead = self.settings.interval * QUIET_INTERVALS / 2 if this.by_clock else _TOGETHER_SECONDS
+        until = this.now + ahead
+        due = [
+            repairs
+            for path, repairs in self.regions.items()
+            if this.everything or self._attention.is_due(path, until)
+        ]
+        due.sort(key=lambda each: self._attention.since(each.region.path))  # who waits longest comes first
+        shares = Shares(this.spend_if_any)
+        for repairs in self.budgets.most_left_first(due, _account):
+            if this.slices.over():
+                shares.settle()
+                if this.ends(0.5):
+                    break
+                await this.slices.give_way()
+                shares.begin()
             container = repairs.whose.account
-            if this.ends(0.5):
-                break
             if not self._is_here(repairs):
                 continue
             if this.over(container):
                 self._put_off(repairs, this)
-                continue
-            with this.charge(container):
-                if self._read(repairs) and not repairs.settled(this.policy, this.joined):
-                    busy.setdefault(container, deque()).append(_Work(repairs, this.now))
+            elif self._look(repairs, this):
+                busy.setdefault(container, deque()).append(_Work(repairs, this.now))
+            shares.took(container)
+        shares.settle()
         return busy
+
+    def _look(self, repairs: RegionRepairs, this: _Pass) -> bool:
+        """Read a region; whether anything is to be done for it."""
+        told = self._watch(repairs)
+        if not self._read(repairs):
+            return False
+        if self.settings.hami_metrics:
+            self.hami_counts.take(repairs, this.now)
+        stirs = repairs.stirs(this.now, this.policy, self.settings.write_utilization, self.settings.dry_run)
+        self._looked(repairs, this, told=told, quiet_until=0.0 if stirs else repairs.quiet_until())
+        return stirs
 
     def _is_here(self, repairs: RegionRepairs) -> bool:
         """Whether the region was not given up while others had their turn."""
         return self.regions.get(repairs.region.path) is repairs
+
+    def _watch(self, repairs: RegionRepairs) -> bool:
+        """Whether the kernel tells when something happens to the file."""
+        region, whose = repairs.region, repairs.whose
+
+        def tell(happened: int) -> None:
+            now = time.monotonic()
+            if happened & MODIFY:
+                repairs.attached()
+                self._attention.attached(region.path, now)
+            else:
+                self._attention.let_go(region.path, now)
+
+        return region.path in self.watches or self.watches.watch(
+            region.path, whose.account, region.fd, OF_A_FILE, tell
+        )
+
+    def _looked(self, repairs: RegionRepairs, this: _Pass, *, told: bool, quiet_until: float) -> None:
+        interval = self.settings.interval
+        self._attention.looked(repairs.region.path, this.now, interval, told=told, quiet_until=quiet_until)
 
     def _read(self, repairs: RegionRepairs) -> bool:
         """Take in what the region says now; False if it had to be given up."""
@@ -325,10 +454,10 @@ class Repairer:
 
     def _put_off(self, repairs: RegionRepairs, this: _Pass) -> None:
         """Its container is over its budget."""
-        self.counters["over_budget"] += 1
-        with this.charge(repairs.whose.account):
-            if repairs.put_off(this.now):
-                self._report(repairs, this.joined)
+        self.counters[CounterName.OVER_BUDGET] += 1
+        self._attention.put_off(repairs.region.path, this.now + self.settings.interval)
+        if repairs.put_off(this.now):
+            self._report(repairs, this.joined)
 
     async def _turn(self, container: str, works: deque[_Work], this: _Pass) -> bool:
         """One container's turn; whether there is more to be done for it in this pass."""
@@ -342,35 +471,43 @@ class Repairer:
             elif later and not work.begun:
                 works.popleft()
                 if over:
-                    self._put_off(work.repairs, this)
+                    with this.charge(container):
+                        self._put_off(work.repairs, this)
             elif this.spent - began >= _TURN_SECONDS:
                 return True
             elif work.due and not later:
                 work.begun = True
                 with this.charge(container):
-                    self._find_owner(work.repairs, work.due.popleft(), this.now)
+                    self._find_owner(work.repairs, work.due.pop(), this.now)
             elif await self._write(work, this) and not later:
                 return True
             else:
                 works.popleft()
-                if over:
-                    self._put_off(work.repairs, this)
                 with this.charge(container):
                     self._finish(work, this)
+                    if over:
+                        self._put_off(work.repairs, this)
             await this.slices.breathe()
         return False
 
-    def _find_owner(self, repairs: RegionRepairs, state: SlotState, now: float) -> None:
+    def _find_owner(self, repairs: RegionRepairs, index: int, now: float) -> None:
+        state = repairs.at(index)
         mtime_ns = repairs.region.mtime_ns
         found = self._owner_finder.owner(repairs.place, repairs.shown, state.slot.pid, mtime_ns)
-        state.found(found, now)
+        state.found(found, now, watched=repairs.region.path in self.watches)
+        if found is UnresolvedReason.OTHER_CONTAINER and isinstance(repairs.place, PodFile):
+            state.dead = False  # one of the same pod uses a file that it can reach, too
         if isinstance(found, ProcessHandle):
             self.owners.watch(state, found)
-            self.pidmap.name_container(found.process.host_pid, repairs.whose.container)
+            host_pid, whose = found.process.host_pid, repairs.whose
+            # A claim is no container: its processes are in any.
+            container = self.owners.container_id(host_pid) if whose.claim else whose.container
+            self.pidmap.name_container(host_pid, container)
         elif found is UnresolvedReason.NO_SUCH_PROCESS and state.looks > 1 and not state.dead:
             state.dead = self._owner_finder.vacant(repairs.place, state.slot.pid)
             if not state.dead:
                 self._abandoned.suspect(repairs)
+        repairs.put_back(state)
 
     async def _write(self, work: _Work, this: _Pass) -> bool:
         """One batch for the writer; whether there may be more."""
@@ -386,7 +523,6 @@ class Repairer:
                 return False
             with this.charge(container):
                 more = _collect(work.orders, batch)
-        work.wrote = work.wrote or bool(batch)
         if self.settings.dry_run:
             with this.charge(container):
                 for order in batch:
@@ -398,7 +534,7 @@ class Repairer:
 
     def _plan(self, repairs: RegionRepairs, this: _Pass) -> Iterator[Order | None]:
         def conflict(state: SlotState, wait: float) -> None:
-            self.counters["conflicts"] += 1
+            self.counters[CounterName.CONFLICTS] += 1
             self.journal.tell(
                 "conflict",
                 level="warning",
@@ -418,21 +554,22 @@ class Repairer:
         repairs, joined = work.repairs, this.joined
         if not self._is_here(repairs):
             return
-        if not work.wrote:
-            repairs.settle(this.policy, joined)
         if not self.settings.dry_run:
             self._tell_stuck(repairs, this)
+        repairs.rest()
+        told = repairs.region.path in self.watches
+        self._looked(repairs, this, told=told, quiet_until=repairs.quiet_until())
         self._report(repairs, joined)
 
     def _tell_stuck(self, repairs: RegionRepairs, this: _Pass) -> None:
         """Values that do not stay right: once for each process in a slot."""
-        for state in repairs.told_apart():
+        for state in repairs.planned():
             if state.evidence is None:
                 continue
             state.stuck = state.evidence.why(state.slot.hostpid, this.policy, this.now)
             if state.stuck and not state.evidence.told:
                 state.evidence.told = True
-                self.counters["slots_stuck"] += 1
+                self.counters[CounterName.SLOTS_STUCK] += 1
                 self.journal.tell("slot_stuck", level="warning", **of_slot(repairs, state), why=state.stuck)
 
     # -- between two passes -------------------------------------------------------------------------
@@ -459,15 +596,55 @@ class Repairer:
                     self.budgets.spend(container, len(orders) * ORDER_SECONDS)
                     await self.writing.carry_out(repairs, orders)
 
+    # -- when ----------------------------------------------------------------------------------------
+
+    def take_events(self) -> None:
+        """Read some of what the kernel tells of tenants' files; `next_pass` may be sooner then."""
+        if self.watches.take():
+            # Nobody knows what was lost: look at everything, but not all the time if tenants make it so.
+            now = time.monotonic()
+            when = max(now, self._lost_at + self.settings.interval)
+            self._lost_at = when
+            self._attention.everything(when)
+            self._next_refresh = min(self._next_refresh, when)
+            self._next_discovery = min(self._next_discovery, max(when, self._listed_at + _DISCOVER_EVERY))
+
+    def next_pass(self) -> float:
+        """When there is something to do next, on the monotonic clock, as far as is known."""
+        now, interval = time.monotonic(), self.settings.interval
+        wait = interval if self.owners.polled else max(interval, self._abandoned.wait())
+        clock = min(self._next_refresh, self._next_discovery, now + wait)
+        events = min(self._attention.next(), *(each.wants() for each in self.discoveries))
+        return max(min(clock, events), self.not_before)
+
+    def is_news(self, joined: Joined) -> bool:
+        """Whether it says something else of a process than what the last pass went by."""
+        changed = joined.changed(self._joined)
+        return changed is None or bool(changed)
+
+    def take_news(self) -> bool:
+        """Whether a region came or went, or a report changed, since the last call."""
+        changed, self._changed = self._changed, False
+        return changed
+
+    def unwatched(self) -> int:
+        """How many regions are looked at by the clock alone, since the kernel does not tell of them."""
+        return sum(path not in self.watches for path in self.regions)
+
     # -- the picture --------------------------------------------------------------------------------
 
     def _report(self, repairs: RegionRepairs, joined: Joined) -> None:
         report = region_report(repairs, joined, self.owners.container_id, time.monotonic())
+        self._changed = self._changed or self._reports.get(repairs.region.path) != report
         self._reports[repairs.region.path] = report
 
     def reports(self) -> tuple[RegionReport, ...]:
         """Every region and slot as of the last time that it was its turn."""
         return tuple(self._reports.values())
+
+
+def _account(repairs: RegionRepairs) -> str:
+    return repairs.whose.account
 
 
 def _collect(orders: Iterator[Order | None], batch: list[Order]) -> bool:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TWO_TICKS = 0.24
 NEAR = 3  # points
 _PEACE = 2  # answers in a row at which a watcher was right by itself
-#: For so many seconds a value must have been contested, or wrong and not ours to write, before that is told.
+#: For so many seconds a value must have been contested, or wrong and not ours to write, before that is reported.
 TOLD_AFTER = 3.0
 _NEVER = float("-inf")
 
@@ -157,6 +157,10 @@ class Evidence:
         if word is None:
             word = self.words[device] = Word(present)
         return word
+
+    def calm(self) -> bool:
+        """Whether no value is wrong, and nobody contests any."""
+        return all(not word.contested and word.wrong_since is None for word in self.words.values())
 
     def contested(self) -> list[int]:
         """The devices whose value somebody else writes wrongly, as far as they are in use."""

@@ -1,6 +1,6 @@
 """Who could reach into a process that shows itself in a container's PID namespace.
 
-The kernel's rule (``__ptrace_may_access`` in kernel/ptrace.c): whoever wants the memory, the descriptors, the
+The kernel's rule (``__ptrace_may_access`` in kernel/ptrace.c): a process that wants the memory, the descriptors, the
 environment or the root directory of a process that is not dumpable needs CAP_SYS_PTRACE in the user namespace in
 which that process's program was started, whatever the user ids are. For a child of the daemon that is the initial
 one. So a container whose processes are in a user namespace of their own can't, with any capability, and one in the
@@ -42,7 +42,7 @@ def dangerous(status: bytes) -> str:
 def objection(procfs: Procfs, pidns: int) -> str:
     """Why no child may show itself in that PID namespace, an immediate child of the host's; empty if it may.
 
-    Every thread in it, and in those below, is looked at. One that has the capability could hide behind threads that
+    Every thread in it, and in those below, is checked. One that has the capability could hide behind threads that
     come and go, so two lists of all threads must be the same.
     """
     if procfs.userns("self") != HOST_USERNS:
@@ -66,7 +66,7 @@ def objection(procfs: Procfs, pidns: int) -> str:
         if threads == before:
             return "" if threads else "nobody is in it any more"
         before = threads
-    return "its processes come and go too fast to look at all of them"
+    return "its processes come and go too fast to check all of them"
 
 
 def _members(procfs: Procfs, pidns: int) -> list[int]:

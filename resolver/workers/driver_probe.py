@@ -1,4 +1,4 @@
-"""The driver probe: asks NVML from inside a tenant's PID namespace, and tells which PIDs it was given there.
+"""The driver probe: asks NVML from inside a tenant's PID namespace, and returns the PIDs that it got there.
 
 A child of the daemon (`resolver.workers.child`) for one question. It looks who is in that namespace, gives up
 everything, and then forks the one process that shows itself there and asks: see docs/security.md for what a tenant
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from resolver.linux.procfs import Mount
     from resolver.workers.nvml import Nvml
 
-#: What the child may have to do: enter namespaces, look at others' processes, become another user.
+#: What the child may have to do: enter namespaces, read others' processes, become another user.
 RIGHTS = frozenset({"SYS_ADMIN", "SYS_PTRACE", "SETUID", "SETGID"})
 MOST_BYTES = 1 << 16
 _NOBODY = 65534
@@ -71,7 +71,10 @@ class _Refused(Exception):
 
 def _answer(channel: socket.socket, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
     # All of it before this process becomes nobody, who may not be able to read it.
-    import pynvml
+    from resolver.lean import lean
+
+    with lean("pynvml"):
+        import pynvml
 
     from resolver.errors import ResolverError
     from resolver.linux.procfs import Procfs
@@ -213,7 +216,7 @@ def _end(child: int) -> str:
 
 
 def _be_seen(look: Callable[[], dict[str, Any]], write_end: int) -> NoReturn:
-    """The forked process: has nothing, asks, tells, ends."""
+    """The forked process: without rights; asks NVML, answers, ends."""
     try:
         _let_go_of_everything_but(write_end)
         text = json.dumps(look(), separators=(",", ":")).encode()

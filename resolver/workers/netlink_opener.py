@@ -3,7 +3,7 @@
 pyroute2 weighs 13 MiB and runs an event loop of its own; neither has a place in the daemon. Entering the host's
 network namespace is a thing for a process that ends, too. Over the SOCK_SEQPACKET socket on descriptor 0:
 
-1. it is told the path of the network namespace to enter, or ``ours``, and answers ``ok`` with the bound socket, or
+1. it gets the path of the network namespace to enter, or ``ours``, and answers ``ok`` with the bound socket, or
    ``<what failed>:<errno>``, where what failed is ``import``, ``netns``, ``socket`` or ``bind``;
 2. after another message it makes the events of the self-test: one on every CPU that it may use, so that losses
    can be counted from then on, and a child that ends. It answers with that child's PID, and ends.

@@ -5,11 +5,14 @@ driver costs this process, which the daemon kills after its time limit, and noth
 
 One JSON object each way over the SOCK_SEQPACKET socket on descriptor 0::
 
-    {"call": "devices"} -> {"driver_version": str, "devices": [...]}, see `resolver.workers.nvml_devices`
+    {"call": "devices", "details": bool} -> {"driver_version": str, "devices": [...]}, see `nvml_devices`
     {"call": "samples", "uuid": str, "since": us | null}
         -> {"status": "ok", "samples": [[pid, us, sm], ...], "dropped": [[pid, us, sm], ...],
-            "processes": [[pid, bytes | null], ...] | null, "mps": [pid, ...] | null, "count": number of devices}
+            "processes": [[pid, bytes | null], ...] | null, "mps": [pid, ...] | null, "count": number of devices,
+            "xids": [[uuid, XID, how often], ...], of any device, and only if there are any}
          | the same with {"status": "unsupported" | "failed", "text": str} for the samples; without, if none are wanted
+    {"call": "several", "devices": [[uuid, since], ...]} -> {"answers": [...]}, each as of "samples", in order; at least
+        one, and fewer than were asked for if they are long
     anything that fails -> {"error": NVML's name of it, "code": int, "text": str}
 
 Time stamps are NVML's: microseconds since the epoch. Percentages as NVML gives them.
@@ -19,34 +22,41 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
 
+from resolver.lean import lean
 from resolver.workers.nvml_devices import DeviceReader, error_name, text
+from resolver.workers.nvml_events import XidWatch
 
+TYPE_CHECKING = False  # typing itself is half a MiB
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 #: A list can grow between the call that asks its size and the call that fetches it.
 _SIZE_RETRIES = 5
+#: Numbers in one answer after which no further device is asked for it: a message has its limits.
+_MANY_NUMBERS = 6000
 #: The list of processes has had three shapes. nvidia-ml-py's call without a suffix knows the last one only.
 _LIST_VERSIONS = ("_v3", "_v2")
 
 
 def main() -> int:
     """Answer until the daemon closes the socket."""
+    import _socket  # without the module around it
     import os
-    import socket
 
-    import pynvml
+    with lean("pynvml"):
+        import pynvml
 
     from resolver.linux import seccomp
 
     seccomp.forbid(seccomp.DANGEROUS)  # which calls the driver's library needs, only its maker knows
-    channel = socket.socket(fileno=os.dup(0))
+    channel = _socket.socket(fileno=os.dup(0))
     nvml = Nvml(pynvml)
     calls: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "devices": nvml.devices,
         "samples": nvml.samples,
+        "several": nvml.several,
     }
     while message := channel.recv(1 << 16):
         request = json.loads(message)
@@ -63,6 +73,7 @@ class Nvml:
 
     def __init__(self, pynvml: Any) -> None:
         self._pynvml = pynvml
+        self._xids = XidWatch(pynvml)
         self._initialized = False
         self._renew = False  # a device was lost: it comes back only with a fresh start of the library
         # Errors after which NVML has to be shut down and started again before it answers anything.
@@ -85,6 +96,7 @@ class Nvml:
         if not self._initialized:
             return
         self._initialized = self._renew = False
+        self._xids.close()
         try:
             self._pynvml.nvmlShutdown()
         except self._pynvml.NVMLError as error:
@@ -95,12 +107,13 @@ class Nvml:
             self._pynvml.nvmlInit()
             self._initialized = True
 
-    def devices(self, _request: dict[str, Any]) -> dict[str, Any]:
+    def devices(self, request: dict[str, Any]) -> dict[str, Any]:
         """The driver's version and every device; one that does not answer carries its error."""
         if self._renew:
             self._shut_down()
         self._ensure_initialized()
-        nvml, reader = self._pynvml, DeviceReader(self._pynvml)
+        nvml, details = self._pynvml, request.get("details", False)
+        reader = DeviceReader(nvml, self._xids.watch, details=details)
         # One lost GPU must not hide the others: they are still asked with the library as it is.
         found = [reader.read(index) for index in range(nvml.nvmlDeviceGetCount())]
         self._renew = reader.broken
@@ -115,7 +128,25 @@ class Nvml:
         answer = self._processes(handle)
         if request["since"] is not None:
             answer |= self._utilization(handle, request["since"])
+        if xids := self._xids.fetch():
+            answer["xids"] = xids
         return answer | {"count": nvml.nvmlDeviceGetCount()}
+
+    def several(self, request: dict[str, Any]) -> dict[str, Any]:
+        """`samples` of several devices; one that fails is an answer of its own."""
+        answers: list[dict[str, Any]] = []
+        numbers = 0
+        for uuid, since in request["devices"]:
+            try:
+                answer = self.samples({"uuid": uuid, "since": since})
+            except self._pynvml.NVMLError as error:
+                answer = self.failed(error)
+            answers.append(answer)
+            lists = ("samples", "dropped", "processes", "mps")
+            numbers += 3 * sum(len(answer.get(name) or ()) for name in lists)
+            if numbers > _MANY_NUMBERS:
+                break
+        return {"answers": answers}
 
     def _processes(self, handle: Any) -> dict[str, Any]:
         """Who uses the device, with memory. MPS clients are in a list of their own, and some in both.
@@ -136,7 +167,7 @@ class Nvml:
     def _list(
         self, name: str, handle: Any, without: dict[int, int | None] | None
     ) -> dict[int, int | None] | None:
-        """PID to bytes of memory, None where the driver does not tell them; None as a whole if it fails.
+        """PID to bytes of memory, None where the driver does not report them; None as a whole if it fails.
 
         ``without`` is the answer for a driver that has no such list.
         """

@@ -7,12 +7,13 @@ and then ``failed`` says why. A device that is lost, or needs a reset, is asked 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from resolver.workers.pci_place import pci_address, place_of
 
+TYPE_CHECKING = False  # typing itself is half a MiB
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 #: Instances of one GPU. NVML says seven at most; a number from a broken driver must not become a long loop.
 _MOST_INSTANCES = 64
@@ -31,8 +32,11 @@ def error_name(error: Any) -> str:
 class DeviceReader:
     """Reads devices one after the other; ``broken`` is whether one of them needs the library started anew."""
 
-    def __init__(self, pynvml: Any) -> None:
+    def __init__(self, pynvml: Any, watch: Callable[[Any, str], None], *, details: bool) -> None:
+        """``watch`` is called with each handle and its UUID; ``details``: read what only some want, too."""
         self._nvml = pynvml
+        self._watch = watch
+        self._details = details
         self.broken = False
         self._absent = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         self._device_is_gone = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
@@ -56,6 +60,11 @@ class DeviceReader:
             report["uuid"] = text(nvml.nvmlDeviceGetUUID(handle))
             for name, read in self._values(handle).items():
                 report[name] = self._value(name, read, failed)
+            if self._details:
+                report["details"] = {
+                    name: self._value(name, read, {}) for name, read in self._detailed(handle).items()
+                }
+            self._watch(handle, report["uuid"])
             report |= place_of(report["pci_address"])
             if report["mig"]:
                 report["mig_instances"] = self._value(
@@ -81,6 +90,24 @@ class DeviceReader:
             "temperature": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
             "power": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
             "ecc": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, uncorrected, volatile),
+        }
+
+    def _detailed(self, handle: Any) -> dict[str, Callable[[], Any]]:
+        """Each one more call: clocks in MHz, power in watts, energy in joules, utilization in per cent."""
+        nvml = self._nvml
+        corrected, volatile = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC
+        return {
+            "sm_clock": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            "memory_clock": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+            "throttle": lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+            "power_limit": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+            "energy": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
+            "pcie_generation": lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
+            "pcie_width": lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
+            "pcie_replays": lambda: nvml.nvmlDeviceGetPcieReplayCounter(handle),
+            "ecc_corrected": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, corrected, volatile),
+            "encoder": lambda: nvml.nvmlDeviceGetEncoderUtilization(handle)[0],
+            "decoder": lambda: nvml.nvmlDeviceGetDecoderUtilization(handle)[0],
         }
 
     def _value(self, name: str, read: Callable[[], Any], failed: dict[str, str]) -> Any:

@@ -1,6 +1,6 @@
 """The path walker: opens files inside containers, and is killed when a tenant's file system keeps it waiting.
 
-Runs as a child of the daemon (`resolver.workers.child`; standard library only). It is told a process and a path,
+Runs as a child of the daemon (`resolver.workers.child`; standard library only). It gets a process and a path,
 walks that path below the process's root, and hands the open file back. A step through a tenant's mounts can take for
 ever: an overlay shows the type ``overlay``, whatever is below it. That is why no other part of the daemon ever takes
 one.
@@ -66,7 +66,7 @@ def walk(procfs: Procfs, host_pid: int, path: str, file_systems: Container[str])
             if procfs.userns(host_pid) != procfs.userns("self"):
                 raise RegionRejected(
                     RegionReason.ACCESS_DENIED,
-                    "its process is in a user namespace of its own, where tenants can make mounts: it is left alone",
+                    "its process is in a user namespace of its own, where tenants can make mounts: it is skipped",
                 )
             mounts = {mount.mount_id: mount.fs_type for mount in procfs.first_mounts(host_pid)}
             _check_mount(fd, mounts, file_systems)

@@ -19,9 +19,9 @@ checked again after, and the change is taken back if the slot moved in between.
 
 from __future__ import annotations
 
+import _socket  # without the module around it, which is a tenth of this process
 import mmap
 import os
-import socket
 import struct
 import sys
 
@@ -55,15 +55,15 @@ def main() -> int:
 
     from resolver.linux import seccomp
 
-    channel = socket.socket(fileno=os.dup(0))
-    room = socket.CMSG_SPACE((MAX_ORDERS + 1) * array.array("i").itemsize)
+    channel = _socket.socket(fileno=os.dup(0))
+    room = _socket.CMSG_SPACE((MAX_ORDERS + 1) * array.array("i").itemsize)
     atomics = Atomics()
     seccomp.allow_only(seccomp.OF_THE_WRITER)
     while True:
         message, ancillary, _flags, _address = channel.recvmsg(1 << 16, room)
         received = array.array("i")
         for level, kind, payload in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
                 received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
         if not message:
             return 0
@@ -100,7 +100,7 @@ def _try(
         return WRONG_SIZE, 0
     try:
         return carry_out(atomics, fd, file_bytes, handles, order)
-    except ValueError:  # mmap looks at the size once more: it was truncated in between
+    except ValueError:  # mmap checks the size once more: it was truncated in between
         return WRONG_SIZE, 0
     except OSError:  # a file system without shared mappings
         return NOT_WRITABLE, 0

@@ -1,4 +1,4 @@
-"""How every program of ours is started: its end of a socket is descriptor 0, and that is all it shares with us."""
+"""How every child program is started: its end of a socket is descriptor 0, and that is all it shares with us."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def spawn(
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a program; returns it, and our end of the SOCK_SEQPACKET socket. Raises OSError.
 
-    ``environment`` takes the place of ours; ``quiet`` leaves it no standard error.
+    ``environment`` replaces the daemon's; ``quiet`` leaves it no standard error.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:

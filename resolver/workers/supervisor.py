@@ -142,7 +142,7 @@ class Worker:
         return ours
 
     def _ended(self) -> WorkerFailed:
-        """It closed its end of the socket: tell how it ended, and return the error to raise."""
+        """It closed its end of the socket: log how it ended, and return the error to raise."""
         process = self._process
         try:
             code = process.wait(0.2) if process else 0

@@ -1,0 +1,255 @@
+"""What is known of slots: an object for each that a process owns, some bytes for each that is only claimed.
+
+A process costs its tenant something, a claim nothing: 1,024 of them in each file.
+"""
+
+from __future__ import annotations
+
+from array import array
+from math import inf
+from typing import TYPE_CHECKING
+
+from resolver.linux.procfs import ProcessHandle
+from resolver.reasons import UnresolvedReason
+from resolver.repair.reported_values import Evidence
+from resolver.retry import doubled
+from resolver.state import ClaimCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resolver.hami.packed_slots import Slot
+    from resolver.reasons import RepairReason
+    from resolver.state import SlotReport
+
+#: How often a slot without a process is looked at again, at first each pass, then ever more rarely.
+EAGER_LOOKS, _LONGEST_LOOK = 4, 30.0
+#: A dead slot can be taken again without a byte of it changing, and on tmpfs without the file's time changing.
+_DEAD_LOOK = 1.0
+#: The same where the kernel reports each process that attaches: for events that were lost.
+_WATCHED_DEAD_LOOK = 15.0
+_MOST_LOOKS = 255  # that are counted; the pauses grow no longer
+#: Answers that leave it open whether a process owns the slot: what was dead may have been taken again.
+_MAY_LIVE = {
+    UnresolvedReason.AMBIGUOUS,
+    UnresolvedReason.ACCESS_DENIED,
+    UnresolvedReason.TOO_LARGE,
+    UnresolvedReason.UNPROVEN,
+    UnresolvedReason.OTHER_POD,
+}
+#: One for all: made by a type with parameters, each empty one would be another.
+_NOTHING_TOLD: frozenset[tuple[int | None, int]] = frozenset()
+
+
+class SlotState:
+    """What is known of one PID's slot in one region."""
+
+    __slots__ = (
+        "abandoned",
+        "announced",
+        "conflicts",
+        "dead",
+        "evidence",
+        "guessed",
+        "looks",
+        "next_look",
+        "not_before",
+        "owner",
+        "reason",
+        "repaired",
+        "shown",
+        "slot",
+        "stuck",
+        "unsure",
+        "written",
+        "written_at",
+        "wrong_since",
+    )
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self.owner: ProcessHandle | None = None
+        self.reason: UnresolvedReason | None = None
+        self.repaired: RepairReason | None = None
+        self.dead = False
+        self.abandoned = False  # dead because nobody has the file open, see `resolver.repair.abandoned`
+        self.unsure = False  # the file was touched since it was called dead, and nobody has looked yet
+        self.looks = 0  # in vain, in a row
+        self.next_look = 0.0
+        self.written: int | None = None  # the hostpid of our one write to this generation
+        self.written_at: int | None = None  # the slot's index at that time
+        self.announced = _NOTHING_TOLD  # (device, value) that a dry run has told
+        self.guessed = False  # changed since our write, once, as the process's own guess does
+        self.conflicts = 0
+        self.not_before = 0.0
+        self.wrong_since: float | None = None
+        self.stuck = ""  # why its sm_util does not stay right; see `resolver.repair.reported_values`
+        self.evidence: Evidence | None = None  # while it has an owner
+        self.shown: SlotReport | None = (
+            None  # what was last said of it, as long as that is all there is to say
+        )
+
+    def due(self, now: float) -> bool:
+        """Whether its owner has to be looked for now."""
+        return self.owner is None and now >= self.next_look
+
+    def found(self, result: ProcessHandle | UnresolvedReason, now: float, *, watched: bool = False) -> None:
+        """Take in the answer of a search for the owner. ``watched``: a process that attaches is reported."""
+        if isinstance(result, ProcessHandle):
+            self.owner, self.reason, self.dead, self.looks = result, None, False, 0
+            self.abandoned = self.unsure = False
+            self.written, self.guessed, self.conflicts, self.not_before = None, False, 0, 0.0
+            self.announced = _NOTHING_TOLD
+            self.stuck, self.evidence = "", Evidence()
+            return
+        self.reason = result
+        if result is UnresolvedReason.OVER_BUDGET:
+            return  # it was not looked for
+        self.unsure = False
+        if result in _MAY_LIVE:
+            self.dead = False
+        self.looks += 1
+        if self.looks > EAGER_LOOKS:
+            wait = doubled(0.5, _LONGEST_LOOK, self.looks - EAGER_LOOKS)
+            dead = _WATCHED_DEAD_LOOK if watched else _DEAD_LOOK
+            self.next_look = now + (min(wait, dead) if self.dead else wait)
+
+    def is_claim(self) -> bool:
+        """Whether nothing has to be known of it but what `Claims` keeps."""
+        plain = self.repaired is None and self.wrong_since is None and not self.stuck and not self.announced
+        return self.owner is None and plain
+
+    def release(self) -> None:
+        """Give the handle of its process back."""
+        if self.owner is not None:
+            self.owner.close()
+        self.owner = None
+
+    def owner_ended(self) -> None:
+        """Its process is gone; whether another one took the slot is for the next look to find out."""
+        self.release()
+        self.dead, self.unsure, self.looks, self.next_look = True, False, 0, 0.0
+        self.reason, self.repaired, self.wrong_since = None, None, None
+        self.stuck, self.evidence = "", None
+
+    def touched(self) -> None:
+        """A process attached to the file, and may have taken this slot again: look once more now, if nobody owns it.
+
+        A change of the slot's own bytes brings no look forward: a tenant can flip them as fast as it likes.
+        """
+        self.next_look = 0.0
+        self.looks = min(self.looks, EAGER_LOOKS)
+        self.unsure = True
+        if self.abandoned:  # that was true until now
+            self.dead = self.abandoned = False
+
+
+class Claims:
+    """Slots that nobody is known to own, by their index in the region; `SlotState` in eleven bytes each.
+
+    One is either in here or has a `SlotState`. Slots that have none of their own (``odd``) are in here, too.
+    """
+
+    __slots__ = ("_codes", "_looks", "_next")
+
+    def __init__(self, count: int) -> None:
+        self._codes = bytearray(count)  # 0: none here; else what `ClaimCode` says
+        self._looks = bytearray(count)
+        self._next = array("d", [inf]) * count  # inf: odd, or none here
+
+    def __contains__(self, index: int) -> bool:
+        return self._codes[index] != 0 and self._next[index] != inf
+
+    def begin(self, index: int) -> None:
+        """Nothing is known of this one yet."""
+        self._codes[index], self._looks[index], self._next[index] = ClaimCode.CLAIM, 0, 0.0
+
+    def put(self, state: SlotState) -> None:
+        """Keep what is known of a slot instead of its state, of which `SlotState.is_claim` must be true."""
+        index = state.slot.index
+        code = ClaimCode.of(state.reason)
+        for is_so, bit in (
+            (state.dead, ClaimCode.DEAD),
+            (state.abandoned, ClaimCode.ABANDONED),
+            (state.unsure, ClaimCode.UNSURE),
+        ):
+            code |= bit if is_so else 0
+        self._codes[index] = code
+        self._looks[index], self._next[index] = min(state.looks, _MOST_LOOKS), state.next_look
+
+    def take(self, slot: Slot) -> SlotState:
+        """The state of a slot that is in here, and is not any more."""
+        state, code = SlotState(slot), self._codes[slot.index]
+        state.reason = ClaimCode.reason(code)
+        state.dead, state.abandoned, state.unsure = (
+            bool(code & bit) for bit in (ClaimCode.DEAD, ClaimCode.ABANDONED, ClaimCode.UNSURE)
+        )
+        state.looks, state.next_look = self._looks[slot.index], self._next[slot.index]
+        self._codes[slot.index], self._next[slot.index] = 0, inf
+        return state
+
+    def move(self, index: int, before: Claims, was: int) -> None:
+        """The same claim was at another index before."""
+        self._codes[index] = before._codes[was]
+        self._looks[index], self._next[index] = before._looks[was], before._next[was]
+
+    def set_odd(self, index: int, why: UnresolvedReason) -> None:
+        """A slot without a state of its own."""
+        self._codes[index], self._next[index] = ClaimCode.of(why), inf
+
+    def odd(self) -> dict[int, UnresolvedReason]:
+        """The slots without a state of their own, by index."""
+        found = ((index, ClaimCode.reason(code)) for index, code in enumerate(self._codes) if code)
+        return {index: why for index, why in found if why is not None and self._next[index] == inf}
+
+    def reasons(self) -> set[UnresolvedReason | None]:
+        """Why nobody is known to own them, each once."""
+        return {ClaimCode.reason(code) for code in set(self._codes) if code}
+
+    def unclear(self) -> bool:
+        """Whether anything is in here that is not certainly dead."""
+        return any(code and not code & ClaimCode.DEAD for code in self._codes)
+
+    def due(self, now: float) -> array[int]:
+        """Indexes of those whose owner has to be looked for now."""
+        return array("h", [index for index, at in enumerate(self._next) if at <= now])
+
+    def next_look(self) -> float:
+        """When the first of them is due, on a monotonic clock."""
+        return min(self._next, default=inf)
+
+    def dead(self, indexes: Iterator[int]) -> list[int]:
+        """Those of the slots that are certainly dead."""
+        wanted = ClaimCode.DEAD
+        mask = ClaimCode.DEAD | ClaimCode.UNSURE
+        return sorted({index for index in indexes if self._codes[index] & mask == wanted})
+
+    def touched(self) -> None:
+        """As `SlotState.touched`, for each of them."""
+        for index, at in enumerate(self._next):
+            if at != inf:
+                code = self._codes[index] | ClaimCode.UNSURE
+                if code & ClaimCode.ABANDONED:
+                    code &= ~(ClaimCode.DEAD | ClaimCode.ABANDONED)
+                self._codes[index], self._next[index] = code, 0.0
+                self._looks[index] = min(self._looks[index], EAGER_LOOKS)
+
+    def abandon(self) -> None:
+        """Nobody has the file open: those without a process are dead."""
+        gone = ClaimCode.of(UnresolvedReason.NO_SUCH_PROCESS)
+        for index, code in enumerate(self._codes):
+            if code & ClaimCode.REASON == gone and self._next[index] != inf:
+                self._codes[index] = code | ClaimCode.DEAD | ClaimCode.ABANDONED
+
+    def put_off(self, now: float) -> bool:
+        """Those that are due have to wait; whether that is news of any."""
+        waits, news = ClaimCode.of(UnresolvedReason.OVER_BUDGET), False
+        for index in self.due(now):
+            code = self._codes[index]
+            if not code & ClaimCode.DEAD and code & ClaimCode.REASON != waits:
+                self._codes[index], news = code & ~ClaimCode.REASON | waits, True
+        return news
+
+    def codes(self) -> bytes:
+        """What is to be said of each now, see `ClaimCode`."""
+        return bytes(self._codes)

@@ -1,0 +1,65 @@
+"""XID errors: what the driver reports of GPUs while nobody asks. Runs in the NVML worker.
+
+NVML keeps them in an event set from the moment in which a GPU is registered there; they are fetched without waiting.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+#: They are fetched so often at most (seconds), and so many at once: the rest is the next fetch's.
+_FETCH_SECONDS, _AT_ONCE = 1.0, 64
+
+
+class XidWatch:
+    """The event set, made when GPUs are first seen. A driver without one has none to tell."""
+
+    def __init__(self, pynvml: Any) -> None:
+        self._nvml = pynvml
+        self._set: Any = None
+        self._watched: set[str] = set()
+        self._next_fetch = 0.0
+
+    def watch(self, handle: Any, uuid: str) -> None:
+        """Have errors of this GPU told from now on. What NVML refuses is left out."""
+        nvml = self._nvml
+        if uuid in self._watched:
+            return
+        self._watched.add(uuid)  # once: what it does not support now it will not later
+        try:
+            if nvml.nvmlDeviceGetSupportedEventTypes(handle) & nvml.nvmlEventTypeXidCriticalError:
+                if self._set is None:
+                    self._set = nvml.nvmlEventSetCreate()
+                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._set)
+        except nvml.NVMLError:
+            return
+
+    def fetch(self) -> list[list[Any]]:
+        """``[UUID, XID, how often]`` for what happened since the last fetch."""
+        now = time.monotonic()
+        if self._set is None or now < self._next_fetch:
+            return []
+        self._next_fetch = now + _FETCH_SECONDS
+        found: dict[tuple[str, int], int] = {}
+        nvml = self._nvml
+        try:
+            for _ in range(_AT_ONCE):
+                event = nvml.nvmlEventSetWait_v2(self._set, 0)
+                uuid = nvml.nvmlDeviceGetUUID(event.device)
+                key = uuid if isinstance(uuid, str) else uuid.decode(), event.eventData
+                found[key] = found.get(key, 0) + 1
+        except nvml.NVMLError as error:
+            if error.value != nvml.NVML_ERROR_TIMEOUT:
+                self.close()  # a GPU is lost, say; it is made anew when the GPUs are read next
+        return [[uuid, xid, count] for (uuid, xid), count in found.items()]
+
+    def close(self) -> None:
+        """Give it back; to be called before the library is shut down."""
+        events, self._set = self._set, None
+        self._watched.clear()
+        if events is not None:
+            try:
+                self._nvml.nvmlEventSetFree(events)
+            except self._nvml.NVMLError:
+                return
