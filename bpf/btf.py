@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 
 _MAGIC = 0xEB9F
-_STRUCT, _UNION = 4, 5
+_STRUCT, _UNION, _FUNCTION = 4, 5, 12
 #: Words after the three of every type, by its kind: (fixed, for each of vlen). 0 is no kind.
 _TAIL = {
     1: (1, 0),  # int
@@ -83,6 +83,19 @@ class Btf:
     def size(self, name: str) -> int:
         """Bytes of ``struct name``."""
         return self._words[self._find(name) + 2]
+
+    def function(self, name: str) -> int:
+        """The type id of a function. Those are at the end: this walks all the way."""
+        wanted, words, checked = self._name(name), self._words, 1
+        more = wanted >= 0
+        while more:
+            more = self._walk(1024)
+            for type_id in range(checked, len(self._starts)):
+                at = self._starts[type_id]
+                if words[at] == wanted and words[at + 1] >> 24 & 0x1F == _FUNCTION:
+                    return type_id
+            checked = len(self._starts)
+        raise BtfError(f"it describes no function {name}")
 
     def _name(self, text: str) -> int:
         """Offset of a name in the string section; -1 if nothing is called so."""

@@ -3,15 +3,16 @@
 Standard library and ``bcc`` only, because it may run under another Python than the daemon: the distribution's own,
 where ``bcc`` is installed. LLVM lives and dies here. On descriptor 0 is a SOCK_SEQPACKET socket. One request comes::
 
-    {"sizes": {"PROCESSES": 32768, ...}, "btf": "/sys/kernel/btf/vmlinux"}
+    {"sizes": {"PROCESSES": 32768, ...}, "btf": "/sys/kernel/btf/vmlinux", "kept_in": "/run/resolver"}
 
 and one answer goes, with the descriptors in the order of ``maps``, then ``programs``, then ``links``::
 
     {"maps": [{"name", "key_size", "value_size", "max_entries"}], "programs": [name], "links": [what is attached],
-     "kernel": release, "bcc": version, "milliseconds": {step: number}, "seeded": number of processes}
+     "kernel": release, "bcc": version, or "kept" if an earlier start's program was taken,
+     "milliseconds": {step: number}, "seeded": number of processes}
 
 or ``{"error": a whole sentence, "cause": a word (see `LoadError`), "detail": for the debug log}``. With the cause
-``bcc`` another Python may do better.
+``bcc`` another Python may do better. ``kept_in`` is where compiled programs are kept (`image`); empty: nowhere.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import traceback
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)  # python -I leaves it out
 
+import image  # noqa: E402
 from btf import Btf, BtfError  # noqa: E402
 from obstacles import Kernel, LoadError, forbidden, require  # noqa: E402
 
@@ -116,11 +118,19 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     clock = Clock()
     require(Kernel())
     clock.step("ask the kernel")
-    offsets = read_offsets(request["btf"])
+    btf, offsets = read_offsets(request["btf"])
     clock.step("offsets")
+    constants = {**offsets, **request["sizes"]}
+    mark = image.fingerprint(HERE, constants)
+    try:
+        kept = image.find(request["kept_in"], mark) if request["kept_in"] else None
+        if kept is not None:
+            return from_image(kept, clock)
+    except image.ImageError as why:
+        sys.stderr.write(f"no kept program: {why}\n")  # for the debug log, if compiling fails too
     bcc = import_bcc(os.path.join(HERE, "include"))
     clock.step("import bcc")
-    program = compile_program(bcc, {**offsets, **request["sizes"]})
+    program = compile_program(bcc, constants)
     clock.step("compile")
     functions = load_functions(program)
     clock.step("verify")
@@ -128,6 +138,9 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     clock.step("attach")
     seeded = seed(bcc, links[-1])
     clock.step("seed")
+    if request["kept_in"]:
+        keep(program, btf, request["kept_in"], mark)
+        clock.step("keep")
     maps = [(name, program[name.encode()]) for name in MAPS]
     answer = {
         "maps": [
@@ -150,7 +163,40 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     return answer, [table.map_fd for _, table in maps] + list(functions.values()) + links
 
 
-def read_offsets(path: str) -> dict[str, int]:
+def from_image(kept: dict[str, Any], clock: Clock) -> tuple[dict[str, Any], list[int]]:
+    """`load` without a compiler. Raises `image.ImageError`, and then nothing is left of it."""
+    loaded = image.Loaded(Kernel(), kept)
+    clock.step("verify")
+    try:
+        seeded = count_present(Kernel().iterate(loaded.links[-1]))
+    except OSError as error:
+        loaded.close()
+        raise image.ImageError(f"its iterator does not run: {error.strerror}") from None
+    clock.step("seed")
+    sizes = ("name", "key_size", "value_size", "max_entries")
+    answer = {
+        "maps": [{name: each[name] for name in sizes} for each in kept["maps"]],
+        "programs": list(loaded.programs),
+        "links": [*PROBES.values(), "iterator"],
+        "kernel": platform.release(),
+        "bcc": "kept",
+        "python": sys.executable,
+        "milliseconds": clock.steps,
+        "seeded": seeded,
+    }
+    return answer, [*loaded.maps.values(), *loaded.programs.values(), *loaded.links]
+
+
+def keep(program: Any, btf: Btf, directory: str, mark: str) -> None:
+    """For the next start. Where that cannot be, it compiles again."""
+    try:
+        made = image.image_of(program, MAPS, {**PROBES, ITERATOR: ""}, btf.function("bpf_iter_task"))
+        image.save(directory, mark, made)
+    except (OSError, BtfError, image.ImageError) as error:
+        sys.stderr.write(f"the program is not kept: {error}\n")
+
+
+def read_offsets(path: str) -> tuple[Btf, dict[str, int]]:
     """The kernel's own word on where its fields are."""
     try:
         with open(path, "rb") as file:
@@ -171,7 +217,7 @@ def read_offsets(path: str) -> dict[str, int]:
             f"this kernel's BTF in {path} is not understood: {error}. Use --source netlink or scan, and report the "
             "kernel",
         ) from None
-    return found
+    return btf, found
 
 
 def first_offset(btf: Btf, choices: tuple[tuple[str, ...], ...]) -> int:
@@ -266,6 +312,11 @@ def seed(bcc: Any, iterator: int) -> int:
         raise LoadError(
             "other", "the task iterator could not be started, see the debug log; use --source netlink or scan"
         )
+    return count_present(fd)
+
+
+def count_present(fd: int) -> int:
+    """How many processes the iterator's descriptor tells of, which is closed then."""
     size = 0
     try:
         while chunk := os.read(fd, 1 << 16):

@@ -22,7 +22,11 @@ _SYSCALL_NUMBERS = {"x86_64": 321, "aarch64": 280}
 _FETCHES_SINCE = {"x86_64": "5.12", "aarch64": "5.18"}
 _HOST_PIDNS = 0xEFFFFFFC  # PROC_PID_INIT_INO in include/linux/proc_ns.h
 _CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 21, 38, 39  # include/uapi/linux/capability.h
-_PROG_LOAD, _RAW_TRACEPOINT = 5, 17  # enum bpf_cmd and bpf_prog_type in include/uapi/linux/bpf.h
+_PROG_LOAD, _ITER_CREATE, _RAW_TRACEPOINT = (
+    5,
+    33,
+    17,
+)  # enum bpf_cmd and bpf_prog_type in include/uapi/linux/bpf.h
 _PROBE_READ_KERNEL = 113  # enum bpf_func_id
 _TOO_LARGE = (
     1 << 20
@@ -85,6 +89,13 @@ class Kernel:
             os.close(fd)
             return 0, ""
         return -fd, log.value.decode("utf-8", "replace")
+
+    def iterate(self, link: int) -> int:
+        """A descriptor that runs the iterator behind this link when it is read. Raises OSError."""
+        fd = self.call(_ITER_CREATE, struct.pack("=II", link, 0), 8)
+        if fd < 0:
+            raise OSError(-fd, os.strerror(-fd))
+        return fd
 
     def filtered(self) -> bool:
         """Whether a seccomp filter looks at this process's calls."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
+from resolver.lean import lean
+
+with lean("msgspec"):
+    import msgspec
 
 from resolver.config.settings import (
     FIXED_AT_START,
@@ -56,7 +58,7 @@ __all__ = (
 
 
 #: Names with our prefix that are no settings: the file's, and those of ``resolver report-devices``.
-_OTHER_VARIABLES = {f"{PREFIX}CONFIG", f"{PREFIX}NODE", f"{PREFIX}REPORT_METRICS_ADDR"}
+OTHER_VARIABLES = {f"{PREFIX}CONFIG", f"{PREFIX}NODE", f"{PREFIX}REPORT_METRICS_ADDR"}
 
 
 class SettingReport(NamedTuple):
@@ -134,6 +136,8 @@ def from_status(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_file(path: str) -> dict[str, Any]:
+    import tomllib  # most daemons have no file
+
     try:
         with open(path, "rb") as file:
             values = tomllib.load(file)
@@ -152,7 +156,7 @@ def _from_file(path: str) -> dict[str, Any]:
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What is set and not empty. `UsageError` for a name that is like a setting's and is none."""
-    known = {setting.variable for setting in SETTINGS.values()} | _OTHER_VARIABLES
+    known = {setting.variable for setting in SETTINGS.values()} | OTHER_VARIABLES
     for variable, value in environ.items():
         foreign = not variable.startswith(PREFIX) or not value
         if not foreign and variable not in known and not _of_a_service(variable, value):

@@ -26,7 +26,7 @@ class HostpidNamespace(StrEnum):
 
 
 class WriteUtilization(StrEnum):
-    """Where ``sm_util`` is written: where no watcher puts it right, wherever it differs, or nowhere."""
+    """Where ``sm_util`` is written: where no watcher corrects it, wherever it differs, or never."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -43,7 +43,7 @@ class SourceName(StrEnum):
 
 
 class BrokerAnswer(StrEnum):
-    """What our host PID broker tells: the number that the driver's samples will carry, or always the host PID."""
+    """What our host PID broker answers: the number that the driver's samples will carry, or always the host PID."""
 
     POLICY = "policy"
     HOST = "host"
@@ -98,16 +98,30 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     containers_dir: Annotated[
         tuple[str, ...],
         About(
-            "HAMi's directory of containers; may be given several times",
+            "directory of the containers' cache files; may be given several times; auto: all known ones",
             "DIR",
-            "HAMi's directories of containers. Several: a list in the file, the flag more than once, `:` between them "
-            "in the environment",
+            "directories of containers, or of claims, in which cache files are searched; `auto`: those of every "
+            "[scheduler that is known](placements.md). Several: a list in the file, the flag more than once, `:` "
+            "between them in the environment",
             live=True,
             check=values.check_paths,
-            chart=Chart(says="HAMi's directories of containers on the node; each is mounted, writable"),
+            chart=Chart(
+                says="Directories of containers, or of claims, on the node; each is mounted, writable",
+                default=("/usr/local/vgpu/containers",),
+            ),
         ),
-    ] = ("/usr/local/vgpu/containers",)
-    interval: Annotated[Seconds, About("time between two passes over the slots", "TIME", live=True)] = 0.25
+    ] = ("auto",)
+    interval: Annotated[
+        Seconds,
+        About(
+            "time between two checks of a cache file by the clock",
+            "TIME",
+            meaning="time between two checks of a cache file by the clock: where something is waited for, or the "
+            "kernel doesn't tell of its processes. Other files are checked at once when a process attaches, and "
+            "else every 16 intervals ([how it works](how-it-works.md#when-a-cache-file-is-checked))",
+            live=True,
+        ),
+    ] = 0.25
     nvml_interval: Annotated[Seconds, About("time between two samplings by NVML", "TIME", live=True)] = 1.0
     dry_run: Annotated[
         bool,
@@ -133,7 +147,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         HostpidNamespace,
         About(
             "which number hostpid must be; auto: by the driver",
-            meaning="which number `hostpid` must be: `auto` goes by what the driver was measured to do, else by its "
+            meaning="which number `hostpid` must be: `auto` takes what the driver was measured to do, else its "
             "version; `host` and `container` force it",
             live=True,
         ),
@@ -173,14 +187,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     )
     map_size: Annotated[
         int,
-        msgspec.Meta(ge=1024, le=4194304),
+        msgspec.Meta(ge=0, le=4194304),
         About(
-            "processes that the kernel's map has room for",
+            "processes that the kernel's map has room for; 0: as many as the node needs",
             "N",
-            "processes that the kernel's map has room for, with `bpf`; 200 bytes each",
-            chart=Chart(says="Processes that the kernel's map has room for, with `bpf`"),
+            "processes that the kernel's map has room for, with `bpf`; 220 bytes each; 0: as many as "
+            "[the node needs](sources.md#how-large-the-map-is)",
+            chart=Chart(
+                says="Processes that the kernel's map has room for, with `bpf`; 0: as many as the node needs"
+            ),
         ),
-    ] = 32768
+    ] = 0
     run_dir: Annotated[
         str,
         About(
@@ -241,9 +258,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     metrics_addr: Annotated[
         str,
         About(
-            "where Prometheus finds /metrics, without HOST on every address; off: nowhere",
+            "where Prometheus finds /metrics, without HOST on every address; off: not served",
             "HOST:PORT",
-            "`HOST:PORT` where Prometheus finds `/metrics`; without a host on every address; `off`: nowhere",
+            "`HOST:PORT` where Prometheus finds `/metrics`; without a host on every address; `off`: not served",
             check=values.check_address,
             chart=Chart(
                 says="`:PORT` of metrics and probes; `off`: neither. An address beside the port needs `hostNetwork`",
@@ -252,6 +269,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = ":9395"
     metrics_per_process: Annotated[bool, About("a series for each GPU process as well")] = False
+    gpu_details: Annotated[
+        bool,
+        About(
+            "clocks, throttling, power limit, energy, PCIe, corrected errors and video engines of each GPU as well"
+        ),
+    ] = False
     hami_metrics: Annotated[
         bool, About("the same values under HAMi's own metric and label names as well")
     ] = False
@@ -270,8 +293,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     broker_answer: Annotated[
         BrokerAnswer,
         About(
-            "what the broker tells; policy: the number that the driver's samples will carry",
-            meaning="what the broker tells a process: `policy`: the number that this driver's samples will carry; "
+            "what the broker answers; policy: the number that the driver's samples will carry",
+            meaning="what the broker answers a process: `policy`: the number that this driver's samples will carry; "
             "`host`: always the host PID, as HAMi's own",
         ),
     ] = BrokerAnswer.POLICY
@@ -283,6 +306,19 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             chart=Chart(pattern=_PATH),
         ),
     ] = "/var/log/pods"
+    container_logs_dir: Annotated[
+        str,
+        About(
+            "kubelet's links to containers' logs, from which KAI's containers are known",
+            "DIR",
+            "kubelet's links to the logs of containers. By their names a container's id tells its name, without which "
+            "no file of [KAI's](placements.md#kai) is touched",
+            chart=Chart(
+                says="Kubelet's links to the logs of containers, without whose names no file of KAI's is touched",
+                pattern=_PATH,
+            ),
+        ),
+    ] = "/var/log/containers"
     mapped_regions: Annotated[
         bool,
         About(
@@ -336,7 +372,9 @@ def _declared(field: msgspec.structs.FieldInfo) -> Setting:
     kind, *notes = get_args(field.type) if get_origin(field.type) is Annotated else [field.type]
     (about,) = (note for note in notes if isinstance(note, About))
     limits = next((note for note in notes if isinstance(note, msgspec.Meta)), None)
-    return Setting(field.name, kind, field.type, field.default, about, limits)
+    return Setting(
+        name=field.name, kind=kind, type=field.type, default=field.default, about=about, limits=limits
+    )
 
 
 #: All, by name, in the order in which they are shown.

@@ -68,7 +68,7 @@ def check_paths(value: Any) -> None:
     if not value:
         raise ValueError("at least one path is expected")
     if "" in value:
-        raise ValueError("an empty path leads nowhere")
+        raise ValueError("an empty path names no file")
 
 
 def check_mode(value: Any) -> None:

@@ -24,11 +24,11 @@ class Decision:
 
     def decide(self, setting: HostpidNamespace, driver_version: str | None) -> bool:
         """Decide; whether that changed anything."""
-        measurement, before = self.measurement, self.policy
-        self.policy = decide(setting, driver_version, measurement.get(driver_version), measurement.unable)
-        if self._said and self.policy == before:
+        measurement = self.measurement
+        policy = decide(setting, driver_version, measurement.get(driver_version), measurement.unable)
+        if self._said and self.policy == policy:
             return False
-        self._said = True
+        self.policy, self._said = policy, True
         self._journal.tell(
             "policy",
             hostpid_namespace=self.policy.namespace or "unknown",

@@ -2,7 +2,7 @@
 
 When NVML has just had samples of slot owners, a child (`resolver.workers.driver_probe`) looks at the same samples
 from inside their PID namespace. Two looks that agree, of different containers where there are several, are a
-measurement. A look that fails or is refused is counted, and the next one waits: whoever disturbs it gets what the
+measurement. One that fails or is refused is counted, and the next one waits: a tenant that disturbs it gets what the
 driver's version says.
 """
 
@@ -16,6 +16,7 @@ import sysconfig
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from resolver.counters import CounterName
 from resolver.errors import AccessDenied, ProcessGone, WorkerFailed
 from resolver.gpu.sampler import OK, SAMPLE_SECONDS
 from resolver.hami.driver_memory import Memory, Subject, Verdict, judge
@@ -149,7 +150,7 @@ class DriverMeasurement:
             return
         place = self._place(collection, version)
         if place is not None:
-            self._counters["driver_probes"] += 1
+            self._counters[CounterName.DRIVER_PROBES] += 1
             self._task = asyncio.create_task(self._look(place))
 
     def close(self) -> None:
@@ -185,7 +186,7 @@ class DriverMeasurement:
                 raise
             if fd >= 0:
                 self._tries[pidns] += 1
-                return _Place(pidns, fd, tuple(subjects), version)
+                return _Place(pidns=pidns, fd=fd, subjects=tuple(subjects), driver_version=version)
             _close(subjects)
         self.why = self.why or "the numbers of every busy process may also be other processes'"
         return None
@@ -197,7 +198,7 @@ class DriverMeasurement:
         collection: Collection,
         subjects: list[tuple[Subject, int, ProcessHandle]],
     ) -> None:
-        """Take hold of those whose numbers tell something."""
+        """Hold those processes whose numbers are conclusive."""
         for host_pid, uuid, stamp in busy:
             with contextlib.suppress(ProcessGone, AccessDenied):
                 handle = self._procfs.open_handle(host_pid)
@@ -259,7 +260,7 @@ class DriverMeasurement:
 
     def _seen(self, answer: dict[str, Any]) -> _Seen | str:
         if "refused" in answer:
-            self._counters["driver_probes_refused"] += 1
+            self._counters[CounterName.DRIVER_PROBES_REFUSED] += 1
             return f"the container was not entered: {answer['refused']}"
         if "failed" in answer:
             if answer["init"] and self._nobody:
@@ -309,7 +310,7 @@ class DriverMeasurement:
         )
 
     def _failed(self, why: str) -> None:
-        self._counters["driver_probes_failed"] += 1
+        self._counters[CounterName.DRIVER_PROBES_FAILED] += 1
         wait = doubled(_FIRST_WAIT, _LONGEST_WAIT, self._in_vain) if self._in_vain >= 0 else 0.0
         self._in_vain += 1
         self._not_before = time.monotonic() + wait

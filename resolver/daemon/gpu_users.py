@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from resolver.budget import Slices
+from resolver.counters import CounterName
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.gpu.attribution import NOTHING, join
 from resolver.gpu.inventory import NONE as NO_INVENTORY
@@ -31,6 +32,7 @@ _DRIVER_SECONDS = 1.0  # a driver that answered before may take this long; then 
 #: A process whose last sample is older (seconds; drivers take some six a second) seems to idle; and at the earliest so
 #: many seconds after an answer NVML is asked again for it.
 _SEEMS_IDLE, _ASK_AGAIN_AFTER = 0.3, 0.25
+_LIST_SECONDS = 10.0  # after which processes are listed anew though nothing happened: their names may change
 
 
 class GpuUsers:
@@ -44,14 +46,23 @@ class GpuUsers:
         census: Census,
         counters: Counter[str],
         journal: Journal,
+        *,
+        details: bool = False,
     ) -> None:
-        self.sampler = Sampler()
+        """``details``: of each GPU, see `resolver.gpu.inventory.GpuDetails`."""
+        self.sampler = Sampler(details=details)
         self.joined: Joined = NOTHING
         self.inventory = NO_INVENTORY
         self.collected_at = 0.0
         self.processes: tuple[Process, ...] = ()
         self.census = census
         self.ask_again = asyncio.Event()  # before the interval is over
+        self._said: tuple[object, ...] = ()  # what the last join was made of
+        self._all_owners = (
+            False  # each process in it owns a slot: whose the others are may change at any time
+        )
+        self._listed: tuple[Used, ...] | None = None  # those that `processes` was made of
+        self._list_again = 0.0
         self._procfs, self._pidmap, self._repairer = procfs, pidmap, repairer
         self._counters, self._journal = counters, journal
 
@@ -59,9 +70,9 @@ class GpuUsers:
         """Ask NVML, and join what it says."""
         collection = await self.sampler.collect(max(_DRIVER_SECONDS, interval))
         trouble = self._journal.trouble
-        self._counters["implausible_samples"] = self.sampler.implausible
+        self._counters[CounterName.IMPLAUSIBLE_SAMPLES] = self.sampler.implausible
         for kind, fields in changes(self.inventory, collection.inventory):
-            level = "warning" if kind in ("gpu_gone", "gpu_unhealthy") else "info"
+            level = "warning" if kind in ("gpu_gone", "gpu_unhealthy", "gpu_xid") else "info"
             self._journal.tell(kind, level=level, **fields)
         self.inventory = collection.inventory
         if not collection.error:
@@ -70,7 +81,13 @@ class GpuUsers:
         for uuid, device in collection.devices.items():
             trouble(f"device {uuid}", device.why, "device_without_samples", "device_samples", device=uuid)
         owners = self._repairer.owners
-        self.joined = await join(collection, owners, owners.container_ids(), self._procfs, self._pidmap)
+        said = collection.error, collection.devices, owners.changes
+        if said == self._said and self._all_owners:
+            self.joined = self.joined._replace(at=collection.at)
+        else:
+            self.joined = await join(collection, owners, owners.container_ids(), self._procfs, self._pidmap)
+            self._said = said
+            self._all_owners = all(used.no_slot is None for used in self.joined.used)
         return collection
 
     def expect_idleness(self, collection: Collection) -> None:
@@ -93,13 +110,17 @@ class GpuUsers:
         """Who runs on this node, and which of their processes use a GPU."""
         owners, regions = self._repairer.owners, dict[str, list[str]]()
         for region in self._repairer.reports():
-            if region.container_id:
-                regions.setdefault(region.container_id, []).append(region.path)
+            for container_id in region.container_ids:
+                regions.setdefault(container_id, []).append(region.path)
         users = owners.by_container()
         for used in self.joined.used:
             if used.no_slot in (SampleReason.NO_SLOT, SampleReason.NO_SHARED_REGION):
                 users.setdefault(used.container, used.host_pid)
-        await self.census.refresh(users, regions)
+        changed = await self.census.refresh(users, regions)
+        now = time.monotonic()
+        if not changed and self.joined.used is self._listed and now < self._list_again:
+            return
+        self._listed, self._list_again = self.joined.used, now + _LIST_SECONDS
         slices, processes = Slices(), []
         for used in self.joined.used:
             processes.append(self._process(used))

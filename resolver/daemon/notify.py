@@ -1,7 +1,7 @@
-"""What systemd is told of the daemon (sd_notify(3)): that it is ready, how it is, and that passes are made.
+"""Notifies systemd (sd_notify(3)): READY, STATUS, and WATCHDOG while passes are made.
 
 The protocol is one datagram of ``NAME=value`` lines to the socket that ``NOTIFY_SOCKET`` names. Without that variable
-nothing is told, and nothing is paid.
+nothing is sent, and it costs nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Systemd:
         return cls(path, int(micros) / 1e6 if ours else None)
 
     def tell(self, **fields: str | int) -> None:
-        """Send one message; a manager that does not take it is told next time."""
+        """Send one message; a manager that does not take it gets the next one."""
         with contextlib.suppress(OSError):
             self._socket.sendto(
                 "\n".join(f"{name}={value}" for name, value in fields.items()).encode(), self._path
@@ -82,8 +82,9 @@ def summary(snapshot: Snapshot) -> str:
     """How the daemon is, in one line for people."""
     if snapshot.holder:
         return f"waits for the end of the daemon with PID {snapshot.holder}; source {snapshot.source}"
-    slots = sum(len(region.slots) for region in snapshot.regions)
-    unresolved = len(snapshot.unresolved())
+    counted = list(snapshot.tallies())
+    slots = sum(each.in_use for each in counted)
+    unresolved = sum(sum(each.unresolved.values()) for each in counted)
     parts = [f"source {snapshot.source}", f"{len(snapshot.regions)} cache files", f"{slots} slots in use"]
     if unresolved:
         parts.append(f"{unresolved} unresolved")

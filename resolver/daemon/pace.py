@@ -8,6 +8,8 @@ import errno
 import time
 from typing import TYPE_CHECKING, Any
 
+from resolver.counters import CounterName
+
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -65,7 +67,25 @@ class Pace:
         name: str,
     ) -> None:
         """Repeat at a fixed pace, sooner in a hurry. A step that took long delays the next, it does not double it."""
-        due, errors = time.monotonic(), 0
+        due = time.monotonic()
+
+        def next_due() -> float:
+            nonlocal due
+            now = time.monotonic()
+            due = max(min(due, now) + interval(), now)  # after a hurry the pace goes on from there
+            return due
+
+        await self.whenever(next_due, step, hurry, name)
+
+    async def whenever(
+        self,
+        due: Callable[[], float],
+        step: Callable[[], Awaitable[None]],
+        hurry: asyncio.Event,
+        name: str,
+    ) -> None:
+        """Repeat when it is ``due`` (monotonic; asked after each step), sooner in a hurry."""
+        errors = 0
         while not self._stopping.is_set():
             try:
                 await step()
@@ -74,16 +94,14 @@ class Pace:
                 if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                     self._out_of_descriptors()
                 else:
-                    # A defect of ours, or a file system that fails in a new way: shown, counted, and survived.
+                    # A bug, or a file system that fails in a new way: shown, counted, and survived.
                     errors += 1
-                    self._counters["internal_errors"] += 1
+                    self._counters[CounterName.INTERNAL_ERRORS] += 1
                     self._journal.log.exception("internal_error", step=name)
                     if errors >= ERRORS_BEFORE_END:
                         raise
-            due = max(due + interval(), time.monotonic())
             # Not wait_for: before Python 3.12 it can swallow a cancellation, and the daemon would not end.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(due - time.monotonic()):
+                async with asyncio.timeout(max(0.0, due() - time.monotonic())):
                     await hurry.wait()
-                due = time.monotonic()  # the pace goes on from here
             hurry.clear()

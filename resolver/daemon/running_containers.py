@@ -20,6 +20,7 @@ from resolver.state import Container
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from resolver.containers.log_names import ContainerNames
     from resolver.containers.pod_names import PodNames
     from resolver.linux.procfs import Procfs
     from resolver.log import Journal
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
 
 #: A walk over /proc only to hear of new containers is not made more often.
 _SCAN_SECONDS = 5.0
-#: The runtime makes a container's mounts after its first process: a name that is not there yet is looked for again.
+#: The runtime makes a container's mounts after its first process: a name that is not there yet is retried.
 _LOOKS = 5
+#: Seconds after which all are looked at again though none came or went.
+_LOOK_AGAIN = 10.0
 
 
 class _Known(NamedTuple):
@@ -42,23 +45,42 @@ class Census:
     """Keeps the list. What it remembers is dropped with the container."""
 
     def __init__(
-        self, procfs: Procfs, pidmap: PidMap, live: LiveLookup, pods: PodNames, journal: Journal
+        self,
+        procfs: Procfs,
+        pidmap: PidMap,
+        live: LiveLookup,
+        pods: PodNames,
+        journal: Journal,
+        names: ContainerNames | None = None,
     ) -> None:
+        """``names`` are kubelet's, where a container's mounts don't tell its own."""
         self._procfs = procfs
         self._pidmap = pidmap
         self._live = live
         self.pods = pods
+        self._names = names
         self._journal = journal
         self._known: dict[str, _Known] = {}
         self._next_scan = 0.0
+        self._made_of: tuple[object, ...] = ()  # what the list was made of
+        self._look_again = 0.0
 
-    async def refresh(self, users: Mapping[str, int], regions: Mapping[str, list[str]]) -> None:
-        """Look again. ``users``: a host PID for each container id that is seen otherwise; ``regions``: paths by id."""
+    async def refresh(self, users: Mapping[str, int], regions: Mapping[str, list[str]]) -> bool:
+        """Look again; whether anything may have changed.
+
+        ``users``: a host PID for each container id that is seen otherwise; ``regions``: paths by id.
+        """
         now = time.monotonic()
         if self._pidmap.source.name != "scan" or now >= self._next_scan:
             self._next_scan = now + _SCAN_SECONDS
-            self._pidmap.refresh()
+            await self._pidmap.catch_up(Slices())
         self.pods.refresh()
+        pods = tuple(self.pods.of(known.report.pod_uid or "") for known in self._known.values())
+        made_of = (self._pidmap.inits(), users, regions, pods)
+        if made_of == self._made_of and now < self._look_again:
+            return False
+        if self._names is not None:
+            self._names.refresh()
         slices = Slices()
         await self._live.look_around()
         present: dict[str, tuple[int, int | None]] = {
@@ -81,6 +103,10 @@ class Census:
             if (seen.namespace, seen.pod, seen.regions) != (namespace, pod, paths):
                 report = structs.replace(seen, namespace=namespace, pod=pod, regions=paths)
                 self._known[container_id] = known._replace(report=report)
+        # Of what is not known yet more may be known next time.
+        complete = all(_named(known) or known.looks >= _LOOKS for known in self._known.values())
+        self._made_of, self._look_again = (made_of if complete else ()), now + _LOOK_AGAIN
+        return True
 
     def _by_inits(self) -> dict[str, tuple[int, int | None]]:
         """First process and PID namespace by container id.
@@ -104,9 +130,15 @@ class Census:
         try:
             container = self._procfs.container(host_pid)
             if not container.container_id or container.container_id != container_id:
-                return  # it ended, and its PID is another's: the next look at all will tell
+                return  # it ended, and its PID is another's: the next scan of all will show
             pod_uid, runtime = container.pod_uid or "", container.runtime or ""
             name = container_name(self._procfs.first_mounts(host_pid), container.pod_uid) or ""
+            if (
+                not name
+                and self._names is not None
+                and (kubelets := self._names.of(container_id)) is not None
+            ):
+                name = kubelets.container
         except ProcessGone:
             return
         except AccessDenied:

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import resource
 import time
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from resolver import __version__, api, log
 from resolver.config import OFF, HostpidNamespace, SourceName, changed
+from resolver.containers.log_names import ContainerNames
 from resolver.containers.pod_names import PodNames
+from resolver.counters import CounterByReason, CounterName
 from resolver.daemon.decision import Decision
 from resolver.daemon.driver_measurement import DriverMeasurement
 from resolver.daemon.gpu_users import GpuUsers
@@ -30,7 +34,7 @@ from resolver.daemon.source_upkeep import SourceUpkeep
 from resolver.events import Events
 from resolver.linux.procfs import Procfs
 from resolver.lookup.cached import LiveLookup
-from resolver.pids.ladder import Ladder
+from resolver.pids.ladder import Ladder, open_source
 from resolver.pids.listing import Listing
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
@@ -44,6 +48,8 @@ if TYPE_CHECKING:
     from resolver.api import Entrances
     from resolver.config import Settings
 
+#: A source that fails is tended at once; one that works need not be so often.
+_TEND_INTERVALS = 5
 _FOLLOW_EVERY = 0.01  # seconds between two looks at values that a watcher makes wrong every 120 ms
 
 
@@ -61,7 +67,7 @@ class Service:
     ) -> None:
         """``in_charge``: the whole process is this daemon's, so drop its capabilities, and serve the API.
 
-        ``origins`` tells where each setting comes from, for those who ask. ``holder`` is the PID of the daemon that
+        ``origins`` says where each setting comes from. ``holder`` is the PID of the daemon that
         writes on this node: nothing is written, and the API not served, until `take_over`.
         """
         _raise_descriptor_limit()
@@ -74,7 +80,12 @@ class Service:
         self.repairer = Repairer(settings, self.procfs, self.pidmap, self.counters, self.journal)
         self.live = LiveLookup(self.procfs, self.pidmap)
         self.ladder = Ladder(
-            settings.source, self.procfs, settings.map_size, self.pidmap.use, self.journal.tell
+            settings.source,
+            self.procfs,
+            settings.map_size,
+            self.pidmap.use,
+            self.journal.tell,
+            partial(open_source, run_dir=settings.run_dir),
         )
         self.source = SourceUpkeep(self.ladder, self.pidmap, self.journal)
         measurement = DriverMeasurement(
@@ -83,8 +94,18 @@ class Service:
         if in_charge:
             measurement.enable(wanted=settings.hostpid_namespace is HostpidNamespace.AUTO)
         self.decision = Decision(settings.hostpid_namespace, measurement, self.journal)
-        census = Census(self.procfs, self.pidmap, self.live, PodNames(settings.pod_logs_dir), self.journal)
-        self.gpus = GpuUsers(self.procfs, self.pidmap, self.repairer, census, self.counters, self.journal)
+        names = ContainerNames(settings.container_logs_dir, settings.pod_logs_dir)
+        pods = PodNames(settings.pod_logs_dir)
+        census = Census(self.procfs, self.pidmap, self.live, pods, self.journal, names)
+        self.gpus = GpuUsers(
+            self.procfs,
+            self.pidmap,
+            self.repairer,
+            census,
+            self.counters,
+            self.journal,
+            details=settings.gpu_details,
+        )
         self.snapshots = Snapshots(
             self.reloading,
             self.pidmap,
@@ -100,6 +121,8 @@ class Service:
         self._entrances: Entrances | None = None
         self._contested = asyncio.Event()  # some tenant's watcher writes wrong values
         self._hurry = asyncio.Event()  # the next pass is not to wait for its time
+        self._alarm: asyncio.TimerHandle | None = None  # for that
+        self._made = 0  # passes before this one
         self._our_turn = asyncio.Event()
         if not holder:
             self._our_turn.set()
@@ -157,19 +180,66 @@ class Service:
     def _nvml_interval(self) -> float:
         return self.settings.nvml_interval
 
+    def _tend_interval(self) -> float:
+        return _TEND_INTERVALS * self.settings.nvml_interval
+
     async def _passes(self) -> None:
         holder = self.snapshots.holder
         if holder:
             self.journal.log.info("waiting", holder=holder, why="another daemon writes on this node")
         await self._our_turn.wait()
-        await self._pace.every(lambda: self.settings.interval, self.pass_once, self._hurry, "interval")
+        loop, told = asyncio.get_running_loop(), self.repairer.watches.fd
+        if told >= 0:
+            loop.add_reader(told, self._told)
+        self._listen()
+        try:
+            await self._pace.whenever(self._next_pass, self._due_pass, self._hurry, "interval")
+        finally:
+            loop.remove_reader(self.repairer.owners.fd)
+            if told >= 0:
+                loop.remove_reader(told)
+
+    async def _due_pass(self) -> None:
+        await self.pass_once(everything=False)
+        self._listen()
+
+    def _listen(self) -> None:
+        """Hear of the end of the next owner; only after a pass can there be a next one."""
+        asyncio.get_running_loop().add_reader(self.repairer.owners.fd, self._owner_ended)
+
+    def _owner_ended(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.repairer.owners.fd)
+        self._alarm_at(self.repairer.not_before)
+
+    def _told(self) -> None:
+        """A tenant did something with its files: the next pass may be sooner."""
+        self.repairer.take_events()
+        self._alarm_at(self.repairer.next_pass())
+
+    def _next_pass(self) -> float:
+        self._alarm_at(math.inf)
+        made, self._made = self._made, self.snapshots.passes
+        if made == self._made:  # it failed: not again at once
+            return time.monotonic() + self.settings.interval
+        due = self.repairer.next_pass()
+        return min(due, time.monotonic() + self.settings.interval) if self.pidmap.source.busy else due
+
+    def _alarm_at(self, when: float) -> None:
+        """Hurry at this time; a later one than that which is set changes nothing, but for infinity, which unsets it."""
+        if self._alarm is not None:
+            if self._alarm.when() <= when < math.inf:
+                return
+            self._alarm.cancel()
+            self._alarm = None
+        if when < math.inf:
+            self._alarm = asyncio.get_running_loop().call_at(when, self._hurry.set)
 
     async def _tend_source(self) -> None:
         if (
             self.settings.source == SourceName.AUTO
         ):  # nothing waits for the best one: the scan does until it is there
             await self.start_source()
-        await self._pace.every(self._nvml_interval, self.source.tend, self.source.failed, "nvml_interval")
+        await self._pace.every(self._tend_interval, self.source.tend, self.source.failed, "nvml_interval")
 
     async def _follow(self) -> None:
         """Between the passes, only while some tenant's watcher writes wrong values: put them right after its ticks."""
@@ -182,6 +252,8 @@ class Service:
             await asyncio.sleep(_FOLLOW_EVERY)
 
     async def _serve(self) -> None:
+        if self._entrances is not None:
+            api.load()  # a daemon that waits has the time; after the take-over others would wait for it
         await self._our_turn.wait()  # the socket is the other daemon's as long
         if self._entrances is not None:
             await api.serve(self.view(), self.settings, self.journal, self._entrances)
@@ -198,7 +270,7 @@ class Service:
 
             for reason in broker.Refusal:
                 # There from the start, for a rate to start from.
-                self.counters[f"broker_refused_{reason}"] += 0
+                self.counters[CounterByReason.BROKER_REFUSED.of(reason)] += 0
             yield broker.serve(
                 self.settings,
                 self.procfs,
@@ -248,19 +320,25 @@ class Service:
         self.decision.consider(collection)
         await self.gpus.count_containers()
         self.gpus.expect_idleness(collection)
+        if self.repairer.is_news(self.gpus.joined):
+            self._hurry.set()
+        elif self.snapshots.latest is not None:
+            self.snapshots.renew()
 
-    async def pass_once(self, *, patient: bool = True) -> None:
-        """One pass over the slots, and a new snapshot."""
+    async def pass_once(self, *, patient: bool = True, everything: bool = True) -> None:
+        """One pass over the slots, or those that are due, and a new snapshot."""
         self._take_new_settings()
         self.source.keep_up()
         began = time.perf_counter()
-        await self.repairer.pass_once(self.decision.policy, self.gpus.joined, patient=patient)
+        await self.repairer.pass_once(
+            self.decision.policy, self.gpus.joined, patient=patient, everything=everything
+        )
         seconds = time.perf_counter() - began
         if self.repairer.contested():
             self._contested.set()
         else:
             self._contested.clear()
-        self.snapshots.after_pass(seconds)
+        self.snapshots.after_pass(seconds, news=everything or self.repairer.take_news())
 
     def _take_new_settings(self) -> None:
         names = self.reloading.take()
@@ -282,7 +360,7 @@ class Service:
             self._rights.give_up(self.decision.measurement.rights)
 
     def _out_of_descriptors(self) -> None:
-        self.counters["out_of_descriptors"] += 1
+        self.counters[CounterName.OUT_OF_DESCRIPTORS] += 1
         self.repairer.shed()
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         why = f"all {limit} descriptors are in use, so some regions are not repaired: raise the limit (ulimit -n)"
@@ -290,7 +368,13 @@ class Service:
 
     def view(self) -> View:
         """What the API and the metrics are given."""
-        return View(self.snapshots.shown, self.live, self.procfs, self.events, self.snapshots.inventories)
+        return View(
+            snapshot=self.snapshots.shown,
+            live=self.live,
+            procfs=self.procfs,
+            events=self.events,
+            inventories=self.snapshots.inventories,
+        )
 
 
 def _raise_descriptor_limit() -> None:

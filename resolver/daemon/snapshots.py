@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from resolver.pids.pidmap import PidMap
     from resolver.repair.repairer import Repairer
 
+#: A picture that nothing was new in is made anew after so many seconds, for its counters and times.
+_SHOWN_SECONDS = 0.25
 #: Of the histogram of passes, in seconds.
 BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
@@ -49,12 +51,17 @@ class Snapshots:
         self._counts = [0] * len(BOUNDS)
         self._seconds = 0.0
 
-    def after_pass(self, seconds: float) -> None:
-        """A pass took so long: count it, and show what is known now."""
+    def after_pass(self, seconds: float, *, news: bool = True) -> None:
+        """A pass took so long: count it, and show what is known now; without news not more often than by the clock."""
         self._seconds += seconds
         for index, bound in enumerate(BOUNDS):
             self._counts[index] += seconds <= bound
         self.passes += 1
+        if news or self.latest is None or not 0 <= time.time() - self.latest.at < _SHOWN_SECONDS:
+            self.renew()
+
+    def renew(self) -> None:
+        """Show what is known now."""
         before, self.latest = self.latest, self.take()
         if before is None or _inventory_of(before) != _inventory_of(self.latest):
             self.inventories.publish("inventory", {})
@@ -78,14 +85,16 @@ class Snapshots:
             at=time.time(),
             started_at=self._started_at,
             passes=self.passes,
-            pass_seconds=PassSeconds(BOUNDS, tuple(self._counts), self.passes, self._seconds),
+            pass_seconds=PassSeconds(
+                bounds=BOUNDS, counts=tuple(self._counts), observations=self.passes, total=self._seconds
+            ),
             source=source.name,
             sources_not_used=dict(self._ladder.why_not),
             source_counters=self._pidmap.counters(),
             incomplete=source.shortage() or source.incomplete(),
             not_ready=self._ladder.not_ready(source),
             processes=len(source),
-            map_size=settings.map_size,
+            map_size=getattr(source, "room", settings.map_size),
             policy=policy.namespace or "unknown",
             policy_why=policy.why,
             policy_origin=policy.origin,
@@ -98,12 +107,17 @@ class Snapshots:
             gpu_processes=gpus.processes,
             joined=gpus.joined,
             collected_at=gpus.collected_at,
-            workers=tuple(Worker(w.name, w.starts, w.failures, w.last_failure or None) for w in workers),
+            workers=tuple(
+                Worker(name=w.name, starts=w.starts, failures=w.failures, last_failure=w.last_failure or None)
+                for w in workers
+            ),
             counters=dict(self._counters),
             dry_run=settings.dry_run,
             settings=self._reloading.described,
             holder=self.holder,
+            unwatched=repairer.unwatched(),
             not_measured=self._decision.not_measured(),
+            hami_counts=repairer.hami_counts.known(),
         )
 
 

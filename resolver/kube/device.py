@@ -1,7 +1,7 @@
 """Koordinator's ``Device`` object, made of the daemon's GPUs. Pure: no I/O, and nothing heavy is imported.
 
 ``scheduling.koordinator.sh/v1alpha1``, cluster-scoped, called as its node. The list ``spec.devices`` has no keys for a
-server-side apply (it is one value to the API server), and the kind has no status subresource: whoever replaces the
+server-side apply (it is one value to the API server), and the kind has no status subresource: replacing the
 object drops the scheduler's ``status``. So a change is a merge patch of the fields that are ours, with the
 ``resourceVersion`` that was read: GPUs in the list, two labels, one owner reference. What else is there stays.
 """

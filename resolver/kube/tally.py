@@ -21,41 +21,52 @@ if TYPE_CHECKING:
 RESULTS = ("created", "patched", "conflict", "throttled", "refused", "failed")
 
 WRITES = Family(
-    "resolver_report_writes_total",
-    "counter",
-    ("result",),
-    "Attempts to write the Device object: created, patched, conflict (409), throttled (429), refused, failed.",
+    name="resolver_report_writes_total",
+    kind="counter",
+    labels=("result",),
+    help="Attempts to write the Device object: created, patched, conflict (409), throttled (429), refused, failed.",
 )
 EVENTS = Family(
-    "resolver_report_events_total",
-    "counter",
-    ("result",),
-    "Events on the node: posted, or failed and tried again.",
+    name="resolver_report_events_total",
+    kind="counter",
+    labels=("result",),
+    help="Events on the node: posted, or failed and tried again.",
 )
 REQUESTS = Family(
-    "resolver_report_requests_total",
-    "counter",
-    ("code",),
-    "Requests to the API server by HTTP status; 0 for those without an answer.",
+    name="resolver_report_requests_total",
+    kind="counter",
+    labels=("code",),
+    help="Requests to the API server by HTTP status; 0 for those without an answer.",
 )
 LAST_SUCCESS = Family(
-    "resolver_report_last_success_timestamp_seconds",
-    "gauge",
-    (),
-    "When the Device object was last written, or read and found right (Unix time).",
+    name="resolver_report_last_success_timestamp_seconds",
+    kind="gauge",
+    labels=(),
+    help="When the Device object was last written, or read and found right (Unix time).",
 )
 IN_SYNC = Family(
-    "resolver_report_in_sync", "gauge", (), "Whether the Device object is known to be as it should be."
+    name="resolver_report_in_sync",
+    kind="gauge",
+    labels=(),
+    help="Whether the Device object is known to be as it should be.",
 )
-DAEMON_UP = Family("resolver_report_daemon_up", "gauge", (), "Whether the daemon answers at its socket.")
+DAEMON_UP = Family(
+    name="resolver_report_daemon_up",
+    kind="gauge",
+    labels=(),
+    help="Whether the daemon answers at its socket.",
+)
 CORDONED = Family(
-    "resolver_report_cordoned_gpus", "gauge", (), "GPUs that are reported unhealthy by an operator's mark."
+    name="resolver_report_cordoned_gpus",
+    kind="gauge",
+    labels=(),
+    help="GPUs that are reported unhealthy by an operator's mark.",
 )
 LEFT_OUT = Family(
-    "resolver_report_left_out_gpus",
-    "gauge",
-    (),
-    "GPUs that are not in the object, because their UUID or minor number is not known.",
+    name="resolver_report_left_out_gpus",
+    kind="gauge",
+    labels=(),
+    help="GPUs that are not in the object, because their UUID or minor number is not known.",
 )
 FAMILIES = (WRITES, EVENTS, REQUESTS, LAST_SUCCESS, IN_SYNC, DAEMON_UP, CORDONED, LEFT_OUT)
 

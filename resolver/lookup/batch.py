@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from resolver.pids.bpf_map import BpfPidMap
     from resolver.pids.pidmap import PidMap
 
-#: Longest time that a step takes before others get their turn, in seconds, and how often that is looked at.
+#: Longest time that a step takes before others get their turn, in seconds, and how often that is checked.
 _SLICE = 0.002
 _LOOK_EVERY = 32
 #: For fewer processes of a container than this, holding each is cheaper than listing all.
@@ -92,7 +92,7 @@ class Batch:
     def _by_listing(
         self, kernel: BpfPidMap, init: Init, ns_pids: list[int], answers: Answers
     ) -> Generator[None, None, list[int]]:
-        """Those that this cannot tell come back."""
+        """Returns those that it cannot answer."""
         pidns = init.pidns
         first = {}
         for number, ns_pid in enumerate(ns_pids):

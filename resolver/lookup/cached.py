@@ -1,4 +1,4 @@
-"""The same question, answered from the daemon's map: no walk through cgroups, one process looked at.
+"""The same question, answered from the daemon's map: no walk through cgroups, one process read.
 
 It answers the plain case, a container's full id and a PID namespace of its own, and is silent in every other: then
 `resolver.lookup.forward.lookup` is to be asked, which knows them all.
@@ -34,7 +34,7 @@ _LOOK_SECONDS = 0.02
 class Init(NamedTuple):
     """The first process of a PID namespace. ``made_by_runtime`` is False where it was not told.
 
-    ``name`` is the container's for people, empty until one of its processes was looked at. ``looks`` counts those in
+    ``name`` is the container's for people, empty until one of its processes was read. ``looks`` counts those in
     vain, for a container id where it has none, else for a name.
     """
 
@@ -56,6 +56,7 @@ class LiveLookup:
         self._procfs = procfs
         self.pidmap = pidmap
         self._inits: dict[int, Init] = {}  # by host PID
+        self._by_id: dict[str, set[int]] = {}  # their host PIDs, by container id
 
     def find(self, cid: str, ns_pid: int) -> Found | None:
         """The process that a container knows as ``ns_pid``, verified; None if this is not a plain case."""
@@ -63,13 +64,27 @@ class LiveLookup:
         if len(wanted) != _FULL_ID or ns_pid < 1:
             return None
         self.pidmap.refresh()
-        init = self.rightful().get(wanted)
+        init = self._known(wanted) or self.rightful().get(wanted)
         return self.find_in(init, ns_pid) if init else None
+
+    def _known(self, container_id: str) -> Init | None:
+        """Its first process, if that is known already and still lives; a walk over thousands of others tells no more.
+
+        Whoever claims the same id since the last walk is no rival: the container is the one that had it first.
+        """
+        known = [
+            init
+            for host_pid in self._by_id.get(container_id, ())
+            if (init := self._inits[host_pid]).made_by_runtime
+        ]
+        if len(known) != 1 or self.pidmap.arrival(known[0].host_pid) != known[0].arrival:
+            return None
+        return known[0]
 
     def rightful(self) -> dict[str, Init]:
         """The first process of every container that has a PID namespace of its own, by id.
 
-        An id that two of them claim is left out: which one is meant takes a closer look.
+        An id that two of them claim is left out: it takes a full search to decide.
         """
         found: dict[str, Init] = {}
         twice: set[str] = set()
@@ -93,7 +108,7 @@ class LiveLookup:
     def inits(self) -> Iterable[Init]:
         """The first process of each PID namespace.
 
-        A tenant may make thousands of them at once. What can't be looked at within `_LOOK_SECONDS` of CPU is left out
+        A tenant may make thousands of them at once. What can't be read within `_LOOK_SECONDS` of CPU is left out
         until it was; `look_around` leaves none out.
         """
         until = time.thread_time() + _LOOK_SECONDS
@@ -103,7 +118,7 @@ class LiveLookup:
         return list(self._inits.values())
 
     async def look_around(self) -> None:
-        """Look at every first process that is new, or is due again; the loop's other tasks go on meanwhile."""
+        """Read every first process that is new, or is due again; the loop's other tasks go on meanwhile."""
         slices = Slices()
         for _ in self._looks():
             await slices.breathe()
@@ -111,15 +126,15 @@ class LiveLookup:
     def _looks(self) -> Iterator[None]:
         """Bring the list up to date, one process at a time; may be left at any point.
 
-        One that no runtime made is looked at again, as it may be moved, but ever more rarely.
+        One that no runtime made is read again, as it may be moved, but ever more rarely.
         """
         now, present = time.monotonic(), self.pidmap.inits()
         for host_pid, known in list(self._inits.items()):
             if present.get(host_pid) != known.arrival:
-                del self._inits[host_pid]
+                self._forget(host_pid)
         for host_pid, arrival in present.items():
             if host_pid not in self._inits:
-                self._inits[host_pid] = self._look_at_init(host_pid, arrival)
+                self._keep(self._look_at_init(host_pid, arrival))
                 yield
         for host_pid, arrival in present.items():
             init = self._inits.get(host_pid)
@@ -128,10 +143,21 @@ class LiveLookup:
             looks = init.looks + 1
             wait = 0.0 if looks <= _EAGER_LOOKS else doubled(1.0, _LONGEST_LOOK, looks - _EAGER_LOOKS)
             again = self._look_at_init(host_pid, arrival)
-            self._inits[host_pid] = (
-                again if again.made_by_runtime else again._replace(looks=looks, next_look=now + wait)
-            )
+            self._keep(again if again.made_by_runtime else again._replace(looks=looks, next_look=now + wait))
             yield
+
+    def _keep(self, init: Init) -> None:
+        self._forget(init.host_pid)
+        self._inits[init.host_pid] = init
+        self._by_id.setdefault(init.container_id, set()).add(init.host_pid)
+
+    def _forget(self, host_pid: int) -> None:
+        known = self._inits.pop(host_pid, None)
+        if known is not None:
+            others = self._by_id[known.container_id]
+            others.discard(host_pid)
+            if not others:
+                del self._by_id[known.container_id]
 
     def _look_at_init(self, host_pid: int, arrival: tuple[int, int]) -> Init:
         """Its namespace never changes. One made by a process of the same container is a namespace inside of it."""
@@ -161,7 +187,7 @@ class LiveLookup:
         """As `find_in`, with nothing said about the process but who it is: a third cheaper.
 
         ``among`` are host PIDs that are thought to be in the container: where many processes have that number, as
-        every container's do for a source that knows no namespaces, only those are looked at.
+        every container's do for a source that knows no namespaces, only those are read.
         """
         candidates = self.pidmap.source.candidates(ns_pid, init.pidns)
         if among and len(candidates) > 1:
@@ -198,7 +224,7 @@ class LiveLookup:
     def _named(self, init: Init, pod_uid: str | None) -> Init:
         """With the container's name for people, if there is one.
 
-        The runtime makes the mounts that tell it after the first process, so one without a name is looked at again,
+        The runtime makes the mounts that show it after the first process, so one without a name is read again,
         but not with every question: its mount table is the longest thing to read here.
         """
         now = time.monotonic()
@@ -208,7 +234,7 @@ class LiveLookup:
         return init._replace(name=name, looks=init.looks + 1, next_look=now + 1.0)
 
     def _verified(self, host_pid: int, init: Init, ns_pid: int) -> Found | None:
-        """None also for one that may not be looked at: a number is only one process's in its namespace."""
+        """None also for one that may not be read: a number is only one process's in its namespace."""
         procfs = self._procfs
         try:
             with verify(procfs, host_pid) as handle:
@@ -230,5 +256,5 @@ class LiveLookup:
         except (ProcessGone, AccessDenied):
             return None
         # While a process of it runs, so does the first one: that was who was asked for the name.
-        self._inits[init.host_pid] = named
+        self._keep(named)
         return found

@@ -61,7 +61,7 @@ def lookup(
     container, source = find_container(procfs, wanted, mounts, cgroup_roots)
     members = members_of(procfs, container.host_pids)
     if not members:
-        raise ProcessGone(f"container {container.container_id} ended while it was looked at")
+        raise ProcessGone(f"container {container.container_id} ended while it was checked")
     namespace = own_namespace(procfs, members) if pidns is None else nested_namespace(procfs, members, pidns)
     fitting = numbered(procfs, members, namespace, ns_pid)
     if not fitting:
@@ -80,7 +80,7 @@ def lookup(
 
 
 def lookup_many(procfs: Procfs, cid: str, ns_pids: Iterable[int]) -> dict[int, Found | None]:
-    """The same for several PIDs of one container, which is looked for once. None: no process has that number.
+    """The same for several PIDs of one container, which is searched once. None: no process has that number.
 
     Nothing is said of the container but its id. Raises as `lookup` does, but for a single process that is not there.
     """
@@ -91,7 +91,7 @@ def lookup_many(procfs: Procfs, cid: str, ns_pids: Iterable[int]) -> dict[int, F
     container, source = find_container(procfs, wanted, mounts, None)
     members = members_of(procfs, container.host_pids)
     if not members:
-        raise ProcessGone(f"container {container.container_id} ended while it was looked at")
+        raise ProcessGone(f"container {container.container_id} ended while it was checked")
     namespace = own_namespace(procfs, members)
     by_number: dict[int, list[Member]] = {}
     for member in members:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class Level(NamedTuple):
-    """The process's number in one PID namespace, whose inode is None where the kernel does not tell it."""
+    """The process's number in one PID namespace, whose inode is None where the kernel does not show it."""
 
     ns_pid: int
     pidns: int | None
 
 
 class Reversed(NamedTuple):
-    """A process of the host and the container it is in. What nothing tells is None.
+    """A process of the host and the container it is in. Unknown fields are None.
 
     ``levels`` has a number for each PID namespace, the host's first. ``tid`` is the thread id that was asked for, None
     if it was the process's own. ``container_pid`` is the number in the container's own PID namespace: not the last one
@@ -57,7 +57,7 @@ class Reversed(NamedTuple):
 
 
 class _Inside(NamedTuple):
-    """What the container's processes together tell."""
+    """What the container's processes together show."""
 
     name: str | None = None
     container_pid: int | None = None
@@ -81,7 +81,7 @@ def reverse(procfs: Procfs, host_pid: int, pods: PodNames | None = None) -> Reve
     except ProcessGone:
         pass
     raise ProcessGone(
-        f"process {host_pid} ended while it was looked at (or has ended, and its parent has not waited for it)"
+        f"process {host_pid} ended while it was checked (or has ended, and its parent has not waited for it)"
     )
 
 
@@ -97,7 +97,9 @@ def _process_of(procfs: Procfs, host_pid: int) -> int:
 def _read(procfs: Procfs, process: Process, pods: PodNames | None) -> Reversed:
     host_pid, start_time, ns_pids = process
     if not ns_pids:
-        raise CannotKnow("this kernel does not tell PIDs in containers: it takes Linux 4.1 or later (NSpid)")
+        raise CannotKnow(
+            "this kernel does not show PIDs in containers: Linux 4.1 or later is required (NSpid)"
+        )
     levels = _levels(procfs, host_pid, ns_pids)
     cgroup = procfs.cgroup(host_pid)
     container = parse_cgroup(cgroup)
@@ -163,4 +165,4 @@ def _no_container(cgroup: str, levels: tuple[Level, ...]) -> str:
     path = max(cgroup_paths(cgroup), key=len, default="/")
     if len(levels) == 1:
         return f"no container: its cgroup is {path}"
-    return f"no container that its cgroup tells, {path}, but a PID namespace of its own"
+    return f"no container in its cgroup path ({path}), but a PID namespace of its own"

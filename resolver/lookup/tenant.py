@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def find_own(procfs: Procfs, pidmap: PidMap, own: Namespace, ns_pid: int) -> Found | None:
     """By the map: the process that this namespace knows as ``ns_pid``, verified.
 
-    None is the truth only if the kernel keeps the map, and the process was not about to end.
+    None is conclusive only if the kernel keeps the map, and the process was not about to end.
     """
     pidmap.refresh()
     kernel = pidmap.source.exact()
@@ -32,7 +32,7 @@ def find_own(procfs: Procfs, pidmap: PidMap, own: Namespace, ns_pid: int) -> Fou
 
 
 def walk_own(procfs: Procfs, own: Namespace, ns_pids: Iterable[int]) -> dict[int, Found | None]:
-    """By a look at every process."""
+    """By reading every process."""
     members = members_of(procfs, procfs.entries())
     answers: dict[int, Found | None] = {}
     for ns_pid in ns_pids:

@@ -1,4 +1,4 @@
-"""One process, looked at while it is held: what is said of it then is about it, and about no later one with its PID."""
+"""One process, read while it is held, so that the facts are about it and not about a later process with its PID."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Verification:
             if kind is None:
                 # Last of all: a process that runs now was there, under this PID, during every read of the block.
                 if not handle.alive():
-                    raise ProcessGone(f"process {handle.process.host_pid} ended while it was looked at")
+                    raise ProcessGone(f"process {handle.process.host_pid} ended while it was checked")
                 keep = self._keep
         finally:
             if not keep:

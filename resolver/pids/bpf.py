@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from resolver.pids.bpf_map import BpfPidMap, Drift, Record
 
 _RECONCILE_EVERY = 60.0
-_ASK_FOR_MISSED_EVERY = 1.0  # it costs 0.1 ms
+_ASK_FOR_MISSED_EVERY = 5.0  # it costs 0.1 ms; and before it is relied on, with each refresh
 _TOMBSTONE_NS = 60 * 10**9
 
 
@@ -41,6 +41,8 @@ class Mapped:
         self._drift: dict[str, int] = {"drift_missing": 0, "drift_stale": 0, "missed": 0}
         self._next_ask = 0.0
         self._size = bpf.count()
+        #: How many processes the map can hold.
+        self.room = bpf.room
         self._comparing: Iterator[Drift | None] | None = None
         self._missed_before = 0  # events, when that was begun
         self._next_reconcile = time.monotonic() + _RECONCILE_EVERY
@@ -59,10 +61,19 @@ class Mapped:
         if self._gaps:
             self._scan.refresh()
 
+    def ahead(self) -> Iterator[None]:
+        """Of the scan beside it, while the map is incomplete."""
+        return self._scan.ahead() if self._gaps else iter(())
+
     def look(self, host_pid: int) -> None:
         """Nothing either, while the map is complete."""
         if self._gaps:
             self._scan.look(host_pid)
+
+    @property
+    def busy(self) -> bool:
+        """While it is compared, or is to be because the probes were not shown an event."""
+        return self._comparing is not None or self._unseen
 
     def tend(self) -> None:
         """See whether the map still has room; once a minute compare it with the kernel's tasks, and mend it.
@@ -149,8 +160,9 @@ class Mapped:
         if self._trouble or self._unseen or not self._gaps:
             return ""
         return (
-            "the kernel's map does not hold every process, so /proc is scanned beside it, which costs more: raise "
-            "--map-size if the counter `full` grows, report it if another one does"
+            "the kernel's map does not hold every process, so /proc is scanned beside it, which costs more: if the "
+            "counter `full` grows, raise --map-size, or leave it out, and the map grows by itself within minutes; "
+            "report it if another one grows"
         )
 
     def incomplete(self) -> str:

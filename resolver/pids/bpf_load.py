@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 #: Where the running kernel describes itself.
 BTF = "/sys/kernel/btf/vmlinux"
-TIMEOUT = 20.0
+#: An overloaded machine takes its time to compile; nobody waits for it, another source does the work meanwhile.
+TIMEOUT = 60.0
 
 _MAX_MESSAGE = 1 << 18
 _MAX_DESCRIPTORS = 32
@@ -71,12 +72,15 @@ def default_pythons() -> tuple[str, ...]:
     return tuple(dict.fromkeys(("/usr/bin/python3", sys.executable)))
 
 
-def load(constants: dict[str, int], *, pythons: Sequence[str], btf: str, timeout: float) -> Loaded:
+def load(
+    constants: dict[str, int], *, pythons: Sequence[str], btf: str, timeout: float, kept_in: str
+) -> Loaded:
     """Run the loader under the first Python that has bcc; blocks up to ``timeout`` seconds.
 
+    ``kept_in`` is a directory of ours for the compiled program, so that the next start needs no compiler.
     Raises `BpfUnavailable`, with what the first Python said if none has bcc.
     """
-    request = json.dumps({"sizes": constants, "btf": btf}).encode()
+    request = json.dumps({"sizes": constants, "btf": btf, "kept_in": kept_in}).encode()
     script = os.path.join(bpf_directory(), "loader.py")
     first: BpfUnavailable | None = None
     for python in pythons:

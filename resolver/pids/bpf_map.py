@@ -88,10 +88,11 @@ def start(
     pythons: Sequence[str] | None = None,
     btf: str = BTF,
     timeout: float = TIMEOUT,
+    kept_in: str = "",
 ) -> BpfPidMap:
     """Load the program, attach it, seed the map; blocks for half a second, ``timeout`` at most.
 
-    Raises `BpfUnavailable` with the reason and the remedy. ``pythons`` are tried in order for one that has bcc.
+    Raises `BpfUnavailable` with the reason and the fix. ``pythons`` are tried in order for one that has bcc.
     """
     constants = {
         "PROCESSES": sizes.processes,
@@ -99,7 +100,7 @@ def start(
         "NAMESPACES": sizes.namespaces,
         "TOMBSTONES": 1 << max(0, sizes.tombstones - 1).bit_length(),
     }
-    loaded = load(constants, pythons=pythons or default_pythons(), btf=btf, timeout=timeout)
+    loaded = load(constants, pythons=pythons or default_pythons(), btf=btf, timeout=timeout, kept_in=kept_in)
     try:
         return BpfPidMap(loaded)
     except BaseException:
@@ -122,6 +123,8 @@ class BpfPidMap:
         sizes = {name: (each["key_size"], each["value_size"]) for name, each in maps.items()}
         u32 = LAYOUTS["u32"]
         self._tombstone_count: int = maps["tombstones"]["max_entries"]
+        #: How many living processes there is room for.
+        self.room: int = maps["tgids"]["max_entries"]
         wanted = {
             "processes": (_LEVEL, _PROCESS.size),
             "tgids": (u32, _PROCESS.size),

@@ -29,17 +29,21 @@ LADDER = ("bpf", "netlink", "scan")
 _CHECK_EVERY = 60.0
 _FIRST_CLIMB, _LONGEST_CLIMB = 60.0, 3600.0
 _CANARY_SECONDS = 5.0
+_LEAST_ROOM = 32_768
 #: To make a PID namespace, where it is there, and to see everybody under ``hidepid``.
 _CANARY_RIGHTS = frozenset({"SYS_ADMIN", "SYS_PTRACE"})
 
 
-def open_source(name: str, procfs: Procfs, map_size: int) -> Source:
-    """Start one source. Blocks for up to 20 s (``bpf`` compiles). Raises `CannotKnow` with what is missing."""
+def open_source(name: str, procfs: Procfs, map_size: int, run_dir: str = "") -> Source:
+    """Start one source. Blocks for up to 60 s (``bpf`` compiles). Raises `CannotKnow` with what is missing.
+
+    ``run_dir`` is where a compiled program is kept for the next start; empty: nowhere.
+    """
     if name == "bpf":
         from resolver.pids.bpf import Mapped
         from resolver.pids.bpf_map import Sizes, start
 
-        return Mapped(start(Sizes(processes=map_size)), procfs)
+        return Mapped(start(Sizes(processes=room(procfs, map_size)), kept_in=run_dir), procfs)
     if name == "netlink":
         from resolver.pids.netlink import open_netlink
 
@@ -47,8 +51,23 @@ def open_source(name: str, procfs: Procfs, map_size: int) -> Source:
     return Listing(ScanSource(procfs))
 
 
+def room(procfs: Procfs, map_size: int) -> int:
+    """How many processes a new map is to have room for; ``map_size`` is the setting, 0 if the node decides.
+
+    Half as many again as there are, never more than there can be: ``kernel.pid_max`` bounds processes and threads.
+    """
+    if map_size:
+        return map_size
+    wanted = max(_LEAST_ROOM, len(procfs.entries()) * 3 // 2)
+    try:
+        with open(f"{procfs.root}/sys/kernel/pid_max", encoding="ascii") as file:
+            return min(wanted, int(file.read()))
+    except (OSError, ValueError):
+        return wanted
+
+
 class Canary(NamedTuple):
-    """A look for a canary; both are empty if it was found.
+    """A search for a canary; both are empty if it was found.
 
     ``trouble``: why the source is no good. ``unmade``: why there was none to be found, which says nothing about it.
     """
@@ -58,7 +77,7 @@ class Canary(NamedTuple):
 
 
 async def find_canary(source: Source) -> Canary:
-    """Make a process in a new PID namespace and look for it; see `resolver.workers.canary`."""
+    """Make a process in a new PID namespace and search for it; see `resolver.workers.canary`."""
     canary = Worker("canary", "resolver.workers.canary", timeout=_CANARY_SECONDS, rights=_CANARY_RIGHTS)
     try:
         try:
@@ -93,7 +112,7 @@ def _told(error: Exception) -> str:
 class Ladder:
     """Keeps the best working source in use.
 
-    ``use(source)`` takes over a source that works; ``say(event, **fields)`` tells people. ``wanted`` is ``auto`` or one
+    ``use(source)`` takes over a source that works; ``say(event, **fields)`` logs. ``wanted`` is ``auto`` or one
     source, which then is all there is.
     """
 
@@ -114,11 +133,12 @@ class Ladder:
         self._say = say
         self._open = opener
         self._present = "scan"
-        self._no_canary = "no canary was looked for yet"
+        self._no_canary = "the self-test has not run yet"
         self._broken = ""  # why the source in use is no good, where it could not even say so
         self._next_check = 0.0
         self._next_climb = 0.0
         self._wait = _FIRST_CLIMB
+        self._next_growth, self._growth_wait = 0.0, _FIRST_CLIMB  # 0: the source in use needs none
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -174,6 +194,8 @@ class Ladder:
             await self._fall(source.name)
         elif now >= self._next_climb and self._present != self.steps[0]:
             await self._climb()
+        elif not self._map_size:
+            await self._grow(source, now)
 
     async def _climb(self) -> None:
         for name in self.steps:
@@ -183,6 +205,20 @@ class Ladder:
                 break
         self._wait = longer(self._wait, _FIRST_CLIMB, _LONGEST_CLIMB)
         self._next_climb = time.monotonic() + self._wait
+
+    async def _grow(self, source: Source, now: float) -> None:
+        """Open a source that does not hold every process anew, with room for those there are now, and a bit more.
+
+        Not at once: until it is compared with the kernel's tasks, after a minute, a peak may have passed.
+        """
+        if not source.shortage():
+            self._next_growth, self._growth_wait = 0.0, _FIRST_CLIMB
+        elif not self._next_growth:
+            self._next_growth = now + self._growth_wait
+        elif now >= self._next_growth:
+            self._growth_wait = longer(self._growth_wait, _FIRST_CLIMB, _LONGEST_CLIMB)
+            self._next_growth = now + self._growth_wait
+            await self._try(source.name)
 
     async def _fall(self, failed: str) -> None:
         """To the next one below that works. The scan always does; one that was asked for by name is started anew."""

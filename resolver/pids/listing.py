@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from resolver.pids.source import Changes, Lister
 
@@ -52,6 +52,10 @@ class Listing:
         ):
             stones.popitem(last=False)
 
+    def ahead(self) -> Iterator[None]:
+        """Let the lister do the long part of the next refresh."""
+        return self.lister.ahead()
+
     def look(self, host_pid: int) -> None:
         """Let the lister read this one process, and index it."""
         self._take(self.lister.look(host_pid), time.monotonic())
@@ -70,6 +74,11 @@ class Listing:
             self._inner_of[host_pid], self._arrivals[host_pid] = inner, self._arrived
             self._by_inner.setdefault(inner, set()).add(host_pid)
             self._tombstones.pop(host_pid, None)
+
+    @property
+    def busy(self) -> bool:
+        """As the lister is."""
+        return self.lister.busy
 
     def tend(self) -> None:
         """The lister's own upkeep."""

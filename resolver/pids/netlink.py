@@ -19,7 +19,7 @@ from resolver.errors import AccessDenied, ProcessGone
 from resolver.pids.source import Changes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from resolver.linux.procfs import Procfs
     from resolver.pids.proc_events import EventStream
@@ -120,6 +120,11 @@ class NetlinkSource:
         """``{host_pid: NSpid numbers}`` as of the last refresh."""
         return self._ns_pids
 
+    @property
+    def busy(self) -> bool:
+        """Always: events come in by themselves, and the buffer has its limits."""
+        return True
+
     def tend(self) -> None:
         """Take in events between refreshes, so that the buffer does not overflow; some 1.5 us for each.
 
@@ -136,8 +141,12 @@ class NetlinkSource:
             stream.touched.clear()
             stream.ended.clear()
 
+    def ahead(self) -> Iterator[None]:
+        """Nothing: the events have told what is to be read."""
+        return iter(())
+
     def refresh(self) -> Changes:
-        """Take in the events and look at the processes they name; scan after a loss."""
+        """Take in the events and read the processes they name; scan after a loss."""
         self.tend()
         stream = self._stream
         named = stream.touched | stream.ended
@@ -160,13 +169,13 @@ class NetlinkSource:
         return changes
 
     def look(self, host_pid: int) -> Changes:
-        """Look at one process, whether or not an event has named it yet."""
+        """Read one process, whether or not an event has named it yet."""
         changes = Changes([], [], 0)
         self._look(host_pid, self._inode(host_pid), changes)
         return changes
 
     def _follow(self, named: set[int], changes: Changes) -> None:
-        """Look at the processes that events named, or list all where that is cheaper, or due."""
+        """Read the processes that events named, or list all where that is cheaper, or due."""
         due = time.monotonic() >= self._next_reconcile
         if not (due or self._list_again or len(named) * _LOOK_IN_LISTINGS > len(self._inodes)):
             for host_pid in named:
@@ -262,7 +271,7 @@ class NetlinkSource:
 def open_netlink(procfs: Procfs, *, buffer_bytes: int = BUFFER_BYTES) -> NetlinkSource:
     """A source that is attached and has passed its self-test; its first refresh scans. Takes some 0.2 s.
 
-    `CannotKnow`, with the reason and the remedy, where it cannot work: not in the initial PID or user namespace, no
+    `CannotKnow`, with the reason and the fix, where it cannot work: not in the initial PID or user namespace, no
     connector in this kernel, no way to the host's network namespace, no capability, no acknowledgement.
     """
     from resolver.pids.netlink_attach import attach

@@ -1,6 +1,6 @@
 """The source in use, and what stays right when it is exchanged while the daemon runs.
 
-Questions about processes go to ``pidmap.source`` (`resolver.pids.source.Source`); whoever uses an answer verifies it.
+Questions about processes go to ``pidmap.source`` (`resolver.pids.source.Source`); the caller verifies an answer.
 Here is what no source can answer alone: values that name a process across sources, how often it may be asked to
 refresh, what all of them counted, and whose a process was that has ended.
 """
@@ -17,6 +17,7 @@ from resolver.pids.source import close
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from resolver.budget import Slices
     from resolver.pids.source import Source
 
 #: Refreshes may take at most one part in this many of the time, whatever tenants do to cause them.
@@ -46,6 +47,18 @@ class PidMap:
             self._past.update(before.counters())
         close(before)
 
+    async def catch_up(self, slices: Slices, *, unhurried: bool = True) -> bool:
+        """As `refresh`, but the loop's other tasks go on while what is new is read."""
+        if unhurried and time.monotonic() < self._next_refresh:
+            return False
+        source, before = self.source, self.refreshes
+        for _ in source.ahead():
+            await slices.breathe()
+            if self.source is not source:
+                break
+        # Whoever did it meanwhile did it for us, too.
+        return self.refresh(unhurried=unhurried) or self.refreshes != before
+
     def refresh(self, *, unhurried: bool = True) -> bool:
         """Know of every process that exists now; False if that was asked too recently and nothing was done.
 
@@ -61,7 +74,7 @@ class PidMap:
         return True
 
     def candidates_in(self, ns_pid: int, namespaces: frozenset[int]) -> list[int]:
-        """Those of the processes with that number that are in these namespaces, and others if the source can't tell."""
+        """Processes with that number in these namespaces, and in others where the source can't tell."""
         if not self.source.namespaced:
             return self.source.candidates(ns_pid)
         return sorted({each for pidns in namespaces for each in self.source.candidates(ns_pid, pidns)})

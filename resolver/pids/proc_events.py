@@ -1,6 +1,6 @@
 """The kernel's process events, as they come over a proc connector socket.
 
-What an event says is never believed: it only names a process to look at in ``/proc``. Layouts are those of
+What an event says is never believed: it only names a process to read in ``/proc``. Layouts are those of
 include/uapi/linux/cn_proc.h and connector.h, the same since Linux 3.2: 16 bytes of netlink header, 20 of connector
 header, 40 of event.
 
@@ -58,7 +58,7 @@ class EventStream:
 
     ``touched`` are host PIDs that a fork gave to a new process, ``ended`` those whose leader has exited (its
     threads may run on, and its entry in ``/proc`` stays until it is reaped). ``incomplete``: some event was never
-    seen. Whoever looks at the processes takes them out, and sets ``incomplete`` back.
+    seen. The reader of the processes takes them out, and resets ``incomplete``.
 
     ``lost`` counts lost events by CPU. It is exact as soon as the next event of that CPU arrives, from the first
     event of that CPU on: a number before it is not known to anybody.
@@ -81,7 +81,7 @@ class EventStream:
         self.emptied = False
 
     def fileno(self) -> int:
-        """The socket's descriptor, for whoever wants to be woken by it."""
+        """The socket's descriptor, for a caller that wants to be woken by it."""
         return self._channel.fileno()
 
     def grow_buffer(self, size: int) -> int:
@@ -99,7 +99,7 @@ class EventStream:
     def listen(self, timeout: float) -> None:
         """Ask for events and wait for the acknowledgement; `CannotKnow` when there is none within ``timeout`` s."""
         number = secrets.randbits(31)
-        # The acknowledgement goes to every listener. Only its ack number tells ours from theirs: the
+        # The acknowledgement goes to every listener. Only its ack number distinguishes ours from theirs: the
         # sequence number is overwritten since Linux 6.6 (cn_proc_ack in drivers/connector/cn_proc.c).
         self._awaited, self._answer = number + 1, None
         self._request(_LISTEN, number)
@@ -124,9 +124,9 @@ class EventStream:
             raise CannotKnow(f"the kernel refused the request for process events ({name}): use --source scan")
 
     def close(self) -> None:
-        """Tell the kernel that nobody listens any more, and close the socket.
+        """Deregister with the kernel, and close the socket.
 
-        Closing alone does not tell it, so after a SIGKILL its count of listeners stays one too high. It then prepares
+        Closing alone does not do that, so after a SIGKILL its count of listeners stays one too high. It then prepares
         events that nobody gets (cn_netlink_send_mult in drivers/connector/connector.c returns early).
         """
         if self._channel.fileno() < 0:
@@ -154,7 +154,7 @@ class EventStream:
     def drain(self, most: int = _MOST_EVENTS) -> int:
         """Take in what has arrived, at most ``most`` events; returns how many. Never waits.
 
-        ``emptied`` tells whether the socket was empty at the end. OSError if the socket is broken.
+        ``emptied`` says whether the socket was empty at the end. OSError if the socket is broken.
         """
         before, self.emptied = self.events, False
         while self.events - before < most:

@@ -2,7 +2,7 @@
 
 There are two kinds: a *lister* reads what came and went and is indexed by `resolver.pids.listing.Listing`; the
 kernel's own map is asked directly (`resolver.pids.bpf.Mapped`). A source answers from what it knows and never guesses;
-whoever writes or prints an answer verifies it first.
+a caller that writes or prints an answer verifies it first.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from resolver.pids.bpf_map import BpfPidMap
 
@@ -25,8 +25,15 @@ class Source(Protocol):
     def refresh(self) -> None:
         """Know of every process that exists at the time of the call."""
 
+    def ahead(self) -> Iterator[None]:
+        """Do the long part of the next `refresh`, a process at a time; may be left at any point."""
+
     def look(self, host_pid: int) -> None:
         """Know of the process with that host PID, if there is one; nothing else is brought up to date."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether `tend` is to be called at each interval, not only with a pass that there is another reason for."""
 
     def tend(self) -> None:
         """Called with every pass, whether anything is asked or not: cheap upkeep."""
@@ -100,11 +107,18 @@ class Lister(Protocol):
     def refresh(self) -> Changes:
         """What changed since the last call, up to now."""
 
+    def ahead(self) -> Iterator[None]:
+        """As `Source.ahead`."""
+
     def look(self, host_pid: int) -> Changes:
         """What changed about the process with that host PID; never a thread's."""
 
     def ns_pids(self) -> Mapping[int, tuple[int, ...]]:
         """``{host_pid: its NSpid numbers, outermost first}`` as of the last refresh. Not to be changed."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether `tend` is to be called at each interval, not only with a pass that there is another reason for."""
 
     def tend(self) -> None:
         """Called with every pass, whether anything is asked or not: cheap upkeep."""

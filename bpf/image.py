@@ -1,0 +1,195 @@
+"""A compiled program kept for the next start, which then needs neither BCC nor LLVM: 12 KiB instead of 100 MiB.
+
+It is taken only where it would come out the same: same source, same sizes and offsets, same kernel. What root runs in
+the kernel comes from a file here, so that file must be our own, readable by nobody else, in a directory that nobody
+else may write to; and the kernel's verifier checks it as any other. Standard library only, as the loader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import stat
+import struct
+
+TYPE_CHECKING = False  # typing takes milliseconds to import
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from obstacles import Kernel
+
+NAME = "bpf-program"
+_FORMAT = 1
+_MOST_BYTES = 1 << 20
+# enum bpf_cmd, bpf_prog_type and bpf_attach_type in include/uapi/linux/bpf.h
+_MAP_CREATE, _PROG_LOAD, _RAW_TRACEPOINT_OPEN, _LINK_CREATE = 0, 5, 17, 28
+_RAW_TRACEPOINT, _TRACING, _TRACE_ITER = 17, 26, 28
+_LOAD_64, _PSEUDO_MAP_FD = 0x18, 1
+_INSTRUCTION = struct.Struct("=BBhi")
+
+
+class ImageError(Exception):
+    """There is no program to be had from there; ``str()`` says why."""
+
+
+def fingerprint(sources: str, constants: dict[str, int]) -> str:
+    """What a compiled program depends on, in short."""
+    digest = hashlib.sha256(repr((_FORMAT, os.uname()[2:], sorted(constants.items()))).encode())
+    for directory, below, names in os.walk(sources):
+        below.sort()
+        for name in sorted(names):
+            if name.endswith((".c", ".h")):
+                with open(os.path.join(directory, name), "rb") as file:
+                    digest.update(file.read())
+    return digest.hexdigest()
+
+
+def image_of(
+    program: Any, maps: Iterable[str], functions: dict[str, str], iterator_id: int
+) -> dict[str, Any]:
+    """What BCC made. ``functions`` are names to tracepoints, "" for the iterator, whose BTF id is given."""
+    found: list[dict[str, int | str]] = []
+    places: dict[int, int] = {}
+    for name in maps:
+        fd = program[name.encode()].map_fd
+        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
+            told = {key: value.strip() for key, _, value in (line.partition(":") for line in file)}
+        places[fd] = len(found)
+        sizes = {
+            key: int(told[key], 0)
+            for key in ("map_type", "key_size", "value_size", "max_entries", "map_flags")
+        }
+        found.append({"name": name, **sizes})
+    programs = []
+    for name, tracepoint in functions.items():
+        code = bytearray(program.dump_func(name.encode()))
+        uses = []
+        for at in range(0, len(code), _INSTRUCTION.size):
+            operation, registers, _, value = _INSTRUCTION.unpack_from(code, at)
+            if operation == _LOAD_64 and registers >> 4 == _PSEUDO_MAP_FD:
+                uses.append((at, places[value]))
+                struct.pack_into("=i", code, at + 4, 0)
+        programs.append({"name": name, "tracepoint": tracepoint, "code": code.hex(), "maps": uses})
+    return {"maps": found, "programs": programs, "iterator_id": iterator_id, "machine": platform.machine()}
+
+
+def save(directory: str, mark: str, image: dict[str, Any]) -> None:
+    """Keep it for the next start. Raises OSError or `ImageError`."""
+    where = _open_directory(directory)
+    try:
+        new = f".{NAME}.{os.getpid()}"
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=where)
+        try:
+            with os.fdopen(fd, "w") as file:
+                json.dump({"mark": mark, "image": image}, file)
+            os.rename(new, NAME, src_dir_fd=where, dst_dir_fd=where)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(new, dir_fd=where)
+            raise
+    finally:
+        os.close(where)
+
+
+def find(directory: str, mark: str) -> dict[str, Any]:
+    """The program with this fingerprint that an earlier start kept. Raises `ImageError`."""
+    try:
+        where = _open_directory(directory)
+        try:
+            fd = os.open(NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=where)
+        finally:
+            os.close(where)
+        with os.fdopen(fd, "rb") as file:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+                raise ImageError("it is no file of its own")
+            if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                raise ImageError("it is not only ours")
+            kept = json.loads(file.read(_MOST_BYTES))
+        if kept["mark"] != mark:
+            raise ImageError("it was made of something else")
+        image = kept["image"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ImageError(f"{type(error).__name__}: {error}") from None
+    if not isinstance(image, dict):
+        raise ImageError("it is no program")
+    return image
+
+
+def _open_directory(path: str) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    status = os.fstat(fd)
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+        os.close(fd)
+        raise ImageError("others may write to its directory")
+    return fd
+
+
+class Loaded:
+    """Maps, programs and links by name, as descriptors of this process."""
+
+    def __init__(self, kernel: Kernel, image: dict[str, Any]) -> None:
+        """Raises `ImageError` for whatever the kernel does not take; nothing stays then."""
+        self._kernel = kernel
+        self.maps: dict[str, int] = {}
+        self.programs: dict[str, int] = {}
+        self.links: list[int] = []
+        try:
+            for each in image["maps"]:
+                self.maps[each["name"]] = self._map(each)
+            for each in image["programs"]:
+                self.programs[each["name"]] = self._program(each, image["iterator_id"])
+            for each in image["programs"]:
+                self.links.append(self._link(self.programs[each["name"]], each["tracepoint"]))
+        except (ImageError, ValueError, KeyError, TypeError, struct.error) as error:
+            self.close()
+            raise ImageError(f"{type(error).__name__}: {error}") from None
+
+    def close(self) -> None:
+        """Give everything back."""
+        for fd in (*self.links, *self.programs.values(), *self.maps.values()):
+            os.close(fd)
+
+    def _map(self, each: dict[str, Any]) -> int:
+        sizes = (each[key] for key in ("map_type", "key_size", "value_size", "max_entries", "map_flags"))
+        name = each["name"].encode()[:15]
+        return self._call(_MAP_CREATE, struct.pack("=5III16sI", *sizes, 0, 0, name, 0), each["name"])
+
+    def _program(self, each: dict[str, Any], iterator_id: int) -> int:
+        import ctypes
+
+        code = bytearray.fromhex(each["code"])
+        descriptors = list(self.maps.values())
+        for at, place in each["maps"]:
+            struct.pack_into("=i", code, at + 4, descriptors[place])
+        instructions = ctypes.create_string_buffer(bytes(code), len(code))
+        licence = ctypes.create_string_buffer(b"GPL")
+        iterates = not each["tracepoint"]
+        attributes = struct.pack(
+            "=IIQQIIQII16sIIIIQIIQII",
+            *(_TRACING if iterates else _RAW_TRACEPOINT, len(code) // 8),
+            *(ctypes.addressof(instructions), ctypes.addressof(licence), 0, 0, 0, 0, 0),
+            *(each["name"].encode()[:15], 0, _TRACE_ITER if iterates else 0),
+            *(0, 0, 0, 0, 0, 0, 0, iterator_id if iterates else 0),
+        )
+        return self._call(_PROG_LOAD, attributes, each["name"])
+
+    def _link(self, program: int, tracepoint: str) -> int:
+        import ctypes
+
+        if not tracepoint:
+            return self._call(_LINK_CREATE, struct.pack("=IIII", program, 0, _TRACE_ITER, 0), "the iterator")
+        name = ctypes.create_string_buffer(tracepoint.encode())
+        attributes = struct.pack("=QII", ctypes.addressof(name), program, 0)
+        return self._call(_RAW_TRACEPOINT_OPEN, attributes, tracepoint)
+
+    def _call(self, command: int, attributes: bytes, what: str) -> int:
+        fd = self._kernel.call(command, attributes, len(attributes))
+        if fd < 0:
+            raise ImageError(f"the kernel does not take {what}: {os.strerror(-fd)}")
+        os.set_inheritable(fd, False)
+        return fd

@@ -1,0 +1,42 @@
+"""One look at the node and one round of repairs, without a loop: for ``run --once`` and for who finds no daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from resolver.config import SourceName
+from resolver.daemon.service import Service
+from resolver.repair.reported_values import TWO_TICKS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resolver.config import Settings
+    from resolver.repair.plan import Order, RegionRepairs
+    from resolver.state import Snapshot
+
+
+async def once(
+    settings: Settings, on_would_repair: Callable[[RegionRepairs, Order], None] | None = None
+) -> Snapshot:
+    """What is known afterwards. With ``dry_run`` nothing is written. Takes about half a second.
+
+    ``on_would_repair`` is called with each `hostpid` that a dry run would write.
+    """
+    service = Service(settings)
+    service.repairer.writing.on_would_repair = on_would_repair
+    try:
+        if settings.source != SourceName.AUTO:
+            await service.start_source()
+        await service.collect_once()
+        # The second look tells a process that is gone from one that was only missed.
+        for _ in range(2):
+            await service.pass_once(patient=False)
+        await service.collect_once()
+        await service.pass_once(patient=False)
+        await asyncio.sleep(TWO_TICKS)  # what differs for longer is no watcher's to put right
+        await service.pass_once(patient=False)
+        return service.snapshots.take()
+    finally:
+        service.close()

@@ -1,0 +1,172 @@
+"""A compiled program that is kept for the next start: when it is taken, when not, and that it is the same."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver.linux.procfs import Procfs
+from resolver.pids.bpf_map import BpfPidMap, Sizes, start
+
+_SPEC = importlib.util.spec_from_file_location("image", Path(__file__).parents[2] / "bpf" / "image.py")
+assert _SPEC
+assert _SPEC.loader
+image: Any = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(image)
+
+SIZES = Sizes(processes=4096, namespaces=256, tombstones=256)
+
+
+@pytest.fixture
+def kept_in(tmp_path: Path) -> Path:
+    directory = tmp_path / "run"
+    directory.mkdir(mode=0o755)
+    return directory
+
+
+@contextlib.contextmanager
+def loaded(directory: Path, sizes: Sizes = SIZES) -> Iterator[BpfPidMap]:
+    with contextlib.closing(start(sizes, kept_in=str(directory))) as pidmap:
+        yield pidmap
+
+
+def test_the_second_start_compiles_nothing_and_keeps_the_same_map(kept_in: Path) -> None:
+    with loaded(kept_in) as first:
+        assert first.report["bcc"] != "kept"
+        file = kept_in / image.NAME
+        assert (file.stat().st_mode & 0o777, file.stat().st_uid) == (0o600, os.geteuid())
+        with loaded(kept_in) as second:
+            assert second.report["bcc"] == "kept"
+            assert "compile" not in second.report["milliseconds"]
+            assert second.report["maps"] == first.report["maps"]
+            assert second.report["links"] == first.report["links"]
+            command = ["unshare", "--pid", "--fork", "sleep", "1000"]
+            with subprocess.Popen(command) as process:
+                try:
+                    _agree_about(first, second, process.pid)
+                finally:
+                    subprocess.run(["pkill", "-KILL", "-P", str(process.pid)], check=True)
+                    process.wait()
+            assert second.tombstone(process.pid) is not None
+            assert second.missed_events() == 0 == second.counters()["read_failed"]
+            drift = second.reconcile()
+            assert (drift.missing, drift.stale) == (0, 0)
+
+
+def _agree_about(first: BpfPidMap, second: BpfPidMap, outer: int) -> None:
+    children = Path(f"/proc/{outer}/task/{outer}/children")
+    while not (inner := children.read_text().split()):
+        pass
+    host_pid = int(inner[0])
+    assert Procfs().ns_pids(host_pid) == (host_pid, 1)
+    record = second.by_host(host_pid)
+    assert record is not None
+    assert record.ns_pids == (host_pid, 1)
+    assert record == first.by_host(host_pid)
+    assert second.lookup(*record.levels[-1]) == record
+
+
+@pytest.mark.parametrize("spoil", ["code", "iterator", "maps", "text"])
+def test_a_program_that_the_kernel_does_not_take_is_compiled_again(kept_in: Path, spoil: str) -> None:
+    with loaded(kept_in):
+        pass
+    file = kept_in / image.NAME
+    kept = json.loads(file.read_text())
+    if spoil == "code":
+        first = kept["image"]["programs"][0]
+        first["code"] = "b7010000" + first["code"][8:]  # an instruction that leaves the context unknown
+        first["code"] = first["code"][: len(first["code"]) - 16]  # and no exit
+    elif spoil == "iterator":
+        kept["image"]["iterator_id"] = 1
+    elif spoil == "maps":
+        del kept["image"]["maps"][0]["key_size"]
+    file.write_text("{" if spoil == "text" else json.dumps(kept))
+    with loaded(kept_in) as again:
+        assert again.report["bcc"] != "kept"
+    with loaded(kept_in) as after:
+        assert after.report["bcc"] == "kept"  # it was replaced
+
+
+def test_another_size_is_another_program(kept_in: Path) -> None:
+    with loaded(kept_in):
+        pass
+    with loaded(kept_in, SIZES._replace(processes=8192)) as other:
+        assert other.report["bcc"] != "kept"
+        assert other.room == 8192
+
+
+def _readable(file: Path) -> None:
+    file.chmod(0o644)
+
+
+def _anothers(file: Path) -> None:
+    os.chown(file, 65534, -1)
+
+
+def _linked(file: Path) -> None:
+    os.link(file, file.parent / "more")
+
+
+def _symbolic(file: Path) -> None:
+    file.rename(file.parent / "elsewhere")
+    file.symlink_to("elsewhere")
+
+
+def _pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file, 0o600)
+
+
+def _open_directory(file: Path) -> None:
+    file.parent.chmod(0o777)
+
+
+def _anothers_directory(file: Path) -> None:
+    os.chown(file.parent, 65534, -1)
+
+
+@pytest.mark.parametrize(
+    "spoil", [_readable, _anothers, _linked, _symbolic, _pipe, _open_directory, _anothers_directory]
+)
+def test_a_file_that_somebody_else_may_have_written_is_not_taken(
+    kept_in: Path, spoil: Callable[[Path], None]
+) -> None:
+    made = {"maps": [], "programs": [], "iterator_id": 1}
+    image.save(str(kept_in), "mark", made)
+    assert image.find(str(kept_in), "mark") == made
+    spoil(kept_in / image.NAME)
+    with pytest.raises(image.ImageError):
+        image.find(str(kept_in), "mark")
+
+
+def test_what_was_made_of_something_else_is_not_taken(kept_in: Path) -> None:
+    image.save(str(kept_in), "mark", {})
+    with pytest.raises(image.ImageError, match="something else"):
+        image.find(str(kept_in), "another")
+
+
+def test_the_mark_follows_source_and_constants(tmp_path: Path) -> None:
+    (tmp_path / "include").mkdir()
+    header = tmp_path / "include" / "a.h"
+    header.write_text("one")
+    (tmp_path / "b.c").write_text("two")
+    first = image.fingerprint(str(tmp_path), {"A": 1})
+    assert first == image.fingerprint(str(tmp_path), {"A": 1})
+    assert first != image.fingerprint(str(tmp_path), {"A": 2})
+    header.write_text("three")
+    assert first != image.fingerprint(str(tmp_path), {"A": 1})
+
+
+def test_nothing_is_kept_where_others_may_write(kept_in: Path) -> None:
+    kept_in.chmod(0o777)
+    with pytest.raises(image.ImageError):
+        image.save(str(kept_in), "mark", {})
+    assert list(kept_in.iterdir()) == []

@@ -1,0 +1,210 @@
+"""The daemon is woken by what tenants do with their files, and not by its clock: real containers, a real daemon.
+
+Where the interval is a minute, nothing that is seen within seconds was found by the clock.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.bench.usage import cpu
+from tests.fakes.container import Container
+from tests.fakes.node import Node
+from tests.fakes.process import Process
+from tests.kernel.conftest import Start, hostpid_of, until
+
+SLOW = ("--interval", "60s", "--nvml-interval", "60s", "--hostpid-namespace", "host", "--source", "scan")
+SECONDS = 30.0  # far less than a minute, and plenty on a busy machine
+QUEUE = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+#: Opens each file, writes a byte at its end and closes it, again and again.
+TOUCHES = """
+import os, sys, time
+print("ready", flush=True)
+until, most = time.monotonic() + float(sys.argv[1]), int(sys.argv[2])
+while most > 0 and time.monotonic() < until:
+    most -= 1
+    for path in sys.argv[3:]:
+        fd = os.open(path, os.O_RDWR)
+        os.lseek(fd, -1, os.SEEK_END)
+        os.write(fd, b"\\0")
+        os.close(fd)
+print("done", flush=True)
+"""
+
+#: A daemon that takes any process for started after 0.2 s, as others are after a minute.
+AFTER_A_WHILE = (
+    sys.executable,
+    "-c",
+    """
+import sys
+from resolver.repair import attention
+assert (attention.STARTED, len(attention._STEPS)) == (60.0, 2)
+attention.STARTED, attention._STEPS = 0.2, ()
+from resolver.cli import main
+sys.argv = ["resolver", *sys.argv[4:]]
+sys.exit(main())
+""",
+)
+
+
+def touches(container: Container, seconds: float, most: int = 1 << 40) -> Process:
+    """A process in the container that does that to its own cache file."""
+    path = f"/usr/local/vgpu/{container.cache_name}"
+    process = container.spawn([sys.executable, "-c", TOUCHES, str(seconds), str(most), path])
+    assert process.read_line() == "ready"
+    return process
+
+
+def test_a_process_is_seen_through_the_containers_mount_and_so_is_its_own_guess(
+    node: Node, start: Start
+) -> None:
+    known = node.container()
+    known.tenant(guess="none")
+    daemon = start(node, *SLOW)
+    until(lambda: all(slot.hostpid for slot in known.region().slots), "the first repair", SECONDS)
+    tenant = known.tenant(guess="wrong", init_waits=True)
+    until(lambda: hostpid_of(known, tenant) == tenant.host_pid, "its slot", SECONDS)
+    tenant.init()
+    until(lambda: hostpid_of(known, tenant) == tenant.host_pid, "the slot after its guess", SECONDS)
+    daemon.wait_for("repair", ns_pid=tenant.ns_pid, count=2)
+
+
+def test_a_new_container_is_found_at_once(node: Node, start: Start) -> None:
+    node.container().tenant(guess="none")
+    daemon = start(node, *SLOW)
+    daemon.wait_for("repair")
+    late = node.container(name="late")
+    tenant = late.tenant(guess="none")
+    until(lambda: hostpid_of(late, tenant) == tenant.host_pid, "its repair", SECONDS)
+
+
+def test_an_end_is_seen_at_once(node: Node, start: Start) -> None:
+    container = node.container(watcher=False)
+    tenant = container.tenant(load=40, guess="none")
+    daemon = start(node, *SLOW)
+    daemon.wait_for("repair")
+    index = tenant.slot()["index"]
+    store(container.cache, sm_util_at(container, index), "Q", 40)
+    tenant.kill()
+    until(lambda: container.region().slots[index].sm_util == (0,), "that its load is gone", SECONDS)
+
+
+def test_a_flood_costs_its_own_container_and_nobody_else(node: Node, start: Start) -> None:
+    good, bad = node.container(name="good"), node.container(name="bad")
+    for container in (good, bad):
+        container.tenant(guess="none")
+    daemon = start(node, "--hostpid-namespace", "host", "--source", "scan")
+    daemon.wait_for("repair", count=2)
+    flood = touches(bad, SECONDS)
+    took = []
+    before, began = cpu(daemon.process.pid), time.monotonic()
+    for _ in range(8):
+        tenant = good.tenant(guess="none")
+        took.append(until(lambda t=tenant: hostpid_of(good, t) == t.host_pid, "its repair", SECONDS))  # type: ignore[misc]
+        tenant.stop()
+        time.sleep(0.5)
+    used = cpu(daemon.process.pid).per_cent(before, time.monotonic() - began)
+    print(f"repaired after {sorted(took)} s, {used.own:.1f} % of a core")
+    assert flood.alive
+    assert sorted(took)[len(took) // 2] < 2.0
+    assert used.own < 40  # a tenth of a core for the bad one, and what eight starts cost
+    tenant = bad.tenant(guess="none")
+    until(lambda: hostpid_of(bad, tenant) == tenant.host_pid, "even the bad one's, by the clock", SECONDS)
+    flood.kill()
+    daemon.stop()
+    assert daemon.counters()["watch_floods"] >= 1
+
+
+def test_when_events_are_lost_everything_is_looked_at(node: Node, start: Start) -> None:
+    good, bad = node.container(name="good"), node.container(name="bad")
+    for container in (good, bad):
+        container.tenant(guess="none")
+    daemon = start(node, *SLOW, wrapper=AFTER_A_WHILE)
+    daemon.wait_for("repair", count=2)
+    time.sleep(1.0)
+    daemon.signal(signal.SIGSTOP)
+    try:
+        assert touches(bad, 60.0, QUEUE).read_line() == "done"
+        tenant = good.tenant(guess="none")  # nobody is told: the queue is full
+    finally:
+        daemon.signal(signal.SIGCONT)
+    until(lambda: hostpid_of(good, tenant) == tenant.host_pid, "its repair", SECONDS)
+    daemon.stop()
+    assert daemon.counters()["watch_overflows"] == 1
+
+
+def test_without_inotify_the_clock_does_it(node: Node, start: Start, tmp_path: Path) -> None:
+    """The call fails as the kernel lets it when a user has all instances; the limit itself is the whole machine's."""
+    source, library = tmp_path / "refused.c", tmp_path / "refused.so"
+    source.write_text(
+        "#include <errno.h>\nint inotify_init1(int f) { (void)f; errno = EMFILE; return -1; }\n"
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    container = node.container()
+    options = ("--interval", "50ms", "--hostpid-namespace", "host", "--source", "scan")
+    daemon = start(node, *options, wrapper=("env", f"LD_PRELOAD={library}"))
+    assert "max_user_instances" in daemon.wait_for("not_watched")["why"]
+    for _ in range(2):
+        tenant = container.tenant(guess="none")
+        until(lambda t=tenant: hostpid_of(container, t) == t.host_pid, "its repair")  # type: ignore[misc]
+    late = node.container(name="late")
+    tenant = late.tenant(guess="none")
+    until(lambda: hostpid_of(late, tenant) == tenant.host_pid, "the repair in a new container")
+    assert len(daemon.said("not_watched")) == 1
+
+
+def test_where_the_watches_are_used_up_the_rest_is_looked_at_by_the_clock(tmp_path: Path) -> None:
+    """A user namespace has limits of its own, so this one is real."""
+    program = """
+import os, sys
+from collections import Counter
+from resolver.budget import Budgets
+from resolver.hami.watches import Watches
+from resolver.linux.inotify import OF_A_FILE
+watches = Watches(Budgets(), Counter())
+fds = [os.open(f"{sys.argv[1]}/{n}", os.O_RDWR | os.O_CREAT) for n in range(3)]
+print([watches.watch(str(n), "a", fd, OF_A_FILE, lambda _: None) for n, fd in enumerate(fds)], watches.why_not)
+"""
+    script = 'echo 2 > /proc/sys/user/max_inotify_watches && exec "$@"'
+    command = ["unshare", "--user", "--map-root-user", "sh", "-c", script, "sh"]
+    told = subprocess.run(
+        [*command, sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+    ).stdout
+    assert told.startswith("[True, True, False] no more inotify watches are allowed")
+
+
+def test_a_slot_that_was_stored_without_any_event_is_found_by_the_slow_look(node: Node, start: Start) -> None:
+    container = node.container(watcher=False)
+    tenant = container.tenant(guess="none")
+    daemon = start(node, "--hostpid-namespace", "host", "--source", "scan", wrapper=AFTER_A_WHILE)
+    daemon.wait_for("repair")
+    time.sleep(1.0)
+    store(container.cache, hostpid_at(container, tenant.slot()["index"]), "i", 0)
+    took = until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "its repair", SECONDS)
+    assert took < 15.0
+
+
+def hostpid_at(container: Container, index: int) -> int:
+    layout = container.region().layout
+    return layout.procs + index * layout.slot_size + 4
+
+
+def sm_util_at(container: Container, index: int) -> int:
+    layout = container.region().layout
+    assert layout.device_util is not None
+    return layout.procs + index * layout.slot_size + layout.device_util + 16
+
+
+def store(path: Path, offset: int, code: str, value: int) -> None:
+    """By a shared mapping, as tenants do, which no event tells. It is not closed while somebody could be told."""
+    fd = os.open(path, os.O_RDWR)
+    page = offset - offset % mmap.PAGESIZE
+    with mmap.mmap(fd, mmap.PAGESIZE, offset=page) as mapped:
+        struct.pack_into("<" + code, mapped, offset - page, value)
