@@ -14,7 +14,7 @@ Everything but `get` raises errors whose text is a whole sentence:
     Ambiguous      409: several fit, ``candidates`` has them
     UsageError     400: the question cannot be understood
     AccessDenied   403: this may not be asked from here
-    CannotKnow     503, 429: the daemon cannot tell, or not now
+    CannotKnow     503, 429: the daemon does not know, or not now
 
 All are a `ResolverError`. ``docs/stability.md`` says what is promised of the names in ``__all__`` and of the fields in
 `resolver.client_types`. Small, since ``resolver lookup`` pays for every import.
@@ -23,14 +23,14 @@ All are a `ResolverError`. ``docs/stability.md`` says what is promised of the na
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
-from typing import TYPE_CHECKING
 
 from resolver.errors import AccessDenied, Ambiguous, CannotKnow, NoDaemon, NotFound, ResolverError, UsageError
 
+TYPE_CHECKING = False  # as typing's, which takes longer to load than this
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Generator, Iterator, Sequence
     from typing import Any
 
@@ -272,6 +272,8 @@ def _connect(
     """A connection with the request sent. Raises OSError, also for a listener that is not to be believed."""
     if os.stat(socket_path).st_uid not in (0, os.geteuid()):
         raise PermissionError(f"{socket_path} belongs to another user")
+    import socket  # only where there is one: it takes longer to load than the rest of a look-up without a daemon
+
     channel = socket.socket(socket.AF_UNIX)
     try:
         channel.settimeout(seconds)
@@ -318,6 +320,8 @@ def _ask(
 
 def _listener(channel: socket.socket) -> int:
     """The user who listens, by the kernel's word (SO_PEERCRED in unix(7): pid, uid, gid)."""
+    import socket
+
     credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return int.from_bytes(credentials[4:8], sys.byteorder)
 
@@ -380,6 +384,8 @@ def _group_of(where: str) -> str:
 
 def _listening(where: str) -> str:
     """Who listens there, by PID if the kernel says it."""
+    import socket
+
     with socket.socket(socket.AF_UNIX) as channel:
         try:
             channel.settimeout(0.2)

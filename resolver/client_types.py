@@ -68,6 +68,14 @@ class Events(TypedDict):
     events: list[Event]
 
 
+class Found(TypedDict):
+    """How many cache files of one scheduler are repaired in one directory; null for those inside containers."""
+
+    placement: str
+    directory: str | None
+    regions: int
+
+
 class FoundProcess(TypedDict):
     """A process of a container: ``container_pid`` is its number in the PID namespace with inode ``pidns``.
 
@@ -91,7 +99,8 @@ class Gpu(TypedDict):
 
     ``samples`` is ``ok``, ``unsupported`` (MIG mode, for one) or ``failed``: whether NVML has the utilization of
     processes; ``samples_why`` says why not. It is healthy while ``illnesses`` is empty. ``pci_address`` is the
-    kernel's name of it, ``pcie_root`` the PCI root complex that it hangs on.
+    kernel's name of it, ``pcie_root`` the PCI root complex that it hangs on. ``xids`` are the XID errors since the
+    daemon started, ``details`` what the setting ``gpu_details`` adds; null without it.
     """
 
     uuid: str
@@ -113,7 +122,30 @@ class Gpu(TypedDict):
     numa_node: int | None
     pcie_root: str | None
     cpu_socket: int | None
+    xids: list[Xid]
+    details: GpuDetails | None
     healthy: bool
+
+
+class GpuDetails(TypedDict):
+    """What is read with the setting ``gpu_details`` only. Null is "the driver does not say".
+
+    Clocks in MHz, power in watts, energy in joules since the driver was loaded, utilization of the video engines in per
+    cent. ``throttle_reasons`` is why clocks are lower than they could be; empty while they are not. ``ecc_corrected``
+    counts since the driver was loaded, ``pcie_replays`` since the GPU was reset.
+    """
+
+    sm_clock: int | None
+    memory_clock: int | None
+    throttle_reasons: list[str] | None
+    power_limit: float | None
+    energy: float | None
+    pcie_generation: int | None
+    pcie_width: int | None
+    pcie_replays: int | None
+    ecc_corrected: int | None
+    encoder: int | None
+    decoder: int | None
 
 
 class Gpus(TypedDict):
@@ -139,7 +171,7 @@ class Illness(TypedDict):
 
 
 class Level(TypedDict):
-    """The process's number in one PID namespace; the inode is null where the kernel does not tell it."""
+    """The process's number in one PID namespace; the inode is null where the kernel does not show it."""
 
     ns_pid: int
     pidns: int | None
@@ -227,10 +259,15 @@ class Processes(TypedDict):
 class Region(TypedDict):
     """One shared region: a cache file of HAMi's. ``slots`` is how many are in use, of which ``unresolved`` are.
 
-    ``quarantined``: the slot writer died or hung on it, so it is left alone for a while.
+    ``quarantined``: the slot writer died or hung on it, so it is skipped for a while. ``limit`` and ``sm_limit`` are
+    the bytes of memory and the per cent of the cores that HAMi allows on each of ``device_uuids``; null without one.
+    ``placement`` says which scheduler put it there. ``claim`` is the UID of the ResourceClaim whose it is; its slots
+    may be those of several containers, and ``container_id`` is null if they are.
     """
 
     path: str
+    placement: str | None
+    claim: str | None
     container_id: str | None
     pod_uid: str | None
     container_name: str | None
@@ -239,6 +276,8 @@ class Region(TypedDict):
     slots: int
     unresolved: int
     quarantined: bool
+    limit: list[int | None]
+    sm_limit: list[int | None]
 
 
 class Regions(TypedDict):
@@ -251,7 +290,7 @@ class Regions(TypedDict):
 
 
 class RejectedFile(TypedDict):
-    """A file in a containers directory that is left alone."""
+    """A file in a containers directory that is skipped."""
 
     path: str
     reason: str
@@ -360,6 +399,7 @@ class Status(TypedDict):
     policy: Policy
     driver: Driver
     totals: Totals
+    found: list[Found]
     workers: list[Worker]
     counters: dict[str, int]
     api: dict[str, int]
@@ -381,7 +421,7 @@ class Totals(TypedDict):
 
 
 class Unresolved(TypedDict):
-    """``/v1/unresolved``: slots and utilization samples that nothing can be said about, each with its reason."""
+    """``/v1/unresolved``: slots and utilization samples that could not be resolved, each with its reason."""
 
     at: float
     by_reason: UnresolvedCounts
@@ -403,3 +443,11 @@ class Worker(TypedDict):
     starts: int
     failures: int
     last_failure: str | None
+
+
+class Xid(TypedDict):
+    """An XID error that the driver reported of a GPU since the daemon started, and how often."""
+
+    xid: int
+    count: int
+    meaning: str

@@ -59,7 +59,7 @@ class Tenant(NamedTuple):
 
     peer: Peer
     own: Namespace
-    container_id: str  # empty if its cgroup tells none
+    container_id: str  # empty if its cgroup has none
 
 
 class Access:
@@ -95,7 +95,7 @@ class Access:
             raise Problem(
                 403,
                 Reason.PEER_UNKNOWN,
-                "the process that connected has ended, and whoever holds the connection now is not known: "
+                "the process that connected has ended, and the one that holds the connection now is not known: "
                 "connect again",
             )
         if everything:
@@ -175,9 +175,10 @@ class Door:
         return self._inside.total()
 
     def owner(self, connection: Connection) -> _Key | None:
-        """For whom a connection counts: its container; None if whoever connected has gone. OSError: no descriptors.
+        """The container that a connection counts for; None if the process that connected is gone.
 
-        By the number of the process that connected, which is fair enough to wait by; `enter` makes sure.
+        OSError: no descriptors. Goes by the number of the process that connected, which is fair enough for a queue;
+        `enter` makes sure.
         """
         try:
             return _account(self._procfs.cgroup(credentials_of(connection).host_pid))

@@ -16,14 +16,21 @@ if TYPE_CHECKING:
 
 
 class Api:
-    """An ASGI application; who asks is in ``scope["state"]["access"]``."""
+    """An ASGI application; the caller is in ``scope["state"]["access"]``."""
 
     def __init__(self, context: Context, journal: Journal) -> None:
         self._context = context
         self._journal = journal
         self._description = b""
         self.routes: dict[str, dict[str, Route]] = {}
-        described = Route("GET", "/v1/openapi.json", self._describe, "This description", None, tenants=True)
+        described = Route(
+            method="GET",
+            path="/v1/openapi.json",
+            handler=self._describe,
+            summary="This description",
+            shape=None,
+            tenants=True,
+        )
         for route in (*lookups.ROUTES, *lists.ROUTES, *stream.ROUTES, described):
             self.routes.setdefault(route.path, {})[route.method] = route
 
@@ -42,12 +49,12 @@ class Api:
         except (
             OSError
         ) as error:  # out of descriptors or memory: no answer, and not the answer that there is none
-            why = f"the system refused to tell: {error.strerror or error}"
+            why = f"the kernel refused: {error.strerror or error}"
             answer = _refusal(door, Problem(503, Reason.CANNOT_KNOW, why))
         except Exception:
             self._journal.log.exception("internal_error", step="api", path=scope["path"])
             answer = _refusal(
-                door, Problem(500, Reason.INTERNAL, "a defect of the daemon's; its log tells more")
+                door, Problem(500, Reason.INTERNAL, "a bug in the daemon; its log has the details")
             )
         if answer is not None:
             await _send(answer, send)
@@ -82,7 +89,12 @@ class Api:
 
 def _refusal(door: Door, problem: Problem) -> Answer:
     door.counters["refused_requests"] += 1
-    return Answer(encode(problem.document()), PROBLEM, problem.status, tuple(problem.headers.items()))
+    return Answer(
+        body=encode(problem.document()),
+        media_type=PROBLEM,
+        status=problem.status,
+        headers=tuple(problem.headers.items()),
+    )
 
 
 async def _send(answer: Answer, send: Any) -> None:

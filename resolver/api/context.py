@@ -36,10 +36,10 @@ class Context:
 
 
 class Kept:
-    """The last answer of each list, with the picture it was made of."""
+    """The last answer of each list, and of which picture it was made."""
 
     def __init__(self) -> None:
-        self._answers: dict[str, tuple[Snapshot, bytes]] = {}
+        self._answers: dict[str, tuple[tuple[float, int], bytes]] = {}
 
     async def answer(
         self,
@@ -50,8 +50,9 @@ class Kept:
         make: Callable[[Any], Struct] | None = None,
     ) -> Answer:
         """``head`` with ``items`` in the place of its last field, an empty list; ``make`` gives what is sent of one."""
-        known = self._answers.get(path)
-        if known is not None and known[0] is picture:
+        # Not the picture itself: it would be kept for as long as nobody asks again.
+        known, which = self._answers.get(path), (picture.at, picture.passes)
+        if known is not None and known[0] == which:
             return Answer(known[1])
         parts, piece = [], []
         for number, item in enumerate(items, 1):
@@ -65,5 +66,5 @@ class Kept:
         body = encode(head)[: -len(b"]}")] + b",".join(parts) + b"]}"
         self._answers.pop(path, None)
         if len(body) <= _MOST_KEPT_BYTES:
-            self._answers[path] = picture, body
+            self._answers[path] = which, body
         return Answer(body)

@@ -29,7 +29,9 @@ async def regions(context: Context, request: Request) -> Answer:  # noqa: ARG001
     """``GET /v1/regions``."""
     picture = context.view.snapshot()
     rejected = [shapes.RejectedFile(path, reason) for path, reason in picture.rejected.items()]
-    head = shapes.Regions(picture.at, rejected, list(picture.missing_dirs), [])
+    head = shapes.Regions(
+        at=picture.at, rejected=rejected, missing_dirs=list(picture.missing_dirs), regions=[]
+    )
     return await context.kept.answer("/v1/regions", picture, head, picture.regions, shapes.Region.of)
 
 
@@ -45,7 +47,9 @@ async def unresolved(context: Context, request: Request) -> Answer:  # noqa: ARG
     """``GET /v1/unresolved``."""
     picture = context.view.snapshot()
     samples = list(picture.joined.orphans)
-    head = shapes.Unresolved(picture.at, shapes.unresolved_counts(picture), samples, [])
+    head = shapes.Unresolved(
+        at=picture.at, by_reason=shapes.unresolved_counts(picture), samples=samples, slots=[]
+    )
     return await context.kept.answer("/v1/unresolved", picture, head, picture.unresolved(), _slot)
 
 
@@ -60,12 +64,17 @@ def _slot(of: Slots) -> shapes.Slot:
 async def processes(context: Context, request: Request) -> Answer:  # noqa: ARG001
     """``GET /v1/processes``."""
     picture = context.view.snapshot()
-    head = shapes.Processes(picture.at, picture.collected_at or None, picture.joined.error or None, [])
+    head = shapes.Processes(
+        at=picture.at,
+        collected_at=picture.collected_at or None,
+        error=picture.joined.error or None,
+        processes=[],
+    )
     return await context.kept.answer("/v1/processes", picture, head, picture.gpu_processes)
 
 
 async def gpus(context: Context, request: Request) -> Answer:
-    """``GET /v1/gpus``: not sent again to who has the same version; who asks for that is kept waiting for the next."""
+    """``GET /v1/gpus``: not sent again to a client that has the same version; such a request waits for the next one."""
     known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
     wait = request.number("wait")
     if wait is not None:
@@ -124,21 +133,49 @@ WAIT = Parameter(
 )
 
 ROUTES: tuple[Route, ...] = (
-    Route("GET", "/v1/containers", containers, "The containers that run on this node", shapes.Containers),
     Route(
-        "GET", "/v1/regions", regions, "HAMi's shared regions, and files that are left alone", shapes.Regions
-    ),
-    Route("GET", "/v1/slots", slots, "Every slot in use, and what became of it", shapes.Slots),
-    Route("GET", "/v1/processes", processes, "Every process on every GPU", shapes.Processes),
-    Route(
-        "GET", "/v1/gpus", gpus, "The GPUs and their health; with ETag", shapes.Gpus, (WAIT,), refusals=(304,)
+        method="GET",
+        path="/v1/containers",
+        handler=containers,
+        summary="The containers that run on this node",
+        shape=shapes.Containers,
     ),
     Route(
-        "GET",
-        "/v1/unresolved",
-        unresolved,
-        "Slots and samples without an answer, by reason",
-        shapes.Unresolved,
+        method="GET",
+        path="/v1/regions",
+        handler=regions,
+        summary="HAMi's shared regions, and files that are skipped",
+        shape=shapes.Regions,
     ),
-    Route("GET", "/v1/status", status, "How the daemon is", shapes.Status),
+    Route(
+        method="GET",
+        path="/v1/slots",
+        handler=slots,
+        summary="Every slot in use, and what became of it",
+        shape=shapes.Slots,
+    ),
+    Route(
+        method="GET",
+        path="/v1/processes",
+        handler=processes,
+        summary="Every process on every GPU",
+        shape=shapes.Processes,
+    ),
+    Route(
+        method="GET",
+        path="/v1/gpus",
+        handler=gpus,
+        summary="The GPUs and their health; with ETag",
+        shape=shapes.Gpus,
+        parameters=(WAIT,),
+        refusals=(304,),
+    ),
+    Route(
+        method="GET",
+        path="/v1/unresolved",
+        handler=unresolved,
+        summary="Slots and samples without an answer, by reason",
+        shape=shapes.Unresolved,
+    ),
+    Route(method="GET", path="/v1/status", handler=status, summary="How the daemon is", shape=shapes.Status),
 )

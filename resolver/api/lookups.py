@@ -9,6 +9,7 @@ import msgspec
 
 from resolver.api.problems import Problem, Reason, problem_of
 from resolver.api.request import TEXT, Answer, Parameter, Request, Route, encode
+from resolver.budget import Slices
 from resolver.errors import AccessDenied, NotFound, ProcessGone
 from resolver.linux.cgroup import strip_scheme
 from resolver.lookup.batch import NO_SUCH_PROCESS, Answers, Batch, Hit, walk
@@ -77,7 +78,7 @@ class FoundProcess(msgspec.Struct, frozen=True):
 
 
 class Level(msgspec.Struct, frozen=True):
-    """The process's number in one PID namespace; the inode is null where the kernel does not tell it."""
+    """The process's number in one PID namespace; the inode is null where the kernel does not show it."""
 
     ns_pid: int
     pidns: int | None
@@ -152,7 +153,10 @@ async def look_up(context: Context, request: Request) -> Answer:
             raise Problem(
                 400, Reason.BAD_REQUEST, f"the parameter container is missing: {CONTAINER.description}"
             )
-        quick = context.view.live.find(cid, ns_pid) if pidns is None else None
+        quick = None
+        if pidns is None:
+            await context.view.live.pidmap.catch_up(Slices())
+            quick = context.view.live.find(cid, ns_pid)
         found = quick or await context.walks.run(_look_up, context.view.procfs, cid, ns_pid, pidns)
     if request.accepts("text/plain") and not request.accepts("application/json"):
         return Answer(f"{found.host_pid}\n".encode(), TEXT)
@@ -319,33 +323,33 @@ def _walk_own(procfs: Procfs, tenant: Tenant, left: Iterable[int]) -> Answers:
 
 ROUTES: tuple[Route, ...] = (
     Route(
-        "GET",
-        "/v1/lookup",
-        look_up,
-        "The host PID of a process that is known by its PID inside a container",
-        FoundProcess,
-        (CONTAINER, PID, PIDNS),
+        method="GET",
+        path="/v1/lookup",
+        handler=look_up,
+        summary="The host PID of a process that is known by its PID inside a container",
+        shape=FoundProcess,
+        parameters=(CONTAINER, PID, PIDNS),
         tenants=True,
         refusals=(404, 409),
         others=("text/plain",),
     ),
     Route(
-        "POST",
-        "/v1/lookup",
-        look_up_many,
-        "The same for up to 10,000 pairs of container and PID at once, answered in their order",
-        PairAnswers,
+        method="POST",
+        path="/v1/lookup",
+        handler=look_up_many,
+        summary="The same for up to 10,000 pairs of container and PID at once, answered in their order",
+        shape=PairAnswers,
         tenants=True,
         refusals=(408, 413, 415),
         body=Pairs,
     ),
     Route(
-        "GET",
-        "/v1/reverse",
-        look_back,
-        "Whose process a host PID is: its container, and its PID at every namespace level",
-        ReversedProcess,
-        (HOST_PID,),
+        method="GET",
+        path="/v1/reverse",
+        handler=look_back,
+        summary="Whose process a host PID is: its container, and its PID at every namespace level",
+        shape=ReversedProcess,
+        parameters=(HOST_PID,),
         tenants=True,
         refusals=(404, 409),
     ),

@@ -24,7 +24,7 @@ class Reason(StrEnum):
     NO_SUCH_CONTAINER = "no_such_container"  # no process on this node is in it
     NO_SUCH_PIDNS = "no_such_pidns"  # no process of the container is in that PID namespace
     NO_SUCH_PROCESS = "no_such_process"  # nobody has that number
-    GONE = "gone"  # it ended while it was looked at
+    GONE = "gone"  # it ended while it was checked
     AMBIGUOUS = "ambiguous"  # several fit; `candidates` has them
     CANNOT_KNOW = "cannot_know"  # the answer is out of the daemon's sight; `detail` says what is missing
     NOT_YOURS = "not_yours"  # only root and the socket's group may ask that
@@ -65,13 +65,21 @@ class Problem(Exception):
         """As it is sent."""
         title = HTTPStatus(self.status).phrase
         return ProblemDocument(
-            "about:blank", title, self.status, self.detail, self.reason, list(self.candidates)
+            type="about:blank",
+            title=title,
+            status=self.status,
+            detail=self.detail,
+            reason=self.reason,
+            candidates=list(self.candidates),
         )
 
     def sent(self) -> Refusal:
         """To who is hung up on."""
         return Refusal(
-            self.status, PROBLEM, msgspec.json.encode(self.document()), tuple(self.headers.items())
+            status=self.status,
+            media_type=PROBLEM,
+            body=msgspec.json.encode(self.document()),
+            headers=tuple(self.headers.items()),
         )
 
 

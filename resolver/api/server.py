@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from resolver.api.access import Door
 
 ROOT_LIMITS = http.Limits(
-    connections=1024,  # one beyond `MOST_CONNECTIONS` is told so
+    connections=1024,  # one beyond `MOST_CONNECTIONS` gets an answer that says so
     head_bytes=16 << 10,
     seconds=10.0,
     idle_seconds=30,

@@ -2,7 +2,7 @@
 
 Containers, processes, samples, workers and GPUs are those of the picture itself (`resolver.state`, `resolver.gpu`).
 
-None (``null``) is "not known", also for a name that nothing tells. Fields of a shared region carry their upstream C
+None (``null``) is "not known". Fields of a shared region carry their upstream C
 names (``pid``, ``hostpid``, ``sm_util``). The schemas in ``/v1/openapi.json`` are made of these classes.
 """
 
@@ -15,9 +15,10 @@ from msgspec import Struct, structs
 
 from resolver import __version__
 from resolver.gpu.attribution import Sample
-from resolver.gpu.inventory import GpuReport
+from resolver.gpu.inventory import GpuDetails, GpuReport, Xid
+from resolver.hami.placements import BARE
 from resolver.reasons import RegionReason, RepairReason, UnresolvedReason
-from resolver.state import Container, PassSeconds, Process, Worker
+from resolver.state import Container, PassSeconds, Process, Worker, tally
 
 if TYPE_CHECKING:
     from resolver.gpu.inventory import Inventory
@@ -27,10 +28,15 @@ if TYPE_CHECKING:
 class Region(Struct, frozen=True):
     """One shared region: a cache file of HAMi's. ``slots`` is how many are in use, of which ``unresolved`` are.
 
-    ``quarantined``: the slot writer died or hung on it, so it is left alone for a while.
+    ``quarantined``: the slot writer died or hung on it, so it is skipped for a while. ``limit`` and ``sm_limit`` are
+    the bytes of memory and the per cent of the cores that HAMi allows on each of ``device_uuids``; null without one.
+    ``placement`` says which scheduler put it there. ``claim`` is the UID of the ResourceClaim whose it is; its slots
+    may be those of several containers, and ``container_id`` is null if they are.
     """
 
     path: str
+    placement: str | None
+    claim: str | None
     container_id: str | None
     pod_uid: str | None
     container_name: str | None
@@ -39,25 +45,32 @@ class Region(Struct, frozen=True):
     slots: int
     unresolved: int
     quarantined: bool
+    limit: list[int | None]
+    sm_limit: list[int | None]
 
     @classmethod
     def of(cls, report: RegionReport) -> Region:
         """From the daemon's record."""
+        counted = tally(report.slots)
         return cls(
-            report.path,
-            report.container_id or None,
-            report.pod_uid or None,
-            report.container_name or None,
-            report.layout,
-            list(report.device_uuids),
-            len(report.slots),
-            sum(slot.unresolved is not None for slot in report.slots),
-            report.quarantined,
+            path=report.path,
+            placement=report.placement or None,
+            claim=report.claim or None,
+            container_id=report.container_id or None,
+            pod_uid=report.pod_uid or None,
+            container_name=report.container_name or None,
+            layout=report.layout,
+            device_uuids=list(report.device_uuids),
+            slots=counted.in_use,
+            unresolved=sum(counted.unresolved.values()),
+            quarantined=report.quarantined,
+            limit=[report.memory_limit(device) for device in range(len(report.device_uuids))],
+            sm_limit=[report.core_limit(device) for device in range(len(report.device_uuids))],
         )
 
 
 class RejectedFile(Struct, frozen=True):
-    """A file in a containers directory that is left alone."""
+    """A file in a containers directory that is skipped."""
 
     path: str
     reason: RegionReason
@@ -97,19 +110,19 @@ class Slot(Struct, frozen=True):
     def of(cls, region: RegionReport, slot: SlotReport) -> Slot:
         """From the daemon's records."""
         return cls(
-            region.path,
-            region.container_id or None,
-            region.pod_uid or None,
-            region.container_name or None,
-            slot.slot,
-            slot.ns_pid,
-            slot.hostpid,
-            slot.host_pid,
-            slot.dead,
-            slot.unresolved,
-            slot.repaired,
-            slot.stuck or None,
-            [
+            path=region.path,
+            container_id=slot.container_id or region.container_id or None,
+            pod_uid=region.pod_uid or None,
+            container_name=region.container_name or None,
+            slot=slot.slot,
+            pid=slot.ns_pid,
+            hostpid=slot.hostpid,
+            host_pid=slot.host_pid,
+            dead=slot.dead,
+            unresolved=slot.unresolved,
+            repaired=slot.repaired,
+            stuck=slot.stuck or None,
+            device_util=[
                 DeviceUtil(uuid, _at(slot.sm_util, index), _at(slot.utilization, index))
                 for index, uuid in enumerate(region.device_uuids)
             ],
@@ -121,7 +134,8 @@ class Gpu(GpuReport, frozen=True, kw_only=True):
 
     ``samples`` is ``ok``, ``unsupported`` (MIG mode, for one) or ``failed``: whether NVML has the utilization of
     processes; ``samples_why`` says why not. It is healthy while ``illnesses`` is empty. ``pci_address`` is the
-    kernel's name of it, ``pcie_root`` the PCI root complex that it hangs on.
+    kernel's name of it, ``pcie_root`` the PCI root complex that it hangs on. ``xids`` are the XID errors since the
+    daemon started, ``details`` what the setting ``gpu_details`` adds; null without it.
     """
 
     # Every field is always there, so none has a default here.
@@ -129,6 +143,8 @@ class Gpu(GpuReport, frozen=True, kw_only=True):
     numa_node: int | None
     pcie_root: str | None
     cpu_socket: int | None
+    xids: tuple[Xid, ...]
+    details: GpuDetails | None
     healthy: bool
 
     @classmethod
@@ -192,7 +208,13 @@ class Gpus(Struct, frozen=True):
     def of(cls, inventory: Inventory, error: str) -> Gpus:
         """From the daemon's inventory, and what NVML fails with."""
         gpus = list(map(Gpu.of, inventory.gpus))
-        return cls(inventory.at, inventory.version, inventory.driver_version, error or None, gpus)
+        return cls(
+            at=inventory.at,
+            version=inventory.version,
+            driver_version=inventory.driver_version,
+            error=error or None,
+            gpus=gpus,
+        )
 
 
 class UnresolvedCounts(Struct, frozen=True):
@@ -203,7 +225,7 @@ class UnresolvedCounts(Struct, frozen=True):
 
 
 class Unresolved(Struct, frozen=True):
-    """``/v1/unresolved``: slots and utilization samples that nothing can be said about, each with its reason."""
+    """``/v1/unresolved``: slots and utilization samples that could not be resolved, each with its reason."""
 
     at: float
     by_reason: UnresolvedCounts
@@ -262,6 +284,14 @@ class Totals(Struct, frozen=True):
     processes: int
 
 
+class Found(Struct, frozen=True):
+    """How many cache files of one scheduler are repaired in one directory; null for those inside containers."""
+
+    placement: str
+    directory: str | None
+    regions: int
+
+
 class Setting(Struct, frozen=True):
     """One setting in force, and where it comes from; durations in seconds."""
 
@@ -284,6 +314,7 @@ class Status(Struct, frozen=True):
     policy: Policy
     driver: Driver
     totals: Totals
+    found: list[Found]
     workers: list[Worker]
     counters: dict[str, int]
     api: dict[str, int]
@@ -308,56 +339,73 @@ class Events(Struct, frozen=True):
 
 def status(picture: Snapshot, api: dict[str, int]) -> Status:
     """How the daemon is. ``api`` is what the API counts of itself."""
-    slots = [slot for region in picture.regions for slot in region.slots]
+    slots = list(picture.tallies())
     gpus, joined = picture.inventory.gpus, picture.joined
     return Status(
-        picture.at,
-        __version__,
-        picture.started_at,
-        os.getpid(),
-        picture.dry_run,
-        picture.passes,
-        picture.pass_seconds,
-        Source(
-            picture.source,
-            dict(picture.sources_not_used),
-            picture.incomplete or None,
-            picture.not_ready or None,
-            picture.processes,
-            picture.map_size,
-            dict(picture.source_counters),
+        at=picture.at,
+        version=__version__,
+        started_at=picture.started_at,
+        host_pid=os.getpid(),
+        dry_run=picture.dry_run,
+        passes=picture.passes,
+        pass_seconds=picture.pass_seconds,
+        source=Source(
+            name=picture.source,
+            not_used=dict(picture.sources_not_used),
+            incomplete=picture.incomplete or None,
+            not_ready=picture.not_ready or None,
+            processes=picture.processes,
+            map_size=picture.map_size,
+            counters=dict(picture.source_counters),
         ),
-        Policy(picture.policy, picture.policy_why, picture.policy_origin, picture.not_measured or None),
-        Driver(
-            picture.driver_version,
-            picture.collected_at or None,
-            joined.error or None,
-            len(gpus),
-            sum(bool(gpu.illnesses) for gpu in gpus),
+        policy=Policy(
+            namespace=picture.policy,
+            why=picture.policy_why,
+            origin=picture.policy_origin,
+            not_measured=picture.not_measured or None,
         ),
-        Totals(
-            len(picture.containers),
-            len(picture.regions),
-            len(picture.rejected),
-            len(slots),
-            sum(slot.dead for slot in slots),
-            sum(slot.repaired is not None for slot in slots),
-            sum(slot.unresolved is not None for slot in slots),
-            len(joined.orphans),
-            len(picture.gpu_processes),
+        driver=Driver(
+            version=picture.driver_version,
+            collected_at=picture.collected_at or None,
+            error=joined.error or None,
+            gpus=len(gpus),
+            gpus_unhealthy=sum(bool(gpu.illnesses) for gpu in gpus),
         ),
-        list(picture.workers),
-        dict(picture.counters),
-        api,
-        [Setting(*setting) for setting in picture.settings],
+        totals=Totals(
+            containers=len(picture.containers),
+            regions=len(picture.regions),
+            regions_rejected=len(picture.rejected),
+            slots=sum(each.in_use for each in slots),
+            slots_dead=sum(each.dead for each in slots),
+            slots_repaired=sum(each.repaired for each in slots),
+            slots_unresolved=sum(sum(each.unresolved.values()) for each in slots),
+            samples_unresolved=len(joined.orphans),
+            processes=len(picture.gpu_processes),
+        ),
+        found=found(picture),
+        workers=list(picture.workers),
+        counters=dict(picture.counters),
+        api=api,
+        settings=[Setting(*setting) for setting in picture.settings],
     )
 
 
+def found(picture: Snapshot) -> list[Found]:
+    """Which scheduler's files were found where."""
+    counts: dict[tuple[str, str], int] = {}
+    for region in picture.regions:
+        inside = region.placement == BARE.name
+        key = region.placement, "" if inside else os.path.dirname(os.path.dirname(region.path))
+        counts[key] = counts.get(key, 0) + 1
+    return [Found(name, where or None, count) for (name, where), count in sorted(counts.items())]
+
+
 def unresolved_counts(picture: Snapshot) -> UnresolvedCounts:
-    """How many slots and samples nothing can be said about."""
+    """How many slots and samples could not be resolved."""
     slots: dict[str, int] = {}
-    for _, slot in picture.unresolved():
-        slots[str(slot.unresolved)] = slots.get(str(slot.unresolved), 0) + 1
+    for each in picture.tallies():
+        for why, count in each.unresolved.items():
+            slots[str(why)] = slots.get(str(why), 0) + count
     samples = {str(reason): count for reason, count in picture.joined.orphan_reasons().items()}
     return UnresolvedCounts(slots, samples)
 

@@ -69,7 +69,7 @@ def _wanted(event: events.Event, kinds: frozenset[str]) -> bool:
 
 
 def _event(event: events.Event) -> Event:
-    return Event(event.number, event.at, event.kind, event.fields)
+    return Event(number=event.number, at=event.at, kind=event.kind, fields=event.fields)
 
 
 async def _stream(context: Context, request: Request, number: int, kinds: frozenset[str]) -> None:
@@ -119,12 +119,12 @@ def _lines(epoch: int, news: Iterable[events.Event], number: int, kinds: frozens
 
 ROUTES: tuple[Route, ...] = (
     Route(
-        "GET",
-        "/v1/events",
-        events_route,
-        "What happens: server-sent events as they come, or, as JSON, those that are still kept",
-        Events,
-        (KIND, AFTER),
+        method="GET",
+        path="/v1/events",
+        handler=events_route,
+        summary="What happens: server-sent events as they come, or, as JSON, those that are still kept",
+        shape=Events,
+        parameters=(KIND, AFTER),
         others=(STREAM,),
     ),
 )

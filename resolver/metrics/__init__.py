@@ -1,6 +1,6 @@
 """What Prometheus reads, over HTTP on a TCP port: ``/metrics``, ``/healthz``, ``/readyz``.
 
-Everything is told from the snapshot of the last pass: nothing here asks the driver, the kernel or a tenant's file, so
+Everything is read from the snapshot of the last pass: nothing here asks the driver, the kernel or a tenant's file, so
 no answer waits for any of them.
 """
 
@@ -11,16 +11,19 @@ import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE_OPENMETRICS
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from resolver.lean import lean
+
+with lean("prometheus_client"):
+    from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+    from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE_OPENMETRICS
+    from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from resolver.config import parse_address
 from resolver.errors import UsageError
 from resolver.metrics.collector import collect
+from resolver.retry import tried_again
 from resolver.serve import pages
 from resolver.serve.pages import PLAIN
-from resolver.serve.retry import tried_again
 
 if TYPE_CHECKING:
     import socket
@@ -107,7 +110,7 @@ class Page:
     async def _not_ready(self) -> str:
         """Why the daemon isn't ready; empty if it is. Soon after its start the answer waits until it is.
 
-        A kubelet that was told "not yet" asks again a period later, and tells everybody of a probe that failed.
+        A kubelet that gets "not yet" asks again a period later, and reports a failed probe.
         """
         give_up = time.monotonic() + _READY_SECONDS
         while (snapshot := self._snapshot()).not_ready:

@@ -7,22 +7,25 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from resolver import __version__
+from resolver.counters import CounterByReason, CounterName
 from resolver.gpu.health import REASONS
+from resolver.gpu.inventory import OTHER, THROTTLE_REASONS
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED
 from resolver.hami.hostpid_policy import Origin
 from resolver.hami.layout import LAYOUTS
+from resolver.hami.placements import PLACEMENTS
 from resolver.metrics import families as f
-from resolver.metrics.utilization import Unknown, names_of, nvml_trouble, usages
+from resolver.metrics.utilization import Names, Unknown, devices, names_of, nvml_trouble, usages
 from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
     from enum import StrEnum
 
     from prometheus_client.metrics_core import Metric
 
     from resolver.config import Settings
-    from resolver.gpu.inventory import GpuReport
+    from resolver.gpu.inventory import GpuDetails, GpuReport
     from resolver.metrics.utilization import Usage
     from resolver.state import Snapshot
 
@@ -33,33 +36,33 @@ _BELIEVED_INTERVALS, _BELIEVED_SECONDS = 2.5, 2.5
 _SOURCES = ("bpf", "netlink", "scan")
 _NAMESPACES = ("host", "container", "unknown")
 COUNTERS = {  # of the daemon, that are a family of their own
-    "conflicts": f.CONFLICTS,
-    "over_budget": f.OVER_BUDGET,
-    "slots_stuck": f.STUCK,
-    "utilization_writes": f.UTILIZATION_WRITES,
-    "writes_undone": f.UNDONE_WRITES,
-    "writes_missed": f.MISSED_WRITES,
-    "quarantines": f.QUARANTINES,
-    "writer_failures": f.WRITER_FAILURES,
-    "implausible_samples": f.IMPLAUSIBLE_SAMPLES,
-    "internal_errors": f.INTERNAL_ERRORS,
-    "out_of_descriptors": f.OUT_OF_DESCRIPTORS,
-    "driver_probes": f.PROBES,
-    "driver_probes_refused": f.PROBES_REFUSED,
-    "driver_probes_failed": f.PROBES_FAILED,
+    CounterName.CONFLICTS: f.CONFLICTS,
+    CounterName.OVER_BUDGET: f.OVER_BUDGET,
+    CounterName.WATCH_EVENTS: f.WATCH_EVENTS,
+    CounterName.WATCH_OVERFLOWS: f.WATCH_OVERFLOWS,
+    CounterName.WATCH_FLOODS: f.WATCH_FLOODS,
+    CounterName.SLOTS_STUCK: f.STUCK,
+    CounterName.UTILIZATION_WRITES: f.UTILIZATION_WRITES,
+    CounterName.WRITES_UNDONE: f.UNDONE_WRITES,
+    CounterName.WRITES_MISSED: f.MISSED_WRITES,
+    CounterName.QUARANTINES: f.QUARANTINES,
+    CounterName.WRITER_FAILURES: f.WRITER_FAILURES,
+    CounterName.IMPLAUSIBLE_SAMPLES: f.IMPLAUSIBLE_SAMPLES,
+    CounterName.INTERNAL_ERRORS: f.INTERNAL_ERRORS,
+    CounterName.OUT_OF_DESCRIPTORS: f.OUT_OF_DESCRIPTORS,
+    CounterName.DRIVER_PROBES: f.PROBES,
+    CounterName.DRIVER_PROBES_REFUSED: f.PROBES_REFUSED,
+    CounterName.DRIVER_PROBES_FAILED: f.PROBES_FAILED,
 }
 BROKER_COUNTERS = {
-    "broker_answers": f.BROKER_ANSWERS,
-    "broker_timeouts": f.BROKER_TIMEOUTS,
-    "broker_busy": f.BROKER_BUSY,
+    CounterName.BROKER_ANSWERS: f.BROKER_ANSWERS,
+    CounterName.BROKER_TIMEOUTS: f.BROKER_TIMEOUTS,
+    CounterName.BROKER_BUSY: f.BROKER_BUSY,
 }
-BROKER_REFUSED = "broker_refused_"
-COUNTERS_BY_REASON: dict[
-    str, tuple[f.Family, type[StrEnum]]
-] = {  # what their names begin with; the rest is a reason
-    "repairs_": (f.REPAIRS, RepairReason),
-    "would_repair_": (f.DRY_RUN_REPAIRS, RepairReason),
-    "rejected_": (f.REJECTIONS, RegionReason),
+COUNTERS_BY_REASON: dict[CounterByReason, tuple[f.Family, type[StrEnum]]] = {
+    CounterByReason.REPAIRS: (f.REPAIRS, RepairReason),
+    CounterByReason.WOULD_REPAIR: (f.DRY_RUN_REPAIRS, RepairReason),
+    CounterByReason.REJECTED: (f.REJECTIONS, RegionReason),
 }
 
 
@@ -77,6 +80,7 @@ def collect(snapshot: Snapshot, settings: Settings, now: float) -> Iterator[Metr
     left_out = max(0, len(used) - MAX_SERIES)
     del used[MAX_SERIES:]
     yield from _containers(used, len(every) - len(used) - left_out)
+    yield from _limits(used, devices(snapshot))
     if settings.metrics_per_process:
         processes = list(_processes(snapshot)) if trouble is None else []
         left_out += max(0, len(processes) - MAX_SERIES)
@@ -91,7 +95,7 @@ def collect(snapshot: Snapshot, settings: Settings, now: float) -> Iterator[Metr
     yield from _slots(snapshot)
     yield from _counters(snapshot, settings)
     yield from _nvml(snapshot, trouble, now)
-    yield from _gpus(snapshot, known=trouble is None)
+    yield from _gpus(snapshot, known=trouble is None, details=settings.gpu_details)
     yield from _daemon(snapshot)
 
 
@@ -113,6 +117,15 @@ def _containers(used: list[Usage], unknown_devices: int) -> Iterator[Metric]:
     yield f.CONTAINER_UTILIZATION.metric(utilization)
     yield f.CONTAINER_MEMORY.metric(memory)
     yield f.UNKNOWN_VALUES.metric(unknown.items())
+
+
+def _limits(used: list[Usage], known: Container[str]) -> Iterator[Metric]:
+    """What HAMi allows, on the GPUs that are ``known``: a file may name others, and its word is no label."""
+    rows = [((*usage.names, *usage.device[:2]), usage) for usage in used if usage.device.uuid in known]
+    memory = ((labels, usage.limit) for labels, usage in rows)
+    yield f.CONTAINER_MEMORY_LIMIT.metric((labels, limit) for labels, limit in memory if limit is not None)
+    cores = ((labels, usage.core_limit) for labels, usage in rows)
+    yield f.CONTAINER_CORE_LIMIT.metric((labels, limit / 100) for labels, limit in cores if limit is not None)
 
 
 def _processes(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], int | None, int | None]]:
@@ -142,17 +155,37 @@ def _by(family: f.Family, reasons: Iterable[str], counted: Counter[str]) -> Metr
     return family.metric(((reason,), count) for reason, count in told.items())
 
 
+def _claims(snapshot: Snapshot) -> Iterator[f.Row]:
+    """Which containers use the file of each ResourceClaim."""
+    containers = {container.container_id: container for container in snapshot.containers}
+    pairs = {
+        (region.claim, each) for region in snapshot.regions if region.claim for each in region.container_ids
+    }
+    for claim, container_id in sorted(pairs)[:MAX_SERIES]:
+        container = containers.get(container_id)
+        names = (
+            names_of(container)
+            if container
+            else Names(namespace="", pod="", container="", pod_uid="", container_id=container_id)
+        )
+        yield (claim, *names), 1
+
+
 def _slots(snapshot: Snapshot) -> Iterator[Metric]:
     states, reasons, stuck = Counter[str](), Counter[str](), 0
-    for region in snapshot.regions:
-        for slot in region.slots:
-            if slot.unresolved is not None:
-                states["unresolved"] += 1
-                reasons[slot.unresolved.value] += 1
-            else:
-                states["dead" if slot.dead else "resolved"] += 1
-            stuck += bool(slot.stuck)
+    for each in snapshot.tallies():
+        unresolved = sum(each.unresolved.values())
+        states += {
+            "unresolved": unresolved,
+            "dead": each.dead,
+            "resolved": each.in_use - each.dead - unresolved,
+        }
+        reasons += {why.value: count for why, count in each.unresolved.items()}
+        stuck += each.stuck
     yield _by(f.REGIONS, LAYOUTS, Counter(region.layout for region in snapshot.regions))
+    placements = Counter(region.placement for region in snapshot.regions)
+    yield _by(f.PLACEMENT_REGIONS, [row.name for row in PLACEMENTS], placements)
+    yield f.CLAIM.metric(_claims(snapshot))
     yield _by(f.SLOTS, ("resolved", "unresolved", "dead"), states)
     yield _by(f.UNRESOLVED_SLOTS, UnresolvedReason, reasons)
     yield f.STUCK_SLOTS.metric([((), stuck)])
@@ -160,6 +193,7 @@ def _slots(snapshot: Snapshot) -> Iterator[Metric]:
         f.REJECTED_REGIONS, RegionReason, Counter(reason.value for reason in snapshot.rejected.values())
     )
     yield f.QUARANTINED_REGIONS.metric([((), sum(region.quarantined for region in snapshot.regions))])
+    yield f.UNWATCHED_REGIONS.metric([((), snapshot.unwatched)])
     yield f.MISSING_DIRECTORIES.metric([((), len(snapshot.missing_dirs))])
 
 
@@ -167,18 +201,20 @@ def _counters(snapshot: Snapshot, settings: Settings) -> Iterator[Metric]:
     counters = snapshot.counters
     for name, family in COUNTERS.items():
         yield family.metric([((), counters.get(name, 0))])
-    for start, (family, reasons) in COUNTERS_BY_REASON.items():
-        yield _by_reason(family, start, reasons, counters)
+    for counted, (family, reasons) in COUNTERS_BY_REASON.items():
+        yield _by_reason(family, counted, reasons, counters)
     if settings.broker:
         for name, family in BROKER_COUNTERS.items():
             yield family.metric([((), counters.get(name, 0))])
         from resolver.serve.broker import Refusal
 
-        yield _by_reason(f.BROKER_REFUSED, BROKER_REFUSED, Refusal, counters)
+        yield _by_reason(f.BROKER_REFUSED, CounterByReason.BROKER_REFUSED, Refusal, counters)
 
 
-def _by_reason(family: f.Family, start: str, reasons: type[StrEnum], counters: Mapping[str, int]) -> Metric:
-    return family.metric(((reason.value,), counters.get(f"{start}{reason}", 0)) for reason in reasons)
+def _by_reason(
+    family: f.Family, counted: CounterByReason, reasons: type[StrEnum], counters: Mapping[str, int]
+) -> Metric:
+    return family.metric(((reason,), n) for reason, n in counted.counts(counters, reasons).items())
 
 
 def _nvml(snapshot: Snapshot, trouble: Unknown | None, now: float) -> Iterator[Metric]:
@@ -195,10 +231,15 @@ def _nvml(snapshot: Snapshot, trouble: Unknown | None, now: float) -> Iterator[M
 
 
 def _state(states: Iterable[str], present: str, *labels: str) -> list[f.Row]:
-    return [((*labels, state), state == present) for state in states]
+    return [((*labels, _word(state)), state == present) for state in states]
 
 
-def _gpus(snapshot: Snapshot, *, known: bool) -> Iterator[Metric]:
+def _word(name: str) -> str:
+    """A name of ours as a label's value: nobody wants to quote blanks in a query."""
+    return name.replace(" ", "_")
+
+
+def _gpus(snapshot: Snapshot, *, known: bool, details: bool) -> Iterator[Metric]:
     """``known``: NVML answers. What it said before it stopped is not what is."""
     gpus = [(gpu, (gpu.uuid, str(gpu.device_index))) for gpu in snapshot.inventory.gpus]
 
@@ -222,6 +263,11 @@ def _gpus(snapshot: Snapshot, *, known: bool) -> Iterator[Metric]:
     reasons = [(*labels, reason) for _, labels in gpus if known for reason in REASONS]
     yield f.GPU_UNHEALTHY.metric((labels, labels in has) for labels in dict.fromkeys((*reasons, *has)))
     yield f.GPU_UNHEALTHY_SINCE.metric(((*labels, illness.reason), illness.since) for labels, illness in ill)
+    yield f.GPU_XIDS.metric(
+        ((*labels, str(each.xid)), each.count) for gpu, labels in gpus if known for each in gpu.xids
+    )
+    if details:
+        yield from _gpu_details([(gpu.details, labels) for gpu, labels in gpus if known and gpu.details])
     states = (OK, UNSUPPORTED, FAILED)
     yield f.GPU_SAMPLES.metric(
         row for gpu, labels in gpus if known for row in _state(states, gpu.samples, *labels)
@@ -235,6 +281,29 @@ def _gpus(snapshot: Snapshot, *, known: bool) -> Iterator[Metric]:
     for family, attribute in ((f.MIG_MEMORY, "memory_total"), (f.MIG_MEMORY_USED, "memory_used")):
         told = ((labels, getattr(each, attribute)) for labels, each in instances)
         yield family.metric((labels, number) for labels, number in told if number is not None)
+
+
+def _gpu_details(gpus: list[tuple[GpuDetails, tuple[str, str]]]) -> Iterator[Metric]:
+    for family, value, factor in (
+        (f.GPU_SM_CLOCK, "sm_clock", 1e6),
+        (f.GPU_MEMORY_CLOCK, "memory_clock", 1e6),
+        (f.GPU_POWER_LIMIT, "power_limit", 1),
+        (f.GPU_ENERGY, "energy", 1),
+        (f.GPU_PCIE_GENERATION, "pcie_generation", 1),
+        (f.GPU_PCIE_WIDTH, "pcie_width", 1),
+        (f.GPU_PCIE_REPLAYS, "pcie_replays", 1),
+        (f.GPU_ECC_CORRECTED, "ecc_corrected", 1),
+        (f.GPU_ENCODER, "encoder", 0.01),
+        (f.GPU_DECODER, "decoder", 0.01),
+    ):
+        told = ((labels, getattr(details, value)) for details, labels in gpus)
+        yield family.metric((labels, number * factor) for labels, number in told if number is not None)
+    yield f.GPU_THROTTLED.metric(
+        ((*labels, reason), reason in details.throttle_reasons)
+        for details, labels in gpus
+        if details.throttle_reasons is not None
+        for reason in (*THROTTLE_REASONS, OTHER)
+    )
 
 
 def _daemon(snapshot: Snapshot) -> Iterator[Metric]:
@@ -251,8 +320,8 @@ def _daemon(snapshot: Snapshot) -> Iterator[Metric]:
     yield f.MAP_SIZE.metric([((), snapshot.map_size)])
     yield f.PASSES.histogram(snapshot.pass_seconds)
     workers = snapshot.workers
-    yield f.WORKER_STARTS.metric(((worker.name,), worker.starts) for worker in workers)
-    yield f.WORKER_FAILURES.metric(((worker.name,), worker.failures) for worker in workers)
+    yield f.WORKER_STARTS.metric(((_word(worker.name),), worker.starts) for worker in workers)
+    yield f.WORKER_FAILURES.metric(((_word(worker.name),), worker.failures) for worker in workers)
     yield f.DRY_RUN.metric([((), snapshot.dry_run)])
     yield f.STANDBY.metric([((), bool(snapshot.holder))])
     yield from own.collect()

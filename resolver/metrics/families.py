@@ -69,19 +69,21 @@ def _text(value: str) -> str:
 
 
 def _gauge(name: str, labels: tuple[str, ...], meaning: str) -> Family:
-    return Family(f"resolver_{name}", "gauge", labels, meaning)
+    return Family(name=f"resolver_{name}", kind="gauge", labels=labels, help=meaning)
 
 
 def _counter(name: str, labels: tuple[str, ...], meaning: str) -> Family:
-    return Family(f"resolver_{name}_total", "counter", labels, meaning)
+    return Family(name=f"resolver_{name}_total", kind="counter", labels=labels, help=meaning)
 
 
 def _states(name: str, labels: tuple[str, ...], meaning: str) -> Family:
-    return Family(f"resolver_{name}", "stateset", (*labels, f"resolver_{name}"), meaning)
+    return Family(
+        name=f"resolver_{name}", kind="stateset", labels=(*labels, f"resolver_{name}"), help=meaning
+    )
 
 
 def _info(name: str, labels: tuple[str, ...], meaning: str) -> Family:
-    return Family(f"resolver_{name}_info", "info", labels, meaning)
+    return Family(name=f"resolver_{name}_info", kind="info", labels=labels, help=meaning)
 
 
 # -- containers -----------------------------------------------------------------------------------------------------
@@ -95,6 +97,16 @@ CONTAINER_MEMORY = _gauge(
     "container_memory_bytes",
     (*_CONTAINER, *_DEVICE),
     "GPU memory that the processes of a container hold on a GPU.",
+)
+CONTAINER_MEMORY_LIMIT = _gauge(
+    "container_memory_limit_bytes",
+    (*_CONTAINER, *_DEVICE),
+    "GPU memory that HAMi allows a container on a GPU; no series without a limit.",
+)
+CONTAINER_CORE_LIMIT = _gauge(
+    "container_core_limit_ratio",
+    (*_CONTAINER, *_DEVICE),
+    "Share of a GPU's cores that HAMi allows a container, from 0 to 1; no series without a limit.",
 )
 UNKNOWN_VALUES = _gauge(
     "container_unknown_values",
@@ -132,7 +144,22 @@ REJECTED_REGIONS = _gauge(
 QUARANTINED_REGIONS = _gauge(
     "quarantined_regions",
     (),
-    "Cache files left alone for a while because the slot writer died or hung on them.",
+    "Cache files skipped for a while because the slot writer died or hung on them.",
+)
+UNWATCHED_REGIONS = _gauge(
+    "unwatched_regions",
+    (),
+    "Cache files that the kernel tells nothing of (inotify), so that they are checked by the clock alone.",
+)
+PLACEMENT_REGIONS = _gauge(
+    "placement_regions",
+    ("placement",),
+    "Cache files that are repaired, by the scheduler that put them there.",
+)
+CLAIM = _info(
+    "claim",
+    ("claim_uid", *_CONTAINER),
+    "A container that uses a ResourceClaim's cache file, which other containers may use as well.",
 )
 MISSING_DIRECTORIES = _gauge("missing_directories", (), "Containers directories that do not exist.")
 REPAIRS = _counter("repairs", ("reason",), "Times that a slot's hostpid was written.")
@@ -144,6 +171,15 @@ OVER_BUDGET = _counter(
     "over_budget",
     (),
     "Times that a cache file had to wait because its container had used up its share of CPU.",
+)
+WATCH_EVENTS = _counter("watch_events", (), "Events of the kernel about cache files and their directories.")
+WATCH_OVERFLOWS = _counter(
+    "watch_overflows", (), "Times that such events were lost, so that every cache file was checked."
+)
+WATCH_FLOODS = _counter(
+    "watch_floods",
+    (),
+    "Times that a container caused so many of them that its files were checked by the clock for a while.",
 )
 STUCK = _counter("slots_stuck", (), "Times that a slot was found stuck.")
 UTILIZATION_WRITES = _counter("utilization_writes", (), "Times that a slot's sm_util was written.")
@@ -195,7 +231,33 @@ GPU_UNHEALTHY_SINCE = _gauge(
     (*_DEVICE, "reason"),
     "Since when this is wrong with a GPU, as Unix time; no series while it is not.",
 )
-GPU_SAMPLES = _states("gpu_samples", _DEVICE, "Whether NVML tells the utilization of processes on a GPU.")
+GPU_XIDS = _counter(
+    "gpu_xid_errors",
+    (*_DEVICE, "xid"),
+    "XID errors that the driver reported of a GPU since the daemon started.",
+)
+GPU_SM_CLOCK = _gauge("gpu_sm_clock_hertz", _DEVICE, "Clock of a GPU's multiprocessors.")
+GPU_MEMORY_CLOCK = _gauge("gpu_memory_clock_hertz", _DEVICE, "Clock of a GPU's memory.")
+GPU_THROTTLED = _gauge(
+    "gpu_clock_throttled",
+    (*_DEVICE, "reason"),
+    "1 while a GPU's clocks are lower than they could be for this reason.",
+)
+GPU_POWER_LIMIT = _gauge("gpu_power_limit_watts", _DEVICE, "What a GPU may draw.")
+GPU_ENERGY = _counter("gpu_energy_joules", _DEVICE, "What a GPU has used since the driver was loaded.")
+GPU_PCIE_GENERATION = _gauge("gpu_pcie_link_generation", _DEVICE, "Generation of a GPU's PCIe link now.")
+GPU_PCIE_WIDTH = _gauge("gpu_pcie_link_width", _DEVICE, "Lanes of a GPU's PCIe link now.")
+GPU_PCIE_REPLAYS = _counter("gpu_pcie_replays", _DEVICE, "Packets that a GPU's PCIe link sent again.")
+GPU_ECC_CORRECTED = _counter(
+    "gpu_ecc_corrected_errors", _DEVICE, "Corrected ECC errors, as the driver counts them."
+)
+GPU_ENCODER = _gauge(
+    "gpu_encoder_utilization_ratio", _DEVICE, "How busy a GPU's video encoders are, from 0 to 1."
+)
+GPU_DECODER = _gauge(
+    "gpu_decoder_utilization_ratio", _DEVICE, "How busy a GPU's video decoders are, from 0 to 1."
+)
+GPU_SAMPLES = _states("gpu_samples", _DEVICE, "Whether NVML reports per-process utilization on a GPU.")
 GPU_MIG = _gauge("gpu_mig_enabled", _DEVICE, "1 for a GPU in MIG mode.")
 MIG_MEMORY = _gauge(
     "gpu_mig_memory_bytes",
@@ -217,10 +279,15 @@ SOURCE_FAILED = _gauge(
     "source_unavailable", ("source",), "1 if this source was tried and does not work here."
 )
 SOURCE_COMPLETE = _gauge("source_complete", (), "1 while the source alone knows every process.")
-MAP_EVENTS = _counter("map_events", ("event",), "What the sources lost, missed and mended.")
+MAP_EVENTS = _counter("map_events", ("event",), "What the sources lost, missed and corrected.")
 PROCESSES = _gauge("map_processes", (), "Processes in the map.")
 MAP_SIZE = _gauge("map_capacity_processes", (), "Processes that the kernel's map has room for.")
-PASSES = Family("resolver_pass_duration_seconds", "histogram", (), "How long the passes over the slots took.")
+PASSES = Family(
+    name="resolver_pass_duration_seconds",
+    kind="histogram",
+    labels=(),
+    help="How long the passes over the slots took.",
+)
 WORKER_STARTS = _counter("worker_starts", ("worker",), "Times that a child was started.")
 WORKER_FAILURES = _counter("worker_failures", ("worker",), "Times that a child died, hung or spoke nonsense.")
 INTERNAL_ERRORS = _counter("internal_errors", (), "Defects that were survived; please report them.")
@@ -234,5 +301,10 @@ BROKER_BUSY = _counter("broker_busy", (), "Connections that the broker closed be
 CHILDREN = _gauge("children", (), "Children of the daemon that run.")
 CHILDREN_CPU = _counter("children_cpu_seconds", (), "CPU time of the daemon's children, ended ones too.")
 CHILDREN_MEMORY = _gauge("children_resident_memory_bytes", (), "Resident memory of the daemon's children.")
+PROPORTIONAL_MEMORY = _gauge(
+    "proportional_memory_bytes",
+    (),
+    "Memory of the daemon and its children; a page that several processes map counts in parts (PSS).",
+)
 
 FAMILIES = tuple(value for value in list(globals().values()) if isinstance(value, Family))

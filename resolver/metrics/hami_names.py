@@ -1,8 +1,9 @@
 """The same values under the names and labels of HAMi's own monitor, for dashboards that exist.
 
-Two generations of names: those with ``hami_`` (from HAMi 2.9 on) and those before it, which later releases give with
-``--legacy-metrics``. Upstream's units: utilization is in per cent, also where the name says ratio. What upstream tells
-and is not known here (the kinds of memory, the time of the last kernel, MIG allocations) is left out.
+Two generations of names: those with ``hami_`` (as HAMi 2.10 has them, and KAI's monitor) and those before it, which
+later releases give with ``--legacy-metrics``. Upstream's units: utilization is in per cent, also where the name says
+ratio. What upstream tells and is not known here is left out. The kinds of memory and the time of the last kernel are
+what HAMi-core says in the container's file, of processes that are known to own its slots.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from resolver.metrics.families import Family
-from resolver.metrics.utilization import Unknown
+from resolver.metrics.utilization import Unknown, devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,15 +22,16 @@ if TYPE_CHECKING:
     from resolver.metrics.utilization import Usage
     from resolver.state import Snapshot
 
+_ZONE = "vGPU"  # what upstream registers all of its own under
 _HOST = ("node", "device_index", "device_uuid", "device_type", "zone")
 _OLD_HOST = ("nodeid", "deviceidx", "deviceuuid", "devicetype", "zone")
 _CONTAINER = ("namespace", "pod", "container", "vdevice_index", "device_uuid", "zone")
 _OLD_CONTAINER = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid", "zone")
-_ZONE = "vGPU"  # what upstream registers all of its own under
+_OLD_KINDS = (*_OLD_CONTAINER[:-1], "context", "module", "data", "offset", "zone")
 
 
 def _gauge(name: str, labels: tuple[str, ...], meaning: str) -> Family:
-    return Family(name, "gauge", labels, meaning)
+    return Family(name=name, kind="gauge", labels=labels, help=meaning)
 
 
 _HOST_MEMORY = "Memory of a GPU that is in use, in bytes."
@@ -37,6 +39,7 @@ _HOST_UTILIZATION = "How much of the time a GPU was busy, in per cent."
 _USED = "GPU memory that a container's processes hold, in bytes."
 _LIMIT = "GPU memory that a container may hold, in bytes."
 _UTILIZATION = "SM utilization of a container on a GPU, in per cent."
+_LAST_KERNEL = "Time since HAMi-core last saw a kernel of the container."
 
 #: Both generations of each, the later one first.
 HOST_MEMORY = (
@@ -58,11 +61,47 @@ LIMIT = (
     _gauge("hami_vgpu_memory_limit_bytes", _CONTAINER, _LIMIT),
     _gauge("vGPU_device_memory_limit_in_bytes", _OLD_CONTAINER, _LIMIT),
 )
+CONTEXT = (
+    _gauge(
+        "hami_vgpu_memory_context_bytes",
+        _CONTAINER,
+        "GPU memory of a container's CUDA contexts, as HAMi-core counts it.",
+    ),
+)
+MODULE = (
+    _gauge(
+        "hami_vgpu_memory_module_bytes",
+        _CONTAINER,
+        "GPU memory of a container's loaded modules, as HAMi-core counts it.",
+    ),
+)
+BUFFER = (
+    _gauge(
+        "hami_vgpu_memory_buffer_bytes",
+        _CONTAINER,
+        "GPU memory that a container allocated, as HAMi-core counts it.",
+    ),
+)
+KINDS = (
+    _gauge(
+        "Device_memory_desc_of_container",
+        _OLD_KINDS,
+        "GPU memory of a container as HAMi-core counts it, its kinds as labels.",
+    ),
+)
 UTILIZATION = (
     _gauge("hami_container_device_utilization_ratio", _CONTAINER, _UTILIZATION),
     _gauge("Device_utilization_desc_of_container", _OLD_CONTAINER, _UTILIZATION),
 )
-FAMILIES = (*HOST_MEMORY, *HOST_UTILIZATION, *HOST_TEMPERATURE, *HOST_POWER, *MEMORY, *LIMIT, *UTILIZATION)
+LAST_KERNEL = (
+    _gauge("hami_container_last_kernel_elapsed_seconds", _CONTAINER, _LAST_KERNEL),
+    _gauge("Device_last_kernel_of_container", _OLD_CONTAINER, _LAST_KERNEL),
+)
+_OF_HOSTS = (*HOST_MEMORY, *HOST_UTILIZATION, *HOST_TEMPERATURE, *HOST_POWER)
+_OF_CONTAINERS = (*MEMORY, *LIMIT, *CONTEXT, *MODULE, *BUFFER, *KINDS, *UTILIZATION, *LAST_KERNEL)
+FAMILIES = (*_OF_HOSTS, *_OF_CONTAINERS)
+
+_Rows = list[tuple[tuple[str, ...], float | None]]
 
 
 def collect(snapshot: Snapshot, used: Iterable[Usage], *, known: bool) -> Iterator[Metric]:
@@ -76,21 +115,34 @@ def collect(snapshot: Snapshot, used: Iterable[Usage], *, known: bool) -> Iterat
     yield from _each(HOST_UTILIZATION, ((labels, gpu.utilization) for labels, gpu in gpus))
     yield from _each(HOST_TEMPERATURE, ((labels, gpu.temperature) for labels, gpu in gpus))
     yield from _each(HOST_POWER, ((labels, gpu.power) for labels, gpu in gpus))
-    memory: list[tuple[tuple[str, ...], float | None]] = []
-    limit: list[tuple[tuple[str, ...], float | None]] = []
-    utilization: list[tuple[tuple[str, ...], float | None]] = []
+    rows: dict[tuple[Family, ...], _Rows] = {
+        families: [] for families in (MEMORY, LIMIT, CONTEXT, MODULE, BUFFER, KINDS, UTILIZATION, LAST_KERNEL)
+    }
+    gpus_of_node = devices(snapshot)  # a file may name others, and its word is no label
     for usage in used:
         names = usage.names
-        if usage.position is None or not (names.pod and names.container):
+        if (
+            usage.position is None
+            or not (names.pod and names.container)
+            or usage.device.uuid not in gpus_of_node
+        ):
             continue
         labels = (*names[:3], str(usage.position), usage.device.uuid, _ZONE)
-        memory.append((labels, None if isinstance(usage.memory, Unknown) else usage.memory))
-        limit.append((labels, usage.limit))
+        rows[MEMORY].append((labels, None if isinstance(usage.memory, Unknown) else usage.memory))
+        rows[LIMIT].append((labels, usage.limit))
         percent = None if isinstance(usage.utilization, Unknown) else round(100 * usage.utilization)
-        utilization.append((labels, percent))
-    yield from _each(MEMORY, memory)
-    yield from _each(LIMIT, limit)
-    yield from _each(UTILIZATION, utilization)
+        rows[UTILIZATION].append((labels, percent))
+        if 0 < usage.last_kernel <= snapshot.at:
+            rows[LAST_KERNEL].append((labels, int(snapshot.at) - usage.last_kernel))
+        if usage.counted is not None:
+            context, module, data, total = usage.counted
+            rows[CONTEXT].append((labels, context))
+            rows[MODULE].append((labels, module))
+            rows[BUFFER].append((labels, data))
+            kinds = (*map(str, (context, module, data, max(0, total - context - module - data))),)
+            rows[KINDS].append(((*labels[:-1], *kinds, _ZONE), total))
+    for families, values in rows.items():
+        yield from _each(families, values)
 
 
 def _each(

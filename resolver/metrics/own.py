@@ -27,7 +27,8 @@ def collect() -> Iterator[Metric]:
     yield from _process.collect()
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu, pages, count = usage.ru_utime + usage.ru_stime, 0, 0
-    for child in _children():
+    children = list(_children())
+    for child in children:
         with contextlib.suppress(OSError, ValueError, IndexError):
             with open(f"/proc/{child}/stat", "rb") as file:
                 # Behind the name, which may hold anything, from field 3 on: utime 14, stime 15, rss 24.
@@ -39,6 +40,22 @@ def collect() -> Iterator[Metric]:
     yield f.CHILDREN.metric([((), count)])
     yield f.CHILDREN_CPU.metric([((), _most[0])])
     yield f.CHILDREN_MEMORY.metric([((), pages * _PAGE)])
+    shares = [_proportional(process) for process in ("self", *map(str, children))]
+    known = [share for share in shares if share is not None]
+    yield f.PROPORTIONAL_MEMORY.metric([((), sum(known))] if len(known) == len(shares) else [])
+
+
+def _proportional(process: str) -> int | None:
+    """Bytes of a process's pages, each divided by the number of processes that map it; None if that is not told."""
+    try:
+        with open(f"/proc/{process}/smaps_rollup", "rb") as file:  # since Linux 4.14
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss:"))
+    except FileNotFoundError:
+        return 0 if process != "self" and not os.path.exists(f"/proc/{process}") else None
+    except ProcessLookupError:
+        return 0  # it has ended meanwhile
+    except (OSError, StopIteration):
+        return None
 
 
 def _children() -> Iterator[int]:

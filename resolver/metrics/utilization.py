@@ -7,11 +7,13 @@ file. The file only adds the GPUs on which a container is idle; a GPU that NVML 
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED
 from resolver.reasons import SampleReason
+from resolver.state import Counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,15 +30,15 @@ class Unknown(StrEnum):
     NO_ANSWER = "no_answer"  # NVML failed when it was last asked, or was not asked yet
     STALE = "stale"  # NVML has not answered for too long
     DEVICE_FAILED = "device_failed"  # NVML answers, but not for this GPU
-    UNSUPPORTED = "unsupported"  # NVML cannot tell it of this GPU: MIG mode, for one
+    UNSUPPORTED = "unsupported"  # NVML does not report it for this GPU (MIG mode, for example)
     UNKNOWN_DEVICE = "unknown_device"  # the cache file names a GPU that NVML does not
     IMPLAUSIBLE = "implausible"  # a sample of a process of this container cannot be true
     NOT_TOLD = "not_told"  # NVML lists no processes of this GPU, or one without its memory
-    UNRESOLVED = "unresolved"  # a slot has no known owner, and no cgroup tells whose processes are
+    UNRESOLVED = "unresolved"  # a slot has no known owner, and no cgroup identifies its container
 
 
 class Names(NamedTuple):
-    """Labels of a container; ``container_id`` only where the other names do not tell it from all others."""
+    """Labels of a container; ``container_id`` only where the other names are not unique."""
 
     namespace: str
     pod: str
@@ -57,7 +59,9 @@ class Usage(NamedTuple):
     """One container on one GPU. ``utilization`` from 0 to 1, ``memory`` in bytes, or the reason of each.
 
     ``position`` is the GPU's place among those in the container's cache file, and ``limit`` the memory it is allowed
-    there in bytes, None without a limit; both are the file's word.
+    there in bytes, None without a limit; ``counted`` is what HAMi-core says that its processes hold there, None if
+    that is not known, ``last_kernel`` when it last saw a kernel, 0 for never, and ``core_limit`` the per cent of its
+    cores, None without a limit. All five are the file's word.
     """
 
     names: Names
@@ -66,6 +70,9 @@ class Usage(NamedTuple):
     memory: int | Unknown
     position: int | None
     limit: int | None
+    counted: Counted | None = None
+    last_kernel: int = 0
+    core_limit: int | None = None
 
 
 class _Group:
@@ -73,16 +80,19 @@ class _Group:
 
     def __init__(self) -> None:
         self.processes: dict[str, list[Process]] = {}  # by device
-        self.devices: dict[str, tuple[int | None, int | None]] = {}  # by UUID: position and limit
+        #: By UUID: position, memory limit and core limit.
+        self.devices: dict[str, tuple[int | None, int | None, int | None]] = {}
+        self.regions: dict[str, RegionReport] = {}
         self.unresolved = False
 
     def add(self, processes: Iterable[Process], regions: Iterable[RegionReport]) -> None:
         for region in regions:
-            limits = region.limit or (0,) * len(region.device_uuids)
-            for position, (uuid, limit) in enumerate(zip(region.device_uuids, limits, strict=True)):
-                self.devices.setdefault(uuid, (position, limit or None))
+            self.regions[region.path] = region
+            for position, uuid in enumerate(region.device_uuids):
+                limits = region.memory_limit(position), region.core_limit(position)
+                self.devices.setdefault(uuid, (position, *limits))
         for process in processes:
-            self.devices.setdefault(process.device_uuid, (None, None))
+            self.devices.setdefault(process.device_uuid, (None, None, None))
             self.processes.setdefault(process.device_uuid, []).append(process)
 
 
@@ -109,9 +119,11 @@ def nvml_trouble(snapshot: Snapshot, now: float, longest: float) -> Unknown | No
 
 def usages(snapshot: Snapshot, trouble: Unknown | None) -> Iterator[Usage]:
     """Every container on every GPU that it uses or may use, once."""
-    known, joined = devices(snapshot), snapshot.joined
-    for names, group in _groups(snapshot).items():
-        for uuid, (position, limit) in group.devices.items():
+    known, joined, groups = devices(snapshot), snapshot.joined, _groups(snapshot)
+    shared = {path for path, n in Counter(p for g in groups.values() for p in g.regions).items() if n > 1}
+    for names, group in groups.items():
+        counted, last_kernel = _counted(group, snapshot, shared)
+        for uuid, (position, limit, core_limit) in group.devices.items():
             device = known.get(uuid)
             processes = group.processes.get(uuid, [])
             utilization: float | Unknown
@@ -124,7 +136,18 @@ def usages(snapshot: Snapshot, trouble: Unknown | None) -> Iterator[Usage]:
                 utilization = _utilization(device, processes, group)
                 memory = _memory(processes, group, listed=uuid in joined.listed)
             place = device or Device(uuid, "", FAILED)
-            yield Usage(names, place, utilization, memory, position, limit)
+            said = counted.get(uuid)
+            yield Usage(
+                names=names,
+                device=place,
+                utilization=utilization,
+                memory=memory,
+                position=position,
+                limit=limit,
+                counted=said,
+                last_kernel=last_kernel,
+                core_limit=core_limit,
+            )
 
 
 def _utilization(device: Device, processes: list[Process], group: _Group) -> float | Unknown:
@@ -153,6 +176,27 @@ def _memory(processes: list[Process], group: _Group, *, listed: bool) -> int | U
     return total
 
 
+def _counted(group: _Group, snapshot: Snapshot, shared: set[str]) -> tuple[dict[str, Counted], int]:
+    """What HAMi-core counts by device, and when it last saw a kernel.
+
+    Nothing where a file is not this container's alone.
+    """
+    if shared & group.regions.keys():
+        return {}, 0
+    sums: dict[str, Counted] = {}
+    last_kernel, unknown = 0, False
+    for path, region in group.regions.items():
+        counts = snapshot.hami_counts.get(path)
+        if counts is None or len(counts.memory) != len(region.device_uuids):
+            unknown = True
+            continue
+        last_kernel = max(last_kernel, counts.last_kernel)
+        for uuid, of_device in zip(region.device_uuids, counts.memory, strict=True):
+            before = sums.get(uuid, Counted(context=0, module=0, data=0, total=0))
+            sums[uuid] = Counted(*map(sum, zip(before, of_device, strict=True)))
+    return ({} if unknown else sums), last_kernel
+
+
 def _groups(snapshot: Snapshot) -> dict[Names, _Group]:
     """Processes and regions by container. A restarted container is one with that before it, while both run."""
     groups: dict[Names, _Group] = {}
@@ -173,7 +217,12 @@ def _groups(snapshot: Snapshot) -> dict[Names, _Group]:
     told = {(names.pod_uid, names.container) for names in groups}
     for (pod_uid, name), regions in by_name.items():
         if (pod_uid, name) not in told:
-            _add_without_id(groups, Names("", "", name, pod_uid, ""), regions, snapshot)
+            _add_without_id(
+                groups,
+                Names(namespace="", pod="", container=name, pod_uid=pod_uid, container_id=""),
+                regions,
+                snapshot,
+            )
     return groups
 
 
@@ -184,7 +233,7 @@ def _keyed(regions: Iterable[RegionReport]) -> dict[str, RegionReport]:
 def _add_without_id(
     groups: dict[Names, _Group], names: Names, regions: list[RegionReport], snapshot: Snapshot
 ) -> None:
-    """Containers whose cgroup tells no id: known by their slots' owners only, as long as these live."""
+    """Containers whose cgroup has no id: known by their slots' owners only, as long as these live."""
     slots = [slot for region in regions for slot in region.slots if not slot.dead]
     owners = {slot.host_pid for slot in slots if slot.host_pid is not None}
     if not owners or any(region.container_id for region in regions):
@@ -198,9 +247,9 @@ def names_of(container: Container | Process) -> Names:
     """A container's labels."""
     unique = bool(container.pod_uid and container.container_name)
     return Names(
-        container.namespace or "",
-        container.pod or "",
-        container.container_name or "",
-        container.pod_uid or "",
-        "" if unique else container.container_id or "",
+        namespace=container.namespace or "",
+        pod=container.pod or "",
+        container=container.container_name or "",
+        pod_uid=container.pod_uid or "",
+        container_id="" if unique else container.container_id or "",
     )
