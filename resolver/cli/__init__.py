@@ -6,17 +6,15 @@ Each module in this package has ``HELP`` (one line), ``add_arguments(parser)`` a
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
 
 from resolver import __version__
 from resolver.errors import CannotKnow, ResolverError, UsageError
 
+TYPE_CHECKING = False  # as typing's, which takes longer to load than all that a short command needs
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import argparse
     from types import ModuleType
 
 #: The commands in the order that ``resolver --help`` shows them, each with its line there.
@@ -25,7 +23,8 @@ COMMANDS = {
     "lookup": "print the host PID of a PID inside a container",
     "reverse": "print the container and the PIDs of a host PID",
     "slots": "show HAMi's cache files slot by slot",
-    "doctor": "look at all that the daemon needs here, with causes and remedies",
+    "explain": "explain why a pod's utilization is what it is, and where the chain breaks",
+    "doctor": "check everything the daemon needs here, with causes and fixes",
     "top": "show live who uses the GPUs",
     "containers": "list the containers of this node",
     "status": "show how the daemon is",
@@ -33,6 +32,7 @@ COMMANDS = {
     "report-devices": "keep the node's GPUs in the API server, for schedulers",
     "events": "print what happened, and what happens",
     "config": "show the settings, and where each comes from",
+    "bundle": "put what a bug report needs into one file",
     "version": "print the versions of this command and of the daemon",
     "completion": "print what makes a shell complete resolver's commands and options",
 }
@@ -40,26 +40,6 @@ COMMANDS = {
 EXIT_NOT_FOUND = 1
 EXIT_USAGE = 2
 EXIT_CANNOT_KNOW = 4
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse's, with the nearest option for one that there isn't."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print usage, the message and perhaps a suggestion; exit code 2."""
-        if message.startswith("unrecognized arguments: "):
-            flags = [flag for action in self._actions for flag in action.option_strings]
-            for word in message.partition(": ")[2].split():
-                near = nearest(word.partition("=")[0], flags) if word.startswith("-") else ""
-                message += f"; did you mean {near} for {word}?" if near else ""
-        super().error(message)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The word that was meant, as far as spelling tells; empty if none is near."""
-    from difflib import get_close_matches  # for mistakes only
-
-    return next(iter(get_close_matches(word, known, n=1)), "")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -72,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of a pipe (head, less) went away: not an error of ours.
+        # The reader of a pipe (head, less) went away: not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -83,8 +63,14 @@ def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in COMMANDS:
         return _top_level(arguments)
     command = arguments[0]
-    parser, module = parser_of(command)
     try:
+        if command == "lookup":
+            from resolver.cli import lookup
+
+            plain = lookup.parsed(arguments[1:])
+            if plain is not None:
+                return lookup.run(plain)
+        parser, module = parser_of(command)
         return int(module.run(parser.parse_args(arguments[1:])))
     except ResolverError as error:
         print(f"resolver {command}: {error}", file=sys.stderr)
@@ -95,12 +81,16 @@ def _dispatch(arguments: list[str]) -> int:
 
 def parser_of(command: str) -> tuple[argparse.ArgumentParser, ModuleType]:
     """A command's parser and the module that it is made by."""
-    parser = Parser(prog=f"resolver {command}", formatter_class=argparse.RawDescriptionHelpFormatter)
+    from resolver.cli.parser import Parser
+
+    parser = Parser(prog=f"resolver {command}")
     return parser, add_command(command, parser)
 
 
 def add_command(command: str, parser: argparse.ArgumentParser) -> ModuleType:
     """Give a parser what belongs to a command; the module that it comes from."""
+    import importlib
+
     module = importlib.import_module(f"resolver.cli.{command.replace('-', '_')}")
     parser.description = module.__doc__
     module.add_arguments(parser)
@@ -108,6 +98,8 @@ def add_command(command: str, parser: argparse.ArgumentParser) -> ModuleType:
 
 
 def _top_level(arguments: list[str]) -> int:
+    from resolver.cli.parser import Parser, nearest
+
     if arguments and not arguments[0].startswith("-"):
         near = nearest(arguments[0].lower(), COMMANDS)
         print(
@@ -123,8 +115,7 @@ def _top_level(arguments: list[str]) -> int:
         description="Which container a GPU process belongs to, and HAMi's slots kept true.",
         epilog="commands:\n"
         + "\n".join(f"  {name:{width}}  {text}" for name, text in COMMANDS.items())
-        + "\n\nresolver COMMAND --help tells the rest.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        + "\n\nSee resolver COMMAND --help.",
     )
     parser.add_argument("--version", action="version", version=f"resolver {__version__}")
     parser.parse_args(arguments)  # refuses what it does not know

@@ -14,12 +14,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _OTHER_VERSION = "is it of this version? Start it anew after an upgrade"
-WITHOUT = "Without one there are: resolver lookup, reverse, slots, config, doctor"
+WITHOUT = "Without one there are: resolver lookup, reverse, slots, explain, config, doctor"
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
     """Where to ask."""
     parser.add_argument("--socket", metavar="PATH", help="where the daemon answers (or RESOLVER_SOCKET)")
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """For who wants other settings than the daemon's."""
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="go by the settings in this file and the environment, not by the daemon's",
+    )
 
 
 def ask(path: str, socket_path: str | None) -> Any:

@@ -54,7 +54,9 @@ def resolve(text: str, socket_path: str | None) -> str:
         raise UsageError(f"{text!r} is no name of a container: {_NAMES}")
     found = {each.key: each for each in _known(socket_path) if each.name and each.is_called(text)}
     if not found and "/" in text:
-        raise NotFound(f"no container here is called {text!r}: {_NAMES}; resolver containers lists them")
+        raise NotFound(
+            f"no container here is called {text!r}: {_NAMES}; resolver containers lists them{_looked_in(socket_path)}"
+        )
     others = _by_kernel(text) - found.keys() if found and "/" not in text else set()
     if len(found) + len(others) > 1:
         raise Ambiguous(
@@ -94,11 +96,21 @@ def _known(socket_path: str | None) -> Iterator[Named]:
         yield from _in_logs(socket_path)
 
 
+def _looked_in(socket_path: str | None) -> str:
+    """Where the names are from, if not from the daemon."""
+    from resolver.cli.in_force import settings_in_force
+
+    in_force = settings_in_force(socket_path)
+    if not in_force.origins:
+        return ""
+    return f" (names by {in_force.settings.pod_logs_dir}, pod_logs_dir {in_force.said_of('pod_logs_dir')})"
+
+
 def _named(container: dict[str, Any]) -> Named:
     namespace, pod, pod_uid, name = (
         container[each] or "" for each in ("namespace", "pod", "pod_uid", "container_name")
     )
-    return Named(namespace, pod, pod_uid, name, container["container_id"])
+    return Named(namespace=namespace, pod=pod, pod_uid=pod_uid, name=name, key=container["container_id"])
 
 
 def _in_logs(socket_path: str | None) -> Iterator[Named]:
@@ -110,6 +122,6 @@ def _in_logs(socket_path: str | None) -> Iterator[Named]:
         pods = parse_names(os.listdir(directory))
         for pod_uid, (namespace, pod) in pods.items():
             for name in os.listdir(os.path.join(directory, f"{namespace}_{pod}_{pod_uid}")) if pod else ():
-                yield Named(namespace, pod, pod_uid, name, f"{pod_uid}/{name}")
+                yield Named(namespace=namespace, pod=pod, pod_uid=pod_uid, name=name, key=f"{pod_uid}/{name}")
     except OSError:
         return

@@ -51,12 +51,12 @@ def commands() -> tuple[Command, ...]:
 def _command(name: str, summary: str) -> Command:
     parser, module = parser_of(name)
     return Command(
-        name,
-        summary,
-        (module.__doc__ or "").strip(),
-        (parser.epilog or "").strip(),
-        " ".join(parser.format_usage().removeprefix("usage: ").split()),
-        tuple(map(_argument, parser._actions)),  # noqa: SLF001 - argparse has no other list of them
+        name=name,
+        summary=summary,
+        description=(module.__doc__ or "").strip(),
+        epilog=(parser.epilog or "").strip(),
+        usage=" ".join(parser.format_usage().removeprefix("usage: ").split()),
+        arguments=tuple(map(_argument, parser._actions)),  # noqa: SLF001 - argparse has no other list of them
     )
 
 
@@ -67,10 +67,10 @@ def _argument(action: argparse.Action) -> Argument:
     if choices and action.metavar is None:
         metavar = "|".join(choices)
     return Argument(
-        tuple(action.option_strings),
-        "" if flag else metavar,
-        choices,
-        action.help or "",
-        isinstance(action, argparse._AppendAction) or action.nargs in ("*", "+"),  # noqa: SLF001 - no public name
-        action.required,
+        flags=tuple(action.option_strings),
+        value="" if flag else metavar,
+        choices=choices,
+        help=action.help or "",
+        repeated=isinstance(action, argparse._AppendAction) or action.nargs in ("*", "+"),  # noqa: SLF001 - no public name
+        required=action.required,
     )

@@ -6,6 +6,7 @@ Needs a running daemon. With `-o device` it prints Koordinator's Device object o
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -84,11 +85,17 @@ def _told(answer: Any) -> list[tuple[Any, ...]]:
             gpu["pci_address"],
             None if gpu["mig"] is None else len(gpu["mig_instances"]) if gpu["mig"] else "off",
             _health(gpu, answer["error"]),
-            ",".join(each["reason"] for each in gpu["illnesses"]),
+            ",".join(map(_reason, gpu["illnesses"])),
             min((each["since"] for each in gpu["illnesses"]), default=None),
         )
         for gpu in answer["gpus"]
     ]
+
+
+def _reason(illness: Any) -> str:
+    """With the numbers of XID errors, by which people look them up."""
+    numbers = re.findall(r"\bXID (\d+)", illness["detail"]) if illness["reason"] == "xid" else []
+    return " ".join((str(illness["reason"]), *numbers))
 
 
 def _health(gpu: Any, error: str | None) -> str:
@@ -110,7 +117,7 @@ def _print(args: argparse.Namespace, answer: Any) -> None:
         print(f"NVML does not answer ({answer['error']}): {said}.", file=sys.stderr)
     rows = list(_rows(_told(answer)))
     if rows:
-        # A person has 80 columns: the place in the machine is for who asks further.
+        # A person has 80 columns: the PCI address is in --json.
         narrow = ("MINOR", "NUMA", "PCI") if on_terminal() else ()
         print_table(COLUMNS, rows, right=("INDEX", "MINOR", "MEMORY", "NUMA"), without=narrow)
     elif not answer["error"]:

@@ -1,4 +1,4 @@
-"""Look at all that the daemon needs on this node, and say for what is not well its cause and its remedy.
+"""Check everything that the daemon needs on this node, and give the cause and fix of each problem.
 
 Needs no running daemon, and does not disturb one. Takes the settings of a daemon that runs, and else those that one
 would have; the options below win. Changes nothing.
@@ -27,12 +27,12 @@ _INDENT = 9  # of what follows the state
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments, and those of the daemon, whose settings are looked at."""
+    """The command's arguments, and those of the daemon, whose settings are checked."""
     parser.add_argument(
         "--only", action="append", metavar="CHECK", help="this check only; may be given several times"
     )
     parser.add_argument(
-        "--list", action="store_true", help="print the names of the checks, and what they look at"
+        "--list", action="store_true", help="print the names of the checks, and what they check"
     )
     parser.add_argument(
         "--verbose",
@@ -130,7 +130,7 @@ def _print(result: Result, width: int, columns: int) -> None:
     print(f"{state}{result.check:{width}}  {first}")
     for line in more:
         print(f"{'':{indent}}{line}")
-    for label, text in (("cause", result.cause), ("remedy", result.remedy)):
+    for label, text in (("cause", result.cause), ("fix", result.fix)):
         lines = [
             line for each in text.splitlines() for line in _wrapped(printable(each), _INDENT + 8, columns)
         ]

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
                 about.learn(event)
                 line = about.line(event) if about.wants(event) else ""
             if line:
-                print(line, flush=True)  # whoever reads a pipe waits for it
+                print(line, flush=True)  # the reader of a pipe waits for it
     return 0
 
 
@@ -106,7 +106,7 @@ class _About:
         return about
 
     def learn(self, event: dict[str, Any]) -> None:
-        """A pod's name, where an event tells it."""
+        """A pod's name, where an event has it."""
         fields = event["fields"]
         if fields.get("pod_uid") and fields.get("pod"):
             self._pods[fields["pod_uid"]] = f"{fields['namespace']}/{fields['pod']}"

@@ -1,4 +1,4 @@
-"""The settings that a command goes by: those of the daemon that runs, else those that one would start with here."""
+"""The settings that a command uses: those of the running daemon, else those that one would start with here."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ class InForce(NamedTuple):
         return f"by {self.origins[name]} ({self.whose})" if self.origins else f"of {self.whose}"
 
 
-def settings_in_force(socket_path: str | None) -> InForce:
+def settings_in_force(socket_path: str | None, file: str | None = None) -> InForce:
     """A daemon of another version may have settings that this one doesn't know: then they are not its.
 
-    Raises `UsageError` where the environment or the file is wrong.
+    ``file`` was given by name, and so goes first. Raises `UsageError` where the environment or the file is wrong.
     """
+    if file:
+        return InForce(*config.load_with_origins(file=file), f"--config {file}")
     where = client.socket_of(socket_path)
     try:
         status = client.get_json("/v1/status", where, seconds=_SECONDS)

@@ -7,22 +7,26 @@ container fits. PID is a number of the container's own PID namespace.
 
 from __future__ import annotations
 
-import re
 import sys
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
 
 from resolver import client
 from resolver.errors import Ambiguous, CannotKnow, NotFound
 
+TYPE_CHECKING = False  # as typing's: neither it nor argparse nor re is loaded for the plain question
 if TYPE_CHECKING:
     import argparse
     from typing import Any
 
+    Arguments = argparse.Namespace | SimpleNamespace
+
 HELP = "print the host PID of a PID inside a container"
 EXIT_AMBIGUOUS = 3
-#: Of these nobody is asked for names first.
-_IS_ID = re.compile(r"(?:[a-z0-9-]+://)?[0-9a-f]{6,64}")
-_FULL_ID = re.compile(r"(?:[a-z0-9-]+://)?([0-9a-f]{64})")
+#: A daemon that takes longer is not waited for: the kernel knows as well.
+_SECONDS = 0.1
+_SHORTEST_ID, _FULL_ID = 6, 64
+_HEX, _DIGITS = frozenset("0123456789abcdef"), frozenset("0123456789")
+_SCHEME = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,10 +51,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def parsed(words: list[str]) -> SimpleNamespace | None:
+    """CONTAINER PID [--json] [--socket PATH], spelt out, as argparse has it; None for all that is left to argparse."""
+    args, names, left = SimpleNamespace(pidns=None, socket=None, json=False), [], iter(words)
+    for word in left:
+        if word == "--json":
+            args.json = True
+        elif word == "--socket":
+            args.socket = next(left, "")
+            if not args.socket or args.socket.startswith("-"):
+                return None
+        elif word.startswith("-"):
+            return None
+        else:
+            names.append(word)
+    if len(names) != 2 or not names[0] or not names[1] or not _DIGITS.issuperset(names[1]):
+        return None
+    args.cid, args.ns_pid = names[0], int(names[1])
+    return args
+
+
+def _id_in(text: str) -> str:
+    """The id, or the start of one, without its scheme; empty if it is no id."""
+    scheme, mark, bare = text.rpartition("://")
+    if mark and not (scheme and _SCHEME.issuperset(scheme)):
+        return ""
+    return bare if _HEX.issuperset(bare) and _SHORTEST_ID <= len(bare) <= _FULL_ID else ""
+
+
+def run(args: Arguments) -> int:
     """Answer on standard output; errors but ambiguity are the dispatcher's."""
     try:
-        if not _IS_ID.fullmatch(args.cid):
+        if not _id_in(args.cid):
             from resolver.cli.container_names import resolve
 
             args.cid = resolve(args.cid, args.socket)
@@ -63,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"resolver lookup: {error}", *error.candidates, sep="\n  ", file=sys.stderr)
         return EXIT_AMBIGUOUS
     except OSError as error:  # out of descriptors or memory: no answer, and not the answer that there is none
-        raise CannotKnow(f"the system refused to tell: {error}") from error
+        raise CannotKnow(f"the kernel refused: {error}") from error
     if args.json:
         import json
 
@@ -73,11 +105,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _by_id_or_name(args: argparse.Namespace) -> dict[str, Any]:
+def _by_id_or_name(args: Arguments) -> dict[str, Any]:
     """What looks like the start of an id may be that of a pod's UID: only if no id begins with it."""
     try:
         return _by_ourselves(args)
     except NotFound:
+        if len(_id_in(args.cid)) == _FULL_ID:
+            raise
         from resolver.cli.container_names import resolve
 
         given, args.cid = args.cid, resolve(args.cid, args.socket)
@@ -86,7 +120,7 @@ def _by_id_or_name(args: argparse.Namespace) -> dict[str, Any]:
         return _by_ourselves(args)
 
 
-def _by_ourselves(args: argparse.Namespace) -> dict[str, Any]:
+def _by_ourselves(args: Arguments) -> dict[str, Any]:
     """What the kernel says. Who may not see it asks a daemon that lets its group know, whatever the name."""
     from resolver.linux.procfs import Procfs
     from resolver.lookup.forward import lookup
@@ -103,28 +137,31 @@ def _by_ourselves(args: argparse.Namespace) -> dict[str, Any]:
         except CannotKnow:
             found = {}
         if type(found.get("host_pid")) is not int:
-            raise  # why we cannot see it ourselves tells more
+            raise  # our own error says more
         return found
 
 
-def _from_daemon(args: argparse.Namespace) -> str | None:
+def _from_daemon(args: Arguments) -> str | None:
     """What a running daemon knows at once; None if there is none, or if the kernel has to be asked all the same.
 
-    It is asked for full ids only: whether the start of one is unique takes a look at every container. An answer
+    It is asked for full ids only: checking that a prefix is unique means reading every container. An answer
     that does not look like one, or is about something else, is none.
     """
-    container_id = _FULL_ID.fullmatch(args.cid)
-    if container_id is None or args.pidns is not None or args.ns_pid < 1:
+    container_id = _id_in(args.cid)
+    if len(container_id) < _FULL_ID or args.pidns is not None or args.ns_pid < 1:
         return None
     answer = client.get(
-        f"/v1/lookup?container={container_id[1]}&pid={args.ns_pid}",
+        f"/v1/lookup?container={container_id}&pid={args.ns_pid}",
         socket_path=client.socket_of(args.socket),
         accept="application/json" if args.json else "text/plain",
+        seconds=_SECONDS,
     )
     if answer is None or answer[0] != 200:
         return None
     if not args.json:
-        return answer[1] if re.fullmatch(r"[1-9][0-9]{0,9}\n", answer[1]) else None
+        number = answer[1].removesuffix("\n")
+        plain = 0 < len(number) <= 10 and _DIGITS.issuperset(number) and number[0] != "0"
+        return answer[1] if plain and number != answer[1] else None
     import json
 
     try:
@@ -132,4 +169,4 @@ def _from_daemon(args: argparse.Namespace) -> str | None:
         about, host_pid = (found["container_id"], found["container_pid"]), found["host_pid"]
     except (ValueError, KeyError, TypeError):
         return None
-    return answer[1] if about == (container_id[1], args.ns_pid) and type(host_pid) is int else None
+    return answer[1] if about == (container_id, args.ns_pid) and type(host_pid) is int else None

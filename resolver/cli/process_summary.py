@@ -24,11 +24,13 @@ class ProcessFacts(NamedTuple):
     def in_a_line(self) -> str:
         """What is known, for people."""
         from resolver.cli.ask_daemon import duration, moment
+        from resolver.cli.show import size
 
         parts = (
             self.user,
             self.command,
             f"{duration(self.cpu_seconds)} of CPU" if self.cpu_seconds is not None else "",
+            f"{size(self.memory)} of memory" if self.memory is not None else "",
             f"since {moment(self.started_at)[:19].replace('T', ' ')}" if self.started_at else "",
         )
         return ", ".join(filter(None, parts))
@@ -63,11 +65,11 @@ def facts_of(host_pid: int, start_time: int | None = None) -> ProcessFacts:
             used = known(process.cpu_times)
             memory = known(process.memory_info)
             facts = ProcessFacts(
-                known(process.username),
-                tuple(line) if (line := known(process.cmdline)) else None,
-                used.user + used.system if used else None,
-                memory.rss if memory else None,
-                known(process.create_time),
+                user=known(process.username),
+                command_line=tuple(line) if (line := known(process.cmdline)) else None,
+                cpu_seconds=used.user + used.system if used else None,
+                memory=memory.rss if memory else None,
+                started_at=known(process.create_time),
             )
         # Last: the PID was this process's during every read above.
         if start_time is not None and Procfs().start_time(host_pid) != start_time:

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--metrics-addr",
         metavar="HOST:PORT",
-        help=f"where Prometheus finds /metrics (or RESOLVER_REPORT_METRICS_ADDR; default {_ADDRESS}); off: nowhere",
+        help=f"where Prometheus finds /metrics (or RESOLVER_REPORT_METRICS_ADDR; default {_ADDRESS}); off: not served",
     )
     add(
         "--spread",

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from resolver.cli import EXIT_CANNOT_KNOW
-from resolver.cli.ask_daemon import add_socket, duration, moment
+from resolver.cli.ask_daemon import add_config, add_socket, duration, moment
 from resolver.cli.process_summary import facts_of
 from resolver.cli.show import NONE, print_json, print_pairs
 from resolver.errors import CannotKnow
@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="kubelet's directory of logs, from which pods' names are read (default: the setting pod_logs_dir)",
     )
     add_socket(parser)
+    add_config(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.epilog = (
         "exit status: 0 found, in a container or not, 1 no such process, 2 wrong usage, 4 cannot know\n"
@@ -50,12 +51,12 @@ def run(args: argparse.Namespace) -> int:
     if not directory:
         from resolver.cli.in_force import settings_in_force
 
-        in_force = settings_in_force(args.socket)
+        in_force = settings_in_force(args.socket, args.config)
         directory, origin = in_force.settings.pod_logs_dir, in_force.said_of("pod_logs_dir")
     try:
         found = reverse(Procfs(), args.host_pid, PodNames(directory))
     except OSError as error:  # out of descriptors or memory: no answer, and not the answer that there is none
-        raise CannotKnow(f"the system refused to tell: {error}") from error
+        raise CannotKnow(f"the kernel refused: {error}") from error
     facts = facts_of(found.host_pid, found.start_time)
     if args.json:
         print_json({**found.document(), **facts._asdict()})

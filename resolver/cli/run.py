@@ -34,8 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run until stopped (0), or once (0, or 1 if anything stayed unresolved)."""
     # The daemon's weight is not for those who only want to know its options.
-    import asyncio
     import contextlib
+
+    from resolver.lean import lean
+
+    with lean("asyncio"):
+        import asyncio
 
     from resolver import config, log
     from resolver.linux.node_lock import Held, NodeLock
@@ -46,9 +50,11 @@ def run(args: argparse.Namespace) -> int:
     def load() -> tuple[Settings, dict[str, str]]:
         return config.load_with_origins(flags, args.config)
 
+    _one_heap()
     settings, origins = load()
     log.setup(settings.log_format, settings.log_level)
     Procfs().require_host_view()
+    _require_rights()
     with contextlib.ExitStack() as held:
         holder = ""
         if not settings.dry_run:
@@ -62,6 +68,29 @@ def run(args: argparse.Namespace) -> int:
             return asyncio.run(_once(settings))
         asyncio.run(_forever(settings, origins, load, holder, held))
     return 0
+
+
+def _require_rights() -> None:
+    """Raise `CannotKnow` for a user who could say of no process whose it is."""
+    import os
+
+    from resolver.errors import CannotKnow
+    from resolver.linux.capabilities import held
+
+    if os.geteuid() != 0 and "SYS_PTRACE" not in held():
+        raise CannotKnow(
+            "it needs root, or it cannot see which files other users' processes map, and so not whose a slot is: "
+            "run it with sudo, or give it CAP_SYS_PTRACE"
+        )
+
+
+def _one_heap() -> None:
+    """Short-lived threads take memory from the heap that is there: one of their own would stay behind, 1 MiB in all."""
+    import contextlib
+    import ctypes
+
+    with contextlib.suppress(AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX in malloc.h
 
 
 async def _forever(
@@ -110,47 +139,34 @@ def _take_over(service: Service, run_dir: str, held: contextlib.ExitStack) -> No
 
 
 async def _once(settings: Settings) -> int:
-    import asyncio
+    from resolver.cli.would_repair import WouldRepair
+    from resolver.daemon.once import once
 
-    from resolver.config import SourceName
-    from resolver.daemon.service import Service
-    from resolver.repair.reported_values import TWO_TICKS
-
-    service = Service(settings)
-    try:
-        if settings.source != SourceName.AUTO:
-            await service.start_source()
-        await service.collect_once()
-        # The second look tells a process that is gone from one that was only missed.
-        for _ in range(2):
-            await service.pass_once(patient=False)
-        await service.collect_once()
-        await service.pass_once(patient=False)
-        await asyncio.sleep(TWO_TICKS)  # what differs for longer is no watcher's to put right
-        await service.pass_once(patient=False)
-        snapshot = service.snapshots.take()
-    finally:
-        service.close()
+    would_repair = WouldRepair()
+    snapshot = await once(settings, would_repair.add)
     print(summary(snapshot, dry_run=settings.dry_run))
-    return 1 if snapshot.unresolved() or (not snapshot.regions and snapshot.missing_dirs) else 0
+    would_repair.print(snapshot)
+    return 1 if any(snapshot.unresolved()) or (not snapshot.regions and snapshot.missing_dirs) else 0
 
 
 def summary(snapshot: Snapshot, *, dry_run: bool) -> str:
     """What one pass found and did, for people."""
+    from resolver.counters import CounterByReason
     from resolver.reasons import RepairReason
 
-    slots = [slot for region in snapshot.regions for slot in region.slots]
-    done = "would_repair_" if dry_run else "repairs_"
-    counted = {reason: snapshot.counters.get(f"{done}{reason}", 0) for reason in RepairReason}
+    counts = list(snapshot.tallies())
+    in_use, dead = sum(each.in_use for each in counts), sum(each.dead for each in counts)
+    counted = CounterByReason.WOULD_REPAIR if dry_run else CounterByReason.REPAIRS
+    done = counted.counts(snapshot.counters, RepairReason)
     lines = [
-        f"{len(snapshot.regions)} regions, {len(slots)} slots in use, {sum(slot.dead for slot in slots)} of them dead",
+        f"{len(snapshot.regions)} regions, {in_use} slots in use, {dead} of them dead",
         f"{'would repair' if dry_run else 'repaired'}: "
-        + (", ".join(f"{n} {reason}" for reason, n in sorted(counted.items()) if n) or "nothing"),
+        + (", ".join(f"{n} {reason}" for reason, n in sorted(done.items()) if n) or "nothing"),
         f"hostpid: {snapshot.policy} ({snapshot.policy_why})",
         f"NVML: {snapshot.joined.error or f'driver {snapshot.driver_version}'}",
     ]
     lines += [f"{path} does not exist: is HAMi installed on this node?" for path in snapshot.missing_dirs]
-    lines += [f"left alone: {path}: {reason}" for path, reason in sorted(snapshot.rejected.items())]
+    lines += [f"skipped: {path}: {reason}" for path, reason in sorted(snapshot.rejected.items())]
     lines += [
         f"unresolved: {region.pod_uid}_{region.container_name} slot {slot.slot} pid {slot.ns_pid}: {slot.unresolved}"
         for region, slot in snapshot.unresolved()

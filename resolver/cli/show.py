@@ -42,9 +42,27 @@ def cell(value: Cell) -> str:
     return NONE if value is None or value == "" else printable(str(value))
 
 
+def size(count: int) -> str:
+    """Bytes in the largest unit that leaves a whole part."""
+    number, unit = float(count), 0
+    while number >= 1024 and unit < 4:
+        number, unit = number / 1024, unit + 1
+    if not unit:
+        return f"{count}B"
+    return f"{number:.0f}{'BKMGT'[unit]}" if number >= 100 else f"{number:.1f}{'BKMGT'[unit]}"
+
+
 def short_id(container_id: str | None) -> str | None:
     """An id as people know it, at a terminal only: programs get it whole."""
     return container_id[:12] if container_id and on_terminal() else container_id
+
+
+def shorten(text: str, width: int) -> str:
+    """A name in at most so many cells: what tells names apart is at their ends, so the middle is left out."""
+    if len(text) <= width:
+        return text
+    tail = max(width - 1, 0) * 2 // 3
+    return f"{text[: max(width - 1 - tail, 0)]}~{text[len(text) - tail :]}"
 
 
 def print_table(

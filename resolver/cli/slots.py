@@ -7,17 +7,20 @@ a file could not be read; the others are still shown.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from itertools import islice
+import textwrap
+from itertools import compress, islice
 from typing import TYPE_CHECKING, Any
 
-from resolver.cli.ask_daemon import add_socket
-from resolver.cli.show import printable
+from resolver.cli.ask_daemon import add_config, add_socket
+from resolver.cli.show import NONE, on_terminal, print_table, printable, shorten, size, styled
 from resolver.errors import RegionRejected, ResolverError
 from resolver.hami.directory_finder import MAX_CACHES, MAX_CONTAINERS, MAX_ENTRIES, list_caches
+from resolver.hami.placements import AUTO, is_entry, searched
 from resolver.hami.region import open_region
 from resolver.linux.safe_open import open_directory, translate
-from resolver.reasons import RegionReason
+from resolver.reasons import RegionReason, RepairReason, UnresolvedReason
 
 if TYPE_CHECKING:
     import argparse
@@ -25,9 +28,12 @@ if TYPE_CHECKING:
 
 HELP = "show HAMi's cache files slot by slot"
 
-_COLUMNS = ("CONTAINER", "LAYOUT", "SLOT", "PID", "HOSTPID", "STATUS", "SM %", "MEMORY", "HINT")
+_COLUMNS = ("CONTAINER", "LAYOUT", "SLOT", "PID", "HOSTPID", "STATUS", "GPU", "SM %", "MEMORY", "HINT")
 _RIGHT = frozenset(("SLOT", "PID", "HOSTPID", "STATUS", "SM %", "MEMORY"))
-_NO_VALUE = "-"
+#: Of no use to a person whose slots are well; the rest fits 80 columns.
+_FOR_PROGRAMS = frozenset(("LAYOUT", "STATUS"))
+#: A terminal leaves at least so much of a container's name.
+_SHORTEST_NAME = 12
 
 Row = tuple[str, ...]
 
@@ -42,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: the setting containers_dir; without the device plugin, give /tmp/cudevshr.cache)",
     )
     add_socket(parser)
+    add_config(parser)
     parser.add_argument(
         "--json", action="store_true", help="print an array with every field, by upstream's names"
     )
@@ -49,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the files; 1 if one of them could not be read, else 0."""
-    paths = args.paths or _directories(args.socket)
+    paths = args.paths or _directories(args.socket, args.config)
     files = [region for path in paths for region in read_path(path)]
     if args.json:
         import json
@@ -60,25 +67,28 @@ def run(args: argparse.Namespace) -> int:
             "There are no .cache files: no container with HAMi has started a GPU process yet.",
             file=sys.stderr,
         )
-    elif sys.stdout.isatty():
-        _print_rich(files)
+    elif on_terminal():
+        _print_for_people(files)
     else:
-        _print_plain(files)
+        print_table(_COLUMNS, [row for region in files for row in _rows(region)], right=_RIGHT)
     return 1 if any("error" in region for region in files) else 0
 
 
-def _directories(socket_path: str | None) -> tuple[str, ...]:
+def _directories(socket_path: str | None, file: str | None) -> tuple[str, ...]:
     """Those that the daemon looks into. Raises `ResolverError` if none of them is there."""
     from resolver.cli.in_force import settings_in_force
 
-    in_force = settings_in_force(socket_path)
-    directories, origin = in_force.settings.containers_dir, in_force.said_of("containers_dir")
-    if not any(map(os.path.isdir, directories)):
+    in_force = settings_in_force(socket_path, file)
+    directories, origin = searched(in_force.settings.containers_dir), in_force.said_of("containers_dir")
+    there = tuple(filter(os.path.isdir, directories))
+    if not there:
         raise ResolverError(
             f"{', '.join(directories)} is not there (containers_dir {origin}): HAMi's device plugin makes it on a GPU "
             "node. Run this on such a node, in a container that has the directory mounted, or give the PATH of a "
             ".cache file"
         )
+    if AUTO in in_force.settings.containers_dir:
+        directories = there
     print(f"resolver slots: {', '.join(directories)}, containers_dir {origin}", file=sys.stderr)
     if in_force.settings.mapped_regions:
         print(
@@ -122,7 +132,7 @@ def _read_directory(path: str) -> Iterator[dict[str, Any]]:
             containers = sorted(
                 entry.name
                 for entry in islice(listing, MAX_CONTAINERS)
-                if "_" in entry.name
+                if is_entry(path, entry.name)
                 and not entry.name.endswith(".cache")
                 and (entry.is_symlink() or entry.is_dir(follow_symlinks=False))
             )
@@ -169,14 +179,12 @@ def _failed(path: str, why: RegionRejected) -> dict[str, Any]:
 
 
 def _rows(region: dict[str, Any]) -> list[Row]:
-    container = printable(_container(region["path"]))
+    """A row for each slot and GPU."""
+    container = _container(region["path"])
     if "error" in region:
-        name, text = os.path.basename(region["path"]), region["error"]
-        if name.endswith(".cache") and container != printable(region["path"]):
-            text = f"{name}: {text}"
-        return [(container, *[_NO_VALUE] * 7, f"{region['reason']}: {printable(text)}")]
+        return [(container, *[NONE] * 8, _error(region))]
     if not region["slots"]:
-        return [(container, region["layout"], *[_NO_VALUE] * 6, "no process has a slot")]
+        return [(container, region["layout"], *[NONE] * 7, "no process has a slot")]
     slots_of: dict[int, list[int]] = {}
     for slot in region["slots"]:
         if slot["status"] != 0 and slot["hostpid"] != 0:
@@ -185,35 +193,48 @@ def _rows(region: dict[str, Any]) -> list[Row]:
         (
             container,
             region["layout"],
-            str(slot["index"]),
-            str(slot["pid"]),
-            str(slot["hostpid"]),
-            str(slot["status"]),
-            " ".join(str(util["sm_util"]) for util in slot.get("device_util", ())) or _NO_VALUE,
-            " ".join(_size(used["total"]) for used in slot["used"]) or _NO_VALUE,
+            *(str(slot[field]) for field in ("index", "pid", "hostpid", "status")),
+            *values,
             hint(slot, slots_of.get(slot["hostpid"], [])),
         )
         for slot in region["slots"]
+        for values in _by_gpu(region["uuids"], slot)
     ]
 
 
-def hint(slot: dict[str, Any], slots_with_hostpid: list[int]) -> str:
-    """What looks wrong with a slot, as far as the file alone tells.
+def _by_gpu(uuids: list[str], slot: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """UUID, utilization and memory of each device, once without any if there is none."""
+    utils = slot.get("device_util", ())
+    for index, uuid in enumerate(uuids):
+        sm_util = str(utils[index]["sm_util"]) if index < len(utils) else NONE
+        yield uuid or NONE, sm_util, size(slot["used"][index]["total"])
+    if not uuids:
+        yield NONE, NONE, NONE
 
-    ``slots_with_hostpid`` are the indexes of this region's live slots that hold the same ``hostpid``.
+
+def _error(region: dict[str, Any]) -> str:
+    name, text = os.path.basename(region["path"]), region["error"]
+    if name.endswith(".cache") and _container(region["path"]) != region["path"]:
+        text = f"{name}: {text}"
+    return f"{region['reason']}: {text}"
+
+
+def hint(slot: dict[str, Any], slots_with_hostpid: list[int]) -> str:
+    """What looks wrong with a slot, as far as the file alone tells, by the names of `resolver.reasons`.
+
+    ``slots_with_hostpid`` are the indexes of this region's live slots that hold the same ``hostpid``. A ``hostpid``
+    that is the container's number is right with some drivers, so that is a question.
     """
     if slot["status"] == 0:
-        return "ended" if slot["pid"] == 0 else "not counted (status 0)"
+        return "ended" if slot["pid"] == 0 else "status 0"
     if slot["pid"] <= 0:
-        return "invalid pid"
+        return UnresolvedReason.INVALID_PID
     if slot["hostpid"] == 0:
-        return "hostpid missing"
+        return RepairReason.MISSING
     others = [str(index) for index in slots_with_hostpid if index != slot["index"]]
     if others:
-        return f"same hostpid as slot {', '.join(others)}"
-    if slot["hostpid"] == slot["pid"]:
-        return "hostpid equals pid"
-    return ""
+        return f"{RepairReason.DUPLICATE} of {','.join(others)}"
+    return f"{RepairReason.WRONG_NAMESPACE}?" if slot["hostpid"] == slot["pid"] else ""
 
 
 def _container(path: str) -> str:
@@ -223,47 +244,56 @@ def _container(path: str) -> str:
     return f"{pod_uid}/{name}" if pod_uid and name else path
 
 
-def _size(count: int) -> str:
-    """Bytes in the largest unit that leaves a whole part."""
-    size, unit = float(count), 0
-    while size >= 1024 and unit < 4:
-        size, unit = size / 1024, unit + 1
-    return f"{size:.1f}{'BKMGT'[unit]}" if unit else f"{count}B"
-
-
-def _print_plain(files: list[dict[str, Any]]) -> None:
-    rows = [_COLUMNS, *(row for region in files for row in _rows(region))]
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if column in _RIGHT else cell.ljust(width)
-            for cell, column, width in zip(row, _COLUMNS, widths, strict=True)
-        ]
-        print("  ".join(cells).rstrip())
-
-
-def _print_rich(files: list[dict[str, Any]]) -> None:
-    # Drawn only for a person at a terminal, so imported only then.
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in _COLUMNS:
-        table.add_column(
-            column,
-            justify="right" if column in _RIGHT else "left",
-            overflow="fold",
-            no_wrap=column not in ("CONTAINER", "MEMORY", "HINT"),
-        )
-    for region in files:
-        color = "red" if "error" in region else "yellow"
-        for number, row in enumerate(_rows(region)):
-            file_cells = row[:2] if number == 0 else ("", "")
-            dim = "dim" if row[5] == "0" else ""
-            table.add_row(
-                *[Text(cell) for cell in file_cells],
-                *[Text(cell, style=dim) for cell in row[2:-1]],
-                Text(row[-1], style=dim or color),
+def _print_for_people(files: list[dict[str, Any]]) -> None:
+    """Short ids, what is the same as above left out, errors in whole sentences: in the width of the terminal."""
+    shown = [column not in _FOR_PROGRAMS for column in _COLUMNS]
+    columns = tuple(compress(_COLUMNS, shown))
+    rows = [
+        tuple(compress((_short(row[0]), *row[1:6], _short_uuid(row[6]), *row[7:]), shown))
+        for region in files
+        if "error" not in region
+        for row in _rows(region)
+    ]
+    width = shutil.get_terminal_size().columns
+    if rows:
+        widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+        widths[0] = min(widths[0], max(width - sum(widths[1:]) - 2 * len(widths[1:]), _SHORTEST_NAME))
+        _print_row(columns, columns, widths, "bold")
+        above: Row = ()
+        for row in rows:
+            new = next(
+                (at for at, cells in enumerate(zip(row, above, strict=False)) if cells[0] != cells[1]), 0
             )
-    Console().print(table)
+            # Up to the GPU: the rest is a value of its own in each row.
+            seen = tuple("" if at < min(new, 4) else cell for at, cell in enumerate(row))
+            again = new >= 4
+            _print_row((*seen[:-1], "" if again else seen[-1]), columns, widths, "yellow")
+            above = row
+    for region in files:
+        if "error" in region:
+            text = f"{printable(_short(_container(region['path'])))}: {printable(_error(region))}"
+            print(styled(textwrap.fill(text, width, subsequent_indent="  "), "red"))
+
+
+def _print_row(row: Row, columns: Row, widths: list[int], style: str) -> None:
+    cells = [
+        text.rjust(width) if column in _RIGHT else text.ljust(width)
+        for column, width, text in zip(columns, widths, map(printable, row), strict=True)
+    ]
+    cells[0] = shorten(cells[0].rstrip(), widths[0]).ljust(widths[0])
+    if style == "bold":
+        print(styled("  ".join(cells).rstrip(), style))
+    else:
+        text = cells[-1].rstrip()
+        print("  ".join((*cells[:-1], styled(text, style) if text else "")).rstrip())
+
+
+def _short(container: str) -> str:
+    pod_uid, slash, name = container.partition("/")
+    return f"{pod_uid[:8]}/{name}" if slash and pod_uid else container
+
+
+def _short_uuid(uuid: str) -> str:
+    """``GPU-5f3a12c4-...`` as people tell them apart, in as few cells."""
+    kind, _, rest = uuid.partition("-")
+    return rest[:8] if kind == "GPU" and rest else uuid[:12]

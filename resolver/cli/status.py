@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 from resolver.cli.ask_daemon import add_socket, ask, duration, understood
 from resolver.cli.process_summary import facts_of
 from resolver.cli.show import print_json, print_pairs
+from resolver.counters import CounterByReason, CounterName
+from resolver.hami.placements import BY_NAME
+from resolver.reasons import RepairReason
 
 if TYPE_CHECKING:
     import argparse
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 HELP = "show how the daemon is"
 EXIT_NOT_READY = 1
+_TROUBLE = (CounterName.CONFLICTS, CounterName.QUARANTINES, CounterName.INTERNAL_ERRORS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,20 +86,28 @@ def _work(status: Mapping[str, Any]) -> Iterator[Line]:
     totals, counters, unresolved = status["totals"], status["counters"], status["unresolved"]
     yield "containers", str(totals["containers"])
     left = totals["regions_rejected"]
-    yield "regions", f"{totals['regions']}" + (f", {_count(left, 'file')} left alone" if left else "")
+    yield "regions", f"{totals['regions']}" + (f", {_count(left, 'file')} skipped" if left else "")
+    for each in status["found"]:
+        where = each["directory"] or "containers' own file systems"
+        row = BY_NAME.get(each["placement"])  # a newer daemon's, or a path like none of them
+        project = row.project if row else each["placement"] or "no known placement"
+        yield "found", f"{each['regions']} in {where} ({project})"
     yield (
         "slots",
         f"{totals['slots']} in use, {totals['slots_dead']} dead, {totals['slots_repaired']} repaired",
     )
     yield _reasons("unresolved", unresolved["slots"])
     yield _reasons("no slot", unresolved["samples"])
-    for name, prefix in (("repairs", "repairs_"), ("would repair", "would_repair_")):
-        done = {key.removeprefix(prefix): n for key, n in counters.items() if key.startswith(prefix) and n}
+    for name, counted in (
+        ("repairs", CounterByReason.REPAIRS),
+        ("would repair", CounterByReason.WOULD_REPAIR),
+    ):
+        done = {reason: n for reason, n in counted.counts(counters, RepairReason).items() if n}
         if done or name == "repairs":
             yield name, f"{sum(done.values())}" + (f": {_list(done)}" if done else "")
-    wrong = {name: counters.get(name, 0) for name in ("conflicts", "quarantines", "internal_errors")}
-    if any(wrong.values()):
-        yield "trouble", _list({name: n for name, n in wrong.items() if n}), "yellow"
+    wrong = {what.value: n for what in _TROUBLE if (n := counters.get(what, 0))}
+    if wrong:
+        yield "trouble", _list(wrong), "yellow"
 
 
 def _cost(status: Mapping[str, Any]) -> Iterator[Line]:

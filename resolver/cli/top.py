@@ -23,6 +23,20 @@ HELP = "show live who uses the GPUs"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     add = parser.add_argument
+    add(
+        "name",
+        nargs="?",
+        default="",
+        metavar="POD",
+        help="only this pod or container: NAMESPACE/POD[/NAME], POD_UID[/NAME], NAME or an id",
+    )
+    add(
+        "--gpu",
+        action="append",
+        default=[],
+        metavar="N",
+        help="only this GPU, by its index or UUID; may be given several times",
+    )
     add("--once", action="store_true", help="print one frame and end; into a pipe: a plain table")
     add("--json", action="store_true", help="print the same as JSON, once")
     add("--interval", metavar="TIME", default="1s", help="between two readings (default 1s)")
@@ -30,11 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show it; 0 unless there is no daemon to ask."""
+    """Show it; 0 unless there is no daemon to ask (4), or not what was asked for (1)."""
     interval = _seconds(args.interval)
+    from resolver.cli._top.choose import Part
     from resolver.cli._top.reading import Reading, read
 
+    part = Part(tuple(args.gpu), args.name)
     tree = read(args.socket)
+    part.require(tree)
+    tree = part.of(tree)
     if args.json or not sys.stdout.isatty():
         from resolver.cli._top import plain
         from resolver.cli.show import print_json
@@ -50,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from resolver.cli._top.live import watch
 
-    return watch(args.socket, interval, reading)
+    return watch(args.socket, interval, reading, part)
 
 
 def _seconds(text: str) -> float:

@@ -1,7 +1,7 @@
-"""What ``resolver doctor`` looks at, check by check: what was found, and for what is not well a cause and a remedy.
+"""The checks of ``resolver doctor``: what each found, and the cause and fix of each problem.
 
 Works without a daemon, and beside one without disturbing it. Each check has a time limit, so that a driver or a file
-system that hangs costs one answer and not all of them; a defect in a check is told as such, and the others go on.
+system that hangs costs one answer and not all of them; a defect in a check is reported as such, and the others go on.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.doctor import daemon, gpu, hami, kernel, limits, ports, rights, sockets, sources
+from resolver.doctor import daemon, gpu, hami, kernel, limits, permissions, ports, sockets, sources
 from resolver.doctor.findings import Finding, State, failed, unknown
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _SECONDS = 15.0
 
 
 class Check(NamedTuple):
-    """``look`` may take ``seconds``; what it looks at is the first line of its docstring."""
+    """``look`` may take ``seconds``; the first line of its docstring says what it checks."""
 
     name: str
     look: Callable[[Node], Finding]
@@ -40,18 +40,18 @@ class Result(NamedTuple):
     state: State
     found: str
     cause: str
-    remedy: str
+    fix: str
     detail: str
 
 
 #: In the order in which they are run: what others rest on comes first.
 CHECKS = (
     Check("settings", daemon.settings),
-    Check("root", rights.root),
-    Check("capabilities", rights.capabilities),
-    Check("pid_namespace", rights.pid_namespace),
-    Check("user_namespace", rights.user_namespace),
-    Check("hidepid", rights.hidepid),
+    Check("root", permissions.root),
+    Check("capabilities", permissions.capabilities),
+    Check("pid_namespace", permissions.pid_namespace),
+    Check("user_namespace", permissions.user_namespace),
+    Check("hidepid", permissions.hidepid),
     Check("kernel", kernel.kernel),
     Check("btf", kernel.btf),
     Check("bcc", kernel.bcc, 45.0),
@@ -68,12 +68,13 @@ CHECKS = (
     Check("writer", hami.writer),
     Check("pod_names", hami.pod_names),
     Check("descriptors", limits.descriptors),
+    Check("watches", limits.watches),
     Check("memory", limits.memory),
     Check("clock", limits.clock),
     Check("sample_clock", gpu.sample_clock, 60.0),
     Check("daemon", daemon.daemon),
     Check("instances", daemon.instances),
-    Check("system_calls", rights.system_calls),
+    Check("system_calls", permissions.system_calls),
     Check("socket", sockets.api),
     Check("tenant_socket", sockets.tenants),
     Check("metrics", ports.metrics),
@@ -98,7 +99,7 @@ def bounded(check: Check, node: Node) -> Finding:
             answers.append(
                 failed(
                     f"a defect in the check: {type(error).__name__}: {error}",
-                    "the check itself failed, so what it looks at is not known",
+                    "the check itself failed, so its result is not known",
                     f"please report this line, with the output of: resolver doctor --json --only {check.name}",
                 )
             )
@@ -110,6 +111,6 @@ def bounded(check: Check, node: Node) -> Finding:
         return answers[0]
     return unknown(
         f"no answer within {check.seconds:g} s",
-        "what it looks at hangs: a driver, a file system that is away, or a node that is overloaded",
+        "what it checks hangs: a driver, a file system that is away, or an overloaded node",
         "uptime; ps axo pid,stat,wchan:32,comm | awk '$2 ~ /D/' shows what waits in the kernel, and where",
     )

@@ -1,7 +1,7 @@
 """Whether a daemon runs here, alone, answers and is content; without disturbing it, or one that starts just now.
 
 No lock is taken to see whether one is held, and no port is bound to see whether it is free: both would make a daemon
-that starts in that moment fail. The kernel's own lists tell it.
+that starts in that moment fail. The kernel's own lists show it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from resolver import __version__
+from resolver.counters import CounterName
 from resolver.doctor.findings import Finding, failed, ok, several, together, unknown, warning
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def settings(node: Node) -> Finding:
         return failed(
             f"refused: {node.settings_error}",
             "the daemon does not start with these settings (a running one keeps the old ones); everything below was "
-            "looked at with the defaults",
+            "checked with the defaults",
             "correct that place; resolver config shows every setting and where it comes from",
         )
     return ok(node.settings_from)
@@ -98,7 +99,7 @@ def _slight(status: dict[str, Any]) -> Iterator[tuple[object, Finding]]:
     counters, unresolved, errors = (
         status["counters"],
         status["totals"]["slots_unresolved"],
-        status["counters"].get("internal_errors", 0),
+        status["counters"].get(CounterName.INTERNAL_ERRORS, 0),
     )
     shortage, driver_error = str(status["source"]["incomplete"]), str(status["driver"]["error"])
     yield (
@@ -122,18 +123,18 @@ def _slight(status: dict[str, Any]) -> Iterator[tuple[object, Finding]]:
         ),
     )
     yield (
-        counters.get("over_budget"),
+        counters.get(CounterName.OVER_BUDGET),
         warning(
-            f"a container went over its budget {several(counters.get('over_budget', 0), 'time')}",
-            "it costs more CPU than its share, by very many mappings, mounts or changes; its slots are looked at later",
+            f"a container went over its budget {several(counters.get(CounterName.OVER_BUDGET, 0), 'time')}",
+            "it costs more CPU than its share, by very many mappings, mounts or changes; its slots are resolved later",
             "resolver top shows whose slots are over_budget; docs/limits.md has the share",
         ),
     )
     yield (
-        counters.get("out_of_descriptors"),
+        counters.get(CounterName.OUT_OF_DESCRIPTORS),
         warning(
             "it ran out of descriptors",
-            "some regions were left alone for lack of them",
+            "some regions were skipped for lack of them",
             "raise the limit, see the check descriptors, and restart it",
         ),
     )

@@ -1,4 +1,4 @@
-"""What a check finds: a state, what was seen, and for what is not well a cause and a remedy."""
+"""What a check finds: a state, what was seen, and a problem's cause and fix."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ RANKING = tuple(State)
 
 
 class Finding(NamedTuple):
-    """``cause`` and ``remedy`` are empty while all is well; with several troubles they have a line for each.
+    """``cause`` and ``fix`` are empty while all is well; with several troubles they have a line for each.
 
-    ``detail`` is what a compiler, a kernel or a library printed about it: lines for those who look into the cause.
+    ``detail`` is what a compiler, a kernel or a library printed about it: lines for finding the cause.
     """
 
     state: State
     found: str
     cause: str = ""
-    remedy: str = ""
+    fix: str = ""
     detail: str = ""
 
 
@@ -40,19 +40,19 @@ def ok(found: str) -> Finding:
     return Finding(State.OK, found)
 
 
-def warning(found: str, cause: str, remedy: str) -> Finding:
+def warning(found: str, cause: str, fix: str) -> Finding:
     """The daemon does its work, but not as well as it could, or not for long."""
-    return Finding(State.WARNING, found, cause, remedy)
+    return Finding(state=State.WARNING, found=found, cause=cause, fix=fix)
 
 
-def failed(found: str, cause: str, remedy: str) -> Finding:
+def failed(found: str, cause: str, fix: str) -> Finding:
     """Some of the daemon's work is not done because of this."""
-    return Finding(State.FAILED, found, cause, remedy)
+    return Finding(state=State.FAILED, found=found, cause=cause, fix=fix)
 
 
-def unknown(found: str, cause: str, remedy: str) -> Finding:
+def unknown(found: str, cause: str, fix: str) -> Finding:
     """Whether it is well cannot be told from here."""
-    return Finding(State.UNKNOWN, found, cause, remedy)
+    return Finding(state=State.UNKNOWN, found=found, cause=cause, fix=fix)
 
 
 def worst(states: Iterable[State]) -> State:
@@ -66,10 +66,10 @@ def together(well: str, troubles: list[Finding]) -> Finding:
         return ok(well)
     troubles = sorted(troubles, key=lambda each: -RANKING.index(each.state))
     return Finding(
-        troubles[0].state,
-        "; ".join(dict.fromkeys(each.found for each in troubles)),
-        "\n".join(dict.fromkeys(each.cause for each in troubles)),
-        "\n".join(dict.fromkeys(each.remedy for each in troubles)),
+        state=troubles[0].state,
+        found="; ".join(dict.fromkeys(each.found for each in troubles)),
+        cause="\n".join(dict.fromkeys(each.cause for each in troubles)),
+        fix="\n".join(dict.fromkeys(each.fix for each in troubles)),
     )
 
 

@@ -78,7 +78,7 @@ def nvml(node: Node) -> Finding:
 
 
 def gpus(node: Node) -> Finding:
-    """Whether each GPU tells the utilization of its processes, and is well."""
+    """Whether each GPU is healthy and reports the utilization of its processes."""
     collection = node.collection
     if collection.error:
         return _no_answer()
@@ -98,7 +98,7 @@ def gpus(node: Node) -> Finding:
                     f"{uuid}: no utilization of processes ({device.why})",
                     "in MIG mode, and on some drivers, NVML has none: it is unsupported, never 0; hostpid is "
                     "repaired all the same",
-                    "nothing, if MIG is meant; otherwise: nvidia-smi -mig 0 -i INDEX",
+                    "nothing, if MIG is intended; otherwise: nvidia-smi -mig 0 -i INDEX",
                 )
             )
         elif device.status == FAILED and not (uuid in reports and reports[uuid].illnesses):
@@ -147,10 +147,10 @@ def _failed(why: str, where: str = "") -> Finding:
 
 def _no_answer() -> Finding:
     return Finding(
-        State.UNKNOWN,
-        "NVML does not answer",
-        "without it neither the driver's version nor any GPU is known",
-        "mend what the check nvml names, then: resolver doctor --only gpus --only driver",
+        state=State.UNKNOWN,
+        found="NVML does not answer",
+        cause="without it neither the driver's version nor any GPU is known",
+        fix="mend what the check nvml names, then: resolver doctor --only gpus --only driver",
     )
 
 

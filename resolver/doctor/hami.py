@@ -1,26 +1,32 @@
-"""HAMi's files, as the daemon would find them; who may write them; and what tells the names of pods."""
+"""HAMi's cache files, as the daemon would find them; who may write them; and where the names of pods come from."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from resolver.doctor.findings import Finding, State, failed, ok, several, some, together, unknown, warning
-from resolver.errors import WorkerFailed
+from resolver.errors import AccessDenied, ProcessGone, WorkerFailed
 from resolver.hami.layout import LAYOUTS
+from resolver.hami.placements import AUTO, KNOWN_DIRS, VOLCANO_HOOK, VOLCANO_PLUGIN_DIR, searched
 from resolver.reasons import RegionReason
 from resolver.workers import slot_writer as orders
 from resolver.workers.supervisor import Worker
 
 if TYPE_CHECKING:
-    from resolver.doctor.node import Node
+    from collections.abc import Iterable
 
+    from resolver.doctor.node import Node
+    from resolver.linux.procfs import Procfs
+
+_VOLCANO_MONITOR = "volcano-vgpu-monitor"
 _LIBATOMIC = "libatomic.so.1"
 _HOSTILE = "no HAMi makes such a file: a tenant did, by mistake or on purpose; it is never opened"
-_LOOK_INSIDE = "look at what runs in that container: ls -lan {}"
-#: By reason: how bad, the cause, the remedy with a place for the path.
+_LOOK_INSIDE = "check what runs in that container: ls -lan {}"
+#: By reason: how bad, the cause, the fix with a place for the path.
 REFUSALS = {
     RegionReason.NOT_REGULAR: (State.WARNING, f"it is no plain file; {_HOSTILE}", _LOOK_INSIDE),
     RegionReason.SYMLINK: (State.WARNING, f"it is a symbolic link; {_HOSTILE}", _LOOK_INSIDE),
@@ -32,8 +38,20 @@ REFUSALS = {
     ),
     RegionReason.UNPROVEN: (
         State.WARNING,
-        "nothing proves that the file at its process's path is the one that the process maps",
-        "its process left the mount namespace in which it opened the file; restart the container of {}",
+        (
+            "nothing proves that the file at its process's path is the one that the process maps; or, of a directory "
+            "that every container can reach (KAI), which containers kubelet has here"
+        ),
+        (
+            "restart the container of {}: its process left the mount namespace in which it opened the file. For KAI, "
+            "kubelet's links must be readable: ls /var/log/containers (in a pod: mount it; elsewhere: "
+            "--container-logs-dir)"
+        ),
+    ),
+    RegionReason.NOT_ON_NODE: (
+        State.WARNING,
+        "it names a container that this node does not have: of a pod that is gone, or made by another pod's process",
+        "if kubelet has such a container: ls /var/log/containers, and mount it (--container-logs-dir); else remove {}",
     ),
     RegionReason.UNKNOWN_SIZE: (
         State.FAILED,
@@ -65,7 +83,7 @@ REFUSALS = {
     ),
     RegionReason.TOO_MANY_ENTRIES: (
         State.WARNING,
-        "the directory has more entries than are looked at, and HAMi's own monitor refuses it, too",
+        "the directory has more entries than are read, and HAMi's own monitor refuses it, too",
         "find out who makes them, and remove what is not HAMi's: ls -lan {} | head",
     ),
     RegionReason.ACCESS_DENIED: (
@@ -83,11 +101,62 @@ REFUSALS = {
 
 
 def containers_dir(node: Node) -> Finding:
-    """Whether HAMi's directories are there, can be listed and be written to."""
-    return together(
-        some(node.settings.containers_dir),
-        [finding for path in node.settings.containers_dir if (finding := _directory(path)).state != State.OK],
+    """Whether the schedulers' directories are there, can be listed and be written to, and whose files are in which."""
+    given = node.settings.containers_dir
+    dirs = list(searched(tuple(path for path in given if path != AUTO)))
+    troubles = []
+    if AUTO in given:
+        there = [path for path in KNOWN_DIRS if path not in dirs and os.path.isdir(path)]
+        if not there and not dirs:
+            troubles.append(_nowhere())
+        dirs += there
+    troubles += [finding for path in dirs if (finding := _directory(path)).state != State.OK]
+    if (mismatch := volcano_mismatch(dirs, node.procfs)) is not None:
+        troubles.append(mismatch)
+    return together(some([_with_files(path, node) for path in dirs] or [AUTO]), troubles)
+
+
+def _with_files(path: str, node: Node) -> str:
+    """The directory, and how many files of which scheduler are in it."""
+    counts = {name: count for (where, name), count in node.regions.found.items() if where == path.rstrip("/")}
+    return (
+        f"{path} ({', '.join(f'{count} of {name}' for name, count in sorted(counts.items()))})"
+        if counts
+        else path
     )
+
+
+def _nowhere() -> Finding:
+    return failed(
+        f"none of {', '.join(KNOWN_DIRS)} exists",
+        "no scheduler's device plugin has made its directory: none is installed on this node, no container used a GPU "
+        "yet, or it keeps its files elsewhere",
+        "its HOOK_PATH says where: kubectl -n kube-system get ds -o yaml | grep -n -A1 HOOK_PATH, and give that "
+        "directory with --containers-dir; in a container: mount the host's directory at the same path",
+    )
+
+
+def volcano_mismatch(dirs: Iterable[str], procfs: Procfs) -> Finding | None:
+    """Whether Volcano's monitor on this node reads another directory than the one that its plugin fills."""
+    if VOLCANO_PLUGIN_DIR not in dirs:
+        return None
+    for host_pid in procfs.entries():
+        with suppress(ProcessGone, AccessDenied, OSError):
+            if procfs.comm(host_pid) != _VOLCANO_MONITOR[:15]:
+                continue
+            with open(f"{procfs.root}/{host_pid}/environ", "rb") as file:
+                words = file.read(1 << 20).split(b"\0")
+            hook = next((os.fsdecode(word[10:]) for word in words if word.startswith(b"HOOK_PATH=")), "")
+            if hook not in ("", VOLCANO_HOOK, f"{VOLCANO_HOOK}/vgpu"):
+                return warning(
+                    f"{_VOLCANO_MONITOR} (PID {host_pid}) reads {hook}/containers, Volcano's plugin fills "
+                    f"{VOLCANO_PLUGIN_DIR}",
+                    "its manifests before September 2026 give plugin and monitor different HOOK_PATHs: this monitor "
+                    "finds no container, whatever their files say",
+                    f"a newer volcano-vgpu-device-plugin, with its manifest, or HOOK_PATH={VOLCANO_HOOK}/vgpu for this "
+                    "monitor; or read the same values from resolver: --hami-metrics",
+                )
+    return None
 
 
 def _directory(path: str) -> Finding:
@@ -129,7 +198,7 @@ def _directory(path: str) -> Finding:
 
 
 def regions(node: Node) -> Finding:
-    """Which cache files there are, of which layouts, and which are left alone and why."""
+    """Which cache files there are, of which layouts, and which are skipped and why."""
     seen = node.regions
     layouts: dict[str, int] = {}
     for _path, layout in seen.regions:
@@ -141,11 +210,13 @@ def regions(node: Node) -> Finding:
         by_reason.setdefault(reason, []).append(path)
     troubles = []
     for reason, paths in by_reason.items():
-        state, cause, remedy = REFUSALS[RegionReason(reason)]
+        state, cause, fix = REFUSALS[RegionReason(reason)]
         if reason in (RegionReason.UNKNOWN_SIZE, RegionReason.UNKNOWN_VERSION):
             cause += f" (known: {', '.join(LAYOUTS)})"
-        what = f"{several(len(paths), 'file')} left alone, {reason}: {some(map(_container, paths))}"
-        troubles.append(Finding(state, what, f"{reason}: {cause}", remedy.format(paths[0])))
+        what = f"{several(len(paths), 'file')} skipped, {reason}: {some(map(_container, paths))}"
+        troubles.append(
+            Finding(state=state, found=what, cause=f"{reason}: {cause}", fix=fix.format(paths[0]))
+        )
     if seen.not_writable:
         troubles.append(
             failed(
@@ -160,7 +231,7 @@ def regions(node: Node) -> Finding:
     if not troubles and not seen.regions:
         if len(seen.missing_dirs) == len(set(node.settings.containers_dir)):
             return unknown(
-                "there is no directory to look into",
+                "there is no directory to read",
                 "where HAMi keeps its files on this node is not known",
                 "mend what the check containers_dir names, then: resolver doctor --only regions",
             )
@@ -169,7 +240,7 @@ def regions(node: Node) -> Finding:
 
 
 def _container(path: str) -> str:
-    """``<podUID>_<containerName>/<file>``: what tells where it is, without what is common to all."""
+    """``<podUID>_<containerName>/<file>``: its path without what all have in common."""
     return "/".join(path.rsplit("/", 2)[1:])
 
 
@@ -202,26 +273,24 @@ def writer(node: Node) -> Finding:  # noqa: ARG001
     return failed(
         "it cannot write",
         f"{why}: the system does not let a child start, or not map a file for writing",
-        "look at what it says on standard error: resolver doctor --only writer; at dmesg | tail; and at the seccomp or "
+        "check its standard error: resolver doctor --only writer; dmesg | tail; and the seccomp or "
         "AppArmor profile of this container",
     )
 
 
 def pod_names(node: Node) -> Finding:
-    """Whether names of pods can be told by kubelet's directory of logs."""
+    """Whether names of pods can be read from kubelet's directory of logs."""
     directory = node.settings.pod_logs_dir
-    remedy = f"in a container: mount the host's {directory} read-only; elsewhere kept logs: --pod-logs-dir"
+    fix = f"in a container: mount the host's {directory} read-only; elsewhere kept logs: --pod-logs-dir"
     cause = (
         "names of pods and namespaces stay empty in metrics, top and the API; nothing else depends on them"
     )
     try:
         entries = os.listdir(directory)
     except FileNotFoundError:
-        return warning(
-            f"{directory} does not exist", f"no kubelet here, or it is not mounted: {cause}", remedy
-        )
+        return warning(f"{directory} does not exist", f"no kubelet here, or it is not mounted: {cause}", fix)
     except OSError as error:
-        return warning(f"{directory} cannot be read ({error.strerror})", cause, f"run as root; {remedy}")
+        return warning(f"{directory} cannot be read ({error.strerror})", cause, f"run as root; {fix}")
     from resolver.containers.pod_names import parse_names
 
     named = parse_names(entries)
@@ -231,6 +300,6 @@ def pod_names(node: Node) -> Finding:
         return warning(
             f"{several(len(named), 'pod')}, none of those with regions ({some(nameless)})",
             f"the directory is another node's, another kubelet's, or the containers are not Kubernetes': {cause}",
-            remedy,
+            fix,
         )
     return ok(f"{several(len(named), 'pod')} named in {directory}")

@@ -15,16 +15,16 @@ _BPF_MACHINES = ("x86_64", "aarch64")
 _BTF_MAGIC = (b"\x9f\xeb", b"\xeb\x9f")  # of either byte order (include/uapi/linux/btf.h)
 _HOST_CGROUPNS = 0xEFFFFFFB  # PROC_CGROUP_INIT_INO in include/linux/proc_ns.h
 _IMPORT_SECONDS = 20.0
-_NEXT = "the daemon takes the next source meanwhile, which is dearer and remembers less"
+_NEXT = "the daemon takes the next source meanwhile, which is more expensive and remembers less"
 
 
-def _bpf(node: Node, found: str, cause: str, remedy: str) -> Finding:
+def _bpf(node: Node, found: str, cause: str, fix: str) -> Finding:
     """Something without which ``bpf`` cannot work: grave only where nothing else is allowed."""
     if "bpf" not in node.sources:
         return ok(f"{found}; not needed by the source {node.sources[0]}")
     if len(node.sources) == 1:
-        return failed(found, cause, f"{remedy}, or set source = auto")
-    return warning(found, f"{cause}; {_NEXT}", remedy)
+        return failed(found, cause, f"{fix}, or set source = auto")
+    return warning(found, f"{cause}; {_NEXT}", fix)
 
 
 def kernel(node: Node) -> Finding:
@@ -37,7 +37,7 @@ def kernel(node: Node) -> Finding:
     if version < _NSPID:
         return failed(
             found,
-            "before Linux 4.1 /proc does not tell the PIDs of a process in its namespaces (NSpid)",
+            "before Linux 4.1 /proc does not show a process's PIDs in its namespaces (NSpid)",
             "boot a newer kernel; 5.12 or later has all that is used",
         )
     if version < _NESTED:
@@ -67,7 +67,7 @@ def kernel(node: Node) -> Finding:
 def btf(node: Node) -> Finding:
     """Whether the kernel describes itself, so that the probes find their fields."""
     path = f"{node.sys}/kernel/btf/vmlinux"
-    remedy = "boot a distribution's kernel, or build it with CONFIG_DEBUG_INFO_BTF=y; check: ls -l " + path
+    fix = "boot a distribution's kernel, or build it with CONFIG_DEBUG_INFO_BTF=y; check: ls -l " + path
     try:
         with open(path, "rb") as file:
             magic = file.read(2)
@@ -77,10 +77,10 @@ def btf(node: Node) -> Finding:
             node,
             f"{path} cannot be read ({error.strerror})",
             "this kernel has no BTF, without which the probes do not know where its fields are",
-            f"{remedy} (in a container: mount /sys/kernel/btf of the host)",
+            f"{fix} (in a container: mount /sys/kernel/btf of the host)",
         )
     if magic not in _BTF_MAGIC:
-        return _bpf(node, f"{path} is not BTF", "it does not begin with the magic number 0xeb9f", remedy)
+        return _bpf(node, f"{path} is not BTF", "it does not begin with the magic number 0xeb9f", fix)
     return ok(f"{path}, {size >> 10} KiB")
 
 
@@ -144,7 +144,7 @@ def lockdown(node: Node) -> Finding:
 
 
 def cgroups(node: Node) -> Finding:
-    """Whether containers can be told by their cgroups."""
+    """Whether containers can be identified by their cgroups."""
     proc = node.procfs.root
     try:
         roots = cgroup_roots(node.mounts)
@@ -155,13 +155,15 @@ def cgroups(node: Node) -> Finding:
     except (ResolverError, OSError) as error:
         return failed(
             f"{proc}/1/cgroup cannot be read",
-            f"which container a process is in is told by that file of it: {error}",
+            f"a process's container is read from that file: {error}",
             "run it as root in the host's PID namespace, on a kernel with CONFIG_CGROUPS",
         )
     kinds = {mount.fs_type for mount in node.mounts if mount.mount_point in roots}
     kind = {1: "v2" if "cgroup2" in kinds else "v1", 2: "v1 and v2"}.get(len(kinds), "")
     private = (
-        "" if own == _HOST_CGROUPNS else "; a cgroup namespace of its own, where paths are told by their end"
+        ""
+        if own == _HOST_CGROUPNS
+        else "; a cgroup namespace of its own, where paths are matched by their end"
     )
     if roots:
         return ok(f"{kind}: {some(roots, 2)}{private}")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import time
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.doctor.findings import Finding, failed, ok, several, together, unknown, warning
 from resolver.doctor.node import Node
 from resolver.errors import ResolverError
+from resolver.linux.inotify import OF_A_DIRECTORY, OF_A_FILE, Inotify, why_not
+from resolver.linux.safe_open import open_directory, open_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _SPARE_DESCRIPTORS = 64  # the daemon's own: log, sockets, children, maps
 _FEW_DESCRIPTORS = 4096
@@ -28,7 +34,7 @@ def descriptors(node: Node) -> Finding:
     regions = len(node.regions.regions)
     needed = _SPARE_DESCRIPTORS + 4 * regions
     found = f"{limit}; {several(regions, 'region')} here"
-    remedy = (
+    fix = (
         "raise the hard limit: ulimit -Hn 65536, LimitNOFILE=65536 (systemd), or in the container runtime's unit "
         "(containerd.service: LimitNOFILE)"
     )
@@ -36,12 +42,58 @@ def descriptors(node: Node) -> Finding:
         return ok(found)
     cause = "every region takes a descriptor, and every process with a slot another one"
     if hard < needed:
-        return failed(found, f"{cause}: regions are left alone for lack of them (out_of_descriptors)", remedy)
-    return warning(found, f"{cause}: with some hundred processes some regions would be left alone", remedy)
+        return failed(found, f"{cause}: regions are skipped for lack of them (out_of_descriptors)", fix)
+    return warning(found, f"{cause}: with some hundred processes some regions would be skipped", fix)
+
+
+def watches(node: Node) -> Finding:
+    """Whether the kernel would tell of every cache file and its directory: by trying it."""
+    paths = [path for path, _ in node.regions.regions]
+    try:
+        queue = Inotify()
+    except OSError as error:
+        return _by_the_clock("no inotify", error)
+    watched, refused = 0, None
+    try:
+        for path in paths:
+            for fd, mask in _to_be_watched(path):
+                try:
+                    queue.add(fd, mask)
+                    watched += 1
+                except OSError as error:
+                    refused = error
+                finally:
+                    os.close(fd)
+    finally:
+        queue.close()
+    most = _number(f"{node.procfs.root}/sys/fs/inotify/max_user_watches")
+    limit = f", at most {most}" if most is not None else ""
+    found = f"{several(watched, 'watch', 'watches')} for {several(len(paths), 'region')}{limit}"
+    return ok(found) if refused is None else _by_the_clock(found, refused)
+
+
+def _to_be_watched(path: str) -> Iterator[tuple[int, int]]:
+    """A cache file's directory and itself, open, and what is watched of each."""
+    with contextlib.suppress(ResolverError):  # what is refused is what the check `regions` tells
+        directory = open_directory(os.path.dirname(path))
+        yield os.dup(directory), OF_A_DIRECTORY
+        try:
+            yield open_plain(directory, os.path.basename(path))[0], OF_A_FILE
+        finally:
+            os.close(directory)
+
+
+def _by_the_clock(found: str, error: OSError) -> Finding:
+    return warning(
+        found,
+        f"{why_not(error)}. Cache files that are not watched are checked every interval: a new process is seen later, "
+        "and it costs more CPU",
+        "sysctl -w fs.inotify.max_user_instances=1024 fs.inotify.max_user_watches=524288; for good: /etc/sysctl.d",
+    )
 
 
 class Memory(NamedTuple):
-    """Bytes, None where nothing limits or tells it."""
+    """Bytes; None without a limit, or where it is not known."""
 
     available: int | None
     limit: int | None
@@ -74,7 +126,7 @@ def memory(node: Node) -> Finding:
         )
     if seen.available is None:
         return unknown(
-            f"{node.procfs.root}/meminfo tells no MemAvailable",
+            f"{node.procfs.root}/meminfo has no MemAvailable",
             "the kernel is older than 3.14, or something hides it",
             "free -m shows what it can",
         )
@@ -148,14 +200,14 @@ def read_clocks() -> Clocks:
 
 
 def clock(node: Node) -> Finding:
-    """Whether the clocks are what start times and utilization samples are told by."""
+    """Whether the clocks are those that start times and utilization samples refer to."""
     first = read_clocks()
     time.sleep(_WATCHED)
     return judge_clocks(node, first, read_clocks())
 
 
 def judge_clocks(node: Node, first: Clocks, second: Clocks) -> Finding:
-    """What two readings, some time apart, tell."""
+    """What follows from two readings, some time apart."""
     troubles = []
     at = _date(second.wall)
     set_it = "timedatectl set-ntp true (or chronyc makestep); check: timedatectl"
@@ -164,7 +216,7 @@ def judge_clocks(node: Node, first: Clocks, second: Clocks) -> Finding:
         troubles.append(
             failed(
                 f"the wall clock says {at}",
-                "that is before this program was written. Samples are told by the wall clock: when it is set right "
+                "that is before this program was written. Samples carry the wall clock's time: when it is set right "
                 "they look old, and utilization has a gap",
                 set_it,
             )
@@ -195,7 +247,7 @@ def _date(at: float) -> str:
 
 
 def _time_namespace(node: Node) -> list[Finding]:
-    """The kernel shifts start times in ``/proc`` by these offsets, for whoever reads them from inside (proc(5))."""
+    """The kernel shifts start times in ``/proc`` by these offsets, for readers inside (proc(5))."""
     try:
         with open(f"{node.procfs.root}/self/timens_offsets", encoding="ascii") as file:
             offsets = [line.split() for line in file]

@@ -30,12 +30,16 @@ _STATUS_SECONDS = 3.0
 
 
 class Regions(NamedTuple):
-    """What is below the containers directories: ``(path, layout)`` of every region, and what is refused and why."""
+    """What is below the containers directories: ``(path, layout)`` of every region, and what is refused and why.
+
+    ``found`` counts the regions by directory and by placement.
+    """
 
     regions: tuple[tuple[str, str], ...]
     rejected: dict[str, str]
     missing_dirs: frozenset[str]
     not_writable: tuple[str, ...]
+    found: dict[tuple[str, str], int]
 
 
 class Node:
@@ -132,7 +136,7 @@ class Node:
 
     @cached_property
     def daemons(self) -> dict[int, Other]:
-        """``{host_pid: daemon}`` of those that look after the files that a daemon with our settings would."""
+        """``{host_pid: daemon}`` of those that serve the files that a daemon with our settings would."""
         from resolver.doctor.others import find
 
         return {
@@ -158,27 +162,35 @@ class Node:
     @cached_property
     def regions(self) -> Regions:
         """All that the daemon would find, read as it reads: no lock, no write, every step bounded."""
+        from resolver.containers.log_names import ContainerNames
         from resolver.hami.directory_finder import DirectoryFinder
 
-        finder = DirectoryFinder(self.settings.containers_dir, self.procfs)
+        settings = self.settings
+        names = ContainerNames(settings.container_logs_dir, settings.pod_logs_dir)
+        finder = DirectoryFinder(settings.containers_dir, self.procfs, names=names)
         try:
+            found: dict[tuple[str, str], int] = {}
             for _ in range(_ROUNDS):
                 changes = finder.refresh(full=True)
+                for path, whose in ((each.path, each.whose) for each in changes.added):
+                    key = os.path.dirname(os.path.dirname(path)), whose.placement
+                    found[key] = found.get(key, 0) + 1
                 if not changes.added and not changes.rejected:
                     break
-            return _seen(finder)
+            return _seen(finder, found)
         finally:
             finder.close()
 
 
-def _seen(finder: DirectoryFinder) -> Regions:
+def _seen(finder: DirectoryFinder, found: dict[tuple[str, str], int]) -> Regions:
     return Regions(
-        tuple((path, region.layout.name) for path, region in sorted(finder.regions.items())),
-        {path: str(reason) for path, reason in sorted(finder.rejected.items())},
-        frozenset(finder.missing_dirs),
-        tuple(
+        regions=tuple((path, region.layout.name) for path, region in sorted(finder.regions.items())),
+        rejected={path: str(reason) for path, reason in sorted(finder.rejected.items())},
+        missing_dirs=frozenset(finder.missing_dirs),
+        not_writable=tuple(
             path
             for path, region in sorted(finder.regions.items())
             if not os.access(f"/proc/self/fd/{region.fd}", os.W_OK)
         ),
+        found=found,
     )

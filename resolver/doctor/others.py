@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver import config
 from resolver.errors import AccessDenied, ProcessGone, UsageError
+from resolver.hami.placements import searched
 
 if TYPE_CHECKING:
     import psutil
@@ -25,11 +26,11 @@ class Other(NamedTuple):
     settings: config.Settings | None
 
     def same_files(self, settings: config.Settings) -> bool:
-        """Whether it looks after files that a daemon with these settings would, as far as is known."""
+        """Whether it serves the files that a daemon with these settings would, as far as is known."""
         if self.settings is None:
             return True
         theirs, ours = (
-            {os.path.normpath(path) for path in each.containers_dir} for each in (self.settings, settings)
+            set(map(os.path.normpath, searched(each.containers_dir))) for each in (self.settings, settings)
         )
         return bool(theirs & ours)
 

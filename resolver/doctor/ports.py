@@ -65,7 +65,7 @@ def metrics(node: Node) -> Finding:
         return failed(
             f"nobody listens on port {port}, though the daemon (PID {daemon}) runs",
             "it could not take the port (metrics_off in its log), has another --metrics-addr, or is only starting",
-            "look for metrics_off in its log, which has the reason; it tries again every few seconds",
+            "find metrics_off in its log, which has the reason; it is retried every few seconds",
         )
     return _judge(node, found, address, daemon)
 

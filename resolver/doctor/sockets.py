@@ -70,7 +70,7 @@ def _look(node: Node, path: str) -> Finding | os.stat_result:
         return failed(
             f"{path} is not there, though PID {node.lock_holder} runs",
             "it could not make its socket (api_off in its log), or somebody removed it",
-            f"look for api_off in its log; ls -ld {os.path.dirname(path)}; then restart it",
+            f"find api_off in its log; ls -ld {os.path.dirname(path)}; then restart it",
         )
     except OSError as error:
         return unknown(
@@ -82,7 +82,7 @@ def _look(node: Node, path: str) -> Finding | os.stat_result:
         return failed(
             f"{path} is no socket",
             "another file has its name, and a daemon does not replace what is not its own (api_off)",
-            f"look at it, then: rm {path}",
+            f"check it, then: rm {path}",
         )
     if info.st_uid not in (0, os.geteuid()):
         return failed(

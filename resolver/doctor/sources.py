@@ -76,7 +76,7 @@ def _try(name: str, node: Node) -> Finding:
             return _refused(name, node, "it does not find a new process", canary.trouble)
         if canary.unmade:
             return unknown(
-                f"it runs, but there was nothing to look for: {canary.unmade}",
+                f"it runs, but no canary could be made to test it: {canary.unmade}",
                 "no new process could be made to be found, so whether it would be seen is not known",
                 "see why it could not, and try again: the node may be short of processes or descriptors",
             )
@@ -89,9 +89,9 @@ def _try(name: str, node: Node) -> Finding:
 
 
 def _refused(name: str, node: Node, found: str, why: str, cause: str = "other") -> Finding:
-    remedy = _BPF_REMEDIES[cause] if name == "bpf" else _REMEDIES[name]
+    fix = _BPF_REMEDIES[cause] if name == "bpf" else _REMEDIES[name]
     below = node.sources[node.sources.index(name) + 1 :] if name in node.sources else ()
     if not below:
         only = "" if len(node.sources) > 1 else ", or set source = auto"
-        return failed(found, why, remedy + only)
-    return warning(f"{found}; the daemon falls to {below[0]}", why, remedy)
+        return failed(found, why, fix + only)
+    return warning(f"{found}; the daemon falls to {below[0]}", why, fix)

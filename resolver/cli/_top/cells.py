@@ -28,10 +28,33 @@ class Glyphs(NamedTuple):
     ellipsis: str
     at_least: str
     dot: str
+    levels: str  # of a history, from none to all
 
 
-UNICODE = Glyphs("▾", "▸", "━", "╸", "─", "✓", "…", "≥", "·")
-ASCII = Glyphs("-", "+", "#", "", ".", "*", "~", ">", "|")
+UNICODE = Glyphs(
+    open="▾",
+    closed="▸",
+    full="━",
+    half="╸",
+    rest="─",
+    repaired="✓",
+    ellipsis="…",
+    at_least="≥",
+    dot="·",
+    levels="▁▂▃▄▅▆▇█",
+)
+ASCII = Glyphs(
+    open="-",
+    closed="+",
+    full="#",
+    half="",
+    rest=".",
+    repaired="*",
+    ellipsis="~",
+    at_least=">",
+    dot="|",
+    levels="_.:-=+*#",
+)
 
 
 def glyphs_for(encoding: str | None, environ: Mapping[str, str]) -> Glyphs:
@@ -59,16 +82,6 @@ def printable(text: str, *, ascii_only: bool = False) -> str:
         char if char.isprintable() and (char.isascii() or not ascii_only) else ascii(char)[1:-1]
         for char in text
     )
-
-
-def size(count: int) -> str:
-    """Bytes in the largest unit that leaves a whole part."""
-    number, unit = float(count), 0
-    while number >= 1024 and unit < 4:
-        number, unit = number / 1024, unit + 1
-    if not unit:
-        return f"{count}B"
-    return f"{number:.0f}{'BKMGT'[unit]}" if number >= 100 else f"{number:.1f}{'BKMGT'[unit]}"
 
 
 def fit(text: str, width: int, glyphs: Glyphs, *, middle: bool = False) -> str:

@@ -5,6 +5,7 @@ A line is a list of pairs of a text and the name of a style; `screen` knows what
 
 from __future__ import annotations
 
+import textwrap
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,22 +24,27 @@ _PERCENT, _MEMORY, _HOST_PID, _NS_PID = 5, 11, 8, 7
 _TITLES = ("GPU / CONTAINER / PROCESS", "GPU / CONTAINER", "NAME")
 _MARKS = {"good": "", "warn": "!", "bad": "!"}
 
-HELP = """\
-GPU > container > process, as NVML lists them and as HAMi's slots tell.
-
-  up down j k         move                space enter  fold, unfold
-  PgUp PgDn Home End  move far            f            fold all containers
-  u m n               sort by utilization, memory, name
-  /                   filter: names, ids and PIDs that contain the text
-  Esc                 no filter           h ?          this page
-  q Ctrl-C            quit
-
-  HOST PID  the process on this node       PID  the same inside its container
-  ?         not known; the line at the bottom says why, it is never a 0
-  {at_least}52%      part of it is not known
-  {repaired}         its slot was repaired: missing, wrong_namespace, stale, duplicate
-  no_slot   HAMi's slots do not have it; no_shared_region: a container without HAMi
-"""
+_KEYS = (
+    ("up down j k", "move"),
+    ("PgUp PgDn Home End", "move far"),
+    ("space enter", "fold, unfold; f folds all containers"),
+    ("u m n", "sort by utilization, memory, name"),
+    ("c", "command lines: whose a process is, its CPU and memory"),
+    ("/", "filter: names, ids and PIDs that contain the text"),
+    ("Esc", "no filter"),
+    ("h ?", "this page"),
+    ("q Ctrl-C", "quit; Ctrl-Z: later"),
+)
+_SIGNS = (
+    ("HOST PID", "the process on this node; PID: inside its container"),
+    ("?", "not known, never a 0; the bottom line says why"),
+    ("{at_least}52%", "part of it is not known"),
+    ("{levels}", "a container's utilization so far, the newest last"),
+    ("2G/4G", "memory in use, and HAMi's limit; yellow: over or close"),
+    ("{repaired}", "its slot was repaired, and what was wrong with it"),
+    ("no_slot", "HAMi's slots do not have it"),
+    ("no_shared_region", "a container without HAMi"),
+)
 
 
 class Widths(NamedTuple):
@@ -62,7 +68,7 @@ class Shown(NamedTuple):
     sort: str = "utilization"
     needle: str = ""
     editing: bool = False
-    helping: bool = False
+    help_page: int = 0  # 0: no help
     facts: str = ""  # of the process that the cursor is on
 
 
@@ -73,13 +79,42 @@ def widths(width: int) -> Widths:
         note = 14 if width < 100 else min(max(width // 6, 18), 40)
         left = width - _HOST_PID - _NS_PID - bar - _PERCENT - _MEMORY - note - 6
         title = min(left, _MOST_TITLE)
-        return Widths(title, _HOST_PID, _NS_PID, bar, _PERCENT, _MEMORY, note + left - title, 0)
+        return Widths(
+            title=title,
+            host_pid=_HOST_PID,
+            ns_pid=_NS_PID,
+            bar=bar,
+            percent=_PERCENT,
+            memory=_MEMORY,
+            note=note + left - title,
+            mark=0,
+        )
     if width >= 56:
         left = width - _HOST_PID - 6 - _PERCENT - _MEMORY - 1 - 5
-        return Widths(left, _HOST_PID, 0, 6, _PERCENT, _MEMORY, 0, 1)
+        return Widths(
+            title=left, host_pid=_HOST_PID, ns_pid=0, bar=6, percent=_PERCENT, memory=_MEMORY, note=0, mark=1
+        )
     if width >= 36:
-        return Widths(width - _PERCENT - _MEMORY - 1 - 3, 0, 0, 0, _PERCENT, _MEMORY, 0, 1)
-    return Widths(max(width - _PERCENT - 1, 1), 0, 0, 0, _PERCENT, 0, 0, 0)
+        return Widths(
+            title=width - _PERCENT - _MEMORY - 1 - 3,
+            host_pid=0,
+            ns_pid=0,
+            bar=0,
+            percent=_PERCENT,
+            memory=_MEMORY,
+            note=0,
+            mark=1,
+        )
+    return Widths(
+        title=max(width - _PERCENT - 1, 1),
+        host_pid=0,
+        ns_pid=0,
+        bar=0,
+        percent=_PERCENT,
+        memory=0,
+        note=0,
+        mark=0,
+    )
 
 
 def body_height(reading: Reading, height: int, now: float) -> int:
@@ -100,11 +135,16 @@ def frame(
     width, height = size
     above = _above(reading, width, height, now, node, shown)
     room = max(height - len(above) - _below_height(height), 1)
-    body = _help(glyphs) if shown.helping else _body(reading.tree, rows, shown, room, width, glyphs)
+    pages = help_pages(width, room, glyphs) if shown.help_page else []
+    body = (
+        pages[min(shown.help_page, len(pages)) - 1]
+        if pages
+        else _body(reading.tree, rows, shown, room, width, glyphs)
+    )
     body = body[:room] + [[]] * (room - len(body))
     return [
         clip(line, width, glyphs)
-        for line in (above + body + _below(rows, shown, room, size, glyphs))[:height]
+        for line in (above + body + _below(rows, shown, room, size, glyphs, len(pages)))[:height]
     ]
 
 
@@ -234,7 +274,7 @@ def row_line(row: Row, column: Widths, glyphs: Glyphs) -> Line:
     dim = row.tone == "dim"
     style = {0: "gpu", 1: "container"}.get(row.depth, "")
     line: Line = [(indent, "dim"), (title, "dim" if dim else style), (numbers, "dim" if dim else "number")]
-    line += _utilization(row.amount, column, glyphs)
+    line += _utilization(row, column, glyphs)
     if column.memory:
         line.append((" " + row.memory.rjust(column.memory)[: column.memory], "dim" if dim else ""))
     if column.note:
@@ -245,11 +285,16 @@ def row_line(row: Row, column: Widths, glyphs: Glyphs) -> Line:
     return line
 
 
-def _utilization(amount: Amount | None, column: Widths, glyphs: Glyphs) -> Line:
+def _utilization(row: Row, column: Widths, glyphs: Glyphs) -> Line:
     line: Line = []
+    amount = row.amount
     if column.bar:
         line.append((" ", ""))
-        line += _bar(amount, column.bar, glyphs)
+        line += (
+            [(_history(row.history, column.bar, glyphs), "bar")]
+            if len(row.history) > 1
+            else _bar(amount, column.bar, glyphs)
+        )
     return [*line, (" " + percent(amount, glyphs).rjust(column.percent), _busy(amount))]
 
 
@@ -261,6 +306,15 @@ def _bar(amount: Amount | None, width: int, glyphs: Glyphs) -> Line:
     filled = max(filled, 1 if amount.value else 0)
     full = glyphs.full * (filled // steps) + (glyphs.half if filled % steps else "")
     return [(full, "bar"), (glyphs.rest * (width - len(full)), "rest")]
+
+
+def _history(values: tuple[int | None, ...], width: int, glyphs: Glyphs) -> str:
+    """A sign for each reading, the newest at the right; what was not known is a gap."""
+    steps = len(glyphs.levels) - 1
+    signs = [
+        " " if value is None else glyphs.levels[min(-(-value * steps // 100), steps)] for value in values
+    ]
+    return "".join(signs[-width:]).rjust(width)
 
 
 def percent(amount: Amount | None, glyphs: Glyphs) -> str:
@@ -285,23 +339,33 @@ def _below_height(height: int) -> int:
     return 2 if height >= 12 else 1 if height >= 8 else 0
 
 
-def _below(rows: list[Row], shown: Shown, room: int, size: tuple[int, int], glyphs: Glyphs) -> list[Line]:
+def _below(
+    rows: list[Row], shown: Shown, room: int, size: tuple[int, int], glyphs: Glyphs, pages: int
+) -> list[Line]:
+    """``pages``: of the help, if it is shown."""
     width, height = size
     lines: list[Line] = []
     if _below_height(height) == 2:
         chosen = rows[shown.cursor] if shown.cursor is not None and shown.cursor < len(rows) else None
         detail = f" {glyphs.dot} ".join(filter(None, (chosen.detail, shown.facts))) if chosen else ""
-        lines.append([("" if shown.helping else detail, "detail")])
+        lines.append([("" if pages else detail, "detail")])
     if _below_height(height):
         if shown.editing:
             keys: Line = [(f"filter: {shown.needle}", "name"), ("_", "name")]
             keys.append(("   Enter keep  Esc clear", "dim"))
+        elif pages:
+            at_end = shown.help_page >= pages
+            keys = [
+                ("any key", "key"),
+                (" back  " if at_end else f" page {shown.help_page + 1} of {pages}  ", "dim"),
+            ]
+            keys += [("q", "key"), (" quit", "dim")]
         elif shown.needle:
             keys = [(f"filter: {shown.needle}", "warn"), ("   Esc shows all  ", "dim"), *_keys(glyphs)]
         else:
             keys = _keys(glyphs)
         last = min(shown.top + room, len(rows))
-        where = f"{shown.top + 1}-{last} of {len(rows)}" if len(rows) > room and not shown.helping else ""
+        where = f"{shown.top + 1}-{last} of {len(rows)}" if len(rows) > room and not pages else ""
         lines.append(_spread(keys, [(where, "dim")], width))
     return lines
 
@@ -322,9 +386,19 @@ def _keys(glyphs: Glyphs) -> Line:
     return line
 
 
-def _help(glyphs: Glyphs) -> list[Line]:
-    text = HELP.format(at_least=glyphs.at_least, repaired=glyphs.repaired)
-    return [[], *([("  " + line, "")] for line in text.splitlines())]
+def help_pages(width: int, room: int, glyphs: Glyphs) -> list[list[Line]]:
+    """The help in pages of at most ``room`` lines; nothing of it is cut."""
+    indent = 20 if width >= 60 else 4
+    levels = glyphs.levels[::2]
+    lines: list[Line] = []
+    for name, text in (*_KEYS, *_SIGNS):
+        word = name.format(at_least=glyphs.at_least, repaired=glyphs.repaired, levels=levels)
+        first = f"{word:<{indent - 2}}" if indent > 4 else f"{word}:"
+        folded = textwrap.wrap(
+            f"{first} {text}", max(width - 2, 8), subsequent_indent=" " * (indent - 1), break_on_hyphens=False
+        )
+        lines += [[("  "[: width - 1] + each, "")] for each in folded]
+    return [lines[at : at + room] for at in range(0, len(lines), room)]
 
 
 def _spread(left: Line, right: Line, width: int) -> Line:

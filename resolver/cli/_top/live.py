@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
-from resolver.cli._top.frame import Shown, body_height, frame
-from resolver.cli._top.reading import Reader, Reading
-from resolver.cli._top.rows import Choice, Row, rows_of
+from resolver.cli._top.costs import Costs
+from resolver.cli._top.frame import Shown, body_height, frame, help_pages
+from resolver.cli._top.reading import EVERYTHING, Reader, Reading
+from resolver.cli._top.rows import Choice, Row, container_key, rows_of
 from resolver.cli._top.screen import Ended, Screen
-from resolver.cli.process_summary import facts_of
-from resolver.cli.show import printable
+from resolver.cli.show import printable, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from resolver.cli._top.cells import Glyphs, Line
+    from resolver.cli._top.choose import Part
     from resolver.cli._top.tree import Tree
 
 _SORTS = {"u": "utilization", "m": "memory", "n": "name"}
 _MOST_TYPED = 100
-_YOUNG = 5.0  # seconds: longer than a reading is behind
+#: Readings that a history goes back at most; more has no room in any terminal.
+_REMEMBERED = 60
 
 
-def watch(socket_path: str | None, interval: float, first: Reading) -> int:
+def watch(socket_path: str | None, interval: float, first: Reading, part: Part = EVERYTHING) -> int:
     """Show it until the person has seen enough; returns the exit code."""
     node = os.uname().nodename
     try:
         with Screen() as screen:
-            reader = Reader(socket_path, interval, first, screen.wake)
+            reader = Reader(socket_path, interval, first, screen.wake, part)
             view = View(screen.glyphs)
             reader.start()
             try:
@@ -58,8 +61,10 @@ class View:
         self._seen: tuple[Tree | None, Choice] = (None, Choice())
         self._cursor = self._top = 0
         self._room = 1
-        self._asked = ("", 0.0, "")
-        self._editing = self._helping = False
+        self._costs = Costs()
+        self._history: dict[str, deque[int | None]] = {}
+        self._editing = self._commands = False
+        self._help_page, self._help_pages = 0, 1  # 0: no help is shown
         self._moves: dict[str, Callable[[], int]] = {
             "up": lambda: self._cursor - 1,
             "k": lambda: self._cursor - 1,
@@ -76,52 +81,77 @@ class View:
     def frame(self, reading: Reading, size: tuple[int, int], node: str, now: float) -> list[Line]:
         """The lines of the screen."""
         self._room = body_height(reading, size[1], now)
+        self._help_pages = len(help_pages(size[0], self._room, self._glyphs))
+        self._help_page = min(self._help_page, self._help_pages)
         self._list(reading)
         # The cursor is seen, and the list fills the screen.
         self._top = max(
             min(self._top, self._cursor, len(self.rows) - self._room), self._cursor - self._room + 1, 0
         )
         shown = Shown(
-            self._cursor,
-            self._top,
-            self.choice.sort,
-            self.choice.needle,
-            self._editing,
-            self._helping,
-            self._facts(reading),
+            cursor=self._cursor,
+            top=self._top,
+            sort=self.choice.sort,
+            needle=self.choice.needle,
+            editing=self._editing,
+            help_page=self._help_page,
+            facts=self._facts(reading),
         )
-        return frame(reading, self.rows, shown, size, self._glyphs, node, now)
+        rows = self.rows
+        if self._commands:
+            seen = range(self._top, min(self._top + self._room, len(rows)))
+            rows = [self._with_command(row, reading) if at in seen else row for at, row in enumerate(rows)]
+        return frame(reading, rows, shown, size, self._glyphs, node, now)
 
     def _facts(self, reading: Reading) -> str:
         """Whose the process below the cursor is, and what it runs. Asked only while somebody looks at it."""
         row = self.rows[self._cursor] if self._cursor < len(self.rows) else None
-        if row is None or row.kind != "process" or not row.host_pid.isdigit():
-            return ""
-        if self._asked[:2] != (row.key, reading.read_at):
-            facts = facts_of(int(row.host_pid))
-            # A younger one may have its number by now; what started before was the one that the daemon saw.
-            old = facts.started_at is not None and facts.started_at < reading.read_at - _YOUNG
-            text = printable(facts.in_a_line()) if old else ""
-            self._asked = (row.key, reading.read_at, text)
-        return self._asked[2]
+        cost = self._costs.of(row, reading.read_at) if row is not None else None
+        return printable(cost.in_a_line()) if cost is not None else ""
+
+    def _with_command(self, row: Row, reading: Reading) -> Row:
+        """A process's row with its user and command line, and what it costs the node, in the place of the notes."""
+        cost = self._costs.of(row, reading.read_at)
+        if cost is None:
+            return row
+        facts = cost.facts
+        words = printable(" ".join(filter(None, (facts.user, facts.command)))) or row.title
+        cpu = "" if cost.cpu_percent is None else f"CPU {cost.cpu_percent}%"
+        memory = "" if facts.memory is None else size(facts.memory)
+        return row._replace(title=words, note=" ".join(filter(None, (cpu, memory))), tone="dim")
 
     def _list(self, reading: Reading) -> None:
         """The rows anew, if anything changed; the cursor stays on its row wherever that goes."""
         tree, choice = self._seen
         if tree is reading.tree and choice == self.choice:
             return
+        if tree is not reading.tree:
+            self._remember(reading.tree)
         self._seen = (reading.tree, self.choice)
         at = self.rows[self._cursor].key if self._cursor < len(self.rows) else ""
-        self.rows = rows_of(reading.tree, self.choice, self._glyphs)
+        self.rows = [
+            row._replace(history=tuple(self._history.get(row.key, ()))) if row.kind == "container" else row
+            for row in rows_of(reading.tree, self.choice, self._glyphs)
+        ]
         same = (
             (number for number, row in enumerate(self.rows) if row.key == at) if self._cursor else iter((0,))
         )
         self._cursor = max(min(next(same, self._cursor), len(self.rows) - 1), 0)
 
+    def _remember(self, tree: Tree) -> None:
+        """A container's utilization now, after those before; of one that is gone nothing is kept."""
+        before, self._history = self._history, {}
+        for gpu in tree.gpus:
+            for each in gpu.containers:
+                key = container_key(gpu, each)
+                values = before.get(key) or deque(maxlen=_REMEMBERED)
+                values.append(each.utilization.value)
+                self._history[key] = values
+
     def press(self, key: str) -> bool:
         """Do what the key says; False: it says quit."""
-        if self._helping:
-            self._helping = False
+        if self._help_page:
+            self._help_page = 0 if key == "escape" else (self._help_page + 1) % (self._help_pages + 1)
             return key != "q"
         if self._editing:
             self._edit(key)
@@ -135,7 +165,9 @@ class View:
         elif key == "escape":
             self.choice = self.choice._replace(needle="")
         elif key in ("h", "?"):
-            self._helping = True
+            self._help_page = 1
+        elif key == "c":
+            self._commands = not self._commands
         elif key in (" ", "enter"):
             self._fold()
         elif key == "f":

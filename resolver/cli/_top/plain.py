@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from resolver.cli._top.cells import ASCII, size
+from resolver.cli._top.cells import ASCII
 from resolver.cli._top.frame import percent
 from resolver.cli._top.tree import Amount, Gpu, Process, Tree, Unresolved, title
-from resolver.cli.show import print_table
+from resolver.cli.show import print_table, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_COLUMNS = ("KIND", "GPU", "CONTAINER", "PROCESS", "HOST_PID", "PID", "UTIL", "MEMORY", "NOTE")
-_RIGHT = ("GPU", "HOST_PID", "PID", "UTIL", "MEMORY")
+_LIMITS = ("CORE_LIMIT", "MEMORY_LIMIT")
+_COLUMNS = ("KIND", "GPU", "CONTAINER", "PROCESS", "HOST_PID", "PID", "UTIL", "MEMORY", *_LIMITS, "NOTE")
+_RIGHT = ("GPU", "HOST_PID", "PID", "UTIL", "MEMORY", *_LIMITS)
 
 _Cells = tuple[str | int | None, ...]
 
@@ -60,15 +61,20 @@ def _gpu(gpu: Gpu) -> Iterator[_Cells]:
     note = (str(report.get("name") or ""), ill and f"unhealthy:{ill}")
     memory = report.get("memory_used")
     use = (_percent(report.get("utilization")), _memory(Amount(memory)))
-    yield ("gpu", index, None, None, None, None, *use, "; ".join(filter(None, note)))
+    yield ("gpu", index, None, None, None, None, *use, None, None, "; ".join(filter(None, note)))
     for each in gpu.containers:
         name = title(each._asdict())
         use = (percent(each.utilization, ASCII), _memory(each.memory))
-        yield ("container", index, name, None, None, None, *use, None)
+        limits = (
+            None if each.core_limit is None else f"{each.core_limit}%",
+            None if each.memory_limit is None else size(each.memory_limit),
+        )
+        over = each.over() and f"over:{each.over().replace(' and ', ',')}"
+        yield ("container", index, name, None, None, None, *use, *limits, over)
         for process in each.processes:
             pids = (process.comm or "?", _known(process.host_pid), _known(process.ns_pid))
             use = (_percent(process.utilization), _memory(Amount(process.memory)))
-            yield ("process", index, name, *pids, *use, _note(process))
+            yield ("process", index, name, *pids, *use, None, None, _note(process))
 
 
 def _note(process: Process) -> str:
@@ -79,10 +85,10 @@ def _note(process: Process) -> str:
 
 def _unresolved(each: Unresolved) -> _Cells:
     if each.kind == "file":
-        return ("file", None, each.container, None, None, None, None, None, each.reason)
+        return ("file", None, each.container, *[None] * 7, each.reason)
     pids = (_known(each.host_pid), _known(each.ns_pid))
     name = each.container or "?"
-    return (each.kind, None, name, None, *pids, _percent(each.utilization), None, each.reason)
+    return (each.kind, None, name, None, *pids, _percent(each.utilization), None, None, None, each.reason)
 
 
 def _known(value: int | None) -> str | int:

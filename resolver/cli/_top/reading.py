@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver import client
+from resolver.cli._top.choose import Part
 from resolver.cli._top.tree import Documents, Tree, build
 from resolver.errors import CannotKnow, ResolverError
 
@@ -15,12 +16,13 @@ if TYPE_CHECKING:
 
     from resolver.cli._top.tree import Json
 
-#: A person waits: a daemon that takes longer is told about, and asked again.
+#: A person waits: a daemon that takes longer is reported, and asked again.
 _SECONDS = 2.0
+EVERYTHING = Part()
 
 
 def read(socket_path: str | None) -> Tree:
-    """One reading. Raises as `resolver.client.get_json`, and CannotKnow for answers that are not understood."""
+    """One reading, of all. Raises as `resolver.client.get_json`, and CannotKnow for answers that are not understood."""
 
     def ask(name: str) -> Json:
         answer: Json = client.get_json(f"/v1/{name}", socket_path, seconds=_SECONDS)
@@ -65,13 +67,19 @@ class Reader:
     """
 
     def __init__(
-        self, socket_path: str | None, interval: float, first: Reading, told: Callable[[], None]
+        self,
+        socket_path: str | None,
+        interval: float,
+        first: Reading,
+        told: Callable[[], None],
+        part: Part = EVERYTHING,
     ) -> None:
         self.latest = first
         self.failure: BaseException | None = None  # what ended the thread, which nothing should
         self._socket_path = socket_path
         self._interval = interval
         self._told = told
+        self._part = part
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
 
@@ -98,7 +106,7 @@ class Reader:
                 return
             before, now = self.latest, time.time()
             try:
-                self.latest = Reading(read(self._socket_path), now)
+                self.latest = Reading(self._part.of(read(self._socket_path)), now)
             except ResolverError as error:
                 self.latest = before._replace(error=str(error), since=before.since or now)
             if not self._ended.is_set():

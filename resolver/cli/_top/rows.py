@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resolver.cli._top.cells import ASCII, Glyphs, printable, size
+from resolver.cli._top.cells import ASCII, Glyphs, printable
 from resolver.cli._top.tree import HOST, Amount, Container, Gpu, Process, Tree, Unresolved, title
+from resolver.cli.show import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 SORTS = ("utilization", "memory", "name")
 UNRESOLVED = "unresolved"  # the key of the heading above what is
 
+#: So much of a memory limit in use is worth a note.
+_NEAR_PERCENT = 90
 #: What a process's ``no_slot`` is called, beside the reason itself.
 _NOT_SAID = "the driver does not say"
 
@@ -37,6 +40,7 @@ class Row(NamedTuple):
     tone: str = ""
     detail: str = ""
     folded: bool | None = None  # None: nothing to fold
+    history: tuple[int | None, ...] = ()  # utilizations of the readings so far, the newest last
 
 
 class Choice(NamedTuple):
@@ -50,6 +54,11 @@ class Choice(NamedTuple):
 def rows_of(tree: Tree, choice: Choice, glyphs: Glyphs) -> list[Row]:
     """Every row that is to be seen."""
     return list(_Rows(choice, glyphs).walk(tree))
+
+
+def container_key(gpu: Gpu, container: Container) -> str:
+    """The key of a container's row on a GPU."""
+    return f"{gpu.key}/{container.container_id or container.pod_uid + '_' + container.container_name}"
 
 
 class _Rows:
@@ -69,10 +78,10 @@ class _Rows:
         if found:
             folded = UNRESOLVED in self._choice.folded
             yield Row(
-                UNRESOLVED,
-                0,
-                UNRESOLVED,
-                f"unresolved ({len(found)})",
+                key=UNRESOLVED,
+                depth=0,
+                kind=UNRESOLVED,
+                title=f"unresolved ({len(found)})",
                 tone="warn",
                 detail="nothing is said about these: docs/troubleshooting.md explains each reason",
                 folded=folded,
@@ -102,11 +111,12 @@ class _Rows:
         folded = gpu.key in self._choice.folded
         facts = [f"GPU {head}", gpu.key if report else "not in the inventory", ill and f"unhealthy: {ill}"]
         facts.append(self._text(report.get("samples_why") or ""))
+        facts += _details(report.get("details") or {})
         yield Row(
-            gpu.key,
-            0,
-            "gpu",
-            head,
+            key=gpu.key,
+            depth=0,
+            kind="gpu",
+            title=head,
             amount=Amount(report.get("utilization")),
             memory=_of(report.get("memory_used"), report.get("memory_total")),
             note=note,
@@ -122,22 +132,24 @@ class _Rows:
         if not inside and not self._needle:
             known = self._answers and report.get("samples") not in (None, "failed")
             title = "no container uses it" if known else "who uses it is not known"
-            yield Row(f"{gpu.key}/", 1, "empty", title, tone="dim", detail=self._joined(facts))
+            yield Row(
+                key=f"{gpu.key}/", depth=1, kind="empty", title=title, tone="dim", detail=self._joined(facts)
+            )
         for rows in inside:
             yield from rows
 
     def _mig(self, instance: dict[str, object]) -> Row:
         used, whole = instance["memory_used"], instance["memory_total"]
         return Row(
-            str(instance["uuid"]),
-            1,
-            "mig",
-            f"MIG {instance['gpu_instance']}/{instance['compute_instance']}",
+            key=str(instance["uuid"]),
+            depth=1,
+            kind="mig",
+            title=f"MIG {instance['gpu_instance']}/{instance['compute_instance']}",
             amount=Amount(None),
             memory=_of(used if isinstance(used, int) else None, whole if isinstance(whole, int) else None),
             note="unsupported",
             tone="dim",
-            detail=f"MIG instance {instance['uuid']}: NVML tells no utilization of it",
+            detail=f"MIG instance {instance['uuid']}: NVML does not report its utilization",
         )
 
     # ---- containers and processes ------------------------------------------------------------------
@@ -154,7 +166,7 @@ class _Rows:
 
     def _container(self, gpu: Gpu, container: Container, *, whole: bool) -> list[Row]:
         name = self._text(_name(container))
-        key = f"{gpu.key}/{container.container_id or container.pod_uid + '_' + container.container_name}"
+        key = container_key(gpu, container)
         whole = whole or self._fits(f"{name} {container.container_id} {container.pod_uid}")
         processes = [
             row
@@ -164,12 +176,18 @@ class _Rows:
         if not whole and not processes:
             return []
         folded = key in self._choice.folded
-        note = ""
-        if not container.processes:
+        note, tone = "", "" if container.processes else "dim"
+        if container.over():
+            note, tone = f"over {container.over()}", "warn"
+        elif not container.processes:
             note = "not sampled" if container.utilization.value is None else "no process"
+        elif _near(container):
+            note, tone = f"memory at {_share(container)}%", "warn"
         elif folded:
             note = _count(len(container.processes), "process", "processes")
-        facts = [name]
+        elif container.core_limit is not None:
+            note = f"core limit {container.core_limit}%"
+        facts = [name, *_limits(container)]
         if container.container_id:
             facts.append(f"container {container.container_id[:12]}")
         if container.pod_uid:
@@ -177,14 +195,15 @@ class _Rows:
         if container.utilization.at_least:
             facts.append("the utilization of some of its processes is not known")
         row = Row(
-            key,
-            1,
-            "container",
-            name,
+            key=key,
+            depth=1,
+            kind="container",
+            title=name,
             amount=container.utilization,
-            memory=self._at_least(container.memory),
+            memory=self._at_least(container.memory)
+            + (f"/{size(container.memory_limit)}" if container.memory_limit is not None else ""),
             note=note,
-            tone="" if container.processes else "dim",
+            tone=tone,
             detail=self._joined(facts),
             folded=folded if container.processes else None,
         )
@@ -219,17 +238,17 @@ class _Rows:
             note, tone = "sm_util stuck", "bad"
             facts.append(self._text(process.stuck))
         return Row(
-            f"{container}/{process.device_uuid}/{process.host_pid}",
-            2,
-            "process",
-            comm,
-            _number(process.host_pid),
-            _number(process.ns_pid),
-            Amount(process.utilization),
-            "?" if process.memory is None else size(process.memory),
-            note,
-            tone,
-            self._joined(facts),
+            key=f"{container}/{process.device_uuid}/{process.host_pid}",
+            depth=2,
+            kind="process",
+            title=comm,
+            host_pid=_number(process.host_pid),
+            ns_pid=_number(process.ns_pid),
+            amount=Amount(process.utilization),
+            memory="?" if process.memory is None else size(process.memory),
+            note=note,
+            tone=tone,
+            detail=self._joined(facts),
         )
 
     def _unresolved(self, number: int, each: Unresolved) -> Row:
@@ -240,17 +259,17 @@ class _Rows:
             "file": "cache file",
         }
         return Row(
-            f"{UNRESOLVED}/{number}",
-            1,
-            each.kind,
-            name,
-            "" if each.kind == "file" else _number(each.host_pid),
-            "" if each.kind == "file" else _number(each.ns_pid),
-            None if each.kind == "file" else Amount(each.utilization),
-            "",
-            each.reason,
-            "warn",
-            self._joined([name, self._text(words[each.kind]), each.reason]),
+            key=f"{UNRESOLVED}/{number}",
+            depth=1,
+            kind=each.kind,
+            title=name,
+            host_pid="" if each.kind == "file" else _number(each.host_pid),
+            ns_pid="" if each.kind == "file" else _number(each.ns_pid),
+            amount=None if each.kind == "file" else Amount(each.utilization),
+            memory="",
+            note=each.reason,
+            tone="warn",
+            detail=self._joined([name, self._text(words[each.kind]), each.reason]),
         )
 
     def _joined(self, facts: list[str]) -> str:
@@ -260,6 +279,31 @@ class _Rows:
         if amount.value is None:
             return "?"
         return (self._glyphs.at_least if amount.at_least else "") + size(amount.value)
+
+
+def _share(container: Container) -> int | None:
+    """How much of its memory limit it holds, in per cent."""
+    if container.memory_limit is None or container.memory.value is None:
+        return None
+    return container.memory.value * 100 // container.memory_limit
+
+
+def _near(container: Container) -> bool:
+    """At its memory limit the next allocation fails."""
+    return (_share(container) or 0) >= _NEAR_PERCENT
+
+
+def _limits(container: Container) -> list[str]:
+    """HAMi's limits in words, and how close to them it is."""
+    found = []
+    if container.core_limit is not None:
+        found.append(f"core limit {container.core_limit}%")
+    if container.memory_limit is not None:
+        share = _share(container)
+        used = "" if share is None else f" ({share}% of it used)"
+        found.append(f"memory limit {size(container.memory_limit)}{used}")
+    over = container.over()
+    return [*found, f"over its {over} limit"] if over else found
 
 
 def _gpu_note(report: dict[str, object]) -> tuple[str, str]:
@@ -277,6 +321,20 @@ def _gpu_note(report: dict[str, object]) -> tuple[str, str]:
     parts = [f"{temperature}C" if temperature is not None else ""]
     parts.append(f"{power:.0f}W" if isinstance(power, float | int) else "")
     return " ".join(filter(None, parts)), ""
+
+
+def _details(details: dict[str, Any]) -> list[str]:
+    """What the setting ``gpu_details`` adds, as far as it is known."""
+    said = []
+    if details.get("sm_clock") is not None:
+        said.append(f"{details['sm_clock']} MHz")
+    throttled = [printable(str(each)) for each in details.get("throttle_reasons") or () if each != "idle"]
+    if throttled:
+        said.append(f"throttled: {', '.join(throttled)}")
+    if details.get("power_limit") is not None:
+        said.append(f"limit {details['power_limit']:.0f}W")
+    video = [f"{name} {details[name]}%" for name in ("encoder", "decoder") if details.get(name)]
+    return [*said, *video]
 
 
 def _illness(illness: dict[str, Any]) -> str:

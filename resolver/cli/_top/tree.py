@@ -55,7 +55,10 @@ class Process(NamedTuple):
 
 
 class Container(NamedTuple):
-    """A container on one GPU; ``container_id`` is empty while no process of it is known."""
+    """A container on one GPU; ``container_id`` is empty while no process of it is known.
+
+    Limits are HAMi's, by the container's cache file: per cent of the cores, and bytes; None without one.
+    """
 
     container_id: str
     namespace: str
@@ -65,6 +68,15 @@ class Container(NamedTuple):
     utilization: Amount
     memory: Amount
     processes: tuple[Process, ...]
+    core_limit: int | None = None
+    memory_limit: int | None = None
+
+    def over(self) -> str:
+        """Which limit it is over, ``core``, ``memory`` or both; empty while it is over none as far as is known."""
+        used = (("core", self.utilization, self.core_limit), ("memory", self.memory, self.memory_limit))
+        return " and ".join(
+            what for what, amount, limit in used if limit is not None and (amount.value or 0) > limit
+        )
 
 
 class Gpu(NamedTuple):
@@ -79,7 +91,7 @@ class Gpu(NamedTuple):
 
 
 class Unresolved(NamedTuple):
-    """A slot, a sample or a cache file that nothing can be said about. ``kind`` is which of the three."""
+    """A slot, a sample or a cache file that could not be resolved. ``kind`` is which of the three."""
 
     kind: str
     container: str
@@ -107,13 +119,13 @@ class Status(NamedTuple):
         """From ``/v1/status``."""
         driver, source = status["driver"], status["source"]
         return cls(
-            status["at"],
-            driver["version"] or "",
-            driver["error"] or "",
-            source["name"],
-            source["not_ready"] or "",
-            status["dry_run"],
-            status["totals"]["slots_repaired"],
+            at=status["at"],
+            driver_version=driver["version"] or "",
+            driver_error=driver["error"] or "",
+            source=source["name"],
+            not_ready=source["not_ready"] or "",
+            dry_run=status["dry_run"],
+            repaired=status["totals"]["slots_repaired"],
         )
 
 
@@ -148,7 +160,19 @@ def build(documents: Documents) -> Tree:
     for region in documents.regions:
         places.region(region)
     files = sorted((str(file["path"]), str(file["reason"])) for file in documents.rejected)
-    alone = [Unresolved("file", path, None, None, None, "", None, reason) for path, reason in files]
+    alone = [
+        Unresolved(
+            kind="file",
+            container=path,
+            slot=None,
+            ns_pid=None,
+            host_pid=None,
+            device_uuid="",
+            utilization=None,
+            reason=reason,
+        )
+        for path, reason in files
+    ]
     return Tree(Status.of(documents.status), tuple(places.gpus()), (*places.unresolved, *alone))
 
 
@@ -168,6 +192,7 @@ class _Place:
     def __init__(self, names: Json) -> None:
         self.names = names
         self.processes: list[Process] = []
+        self.limits: tuple[int | None, int | None] = (None, None)
 
     def container(self, *, asked: bool) -> Container:
         """``asked``: the driver told what runs on that GPU, so that nothing told is nothing."""
@@ -183,6 +208,7 @@ class _Place:
             total((each.utilization for each in processes), missing=missing, most=100),
             total((each.memory for each in processes), missing=missing),
             tuple(processes),
+            *self.limits,
         )
 
 
@@ -223,20 +249,29 @@ class _Places:
         device, sm_util = process["device_uuid"], process["sm_util"]
         if no_slot in _UNPLACED and not process["container_id"] and not process["container_name"]:
             self.unresolved.append(
-                Unresolved("sample", "", None, process["ns_pid"], host_pid, device, sm_util, no_slot)
+                Unresolved(
+                    kind="sample",
+                    container="",
+                    slot=None,
+                    ns_pid=process["ns_pid"],
+                    host_pid=host_pid,
+                    device_uuid=device,
+                    utilization=sm_util,
+                    reason=no_slot,
+                )
             )
             return
         slot = self._owned.get(host_pid) or {}
         self._at(device, process).processes.append(
             Process(
-                host_pid,
-                process["ns_pid"],
-                process["comm"] or "",
-                sm_util,
-                process["memory"],
-                slot.get("repaired") or "",
-                slot.get("stuck") or "",
-                no_slot,
+                host_pid=host_pid,
+                ns_pid=process["ns_pid"],
+                comm=process["comm"] or "",
+                utilization=sm_util,
+                memory=process["memory"],
+                repaired=slot.get("repaired") or "",
+                stuck=slot.get("stuck") or "",
+                no_slot=no_slot,
                 listed=True,
                 device_uuid=device,
             )
@@ -247,16 +282,20 @@ class _Places:
         names, slots = self._names(region), self._slots.get(region["path"], ())
         for index, device in enumerate(region["device_uuids"]):
             place = self._at(device, names)
+            # A daemon of before does not tell them.
+            limits = (region.get(field) or () for field in ("sm_limit", "limit"))
+            core, memory = (each[index] if index < len(each) else None for each in limits)
+            place.limits = (core or place.limits[0], memory or place.limits[1])
             place.processes += [
                 Process(
-                    slot["host_pid"],
-                    slot["pid"],
-                    "",
-                    slot["device_util"][index]["utilization"],
-                    None,
-                    slot["repaired"] or "",
-                    slot["stuck"] or "",
-                    "",
+                    host_pid=slot["host_pid"],
+                    ns_pid=slot["pid"],
+                    comm="",
+                    utilization=slot["device_util"][index]["utilization"],
+                    memory=None,
+                    repaired=slot["repaired"] or "",
+                    stuck=slot["stuck"] or "",
+                    no_slot="",
                     listed=False,
                     device_uuid=device,
                 )
@@ -265,14 +304,14 @@ class _Places:
             ]
         self.unresolved += [
             Unresolved(
-                "slot",
-                title(names),
-                slot["slot"],
-                slot["pid"],
-                slot["host_pid"],
-                "",
-                None,
-                slot["unresolved"],
+                kind="slot",
+                container=title(names),
+                slot=slot["slot"],
+                ns_pid=slot["pid"],
+                host_pid=slot["host_pid"],
+                device_uuid="",
+                utilization=None,
+                reason=slot["unresolved"],
             )
             for slot in slots
             if slot["unresolved"] is not None

@@ -52,11 +52,11 @@ def capabilities(node: Node) -> Finding:
     for name in missing:
         grave = name == "SYS_PTRACE" or (without_fall and name != "DAC_OVERRIDE")
         judge = failed if grave else warning
-        remedy = (
+        fix = (
             f"give it CAP_{name} (Kubernetes: securityContext.capabilities.add: [{name}]; Docker: --cap-add {name}; "
             f"systemd: CapabilityBoundingSet), or run as root with all of them"
         )
-        troubles.append(judge(f"CAP_{name} is missing", f"without CAP_{name} {_CAPABILITIES[name]}", remedy))
+        troubles.append(judge(f"CAP_{name} is missing", f"without CAP_{name} {_CAPABILITIES[name]}", fix))
     note = ""
     unmeasured = sorted(f"CAP_{name}" for name in RIGHTS - have)
     if unmeasured and node.settings.hostpid_namespace is HostpidNamespace.AUTO:

@@ -1,0 +1,1 @@
+"""What ``resolver bundle`` is made of."""

@@ -1,0 +1,182 @@
+"""Names replaced by pseudonyms, the same name by the same one in every part of a bundle.
+
+What is a name: namespaces, pods, containers, users, this host; all UUIDs and container ids. They are learned from the
+fields that hold them, and replaced wherever they stand, also within sentences and paths; rather too often than too
+rarely. Keys of JSON, names of metrics, numbers, reasons and versions stay.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_UUID = r"[0-9a-fA-F]{8}[-_](?:[0-9a-fA-F]{4}[-_]){3}[0-9a-fA-F]{12}"
+#: By the field's name: what its value is called.
+_FIELDS = {
+    "namespace": "namespace",
+    "pod": "pod",
+    "container_name": "container",
+    "user": "user",
+    "comm": "command",
+    "cmdline": "command",
+    "command_line": "command",
+}
+#: Short ids are the beginning of whole ones.
+_SHORT = 12
+#: Only the whole value of their field: within sentences they are anything's name.
+_WHOLE_ONLY = frozenset(("command",))
+#: Labels of metrics, by the same measure.
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+#: JSON that was cut off is read as text.
+_CUT_OFF = re.compile(rf'"({"|".join(_FIELDS)})": ?"([^"\\]+)"')
+_PATTERNS = (
+    ("uuid", re.compile(_UUID)),
+    ("container-id", re.compile(r"(?<![0-9a-fA-F])[0-9a-f]{64}(?![0-9a-fA-F])")),
+)
+_DIRECTORY = re.compile(rf"{_UUID}_([a-z0-9][a-z0-9.-]*)")
+_LOGS = re.compile(rf"([a-z0-9.-]+)_([a-z0-9.-]+)_{_UUID}")
+_HOME = re.compile(r"/home/([^/\s\"']+)")
+
+
+class Redactor:
+    """Learns names from every part first, then replaces them."""
+
+    def __init__(self, hostnames: Iterable[str] = ()) -> None:
+        self._pseudonyms: dict[str, str] = {}
+        self._whole: dict[str, str] = {}
+        self._numbers: dict[str, int] = {}
+        self._pattern: re.Pattern[str] | None = None
+        for name in hostnames:
+            self._learn("host", name)
+
+    def learn(self, text: str) -> None:
+        """Take in the names of one part."""
+        documents = list(_documents(text))
+        for value in documents:
+            self._walk(value)
+        for field, name in () if documents else _CUT_OFF.findall(text):
+            self._learn(_FIELDS[field], name)
+        for label, value in _LABEL.findall(text):
+            if label in ("namespace", "pod", "container", "container_name"):
+                self._learn(_FIELDS.get(label, "container"), value)
+        for name in _DIRECTORY.findall(text):
+            self._learn("container", name)
+        for namespace, pod in _LOGS.findall(text):
+            self._learn("namespace", namespace)
+            self._learn("pod", pod)
+        for user in _HOME.findall(text):
+            self._learn("user", user)
+        for kind, pattern in _PATTERNS:
+            for name in pattern.findall(text):
+                pseudonym = self._pseudonym(kind, name)
+                if kind == "container-id":
+                    self._pseudonyms.setdefault(name[:_SHORT], pseudonym)
+
+    def _walk(self, value: Any, key: str = "") -> None:
+        if isinstance(value, dict):
+            about_container = bool({"pod", "pod_uid", "container_name", "container_id"} & value.keys())
+            for name, below in value.items():
+                told = name in _FIELDS and (name != "namespace" or about_container)
+                self._walk(below, name if told else "")
+        elif isinstance(value, list):
+            for below in value:
+                self._walk(below, key)
+        elif isinstance(value, str) and key:
+            self._learn(_FIELDS[key], value)
+
+    def _learn(self, kind: str, name: str) -> None:
+        known = self._whole if kind in _WHOLE_ONLY else self._pseudonyms
+        if name and name not in known:
+            known[name] = self._next(kind)
+            self._pattern = None
+
+    def _next(self, kind: str) -> str:
+        self._numbers[kind] = self._numbers.get(kind, 0) + 1
+        return f"{kind}-{self._numbers[kind]}"
+
+    def redact(self, text: str) -> str:
+        """The text without names. JSON stays JSON, and its keys stay."""
+        documents = list(_documents(text))
+        if documents:
+            lines = text.lstrip().startswith("{") and len(documents) > 1
+            told = [json.dumps(self._in_value(each), indent=None if lines else 1) for each in documents]
+            return "\n".join(told) + "\n"
+        if re.search(r"^# (HELP|TYPE) ", text, re.MULTILINE):
+            return "\n".join(map(self._in_metric, text.split("\n")))
+        return self.sentence(text)
+
+    def _in_value(self, value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {
+                _unmarked(self._patterns(name)): self._in_value(below, name) for name, below in value.items()
+            }
+        if isinstance(value, list):
+            return [self._in_value(below, key) for below in value]
+        if not isinstance(value, str):
+            return value
+        if _FIELDS.get(key) in _WHOLE_ONLY:
+            return self._whole.get(value, value)
+        return self.sentence(value)
+
+    def _in_metric(self, line: str) -> str:
+        if line.startswith("#"):
+            return line
+        return _LABEL.sub(lambda label: f'{label[1]}="{self.sentence(label[2])}"', line)
+
+    def sentence(self, text: str) -> str:
+        """Any text: every name that stands in it by itself."""
+        text = self._patterns(text)
+        if self._pseudonyms:
+            if self._pattern is None:
+                longest = sorted(self._pseudonyms, key=len, reverse=True)
+                self._pattern = re.compile(
+                    rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, longest))})(?![A-Za-z0-9])"
+                )
+            text = self._outside_pseudonyms(text, self._pattern)
+        return text
+
+    def _outside_pseudonyms(self, text: str, pattern: re.Pattern[str]) -> str:
+        """What a pattern put there is no name, though a container may be called ``uuid``."""
+        parts = re.split(r"(<[a-z-]+-\d+>)", text)
+        return "".join(
+            part[1:-1] if number % 2 else pattern.sub(lambda name: self._pseudonyms[name[0]], part)
+            for number, part in enumerate(parts)
+        )
+
+    def _patterns(self, text: str) -> str:
+        for kind, pattern in _PATTERNS:
+            for name in set(pattern.findall(text)):
+                text = text.replace(name, f"<{self._pseudonym(kind, name)}>")
+        return text
+
+    def _pseudonym(self, kind: str, name: str) -> str:
+        """Of what is known by its form; a UUID has two spellings."""
+        plain = name.lower().replace("_", "-")
+        if plain not in self._whole:
+            self._whole[plain] = self._next(kind)
+        return self._whole[plain]
+
+
+def _unmarked(text: str) -> str:
+    return re.sub(r"<([a-z-]+-\d+)>", r"\1", text)
+
+
+def _documents(text: str) -> Iterator[Any]:
+    """What is JSON, whole or line by line; nothing if it is not."""
+    try:
+        yield json.loads(text)
+    except ValueError:
+        pass
+    else:
+        return
+    lines = [line for line in text.splitlines() if line.strip()]
+    if lines and all(line.startswith("{") for line in lines):
+        for line in lines:
+            try:
+                yield json.loads(line)
+            except ValueError:  # the last one may be cut off
+                continue

@@ -1,0 +1,1 @@
+"""What ``resolver explain`` is made of."""

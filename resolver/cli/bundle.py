@@ -1,0 +1,127 @@
+"""Put what a bug report needs into one file: doctor, status, settings, slots, events, metrics, kernel, versions.
+
+Each part is gathered by a child with a time limit of its own; what hangs, fails or is too long is said in the bundle's
+MANIFEST.json and on standard error, and not waited for. Only this user can read the file. With --redact names of pods,
+namespaces, containers, users and this host, all UUIDs and container ids become pseudonyms, the same in every part.
+Of tenants' files nothing but the headers and the slots of HAMi's cache files is in it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import sys
+import tarfile
+import time
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from resolver import __version__, client
+from resolver.cli.ask_daemon import add_socket
+from resolver.errors import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from resolver.cli._bundle.parts import Gathered
+
+HELP = "put what a bug report needs into one file"
+_STDOUT = "-"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="where to put it, - for standard output (default: resolver-bundle-TIME.tar.gz here)",
+    )
+    parser.add_argument("--redact", action="store_true", help="replace names by pseudonyms")
+    add_socket(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write it; 0 also where parts are missing, which is said."""
+    from resolver.cli._bundle.parts import gather, parts
+
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    name = f"resolver-bundle-{stamp}"
+    path = args.output or f"{name}.tar.gz"
+    wanted = parts(client.socket_of(args.socket))
+    with _opened(path) as file:
+        gathered = []
+        for each in gather(wanted):
+            gathered.append(each)
+            came = each.trouble.partition(". ")[0] or f"{len(each.text)} bytes"
+            _say(f"{each.part.name:18} {each.seconds:5.1f} s  {came}")
+        _write(file, name, gathered, redact=args.redact)
+    if path != _STDOUT:
+        print(path)
+    kept = (
+        "names are pseudonyms"
+        if args.redact
+        else "it has names of pods and containers: --redact replaces them"
+    )
+    _say(f"look through it before you send it: tar -tzf FILE; {kept}")
+    return 0
+
+
+def _opened(path: str) -> BinaryIO:
+    """A new file of this user's alone, or standard output."""
+    if path == _STDOUT:
+        if sys.stdout.isatty():
+            raise UsageError(
+                "a terminal is no place for a .tar.gz: give -o FILE, or redirect standard output"
+            )
+        return cast("BinaryIO", os.fdopen(os.dup(1), "wb"))
+    try:
+        return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be made ({error.strerror}): give another with -o FILE") from None
+
+
+def _write(file: BinaryIO, directory: str, gathered: Sequence[Gathered], *, redact: bool) -> None:
+    texts = {each.part.name: each.text for each in gathered}
+    troubles = {each.part.name: each.trouble for each in gathered}
+    if redact:
+        from resolver.cli._bundle.redaction import Redactor
+
+        redactor = Redactor((socket.gethostname(), socket.gethostname().partition(".")[0]))
+        for text in (*texts.values(), *troubles.values()):
+            redactor.learn(text)
+        texts = {name: redactor.redact(text) for name, text in texts.items()}
+        troubles = {name: redactor.sentence(text) for name, text in troubles.items()}
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        _add(archive, f"{directory}/MANIFEST.json", _manifest(gathered, troubles, redact=redact))
+        for name, text in texts.items():
+            if text:
+                _add(archive, f"{directory}/{name}", text)
+
+
+def _manifest(gathered: Sequence[Gathered], troubles: dict[str, str], *, redact: bool) -> str:
+    import json
+
+    parts = {
+        each.part.name: {
+            "about": each.part.about,
+            "seconds": round(each.seconds, 2),
+            "exit_code": each.code,
+            "trouble": troubles[each.part.name] or None,
+        }
+        for each in gathered
+    }
+    whole = {"resolver": __version__, "made_at": time.time(), "redacted": redact, "root": os.geteuid() == 0}
+    return json.dumps(whole | {"parts": parts}, indent=1) + "\n"
+
+
+def _add(archive: tarfile.TarFile, name: str, text: str) -> None:
+    data = text.encode()
+    about = tarfile.TarInfo(name)
+    about.size, about.mode, about.mtime = len(data), 0o600, int(time.time())
+    archive.addfile(about, io.BytesIO(data))
+
+
+def _say(text: str) -> None:
+    print(f"resolver bundle: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,127 @@
+"""What the demo needs of a machine, tried before anything is started; and whether the machine is too busy for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from resolver.errors import ResolverError
+from resolver.linux.procfs import Procfs
+
+PRIVILEGED: Final = 'docker run --privileged --pid=host -v "$PWD:$PWD" -w "$PWD" IMAGE make demo'
+CAP_SYS_PTRACE: Final = 19
+#: Its processes have no others in their containers.
+NUMBERS: Final = range(2, 13)
+#: PSI: percent of the last ten seconds in which somebody waited for a processor.
+BUSY_PERCENT: Final = 40.0
+
+
+class _Step(NamedTuple):
+    """Something that every container of the demo does, what it is called, and what helps where it is refused."""
+
+    command: str
+    what: str
+    help: str
+
+
+_STEPS: Final = (
+    _Step(
+        "unshare --pid --fork true",
+        "PID namespaces can't be made",
+        f"CAP_SYS_ADMIN is missing, or a seccomp profile forbids it. In a container: {PRIVILEGED}",
+    ),
+    _Step(
+        "unshare --mount --propagation private true",
+        "mount namespaces can't be made private",
+        "in a plain chroot the root directory is no mount point: make it one before it is entered, "
+        "with mount --bind DIR DIR",
+    ),
+    _Step(
+        "unshare --mount --pid --fork --mount-proc true",
+        "/proc can't be mounted",
+        f"a container's runtime has covered parts of it. Start it so: {PRIVILEGED}",
+    ),
+    _Step(
+        "unshare --mount mount -t tmpfs none /usr/local",
+        "nothing can be mounted on /usr/local",
+        f"it has to exist, and mounting has to be allowed. In a container: {PRIVILEGED}",
+    ),
+)
+
+
+def missing() -> list[str]:
+    """What is not there, each in a sentence with what helps; empty where the demo can run. Takes some 30 ms."""
+    procfs = Procfs()
+    if not os.path.isdir("/proc/self"):
+        return ["/proc is not mounted: mount -t proc proc /proc"]
+    found = []
+    try:
+        if not procfs.in_host_pidns():
+            found.append(
+                "this is a PID namespace of its own, and `resolver run` needs the host's: leave it, or, in a "
+                f"container: {PRIVILEGED}"
+            )
+    except (OSError, ResolverError) as error:
+        found.append(f"this PID namespace can't be read from /proc ({error}): mount -t proc proc /proc")
+    if not _effective() >> CAP_SYS_PTRACE & 1:
+        found.append(
+            f"CAP_SYS_PTRACE is missing: nobody else's namespaces can be read. In a container: {PRIVILEGED}"
+        )
+    for step in _STEPS:
+        if said := _refused(step.command):
+            found.append(f"{step.what} ({said}): {step.help}")
+            break  # the others would be refused for the same reason
+    return found
+
+
+def hidden_containers(proc: Path = Path("/proc")) -> str:
+    """Why owners can't be told from here; empty where they can.
+
+    A process of somebody else's container that has the number of a tenant of the demo, and can't be looked into from a
+    user namespace, could be that tenant for all that is known: the daemon leaves such slots alone.
+    """
+    for entry in proc.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            numbers = (entry / "status").read_text().partition("NSpid:")[2].split("\n")[0].split()
+            if len(numbers) > 1 and int(numbers[-1]) in NUMBERS and not os.access(entry / "ns/pid", os.R_OK):
+                return (
+                    f"process {entry.name} is in somebody else's container and has a number in there that the demo's "
+                    "processes have, too, and it can't be looked into from a user namespace: run it as root: "
+                    "sudo make demo"
+                )
+        except (OSError, ValueError):  # it has ended
+            continue
+    return ""
+
+
+def _effective() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("CapEff:")[2].split()[0], 16)
+
+
+def _refused(command: str) -> str:
+    """Why this is not possible; empty where it is."""
+    try:
+        done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    except OSError as error:
+        return f"{command.split(maxsplit=1)[0]}: {error.strerror}; util-linux and mount are needed"
+    if done.returncode == 0:
+        return ""
+    return (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+
+
+def busy(proc: Path = Path("/proc")) -> str:
+    """What says that processes wait for processors here; empty where they hardly do."""
+    try:
+        some = (proc / "pressure/cpu").read_text().partition("avg10=")[2].split()[0]
+        if float(some) >= BUSY_PERCENT:
+            return f"processes waited for a processor in {float(some):.0f} % of the last ten seconds"
+    except (OSError, IndexError):  # no PSI in this kernel
+        load, processors = float((proc / "loadavg").read_text().split()[0]), os.cpu_count() or 1
+        if load >= 1.5 * processors:
+            return f"the load is {load:.0f}, with {processors} processor{'s' * (processors > 1)}"
+    return ""

@@ -1,0 +1,81 @@
+"""`resolver bundle` of the demo's node beside a real daemon: what is in it, and that --redact leaves no name."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from tests.fakes.node import Node
+from tests.fakes.regions import LAYOUTS
+from tests.kernel.conftest import ROOT, Start, until
+
+
+def bundle(node: Node, run_dir: Path, pods: Path, file: Path, *words: str) -> dict[str, str]:
+    """The parts by name."""
+    done = subprocess.run(
+        [sys.executable, "-m", "resolver", "bundle", "-o", str(file), *words],
+        cwd=ROOT,
+        env=node.environment()
+        | {
+            "RESOLVER_CONTAINERS_DIR": str(node.containers_dir),
+            "RESOLVER_POD_LOGS_DIR": str(pods),
+            "RESOLVER_SOCKET": str(run_dir / "resolver.sock"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(file) as archive:
+        return {m.name.partition("/")[2]: archive.extractfile(m).read().decode() for m in archive}  # type: ignore[union-attr]
+
+
+def test_a_whole_node_in_a_file_and_without_its_names(node: Node, start: Start, tmp_path: Path) -> None:
+    container = node.container(name="sequencer")
+    tenant = container.tenant(load=40)
+    pods = tmp_path / "pods"
+    (pods / f"genomics_assembly-0_{container.pod_uid}" / "sequencer").mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    metrics = ("--metrics-addr", f"127.0.0.1:{port}", "--pod-logs-dir", str(pods))
+    daemon = start(node, "--interval", "50ms", "--nvml-interval", "200ms", *metrics)
+    daemon.wait_for("repair")
+    until((daemon.run_dir / "resolver.sock").exists, "its socket")
+
+    files = bundle(node, daemon.run_dir, pods, tmp_path / "b.tar.gz")
+    manifest = json.loads(files["MANIFEST.json"])["parts"]
+    assert {name: part["trouble"] for name, part in manifest.items() if part["trouble"]} == {}
+    assert {check["check"] for check in json.loads(files["doctor.json"])} >= {"kernel", "regions", "daemon"}
+    assert json.loads(files["config.json"])["settings"]["containers_dir"]["value"] == [
+        str(node.containers_dir)
+    ]
+    (slot,) = json.loads(files["slots.json"])["slots"]
+    assert (slot["pid"], slot["hostpid"]) == (tenant.ns_pid, tenant.host_pid)
+    (cache,) = json.loads(files["cache-files.json"])
+    assert (cache["layout"], cache["file_bytes"]) == (container.layout, LAYOUTS[container.layout].size + 1)
+    assert any(json.loads(line)["kind"] == "repair" for line in files["events.jsonl"].splitlines())
+    assert re.search(r'^resolver_\w+\{.*pod="assembly-0"', files["metrics.txt"], re.MULTILINE)
+
+    hidden = bundle(node, daemon.run_dir, pods, tmp_path / "r.tar.gz", "--redact")
+    assert hidden.keys() == files.keys()
+    whole = "\n".join(hidden.values())
+    short = container.container_id[:12]
+    for name in ("sequencer", "genomics", "assembly", container.pod_uid, short, socket.gethostname()):
+        assert name in "\n".join(files.values()) or name == socket.gethostname()
+        assert not re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", whole), name
+    (slot,) = json.loads(hidden["slots.json"])["slots"]
+    assert (slot["pid"], slot["hostpid"]) == (tenant.ns_pid, tenant.host_pid)  # numbers are no names
+    (told,) = (  # other tests may run containers beside us
+        each
+        for each in json.loads(hidden["containers.json"])["containers"]
+        if each["container_id"] == slot["container_id"]
+    )
+    assert slot["container_name"] == told["container_name"]
+    for label in (f'pod="{told["pod"]}"', f'container="{told["container_name"]}"'):
+        assert label in hidden["metrics.txt"]

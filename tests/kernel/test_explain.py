@@ -1,0 +1,107 @@
+"""`resolver explain` on the demo's node: with nobody who repairs, and beside a real daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.node import Node
+from tests.fakes.scene import DRIVERS, Case, full_scene, settle
+from tests.kernel.conftest import ROOT, Start, hostpid_of, until
+
+#: The container's name, and at which link its chain breaks once everything is repaired; what no repair helps.
+BREAKS = {"serve": "monitor", "legacy": "value"}
+
+
+@pytest.fixture
+def cases(tmp_path: Path) -> Iterator[list[Case]]:
+    with Node(tmp_path, DRIVERS[0][0]) as node:
+        cases = full_scene(node)
+        settle(cases)
+        yield cases
+
+
+def explain(case: Case, run_dir: Path, pods: Path, *words: str) -> tuple[int, str]:
+    """Exit code and standard output, as a person at the node gets them."""
+    node = case.container.node
+    done = subprocess.run(
+        [sys.executable, "-m", "resolver", "explain", *words],
+        cwd=ROOT,
+        env=node.environment()
+        | {
+            "RESOLVER_CONTAINERS_DIR": str(node.containers_dir),
+            "RESOLVER_POD_LOGS_DIR": str(pods),
+            "RESOLVER_SOCKET": str(run_dir / "resolver.sock"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout
+
+
+def test_a_whole_node_is_explained_without_a_daemon_and_beside_one(
+    cases: list[Case], tmp_path: Path, start: Start
+) -> None:
+    train = cases[0].container
+    pods = tmp_path / "pods"
+    (pods / f"research_train-0_{train.pod_uid}" / "train").mkdir(parents=True)
+    before = [hostpid_of(case.container, case.tenant) for case in cases if not case.ended]
+    os.mkdir(tmp_path / "run")
+
+    code, document = explain(cases[0], tmp_path / "run", pods, "research/train-0", "--json")
+    (told,) = json.loads(document)["containers"]
+    assert code == 1
+    assert (told["breaks"]["name"], told["breaks"]["reason"]) == ("hostpid", "wrong_namespace")
+    assert {owner["host_pid"] for owner in told["owners"]} == {case.tenant.host_pid for case in cases[:2]}
+    assert [each["nvml"] for each in told["reported"]] == [34, 27]
+    assert [each["monitor"] for each in told["reported"]] == [0, 0]
+    _, text = explain(cases[0], tmp_path / "run", pods, "research/train-0")
+    assert f"2, and must be {cases[0].tenant.host_pid}: wrong_namespace" in text
+    assert "writes nothing" in text
+    # It has not so much as touched them.
+    assert before == [hostpid_of(case.container, case.tenant) for case in cases if not case.ended]
+
+    daemon = start(train.node, "--pod-logs-dir", str(pods), "--interval", "50ms", "--nvml-interval", "200ms")
+    daemon.wait_for("repair")
+    for case in {case.container.name: case for case in cases}.values():
+        told = wait_until_settled(case, daemon.run_dir, pods)
+        broken = told["breaks"] and told["breaks"]["name"]
+        assert broken == BREAKS.get(case.container.name), (case.container.name, told["breaks"])
+        assert told["container_id"] == case.container.container_id
+        wanted = {
+            each.tenant.host_pid for each in cases if each.container is case.container and not each.ended
+        }
+        assert {owner["host_pid"] for owner in told["owners"]} - {None} == wanted
+        if broken is None:
+            assert all(abs(each["monitor"] - each["nvml"]) <= 3 for each in told["reported"]), told[
+                "reported"
+            ]
+
+
+def wait_until_settled(case: Case, run_dir: Path, pods: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+
+    def look() -> bool:
+        found.update(settled(case, run_dir, pods))
+        return bool(found)
+
+    until(look, f"the end of all repairs in {case.container.name}")
+    return found
+
+
+def settled(case: Case, run_dir: Path, pods: Path) -> dict[str, Any]:
+    """What is said of a container once nothing of it is still being put right; empty before."""
+    _, document = explain(case, run_dir, pods, case.container.pod_uid, "--json")
+    (told,) = json.loads(document)["containers"]
+    links = [*told["links"], *(link for owner in told["owners"] for link in owner["links"])]
+    return {} if {"soon", "unknown"} & {link["state"] for link in links} else dict(told)

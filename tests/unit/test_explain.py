@@ -1,0 +1,284 @@
+"""`resolver explain` over pictures that a daemon's own API serves: where the chain breaks, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from resolver.cli import main
+from resolver.cli._explain import words
+from resolver.gpu.attribution import NOTHING
+from resolver.gpu.inventory import GpuReport, Inventory
+from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from resolver.state import Container, Process, RegionReport, SlotReport
+from tests.fakes.apiserver import serving
+
+CID, OTHER, POD, GPU = "ab" * 32, "cd" * 32, "11111111-2222-3333-4444-555555555555", "GPU-1"
+PATH = f"/usr/local/vgpu/containers/{POD}_main/x.cache"
+MAIN = Container(CID, POD, "main", "research", "train-0", "containerd", 4026532000, 4700, (PATH,), 1e9)
+RIGHT = SlotReport(7, 0, 4711, 4711, False, None, RepairReason.MISSING, (40,), (40,))
+USING = Process(4711, 7, GPU, CID, POD, "main", "research", "train-0", "python", 40, 1 << 30, None)
+GPUS = Inventory(
+    1, 1e9, "550.54.15", (GpuReport(GPU, 0, 0, "A", 1, 1, 40, 50, 70.0, False, (), 0, "ok", None, ()),)
+)
+
+Asked = Callable[..., tuple[int, str]]
+
+
+def region(*slots: SlotReport, **changes: Any) -> RegionReport:
+    return RegionReport(PATH, POD, "main", "v1.2", (GPU,), slots, CID, placement="hami")._replace(**changes)
+
+
+def whole(*slots: SlotReport, **changes: Any) -> dict[str, Any]:
+    """A node where the chain of one container holds, with these slots instead of a right one, and these changes."""
+    fields: dict[str, Any] = {
+        "containers": (MAIN,),
+        "regions": (region(*(slots or (RIGHT,))),),
+        "gpu_processes": (USING,),
+        "inventory": GPUS,
+        "joined": NOTHING._replace(error=""),
+        "collected_at": 1e9,
+    }
+    return fields | changes
+
+
+@pytest.fixture
+def asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Asked:
+    """Exit code and what is printed, by a daemon with such a picture."""
+
+    def ask(picture: dict[str, Any], *arguments: str) -> tuple[int, str]:
+        with serving(tmp_path / "s", group=os.getgid(), **picture) as served:
+            code = main(["explain", *(arguments or ("research/train-0",)), "--socket", served.path])
+        told = capsys.readouterr()
+        return code, told.out or told.err
+
+    return ask
+
+
+def breaks(asked: Asked, picture: dict[str, Any]) -> dict[str, Any]:
+    """Where it breaks; the whole text has to fit a terminal as well, and to say the same."""
+    code, text = asked(picture)
+    assert code == 1
+    assert max(map(len, text.splitlines())) <= 80
+    said_code, document = asked(picture, "research/train-0", "--json")
+    (container,) = json.loads(document)["containers"]
+    broken: dict[str, Any] = container["breaks"]
+    assert said_code == 1
+    assert f'breaks at "{broken["name"]}"' in " ".join(text.split())
+    assert broken["cause"]
+    assert broken["fix"]
+    return broken
+
+
+def test_a_chain_that_holds_is_shown_from_the_processes_to_the_monitor(asked: Asked) -> None:
+    code, text = asked(whole())
+    assert code == 0
+    shown = [line.split(None, 2) for line in text.splitlines() if line.startswith("  ok ")]
+    assert [line[1] for line in shown] == [
+        "processes", "namespace", "map", "cache", "driver", "slot", "hostpid", "sample", "value", "monitor",
+    ]  # fmt: skip
+    assert "GPU 0: HAMi's monitor 40 %, NVML 40 %" in text
+    assert "4711, the host PID; it was missing, and is repaired" in text
+    assert "The chain holds" in text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "research/train-0",
+        "research/train-0/main",
+        POD,
+        POD[:8],
+        f"{POD}/main",
+        "main",
+        CID,
+        CID[:12],
+        f"docker://{CID}",
+    ],
+)
+def test_every_name_that_a_person_has_for_it_is_understood(asked: Asked, name: str) -> None:
+    code, text = asked(whole(), name)
+    assert (code, "research/train-0/main" in text) == (0, True)
+
+
+def test_of_a_pod_every_container_is_explained_and_of_two_pods_none(asked: Asked) -> None:
+    side = Container(OTHER, POD, "side", "research", "train-0", "containerd", 4026532001, 4800, (), 1e9)
+    code, text = asked(whole(containers=(MAIN, side)))
+    assert code == 0
+    assert text.index("research/train-0/main") < text.index("research/train-0/side")
+    assert "no process of it has used a GPU yet" in text
+    stranger = Container(OTHER, "99" + POD[2:], "main", "prod", "train-0", "containerd", 1, 2, (), 1e9)
+    code, text = asked(whole(containers=(MAIN, stranger)), "main")
+    assert code == 3
+    assert f"{CID}  research/train-0/main" in text
+    assert f"{OTHER}  prod/train-0/main" in text
+
+
+def test_the_file_of_a_claim_belongs_to_each_container_that_has_a_slot_in_it(asked: Asked) -> None:
+    path = "/run/claims/x.cache"
+    shared = region(
+        RIGHT._replace(container_id=CID), path=path, pod_uid="", container_name="", container_id=""
+    )
+    code, text = asked(whole(regions=(shared,), containers=(replace(MAIN, regions=()),)))
+    assert (code, "x.cache, layout v1.2" in text) == (0, True), text
+
+
+def test_who_is_not_here_is_not_found(asked: Asked) -> None:
+    code, text = asked(whole(), "prod/nothing")
+    assert (code, "no container here is called 'prod/nothing'" in text) == (1, True)
+
+
+@pytest.mark.parametrize("reason", sorted(set(UnresolvedReason) - words.PASSING))
+def test_each_reason_of_a_slot_is_explained_with_what_to_do(asked: Asked, reason: UnresolvedReason) -> None:
+    owner = 4711 if reason in words.OF_WRITING else None
+    slot = RIGHT._replace(unresolved=reason, host_pid=owner, hostpid=9, repaired=None, utilization=(None,))
+    policy = {"policy": "unknown"} if reason is UnresolvedReason.DRIVER_UNKNOWN else {}
+    broken = breaks(asked, whole(slot, **policy))
+    where = "driver" if policy else "hostpid" if reason in words.OF_WRITING else "slot"
+    assert (broken["name"], broken["reason"]) == (where, reason)
+
+
+@pytest.mark.parametrize("reason", sorted(words.PASSING))
+def test_what_passes_by_itself_is_no_break(asked: Asked, reason: UnresolvedReason) -> None:
+    code, text = asked(whole(RIGHT._replace(unresolved=reason, hostpid=9, repaired=None)))
+    assert (code, "It is being put right" in text) == (0, True)
+
+
+@pytest.mark.parametrize("reason", list(RegionReason))
+def test_a_file_that_is_ignored_is_where_it_breaks(asked: Asked, reason: RegionReason) -> None:
+    path = PATH.rpartition("/")[0] if reason is RegionReason.TOO_MANY_ENTRIES else PATH
+    broken = breaks(asked, whole(regions=(), rejected={path: reason}))
+    assert (broken["name"], broken["reason"]) == ("cache file", reason)
+
+
+@pytest.mark.parametrize("reason", sorted(set(SampleReason) - {SampleReason.NOT_IN_CONTAINER}))
+def test_a_process_without_a_slot_is_where_it_breaks(asked: Asked, reason: SampleReason) -> None:
+    broken = breaks(asked, whole(gpu_processes=(USING, _stray(reason))))
+    assert (broken["name"], broken["reason"], broken["ns_pid"]) == ("slot", reason, 9)
+
+
+def _stray(reason: SampleReason) -> Process:
+    return Process(4800, 9, GPU, CID, POD, "main", "research", "train-0", "python", 40, 1 << 30, reason)
+
+
+def test_a_container_without_hami_breaks_at_the_cache_file(asked: Asked) -> None:
+    stray = _stray(SampleReason.NO_SHARED_REGION)
+    broken = breaks(asked, whole(regions=(), gpu_processes=(stray,)))
+    assert (broken["name"], broken["reason"]) == ("cache file", "no_shared_region")
+    broken = breaks(
+        asked, whole(regions=(), gpu_processes=(stray,), missing_dirs=("/usr/local/vgpu/containers",))
+    )
+    assert "there is no /usr/local/vgpu/containers" in broken["found"]
+
+
+@pytest.mark.parametrize(
+    ("hostpid", "others", "reason"),
+    [
+        (0, (), RepairReason.MISSING),
+        (7, (), RepairReason.WRONG_NAMESPACE),
+        (99, (), RepairReason.STALE),
+        (99, (SlotReport(8, 1, 99, 4712, False, None, None, (0,), (0,)),), RepairReason.DUPLICATE),
+    ],
+)
+def test_a_wrong_number_is_explained_and_breaks_where_nobody_writes(
+    asked: Asked, hostpid: int, others: tuple[SlotReport, ...], reason: RepairReason
+) -> None:
+    wrong = RIGHT._replace(hostpid=hostpid, repaired=None, sm_util=(0,))
+    broken = breaks(asked, whole(wrong, *others, dry_run=True))
+    assert (broken["name"], broken["reason"], broken["ns_pid"]) == ("hostpid", reason, 7)
+    assert "--dry-run" in broken["fix"]
+    code, text = asked(whole(wrong, *others))
+    assert (code, f"{hostpid}, and must be 4711: {reason}" in text) == (0, True)
+    assert "0 % on GPU 0" in text  # what comes after it is shown, and not blamed
+
+
+@pytest.mark.parametrize(
+    ("picture", "link", "said"),
+    [
+        (whole(not_ready="the canary was not found"), "map", "the canary was not found"),
+        (
+            whole(policy="unknown", policy_why="between two"),
+            "driver",
+            "which PIDs this driver's samples carry",
+        ),
+        (
+            whole(RIGHT._replace(stuck="somebody else writes sm_util as well")),
+            "value",
+            "somebody else writes",
+        ),
+        (whole(RIGHT._replace(sm_util=())), "value", "no place for utilization"),
+        (whole(regions=(region(RIGHT, quarantined=True),)), "cache file", "died or hung"),
+        (whole(regions=(region(RIGHT, layout="v1.1-shifted"),)), "monitor", "2.8.1 wrongly"),
+    ],
+)
+def test_each_link_can_break(asked: Asked, picture: dict[str, Any], link: str, said: str) -> None:
+    broken = breaks(asked, picture)
+    assert (broken["name"], said in broken["cause"]) == (link, True)
+
+
+@pytest.mark.parametrize(
+    ("picture", "said"),
+    [
+        (whole(joined=NOTHING._replace(error="the driver hangs")), "NVML does not answer: the driver hangs"),
+        (whole(RIGHT._replace(utilization=(None,))), "NVML has not said anything of this process yet"),
+        (
+            whole(
+                RIGHT._replace(utilization=(None,)),
+                inventory=GPUS._replace(
+                    gpus=(
+                        GpuReport(
+                            GPU, 0, 0, "A", 1, 1, 4, 5, 7.0, True, (), 0, "unsupported", "MIG mode", ()
+                        ),
+                    )
+                ),
+            ),
+            "no samples of processes there: MIG mode",
+        ),
+        (whole(incomplete="the map is full"), "the map is full"),
+    ],
+)
+def test_what_is_not_known_is_neither_right_nor_broken(
+    asked: Asked, picture: dict[str, Any], said: str
+) -> None:
+    code, text = asked(picture)
+    assert (code, said in " ".join(text.split())) == (4, True), text
+
+
+def test_a_killed_process_adds_up_until_its_slot_is_cleared(asked: Asked) -> None:
+    dead = RIGHT._replace(host_pid=None, dead=True, sm_util=(55,), utilization=(0,))
+    code, text = asked(whole(dead, gpu_processes=()))
+    assert (code, "what its process said last" in " ".join(text.split())) == (0, True)
+    assert breaks(asked, whole(dead, gpu_processes=(), dry_run=True))["name"] == "value"
+
+
+def test_a_name_that_a_tenant_chose_reaches_no_terminal(asked: Asked) -> None:
+    evil = Process(4711, 7, GPU, CID, POD, "main", "research", "train-0", "\x1b[2Jpy", 40, 1 << 30, None)
+    code, text = asked(whole(gpu_processes=(evil,)))
+    assert (code, "\x1b" in text, "\\x1b[2Jpy" in text) == (0, False, True)
+
+
+def test_without_a_daemon_and_without_root_it_says_what_to_do() -> None:
+    code = (
+        "import os, sys; from resolver.cli import main; os.setuid(65534); "
+        "sys.exit(main(['explain', 'x', '--socket', '/nonexistent/resolver.sock']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "Start one with" in done.stderr
+    assert "takes root (sudo)" in done.stderr
+
+
+def test_every_reason_has_its_words() -> None:
+    assert set(words.UNRESOLVED) == set(UnresolvedReason)
+    assert set(words.SAMPLE) == set(SampleReason)
+    assert set(words.REPAIR) == set(RepairReason)
