@@ -114,6 +114,8 @@ def _environment(tree: Path) -> None:
     program.write_text(f"#!/{HOME}/bin/python\nfrom resolver.cli import main\n\nraise SystemExit(main())\n")
     (tree / "usr/bin").mkdir()
     (tree / "usr/bin/resolver").symlink_to(f"../{HOME.removeprefix('usr/')}/bin/resolver")
+    plugin = tree / "usr/bin/kubectl-resolver"
+    plugin.write_bytes((ROOT / "resolver/kubectl_plugin.py").read_bytes())
 
 
 def _around(tree: Path) -> None:
@@ -172,6 +174,7 @@ def _settle(tree: Path) -> None:
     """Modes and times: those of the files here are this machine's business."""
     programs = {
         tree / HOME / "bin/resolver",
+        tree / "usr/bin/kubectl-resolver",
         *(tree / "DEBIAN" / each for each in ("postinst", "prerm", "postrm")),
     }
     when = int(_epoch())

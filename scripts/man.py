@@ -35,11 +35,11 @@ EXIT = (
         "1",
         (
             "Not found; a check failed (doctor); something stayed unresolved (run --once); a file is broken (slots); "
-            "not ready (status)."
+            "not ready (status); the chain breaks (explain)."
         ),
     ),
     ("2", "The command line or the settings are wrong."),
-    ("3", "More than one container or process fits (lookup)."),
+    ("3", "More than one container or process fits (lookup, explain)."),
     ("4", "The answer cannot be seen from here, or no daemon answers."),
     ("130", "Interrupted."),
 )

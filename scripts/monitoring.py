@@ -11,7 +11,9 @@ what this writes, and every query to the metrics that there are and to a Prometh
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -256,9 +258,24 @@ def now() -> list[Json]:
     ]
 
 
+def _by_its_id(series: str) -> str:
+    """A container that no other name tells from all others has its id's first digits as its name."""
+    return f'label_replace({series}, "container", "$1", "container_id", "(.{{12}}).*")'
+
+
+def _named(expression: str, *labels: str) -> str:
+    """With the label ``who``: these labels with a slash between them. What has no known pod is no slash alone."""
+    quoted = ", ".join(f'"{label}"' for label in labels)
+    joined = f'label_join({expression}, "who", "/", {quoted})'
+    return f'label_replace(label_replace({joined}, "who", "$1", "who", "/(.+)"), "who", "no known pod", "who", "/")'
+
+
 def utilization() -> list[Json]:
     """GPU > pod > container."""
-    of = "resolver_container_utilization_ratio"
+    of, memory, core_limit, memory_limit = (
+        _by_its_id(f"resolver_container_{name}{{{POD}}}")
+        for name in ("utilization_ratio", "memory_bytes", "core_limit_ratio", "memory_limit_bytes")
+    )
     share: Json = {"unit": "percentunit"}
     tree = "node, device_index, namespace, pod, container"
     return [
@@ -269,7 +286,7 @@ def utilization() -> list[Json]:
             " saw at least one kernel on it, which says less.",
             [
                 query(
-                    f"topk({MOST}, sum by (node, device_index) ({of}{{{POD}}}))",
+                    f"topk({MOST}, sum by (node, device_index) ({of}))",
                     "{{node}} GPU {{device_index}}",
                 ),
                 query(
@@ -292,7 +309,7 @@ def utilization() -> list[Json]:
         lines(
             "By pod",
             f"SM utilization of the {MOST} busiest pods, in GPUs: 100 % is one whole GPU.",
-            [query(f"topk({MOST}, sum by (namespace, pod) ({of}{{{POD}}}))", "{{namespace}}/{{pod}}")],
+            [query(_named(f"topk({MOST}, sum by (namespace, pod) ({of}))", "namespace", "pod"), "{{who}}")],
             look="stacked",
             **share,
         ),
@@ -301,8 +318,8 @@ def utilization() -> list[Json]:
             f"SM utilization of the {MOST} busiest pairs of container and GPU.",
             [
                 query(
-                    f"topk({MOST}, sum by ({tree}) ({of}{{{POD}}}))",
-                    "{{pod}}/{{container}} on {{node}} GPU {{device_index}}",
+                    _named(f"topk({MOST}, sum by ({tree}) ({of}))", "pod", "container"),
+                    "{{who}} on {{node}} GPU {{device_index}}",
                 )
             ],
             **share,
@@ -312,8 +329,10 @@ def utilization() -> list[Json]:
             "Every container on every GPU that it uses or may use. What is not known is not here:"
             " see 'Values not known'.",
             [
-                query(f"sum by ({tree}) ({of}{{{POD}}})", table=True),
-                query(f"sum by ({tree}) (resolver_container_memory_bytes{{{POD}}})", table=True),
+                query(f"sum by ({tree}) ({of})", table=True),
+                query(f"sum by ({tree}) ({memory})", table=True),
+                query(f"sum by ({tree}) ({core_limit})", table=True),
+                query(f"sum by ({tree}) ({memory_limit})", table=True),
             ],
             (16, 9),
             {
@@ -323,7 +342,9 @@ def utilization() -> list[Json]:
                 "pod": "Pod",
                 "container": "Container",
                 "Value #A": "Utilization",
+                "Value #C": "Core limit",
                 "Value #B": "Memory",
+                "Value #D": "Memory limit",
             },
             ["Node", "GPU", "Namespace", "Pod", "Container"],
         ),
@@ -332,8 +353,8 @@ def utilization() -> list[Json]:
             f"GPU memory held by the processes of the {MOST} largest containers.",
             [
                 query(
-                    f"topk({MOST}, sum by ({tree}) (resolver_container_memory_bytes{{{POD}}}))",
-                    "{{pod}}/{{container}} on {{node}} GPU {{device_index}}",
+                    _named(f"topk({MOST}, sum by ({tree}) ({memory}))", "pod", "container"),
+                    "{{who}} on {{node}} GPU {{device_index}}",
                 )
             ],
             (8, 9),
@@ -438,7 +459,7 @@ def unknown() -> list[Json]:
         ),
         lines(
             "Trouble with cache files",
-            "Files left alone now, and what went wrong with writing lately.",
+            "Files skipped now, and what went wrong with writing lately.",
             [
                 query(f"sum(resolver_rejected_regions{{{NODE}}})", "no cache file"),
                 query(f"sum(resolver_quarantined_regions{{{NODE}}})", "in quarantine"),
@@ -711,6 +732,8 @@ def dashboard() -> Json:
             each["fieldConfig"]["overrides"] = [
                 override("Utilization", unit="percentunit", min=0, max=1, custom__cellOptions=bar),
                 override("Memory", unit="bytes"),
+                override("Core limit", unit="percentunit"),
+                override("Memory limit", unit="bytes"),
             ]
         if each["title"] == "What is wrong":
             each["fieldConfig"]["overrides"] = [override("Since", unit="dateTimeFromNow")]
@@ -751,20 +774,34 @@ def dashboard() -> Json:
     }
 
 
-def prometheus_rule() -> str:
+def rules(base: str = "") -> str:
+    """The alerts. ``base`` is where this repository can be read: each has the link to its page then, too."""
+    text = (ROOT / "deploy/alerts/resolver.rules.yaml").read_text()
+    link = rf"\g<0>\n\1runbook_url: {base.rstrip('/')}/\2"
+    return re.sub(r"(?m)^( *)runbook: (\S+)$", link, text) if base else text
+
+
+def prometheus_rule(rules: str) -> str:
     """The alerts as an object of the Prometheus operator, comments and all."""
-    rules = (ROOT / "deploy/alerts/resolver.rules.yaml").read_text()
     groups = rules[rules.index("groups:") :].splitlines()
     return PROMETHEUS_RULE + "".join(f"  {line}".rstrip() + "\n" for line in groups)
 
 
 def main() -> int:
-    """Writes the files."""
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "deploy"
+    """Writes the files. The alerts with links to their pages go beside those without, never in their place."""
+    parser = argparse.ArgumentParser(description="Write the dashboard and the alerts.")
+    parser.add_argument("target", nargs="?", type=Path, default=ROOT / "deploy", metavar="DIRECTORY")
+    parser.add_argument("--runbook-base", default="", metavar="URL", help="where this repository can be read")
+    given = parser.parse_args()
+    target, alerts = given.target, rules(given.runbook_base)
+    if given.runbook_base and target == ROOT / "deploy":
+        parser.error("--runbook-base wants a DIRECTORY of its own: the files of deploy have no links")
     written = {
         "grafana/resolver.json": json.dumps(dashboard(), indent=2, ensure_ascii=False) + "\n",
-        "alerts/prometheusrule.yaml": prometheus_rule(),
+        "alerts/prometheusrule.yaml": prometheus_rule(alerts),
     }
+    if given.runbook_base:
+        written["alerts/resolver.rules.yaml"] = alerts
     for name, text in written.items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (target / name).write_text(text)

@@ -1,7 +1,8 @@
-"""Puts a release together in dist/: wheel, sdist, Debian package, chart, image, SBOM and checksums.
+"""Puts a release together in dist/: wheel, sdist, Debian package, chart, kubectl's plugin, image, SBOM and checksums.
 
     make release                             all of it; the image takes docker, podman or buildah
     make release ARGS=--without-image        all but the image
+    make release ARGS="--url https://..."    where the files will be: in the plugin's manifest for krew
 
 Times in wheel, sdist, Debian package and SBOM are the commit's (SOURCE_DATE_EPOCH): the same commit, the same bytes.
 """
@@ -9,8 +10,10 @@ Times in wheel, sdist, Debian package and SBOM are the commit's (SOURCE_DATE_EPO
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
 import importlib.metadata
+import io
 import json
 import os
 import re
@@ -18,6 +21,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +39,8 @@ def main() -> int:
     parser.add_argument("--without-image", action="store_true", help="leave the container image out")
     parser.add_argument("--directory", type=Path, default=ROOT / "dist", help="where it goes; emptied first")
     parser.add_argument("--engine", default="", help="docker, podman or buildah, with its options")
+    parser.add_argument("--image-options", default="", help="what the engine's build takes beside the recipe")
+    parser.add_argument("--url", default="https://example.org/hami-resolver", help="where the files will be")
     args = parser.parse_args()
     if not args.without_image and not args.engine:
         parser.error(
@@ -55,8 +61,9 @@ def main() -> int:
         dist,
         ROOT / "deploy/chart/resolver",
     )
+    plugin(dist, args.url)
     if not args.without_image:
-        _image(args.engine, dist)
+        _image(args.engine, args.image_options, dist)
     sbom = json.dumps(bill_of_materials(LOCK.read_text()), indent=2) + "\n"
     (dist / f"hami_resolver-{__version__}.cdx.json").write_text(sbom)
     sums = "".join(
@@ -65,6 +72,44 @@ def main() -> int:
     (dist / "SHA256SUMS").write_text(sums)
     sys.stdout.write(sums)
     return 0
+
+
+def plugin(dist: Path, url: str) -> None:
+    """The plugin of kubectl as an archive, and its manifest for krew."""
+    archive = dist / f"kubectl-resolver-{__version__}.tar.gz"
+    epoch = int(os.environ.get("SOURCE_DATE_EPOCH", "0"))
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, source in (("kubectl-resolver", "resolver/kubectl_plugin.py"), ("LICENSE", "LICENSE")):
+            data = (ROOT / source).read_bytes()
+            about = tarfile.TarInfo(name)
+            about.size, about.mtime, about.mode = len(data), epoch, 0o644 if name == "LICENSE" else 0o755
+            tar.addfile(about, io.BytesIO(data))
+    archive.write_bytes(gzip.compress(packed.getvalue(), 9, mtime=0))
+    about_it = {
+        "apiVersion": "krew.googlecontainertools.github.com/v1alpha2",
+        "kind": "Plugin",
+        "metadata": {"name": "resolver"},
+        "spec": {
+            "version": f"v{__version__}",
+            "shortDescription": "Ask the resolver daemons of a cluster",
+            "description": "Which container a GPU process belongs to, and whether what HAMi reports is true: status of "
+            "all nodes, look-ups, explanations and bundles of one. Needs Python 3.10.",
+            "platforms": [
+                {
+                    "selector": {
+                        "matchExpressions": [{"key": "os", "operator": "In", "values": ["darwin", "linux"]}]
+                    },
+                    "uri": f"{url.rstrip('/')}/{archive.name}",
+                    "sha256": hashlib.sha256(archive.read_bytes()).hexdigest(),
+                    "files": [{"from": "*", "to": "."}],
+                    "bin": "kubectl-resolver",
+                }
+            ],
+        },
+    }
+    # JSON is YAML.
+    (dist / "krew-resolver.yaml").write_text(json.dumps(about_it, indent=2) + "\n")
 
 
 def bill_of_materials(lock: str) -> dict[str, Any]:
@@ -112,10 +157,11 @@ def _licence(name: str, version: str) -> dict[str, Any]:
     return {"licenses": [{"expression": said}]} if said else {}
 
 
-def _image(engine: str, dist: Path) -> None:
+def _image(engine: str, options: str, dist: Path) -> None:
     """Built as `make image` does, and put into an archive that each of the three can load."""
     name, archive = f"resolver:{__version__}", dist / f"resolver-{__version__}-image.tar"
-    _run("make", "image", f"ENGINE={engine}", f"IMAGE={name}")
+    # What this release was asked for is in ARGS as well, and would go to the engine.
+    _run("make", "image", f"ENGINE={engine}", f"IMAGE={name}", f"ARGS={options}")
     words = shlex.split(engine)
     if words[0].rsplit("/", 1)[-1] == "buildah":
         _run(*words, "push", name, f"docker-archive:{archive}:{name}")

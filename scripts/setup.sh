@@ -175,12 +175,20 @@ venv_package() {
     if [[ $1 == /usr/bin/python3 ]]; then echo python3-venv; else echo "$(basename "$1")-venv"; fi
 }
 
+# Without a network pip would try each package five times, ever more slowly: 22 s until it says so.
 pip_install() {
     local log failed
     log=$(mktemp)
+    export PIP_RETRIES=${PIP_RETRIES:-1}
     if "$VENV/bin/python" -m pip --disable-pip-version-check install "$@" >"$log" 2>&1; then
         rm -f "$log"
         return 0
+    fi
+    if grep -qE 'NewConnectionError|NameResolutionError|ConnectTimeoutError|ProxyError' "$log"; then
+        die "this machine cannot reach a package index, so the Python packages in $VENV cannot be installed." \
+            "Behind a proxy or a mirror, set HTTPS_PROXY or PIP_INDEX_URL. Without a network, fetch them elsewhere:" \
+            "    pip download --dest wheels $*" \
+            "and run this with PIP_NO_INDEX=1 PIP_FIND_LINKS=wheels. pip's own words are in $log."
     fi
     grep -vE '^(WARNING|\[notice\])' "$log" | tail -n 12 >&2
     failed=$(sed -nE 's/.*(No matching distribution found for|Failed building wheel for|Failed to build) ([A-Za-z0-9._=-]+).*/\2/p' "$log" | tail -n 1)

@@ -114,7 +114,7 @@ def _chart_setting(setting: Setting) -> Iterator[str]:
     from resolver.config import text_of
 
     chart = setting.about.chart
-    says = chart.says or _meaning(setting)
+    says = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", chart.says or _meaning(setting))  # no page lies beside it
     for number, line in enumerate(textwrap.wrap(says[0].upper() + says[1:], 112)):
         yield f"  # {'-- ' if number == 0 else ''}{line}"
     default = setting.default if chart.default is None else chart.default
@@ -194,12 +194,49 @@ def drivers() -> list[str]:
     return rows(head, body)
 
 
+def slot_reasons() -> list[str]:
+    """Why a slot is unresolved."""
+    from resolver.cli._explain.words import UNRESOLVED
+
+    body = ((f"`{reason}`", _linked(said.cause), _linked(said.fix)) for reason, said in UNRESOLVED.items())
+    return rows(("reason", "what happened", "what to do"), body)
+
+
+def sample_reasons() -> list[str]:
+    """Why a sample has no slot."""
+    from resolver.cli._explain.words import SAMPLE
+
+    body = ((f"`{reason}`", _linked(said.cause), _linked(said.fix)) for reason, said in SAMPLE.items())
+    return rows(("reason", "what happened", "what to do"), body)
+
+
+def _linked(text: str) -> str:
+    """With a link for each page that is named."""
+    return re.sub(r"docs/((\S+?\.md)(#[\w-]+)?)", r"[\2](\1)", text)
+
+
+def placements() -> list[str]:
+    """Where each scheduler puts the cache files."""
+    from resolver.hami.placements import PLACEMENTS
+
+    return rows(
+        ("placement", "project", "on the host", "in the container", "environment", "told by", "names from"),
+        (
+            (f"`{row.name}`", row.project, row.host, row.inside, row.environment, f"`{row.told}`", row.names)
+            for row in PLACEMENTS
+        ),
+    )
+
+
 TABLES: dict[tuple[str, str], Callable[[], list[str]]] = {
     ("docs/config.md", "settings"): settings,
     ("docs/cli.md", "options-of-run"): options_of_run,
     ("docs/cli.md", "event-kinds"): event_kinds,
     ("docs/drivers.md", "drivers"): drivers,
+    ("docs/troubleshooting.md", "slot-reasons"): slot_reasons,
+    ("docs/troubleshooting.md", "sample-reasons"): sample_reasons,
     ("docs/log-events.md", "event-kinds"): event_kinds,
+    ("docs/placements.md", "placements"): placements,
     ("docs/log-events.md", "log-events"): log_events,
     ("deploy/chart/resolver/values.yaml", "settings"): chart_settings,
 }

@@ -45,13 +45,16 @@ def node() -> Snapshot:
     second = replace(GPUS[1], utilization=64, memory_used=38 * GIB, temperature=58, power=241.0)
     build = Builder()
     build.named(first, "ml-prod/bert-trainer-7f9c8d-x2x9k/main")
+    build.limited(60, 40)
     build.process("torchrun", 48213, 12, 31, 19.6, RepairReason.WRONG_NAMESPACE)
     build.process("torchrun", 48214, 13, 30, 19.6, RepairReason.WRONG_NAMESPACE)
     build.named(first, "ml-prod/llm-serving-0/vllm")
+    build.limited(30, 16)
     build.process("vllm", 51877, 7, 26, 1.4, RepairReason.MISSING)
     build.named(first, "research/notebook-ana/jupyter")
     build.process("python3", 60021, 88, 0, 0.4)
     build.named(second, "vision/diffusion-batch-19/worker")
+    build.limited(50, 24)
     build.process("python3", 33190, 7, 41, 22.1, RepairReason.STALE)
     build.named(second, "vision/video-index-5c66/encode")
     build.process(
@@ -69,7 +72,10 @@ def node() -> Snapshot:
 def draw() -> str:
     """The picture as SVG text."""
     tree = tree_of(node())
-    rows = rows_of(tree, Choice(), UNICODE)
+    rows = [
+        row._replace(history=_history(row.amount.value)) if row.kind == "container" and row.amount else row
+        for row in rows_of(tree, Choice(), UNICODE)
+    ]
     at = tree.status.at
     reading = Reading(tree, time.mktime((2026, 1, 15, 10, 10, 5, 0, 0, -1)))  # in whatever time zone
     lines = frame(reading, rows, Shown(cursor=2), SIZE, UNICODE, "gpu-node-7", at)
@@ -88,6 +94,16 @@ def draw() -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
+def _history(value: int | None) -> tuple[int | None, ...]:
+    """Twelve readings that end with this one."""
+    if value is None:
+        return (None,) * 12
+    return (
+        *(max(value * share // 100 - 1, 0) for share in (12, 30, 55, 71, 92, 99, 96, 80, 88, 97, 100)),
+        value,
+    )
+
+
 def _line(line: Line, top: float) -> Iterator[str]:
     if line and line[0][1] in ("selected", "head"):
         chosen = line[0][1] == "selected"
@@ -98,10 +114,12 @@ def _line(line: Line, top: float) -> Iterator[str]:
     cell = 0
     for text, style in line:
         # Words one or no blank apart stay together; a bar's signs are drawn.
-        for found in re.finditer(r"[━╸─]+|[^\s━╸─]+(?: [^\s━╸─]+)*", text):
+        for found in re.finditer(r"[━╸─]+|[▁-█]+|[^\s━╸─▁-█]+(?: [^\s━╸─▁-█]+)*", text):
             at = cell + cell_len(text[: found.start()])
             if found.group()[0] in "━╸─":
                 yield from _bar(found.group(), at, top)
+            elif "▁" <= found.group()[0] <= "█":
+                yield from _levels(found.group(), at, top)
             else:
                 yield _text(found.group(), at, top, style)
         cell += cell_len(text)
@@ -121,6 +139,14 @@ def _bar(signs: str, cell: int, top: float) -> Iterator[str]:
             f'<rect x="{x + filled * _CELL[0]:.1f}" y="{y - 3:g}" width="{rest * _CELL[0]:.1f}" height="6" '
             f'fill="{_EDGE}"/>'
         )
+
+
+def _levels(signs: str, cell: int, top: float) -> Iterator[str]:
+    """Each sign as high as its level."""
+    for number, sign in enumerate(signs, cell):
+        high = (ord(sign) - ord("▁") + 1) * 14 / 8
+        x, y = _LEFT + number * _CELL[0], top + 17 - high
+        yield f'<rect x="{x:.1f}" y="{y:g}" width="{_CELL[0]:.1f}" height="{high:g}" fill="{_COLORS["green"]}"/>'
 
 
 def _text(text: str, cell: int, top: float, style: str) -> str:

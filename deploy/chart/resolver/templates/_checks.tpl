@@ -7,6 +7,10 @@ What the schema cannot say: values that are possible each for itself, and not to
 {{- $port := include "resolver.port" . -}}
 {{- $hostNetwork := include "resolver.hostNetwork" . -}}
 
+{{- if not .Values.image.repository -}}
+{{- $wrong = append $wrong "image.repository is empty: nobody publishes an image of resolver. Build it and push it to your registry (docs/image.md), and write image.repository: registry.example.com/resolver, as yours is called" -}}
+{{- end -}}
+
 {{- if not .Values.hostPID -}}
 {{- $wrong = append $wrong "hostPID is off: in a PID namespace of its own the daemon sees no tenant and refuses to start. Leave hostPID at true; where that is forbidden, resolver can't be used" -}}
 {{- end -}}
@@ -54,7 +58,7 @@ What the schema cannot say: values that are possible each for itself, and not to
 {{- end -}}
 {{- end -}}
 
-{{- range $name := list "run_dir" "pod_logs_dir" -}}
+{{- range $name := list "run_dir" "pod_logs_dir" "container_logs_dir" -}}
 {{- if eq (clean (get $settings $name)) "/" -}}
 {{- $wrong = append $wrong (printf "settings.%s is the root directory, and is mounted: name a directory of its own" $name) -}}
 {{- end -}}
@@ -83,6 +87,16 @@ What the schema cannot say: values that are possible each for itself, and not to
 {{- $setting := trimPrefix "RESOLVER_" .name | lower -}}
 {{- if and (hasPrefix "RESOLVER_" .name) (has $setting $names) -}}
 {{- $wrong = append $wrong (printf "extraEnv has %s, which is a setting: write %s instead, so that what follows from it follows" .name (eq $setting "source" | ternary "source" (printf "settings.%s" $setting))) -}}
+{{- end -}}
+{{- if and (hasPrefix "RESOLVER_" .name) (not (has $setting (concat $names (list "config" "node" "report_metrics_addr")))) -}}
+{{- $like := list -}}
+{{- range $names -}}
+{{- if eq (replace "_" "" .) (replace "_" "" $setting) -}}
+{{- $like = append $like . -}}
+{{- end -}}
+{{- end -}}
+{{- $like = default $names $like -}}
+{{- $wrong = append $wrong (printf "extraEnv has %s, and there is no such setting: the daemon would not start with it. Did you mean %s?" .name (join ", settings." $like | printf "settings.%s" | replace "settings.source" "source")) -}}
 {{- end -}}
 {{- if hasKey (default dict $.Values.driverEnv) .name -}}
 {{- $wrong = append $wrong (printf "extraEnv has %s, which is in driverEnv: change it there" .name) -}}

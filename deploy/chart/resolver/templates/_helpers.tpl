@@ -76,6 +76,26 @@ resources:
     memory: {{ has .Values.source (list "scan" "netlink") | ternary "192Mi" "384Mi" }}
 {{- end }}
 
+{{/* The directories that are mounted and searched, and the labels of nodes, as JSON: those of the scheduler, unless others are named. */}}
+{{- define "resolver.dirs" -}}
+{{- $of := dict "volcano" "/usr/local/vgpu/vgpu/containers" "dra" "/usr/local/vgpu/claims" -}}
+{{- $named := .Values.settings.containers_dir -}}
+{{- if and (hasKey $of (default "" .Values.scheduler)) (eq (toJson $named) (toJson (list "/usr/local/vgpu/containers"))) -}}
+{{- list (get $of .Values.scheduler) | toJson -}}
+{{- else -}}
+{{- toJson $named -}}
+{{- end -}}
+{{- end }}
+
+{{- define "resolver.nodeSelector" -}}
+{{- $named := default dict .Values.nodeSelector -}}
+{{- if and (has (default "" .Values.scheduler) (list "volcano" "koordinator" "kai" "dra")) (eq (toJson $named) (toJson (dict "gpu" "on"))) -}}
+{{- dict "nvidia.com/gpu.present" "true" | toJson -}}
+{{- else -}}
+{{- toJson $named -}}
+{{- end -}}
+{{- end }}
+
 {{/* The measured resources, with what the values say on top; null takes a figure away. */}}
 {{- define "resolver.resources" -}}
 {{- $resources := (include "resolver.needs" . | fromYaml).resources -}}

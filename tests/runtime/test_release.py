@@ -1,0 +1,87 @@
+"""`make release`, all of it: what comes out can be checked, loaded and installed, and is the same the second time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from resolver import __version__
+from tests.runtime.image import ARCHITECTURES, ROOT, Builder
+
+#: The image is built, and two distributions' wheels are fetched.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("release") / "dist"
+    with Builder(tmp_path_factory.mktemp("image")) as builder:
+        words = [f"--directory={directory}", f"--image-options='{' '.join(builder.options())}'"]
+        done = subprocess.run(
+            ["make", "release", f"ENGINE={builder.engine}", f"ARGS={' '.join(words)}"],
+            cwd=ROOT,
+            env=os.environ | {"SOURCE_DATE_EPOCH": "1700000000"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return directory
+
+
+def test_everything_is_there_with_its_checksum(dist: Path) -> None:
+    machine = ARCHITECTURES[os.uname().machine]
+    names = {
+        f"hami_resolver-{__version__}-py3-none-any.whl",
+        f"hami_resolver-{__version__}.tar.gz",
+        f"hami-resolver_{__version__}_{machine}.deb",
+        f"resolver-{__version__}.tgz",
+        f"kubectl-resolver-{__version__}.tar.gz",
+        "krew-resolver.yaml",
+        f"resolver-{__version__}-image.tar.gz",
+        f"hami_resolver-{__version__}.cdx.json",
+    }
+    assert {path.name for path in dist.iterdir()} == names | {"SHA256SUMS"}
+    lines = [line.split() for line in (dist / "SHA256SUMS").read_text().splitlines()]
+    sums = {name: digest for digest, name in lines}
+    assert sums == {name: hashlib.sha256((dist / name).read_bytes()).hexdigest() for name in names}
+    assert (
+        subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=dist, check=True).returncode
+        == 0
+    )
+
+
+def test_the_image_can_be_loaded_and_says_which_version_it_is(dist: Path) -> None:
+    with tarfile.open(dist / f"resolver-{__version__}-image.tar.gz") as archive:
+        (manifest,) = json.load(archive.extractfile("manifest.json"))  # type: ignore[arg-type]
+        config = json.load(archive.extractfile(manifest["Config"]))  # type: ignore[arg-type]
+    assert {tag.rpartition("/")[2] for tag in manifest["RepoTags"]} == {f"resolver:{__version__}"}
+    assert config["config"]["Labels"]["org.opencontainers.image.version"] == __version__
+    assert config["config"]["Entrypoint"] == ["resolver"]
+    assert len(config["rootfs"]["diff_ids"]) == len(manifest["Layers"])
+
+
+def test_the_wheel_is_installed_with_all_it_needs(dist: Path, tmp_path: Path) -> None:
+    """As `pip install hami-resolver` does, with the files of this release in the place of an index."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    pip = [f"{tmp_path}/venv/bin/pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, f"--find-links={dist}", f"hami-resolver=={__version__}"], check=True)
+    for name in ("resolver", "kubectl-resolver"):
+        done = subprocess.run(
+            [tmp_path / "venv/bin" / name, "--help"], cwd="/", capture_output=True, text=True, check=True
+        )
+        assert "explain" in done.stdout
+    pages = {page.name for page in (tmp_path / "venv/share/man/man1").iterdir()}
+    assert {"resolver.1", "resolver-explain.1", "resolver-bundle.1"} <= pages
+    out = tmp_path / "bundle.tar.gz"
+    bundle = [f"{tmp_path}/venv/bin/resolver", "bundle", f"--output={out}", f"--socket={tmp_path}/none"]
+    subprocess.run(bundle, cwd="/", check=True, capture_output=True)
+    with tarfile.open(out) as archive:
+        assert any(name.endswith("/versions.json") for name in archive.getnames())
