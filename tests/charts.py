@@ -16,6 +16,8 @@ import yaml
 from tests.manifests import ROOT, Manifest
 
 CHART: Final = ROOT / "deploy/chart/resolver"
+#: Without one nothing is rendered: nobody publishes an image.
+IMAGE: Final = {"image": {"repository": "resolver"}}
 #: Kinds of the Prometheus operator: Kubernetes' own schemas do not have them.
 FOREIGN: Final = ("ServiceMonitor", "PodMonitor", "PrometheusRule")
 
@@ -67,9 +69,17 @@ def render(
     namespace: str = "resolver",
     chart: Path = CHART,
 ) -> list[Manifest]:
-    """Every object that an installation would make; `RefusedError` if there is none."""
-    text = helm("template", release, chart, "--namespace", namespace, *options, values=values or {})
+    """Every object that an installation would make, with an image if none is given; `RefusedError` if there is none."""
+    text = helm(
+        "template", release, chart, "--namespace", namespace, *options, values=with_image(values or {})
+    )
     return [each for each in yaml.load_all(text, Loader=yaml.CSafeLoader) if each]
+
+
+def with_image(values: Mapping[str, Any]) -> dict[str, Any]:
+    """These values with an image, if they do not say which."""
+    image = values.get("image", {})
+    return {**values, "image": {**IMAGE["image"], **image} if isinstance(image, dict) else image}
 
 
 def the(kind: str, manifests: Sequence[Manifest]) -> Manifest:
@@ -82,4 +92,4 @@ def environment(container: Manifest) -> dict[str, str]:
     """The variables of a container; an AssertionError if one is there twice."""
     names = [each["name"] for each in container["env"]]
     assert len(names) == len(set(names))
-    return {each["name"]: each["value"] for each in container["env"]}
+    return {each["name"]: each.get("value", "") for each in container["env"]}

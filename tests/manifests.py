@@ -8,11 +8,14 @@ else is an error, as is a patch that meets nothing: what is rendered here is wha
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import kubernetes_validate
+import kubernetes_validate.utils
 import yaml
 
 ROOT: Final = Path(__file__).parent.parent
@@ -186,4 +189,14 @@ def validate(manifests: Sequence[Manifest], releases: Sequence[str] = RELEASES) 
     """Raises `kubernetes_validate.ValidationError` for what a server of one of these releases would refuse."""
     for release in releases:
         for manifest in manifests:
-            kubernetes_validate.validate(manifest, release, strict=True)
+            _validate(json.dumps(manifest), release)
+
+
+# The library reads a release's schemas, megabytes of them, for every manifest: here once each.
+kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
+
+
+@cache
+def _validate(manifest: str, release: str) -> None:
+    """One manifest, as JSON: the same one is looked at once."""
+    kubernetes_validate.validate(json.loads(manifest), release, strict=True)

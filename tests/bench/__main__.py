@@ -16,11 +16,39 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.bench import api, bpf, daemon, devices, hostile, live, load, passes, scan, scrape, values
+from tests.bench import (
+    api,
+    bpf,
+    daemon,
+    devices,
+    hostile,
+    idle,
+    live,
+    load,
+    passes,
+    peers,
+    scan,
+    scrape,
+    values,
+)
 from tests.bench.crowd import crowd
 from tests.bench.timing import RowValues
 
-PARTS = ("scan", "lookup", "api", "pass", "daemon", "scrape", "devices", "bpf", "load", "hostile", "values")
+PARTS = (
+    "scan",
+    "lookup",
+    "api",
+    "pass",
+    "daemon",
+    "idle",
+    "scrape",
+    "devices",
+    "bpf",
+    "load",
+    "peers",
+    "hostile",
+    "values",
+)
 
 
 class Row(NamedTuple):
@@ -63,7 +91,7 @@ def main() -> int:
     wanted = args.parts or [part for part in PARTS if part != "hostile"]
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
-        if {"scan", "lookup", "api"} & set(wanted):
+        if {"scan", "lookup", "api", "peers"} & set(wanted):
             progress(f"starting {args.processes} processes in 50 PID namespaces")
             with crowd(50, args.processes // 50) as starter:
                 rows += [Row(*row) for row in scan.measure(wanted, progress)]
@@ -71,6 +99,8 @@ def main() -> int:
                     rows += [Row(*row) for row in live.measure(Path(scratch), starter, progress)]
                 if "api" in wanted:
                     rows += [Row(*row) for row in api.measure(args.seconds, Path(scratch), starter, progress)]
+                if "peers" in wanted:
+                    rows += [Row(*row) for row in peers.measure(Path(scratch), progress)]
         rows += _alone(wanted, Path(scratch))
         if "bpf" in wanted:
             rows += [Row(*row) for row in bpf.measure(args.processes, progress)]
@@ -91,6 +121,7 @@ def _alone(wanted: Sequence[str], scratch: Path) -> list[Row]:
     parts: dict[str, Callable[[], list[RowValues]]] = {
         "pass": lambda: passes.measure(scratch, progress),
         "daemon": lambda: daemon.measure(scratch, progress),
+        "idle": lambda: idle.measure(scratch, progress),
         "values": lambda: values.measure(scratch, progress),
         "scrape": lambda: scrape.measure(progress),
         "devices": lambda: devices.measure(scratch, progress),

@@ -2,91 +2,90 @@
 
 from __future__ import annotations
 
-import random
-import statistics
+import contextlib
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
+from resolver import client
+from resolver.errors import NoDaemon
+from tests.bench import repairs
+from tests.bench.crowd import crowd, make_regions
 from tests.bench.timing import Progress, RowValues
-from tests.bench.usage import children, cpu, rss
-from tests.fakes.container import Container
+from tests.bench.usage import Memory, children, memory, pss
 from tests.fakes.node import Node
-from tests.fakes.process import Tenant
-
-_SLOTS = 200
 
 
 def measure(scratch: Path, progress: Progress) -> list[RowValues]:
-    """Start it with its defaults on a node in miniature and let slots appear at random times."""
-    scratch.joinpath("node").mkdir()
-    with Node(scratch / "node", "535.183.01") as node:
-        containers = [node.container(name=f"c{number}") for number in range(4)]
-        for container in containers:
-            container.tenant(load=10, guess="none")
-        arguments = [sys.executable, "-m", "resolver", "run", "--containers-dir", str(node.containers_dir)]
-        arguments += ["--run-dir", str(scratch / "run"), "--log-level", "error"]
-        daemon = subprocess.Popen(arguments, env=node.environment())
+    """How soon slots are right, and what it weighs."""
+    rows = repairs.measure(scratch, progress)
+    progress("the memory of a daemon alone, and of one beside 10,000 processes in 100 containers")
+    small, large = _memory(scratch / "s", 4, 0), _memory(scratch / "l", 100, 10_000)
+    return [
+        *rows,
+        *_memory_rows("idle, probes, API and metrics on", 36.0, *small),
+        *_memory_rows("10,000 processes and 100 containers", 45.0, *large),
+    ]
+
+
+def _memory_rows(what: str, bound: float, taken: Memory, peak: float, again: float) -> list[RowValues]:
+    return [
+        (f"memory of all of it, {what}", taken.proportional, "MiB", bound, "PSS, children included"),
+        ("  each page once", taken.once, "MiB", bound, "as if nobody else ran this Python"),
+        (
+            "  at most while it starts",
+            peak,
+            "MiB",
+            None,
+            f"PSS, the loader included; {again:.0f} at the next start",
+        ),
+    ]
+
+
+def _memory(scratch: Path, containers: int, processes: int) -> tuple[Memory, float, float]:
+    """What a daemon takes a while after its start, every page of it asked for; what it took at most before.
+
+    The last is that of its next start, which compiles nothing.
+    """
+    scratch.mkdir()
+    with Node(scratch / "node", "535.183.01") as node, contextlib.ExitStack() as stack:
+        if processes:
+            make_regions(node.containers_dir, containers, 2)
+            stack.enter_context(crowd(containers, processes // containers, node.containers_dir))
+        for number in range(0 if processes else containers):
+            node.container(name=f"m{number}").tenant(load=10, guess="none")
+        taken, first = _one_life(scratch, node)
+        return taken, first, _one_life(scratch, node)[1]
+
+
+def _one_life(scratch: Path, node: Node) -> tuple[Memory, float]:
+    api, metrics = str(scratch / "s"), _free_address()
+    arguments = [sys.executable, "-m", "resolver", "run", "--containers-dir", str(node.containers_dir)]
+    arguments += ["--run-dir", str(scratch / "run"), "--socket", api, "--metrics-addr", metrics]
+    with subprocess.Popen([*arguments, "--log-level", "error"], env=node.environment()) as daemon:
         try:
-            progress(f"{_SLOTS} slots appear, one after the other")
-            times = [_until_repaired(random.choice(containers)) for _ in range(_SLOTS)]
-            first, again = (sorted(each * 1e3 for each in column) for column in zip(*times, strict=True))
-            progress("what the daemon weighs after that")
-            own, children, cpu = _weight(daemon.pid)
+            peak, until = 0.0, time.monotonic() + 60
+            while not _has_probes(api) and time.monotonic() < until:
+                peak = max(peak, sum(map(pss, [daemon.pid, *children(daemon.pid)])))
+            for _ in range(3):
+                urllib.request.urlopen(f"http://{metrics}/metrics").read()
+                client.processes(api)
+                time.sleep(2)
+            return memory(daemon.pid), peak
         finally:
             daemon.terminate()
-            daemon.wait()
-    return [
-        *_spread("a slot's appearance to its right hostpid", first),
-        *_spread("a process's own guess to its right hostpid", again),
-        ("resident memory of the daemon", own, "MiB", 45.0, ""),
-        ("  of all its children", children, "MiB", 30.0, "slot writer and NVML worker"),
-        ("CPU of all of them", cpu, "% core", None, "4 containers, default intervals"),
-    ]
 
 
-def _spread(name: str, milliseconds: list[float]) -> list[RowValues]:
-    p99 = milliseconds[int(len(milliseconds) * 0.99)]
-    return [
-        (f"{name}, median", statistics.median(milliseconds), "ms", None, ""),
-        ("  99 % of them", p99, "ms", 350.0, f"longest {milliseconds[-1]:.0f} ms"),
-    ]
+def _free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
-def _until_repaired(container: Container) -> tuple[float, float]:
-    """Seconds until the file has a new process's true host PID: since it took its slot, and since its own wrong guess.
-
-    As upstream it guesses after CUDA's start, which takes until it was repaired and a random time more.
-    """
-    time.sleep(random.random() * 0.25)
-    tenant = container.tenant(init_waits=True)
+def _has_probes(socket_path: str) -> bool:
     try:
-        first = _until_right(container, tenant)
-        time.sleep(random.random() * 0.25)
-        tenant.init()
-        return first, _until_right(container, tenant)
-    finally:
-        tenant.stop()
-
-
-def _until_right(container: Container, tenant: Tenant) -> float:
-    began = time.perf_counter()
-    while _hostpid(container, tenant) != tenant.host_pid:
-        if time.perf_counter() - began > 5:
-            raise RuntimeError(f"the slot of {tenant.host_pid} was not repaired within 5 s")
-        time.sleep(0.001)
-    return time.perf_counter() - began
-
-
-def _hostpid(container: Container, tenant: Tenant) -> int | None:
-    slots = container.region().slots
-    return next((slot.hostpid for slot in slots if slot.pid == tenant.ns_pid and slot.status), None)
-
-
-def _weight(daemon: int) -> tuple[float, float, float]:
-    """MiB of the daemon, MiB of its children, and per cent of a core of all of them while nothing happens."""
-    began, before = time.monotonic(), cpu(daemon)
-    time.sleep(5)
-    used = cpu(daemon).per_cent(before, time.monotonic() - began)
-    return rss(daemon), sum(map(rss, children(daemon))), sum(used)
+        return client.status(socket_path)["source"]["name"] == "bpf"
+    except NoDaemon:
+        return False

@@ -51,9 +51,7 @@ class Looks(NamedTuple):
 
 def measure(seconds: float, scratch: Path, progress: Progress) -> list[RowValues]:
     """All rows; takes some 50 seconds longer than the storm."""
-    scratch.joinpath("storm").mkdir()
-    program = scratch / "storm" / "storm"
-    subprocess.run(["cc", "-O2", "-Wall", "-Werror", "-static", "-o", program, _HERE / "storm.c"], check=True)
+    program = build_storm(scratch)
     with Node(scratch / "storm" / "node", "535.183.01") as node:
         for number in range(4):
             node.container(name=f"c{number}").tenant(load=10, guess="none")
@@ -62,6 +60,14 @@ def measure(seconds: float, scratch: Path, progress: Progress) -> list[RowValues
         progress("what a process with BCC loaded weighs")
         bcc = _with_bcc_loaded()
         return [*_storm(node, program, seconds, bcc, progress), _ready_row(ready)]
+
+
+def build_storm(scratch: Path) -> Path:
+    """The program that makes processes, see ``storm.c``."""
+    program = scratch / "storm" / "storm"
+    program.parent.mkdir()
+    subprocess.run(["cc", "-O2", "-Wall", "-Werror", "-static", "-o", program, _HERE / "storm.c"], check=True)
+    return program
 
 
 def _ready_row(ready: list[float]) -> RowValues:

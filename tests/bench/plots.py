@@ -257,6 +257,8 @@ def whole_table(found: Figures) -> str:
         name = f"… {name.strip()}" if name.startswith("  ") else name
         value = "not measured" if row["value"] is None else f"{number(row['value'])} {row['unit']}".strip()
         bound = "" if row["bound"] is None else f"{number(row['bound'])} or less"
+        if row["value"] is not None and row["bound"] is not None and row["value"] > row["bound"]:
+            value = f"**{value}**"
         lines.append(f"| {name} | {value} | {bound} | {row['beside'].replace('|', chr(92) + '|')} |")
     return "\n".join(lines)
 
@@ -274,7 +276,7 @@ def short_table(found: Figures) -> str:
     nothing = f"{number(lost)} events lost" if lost else "nothing lost"
     rows = {
         "a slot's appearance to its right `hostpid`": f"{told(slot)} ms; for 99 % {told(f'{slot} > 99 %')} ms",
-        "CPU, four containers, default intervals": f"{told('CPU of all of them')} % of a core",
+        "CPU, 64 quiet containers, 8 GPUs": f"{told('CPU of a quiet node')} % of a core",
         "resident memory": f"{told(daemon)} MiB; its children {told(f'{daemon} > of all its children')} MiB",
         "a pass over 64 containers of 8 processes": f"{told('pass over 64')} ms, with nothing to repair",
         "under 5,000 forks a second": f"{told(storm)} % of a core, {nothing}; `bpftrace` takes {rival} %",
@@ -383,9 +385,10 @@ def _groups(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def _key(row: dict[str, Any]) -> str:
-    """Its name; how many processes there happened to be doesn't count."""
+    """Its name; by how many processes there were more than meant doesn't count."""
     name = str(row["name"])
-    return name if name.startswith(("scrape of", "pass over", HOSTILE)) else re.sub(r"\d+", "N", name)
+    name = re.sub(r"\d+(?= in the map| namespaces)", "N", name)
+    return re.sub(r"\d+(?= processes$)", lambda found: f"{float(found[0]):.0e}", name)
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ def main() -> int:
     sys.path.insert(0, directory)
     loader: Any = importlib.import_module("loader")
     bcc = loader.import_bcc(os.path.join(directory, "include"))
-    offsets = loader.read_offsets("/sys/kernel/btf/vmlinux")
+    _, offsets = loader.read_offsets("/sys/kernel/btf/vmlinux")
     program = loader.compile_program(bcc, directory, {**offsets, **sizes})
     links = loader.attach(bcc, program, loader.load_functions(program))
     loader.seed(bcc, links[-1])

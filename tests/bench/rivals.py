@@ -80,6 +80,11 @@ class Rival:
                 subprocess.run(["true"], check=True)
         time.sleep(_SETTLE)
 
+    @property
+    def host_pid(self) -> int | None:
+        """Its process; None if it is not measured."""
+        return None if self._process is None else self._process.pid
+
     def begin(self) -> None:
         """The load begins now."""
         if self._process is not None:

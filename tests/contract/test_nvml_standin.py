@@ -211,6 +211,15 @@ def test_a_wrong_argument_has_its_own_error(
         ("nvmlDeviceGetMemoryInfo", 1),
         ("nvmlDeviceGetUtilizationRates", 1),
         ("nvmlDeviceGetPowerUsage", 1),
+        ("nvmlDeviceGetEnforcedPowerLimit", 1),
+        ("nvmlDeviceGetTotalEnergyConsumption", 1),
+        ("nvmlDeviceGetCurrentClocksThrottleReasons", 1),
+        ("nvmlDeviceGetCurrPcieLinkGeneration", 1),
+        ("nvmlDeviceGetCurrPcieLinkWidth", 1),
+        ("nvmlDeviceGetPcieReplayCounter", 1),
+        ("nvmlDeviceGetEncoderUtilization", 2),
+        ("nvmlDeviceGetDecoderUtilization", 2),
+        ("nvmlDeviceGetSupportedEventTypes", 1),
         ("nvmlDeviceGetMigMode", 2),
         ("nvmlDeviceGetMaxMigDeviceCount", 1),
         ("nvmlDeviceGetEccMode", 2),
@@ -274,6 +283,60 @@ def test_uncorrected_errors_are_counted_twice_and_only_with_ecc(bench: Bench) ->
     for call, arguments in ((total, (1, 0)), (single, (1, 0, 2))):
         with pytest.raises(NvmlCallError, match=r"NVMLError_NotSupported$"):
             nvml(call, device(1), *arguments)
+
+
+def test_clocks_power_pcie_and_video_are_what_they_were_made(bench: Bench) -> None:
+    made = replace(DEFAULT_DEVICES[0], throttle=0x44, energy_mj=5_000, pcie=(3, 8, 7), ecc_corrected=2)
+    bench.gpu.set_devices([made, replace(DEFAULT_DEVICES[1], mig_enabled=True)])
+    nvml = bench.probe()
+    sm, memory = 1, 2
+    for call, arguments, value in (
+        ("nvmlDeviceGetClockInfo", (sm,), 1410),
+        ("nvmlDeviceGetClockInfo", (memory,), 1593),
+        ("nvmlDeviceGetCurrentClocksThrottleReasons", (), 0x44),
+        ("nvmlDeviceGetEnforcedPowerLimit", (), 400_000),
+        ("nvmlDeviceGetTotalEnergyConsumption", (), 5_000),
+        ("nvmlDeviceGetCurrPcieLinkGeneration", (), 3),
+        ("nvmlDeviceGetCurrPcieLinkWidth", (), 8),
+        ("nvmlDeviceGetPcieReplayCounter", (), 7),
+        ("nvmlDeviceGetTotalEccErrors", (0, 0), 2),
+    ):
+        assert nvml(call, device(0), *arguments) == value, call
+    client = bench.client()
+    client.ask(f"load {made.uuid} 10 5 31 42")
+    _until(lambda: nvml("nvmlDeviceGetEncoderUtilization", device(0))[0] == 31)
+    assert nvml("nvmlDeviceGetDecoderUtilization", device(0))[0] == 42
+    with pytest.raises(NvmlCallError, match=r"NVMLError_NotSupported$"):
+        nvml("nvmlDeviceGetEncoderUtilization", device(1))
+    with pytest.raises(NvmlCallError, match=r"NVMLError_InvalidArgument$"):
+        nvml("nvmlDeviceGetClockInfo", device(0), 4)
+
+
+def test_events_are_those_after_the_registration_each_once(bench: Bench) -> None:
+    nvml = bench.probe()
+    bench.gpu.raise_xid(0, 31)  # before anybody waits for it
+    nvml("watch_xids", 2)
+    assert nvml("next_xid", 0) == "Timeout"
+    bench.gpu.raise_xid(1, 79)
+    bench.gpu.raise_xid(0, 13)
+    bench.gpu.raise_xid(1, 48)
+    found = [nvml("next_xid", 0) for _ in range(3)]
+    first, second = (made.uuid for made in DEFAULT_DEVICES)
+    assert sorted(found) == sorted([[first, 13], [second, 79], [second, 48]])
+    assert nvml("next_xid", 10) == "Timeout"
+    bench.gpu.set_devices([replace(DEFAULT_DEVICES[0], lost=True), DEFAULT_DEVICES[1]])
+    with pytest.raises(NvmlCallError, match=r"NVMLError_GpuIsLost$"):
+        nvml("next_xid", 0)
+
+
+def test_only_what_is_known_can_be_registered(bench: Bench) -> None:
+    nvml = bench.probe()
+    assert nvml("nvmlDeviceGetSupportedEventTypes", device(0)) == 8
+    assert nvml("register_events", 8) is None
+    with pytest.raises(NvmlCallError, match=r"NVMLError_NotSupported$"):
+        nvml("register_events", 1)
+    with pytest.raises(NvmlCallError, match=r"NVMLError_InvalidArgument$"):
+        nvml("register_events", 1 << 40)
 
 
 def test_instances_are_devices_of_their_own_with_less_to_tell(bench: Bench) -> None:

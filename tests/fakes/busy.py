@@ -111,6 +111,10 @@ class Builder:
         )
         self.regions.append(RegionReport(path, pod_uid, container, "v1.2", (gpu.uuid,), (), container_id))
 
+    def limited(self, core: int, gib: float) -> None:
+        """HAMi's limits of the last container: per cent of the cores, and memory; 0 for none."""
+        self.regions[-1] = self.regions[-1]._replace(limit=(int(gib * GIB),), sm_limit=(core,))
+
     def process(
         self,
         comm: str,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from tests.fakes.gpu import Device
+from tests.fakes.placements import EVERY
 from tests.fakes.process import START_TIMEOUT_S, NodeError, Process, Tenant, readable
 from tests.fakes.regions import Region, monitor_view, read_file
 from tests.fakes.releases import Release
@@ -50,6 +51,8 @@ class Container:
         priority: int,
         rights: int | None = None,
         broker_dir: Path | None = None,
+        placement: str = "hami",
+        claim: str | None = None,
     ) -> None:
         self.node = node
         self.pod_uid, self.name = pod_uid, name
@@ -61,10 +64,21 @@ class Container:
         self.priority = priority
         self.rights = rights
         self.broker_dir = broker_dir
-        self.directory = node.containers_dir / f"{pod_uid}_{name}"
-        self.directory.mkdir(exist_ok=True)
-        self.directory.chmod(0o777)
-        self.cache_name = f"{uuid.uuid4()}.cache"
+        self.placed = placement
+        self.placement, self.claim = EVERY[placement], claim or str(uuid.uuid4())
+        words = {"entry": f"{pod_uid}_{name}", "uuid": str(uuid.uuid4()), "claim": self.claim}
+        root = node.placement_dir(placement)
+        self.directory = root / self.placement.directory.format(**words)
+        if not self.placement.made_inside:
+            self.directory.mkdir(exist_ok=True)
+            self.directory.chmod(0o777)
+        self.cache_name = self.placement.file.format(**words)
+        self._bind = root / self.placement.bind.format(**words)
+        self._at = self.placement.at.format(**words)
+        #: Where the container itself has its file.
+        self.inside = f"{self._at}/{self.directory.relative_to(self._bind) / self.cache_name}"
+        if self.placement.alone:
+            self.inside = f"/tmp/{self.cache_name}"  # noqa: S108 - the container's own
         self.processes: list[Process] = []
         self._running = False
         self._start()
@@ -80,7 +94,8 @@ class Container:
             str(self.node.built / "container-init"),
             *("--control", str(theirs.fileno())),
             *("--parent", str(os.getpid())),
-            *("--bind", str(self.directory)),
+            *("--bind", str(self._bind)),
+            *("--at", self._at),
             *("--pidns", self._pidns_argument()),
         ]
         if self.rights is not None:
@@ -107,6 +122,7 @@ class Container:
             self._launcher.wait()
             self._control.close()
             raise
+        self.node.log(self)
         self._running = True
 
     def _pidns_argument(self) -> str:
@@ -154,7 +170,14 @@ class Container:
     @property
     def cache(self) -> Path:
         """The cache file on the host's side."""
+        if self.placement.alone:
+            return Path(f"/proc/{self.init_host_pid}/root{self.inside}")
         return self.directory / self.cache_name
+
+    @property
+    def known_as(self) -> str:
+        """What the daemon's log calls the container of its file."""
+        return self.container_id if self.placement.alone else self.directory.name
 
     def region(self) -> Region:
         """The region as it is now, read from the file."""
@@ -212,7 +235,7 @@ class Container:
         memory: int = 512 << 20,
     ) -> list[str]:
         """The command line of a tenant of this container."""
-        arguments = [str(self.node.built / "tenant"), "--cache", f"/usr/local/vgpu/{self.cache_name}"]
+        arguments = [str(self.node.built / "tenant"), "--cache", self.inside]
         for device in self.devices:
             arguments += ["--uuid", device.uuid]
         for device in devices or ():

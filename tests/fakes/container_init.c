@@ -1,11 +1,12 @@
 /*
  * Starts a container in miniature and stays as its first process.
  *
- *   container-init --control FD --parent PID --bind DIR [--pidns new|host|/proc/N/ns/pid] [--cgroup PROCS_FILE ...]
- *                  [--rights MASK] [--broker DIR]
+ *   container-init --control FD --parent PID --bind DIR [--at PATH] [--pidns new|host|/proc/N/ns/pid]
+ *                  [--cgroup PROCS_FILE ...] [--rights MASK] [--broker DIR]
  *
  * The launcher joins or makes the PID namespace and forks; the child enters the cgroups, gets its own mount and
- * cgroup namespaces, its own /proc, DIR at /usr/local/vgpu, and the broker's DIR, read-only, at /usr/local/hostpid.
+ * cgroup namespaces, its own /proc, DIR at /usr/local/vgpu, or wherever else below /usr/local or /tmp, and the broker's
+ * DIR, read-only, at /usr/local/hostpid. With something at /tmp/... its /tmp is its own, but for directories in there.
  * Nothing of that reaches the host's mount table.
  * Then it serves the control socket (SOCK_SEQPACKET):
  *
@@ -18,9 +19,11 @@
  * Every process here dies with its parent, whatever the parent dies of.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <limits.h>
 #include <linux/capability.h>
 #include <poll.h>
 #include <sched.h>
@@ -85,22 +88,59 @@ static int open_directory(const char *source)
     return fd;
 }
 
+static void make_above(const char *target)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s", target);
+    for (char *slash = path + 1; (slash = strchr(slash, '/')); slash++) {
+        *slash = 0;
+        mkdir(path, 0777);
+        *slash = '/';
+    }
+}
+
 static void bind_at(int fd, const char *target)
 {
     char through[64];
     snprintf(through, sizeof through, "/proc/self/fd/%d", fd);
-    if (mkdir(target, 0777) < 0 || mount(through, target, NULL, MS_BIND, NULL) < 0)
+    make_above(target);
+    if ((mkdir(target, 0777) < 0 && errno != EEXIST) || mount(through, target, NULL, MS_BIND, NULL) < 0)
         fail(target);
     close(fd);
 }
 
-static void bind_directories(const char *vgpu, const char *broker)
+/* Its own /tmp, and what the node has in its own: the tests' directories. */
+static void own_tmp(void)
+{
+    char through[64], path[PATH_MAX];
+    int old = open_directory("/tmp");
+    snprintf(through, sizeof through, "/proc/self/fd/%d", old);
+    if (mount("tmpfs", "/tmp", "tmpfs", 0, "mode=1777") < 0)
+        fail("mount /tmp");
+    DIR *listing = opendir(through);
+    for (struct dirent *entry; listing && (entry = readdir(listing));) {
+        if (entry->d_type != DT_DIR || entry->d_name[0] == '.')
+            continue;
+        snprintf(path, sizeof path, "%s/%s", through, entry->d_name);
+        int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+        snprintf(path, sizeof path, "/tmp/%s", entry->d_name);
+        if (fd >= 0)
+            bind_at(fd, path);
+    }
+    if (listing)
+        closedir(listing);
+    close(old);
+}
+
+static void bind_directories(const char *vgpu, const char *at, const char *broker)
 {
     int fd = open_directory(vgpu), broker_fd = broker ? open_directory(broker) : -1;
     /* A tmpfs first: the host need not have /usr/local/vgpu, and must not get one. */
     if (mount("tmpfs", "/usr/local", "tmpfs", 0, "mode=755") < 0)
         fail("mount /usr/local");
-    bind_at(fd, "/usr/local/vgpu");
+    if (strncmp(at, "/tmp/", 5) == 0)
+        own_tmp();
+    bind_at(fd, at);
     if (!broker)
         return;
     bind_at(broker_fd, "/usr/local/hostpid");
@@ -208,10 +248,10 @@ static void use_pidns(const char *which)
 int main(int argc, char **argv)
 {
     static const struct option names[] = {{"control", 1, NULL, 'c'}, {"parent", 1, NULL, 'p'}, {"bind", 1, NULL, 'b'},
-                                          {"broker", 1, NULL, 'B'},
+                                          {"broker", 1, NULL, 'B'},  {"at", 1, NULL, 'a'},
                                           {"pidns", 1, NULL, 'n'},   {"cgroup", 1, NULL, 'g'},
                                           {"rights", 1, NULL, 'r'},  {NULL, 0, NULL, 0}};
-    const char *bind = NULL, *broker = NULL, *pidns = "new", *cgroups[MAX_CGROUPS];
+    const char *bind = NULL, *at = "/usr/local/vgpu", *broker = NULL, *pidns = "new", *cgroups[MAX_CGROUPS];
     int cgroup_num = 0, status;
     unsigned long long rights = ~0ULL;
     pid_t parent = 0;
@@ -222,6 +262,7 @@ int main(int argc, char **argv)
         case 'r': rights = strtoull(optarg, NULL, 16); break;
         case 'b': bind = optarg; break;
         case 'B': broker = optarg; break;
+        case 'a': at = optarg; break;
         case 'n': pidns = optarg; break;
         case 'g': if (cgroup_num < MAX_CGROUPS) cgroups[cgroup_num++] = optarg; break;
         default: return 2;
@@ -243,7 +284,7 @@ int main(int argc, char **argv)
     if (cgroup_num && unshare(CLONE_NEWCGROUP) < 0)
         fail("cgroup namespace");
     own_mounts(strcmp(pidns, "host") != 0);
-    bind_directories(bind, broker);
+    bind_directories(bind, at, broker);
     if (rights != ~0ULL)
         limit_rights(rights);
     signal(SIGCHLD, SIG_IGN); /* as PID 1 it inherits orphans: the kernel reaps them all */

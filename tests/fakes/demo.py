@@ -2,8 +2,8 @@
 
 Options go to `resolver run`; with --dry-run, for example, nothing gets right.
 
-Exit status: 0 if every value is right in the end, 1 if one is not, 2 if this machine cannot run it (and what is
-missing is said).
+Exit status: 0 if every value is right in the end, 1 if one is not, 2 if this machine cannot run it, or is too busy to
+tell (and what is missing is said).
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from pathlib import Path
 from tests.fakes.build import BuildError
 from tests.fakes.daemon import RESOLVER, Daemon, DaemonError
 from tests.fakes.demo_view import Plain, make_view
-from tests.fakes.measure import Row, before, until_true, verdict
+from tests.fakes.measure import Row, TooBusy, before, until_true, verdict
 from tests.fakes.node import Node
+from tests.fakes.preflight import hidden_containers, missing
 from tests.fakes.process import NodeError
-from tests.fakes.scene import DRIVERS, Case, full_scene, settle, short_scene
+from tests.fakes.scene import DRIVERS, PLACED, TOLD_BY_CGROUP, Case, full_scene, settle, short_scene
 
 INSIDE = "DEMO_IN_USER_NAMESPACE"  # no name of a setting: the daemon refuses such
 
@@ -38,11 +39,17 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an orderly end: nothing stays behind
     try:
         _need_root_or_a_user_namespace()
+        _need_what_containers_need()
         with tempfile.TemporaryDirectory(prefix="resolver-demo-") as root:
             Path(root).chmod(0o755)
             return 0 if _show(view, Path(root)) else 1
     except (CannotRun, BuildError, NodeError) as error:
         view.result(f"The demo cannot run here: {error}", ok=False)
+        return 2
+    except TooBusy as error:
+        view.result(
+            f"\nThis machine is too busy for the demo: {error}. Try again when it has less to do.", ok=False
+        )
         return 2
     except DaemonError as error:
         view.result(f"\nNot every value is right: {error}", ok=False)
@@ -76,6 +83,15 @@ def _need_root_or_a_user_namespace() -> None:
     )
 
 
+def _need_what_containers_need() -> None:
+    """Tries it, before anything is built or started."""
+    absent = missing()
+    if os.environ.get(INSIDE) and (hidden := hidden_containers()):
+        absent.append(hidden)
+    if absent:
+        raise CannotRun("".join(f"\n  - {each}" for each in absent))
+
+
 def _show(view: Plain, root: Path) -> bool:
     begin = time.monotonic()
     view.heading("A GPU node in miniature")
@@ -103,8 +119,14 @@ def _show(view: Plain, root: Path) -> bool:
 
 
 def _whole(view: Plain, node: Node, about: str) -> bool:
-    view.progress("starting six containers with real namespaces, and the processes in them")
-    cases = full_scene(node)
+    placed = PLACED
+    if node.cgroups.root is None:
+        placed = {name: who for name, who in PLACED.items() if who not in TOLD_BY_CGROUP}
+        view.say(
+            "  Left out: the placements of KAI and without a scheduler, which take cgroups; HAMi's instead."
+        )
+    view.progress(f"starting six containers with real namespaces, of {len({*placed.values()})} placements")
+    cases = full_scene(node, placed)
     view.say(f"  {about}.")
     time.sleep(1.3)  # watchers look one second back: until then they still see who ended before
     return _run(view, node, cases, whole=True)
@@ -114,8 +136,9 @@ def _run(view: Plain, node: Node, cases: list[Case], *, whole: bool = False) -> 
     """One daemon on one node: before, repair, after."""
     settle(cases)
     rows = before(cases, view.progress)
-    with Daemon(node, sys.argv[1:]) as daemon:
-        until_true(rows, daemon.started_at, daemon)
+    everywhere = [*node.placement_options(), "--mapped-regions"] if whole else []
+    with Daemon(node, [*everywhere, *sys.argv[1:]]) as daemon:
+        until_true(rows, daemon.started_at, daemon, view.progress)
         if whole and all(row.true_ms is not None for row in rows):
             rows += _latecomer(view, cases[0], daemon)
         verdict(rows, daemon)
@@ -124,7 +147,7 @@ def _run(view: Plain, node: Node, cases: list[Case], *, whole: bool = False) -> 
         view.table(rows)
         ok = all(row.ok for row in rows)
         if whole:
-            view.say("  ms: from the start of the daemon; for the late one, from the start of the process.")
+            view.say("  ms: since the start of the daemon; of the late one, since its own.")
             view.heading("What HAMi's monitor reports, summed over each container")
             view.picture(rows)
             ok = _lookup(view, cases[2]) and ok
@@ -144,7 +167,7 @@ def _latecomer(view: Plain, like: Case, daemon: Daemon) -> list[Row]:
         like.container, tenant, like.device, "started late", "wrong_namespace", tenant.host_pid, tenant.load
     )
     rows = [Row(late, hostpid_before=tenant.ns_pid, sm_before=0)]
-    until_true(rows, begin, daemon)
+    until_true(rows, begin, daemon, view.progress)
     return rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
@@ -10,12 +11,22 @@ from typing import Any, Final
 from tests.fakes.measure import Row
 
 HEAD: Final = (
-    "container", "layout", "pid", "what had happened", "hostpid", "repair", "sm_util", "true", "ms", "",
+    "container", "placement", "layout", "pid", "what had happened", "hostpid", "repair", "sm_util", "true", "ms", "",
 )  # fmt: skip
-RIGHT: Final = {2, 7, 8}
-STORY: Final = 3
-ROOM: Final = {1: 114, STORY: 100}  # from which width of a terminal on a column is shown
-BAR: Final = 20
+RIGHT: Final = {3, 8, 9}
+PLACEMENT: Final = 1
+STORY: Final = 4
+ROOM: Final = {2: 127, 3: 100, STORY: 113, 8: 90}  # from which width of a terminal on a column is shown
+BAR: Final = 10
+#: Who put HAMi-core into a container, by where its file is.
+WHO: Final = {
+    "hami": "HAMi",
+    "volcano": "Volcano",
+    "koordinator": "Koordinator",
+    "kai": "KAI",
+    "dra": "DRA claim",
+    "bare": "bare /tmp",
+}
 
 
 def percent(value: int | None) -> str:
@@ -29,6 +40,7 @@ def _cells(row: Row) -> list[str]:
     moment = row.true_ms if zeroed else row.repaired_ms
     return [
         case.container.name,
+        WHO[case.container.placed],
         case.container.layout,
         str(case.tenant.ns_pid),
         case.story,
@@ -41,15 +53,22 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
+def shown(rows: Sequence[Row], width: int) -> list[int]:
+    """The columns that there is room for; who placed the containers only where that differs."""
+    alike = len({row.case.container.placed for row in rows}) == 1
+    return [i for i in range(len(HEAD)) if width >= ROOM.get(i, 0) and not (alike and i == PLACEMENT)]
+
+
 def bars(rows: Sequence[Row]) -> list[tuple[str, int, int, int]]:
-    """Per container: its name, and what HAMi's monitor reported before, reports after, and should (percent)."""
+    """Per container: its names, and what HAMi's monitor reported before, reports after, and should (percent)."""
     sums: dict[str, tuple[int, int, int]] = {}
     for row in rows:
         if row.case.load is None:
             continue
-        old = sums.get(row.case.container.name, (0, 0, 0))
+        name = f"{row.case.container.name:<8} {WHO[row.case.container.placed]:<11}"
+        old = sums.get(name, (0, 0, 0))
         new = (row.sm_before or 0, row.sm_after or 0, row.case.load)
-        sums[row.case.container.name] = (old[0] + new[0], old[1] + new[1], old[2] + new[2])
+        sums[name] = (old[0] + new[0], old[1] + new[1], old[2] + new[2])
     return [(name, *values) for name, values in sums.items()]
 
 
@@ -66,13 +85,13 @@ class Plain:
         self.say(f"  ... {text}")
 
     def table(self, rows: Sequence[Row]) -> None:
+        # To a file everything; NO_COLOR on a terminal what it has room for.
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
+        columns = shown(rows, width)
         cells = [list(HEAD), *(_cells(row) for row in rows)]
-        widths = [max(len(line[i]) for line in cells) for i in range(len(HEAD))]
+        widths = {i: max(len(line[i]) for line in cells) for i in columns}
         for line in cells:
-            parts = [
-                text.rjust(width) if i in RIGHT else text.ljust(width)
-                for i, (text, width) in enumerate(zip(line, widths, strict=True))
-            ]
+            parts = [line[i].rjust(widths[i]) if i in RIGHT else line[i].ljust(widths[i]) for i in columns]
             self.say("  " + "  ".join(parts).rstrip())
         self._complaints(rows)
 
@@ -80,7 +99,7 @@ class Plain:
         for name, old, new, true in bars(rows):
             before, after = ("#" * round(value * BAR / 100) for value in (old, new))
             self.say(
-                f"  {name:<10} [{before:.<{BAR}}] {old:>3} %  ->  [{after:.<{BAR}}] {new:>3} %  (true {true})"
+                f"  {name} [{before:.<{BAR}}] {old:>3} %  ->  [{after:.<{BAR}}] {new:>3} %  (true {true})"
             )
 
     def result(self, text: str, *, ok: bool) -> None:
@@ -114,21 +133,21 @@ class Coloured(Plain):
         from rich.table import Table
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        shown = [i for i in range(len(HEAD)) if self._console.width >= ROOM.get(i, 0)]
-        for i in shown:
+        columns = shown(rows, self._console.width)
+        for i in columns:
             justify: Any = "right" if i in RIGHT else "left"
             table.add_column(HEAD[i], justify=justify, no_wrap=i != STORY)
         for row in rows:
             cells = _cells(row)
             cells[0] = f"[cyan]{cells[0]}[/]"
-            cells[1] = f"[dim]{cells[1]}[/]"
-            for i in (4, 6):
+            cells[2] = f"[dim]{cells[2]}[/]"
+            for i in (5, 7):
                 old, new = cells[i].split(" -> ")
                 shade = "[dim]" if old == new else "[red]"
                 cells[i] = f"{shade}{old}[/] -> [green]{new}[/]"
-            cells[5] = f"[yellow]{cells[5]}[/]"
-            cells[9] = "[bold green]ok[/]" if row.ok else "[bold red]WRONG[/]"
-            table.add_row(*(cells[i] for i in shown))
+            cells[6] = f"[yellow]{cells[6]}[/]"
+            cells[10] = "[bold green]ok[/]" if row.ok else "[bold red]WRONG[/]"
+            table.add_row(*(cells[i] for i in columns))
         self._console.print(table)
         self._complaints(rows)
 
@@ -139,7 +158,7 @@ class Coloured(Plain):
                 for value, colour in ((old, "red"), (new, "green"))
             )
             self._console.print(
-                f"  [cyan]{name:<10}[/] {before} {old:>3} %  ->  {after} {new:>3} %  [dim]true {true}[/]"
+                f"  [cyan]{name}[/] {before} {old:>3} %  ->  {after} {new:>3} %  [dim]true {true}[/]"
             )
 
     def result(self, text: str, *, ok: bool) -> None:

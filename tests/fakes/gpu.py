@@ -32,6 +32,7 @@ from tests.fakes.state import (
     MIGS,
     PROCESSES,
     SAMPLES,
+    XIDS,
     Answer,
     ChainStruct,
     DeviceStruct,
@@ -57,7 +58,8 @@ class Device:
     """A device as NVML shows it; the order of a list of these is the index order.
 
     ``ecc`` are uncorrected errors (volatile, aggregate), None where it is off. ``errors`` maps calls to the
-    nvmlReturn_t that they answer instead of the truth.
+    nvmlReturn_t that they answer instead of the truth. ``throttle`` are NVML's bits (1: it is idle), ``pcie`` the
+    link's generation, its width, and how often something was sent again.
     """
 
     uuid: str
@@ -70,6 +72,13 @@ class Device:
     power_mw: int = 180_000
     ecc: tuple[int, int] | None = (0, 0)
     migs: tuple[Mig, ...] = ()
+    ecc_corrected: int = 0
+    sm_clock_mhz: int = 1410
+    memory_clock_mhz: int = 1593
+    power_limit_mw: int = 400_000
+    energy_mj: int = 0
+    throttle: int = 1
+    pcie: tuple[int, int, int] = (4, 16, 0)
     errors: Mapping[Answer, int] = field(default_factory=dict)
 
 
@@ -188,8 +197,19 @@ class Gpu:
                 entry.temperature_c, entry.power_mw = device.temperature_c, device.power_mw
                 entry.ecc_enabled = int(device.ecc is not None)
                 entry.ecc_volatile, entry.ecc_aggregate = device.ecc or (0, 0)
+                entry.ecc_corrected, entry.energy_mj = device.ecc_corrected, device.energy_mj
+                entry.sm_clock_mhz, entry.memory_clock_mhz = device.sm_clock_mhz, device.memory_clock_mhz
+                entry.power_limit_mw, entry.throttle = device.power_limit_mw, device.throttle
+                entry.pcie_generation, entry.pcie_width, entry.pcie_replays = device.pcie
                 entry.errors[:] = _answers(device.errors)
                 _fill_migs(entry, device.migs)
+
+    def raise_xid(self, device: int, xid: int) -> None:
+        """The driver reports an error of a device to who waits for its events."""
+        with self._state.writing() as s:
+            entry = s.devices[device]
+            entry.xids[entry.xids_total % XIDS] = xid
+            entry.xids_total += 1
 
     def set_list_threads(self, *, on: bool) -> None:
         """Lists a thread id instead of the process's PID in the process list (HAMi-core issue 112)."""

@@ -40,8 +40,8 @@ class Query(NamedTuple):
     def concrete(self, window: str = "10s", **chosen: str) -> str:
         """With values for the dashboard's variables; those that are not chosen are "All"."""
         text = self.expression.replace("$__rate_interval", window)
-        text = re.sub(r"\$(\w+)", lambda found: chosen.get(found[1], ".*"), text)
-        assert "$" not in text, text
+        text = re.sub(r"\$([a-z]\w*)", lambda found: chosen.get(found[1], ".*"), text)
+        assert "$" not in text.replace('"$1"', ""), text
         return text
 
 

@@ -19,14 +19,23 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 from tests.fakes import build
 from tests.fakes.cgroups import CgroupTree
 from tests.fakes.container import Container
 from tests.fakes.gpu import DEFAULT_DEVICES, Device, Gpu
+from tests.fakes.placements import EVERY, PLACEMENTS
 from tests.fakes.process import NodeError
 from tests.fakes.releases import BY_LAYOUT, RELEASES
+
+
+class Logged(Protocol):
+    """What kubelet knows of a container."""
+
+    pod_uid: str
+    name: str
+    container_id: str
 
 
 class Node:
@@ -40,6 +49,8 @@ class Node:
         self.containers_dir = root / "vgpu" / "containers"
         self.driver_socket = root / "driver.sock"
         self.state_file = root / "nvml-state"
+        self.pod_logs_dir = root / "log" / "pods"
+        self.container_logs_dir = root / "log" / "containers"
         self.containers: list[Container] = []
         self.left_out: list[str] = []
         self._driver_version, self._devices = driver_version, devices
@@ -52,6 +63,7 @@ class Node:
         self.built = build.build()
         self.library_dir = build.library_dir(self.built, self._driver_version)
         self.containers_dir.mkdir(parents=True)
+        self.container_logs_dir.mkdir(parents=True, exist_ok=True)
         self.cgroups = CgroupTree()
         if self.cgroups.root is None:
             self.left_out.append(
@@ -70,11 +82,38 @@ class Node:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         with contextlib.ExitStack() as stack:  # each step runs, whatever the one before ran into
-            stack.callback(shutil.rmtree, self.root / "vgpu", ignore_errors=True)
+            for name in ("vgpu", "volcano", "kai", "bare", "log"):
+                stack.callback(shutil.rmtree, self.root / name, ignore_errors=True)
             stack.callback(self.cgroups.close)
             stack.callback(self.gpu.__exit__, None, None, None)
             for container in self.containers:
                 stack.callback(container.stop)
+
+    def placement_dir(self, placement: str) -> Path:
+        """The directory of the host in which that scheduler's containers, or claims, have theirs; it is made."""
+        row = EVERY[placement]
+        directory = self.root / row.root
+        if not directory.exists():
+            directory.mkdir(parents=True)
+            directory.chmod(row.mode)
+        return directory
+
+    def placement_options(self) -> list[str]:
+        """What makes a daemon search the directories of all placements, and read kubelet's names."""
+        roots = dict.fromkeys(str(self.placement_dir(name)) for name in PLACEMENTS)
+        return [
+            *(word for root in roots for word in ("--containers-dir", root)),
+            *("--pod-logs-dir", str(self.pod_logs_dir)),
+            *("--container-logs-dir", str(self.container_logs_dir)),
+        ]
+
+    def log(self, container: Logged) -> None:
+        """What kubelet makes when a container starts: a directory for its pod's logs, and a link to its own."""
+        pod, namespace = f"pod-{container.pod_uid[:8]}", "default"
+        logs = self.pod_logs_dir / f"{namespace}_{pod}_{container.pod_uid}" / container.name
+        logs.mkdir(parents=True, exist_ok=True)
+        link = self.container_logs_dir / f"{pod}_{namespace}_{container.name}-{container.container_id}.log"
+        link.symlink_to(logs / "0.log")
 
     def environment(self) -> dict[str, str]:
         """The environment in which `libnvidia-ml.so.1` is the stand-in and speaks for this node's driver."""
@@ -108,6 +147,8 @@ class Node:
         priority: int = 0,
         rights: int | None = None,
         broker_dir: Path | None = None,
+        placement: str = "hami",
+        claim: str | None = None,
     ) -> Container:
         """Starts a container. `pid_namespace` may be another's.
 
@@ -117,7 +158,8 @@ class Node:
 
         `rights` is the mask of the capabilities that its processes can have, such as `container.DEFAULT_RIGHTS`; by
         default all of them, and only then can a tenant be nested. `broker_dir` is mounted read-only, and the tenants
-        ask the broker in it.
+        ask the broker in it. `placement` is a scheduler's (`placements.PLACEMENTS`); with `dra` several containers can
+        have the same `claim`.
         """
         container = Container(
             self,
@@ -133,6 +175,8 @@ class Node:
             priority=priority,
             rights=rights,
             broker_dir=broker_dir,
+            placement=placement,
+            claim=claim,
         )
         self.containers.append(container)
         return container

@@ -94,6 +94,37 @@ def _plain(value: object) -> object:
     return value
 
 
+_EVENTS: list[Any] = []  # the event set, once there is one
+
+
+def watch_xids(devices: int) -> None:
+    """An event set in which the first so many devices are registered for XID errors."""
+    import pynvml
+
+    for index in range(devices):
+        register_events(pynvml.nvmlEventTypeXidCriticalError, index)
+
+
+def register_events(types: int, index: int = 0) -> None:
+    """A device in the event set, which is made if there is none."""
+    import pynvml
+
+    if not _EVENTS:
+        _EVENTS.append(pynvml.nvmlEventSetCreate())
+    pynvml.nvmlDeviceRegisterEvents(pynvml.nvmlDeviceGetHandleByIndex(index), types, _EVENTS[0])
+
+
+def next_xid(timeout_ms: int) -> list[Any] | str:
+    """UUID and XID of the next event, or `Timeout`."""
+    import pynvml
+
+    try:
+        event = pynvml.nvmlEventSetWait_v2(_EVENTS[0], timeout_ms)
+    except pynvml.NVMLError_Timeout:
+        return "Timeout"
+    return [pynvml.nvmlDeviceGetUUID(event.device), event.eventData]
+
+
 def _serve() -> None:
     import pynvml
 

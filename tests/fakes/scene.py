@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from tests.fakes.container import Container
@@ -49,21 +50,43 @@ def _case(
     )
 
 
-def full_scene(node: Node) -> list[Case]:
-    """Six containers in five layouts; the driver lists container PIDs, its samples have host PIDs."""
+#: Placements in which the container is told by the cgroup.
+TOLD_BY_CGROUP: Final = ("kai", "bare")
+#: Who has started the containers of the full scene, where they are of all kinds.
+PLACED: Final = {
+    "train": "dra",
+    "serve": "volcano",
+    "batch": "koordinator",
+    "notebook": "kai",
+    "etl": "hami",
+    "legacy": "bare",
+}
+
+
+def full_scene(node: Node, placed: Mapping[str, str] = MappingProxyType({})) -> list[Case]:
+    """Six containers in five layouts; the driver lists container PIDs, its samples have host PIDs.
+
+    `placed` is the placement of each by its name, `hami` for those that are not in it.
+    """
     first, second = node.gpu.devices
+
+    def placement(name: str) -> str:
+        return placed.get(name, "hami")
+
     return [
-        *_training(node, first, second),
-        *_restarted(node, first, second),
-        *_duplicates(node, first),
-        *_common(node, first, second),
-        *_killed(node, first, second),
-        *_oldest_layout(node, second),
+        *_training(node, first, second, placement("train")),
+        *_restarted(node, first, second, placement("serve")),
+        *_duplicates(node, first, placement("batch")),
+        *_common(node, first, second, placement("notebook")),
+        *_killed(node, first, second, placement("etl")),
+        *_oldest_layout(node, second, placement("legacy")),
     ]
 
 
-def _training(node: Node, first: Device, second: Device) -> list[Case]:
-    container = node.container(name="train", cgroup_format="containerd-systemd", devices=[first, second])
+def _training(node: Node, first: Device, second: Device, placement: str) -> list[Case]:
+    container = node.container(
+        name="train", cgroup_format="containerd-systemd", devices=[first, second], placement=placement
+    )
     guessed = container.tenant(load=34, devices=[first])
     raced = container.tenant(load=27, devices=[second], guess="none")
     return [
@@ -72,10 +95,10 @@ def _training(node: Node, first: Device, second: Device) -> list[Case]:
     ]
 
 
-def _restarted(node: Node, first: Device, second: Device) -> list[Case]:
+def _restarted(node: Node, first: Device, second: Device, placement: str) -> list[Case]:
     container = node.container(
         name="serve", cgroup_format="crio-systemd-child", layout="v1.1-shifted", qos="guaranteed",
-        devices=[first, second],
+        devices=[first, second], placement=placement,
     )  # fmt: skip
     before = container.tenant(load=23, devices=[first])
     before.command(f"hostpid {before.host_pid}")
@@ -88,9 +111,14 @@ def _restarted(node: Node, first: Device, second: Device) -> list[Case]:
     ]
 
 
-def _duplicates(node: Node, device: Device) -> list[Case]:
+def _duplicates(node: Node, device: Device, placement: str) -> list[Case]:
     container = node.container(
-        name="batch", cgroup_format="docker-cgroupfs", layout="v1.1", qos="besteffort", devices=[device]
+        name="batch",
+        cgroup_format="docker-cgroupfs",
+        layout="v1.1",
+        qos="besteffort",
+        devices=[device],
+        placement=placement,
     )
     right = container.tenant(load=12, guess="none")
     right.command(f"hostpid {right.host_pid}")
@@ -101,7 +129,7 @@ def _duplicates(node: Node, device: Device) -> list[Case]:
     ]
 
 
-def _common(node: Node, first: Device, second: Device) -> list[Case]:
+def _common(node: Node, first: Device, second: Device, placement: str) -> list[Case]:
     """As most are: HAMi 2.9.0, no core limit set, two GPUs; its number is right, and its watcher runs."""
     container = node.container(
         name="notebook",
@@ -109,6 +137,7 @@ def _common(node: Node, first: Device, second: Device) -> list[Case]:
         release="2.9.0",
         sm_limit=0,
         devices=[first, second],
+        placement=placement,
     )
     process = container.tenant(load=38, guess="none")
     process.command(f"hostpid {process.host_pid}")
@@ -117,9 +146,9 @@ def _common(node: Node, first: Device, second: Device) -> list[Case]:
     return [_case(process, container, first, "no core limit set", ""), idle]
 
 
-def _killed(node: Node, first: Device, second: Device) -> list[Case]:
+def _killed(node: Node, first: Device, second: Device, placement: str) -> list[Case]:
     container = node.container(
-        name="etl", cgroup_format="crio-cgroupfs", layout="v0", devices=[first, second]
+        name="etl", cgroup_format="crio-cgroupfs", layout="v0", devices=[first, second], placement=placement
     )
     dead = container.tenant(load=45, devices=[second], guess="none")
     dead.command(f"hostpid {dead.host_pid}")
@@ -129,9 +158,13 @@ def _killed(node: Node, first: Device, second: Device) -> list[Case]:
     return [case, _case(heir, container, first, "never knew its PID", "missing")]
 
 
-def _oldest_layout(node: Node, device: Device) -> list[Case]:
+def _oldest_layout(node: Node, device: Device, placement: str) -> list[Case]:
     container = node.container(
-        name="legacy", cgroup_format="kind-cgroupfs", layout="v0-no-util", devices=[device]
+        name="legacy",
+        cgroup_format="kind-cgroupfs",
+        layout="v0-no-util",
+        devices=[device],
+        placement=placement,
     )
     old = container.tenant(load=8)
     return [_case(old, container, device, "layout without utilization", "wrong_namespace")]

@@ -105,14 +105,18 @@ class Served:
         return self._picture._replace(at=time.time())
 
 
-def tree_of(picture: Snapshot) -> Tree:
-    """What `resolver top` makes of a picture, by way of the API."""
+def tree_of(picture: Snapshot, *, without: tuple[str, ...] = ()) -> Tree:
+    """What `resolver top` makes of a picture, by way of the API; of a daemon whose regions lack these fields."""
     api, door = _api(lambda: picture)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         access = door.enter(ours)
         try:
-            return build(documents_from(functools.partial(_answer, api, access)))
+            documents = documents_from(functools.partial(_answer, api, access))
+            for region in documents.regions:
+                for field in without:
+                    del region[field]
+            return build(documents)
         finally:
             door.leave(access)
 

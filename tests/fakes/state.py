@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Final
 
 MAGIC: Final = 0x314C4D564E444E53
-VERSION: Final = 2
+VERSION: Final = 3
 LEVELS: Final = 32
 DEVICES: Final = 16
 MIGS: Final = 8
 CALLS: Final = 24
 PROCESSES: Final = 256
 SAMPLES: Final = 2048
+XIDS: Final = 8
 
 
 class Fault(IntFlag):
@@ -42,6 +43,7 @@ class Hang(IntFlag):
     UTILIZATION = 8
     DEVICE = 16
     SHUTDOWN = 32
+    EVENTS = 64
 
 
 class Answer(IntEnum):
@@ -66,6 +68,8 @@ class Answer(IntEnum):
     MPS_LIST = 16
     UTILIZATION = 17
     OTHER = 18
+    DETAILS = 19
+    EVENTS = 20
 
 
 class Level(ctypes.Structure):
@@ -94,12 +98,24 @@ class DeviceStruct(ctypes.Structure):
         ("memory_used", ctypes.c_uint64),
         ("ecc_volatile", ctypes.c_uint64),
         ("ecc_aggregate", ctypes.c_uint64),
+        ("ecc_corrected", ctypes.c_uint64),
+        ("energy_mj", ctypes.c_uint64),
+        ("throttle", ctypes.c_uint64),
         ("minor", ctypes.c_uint32),
         ("mig_enabled", ctypes.c_uint32),
         ("lost", ctypes.c_uint32),
         ("temperature_c", ctypes.c_uint32),
         ("power_mw", ctypes.c_uint32),
         ("ecc_enabled", ctypes.c_uint32),
+        ("sm_clock_mhz", ctypes.c_uint32),
+        ("memory_clock_mhz", ctypes.c_uint32),
+        ("power_limit_mw", ctypes.c_uint32),
+        ("pcie_generation", ctypes.c_uint32),
+        ("pcie_width", ctypes.c_uint32),
+        ("pcie_replays", ctypes.c_uint32),
+        ("xids_total", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32),
+        ("xids", ctypes.c_uint32 * XIDS),
         ("errors", ctypes.c_uint32 * CALLS),
         ("migs", MigStruct * MIGS),
     )
@@ -152,10 +168,10 @@ class StateStruct(ctypes.Structure):
 SIZES: Final = {
     ChainStruct: 264,
     MigStruct: 120,
-    DeviceStruct: 1304,
+    DeviceStruct: 1392,
     ProcessStruct: 280,
     SampleStruct: 296,
-    StateStruct: 232 + 16 * 1304 + 256 * 280 + 2048 * 296,
+    StateStruct: 232 + 16 * 1392 + 256 * 280 + 2048 * 296,
 }
 for _struct, _size in SIZES.items():
     if ctypes.sizeof(_struct) != _size:

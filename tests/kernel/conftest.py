@@ -15,16 +15,18 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from tests.fakes import warm
 from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.regions import LAYOUTS, ProcSlot
+from tests.fakes.warm import Stock
 from tests.patience import PATIENCE_S
 
 ROOT: Final = Path(__file__).parent.parent.parent
@@ -43,16 +45,25 @@ USUAL: Final = SOURCES[-1]
 #: For tests that are to pass with each of them; `source` alone takes the usual one.
 EVERY_SOURCE: Final = pytest.mark.parametrize("source", SOURCES, indirect=True)
 
+
+def with_every_source(name: str, values: Iterable[Any]) -> pytest.MarkDecorator:
+    """For tests that are to pass with each of these values, and with the last of them by each source."""
+    *others, last = values
+    cases = [*((each, USUAL) for each in others), *((last, source) for source in SOURCES)]
+    return pytest.mark.parametrize((name, "source"), cases, indirect=["source"])
+
+
 Line = dict[str, Any]
 
 
 def until(condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> float:
     """Polls until it is so; returns after how many seconds. Fails with `what` after the time limit."""
-    began = time.monotonic()
+    began, waited = time.monotonic(), 0.0
     while not condition():
-        assert time.monotonic() - began < timeout_s, f"within {timeout_s} s not seen: {what}"
-        time.sleep(0.002)
-    return time.monotonic() - began
+        assert waited < timeout_s, f"within {timeout_s} s not seen: {what}"
+        time.sleep(min(0.002 + waited / 20, 0.025))  # what takes long is not asked for all the time
+        waited = time.monotonic() - began
+    return waited
 
 
 def never(condition: Callable[[], object], what: str, for_s: float = 0.5) -> None:
@@ -74,29 +85,38 @@ class Daemon:
         containers_dir: Path | None = None,
         environment: dict[str, str] | None = None,
         wrapper: tuple[str, ...] = (),
+        stock: Stock | None = None,
     ) -> None:
-        command = [*wrapper, sys.executable, "-m", "resolver", "run", "--run-dir", str(run_dir)]
-        command += ["--containers-dir", str(containers_dir or node.containers_dir), "--log-format", "json"]
+        words = ["run", "--run-dir", str(run_dir)]
+        words += ["--containers-dir", str(containers_dir or node.containers_dir), "--log-format", "json"]
         if "--metrics-addr" not in arguments:
-            command += ["--metrics-addr", "off"]  # one port, and many daemons
+            words += ["--metrics-addr", "off"]  # one port, and many daemons
         self.run_dir = run_dir
         environment = dict(node.environment() if environment is None else environment)
         if "--source" not in arguments:
             environment.setdefault("RESOLVER_SOURCE", USUAL)
-        self._launch([*command, *arguments], environment)
+        if stock is not None and not wrapper:
+            self._watch(stock.start([*words, *arguments], environment, ROOT))
+        else:
+            self._launch([*wrapper, sys.executable, "-m", "resolver", *words, *arguments], environment)
 
     def _launch(self, command: list[str], environment: dict[str, str]) -> None:
+        self._watch(
+            subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+
+    def _watch(self, process: subprocess.Popen[str] | warm.Process) -> None:
         self.lines: list[Line] = []
         self.other_output: list[str] = []
         self._news = threading.Condition()
-        self.process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.process = process
         self._reader = threading.Thread(target=self._read, name="daemon log")
         self._reader.start()
 
@@ -182,11 +202,15 @@ class Daemon:
 class Start:
     """Starts daemons; at the end of the test each is stopped and held to what holds for all of them."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
+    def __init__(self, run_dir: Path, stock: Stock | None = None) -> None:
+        self._run_dir, self._stock = run_dir, stock
         self.started: list[Daemon] = []
 
-    def __call__(self, node: Node, *arguments: str, run_dir: Path | None = None, **options: Any) -> Daemon:
+    def __call__(
+        self, node: Node, *arguments: str, run_dir: Path | None = None, anew: bool = False, **options: Any
+    ) -> Daemon:
+        """``anew``: by `exec`, as an operator starts it; otherwise forked from what has its modules (`warm`)."""
+        options.setdefault("stock", None if anew else self._stock)
         daemon = Daemon(node, run_dir or self._run_dir, *arguments, **options)
         self.started.append(daemon)
         return daemon
@@ -213,10 +237,18 @@ def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return name
 
 
+@pytest.fixture(scope="session")
+def stock() -> Iterator[Stock]:
+    """What daemons are forked from."""
+    stock = Stock()
+    yield stock
+    stock.close()
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path, stock: Stock) -> Iterator[Start]:
     """Starts a daemon on a node: `start(node, "--interval", "50ms")`."""
-    starter = Start(tmp_path / "run")
+    starter = Start(tmp_path / "run", stock)
     yield starter
     starter.close()
 

@@ -12,7 +12,7 @@ from typing import Any
 from resolver import client
 from resolver.api.problems import Reason
 from tests.fakes.node import Node
-from tests.kernel.conftest import EVERY_SOURCE, Start, until
+from tests.kernel.conftest import Start, until
 
 CID = "931072da1f44272bcbee5e1c8a22d0c6437c6d05c734f3c3e00d3c2173520dee"
 
@@ -59,7 +59,6 @@ def test_every_reason_is_told(root: Path) -> None:
     assert set(re.findall(r"^\| `(\w+)` \| \d", section, re.MULTILINE)) == {str(reason) for reason in Reason}
 
 
-@EVERY_SOURCE
 def test_every_example_is_answered_like_that(
     node: Node, start: Start, source: str, root: Path, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.process import Process
 from tests.kernel.conftest import EVERY_SOURCE, ROOT, Daemon, Start, until
+from tests.patience import PATIENCE_S
 
 FAST = ("--interval", "50ms", "--nvml-interval", "200ms")
 SLEEP = ("/bin/sleep", "1000")
@@ -45,7 +46,7 @@ def serving(start: Start, node: Node, *arguments: str, **options: Any) -> Daemon
 def ask(daemon: Daemon, container: Container, ns_pid: int) -> dict[str, Any] | None:
     """The daemon's answer; None if there is no such process."""
     path = f"/v1/lookup?container={container.container_id}&pid={ns_pid}"
-    answer = client.get(path, socket_path=str(socket_of(daemon)), seconds=10)
+    answer = client.get(path, socket_path=str(socket_of(daemon)), seconds=PATIENCE_S)
     assert answer is not None, "the daemon does not answer at all"
     status, body = answer
     assert status in (200, 404), body
@@ -76,7 +77,7 @@ def command(daemon: Daemon | Path, container: Container, ns_pid: int, *more: str
 
 
 @EVERY_SOURCE
-def test_five_hundred_answers_are_the_kernels(node: Node, start: Start, source: str) -> None:
+def test_two_hundred_answers_are_the_kernels(node: Node, start: Start, source: str) -> None:
     plain = [node.container(name=f"plain-{n}") for n in range(4)]
     sharing = node.container(plain[0].pod_uid, "sharing", pid_namespace=plain[0])
     on_host = node.container(name="on-host", pid_namespace="host")
@@ -94,7 +95,7 @@ def test_five_hundred_answers_are_the_kernels(node: Node, start: Start, source: 
     until(lambda: ask(daemon, plain[3], last.ns_pid), "its first answer")
     chance, answered = random.Random(3), Counter[tuple[str, str]]()
     numbers = sorted({ns_pid for _, ns_pid in truth} | {2, 9, 4000})
-    for _ in range(500):
+    for _ in range(200):
         container, ns_pid = chance.choice(containers), chance.choice(numbers)
         found, wanted = ask(daemon, container, ns_pid), by_walk(container, ns_pid)
         known = truth.get((container.container_id, ns_pid))
@@ -236,7 +237,7 @@ def test_without_a_daemon_the_kernel_is_asked(node: Node, tmp_path: Path) -> Non
             print(f"{where.name}: {took:.2f} s")
             found = json.loads(text)
             assert (code, found["host_pid"], found["source"]) == (0, process.host_pid, "cgroup")
-            assert took < 30
+            assert took < PATIENCE_S
 
 
 def test_a_daemon_that_stands_still_is_not_waited_for(node: Node, start: Start, source: str) -> None:
@@ -247,7 +248,7 @@ def test_a_daemon_that_stands_still_is_not_waited_for(node: Node, start: Start, 
     try:
         began = time.monotonic()
         assert command(daemon, container, process.ns_pid) == (0, f"{process.host_pid}\n")
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < PATIENCE_S
     finally:
         daemon.signal(signal.SIGCONT)
 
@@ -321,7 +322,7 @@ def test_clients_that_misbehave_disturb_nobody(node: Node, start: Start) -> None
         b"GET /v1/lookup?container=",
     ):
         channel = socket.socket(socket.AF_UNIX)
-        channel.settimeout(2)
+        channel.settimeout(PATIENCE_S)
         channel.connect(where)
         channel.sendall(said)
         crowd.append(channel)
@@ -334,7 +335,7 @@ def test_clients_that_misbehave_disturb_nobody(node: Node, start: Start) -> None
         "?container=x&pid=12345678901",
         "?pid=x&container=x",
     ):
-        answer = client.get(f"/v1/lookup{query}", socket_path=where, seconds=10)
+        answer = client.get(f"/v1/lookup{query}", socket_path=where, seconds=PATIENCE_S)
         assert answer is not None
         refused[query] = answer[0], json.loads(answer[1])["status"]
     assert set(refused.values()) == {(400, 400)}, refused
@@ -344,7 +345,7 @@ def test_clients_that_misbehave_disturb_nobody(node: Node, start: Start) -> None
         ("/v1/lookup?container=0123456789ab&pid=7", 404),
         ("/v1/lookup?container=&pid=7", 400),
     ):
-        answer = client.get(path, socket_path=where, seconds=10)
+        answer = client.get(path, socket_path=where, seconds=PATIENCE_S)
         assert answer is not None
         assert answer[0] == status
     tenant = container.tenant(guess="none")

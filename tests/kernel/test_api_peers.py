@@ -19,7 +19,7 @@ import pytest
 from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.process import Process
-from tests.kernel.conftest import EVERY_SOURCE, ROOT, Daemon, Start, until
+from tests.kernel.conftest import EVERY_SOURCE, ROOT, Daemon, Start, until, with_every_source
 
 SLEEP = ("/bin/sleep", "1000")
 GROUP = 54321
@@ -129,8 +129,7 @@ EVERYTHING = (
 )  # fmt: skip
 
 
-@EVERY_SOURCE
-@pytest.mark.parametrize("user", [0, 1000], ids=["root", "user"])
+@with_every_source("user", [0, 1000])
 def test_a_container_sees_its_own_and_nothing_else(
     node: Node, open_to_all: tuple[Daemon, Path], source: str, user: int
 ) -> None:

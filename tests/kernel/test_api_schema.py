@@ -19,7 +19,7 @@ from resolver import client
 from tests.fakes.node import Node
 from tests.kernel.conftest import Daemon, Start, until
 
-EXAMPLES = 40
+EXAMPLES = 15
 #: Asked for by name, as an answer to `*/*` is a stream without end.
 ACCEPT = {"Accept": "application/json, application/problem+json"}
 
@@ -58,7 +58,6 @@ def daemon(node: Node, start: Start) -> Daemon:
     return daemon
 
 
-@pytest.mark.timeout(60)
 def test_it_keeps_to_its_description(daemon: Daemon) -> None:
     path = daemon.run_dir / "resolver.sock"
     until(path.exists, "its socket")

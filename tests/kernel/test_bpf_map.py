@@ -68,7 +68,7 @@ def quiet_drift(pidmap: BpfPidMap) -> Drift:
     return pidmap.reconcile()
 
 
-@pytest.mark.parametrize("forks", [10_000, pytest.param(200_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("forks", [3_000, pytest.param(200_000, marks=pytest.mark.long)])
 def test_forks_in_a_namespace_that_uses_its_numbers_again(pidmap: BpfPidMap, lives: Path, forks: int) -> None:
     drift, checks, seen = [], 0, 0
     with life(lives, "storm", str(forks), "100", "600") as storm:

@@ -559,7 +559,7 @@ def test_another_ones_socket_is_not_removed_at_the_end(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "remedy"),
+    ("spoil", "fix"),
     [
         (lambda folder: folder.chmod(0o777), "go-w"),
         (lambda folder: folder.chmod(0o1777), "go-w"),  # sticky is enough above it, not for it
@@ -570,12 +570,12 @@ def test_another_ones_socket_is_not_removed_at_the_end(path: Path) -> None:
         (lambda folder: os.chown(folder.parent, 65534, 0), "chown root"),
     ],
 )
-def test_a_place_that_others_can_change_is_refused(tmp_path: Path, spoil: Any, remedy: str) -> None:
+def test_a_place_that_others_can_change_is_refused(tmp_path: Path, spoil: Any, fix: str) -> None:
     """HAMi's client would not believe it, or not be able to come in."""
     folder = tmp_path / "up" / "hostpid"
     folder.mkdir(parents=True, mode=0o711)
     spoil(folder)
-    with pytest.raises(UsageError, match=remedy):
+    with pytest.raises(UsageError, match=fix):
         Place(str(folder / "broker.sock"))
     assert os.listdir(folder) == []
     with contextlib.suppress(FileNotFoundError, Distrust):

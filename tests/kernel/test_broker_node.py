@@ -72,7 +72,8 @@ def test_every_slot_is_right_from_the_beginning(
         assert slot_of(container, child).hostpid == (host_pid if namespace == "host" else child)
         pass_now(daemon)
         daemon.stop()
-        assert daemon.said("repair") == []
+        # A look may come between taking a slot and storing the answer: that finds none, never a wrong one.
+        assert {line["reason"] for line in daemon.said("repair")} <= {"missing"}
         assert daemon.counters()["broker_answers"] == 4
 
 

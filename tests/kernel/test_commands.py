@@ -165,7 +165,7 @@ def test_config_is_the_daemons_own_and_follows_a_reload(
     told = settings()
     assert told["hostpid_namespace"] == {"value": "auto", "origin": "default"}
     assert told["map_size"] == {
-        "value": 32768,
+        "value": 0,
         "origin": "default",
     }  # fixed at start, and so is where it came from
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -19,7 +20,9 @@ import pytest
 from resolver.config import HostpidNamespace, Settings
 from resolver.daemon.service import Service
 from resolver.linux.procfs import Procfs
+from tests.fakes.container import Container
 from tests.fakes.node import Node
+from tests.fakes.process import Tenant
 from tests.fakes.state import Hang
 from tests.kernel.conftest import (
     EVERY_SOURCE,
@@ -34,6 +37,8 @@ from tests.kernel.conftest import (
     runs,
     slot_of,
     until,
+    with_every_source,
+    write_hostpid,
 )
 
 FAST = ("--interval", "50ms", "--nvml-interval", "200ms")
@@ -81,6 +86,59 @@ def test_once_repairs_and_sums_up(node: Node, source: str) -> None:
     assert "repaired: nothing" in again.stdout.splitlines()
 
 
+def test_a_dry_run_lists_each_slot_and_where_a_core_limit_begins(node: Node) -> None:
+    """Also at a level at which no repair is logged."""
+    limited, free = node.container(name="limited", sm_limit=30), node.container(name="free", sm_limit=0)
+    missing, guessed = limited.tenant(load=20, guess="none"), limited.tenant(load=3, guess="self")
+    wrong = free.tenant(load=33, guess="wrong")
+    logs = node.root / "pods"
+    (logs / f"research_train-0_{limited.pod_uid}").mkdir(parents=True)
+    done = once(node, "--dry-run", "--log-level", "warning", "--pod-logs-dir", str(logs))
+    assert done.returncode == 0, done.stderr
+    assert "would repair: 1 missing, 1 stale, 1 wrong_namespace" in done.stdout.splitlines()
+    table = done.stdout.splitlines()[done.stdout.splitlines().index("") + 1 :]
+    rows = [re.split(" {2,}", line) for line in table]
+    assert rows[0] == ["CONTAINER", "PID", "HOSTPID -> NEW", "REASON", "CORE LIMIT"]
+    assert sorted(rows[1:4]) == sorted(
+        [
+            [
+                "research/train-0/limited",
+                str(missing.ns_pid),
+                f"0 -> {missing.host_pid}",
+                "missing",
+                "begins at 30 %",
+            ],
+            [
+                *("research/train-0/limited", str(guessed.ns_pid)),
+                *(f"{guessed.ns_pid} -> {guessed.host_pid}", "wrong_namespace", "begins at 30 %"),
+            ],
+            [f"{free.pod_uid}/free", str(wrong.ns_pid), f"999999 -> {wrong.host_pid}", "stale", "-"],
+        ]
+    )
+    assert "In 2 of them a core limit begins to bite" in done.stdout
+    assert hostpid_of(limited, missing) == 0
+
+
+def test_a_dry_run_of_a_node_in_order_has_no_table(node: Node) -> None:
+    container = node.container(watcher=False)
+    tenant = container.tenant(guess="none")
+    write_hostpid(container, tenant, tenant.host_pid)
+    done = once(node, "--dry-run")
+    assert "would repair: nothing" in done.stdout
+    assert "CONTAINER" not in done.stdout
+
+
+def test_a_user_who_may_not_look_is_told_in_one_sentence(node: Node) -> None:
+    for name in ("first", "second"):
+        node.container(name=name).tenant(guess="none")
+    wrapper = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
+    done = run(node, "--once", "--dry-run", "--run-dir", str(node.root / "run"), wrapper=wrapper)
+    assert (done.returncode, done.stdout) == (4, "")
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("resolver run: it needs root")
+    assert "sudo" in sentence
+
+
 def test_once_says_what_stayed_unresolved(node: Node) -> None:
     container = node.container()
     container.tenant(guess="none", nested=True)
@@ -120,13 +178,13 @@ def test_once_without_nvml_says_so(node: Node) -> None:
 # ---- ending -------------------------------------------------------------------------------------------------------
 
 
-@EVERY_SOURCE
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@with_every_source("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_ends_cleanly(node: Node, start: Start, source: str, number: signal.Signals) -> None:
     container = node.container()
     tenant = container.tenant(guess="none")
     daemon = start(node, *FAST)
     until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "it at work")
+    daemon.wait_for("repair")  # the slot is right before the writer's answer has come
     children = daemon.children()
     assert set(children) == {WRITER, NVML}
     daemon.signal(number)
@@ -334,11 +392,21 @@ def test_with_hardly_any_descriptors_it_does_what_it_can(node: Node, start: Star
     never(lambda: daemon.process.poll() is not None, "its end", 1.0)
     print(f"{right()} of {len(tenants)} repaired with 64 descriptors")
     assert all(hostpid_of(c, t) in (0, t.host_pid) for c, t in zip(containers, tenants, strict=True))
-    kept = {line["container"] for line in daemon.said("repair")}
-    for container in containers:  # those that are looked after stay looked after
-        if container.directory.name in kept - {line["container"] for line in daemon.said("region_gone")}:
-            tenant = container.tenant(guess="none")
-            until(lambda c=container, t=tenant: hostpid_of(c, t) == t.host_pid, "a later repair")  # type: ignore[misc]
+
+    def kept(container: Container) -> bool:
+        gone = {line["container"] for line in daemon.said("region_gone")}
+        return container.directory.name in {line["container"] for line in daemon.said("repair")} - gone
+
+    for container in containers:  # those that are kept stay kept, once there is room for one more process
+        if not kept(container):
+            continue
+        tenant = container.tenant(guess="none")
+
+        def repaired(container: Container = container, tenant: Tenant = tenant) -> bool:
+            return hostpid_of(container, tenant) == tenant.host_pid
+
+        until(lambda c=container, r=repaired: r() or not kept(c), "a later repair, or that it was given up")  # type: ignore[misc]
+        if repaired():
             break
     else:
         pytest.fail("no region is looked after")
@@ -379,13 +447,8 @@ def test_without_pidfds(node: Node, tmp_path: Path) -> None:
             victim.kill()
             for _ in range(3):
                 await service.pass_once(patient=False)
-            (state,) = [
-                s
-                for r in service.repairer.regions.values()
-                for s in r.states.values()
-                if s.slot.pid == victim.ns_pid
-            ]
-            assert state.dead
+            slots = [s for r in service.repairer.reports() for s in r.slots if s.ns_pid == victim.ns_pid]
+            assert [slot.dead for slot in slots] == [True]
             container.restart()
             after = container.tenant(guess="none")
             assert after.ns_pid == tenant.ns_pid

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,6 @@ def _demo(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.timeout(90)
 def test_every_value_is_right_in_the_end(root: Path) -> None:
     done = _demo(root)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -27,14 +28,87 @@ def test_every_value_is_right_in_the_end(root: Path) -> None:
         "zeroed",
         "resolver lookup",
         "570.86.15",
+        "of 6 placements",
     ):
         assert word in done.stdout
+    for who in ("HAMi", "Volcano", "Koordinator", "KAI", "DRA claim", "bare /tmp"):
+        rows = [line for line in done.stdout.splitlines() if re.match(rf"  \w+ +{who} +v", line)]
+        assert rows
+        assert all(row.endswith(" ok") for row in rows)
     assert "\x1b" not in done.stdout, "a pipe gets plain text"
 
 
-@pytest.mark.timeout(90)
 def test_a_daemon_that_repairs_nothing_is_found_out(root: Path) -> None:
     done = _demo(root, "--dry-run")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "WRONG: train, pid 2: hostpid is 2, must be" in done.stdout
     assert "Not every value is right" in done.stderr
+
+
+#: A machine without what the demo needs, by a command that takes it away; and words of what is said.
+WITHOUT: dict[str, tuple[str, tuple[str, ...]]] = {
+    "the host's PIDs": (
+        "unshare --pid --fork --mount-proc {demo}",
+        ("a PID namespace of its own", "docker run --privileged --pid=host"),
+    ),
+    "SYS_ADMIN": (
+        'capsh --drop=cap_sys_admin -- -c "{demo}"',
+        ("PID namespaces can't be made", "CAP_SYS_ADMIN is missing", "docker run --privileged"),
+    ),
+    "SYS_PTRACE": ('capsh --drop=cap_sys_ptrace -- -c "{demo}"', ("CAP_SYS_PTRACE is missing",)),
+    "a root that is a mount point": ("{chroot} {demo}", ("a plain chroot", "mount --bind DIR DIR")),
+    "root, and user namespaces": (
+        "{chroot} setpriv --reuid 65534 --regid 65534 --clear-groups {demo}",
+        ("not run by root, and user namespaces are not allowed here", "sudo make demo"),
+    ),
+    "sight of other containers": (
+        "sh {beside} {demo}",
+        ("can't be looked into from a user namespace", "sudo make demo"),
+    ),
+    "both": (
+        'unshare --pid --fork --mount-proc capsh --drop=cap_sys_admin,cap_sys_ptrace -- -c "{demo}"',
+        ("a PID namespace of its own", "CAP_SYS_PTRACE is missing", "PID namespaces can't be made"),
+    ),
+}
+#: Everything of the root directory mounted below another one, which is no mount point itself, and entered.
+CHROOT = """
+for each in /*; do
+    if [ -L "$each" ]; then cp -d "$each" "$1/"
+    elif [ -d "$each" ]; then mkdir -p "$1$each" && mount --rbind "$each" "$1$each"
+    fi
+done
+root=$1; shift
+exec chroot "$root" sh -c 'cd "$0" && exec "$@"' "$PWD" "$@"
+"""
+
+
+#: A container of root's, and beside it the demo, started by nobody.
+BESIDE = """
+unshare --pid --fork --kill-child --mount-proc sh -c 'sleep 60 & wait' &
+other=$!
+until grep -q . "/proc/$other/task/$other/children"; do sleep 0.1; done
+setpriv --reuid 65534 --regid 65534 --clear-groups "$@"
+ended=$?
+kill "$other"
+exit "$ended"
+"""
+
+
+@pytest.mark.parametrize("what", WITHOUT)
+def test_where_it_cannot_run_it_says_what_is_missing_and_how_to_give_it(
+    root: Path, tmp_path: Path, what: str
+) -> None:
+    (tmp_path / "enter").write_text(CHROOT)
+    (tmp_path / "beside").write_text(BESIDE)
+    (tmp_path / "root").mkdir()
+    command, words = WITHOUT[what]
+    chroot = f"unshare --mount sh {tmp_path}/enter {tmp_path}/root"
+    demo = f"{sys.executable} -m tests.fakes.demo"
+    told = command.format(demo=demo, chroot=chroot, beside=tmp_path / "beside")
+    done = subprocess.run(shlex.split(told), cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "The demo cannot run here" in done.stderr
+    for each in words:
+        assert each in done.stderr
+    assert "A GPU node in miniature" not in done.stdout, "it began although it can't"
+    assert "container-init" not in done.stderr

@@ -36,7 +36,7 @@ def run_doctor(
 
 
 def doctor(*checks: str, options: tuple[str, ...] = (), complaint: str = "", **how: Any) -> dict[str, Result]:
-    """What it finds, by check; no check has a defect, and what is not well has a cause and a remedy."""
+    """What it finds, by check; no check has a defect, and what is not well has a cause and a fix."""
     only = [word for check in checks for word in ("--only", check)]
     done = run_doctor(*only, *options, **how)
     assert done.returncode in (0, 1, 4), done.stderr
@@ -45,7 +45,7 @@ def doctor(*checks: str, options: tuple[str, ...] = (), complaint: str = "", **h
     assert set(results) == set(checks) or not checks
     for result in results.values():
         assert "a defect in the check" not in result["found"], result
-        assert bool(result["cause"]) == bool(result["remedy"]) == (result["state"] != "ok"), result
+        assert bool(result["cause"]) == bool(result["fix"]) == (result["state"] != "ok"), result
     states = {result["state"] for result in results.values()}
     assert done.returncode == (1 if "failed" in states else 4 if "unknown" in states else 0)
     return results
@@ -54,7 +54,7 @@ def doctor(*checks: str, options: tuple[str, ...] = (), complaint: str = "", **h
 def names(result: Result, state: str, *words: str) -> None:
     """It has this state, and these words are somewhere in what it says."""
     assert result["state"] == state, result
-    text = f"{result['found']}\n{result['cause']}\n{result['remedy']}"
+    text = f"{result['found']}\n{result['cause']}\n{result['fix']}"
     assert [word for word in words if word not in text] == [], result
 
 
@@ -296,7 +296,7 @@ def test_a_daemon_whose_socket_is_gone(beside: tuple[Daemon, dict[str, Any]]) ->
 def test_two_daemons_on_one_node(node: Node, start: Start, tmp_path: Path) -> None:
     """Each has a lock of its own, so nothing else keeps them apart."""
     files = ("--containers-dir", str(node.containers_dir))
-    daemons = [start(node, "--source", "scan", run_dir=tmp_path / name) for name in ("a", "b")]
+    daemons = [start(node, "--source", "scan", run_dir=tmp_path / name, anew=True) for name in ("a", "b")]
     for daemon in daemons:
         daemon.wait_for("started")
     result = doctor("instances", options=(*files, "--run-dir", str(tmp_path / "a")))["instances"]
@@ -331,10 +331,28 @@ def test_a_lock_that_is_looked_at_stays_free(tmp_path: Path) -> None:
         "sys.exit(main(sys.argv[1:]))"
     )
     only = ("--only", "instances", "--only", "daemon", "--only", "socket", "--only", "metrics")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = f"127.0.0.1:{taken.getsockname()[1]}"
     done = subprocess.run(
         [sys.executable, "-c", code, "doctor", *only, "--run-dir", str(tmp_path), "--containers-dir", str(tmp_path)],
+        env=os.environ | {"RESOLVER_METRICS_ADDR": free},
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert not trace.exists()
     assert "the lock is free" in done.stdout
+
+
+def test_a_lack_of_watches_is_told(node: Node) -> None:
+    """A user namespace has a limit of its own, so this one is real and nobody else's."""
+    for number in range(3):
+        node.container(name=f"c{number}").tenant(guess="none")
+
+    def told(most: int) -> Result:
+        script = f'echo {most} > /proc/sys/user/max_inotify_watches && exec "$@"'
+        inside = ("unshare", "--user", "--map-root-user", "sh", "-c", script, "sh")
+        options = ("--containers-dir", str(node.containers_dir))
+        return doctor("watches", options=options, wrapper=inside)["watches"]
+
+    names(told(100), "ok", "6 watches for 3 regions")
+    names(told(4), "warning", "4 watches for 3 regions", "max_user_watches", "checked every interval")

@@ -48,6 +48,7 @@ class Bench:
             containers_dir=(str(node.containers_dir),),
             nvml_interval=0.1,
             write_utilization=WriteUtilization.ALWAYS,
+            gpu_details=True,
         )
         self._runner = asyncio.Runner()
         self.service = Service(settings)
@@ -110,6 +111,7 @@ class Bench:
             "gpu_healthy",
             "nvml_unavailable",
             "nvml_available",
+            "gpu_xid",
         }
         events = [event for event in self.service.events.after(0) if event.kind in kinds]
         self.service.events._last.clear()
@@ -295,3 +297,26 @@ def test_a_driver_that_is_unloaded_and_comes_back(bench: Bench, library: Path) -
     bench.right()
     events = [kind for kind, _ in bench.told()]
     assert events == ["nvml_unavailable", "nvml_unavailable", "nvml_available"]
+
+
+def test_an_xid_error_is_told_and_says_which(bench: Bench) -> None:
+    """A tenant's own costs nobody anything; the GPU's makes it unhealthy, and its neighbour stays well."""
+    bench.intervals()
+    bench.told()
+    for xid in (13, 119):
+        bench.node.gpu.raise_xid(0, xid)
+    time.sleep(1.0)  # they are fetched once a second
+    for _ in range(INTERVALS):
+        snapshot = bench.intervals()
+    ill, well = snapshot.inventory.gpus
+    assert [(each.xid, each.count) for each in ill.xids] == [(13, 1), (119, 1)]
+    assert [illness.detail for illness in ill.illnesses] == ["XID 119: its system processor does not answer"]
+    assert (well.illnesses, well.xids) == ((), ())
+    assert ill.details is not None
+    assert ill.details.throttle_reasons == ("idle",)
+    assert sorted(bench.told()) == [
+        ("gpu_unhealthy", "xid"),
+        ("gpu_xid", FIRST.uuid),
+        ("gpu_xid", FIRST.uuid),
+    ]
+    assert bench.utilization(snapshot) == LOADS

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from resolver.hami import layout
 from tests.fakes.container import Container
 from tests.fakes.exposition import Read
 from tests.fakes.gpu import DEFAULT_DEVICES
@@ -25,7 +26,7 @@ from tests.fakes.process import Tenant
 from tests.fakes.prometheus import program
 from tests.fakes.regions import LAYOUTS
 from tests.fakes.state import Fault, Hang
-from tests.kernel.conftest import EVERY_SOURCE, Daemon, Start, until
+from tests.kernel.conftest import Daemon, Start, until
 
 FAST = ("--interval", "50ms", "--nvml-interval", "200ms")
 UTILIZATION, MEMORY = "resolver_container_utilization_ratio", "resolver_container_memory_bytes"
@@ -83,7 +84,6 @@ def name_pod(tmp_path: Path, container: Container, namespace: str, pod: str) -> 
 # ---- containers ---------------------------------------------------------------------------------------------------
 
 
-@EVERY_SOURCE
 def test_a_busy_container_is_never_0(
     node: Node, scraping: Callable[..., Scraper], source: str, tmp_path: Path
 ) -> None:
@@ -123,6 +123,21 @@ def test_a_busy_container_is_never_0(
     until(lambda: scraper.utilization(without_slot) == 0, "its end of work")
 
 
+def test_hamis_limits_are_those_of_the_cache_file(
+    node: Node, scraping: Callable[..., Scraper], source: str
+) -> None:
+    limited, free = node.container(sm_limit=30), node.container(name="free", sm_limit=0)
+    limited.tenant(load=60, guess="none")
+    free.tenant(load=10, guess="none")
+    scraper, limit = scraping(), "resolver_container_core_limit_ratio"
+    until(lambda: scraper.read().one(limit, pod_uid=limited.pod_uid) == pytest.approx(0.3), "its core limit")
+    until(lambda: scraper.utilization(free) == pytest.approx(0.1), "the other container")
+    found = scraper.read()
+    assert found.all(limit, pod_uid=free.pod_uid) == []
+    # As the tenant's library wrote it.
+    assert found.one("resolver_container_memory_limit_bytes", pod_uid=limited.pod_uid) == 8 << 30
+
+
 def test_series_of_a_container_end_with_it(node: Node, scraping: Callable[..., Scraper], source: str) -> None:
     stays, goes, host = node.container(), node.container(), node.container(pid_namespace="host")
     for container in (stays, goes, host):
@@ -157,6 +172,29 @@ def test_what_a_tenant_writes_is_no_label(node: Node, scraping: Callable[..., Sc
     assert scraper.read().one(UNKNOWN, value="utilization", reason="unknown_device") == 1
 
 
+def test_hamis_names_say_what_hami_core_counts_of_living_processes(
+    node: Node, scraping: Callable[..., Scraper], source: str, tmp_path: Path
+) -> None:
+    container = node.container(name="train")
+    name_pod(tmp_path, container, "ml", "train-0")
+    container.tenant(load=30, memory=300 << 20)
+    killed = container.tenant(load=20, memory=200 << 20)
+    scraper = scraping("--hami-metrics")
+    labels = {"pod": "train-0", "container": "train", "device_uuid": FIRST}
+    context = "hami_vgpu_memory_context_bytes"
+    until(lambda: scraper.read().one(context, **labels) == 500 << 20, "both processes' contexts")
+    assert scraper.read().one("hami_vgpu_memory_buffer_bytes", **labels) == 0
+    assert scraper.read().one("hami_vgpu_memory_used_bytes", **labels) == 500 << 20
+    killed.kill()
+    until(lambda: scraper.read().one(context, **labels) == 300 << 20, "without the one that was killed")
+    at = layout.LAYOUTS[container.layout].last_kernel_time
+    assert at is not None
+    with container.cache.open("r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), (int(time.time()) - 60).to_bytes(8, "little"), at)
+    elapsed = "hami_container_last_kernel_elapsed_seconds"
+    until(lambda: 60 <= (scraper.read().one(elapsed, **labels) or 0) < 120, "the last kernel")
+
+
 # ---- NVML that does not answer ------------------------------------------------------------------------------------
 
 
@@ -189,7 +227,7 @@ def test_while_nvml_hangs_metrics_answer_and_say_so(
             assert not name.startswith((UTILIZATION, MEMORY, "resolver_process_", "hami_", "Host", "vGPU"))
         assert (found.one("resolver_nvml_sample_age_seconds") or 0) > 0.5
         assert scraper.get("/healthz")[0] == 200
-        until(lambda: scraper.read().one("resolver_worker_failures_total", worker="nvml worker"), "a failure")
+        until(lambda: scraper.read().one("resolver_worker_failures_total", worker="nvml_worker"), "a failure")
         assert scraper.slowest < 5, "an answer waited for the driver"
     finally:
         node.gpu.set_faults()

@@ -80,7 +80,6 @@ def holders(tmp_path: Path) -> Iterator[Holders]:
     made.end()
 
 
-@pytest.mark.timeout(60)
 def test_a_file_system_that_never_answers_keeps_only_itself_waiting(
     holders: Holders, monkeypatch: pytest.MonkeyPatch
 ) -> None:

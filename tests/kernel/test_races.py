@@ -27,7 +27,6 @@ from tests.fakes.process import Process, readable
 from tests.fakes.regions import LAYOUTS
 from tests.kernel.conftest import EVERY_SOURCE, Start, hostpid_of, never, until
 
-MOVES = 1_000_000  # for each of the layouts
 INVENTED = 1000  # the first PID that the mover invents
 RIGHT = 1_000_000  # what the mover takes for right is the PID and this
 
@@ -71,20 +70,21 @@ async def hammer(container: Container, mover: Process, slots: int) -> Counter[in
     return outcomes
 
 
+@pytest.mark.parametrize("moves", [200_000, pytest.param(1_000_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_no_write_lands_on_another_owner(node: Node, start: Start, layout: str) -> None:
+def test_no_write_lands_on_another_owner(node: Node, start: Start, layout: str, moves: int) -> None:
     bystander = node.container(name="bystander")
     first = bystander.tenant(guess="none")
     start(node, "--interval", "10ms", "--nvml-interval", "100ms", "--write-utilization", "always")
     until(lambda: hostpid_of(bystander, first) == first.host_pid, "the daemon at work")
     container, slots = node.container(name="moving", layout=layout, watcher=False), 20
-    mover = container.mover(MOVES, slots=slots)
+    mover = container.mover(moves, slots=slots)
     mover.read_line()
     mover.write_line("go")
     outcomes = asyncio.run(hammer(container, mover, slots))
     verdict: dict[str, int] = json.loads(mover.read_line(30))
     print(f"{layout}: outcomes {dict(outcomes)}, {verdict}")
-    assert verdict["moves"] == MOVES
+    assert verdict["moves"] == moves
     assert verdict["wrong_hostpid"] == 0
     assert verdict["changed_bytes_elsewhere"] == 0
     assert verdict["owner_pid_violations"] == 0
@@ -173,7 +173,7 @@ def test_the_daemon_itself_races_with_slots_of_real_processes(node: Node, start:
     container = node.container(name="real", layout="v1.1", watcher=False)
     container.tenant(guess="none").stop()  # it makes the file
     layout = LAYOUTS["v1.1"]
-    numbers = [layout.procs, layout.slot_size, layout.proc_num, layout.status, layout.device_util, 40, 10]
+    numbers = [layout.procs, layout.slot_size, layout.proc_num, layout.status, layout.device_util, 40, 4]
     script = textwrap.dedent(REAL_MOVER)
     path = f"/usr/local/vgpu/{container.cache_name}"
     mover = container.spawn([sys.executable, "-I", "-c", script, path, *map(str, numbers)])
@@ -194,7 +194,7 @@ def test_the_daemon_itself_races_with_slots_of_real_processes(node: Node, start:
     )
     assert [entry for entry in strange if entry[0] == "pid"] == []
     assert [(child, hostpid) for child, hostpid in written if truth[child] != hostpid] == []
-    assert moves > 2000
+    assert moves > 800
     assert len(written) > 10
     # It stands still now: everything gets right, but for those whose moves looked like another writer's work.
     until(lambda: sum(slot.hostpid == truth[slot.pid] for slot in container.region().slots) >= 8, "peace")
@@ -222,7 +222,7 @@ def test_tenants_that_compact_while_the_daemon_repairs(node: Node, start: Start,
     elders = [container.tenant(load=1 + n, guess="none") for n in range(3)]
     daemon = start(node, "--interval", "10ms", "--nvml-interval", "100ms", "--write-utilization", "always")
     until(lambda: all(hostpid_of(container, t) == t.host_pid for t in elders), "the elders")
-    deadline, truth = time.monotonic() + 4, {t.ns_pid: t.host_pid for t in elders}
+    deadline, truth = time.monotonic() + 2, {t.ns_pid: t.host_pid for t in elders}
     births, living = 0, deque[int]()
     while time.monotonic() < deadline:
         for elder in elders:
@@ -238,7 +238,7 @@ def test_tenants_that_compact_while_the_daemon_repairs(node: Node, start: Start,
         for slot in container.region().slots:
             if slot.status:
                 assert slot.hostpid in (0, truth[slot.pid]), slot
-    assert births > 100
+    assert births > 30
     assert container.region().owner_pid == 0
     for elder in elders:
         until(lambda t=elder: t.slot()["sm_util"] == [t.load], "the elders' true load")  # type: ignore[misc]

@@ -25,6 +25,7 @@ from tests.kernel.conftest import (
     never,
     slot_of,
     until,
+    with_every_source,
     write_hostpid,
 )
 
@@ -57,8 +58,7 @@ def passes(daemon: Daemon, container: Container) -> None:
 # ---- the four reasons ---------------------------------------------------------------------------------------------
 
 
-@EVERY_SOURCE
-@pytest.mark.parametrize("layout", LAYOUTS)
+@with_every_source("layout", LAYOUTS)
 def test_each_reason_is_repaired_once(node: Node, start: Start, layout: str) -> None:
     container = node.container(layout=layout)
     missing = container.tenant(load=11, guess="none")
@@ -77,8 +77,12 @@ def test_each_reason_is_repaired_once(node: Node, start: Start, layout: str) -> 
         ("wrong_namespace", wrong_namespace.ns_pid, wrong_namespace.host_pid, wrong_namespace.host_pid)
     ]
     assert repairs_of(daemon, container, stale) == [("stale", 999999, stale.host_pid, stale.host_pid)]
-    for twin in twins:
-        assert repairs_of(daemon, container, twin) == [("duplicate", 4711, twin.host_pid, twin.host_pid)]
+    repaired = [repairs_of(daemon, container, twin) for twin in twins]
+    assert [[each[1:] for each in one] for one in repaired] == [
+        [(4711, twin.host_pid, twin.host_pid)] for twin in twins
+    ]
+    # The second one is alone with its number if the first was repaired in a pass before.
+    assert {one[0][0] for one in repaired} in ({"duplicate"}, {"duplicate", "stale"})
     # A slot is missing (0) before it has its guess: the daemon may be the faster one.
     ((reason, *_),) = repairs_of(daemon, container, late)[-1:]
     assert reason in ("duplicate", "missing")
@@ -174,7 +178,6 @@ def test_a_restarted_container_takes_its_slot_again_without_a_byte_changing(node
     ]
 
 
-@EVERY_SOURCE
 def test_a_restart_long_ago_is_noticed_too(node: Node, start: Start) -> None:
     """The slot stays dead until looks at it have become rare; the new owner is found all the same."""
     container = node.container(watcher=False)
@@ -205,7 +208,6 @@ def test_a_killed_tenants_load_is_zeroed_and_its_hostpid_stays(node: Node, start
     assert (slot.hostpid, slot.status, slot.sm_util) == (victim.host_pid, 1, (0,))
 
 
-@EVERY_SOURCE
 def test_it_is_noticed_that_a_tenant_was_killed_before_the_daemon_came(node: Node, start: Start) -> None:
     alone, accompanied = node.container(name="alone"), node.container(name="accompanied", watcher=False)
     lone = alone.tenant(load=64, guess="none")
@@ -268,7 +270,6 @@ def test_a_process_that_execs_keeps_its_slot_right(node: Node, start: Start) -> 
     assert len(repairs_of(daemon, container, process)) == 1
 
 
-@EVERY_SOURCE
 def test_a_process_that_has_become_a_program_without_the_file_is_nobody(node: Node, start: Start) -> None:
     container = node.container(watcher=False)
     container.tenant(guess="none").stop()

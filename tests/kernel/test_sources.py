@@ -196,7 +196,7 @@ def test_outside_of_the_hosts_pid_namespace_nothing_is_known(
 def test_a_defect_of_one_source_ends_nothing(node: Node, start: Start) -> None:
     container = node.container()
     tenant = container.tenant(guess="none")
-    defect = "bpf_map.start = lambda *_: 1 // 0"
+    defect = "bpf_map.start = lambda *_, **__: 1 // 0"
     daemon = start(node, *FAST, *AUTO, wrapper=patched(defect))
     source = daemon.wait_for("source")
     assert source["source"] == "netlink"
@@ -504,7 +504,7 @@ def test_a_map_too_small_for_the_node_is_said_and_every_repair_is_right(
             assert snapshot.source == "bpf"
             assert snapshot.source_counters["full"] > 1000
             assert "raise --map-size" in snapshot.incomplete
-            assert snapshot.unresolved() == []
+            assert list(snapshot.unresolved()) == []
 
         room.play(scene)
 

@@ -8,12 +8,10 @@ import signal
 import sys
 from pathlib import Path
 
-import pytest
-
 from resolver.linux.seccomp import DANGEROUS
 from tests.fakes.container import DEFAULT_RIGHTS
 from tests.fakes.node import Node
-from tests.kernel.conftest import EVERY_SOURCE, Start, until
+from tests.kernel.conftest import Start, until, with_every_source
 from tests.kernel.test_capabilities import FAST, rights, works
 
 #: On SIGUSR1 it calls what would, unfiltered, fail by its arguments and not by a missing right.
@@ -39,8 +37,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("namespace", ["host", "auto"], ids=["nothing to measure", "a driver to measure"])
-@EVERY_SOURCE
+@with_every_source("namespace", ["host", "auto"])  # nothing to measure, and a driver to measure
 def test_what_neither_it_nor_its_children_need_is_refused(
     node: Node, start: Start, source: str, namespace: str, tmp_path: Path
 ) -> None:

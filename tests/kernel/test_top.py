@@ -41,7 +41,7 @@ def test_a_repaired_slot_on_the_screen(node: Node, start: Start, source: str) ->
     with Terminal(" ".join(["exec", *command(daemon, "--interval", "200ms")]), 120, 40) as terminal:
         line = rf"^ +\S+ +{tenant.host_pid} +{tenant.ns_pid} [━╸─]+ +62% .*✓ missing$"
         text = terminal.wait(lambda text: re.search(line, text, re.MULTILINE))
-        assert re.search(rf"^  ▾ {title(busy)} +[━╸─]+ +62% ", text, re.MULTILINE), text
+        assert re.search(rf"^  ▾ {title(busy)} +[━╸─▁-█]+ +62% ", text, re.MULTILINE), text
         assert re.search(rf"^ +\S+ +{other.host_pid} +{other.ns_pid} ─+ +0% ", text, re.MULTILINE), text
         tenant.kill()
         terminal.wait(lambda text: f" {tenant.host_pid} " not in text)

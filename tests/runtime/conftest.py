@@ -101,11 +101,13 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def node_paths(tmp_path: Path, node: Node) -> dict[str, Path]:
     """Where the test has what pods mount of the node."""
     (tmp_path / "pods").mkdir()
+    (tmp_path / "containers").mkdir()
     (tmp_path / "tmpfs").mkdir()
     return {
         "/usr/local/vgpu/containers": node.containers_dir,
         "/run/resolver": tmp_path / "tmpfs" / "resolver",
         "/var/log/pods": tmp_path / "pods",
+        "/var/log/containers": tmp_path / "containers",
     }
 
 

@@ -81,18 +81,13 @@ class Builder:
         revision: str = "unknown",
     ) -> Image:
         """The image that this checkout makes on that Debian, for that machine."""
-        settings = self._work / "pip.conf"
-        settings.write_text(f"[global]\nno-index = true\nfind-links = {_WHEELS_INSIDE}\n")
-        options = ["--isolation=chroot", "--pull=never", "--layers", f"--arch={ARCHITECTURES[machine]}"]
-        options += [f"--build-arg=BASE={self._base(suite, machine)}", f"--secret=id=pip,src={settings}"]
-        options += [f"--volume={self.wheels(SUITES[suite], machine)}:{_WHEELS_INSIDE}:ro"]
         name = f"localhost/resolver-{suite}-{machine}:{'bpf' if with_bpf else 'without-bpf'}"
         settings_of_make = {
-            "ENGINE": " ".join(self._buildah(self._store)),
+            "ENGINE": self.engine,
             "IMAGE": name,
             "REVISION": revision,
             "WITH_BPF": str(int(with_bpf)),
-            "ARGS": " ".join(options),
+            "ARGS": " ".join(self.options(suite, machine)),
         }
         _run(["make", "-C", str(ROOT), "image", *(f"{key}={text}" for key, text in settings_of_make.items())])
         described = json.loads(self._tell("inspect", "--type", "image", name))["OCIv1"]
@@ -100,6 +95,19 @@ class Builder:
         environment = dict(entry.split("=", 1) for entry in config["Env"])
         container = self._tell("from", "--pull=never", f"--arch={ARCHITECTURES[machine]}", name)
         return Image(Path(self._tell("mount", container)), config, environment)
+
+    @property
+    def engine(self) -> str:
+        """The builder with its own store, as ``make image`` takes it."""
+        return " ".join(self._buildah(self._store))
+
+    def options(self, suite: str = "trixie", machine: str = os.uname().machine) -> list[str]:
+        """What keeps a build from every registry: a base of our own, and wheels from a directory."""
+        settings = self._work / "pip.conf"
+        settings.write_text(f"[global]\nno-index = true\nfind-links = {_WHEELS_INSIDE}\n")
+        options = ["--isolation=chroot", "--pull=never", "--layers", f"--arch={ARCHITECTURES[machine]}"]
+        options += [f"--build-arg=BASE={self._base(suite, machine)}", f"--secret=id=pip,src={settings}"]
+        return [*options, f"--volume={self.wheels(SUITES[suite], machine)}:{_WHEELS_INSIDE}:ro"]
 
     def wheels(self, python: str, machine: str) -> Path:
         """Every package that the recipe installs, for that Python on that machine, by this machine's own pip."""

@@ -18,7 +18,8 @@ from tests.runtime.conftest import Start
 from tests.runtime.runc import RuncContainer
 from tests.runtime.test_lookup_runc import host_pid, run
 
-A, B = "a1b2c3d4e5f60718" * 4, "b1b2c3d4e5f60718" * 4
+# Others than those of test_lookup_runc, which may run beside.
+A, B = "c1b2c3d4e5f60718" * 4, "d1b2c3d4e5f60718" * 4
 NS_LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 
 

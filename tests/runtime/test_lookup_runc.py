@@ -350,7 +350,7 @@ def test_with_hidepid_and_without_the_capability(start: Start) -> None:
 # The checkout may be where others than root have no way to it: things are given up after the imports.
 GIVE_UP = {
     "root": ("os.setgroups([]); os.setgid(65534); os.setuid(65534)", "CAP_SYS_PTRACE"),
-    "descriptors": ("resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))", "refused to tell"),
+    "descriptors": ("resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))", "the kernel refused"),
 }
 
 

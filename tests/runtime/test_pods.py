@@ -66,7 +66,7 @@ def test_what_is_rendered_does_the_whole_job(node: Node, start_pod: StartPod, wh
     limit = container_of(rendered)["resources"]["limits"]["memory"]
     print(f"{what}: {pod.peak_memory() / 2**20:.0f} MiB at most, {limit} allowed")
     assert pod.stop() == 0
-    assert list(pod.run_dir.iterdir()) == []
+    assert {path.name for path in pod.run_dir.iterdir()} <= {"bpf-program"}
 
 
 def test_what_it_mounts_is_what_it_needs_to_look_up_by_container(node: Node, start_pod: StartPod) -> None:
@@ -177,7 +177,7 @@ def test_the_driver_is_measured_and_the_rights_for_it_are_gone(
     pod = start_pod(fast(rendered))
     until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
     pod.wait_for("source", source=source)
-    pod.wait_for("policy", origin="measured", hostpid_namespace="host", timeout_s=20)
+    pod.wait_for("policy", origin="measured", hostpid_namespace="host")
     until(lambda: rights(pod.host_pid).permitted == TO_START[source], "the drop")
     own = rights(pod.host_pid)
     assert own.effective == while_running(source, RELEASE)
@@ -185,4 +185,4 @@ def test_the_driver_is_measured_and_the_rights_for_it_are_gone(
     status = json.loads(pod.inside(sys.executable, "-m", "resolver", "status", "--json"))
     assert status["policy"]["origin"] == "measured"
     assert pod.stop() == 0
-    assert [path.name for path in pod.run_dir.iterdir()] == ["driver-truth.json"]
+    assert {path.name for path in pod.run_dir.iterdir()} - {"bpf-program"} == {"driver-truth.json"}

@@ -32,6 +32,14 @@ def checkout(root: Path) -> Iterator[Path]:
         shutil.rmtree(place)
 
 
+@pytest.fixture(scope="module")
+def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that setup takes for its own, with nothing in it."""
+    made = tmp_path_factory.mktemp("made") / ".venv"
+    subprocess.run(["/usr/bin/python3", "-m", "venv", made], check=True)
+    return made
+
+
 def path_without(place: Path, *programs: str) -> str:
     """A PATH on which everything of /usr/bin is found but these."""
     bin_dir = place / "bin"
@@ -88,7 +96,8 @@ def without_bcc(place: Path) -> tuple[str, ...]:
     return ("unshare", "--mount", "sh", "-ec", f'{hide}; exec "$@"', "sh")
 
 
-def test_without_bcc_it_says_what_is_lost_and_goes_on(checkout: Path) -> None:
+def test_without_bcc_it_says_what_is_lost_and_goes_on(checkout: Path, venv: Path) -> None:
+    shutil.copytree(venv, checkout / ".venv", symlinks=True)
     place = path_without(checkout, "apt-get")
     done = setup(
         checkout, before=without_bcc(checkout), PATH=place, PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull
@@ -98,7 +107,8 @@ def test_without_bcc_it_says_what_is_lost_and_goes_on(checkout: Path) -> None:
     assert "pip could not install" in done.stderr, "it goes on to the Python packages"
 
 
-def test_without_root_it_names_the_command_that_installs_bcc(checkout: Path) -> None:
+def test_without_root_it_names_the_command_that_installs_bcc(checkout: Path, venv: Path) -> None:
+    shutil.copytree(venv, checkout / ".venv", symlinks=True)
     os.chown(checkout, NOBODY, NOBODY)
     as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     before = (*without_bcc(checkout), *as_nobody)
@@ -115,6 +125,15 @@ def test_a_python_package_that_cannot_be_had_is_named(checkout: Path) -> None:
     assert f"pip could not install {first}" in done.stderr
     again = setup(checkout, PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
     assert again.returncode == 1, "a failed setup must not leave its stamp"
+
+
+def test_without_a_network_it_says_so_in_its_own_words(checkout: Path) -> None:
+    offline = setup(checkout, before=("unshare", "--net"), PIP_CONFIG_FILE=os.devnull)
+    assert offline.returncode == 1
+    assert "setup: this machine cannot reach a package index" in offline.stderr
+    assert "PIP_NO_INDEX=1 PIP_FIND_LINKS=wheels" in offline.stderr
+    assert "Retrying" not in offline.stderr
+    assert "HTTPSConnection" not in offline.stderr
 
 
 def test_a_second_run_does_nothing_and_says_nothing(root: Path) -> None:

@@ -18,7 +18,7 @@ import yaml
 from resolver import __version__, config
 from resolver.linux.capabilities import NUMBERS, TO_START
 from tests import manifests
-from tests.charts import CHART, FOREIGN, RefusedError, environment, helm, render, the
+from tests.charts import CHART, FOREIGN, RefusedError, environment, helm, render, the, with_image
 from tests.fakes.kube import RULES, Rule, rules_of
 from tests.manifests import KUSTOMIZE, ROOT, Manifest, container_of, pod_of
 
@@ -72,6 +72,8 @@ EVERYTHING: dict[str, Any] = {
     "prometheusRule": {"enabled": True, "namespace": "monitoring"},
     "dashboard": {"enabled": True, "namespace": "monitoring", "annotations": {"grafana_folder": "GPU"}},
 }
+#: In the place of HAMi's and KAI's monitors.
+MONITOR: dict[str, Any] = {"hami_metrics": True, "metrics_addr": ":9394"}
 REPORTING: dict[str, Any] = {"reportDevices": {"enabled": True}}
 CASES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -110,6 +112,11 @@ SAME: dict[str, dict[str, Any]] = {
     "overlays/scan-only": {"source": "scan"},
     "overlays/netlink": {"source": "netlink"},
     "overlays/dry-run": {"settings": {"dry_run": True}},
+    "overlays/hami": {"scheduler": "hami", "settings": MONITOR},
+    "overlays/volcano": {"scheduler": "volcano", "settings": MONITOR},
+    "overlays/koordinator": {"scheduler": "koordinator"},
+    "overlays/kai": {"scheduler": "kai", "settings": MONITOR | {"mapped_regions": True}},
+    "overlays/dra": {"scheduler": "dra", "settings": MONITOR},
 }
 
 
@@ -132,7 +139,7 @@ def test_an_api_server_takes_it(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_helms_own_linter_finds_no_fault(case: str) -> None:
-    assert "[ERROR]" not in helm("lint", "--strict", "--quiet", CHART, values=CASES[case])
+    assert "[ERROR]" not in helm("lint", "--strict", "--quiet", CHART, values=with_image(CASES[case]))
 
 
 def test_a_profile_for_apparmor_goes_where_new_releases_look(root: Path) -> None:
@@ -164,6 +171,19 @@ def test_it_is_the_same_pod_as_the_kustomizations(directory: str) -> None:
         return {name: value for name, value in variables.items() if not name.startswith("RESOLVER_")}
 
     assert foreign(chart_variables) == foreign(other_variables) != {}
+
+
+@pytest.mark.parametrize("scheduler", ["", "hami", "volcano", "kai", "dra"])
+def test_who_names_directories_or_nodes_has_them_with_any_scheduler(scheduler: str) -> None:
+    said = {
+        "scheduler": scheduler,
+        "settings": {"containers_dir": ["/opt/vgpu/containers"]},
+        "nodeSelector": {"gpu": None, "pool": "slices"},
+    }
+    pod = pod_of(render(said))
+    assert pod["nodeSelector"] == {"pool": "slices"}
+    assert environment(container_of(pod))["RESOLVER_CONTAINERS_DIR"] == "/opt/vgpu/containers"
+    assert container_of(pod)["volumeMounts"][0]["mountPath"] == "/opt/vgpu/containers"
 
 
 @pytest.mark.parametrize("source", ["auto", "scan"])
@@ -382,6 +402,7 @@ def test_what_the_settings_name_is_mounted() -> None:
         "/run/resolver": False,
         "/var/run/hami": False,
         "/var/log/pods": True,
+        "/var/log/containers": True,
     }
 
 
@@ -440,7 +461,20 @@ def test_the_alerts_are_those_of_the_alerts_directory(root: Path) -> None:
     assert [rule["alert"] for rule in rules] == names[2:]
     for rule in rules:
         assert rule["labels"].items() >= {"severity": "page", "team": "gpu"}.items()
-        assert rule["annotations"]["runbook"] == f"https://example.com/docs/runbooks/{rule['alert']}.md"
+        page = f"docs/runbooks/{rule['alert']}.md"
+        assert rule["annotations"]["runbook"] == page
+        assert rule["annotations"]["runbook_url"] == f"https://example.com/{page}"
+
+
+def test_a_base_of_runbooks_needs_no_slash_at_its_end() -> None:
+    both = [
+        the("PrometheusRule", render({"prometheusRule": {"enabled": True, "runbookBase": base}}))
+        for base in ("https://example.com/a", "https://example.com/a/")
+    ]
+    assert both[0] == both[1]
+    for group in both[0]["spec"]["groups"]:
+        for rule in group["rules"]:
+            assert rule["annotations"]["runbook_url"].startswith("https://example.com/a/docs/runbooks/")
 
 
 def test_an_alert_that_is_not_there_cannot_be_left_out() -> None:

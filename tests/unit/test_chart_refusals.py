@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.charts import CHART, RefusedError, render, the
+from resolver import config
+from tests.charts import CHART, RefusedError, helm, render, the
+from tests.manifests import container_of, pod_of
 
 OFF = {"metrics_addr": "off"}
 
@@ -22,6 +24,7 @@ NEEDED = {
         "settings.run_dir",
         "settings.metrics_addr",
         "settings.pod_logs_dir",
+        "settings.container_logs_dir",
     ),
     *("seccompProfile.type", "minReadySeconds", "revisionHistoryLimit", "terminationGracePeriodSeconds"),
     *("service", "serviceMonitor", "serviceMonitor.honorLabels", "podMonitor", "podMonitor.honorLabels"),
@@ -35,6 +38,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"settings": {"source": "bpf"}}, "Additional property source is not allowed"),
     ({"settings": {"run_dir": None}}, "run_dir is required"),
     ({"settings": {"containers_dir": ["/a", "/a"]}}, "settings.containers_dir"),
+    ({"scheduler": "yunikorn"}, "scheduler must be one of the following"),
     ({"source": "ebpf"}, "source must be one of the following"),
     ({"hostPID": "yes"}, "hostPID: Invalid type"),
     ({"image": {"repository": "resolver:latest"}}, "image.repository"),
@@ -101,7 +105,10 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
     ({"extraEnv": [{"name": "RESOLVER_SOURCE", "value": "bpf"}]}, "write source instead"),
     ({"extraEnv": [{"name": "RESOLVER_DRY_RUN", "value": "1"}]}, "write settings.dry_run instead"),
     ({"extraEnv": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "0"}]}, "which is in driverEnv"),
+    ({"extraEnv": [{"name": "RESOLVER_DRYRUN", "value": "1"}]}, "there is no such setting"),
+    ({"extraEnv": [{"name": "RESOLVER_CONTAINER_DIR", "value": "/a"}]}, "settings.containers_dir"),
     ({"extraArgs": ["--source=bpf"]}, "write source instead"),
+    ({"image": {"repository": ""}}, "image.repository is empty: nobody publishes an image of resolver"),
     ({"extraArgs": ["--metrics-addr", ":1"]}, "write settings.metrics_addr instead"),
 ]
 
@@ -129,38 +136,66 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     assert str(refused.value).count("\n- ") == 3
 
 
+def test_without_any_values_the_image_is_missed() -> None:
+    with pytest.raises(RefusedError) as refused:
+        helm("template", "resolver", CHART)
+    assert "image.repository is empty" in str(refused.value)
+    assert "docs/image.md" in str(refused.value)
+
+
+def test_environment_that_is_no_setting_and_that_the_program_knows_is_taken() -> None:
+    given = [{"name": name, "value": "x"} for name in sorted(config.OTHER_VARIABLES)]
+    given.append({"name": "TZ", "value": "UTC"})
+    assert container_of(pod_of(render({"extraEnv": given})))["env"][-len(given) :] == given
+
+
 def test_what_helm_hands_to_every_chart_is_taken() -> None:
     assert render({"global": {"imageRegistry": "x"}}) == render()
 
 
-def without(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """For each value, alone or a map, the values that take it away, as `--set name=null` does."""
+def removable(values: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of each value, alone or a map: what `--set name=null` takes away."""
     for name, value in values.items():
-        yield name, {name: None}
+        yield (*above, name)
         if isinstance(value, dict):
-            for below, nothing in without(value):
-                yield f"{name}.{below}", {name: nothing}
+            yield from removable(value, (*above, name))
 
 
-def outcome(values: dict[str, Any]) -> str:
-    """The DaemonSet, or Helm's words where there is none."""
+def outcome(*paths: tuple[str, ...]) -> str:
+    """The DaemonSet without these values, or Helm's words where there is none."""
+    values: dict[str, Any] = {"service": {}, "podMonitor": {"enabled": True}}
+    values |= {"prometheusRule": {"enabled": True}, "dashboard": {"enabled": True}}
+    values |= {"extraEnv": [{"name": "A", "value": "b"}], "extraArgs": ["--x"]}
+    for *above, name in paths:
+        place = values
+        for each in above:
+            place = place.setdefault(each, {})
+        place[name] = None
     try:
         return json.dumps(the("DaemonSet", render(values)))
     except RefusedError as refused:
         return str(refused)
 
 
-def test_what_is_taken_away_is_gone_or_missed_in_words() -> None:
-    given: dict[str, dict[str, Any]] = {"service": {}, "podMonitor": {"enabled": True}}
-    given |= {"prometheusRule": {"enabled": True}, "dashboard": {"enabled": True}}
-    more = {"extraEnv": [{"name": "A", "value": "b"}], "extraArgs": ["--x"]}
-    missed = set()
-    for name, nothing in without(yaml.safe_load((CHART / "values.yaml").read_text())):
-        ((section, value),) = nothing.items()
-        said = outcome({**given, **more, section: value and {**given.get(section, {}), **value}})
-        if said.startswith("{"):
-            assert "null" not in said, name
-        else:
-            assert "values don't meet the specifications of the schema" in said, name
-            missed.add(name)
-    assert missed == NEEDED
+PATHS = [*removable(yaml.safe_load((CHART / "values.yaml").read_text()))]
+NOT_NEEDED = [path for path in PATHS if ".".join(path) not in NEEDED]
+#: A few renderings: nothing is taken away together with what is above it.
+AT_ONCE = [
+    group
+    for depth in range(1, 5)
+    for start in range(3)
+    if (group := [path for path in NOT_NEEDED if len(path) == depth][start::3])
+]
+
+
+@pytest.mark.parametrize("paths", AT_ONCE, ids=lambda paths: ".".join(paths[0]))
+def test_what_is_taken_away_is_gone(paths: list[tuple[str, ...]]) -> None:
+    said = outcome(*paths)
+    assert said.startswith("{"), said
+    assert "null" not in said, paths
+
+
+@pytest.mark.parametrize("name", sorted(NEEDED))
+def test_what_is_needed_is_missed_in_words(name: str) -> None:
+    assert tuple(name.split(".")) in PATHS
+    assert "values don't meet the specifications of the schema" in outcome(tuple(name.split(".")))

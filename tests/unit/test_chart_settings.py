@@ -19,19 +19,21 @@ from resolver.errors import UsageError
 from tests.charts import CHART, RefusedError, environment, render
 from tests.manifests import container_of, pod_of
 
-#: The chart's own defaults, where they differ. A pod waits for the one before it; nobody else starts daemons there.
-OTHER_DEFAULTS = {"wait": True}
-#: Another value than its default, as in the chart's values, for each setting that takes any text.
+#: The chart's own defaults, where they differ. A pod waits for the one before it; nobody else starts daemons there. It
+#: searches what is mounted, and nothing else can be found.
+OTHER_DEFAULTS: dict[str, Any] = {"wait": True, "containers_dir": ("/usr/local/vgpu/containers",)}
+#: Another value than its default, as in the chart's values, for each setting that takes any text: all can be together.
 TEXTS: dict[str, Any] = {
     "containers_dir": ["/a/containers", "/b/containers"],
     "run_dir": "/run/other",
-    "socket": "/run/resolver/other.sock",
+    "socket": "/run/other/other.sock",
     "socket_group": "1000",
     "socket_mode": "0600",
-    "tenant_socket": "/run/resolver/tenants/resolver.sock",
+    "tenant_socket": "/run/other/tenants/resolver.sock",
     "metrics_addr": "0.0.0.0:9400",
     "broker": "/var/run/hami/hostpid/broker.sock",
     "pod_logs_dir": "/srv/log/pods",
+    "container_logs_dir": "/srv/log/containers",
 }
 
 
@@ -57,6 +59,7 @@ NOT_IN_A_POD: dict[str, list[Any]] = {
     "containers_dir": ["relative"],
     "run_dir": ["relative"],
     "pod_logs_dir": ["relative"],
+    "container_logs_dir": ["relative"],
     "socket": ["relative.sock", "/elsewhere/resolver.sock"],
     "tenant_socket": ["/elsewhere/tenants/resolver.sock"],
     "socket_group": ["operators"],  # the node's names are not the image's
@@ -74,7 +77,7 @@ WRONG: dict[str, list[Any]] = {
     "source": ["ebpf"],
     "log_format": ["xml"],
     "log_level": ["warn"],
-    "map_size": [1023, 4194305, 32768.5, "many"],
+    "map_size": [-1, 4194305, 32768.5, "many"],
     "socket_mode": ["rw", "1660", "888", 660, "0666"],
     "tenant_socket": ["relative.sock", "/run/resolver/resolver.sock"],
     "metrics_addr": ["9395", ":99999", "node-1:9395", "1.2.3:9395:1"],
@@ -122,19 +125,20 @@ def test_the_defaults_are_the_daemons() -> None:
         assert config.load({name: default}) == config.load({name: getattr(told, name)}), name
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_arrives(name: str) -> None:
-    given, expected = other(name)
-    told = msgspec.structs.asdict(config.load(environ=arrived(values_of(name, given))))
+def test_every_setting_arrives() -> None:
+    others = {name: other(name) for name in SETTINGS}
+    settings = {name: given for name, (given, _) in others.items()}
+    source = settings.pop("source")
+    told = msgspec.structs.asdict(config.load(environ=arrived({"source": source, "settings": settings})))
     before = msgspec.structs.asdict(untouched())
-    assert told == before | {name: expected}
-    assert expected != before[name]
+    assert told == {name: expected for name, (_, expected) in others.items()}
+    assert [name for name in told if told[name] == before[name]] == []
 
 
 def test_a_setting_that_is_taken_away_is_the_daemons_default() -> None:
     variables = arrived({"settings": {"interval": None, "wait": None, "map_size": None}})
     assert {"RESOLVER_INTERVAL", "RESOLVER_WAIT", "RESOLVER_MAP_SIZE"} & variables.keys() == set()
-    assert config.load(environ=variables) == Settings()
+    assert config.load(environ=variables) == Settings(containers_dir=OTHER_DEFAULTS["containers_dir"])
 
 
 def pairs(table: dict[str, list[Any]]) -> list[tuple[str, Any]]:

@@ -169,7 +169,8 @@ def test_no_standard_output_at_all(tmp_path: Path) -> None:
 
 def test_an_interrupt_is_130() -> None:
     code = (
-        "import resolver.cli.slots as s, resolver.cli, sys, time\n"
+        "import resolver.cli.slots as s, resolver.cli, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background starts without
         "def run(args): print('ready', flush=True); time.sleep(60)\n"
         "s.run = run\nsys.exit(resolver.cli.main(['slots']))"
     )

@@ -20,6 +20,7 @@ import pytest
 
 from resolver import client
 from resolver.cli import lookup as command
+from resolver.cli import parser_of
 from resolver.errors import NoDaemon
 
 CID = "0123456789abcdef" * 4
@@ -305,3 +306,68 @@ def test_who_may_not_ask_is_told_who_may(root: Path) -> None:
         )
     assert "Permission denied. Ask as root (sudo), or as a member of its group (54321)" in done.stderr
     assert "Start one" not in done.stderr
+
+
+# ---- the plain question, which costs as little as can be -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [CID, "7"],
+        [CID, "7", "--json"],
+        ["--json", CID, "7", "--socket", "/x"],
+        ["research/train-0", "0012"],
+        ["--socket", "/x", CID, "--json", "7"],
+    ],
+)
+def test_what_is_spelt_out_is_read_as_argparse_does(words: list[str]) -> None:
+    args = command.parsed(words)
+    assert args is not None
+    assert vars(args) == vars(parser_of("lookup")[0].parse_args(words))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        [CID],
+        [CID, "seven"],
+        [CID, "-7"],
+        [CID, "\u0667"],
+        [CID, "7", "8"],
+        ["", "7"],
+        [CID, "7", "--js"],
+        [CID, "7", "--socket=/x"],
+        [CID, "7", "--socket"],
+        [CID, "7", "--socket", "--json"],
+        [CID, "7", "--pidns", "4026531836"],
+        ["--help"],
+        ["--", CID, "7"],
+    ],
+)
+def test_everything_else_is_left_to_argparse(words: list[str]) -> None:
+    assert command.parsed(words) is None
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_plain_question_loads_no_parser(serve: Serve, where: Path, there: bool) -> None:  # noqa: FBT001
+    """Each of them takes long to load; without a daemon the kernel's part loads re and typing."""
+    serve(http("4711\n"))
+    socket_path = where if there else where.with_name("none")
+    code = (
+        "import sys; from resolver.cli import main; "
+        f"main(['lookup', '{CID}', '7', '--socket', '{socket_path}']); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    never = {"argparse", "gettext", "shutil", "http", "asyncio", "psutil"}
+    assert not loaded & (never | ({"typing", "re", "json", "resolver.lookup"} if there else {"socket"}))
+
+
+def test_a_daemon_that_hangs_is_not_waited_for(where: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(where))
+        listener.listen(5)
+        assert command._SECONDS <= 0.1
+        assert from_daemon(where) is None

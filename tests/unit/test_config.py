@@ -31,7 +31,7 @@ def from_file(tmp_path: Path, text: str | bytes) -> Settings:
 def test_nothing_given_is_the_defaults() -> None:
     settings = load(environ={})
     assert settings == Settings()
-    assert settings.containers_dir == ("/usr/local/vgpu/containers",)
+    assert settings.containers_dir == ("auto",)
     assert (settings.interval, settings.nvml_interval) == (0.25, 1.0)
 
 

@@ -104,5 +104,5 @@ def test_without_a_daemon_kubelets_logs_have_the_names(
     assert resolve("research/train-0", none) == f"{UID}/main"
     assert resolve("etl", none) == f"{OTHER}/etl"
     monkeypatch.setenv("RESOLVER_POD_LOGS_DIR", str(tmp_path / "nowhere"))
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound, match=f"names by {tmp_path}/nowhere, pod_logs_dir by environment"):
         resolve("research/train-0", none)

@@ -28,8 +28,9 @@ from resolver.events import KINDS
 from resolver.gpu.attribution import NOTHING, Sample
 from resolver.gpu.inventory import GpuReport, Illness, Inventory
 from resolver.reasons import RegionReason, SampleReason
-from resolver.state import Container, Snapshot, Worker
+from resolver.state import Container, RegionReport, Snapshot, Worker
 from tests.fakes import cachefiles
+from tests.fakes.busy import GIB, GPUS, Builder
 from tests.fakes.pictures import picture
 
 CID, OTHER = "4ca7193c" * 8, "0123abcd" * 8
@@ -78,6 +79,14 @@ class Daemon:
         self.documents["/v1/status"] = shapes.status(snapshot, {})
         self.documents["/v1/unresolved"] = {"by_reason": shapes.unresolved_counts(snapshot)}
         self.documents["/v1/containers"] = shapes.Containers(snapshot.at, list(snapshot.containers))
+        gpus = shapes.Gpus.of(snapshot.inventory, snapshot.joined.error)
+        self.documents["/v1/gpus"] = gpus
+        processes = shapes.Processes(snapshot.at, None, snapshot.joined.error, list(snapshot.gpu_processes))
+        self.documents["/v1/processes"] = processes
+        regions = [shapes.Region.of(each) for each in snapshot.regions]
+        self.documents["/v1/regions"] = shapes.Regions(snapshot.at, [], [], regions)
+        slots = [shapes.Slot.of(region, slot) for region in snapshot.regions for slot in region.slots]
+        self.documents["/v1/slots"] = shapes.Slots(snapshot.at, slots)
 
     def close(self) -> None:
         self._server.shutdown()
@@ -234,6 +243,19 @@ def test_a_healthy_daemon(daemon: Daemon) -> None:
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("placement", "project"),
+    [("hami", "HAMi device plugin"), ("", "no known placement"), ("later", "later")],
+)
+def test_a_file_at_any_place_is_counted(daemon: Daemon, placement: str, project: str) -> None:
+    """A newer daemon may know more placements than the command."""
+    region = RegionReport("/dir/pod_main/a.cache", "pod", "main", "v1.2", (), (), placement=placement)
+    daemon.show(picture(started_at=AT, collected_at=AT, joined=NOTHING._replace(error=""), regions=(region,)))
+    done = resolver("status", "--socket", str(daemon.path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert pairs_of(done.stdout)["found"] == f"1 in /dir ({project})"
+
+
 def test_everything_that_is_wrong_is_told(daemon: Daemon) -> None:
     daemon.show(sick())
     done = resolver("status", "--socket", str(daemon.path))
@@ -245,7 +267,7 @@ def test_everything_that_is_wrong_is_told(daemon: Daemon) -> None:
     assert told["incomplete"] == "7 events were lost"
     assert told["nvml"] == "driver 550.54.15, answered 1m 30s ago: NVML does not answer"
     assert told["gpus"] == "2, 1 unhealthy"
-    assert told["regions"] == "0, 1 file left alone"
+    assert told["regions"] == "0, 1 file skipped"
     assert told["no slot"] == "3: 3 no_slot"
     assert told["repairs"] == "7: 5 stale, 2 missing"
     assert told["trouble"] == "1 conflicts"
@@ -302,19 +324,38 @@ def test_a_table_of_containers_for_programs(daemon: Daemon) -> None:
         "HOST PID",
         "REGIONS",
         "SINCE",
+        "CORE",
+        "MEMORY",
     ]
+    since = "2023-11-14T21:11:40.000Z"
     assert rows == [
-        [CID, "team-a", "train-0", "main", UID, "4026532177", "24390", "1", "2023-11-14T21:11:40.000Z"],
-        [OTHER, "-", "-", "-", "-", "-", "-", "0", "2023-11-14T22:13:15.000Z"],
+        [CID, "team-a", "train-0", "main", UID, "4026532177", "24390", "1", since, "-", "-"],
+        [OTHER, "-", "-", "-", "-", "-", "-", "0", "2023-11-14T22:13:15.000Z", "-", "-"],
     ]
+
+
+def test_use_and_limits_of_containers_and_who_is_over_them(daemon: Daemon) -> None:
+    build = Builder()
+    build.named(GPUS[0], "research/train-0/main")
+    build.process("x", 5, 5, 52, 2.0)
+    build.regions[0] = build.regions[0]._replace(limit=(GIB * 3 // 2,), sm_limit=(60,))
+    build.named(GPUS[1], "research/free-0-with-a-name-as-deployments-give-7f9c8d6b5c-x2x9k/main")
+    build.process("x", 6, 5, 12, 1.0)
+    daemon.show(build.picture())
+    done = resolver("containers", "--socket", str(daemon.path))
+    rows = [re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines()]
+    assert [row[-2:] for row in rows] == [["CORE", "MEMORY"], ["12%", "1.0G"], ["52%/60%", "2.0G/1.5G!"]]
+    text = on_terminal("containers", "--socket", str(daemon.path), NO_COLOR="1")
+    assert max(map(len, text.splitlines())) <= 80, text
+    assert re.search(r"research +free\S*~\S+x2x9k +main ", text), text
 
 
 def test_a_table_of_containers_for_people(daemon: Daemon) -> None:
     daemon.show(picture(containers=RUNNING))
     text = on_terminal("containers", "--socket", str(daemon.path), NO_COLOR="1")
     head, *rows = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
-    assert head == ["CONTAINER", "NAMESPACE", "POD", "NAME", "HOST PID", "REGIONS", "SINCE"]
-    assert rows[0] == [CID[:12], "team-a", "train-0", "main", "24390", "1", "1h 1m"]
+    assert head == ["CONTAINER", "NAMESPACE", "POD", "NAME", "SINCE", "CORE", "MEMORY"]
+    assert rows[0] == [CID[:12], "team-a", "train-0", "main", "1h 1m", "-", "-"]
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -546,7 +587,7 @@ def test_a_running_daemon_is_asked_for_its_own(daemon: Daemon, tmp_path: Path) -
     told = json.loads(resolver("config", "--json", "--socket", str(daemon.path)).stdout)
     assert told["daemon"] == str(daemon.path)
     assert told["settings"]["interval"] == {"value": 7.0, "origin": "command line"}
-    assert told["settings"]["containers_dir"]["value"] == ["/usr/local/vgpu/containers"]
+    assert told["settings"]["containers_dir"]["value"] == ["auto"]
 
 
 @pytest.mark.parametrize("more", [("--interval", "3s"), ("--config", "FILE")])
@@ -622,3 +663,22 @@ def test_a_moment_is_rounded_not_overflown() -> None:
 def test_only_what_can_be_seen_is_printable() -> None:
     assert printable("pod-é 日本") == "pod-é 日本"
     assert printable("a\tb\x7f") == r"a\tb\x7f"
+
+
+def test_a_file_that_is_named_goes_before_the_daemon(daemon: Daemon, tmp_path: Path) -> None:
+    cachefiles.container(tmp_path / "mine")
+    (tmp_path / "r.toml").write_text(
+        f'containers_dir = ["{tmp_path}/mine"]\npod_logs_dir = "{tmp_path}/pods"\n'
+    )
+    named = ("--config", f"{tmp_path}/r.toml", "--socket", str(daemon.path))
+    done = resolver("slots", *named)
+    assert done.returncode == 0
+    assert (
+        f"{tmp_path}/mine, containers_dir by file {tmp_path}/r.toml (--config {tmp_path}/r.toml)"
+        in done.stderr
+    )
+    assert resolver("reverse", str(os.getpid()), *named).returncode == 0
+    (tmp_path / "r.toml").write_text("containers_dri = 3\n")
+    for command in (["slots"], ["reverse", str(os.getpid())]):
+        done = resolver(*command, *named)
+        assert (done.returncode, "containers_dri" in done.stderr) == (2, True)

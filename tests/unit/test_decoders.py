@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import importlib
 import json
+import os
 import socket
 import struct
 import sys
+from collections import Counter
 from collections.abc import Callable
+from itertools import zip_longest
 from types import ModuleType
 from typing import Any, Final
 
@@ -17,11 +20,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from resolver import log
+from resolver.counters import CounterByReason
+from resolver.errors import RegionRejected
 from resolver.gpu.sampler import Sampler
+from resolver.hami.mapping_finder import MappingFinder
+from resolver.linux.procfs import Procfs
 from resolver.pids.bpf_load import bpf_directory
 from resolver.pids.proc_events import EventStream
+from resolver.reasons import RegionReason, RepairReason
+from resolver.repair.orders import Writing
 from resolver.workers import slot_writer
 from tests.unit.test_btf import Blob, blob
+from tests.unit.test_plan import Bench
 
 __all__ = ["blob"]
 
@@ -154,11 +165,70 @@ def test_whatever_the_nvml_worker_answers_a_collection_says_what_is_known(answer
     sampler.stop()
 
 
+OUTCOMES: Final = st.lists(st.tuples(st.integers(0, 255), st.integers(0, 2**64 - 1)), max_size=4)
+
+
 @PATIENT
-@given(st.binary(max_size=200))
-def test_an_answer_of_the_slot_writer_is_a_result_for_each_order_or_none_at_all(answer: bytes) -> None:
-    """As `Writing.carry_out` reads it: by its length, and nothing in it can be malformed."""
-    if len(answer) % slot_writer.RESULT.size == 0:
-        results = list(slot_writer.RESULT.iter_unpack(answer))
-        assert len(results) == len(answer) // slot_writer.RESULT.size
-        assert all(isinstance(number, int) for result in results for number in result)
+@given(
+    st.binary(max_size=80)
+    | OUTCOMES.map(lambda each: b"".join(slot_writer.RESULT.pack(*result) for result in each))
+)
+def test_only_what_the_slot_writer_says_that_it_wrote_is_called_repaired(answer: bytes) -> None:
+    """Two orders; what is not one result for each is a failure of the writer, and nothing is noted of either."""
+    counters = Counter[str]()
+    writing = Writing(counters, log.Journal())
+
+    async def request(*_: Any, **__: Any) -> bytes:
+        return answer
+
+    writing.worker.request = request  # type: ignore[method-assign]
+    with contextlib.ExitStack() as stack:
+        bench = Bench(stack)
+        bench.see((7, 0), (9, 815))
+        for ns_pid in (7, 9):
+            bench.own(ns_pid, 4000 + ns_pid)
+        orders = bench.plan()
+        assert len(orders) == 2
+        answered = asyncio.run(writing.carry_out(bench.repairs, orders))
+        assert answered == (len(answer) == 2 * slot_writer.RESULT.size)
+        outcomes = [outcome for outcome, _ in slot_writer.RESULT.iter_unpack(answer)] if answered else []
+        written = [order.state.written for order in orders]
+        assert written == [
+            4000 + order.state.slot.pid if outcome == slot_writer.DONE else None
+            for order, outcome in zip_longest(orders, outcomes)
+        ]
+        repaired = sum(CounterByReason.REPAIRS.counts(counters, RepairReason).values())
+        assert repaired == outcomes.count(slot_writer.DONE)
+    writing.worker.stop()
+
+
+REFUSAL: Final = st.fixed_dictionaries(
+    {"reason": JSON | st.sampled_from(["", *RegionReason]), "detail": JSON}
+)
+
+
+@PATIENT
+@given(
+    st.binary(max_size=40) | (JSON | REFUSAL).map(lambda each: json.dumps(each).encode()), st.integers(0, 2)
+)
+def test_whatever_the_path_walker_answers_a_file_is_open_or_refused(answer: bytes, files: int) -> None:
+    """No descriptor that came with an answer stays open, but the one that is taken."""
+    finder = MappingFinder(Procfs(), list, lambda host_pid: host_pid, lambda _: False)
+    came: list[int] = []
+
+    async def request(*_: Any, received: list[int], **__: Any) -> bytes:
+        came.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(files))
+        received.extend(came)
+        return answer
+
+    finder.worker.request = request  # type: ignore[assignment]
+    taken = -1
+    with contextlib.suppress(RegionRejected):
+        taken = asyncio.run(finder._open(1, "/tmp/x.cache", "c"))  # noqa: S108
+        assert taken in came
+    for fd in came:
+        with contextlib.nullcontext() if fd == taken else pytest.raises(OSError, match="Bad file"):
+            os.fstat(fd)
+    if taken >= 0:
+        os.close(taken)
+    finder.close()

@@ -14,6 +14,7 @@ from typing import Final
 import pytest
 import yaml
 
+from resolver import kubectl_plugin
 from resolver.cli import COMMANDS, parser_of
 from tests.documents import Command, commands, documents
 
@@ -39,6 +40,7 @@ ELSEWHERE: Final = {
     "make image": "tests/runtime/test_image.py",
     "make docs": "tests/unit/test_site.py",
     "make bench": "tests/bench/__main__.py",
+    ".venv/bin/python scripts/monitoring.py": "tests/unit/test_monitoring.py",
     "make man": "tests/unit/test_man.py",
     "make wheel": "tests/unit/test_wheel.py",
     "make fresh": "tests/runtime/fresh_machine.sh",
@@ -47,7 +49,10 @@ ELSEWHERE: Final = {
     "resolver report-devices": "tests/kernel/test_report_devices.py",
 }
 #: Whole pages whose commands have a test of their own.
-PAGES: Final = {"docs/api.md": "tests/kernel/test_api_docs.py"}
+PAGES: Final = {
+    "docs/api.md": "tests/kernel/test_api_docs.py",
+    "docs/walk-through.md": "tests/kernel/test_walk_through.py",
+}
 #: What needs a cluster, an engine, an init system or another machine: looked at here.
 NOT_HERE: Final = frozenset(
     "kubectl helm docker podman buildah systemctl journalctl apt-get install ln python3 rm nvidia-smi".split()  # noqa: SIM905
@@ -86,7 +91,7 @@ def test_what_a_command_names_is_there(command: Command) -> None:
         path = word.partition("=")[2] or word
         if re.match(r"(\./)?(bpf|deploy|docs|resolver|scripts|tests)/", path):
             assert (ROOT / path).exists(), f"{command}: there is no {path}"
-    for call in re.findall(r"\bresolver ([a-z]+(?: [^|;&$)]*)?)", command.text):
+    for call in re.findall(r"(?<!kubectl )\bresolver ([a-z]+(?: [^|;&$)]*)?)", command.text):
         _look_at_resolver(command, shlex.split(call, comments=True))
 
 
@@ -123,6 +128,12 @@ def _look_at_resolver(command: Command, words: list[str]) -> None:
 
 
 def _look_at_kubectl(command: Command, words: list[str]) -> None:
+    if words[1] == "resolver":
+        here = words[2 : words.index("--")] if "--" in words else words[2:]
+        kubectl_plugin._parser().parse_args(here)
+        return
+    if words[1] == "krew":
+        return
     verb = next(word for word in words[1:] if word in _VERBS)
     for option, value in itertools.pairwise(words):
         if option == "-k":

@@ -33,14 +33,15 @@ from resolver.doctor import (
     hami,
     kernel,
     limits,
+    permissions,
     ports,
-    rights,
     sockets,
 )
 from resolver.doctor.findings import Finding, State, failed, ok, together, warning, worst
 from resolver.doctor.limits import Clocks, judge_clocks
 from resolver.doctor.node import Node
 from resolver.doctor.others import Other, flags_in, runs_daemon
+from resolver.linux.procfs import Procfs
 from resolver.reasons import RegionReason
 from tests.fakes import cachefiles
 from tests.fakes.gpu import DEFAULT_DEVICES
@@ -52,12 +53,12 @@ def settings(**changes: Any) -> Settings:
     return Settings(**changes)
 
 
-def says(finding: Finding, state: str, *, found: str = "", cause: str = "", remedy: str = "") -> None:
-    """The finding has this state, and these words; what is not well has both a cause and a remedy."""
+def says(finding: Finding, state: str, *, found: str = "", cause: str = "", fix: str = "") -> None:
+    """The finding has this state, and these words; what is not well has both a cause and a fix."""
     assert finding.state == state, finding
-    for words, text in ((found, finding.found), (cause, finding.cause), (remedy, finding.remedy)):
+    for words, text in ((found, finding.found), (cause, finding.cause), (fix, finding.fix)):
         assert words in text, finding
-    assert bool(finding.cause) == bool(finding.remedy) == (state != "ok"), finding
+    assert bool(finding.cause) == bool(finding.fix) == (state != "ok"), finding
 
 
 # ---- findings and how checks are run ------------------------------------------------------------------------------
@@ -78,7 +79,7 @@ def test_a_defect_in_a_check_is_told_and_the_others_go_on() -> None:
     results = list(examine(Node(), [Check("broken", broken), Check("well", lambda _node: ok("fine"))]))
     assert [result.state for result in results] == ["failed", "ok"]
     assert results[0].found == "a defect in the check: ZeroDivisionError: division by zero"
-    assert "--only broken" in results[0].remedy
+    assert "--only broken" in results[0].fix
 
 
 def test_a_check_that_hangs_is_left_behind() -> None:
@@ -89,10 +90,8 @@ def test_a_check_that_hangs_is_left_behind() -> None:
         return ok("late")
 
     began = time.monotonic()
-    says(
-        bounded(Check("hangs", hangs, 0.1), Node()), "unknown", found="no answer within 0.1 s", remedy="wchan"
-    )
-    assert time.monotonic() - began < 10
+    says(bounded(Check("hangs", hangs, 0.1), Node()), "unknown", found="no answer within 0.1 s", fix="wchan")
+    assert time.monotonic() - began < 25
     release.set()
 
 
@@ -150,7 +149,7 @@ def test_btf(tmp_path: Path, content: bytes | None, state: str, words: str) -> N
     if content is not None:
         (tmp_path / "kernel/btf/vmlinux").write_bytes(content)
     finding = kernel.btf(Node(sys=str(tmp_path)))
-    says(finding, state, found=words, remedy="" if state == "ok" else "CONFIG_DEBUG_INFO_BTF=y")
+    says(finding, state, found=words, fix="" if state == "ok" else "CONFIG_DEBUG_INFO_BTF=y")
 
 
 def test_bcc_under_no_python(tmp_path: Path) -> None:
@@ -162,10 +161,10 @@ def test_bcc_under_no_python(tmp_path: Path) -> None:
         (tmp_path / name).chmod(0o755)
     pythons = (str(tmp_path / "mute"), str(tmp_path / "wordy"), str(tmp_path / "none"))
     finding = kernel.bcc(Node(pythons=pythons))
-    says(finding, "warning", found="cannot import it", remedy="apt-get install python3-bpfcc")
+    says(finding, "warning", found="cannot import it", fix="apt-get install python3-bpfcc")
     for words in ("mute: code 3", "wordy: No bcc here", "none: No such file"):
         assert words in finding.cause
-    says(kernel.bcc(Node(settings(source="bpf"), pythons=pythons)), "failed", remedy="source = auto")
+    says(kernel.bcc(Node(settings(source="bpf"), pythons=pythons)), "failed", fix="source = auto")
     says(kernel.bcc(Node(settings(source="netlink"), pythons=pythons)), "ok", found="not needed")
 
 
@@ -184,13 +183,13 @@ def test_lockdown(tmp_path: Path, modes: str | None, source: str, state: str) ->
     if modes is not None:
         (tmp_path / "kernel/security/lockdown").write_text(modes + "\n")
     finding = kernel.lockdown(Node(settings(source=source), sys=str(tmp_path)))
-    says(finding, state, remedy="" if state == "ok" else "lockdown=integrity")
+    says(finding, state, fix="" if state == "ok" else "lockdown=integrity")
 
 
 def test_no_cgroup_hierarchy(proc: Path) -> None:
     (proc / "1").mkdir()
     (proc / "1/cgroup").write_text("0::/init.scope\n")
-    says(kernel.cgroups(Node(proc=str(proc))), "warning", found="no hierarchy", remedy="mount -t cgroup2")
+    says(kernel.cgroups(Node(proc=str(proc))), "warning", found="no hierarchy", fix="mount -t cgroup2")
     (proc / "1/cgroup").unlink()
     says(kernel.cgroups(Node(proc=str(proc))), "failed", found="/1/cgroup cannot be read")
 
@@ -231,21 +230,21 @@ def test_each_capability(
     monkeypatch: pytest.MonkeyPatch, lost: str, release: str, source: str, state: str
 ) -> None:
     every = {"SYS_PTRACE", "BPF", "PERFMON", "NET_ADMIN", "DAC_OVERRIDE"}
-    monkeypatch.setattr("resolver.doctor.rights.held", lambda: frozenset(every - {lost}))
-    finding = rights.capabilities(Node(settings(source=source), uname=(release, "x86_64")))
+    monkeypatch.setattr("resolver.doctor.permissions.held", lambda: frozenset(every - {lost}))
+    finding = permissions.capabilities(Node(settings(source=source), uname=(release, "x86_64")))
     says(finding, state)
     if state == "ok":
         assert "CAP_SYS_ADMIN" in finding.found
         assert "nothing is measured" in finding.found
     else:
         assert finding.found == f"CAP_{lost} is missing"
-        assert f"capabilities.add: [{lost}]" in finding.remedy
+        assert f"capabilities.add: [{lost}]" in finding.fix
 
 
 def test_the_old_great_capability_is_enough_for_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     have = frozenset({"SYS_PTRACE", "SYS_ADMIN", "NET_ADMIN", "DAC_OVERRIDE"})
-    monkeypatch.setattr("resolver.doctor.rights.held", lambda: have)
-    says(rights.capabilities(Node()), "ok")
+    monkeypatch.setattr("resolver.doctor.permissions.held", lambda: have)
+    says(permissions.capabilities(Node()), "ok")
 
 
 # ---- limits and clocks --------------------------------------------------------------------------------------------
@@ -264,7 +263,7 @@ def test_memory_limit_of_a_cgroup_above(
     (tmp_path / "cgroup/box/inner/memory.max").write_text("max\n")
     (proc / "self/mountinfo").write_text(f"30 1 0:26 / {tmp_path}/cgroup rw - cgroup2 cgroup2 rw\n")
     finding = limits.memory(Node(settings(source=source), proc=str(proc)))
-    says(finding, state, remedy="" if state == "ok" else "resources.limits.memory")
+    says(finding, state, fix="" if state == "ok" else "resources.limits.memory")
     assert ("box/memory.max" in finding.found) == (limit != "max")
 
 
@@ -282,7 +281,7 @@ def test_memory_limit_of_the_old_hierarchy(tmp_path: Path, proc: Path) -> None:
 
 def test_a_node_short_of_memory(proc: Path) -> None:
     (proc / "meminfo").write_text("MemAvailable:    40960 kB\n")
-    says(limits.memory(Node(proc=str(proc))), "warning", found="40 MiB are available", remedy="ps axo")
+    says(limits.memory(Node(proc=str(proc))), "warning", found="40 MiB are available", fix="ps axo")
     (proc / "meminfo").write_text("MemTotal:    40960 kB\n")
     says(limits.memory(Node(proc=str(proc))), "unknown", found="no MemAvailable")
 
@@ -309,7 +308,7 @@ def test_wall_clock(
         (tmp_path / "class/rtc/rtc0/since_epoch").write_text(f"{battery:.0f}\n")
     node = Node(sys=str(tmp_path), proc=str(tmp_path))
     finding = judge_clocks(node, Clocks(wall, 100.0, 200.0), Clocks(later, 100.25, 200.25))
-    says(finding, state, found=words, remedy="" if state == "ok" else "timedatectl")
+    says(finding, state, found=words, fix="" if state == "ok" else "timedatectl")
 
 
 # ---- the driver ---------------------------------------------------------------------------------------------------
@@ -336,39 +335,39 @@ def test_a_driver_that_is_well(driver: Driver, node: Node) -> None:
 
 def test_no_library(driver: Driver, node: Node) -> None:
     driver.remove()
-    says(gpu.nvml(node), "failed", found="LibraryNotFound", cause="libnvidia-ml.so.1", remedy="ldconfig -p")
+    says(gpu.nvml(node), "failed", found="LibraryNotFound", cause="libnvidia-ml.so.1", fix="ldconfig -p")
     for look in (gpu.gpus, gpu.driver, gpu.sample_clock):
-        says(look(node), "unknown", found="NVML does not answer", remedy="the check nvml")
+        says(look(node), "unknown", found="NVML does not answer", fix="the check nvml")
 
 
 def test_kernel_module_not_loaded(driver: Driver, node: Node) -> None:
     driver.gpu.set_faults(Fault.DRIVER_NOT_LOADED)
-    says(gpu.nvml(node), "failed", found="DriverNotLoaded", remedy="modprobe nvidia")
+    says(gpu.nvml(node), "failed", found="DriverNotLoaded", fix="modprobe nvidia")
 
 
 def test_library_and_module_of_two_versions(driver: Driver, node: Node) -> None:
     driver.gpu.driver_version = "470.42.01"
-    says(gpu.nvml(node), "failed", found="LibRmVersionMismatch", cause="upgraded", remedy="reboot")
+    says(gpu.nvml(node), "failed", found="LibRmVersionMismatch", cause="upgraded", fix="reboot")
 
 
 def test_a_driver_that_hangs(driver: Driver, node: Node) -> None:
     driver.gpu.set_faults(hang=Hang.INIT)
     began = time.monotonic()
     node = Node(node.settings, nvml_seconds=1.0)
-    says(gpu.nvml(node), "failed", found="did not answer within", cause="hangs", remedy="nvidia-smi")
+    says(gpu.nvml(node), "failed", found="did not answer within", cause="hangs", fix="nvidia-smi")
     assert time.monotonic() - began < 20
 
 
 def test_no_gpu(driver: Driver, node: Node) -> None:
     driver.gpu.set_devices([])
-    says(gpu.gpus(node), "failed", found="NVML shows no GPU", remedy="lspci")
+    says(gpu.gpus(node), "failed", found="NVML shows no GPU", fix="lspci")
 
 
 def test_a_lost_gpu_and_a_hot_one(driver: Driver, node: Node) -> None:
     first, second = DEFAULT_DEVICES
     driver.gpu.set_devices([replace(first, lost=True), replace(second, temperature_c=97)])
     finding = gpu.gpus(node)
-    says(finding, "failed", remedy="dmesg")
+    says(finding, "failed", fix="dmesg")
     assert second.uuid in finding.found
     assert "lost" in f"{finding.found} {finding.cause}".lower()
     assert "97" in finding.cause
@@ -376,9 +375,7 @@ def test_a_lost_gpu_and_a_hot_one(driver: Driver, node: Node) -> None:
 
 def test_a_gpu_in_mig_mode(driver: Driver, node: Node) -> None:
     driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], mig_enabled=True), DEFAULT_DEVICES[1]])
-    says(
-        gpu.gpus(node), "warning", found=DEFAULT_DEVICES[0].uuid, cause="never 0", remedy="nvidia-smi -mig 0"
-    )
+    says(gpu.gpus(node), "warning", found=DEFAULT_DEVICES[0].uuid, cause="never 0", fix="nvidia-smi -mig 0")
 
 
 @pytest.mark.parametrize(
@@ -394,14 +391,14 @@ def test_driver_rows(driver: Driver, node: Node, version: str, forced: str, stat
     driver.install(version)
     told = Settings(run_dir=node.settings.run_dir, hostpid_namespace=HostpidNamespace(forced))
     finding = gpu.driver(Node(told))
-    says(finding, state, found=words, remedy="--hostpid-namespace" if state == "failed" else "")
+    says(finding, state, found=words, fix="--hostpid-namespace" if state == "failed" else "")
 
 
 def test_samples_from_the_future(driver: Driver, node: Node) -> None:
     driver.sample(4711, 50, age_s=3)
     says(gpu.sample_clock(node), "ok", found="s old")
     driver.sample(4711, 50, age_s=-3600)
-    says(gpu.sample_clock(again(node)), "failed", found="ahead of this clock", remedy="timedatectl")
+    says(gpu.sample_clock(again(node)), "failed", found="ahead of this clock", fix="timedatectl")
 
 
 # ---- HAMi's files -------------------------------------------------------------------------------------------------
@@ -434,8 +431,8 @@ def test_more_regions_than_one_look_opens(containers: Path) -> None:
 
 def test_no_containers_directory(tmp_path: Path) -> None:
     node = looking_at(tmp_path / "nowhere")
-    says(hami.containers_dir(node), "failed", found="does not exist", remedy="--containers-dir")
-    says(hami.regions(node), "unknown", remedy="containers_dir")
+    says(hami.containers_dir(node), "failed", found="does not exist", fix="--containers-dir")
+    says(hami.regions(node), "unknown", fix="containers_dir")
     (tmp_path / "file").touch()
     says(hami.containers_dir(looking_at(tmp_path / "file")), "failed", found="is no directory")
 
@@ -498,16 +495,16 @@ def test_a_file_that_is_left_alone(
     path = cachefiles.container(containers, "odd")
     damage(path)
     finding = hami.regions(looking_at(containers))
-    says(finding, state, found=f"left alone, {reason}", cause=words, remedy="_odd")
+    says(finding, state, found=f"skipped, {reason}", cause=words, fix="_odd")
     assert "region: 1 of layout v1.2" in finding.found or "2 of layout v1.2" in finding.found
 
 
 def test_every_reason_has_a_cause_and_a_remedy() -> None:
     assert set(hami.REFUSALS) == set(RegionReason)
-    for state, cause, remedy in hami.REFUSALS.values():
+    for state, cause, fix in hami.REFUSALS.values():
         assert state in (State.WARNING, State.FAILED)
         assert cause
-        assert "/a path" in remedy.format("/a path")
+        assert "/a path" in fix.format("/a path")
 
 
 def test_a_name_that_would_move_the_cursor_is_printed_harmless(containers: Path) -> None:
@@ -525,7 +522,7 @@ def test_names_of_pods(containers: Path, tmp_path: Path) -> None:
     cachefiles.container(containers)
     logs = tmp_path / "pods"
     node = looking_at(containers, pod_logs_dir=str(logs))
-    says(hami.pod_names(node), "warning", found="does not exist", cause="stay empty", remedy="--pod-logs-dir")
+    says(hami.pod_names(node), "warning", found="does not exist", cause="stay empty", fix="--pod-logs-dir")
     (logs / "default_other_0d4b0b0e-0000-4b8a-9a36-3d6f2b7d1c01").mkdir(parents=True)
     says(hami.pod_names(node), "warning", found="none of those with regions")
     (logs / f"team_train_{cachefiles.POD_UID}").mkdir()
@@ -549,7 +546,7 @@ def place(node: Node) -> str:
 
 def test_no_socket_and_no_daemon(node: Node) -> None:
     says(sockets.api(node), "ok", found="no daemon that would make it")
-    says(daemon.daemon(node), "warning", found="none runs", remedy="resolver run")
+    says(daemon.daemon(node), "warning", found="none runs", fix="resolver run")
     says(daemon.instances(node), "ok", found="the lock is free")
 
 
@@ -557,12 +554,12 @@ def test_a_socket_that_was_left_behind(node: Node, place: str) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(place)
         listener.listen()
-    says(sockets.api(node), "warning", found="nobody listens", cause="killed", remedy="next start")
+    says(sockets.api(node), "warning", found="nobody listens", cause="killed", fix="next start")
 
 
 def test_a_file_in_its_place(node: Node, place: str) -> None:
     Path(place).write_text("precious")
-    says(sockets.api(node), "failed", found="is no socket", remedy=f"rm {place}")
+    says(sockets.api(node), "failed", found="is no socket", fix=f"rm {place}")
 
 
 def test_a_socket_of_somebody_else(node: Node, place: str) -> None:
@@ -570,7 +567,7 @@ def test_a_socket_of_somebody_else(node: Node, place: str) -> None:
         listener.bind(place)
         listener.listen()
         os.chown(place, 12345, 12345)
-        says(sockets.api(node), "failed", found="belongs to user 12345", remedy="keep others out")
+        says(sockets.api(node), "failed", found="belongs to user 12345", fix="keep others out")
 
 
 def test_a_listener_that_accepts_nobody(node: Node, place: str) -> None:
@@ -579,7 +576,7 @@ def test_a_listener_that_accepts_nobody(node: Node, place: str) -> None:
         listener.bind(place)
         listener.listen(0)
         waiting.connect(place)
-        says(sockets.api(node), "failed", found="does not answer", remedy="ss -xlp")
+        says(sockets.api(node), "failed", found="does not answer", fix="ss -xlp")
 
 
 @pytest.mark.parametrize(
@@ -596,7 +593,7 @@ def test_a_listener_that_is_no_resolver(node: Node, place: str, answer: bytes) -
             for _ in range(2):  # asked twice: whether it accepts, and how it is
                 connection, _ = listener.accept()
                 with connection, suppress(BrokenPipeError):  # the first goes away without a word
-                    connection.settimeout(5)
+                    connection.settimeout(60)
                     connection.recv(4096)
                     connection.sendall(answer)
 
@@ -682,7 +679,7 @@ def test_a_port_that_another_has(node: Node, family: socket.AddressFamily, bound
     with closing(socket.create_server((bound, 0), family=family)) as other:
         port = other.getsockname()[1]
         finding = ports.metrics(serving(node, f"{asked}:{port}"))
-        says(finding, "failed", found=f"PID {os.getpid()}", cause="metrics_off", remedy="ss -ltnp")
+        says(finding, "failed", found=f"PID {os.getpid()}", cause="metrics_off", fix="ss -ltnp")
         assert node.procfs.comm(os.getpid()) in finding.found
 
 
@@ -704,14 +701,12 @@ def test_the_tenants_socket(node: Node, tmp_path: Path) -> None:
         listener.listen()
         says(sockets.tenants(node), "ok", found="connected in")
         path.chmod(0o660)
-        says(
-            sockets.tenants(node), "failed", found="0660", cause="cannot connect", remedy=f"chmod 0666 {path}"
-        )
+        says(sockets.tenants(node), "failed", found="0660", cause="cannot connect", fix=f"chmod 0666 {path}")
         path.chmod(0o666)
         path.parent.chmod(0o700)
         says(sockets.tenants(node), "failed", found="0700", cause="cannot connect")
         path.parent.chmod(0o777)
-        says(sockets.tenants(node), "failed", found="0777", cause="of their own", remedy="chmod 0755")
+        says(sockets.tenants(node), "failed", found="0777", cause="of their own", fix="chmod 0755")
         path.parent.chmod(0o755)
         os.chown(path, 12345, 12345)
         says(sockets.tenants(node), "failed", found="belongs to user 12345")
@@ -735,18 +730,18 @@ def test_the_filter_of_system_calls(tmp_path: Path, how: str, state: str) -> Non
     def node() -> Node:
         return Node(Settings(run_dir=str(tmp_path)))
 
-    says(rights.system_calls(node()), "ok", found="no daemon runs")
+    says(permissions.system_calls(node()), "ok", found="no daemon runs")
     command = [sys.executable, "-c", HOLDER, str(tmp_path), how]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        says(rights.system_calls(node()), state, found=f"PID {holder.pid} has")
+        says(permissions.system_calls(node()), state, found=f"PID {holder.pid} has")
         assert holder.stdin is not None
         holder.stdin.close()
 
 
 def test_a_machine_without_a_filter() -> None:
-    says(rights.system_calls(Node(uname=("6.1", "riscv64"))), "warning", found="no filters")
+    says(permissions.system_calls(Node(uname=("6.1", "riscv64"))), "warning", found="no filters")
 
 
 def test_the_brokers_directory(tmp_path: Path) -> None:
@@ -756,9 +751,9 @@ def test_the_brokers_directory(tmp_path: Path) -> None:
     says(sockets.broker(node), "warning", found="No such file")
     path.parent.mkdir(mode=0o711)
     path.parent.chmod(0o777)
-    says(sockets.broker(node), "failed", found="mode 0777", remedy="chmod 0711")
+    says(sockets.broker(node), "failed", found="mode 0777", fix="chmod 0711")
     path.parent.chmod(0o711)
-    says(sockets.broker(node), "warning", found="is not there", remedy=f"--broker {path}")
+    says(sockets.broker(node), "warning", found="is not there", fix=f"--broker {path}")
     path.touch()
     says(sockets.broker(node), "ok")
 
@@ -836,7 +831,7 @@ def test_json_has_an_object_for_each_check(tmp_path: Path) -> None:
         ("kernel", "ok"),
         ("daemon", "warning"),
     ]
-    assert all(list(result) == ["check", "state", "found", "cause", "remedy", "detail"] for result in results)
+    assert all(list(result) == ["check", "state", "found", "cause", "fix", "detail"] for result in results)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -856,7 +851,7 @@ def test_plain_text_is_the_same_for_everybody(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0] == f"failed   containers_dir  {tmp_path}/none does not exist"
     assert lines[1].startswith("         cause   HAMi's device plugin")
-    assert lines[2].startswith("         remedy  kubectl")
+    assert lines[2].startswith("         fix     kubectl")
     assert lines[3:] == ["ok       broker          off", "", "2 checks: 1 ok, 1 failed"]
 
 
@@ -917,3 +912,37 @@ def test_on_a_terminal_it_shows_what_it_looks_at_and_has_colour(tmp_path: Path) 
     assert max(map(len, plain.splitlines())) <= 80 + len(str(tmp_path))  # no path is broken
     assert "\x1b[31m" not in on_terminal(*arguments, NO_COLOR="1")
     assert "\x1b" not in on_terminal(*arguments, TERM="dumb")
+
+
+# ---- whose files are where -----------------------------------------------------------------------------------------
+
+
+def test_which_schedulers_files_were_found_where(tmp_path: Path) -> None:
+    plugin, claims = tmp_path / "containers", tmp_path / "claims"
+    cachefiles.container(plugin, "a")
+    cachefiles.container(plugin, "b")
+    claim = "7d0c6e3e-2f6d-4e0b-9b57-0d3c8f4b5a12"
+    cachefiles.write(claims / claim / "a.cache", cachefiles.recorded("v1.2"))
+    node = Node(Settings(containers_dir=(str(plugin), str(claims))))
+    says(hami.containers_dir(node), "ok", found=f"{plugin} (2 of hami), {claims} (1 of dra)")
+
+
+def test_auto_without_any_schedulers_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hami, "KNOWN_DIRS", (str(tmp_path / "none"),))
+    says(hami.containers_dir(Node(Settings())), "failed", found="none of", fix="--containers-dir")
+
+
+@pytest.mark.parametrize(
+    ("hook", "expected"),
+    [("/tmp/vgpu", True), ("/usr/local/vgpu", False), ("/usr/local/vgpu/vgpu", False), ("", False)],  # noqa: S108
+)
+def test_volcanos_monitor_reads_another_directory(tmp_path: Path, hook: str, expected: bool) -> None:  # noqa: FBT001
+    process = tmp_path / "4711"
+    process.mkdir()
+    (process / "comm").write_text("volcano-vgpu-mo\n")
+    (process / "environ").write_bytes(b"PATH=/bin\0" + f"HOOK_PATH={hook}\0".encode())
+    finding = hami.volcano_mismatch(["/usr/local/vgpu/vgpu/containers"], Procfs(str(tmp_path)))
+    assert (finding is not None) is expected
+    if finding is not None:
+        says(finding, "warning", found="PID 4711", cause="HOOK_PATH", fix="HOOK_PATH=/usr/local/vgpu/vgpu")
+    assert hami.volcano_mismatch(["/usr/local/vgpu/containers"], Procfs(str(tmp_path))) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,10 +30,14 @@ class Fickle(Listing):
         super().__init__(ScanSource(Procfs()))
         self.name = name
         self.wrong = ""
+        self.short = ""
         self.closed = False
 
     def trouble(self) -> str:
         return self.wrong
+
+    def shortage(self) -> str:
+        return self.short
 
     def close(self) -> None:
         self.closed = True
@@ -41,14 +46,14 @@ class Fickle(Listing):
 class Room:
     """What a ladder acts on: the sources that can be opened, the one in use, and what was said."""
 
-    def __init__(self, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, wanted: str, monkeypatch: pytest.MonkeyPatch, map_size: int = 1024) -> None:
         self.broken: dict[str, str] = {}
         self.blind: set[str] = set()
         self.opened: list[str] = []
         self.source: Source | None = None
         self.said: list[tuple[str, dict[str, Any]]] = []
         monkeypatch.setattr(ladder, "find_canary", self.canary)
-        self.ladder = Ladder(wanted, Procfs(), 1024, self.use, self.say, self.open)
+        self.ladder = Ladder(wanted, Procfs(), map_size, self.use, self.say, self.open)
 
     def open(self, name: str, _procfs: Procfs, _map_size: int) -> Source:
         self.opened.append(name)
@@ -305,3 +310,73 @@ def test_the_real_canary_is_missed_by_a_source_that_sees_nothing() -> None:
             """Sees nothing."""
 
     assert "did not see process" in asyncio.run(ladder.find_canary(Blind(ScanSource(Procfs())))).trouble
+
+
+# ---- the size of the map ------------------------------------------------------------------------------------------
+
+
+def a_node(root: Path, processes: int, pid_max: str) -> Procfs:
+    for host_pid in range(1, processes + 1):
+        (root / str(host_pid)).mkdir()
+    (root / "self").mkdir()
+    (root / "sys/kernel").mkdir(parents=True)
+    (root / "sys/kernel/pid_max").write_text(pid_max)
+    return Procfs(str(root))
+
+
+@pytest.mark.parametrize(
+    ("processes", "pid_max", "map_size", "places"),
+    [
+        (300, "4194304\n", 0, 450),
+        (300, "4194304\n", 1024, 1024),
+        (20, "4194304\n", 0, 100),
+        (300, "32\n", 0, 32),
+        (300, "unreadable\n", 0, 450),
+    ],
+    ids=["half as many again", "as it is set", "the least", "no more than there can be", "no bound known"],
+)
+def test_the_map_follows_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, pid_max: str, map_size: int, places: int
+) -> None:
+    monkeypatch.setattr(ladder, "_LEAST_ROOM", 100)
+    assert ladder.room(a_node(tmp_path, processes, pid_max), map_size) == places
+
+
+def test_a_map_that_stays_too_small_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Room("auto", monkeypatch, map_size=0)
+    run(made.ladder.start())
+    small = made.in_use()
+    small.short = "the map is full"
+    run(made.ladder.tend(small))
+    assert made.opened == ["bpf"]  # a peak may pass
+    monkeypatch.setattr(made.ladder, "_next_growth", 1.0)
+    run(made.ladder.tend(small))
+    assert made.opened == ["bpf", "bpf"]
+    assert made.in_use() is not small
+    run(made.ladder.tend(made.in_use()))
+    assert made.ladder._next_growth == 0.0
+
+
+def test_a_map_that_cannot_grow_stays_in_use_and_is_tried_ever_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Room("auto", monkeypatch, map_size=0)
+    run(made.ladder.start())
+    made.in_use().short = "the map is full"
+    made.broken["bpf"] = "no memory"
+    waits = []
+    for _ in range(3):
+        monkeypatch.setattr(made.ladder, "_next_growth", 1.0)
+        run(made.ladder.tend(made.in_use()))
+        waits.append(made.ladder._growth_wait)
+    assert made.name == "bpf"
+    assert waits == [120.0, 240.0, 480.0]
+
+
+def test_a_map_whose_size_was_chosen_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Room("auto", monkeypatch, map_size=1024)
+    run(made.ladder.start())
+    made.in_use().short = "the map is full"
+    monkeypatch.setattr(made.ladder, "_next_growth", 1.0)
+    run(made.ladder.tend(made.in_use()))
+    assert made.opened == ["bpf"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,9 @@ def test_the_check_itself_follows_our_own_modules(tmp_path: Path) -> None:
     (package / "child.py").write_text("import os\nfrom resolver.helper import help_me\n")
     (package / "helper.py").write_text("import rich.table\n")
     assert foreign_packages(package / "child.py", tmp_path) == {"rich"}
+
+
+def test_no_file_is_called_as_another_one_but_a_command_as_what_it_is_about(root: Path) -> None:
+    paths = [path for path in root.glob("resolver/**/*.py") if path.stem not in ("__init__", "__main__")]
+    names = Counter(path.name for path in paths if path.parent != root / "resolver/cli")
+    assert [name for name, count in names.items() if count > 1] == []

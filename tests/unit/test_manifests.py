@@ -36,7 +36,17 @@ from tests.manifests import (
 FIXTURES = ROOT / "tests/fixtures/manifests"
 BASE = KUSTOMIZE / "base"
 SIDECAR = KUSTOMIZE / "overlays/sidecar"
-DAEMONSETS = {name: KUSTOMIZE / "overlays" / name for name in ("scan-only", "netlink", "dry-run")} | {
+#: The directory that each scheduler's overlay mounts; `hami` is the only one that goes by HAMi's label of nodes.
+SCHEDULERS = {
+    "hami": "/usr/local/vgpu/containers",
+    "volcano": "/usr/local/vgpu/vgpu/containers",
+    "koordinator": "/usr/local/vgpu/containers",
+    "kai": "/usr/local/vgpu/containers",
+    "dra": "/usr/local/vgpu/claims",
+}
+OF_GPU_DISCOVERY = {"nvidia.com/gpu.present": "true"}
+OVERLAID = ("scan-only", "netlink", "dry-run", *SCHEDULERS)
+DAEMONSETS = {name: KUSTOMIZE / "overlays" / name for name in OVERLAID} | {
     "base": BASE,
     "own-seccomp": FIXTURES / "own-seccomp",
     "measure-driver": FIXTURES / "measure-driver/base",
@@ -71,7 +81,40 @@ def the_real_ones() -> list[list[str]]:
     return [command for name, command in commands.items() if shutil.which(name)]
 
 
+CONTAINER = "pod.containers[resolver]"
+#: What the component `hami-metrics` changes, and what is gone with it.
+HAMI_METRICS = {
+    f"{CONTAINER}.env[RESOLVER_HAMI_METRICS].name": "RESOLVER_HAMI_METRICS",
+    f"{CONTAINER}.env[RESOLVER_HAMI_METRICS].value": "true",
+    f"{CONTAINER}.env[RESOLVER_METRICS_ADDR].name": "RESOLVER_METRICS_ADDR",
+    f"{CONTAINER}.env[RESOLVER_METRICS_ADDR].value": ":9394",
+    f"{CONTAINER}.env[NODE_NAME].name": "NODE_NAME",
+    f"{CONTAINER}.env[NODE_NAME].valueFrom.fieldRef.fieldPath": "spec.nodeName",
+    f"{CONTAINER}.ports[metrics].containerPort": 9394,
+}
+
+
+def nodes_and_directory(directory: str) -> dict[str, Any]:
+    """What the overlay of a scheduler with another directory than HAMi's changes."""
+    return {
+        "pod.nodeSelector.nvidia.com/gpu.present": "true",
+        f"{CONTAINER}.env[RESOLVER_CONTAINERS_DIR].value": directory,
+        f"{CONTAINER}.volumeMounts[containers].mountPath": directory,
+        "pod.volumes[containers].hostPath.path": directory,
+    }
+
+
 OVERLAYS = {
+    "hami": HAMI_METRICS,
+    "volcano": HAMI_METRICS | nodes_and_directory("/usr/local/vgpu/vgpu/containers"),
+    "koordinator": {"pod.nodeSelector.nvidia.com/gpu.present": "true"},
+    "kai": HAMI_METRICS
+    | {
+        "pod.nodeSelector.nvidia.com/gpu.present": "true",
+        f"{CONTAINER}.env[RESOLVER_MAPPED_REGIONS].name": "RESOLVER_MAPPED_REGIONS",
+        f"{CONTAINER}.env[RESOLVER_MAPPED_REGIONS].value": "true",
+    },
+    "dra": HAMI_METRICS | nodes_and_directory("/usr/local/vgpu/claims"),
     "scan-only": {
         "pod.containers[resolver].env[RESOLVER_SOURCE].value": "scan",
         "pod.containers[resolver].resources.limits.memory": "192Mi",
@@ -106,7 +149,8 @@ OVERLAYS = {
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_an_overlay_changes_this_and_nothing_else(name: str) -> None:
     base, overlay = leaves(render(BASE)), leaves(render(DAEMONSETS[name]))
-    assert base.keys() <= overlay.keys()
+    gone = {"pod.nodeSelector.gpu"} if name in SCHEDULERS and name != "hami" else set()
+    assert base.keys() - overlay.keys() == gone
     assert {path: value for path, value in overlay.items() if base.get(path) != value} == OVERLAYS[name]
 
 
@@ -157,17 +201,20 @@ def test_privileges_are_what_the_source_takes_and_no_more(name: str) -> None:
     assert pod.get("hostNetwork", False) is (name == "netlink")
     assert not pod.get("hostIPC", False)
     assert pod["priorityClassName"] == "system-node-critical"
-    assert pod["nodeSelector"] == {"gpu": "on"}
+    elsewhere = name in SCHEDULERS and name != "hami"
+    assert pod["nodeSelector"] == (OF_GPU_DISCOVERY if elsewhere else {"gpu": "on"})
     volumes = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"] if "hostPath" in each}
     mounts = {
         (volumes[each["name"]], each["mountPath"], each.get("readOnly", False))
         for each in container["volumeMounts"]
     }
     settings = Settings()
+    directory = SCHEDULERS.get(name, "/usr/local/vgpu/containers")
     assert mounts == {
-        (settings.containers_dir[0], settings.containers_dir[0], name == "dry-run"),
+        (directory, directory, name == "dry-run"),
         (settings.run_dir, settings.run_dir, False),
         (settings.pod_logs_dir, settings.pod_logs_dir, True),
+        (settings.container_logs_dir, settings.container_logs_dir, True),
     }
 
 
@@ -176,8 +223,11 @@ def test_the_settings_in_it_are_settings(name: str) -> None:
     container = container_of(pod_of(render(EVERY[name])))
     assert container["image"] == f"resolver:{__version__}"
     assert container["args"] == ["run"]
-    environment = {each["name"]: each["value"] for each in container["env"]}
+    environment = {each["name"]: each["value"] for each in container["env"] if "value" in each}
     settings, origins = load_with_origins({}, None, environment)
+    if name in SCHEDULERS:
+        assert settings.containers_dir == (SCHEDULERS[name],)
+        assert settings.hami_metrics is (name != "koordinator")
     ours = {variable for variable in environment if variable.startswith("RESOLVER_")}
     assert {origin.removeprefix("environment ") for origin in origins.values() if origin != "default"} == ours
     assert settings.wait
@@ -393,7 +443,7 @@ def test_every_example_on_the_page_is_rendered_and_valid(tmp_path: Path, index: 
 def test_the_page_s_table_is_what_is_rendered() -> None:
     table = PAGE.partition("## Install")[2].partition("## ")[0]
     rows = dict(re.findall(r"^\| `(?:overlays/)?([\w-]+)` \|(.*)\|$", table, re.MULTILINE))
-    for name in ("base", "scan-only", "netlink", "dry-run"):
+    for name in ("base", *OVERLAID):
         cells = [cell.strip() for cell in rows[name].split("|")]
         pod = pod_of(render(DAEMONSETS[name]))
         added = container_of(pod)["securityContext"]["capabilities"]["add"]

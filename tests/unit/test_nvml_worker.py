@@ -83,6 +83,60 @@ def test_devices(driver: Driver, nvml: Nvml) -> None:
     assert nvml.devices() == {"driver_version": "550.54.15", "devices": [told, other]}
 
 
+def test_details_are_read_for_who_asks_for_them(driver: Driver, nvml: Nvml) -> None:
+    made = replace(DEFAULT_DEVICES[0], throttle=0x4, energy_mj=1500, pcie=(4, 16, 3), ecc_corrected=9)
+    driver.gpu.set_devices([made, replace(DEFAULT_DEVICES[1], ecc=None, mig_enabled=True)])
+    first, second = nvml.ask(call="devices", details=True)["devices"]
+    assert first["details"] == {
+        "sm_clock": 1410,
+        "memory_clock": 1593,
+        "throttle": 4,
+        "power_limit": 400.0,
+        "energy": 1.5,
+        "pcie_generation": 4,
+        "pcie_width": 16,
+        "pcie_replays": 3,
+        "ecc_corrected": 9,
+        "encoder": 0,
+        "decoder": 0,
+    }
+    # What the driver does not say is none, and no failure.
+    assert (second["details"]["ecc_corrected"], second["details"]["encoder"], second["failed"]) == (
+        None,
+        None,
+        {},
+    )
+
+
+def test_without_that_no_call_is_made_for_them(driver: Driver, nvml: Nvml) -> None:
+    """A call that would be made answers that the GPU is lost."""
+    driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], errors={Answer.DETAILS: LOST}), DEFAULT_DEVICES[1]])
+    first, _ = nvml.devices()["devices"]
+    assert "error" not in first
+    assert "details" not in first
+    assert nvml.ask(call="devices", details=True)["devices"][0]["error"] == "GpuIsLost"
+
+
+def test_xid_errors_come_with_the_samples_of_any_device(driver: Driver, nvml: Nvml) -> None:
+    driver.gpu.raise_xid(1, 13)  # before the worker was there
+    nvml.devices()
+    assert "xids" not in nvml.samples()
+    for xid in (31, 79, 31):
+        driver.gpu.raise_xid(1, xid)
+    assert "xids" not in nvml.samples()  # once a second at most
+    time.sleep(1.0)
+    assert nvml.samples()["xids"] == [[SECOND, 31, 2], [SECOND, 79, 1]]
+    time.sleep(1.0)
+    assert "xids" not in nvml.samples()
+
+
+@pytest.mark.parametrize("code", [3, 13, 999], ids=str)
+def test_a_driver_without_events_is_asked_all_else(driver: Driver, nvml: Nvml, code: int) -> None:
+    driver.gpu.set_errors({Answer.EVENTS: code})
+    assert [each["uuid"] for each in nvml.devices()["devices"]] == [FIRST, SECOND]
+    assert nvml.samples()["status"] == "ok"
+
+
 def test_uncorrected_errors_are_those_since_the_driver_was_loaded(driver: Driver, nvml: Nvml) -> None:
     driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], ecc=(2, 40)), DEFAULT_DEVICES[1]])
     assert [device["ecc"] for device in nvml.devices()["devices"]] == [2, 0]

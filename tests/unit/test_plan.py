@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -12,13 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resolver.config import HostpidNamespace, WriteUtilization
-from resolver.hami.discovery import Location, SharedDirectory, Whose
+from resolver.hami.discovery import Location, Place, PodFile, SharedDirectory, Whose
 from resolver.hami.hostpid_policy import Policy
 from resolver.hami.layout import LAYOUTS
-from resolver.hami.region import RegionView, SharedRegion, Slot
+from resolver.hami.packed_slots import Slot, Slots
+from resolver.hami.region import RegionView, SharedRegion
+from resolver.linux.mappings import FilePlace
 from resolver.linux.procfs import ProcessHandle
 from resolver.reasons import Process, RepairReason, UnresolvedReason
-from resolver.repair.plan import FOLLOWED, Order, RegionRepairs, SlotState, encode, slot_word
+from resolver.repair.claims import SlotState
+from resolver.repair.plan import FOLLOWED, Order, RegionRepairs, encode, slot_word
 from resolver.repair.quarantine import FORGIVEN_SECONDS, Blame
 from resolver.repair.reported_values import TWO_TICKS
 from resolver.workers import slot_writer
@@ -35,18 +39,22 @@ def view(*slots: SlotValues) -> RegionView:
     """Slots as ``(pid, hostpid[, status[, sm_util]])``, in the order of their indexes."""
     rest = (1, (0, 0))
     made = tuple(Slot(index, *values, *rest[len(values) - 2 :]) for index, values in enumerate(slots))
-    return RegionView(2, UUIDS, (100, 100), len(made), 0, 0, made)
+    return RegionView(2, UUIDS, (100, 100), len(made), 0, Slots.packed(made))
 
 
 class Bench:
     """One region's repairs, a clock, and a load per process and device."""
 
-    def __init__(self, stack: ExitStack, layout: str = "v1.2") -> None:
+    def __init__(self, stack: ExitStack, layout: str = "v1.2", *, shared: bool = False) -> None:
         self.stack = stack
         self.layout = LAYOUTS[layout]
         region = SharedRegion(-1, os.stat("/"), self.layout, "/containers/uid_main/a.cache")
         whose = Whose(account="uid_main", container="uid_main", pod_uid="uid", container_name="main")
-        location = Location(SharedDirectory("8:1", "/containers/uid_main"), ("8:1", region.inode))
+        place: Place = SharedDirectory("8:1", "/containers/uid_main")
+        if shared:
+            tree, file = (FilePlace("8:1", path) for path in ("/containers", "/containers/uid_main/a.cache"))
+            place = PodFile(file, "8:1", region.inode, region.inode, tree, "uid", "main")
+        location = Location(place, ("8:1", region.inode))
         self.repairs = RegionRepairs(region, whose, location)
         self.now = 100.0
         self.answered = 0.0  # when NVML said what `load` is
@@ -57,12 +65,23 @@ class Bench:
     def see(self, *slots: SlotValues) -> list[SlotState]:
         return self.repairs.observe(view(*slots))
 
+    def states(self) -> dict[int, SlotState]:
+        """The states of all slots, by PID."""
+        assert self.repairs.view is not None
+        for index, code in enumerate(self.repairs.claim_codes()):
+            if code and index not in self.repairs.odd:
+                self.repairs.at(index)
+        return self.repairs.states
+
+    def state(self, ns_pid: int) -> SlotState:
+        return self.states()[ns_pid]
+
     def own(self, ns_pid: int, host_pid: int) -> ProcessHandle:
         handle = ProcessHandle(
             Process(host_pid, 1, (host_pid, ns_pid)), os.open(os.devnull, os.O_RDONLY), is_pidfd=True
         )
         self.stack.callback(handle.close)
-        self.repairs.states[ns_pid].found(handle, self.now)
+        self.state(ns_pid).found(handle, self.now)
         return handle
 
     def plan(self, policy: Policy = HOST, writes: WriteUtilization = AUTO) -> list[Order]:
@@ -72,6 +91,7 @@ class Bench:
         def conflict(state: SlotState, wait: float) -> None:
             self.conflicts.append((state.slot.pid, wait))
 
+        self.repairs.unsettle()
         plan = self.repairs.plan(self.now, policy, truth, writes, conflict, self.answered)
         return [order for order in plan if order is not None]
 
@@ -80,7 +100,7 @@ class Bench:
         order.state.written, order.state.reason = order.new >> 32, None
 
     def reason(self, ns_pid: int) -> UnresolvedReason | None:
-        return self.repairs.states[ns_pid].reason
+        return self.state(ns_pid).reason
 
 
 @pytest.fixture
@@ -137,7 +157,7 @@ def test_without_an_owner_nothing_is_written(bench: Bench) -> None:
     bench.see((7, 0, 1, (5, 5)))
     assert bench.plan() == []
     for reason in UnresolvedReason:
-        bench.repairs.states[7].found(reason, bench.now)
+        bench.state(7).found(reason, bench.now)
         assert bench.plan() == []
         assert bench.reason(7) is reason
 
@@ -154,7 +174,7 @@ def test_without_a_policy_nothing_is_written(bench: Bench) -> None:
 @pytest.mark.parametrize("pid", [0, -1, -(2**31)])
 def test_a_pid_that_cannot_be(bench: Bench, pid: int) -> None:
     bench.see((pid, 0), (0, 5, 0), (1, 0))
-    assert list(bench.repairs.states) == [1]
+    assert list(bench.states()) == [1]
     assert bench.repairs.odd == {0: UnresolvedReason.INVALID_PID}
     bench.own(1, 4711)
     assert [order.slot for order in bench.plan()] == [2]
@@ -178,7 +198,7 @@ def test_the_same_pid_more_than_once_is_ambiguous(bench: Bench, times: int) -> N
 
 def test_a_pid_that_is_another_slots_index_is_no_trouble(bench: Bench) -> None:
     bench.see((0, 0), (-1, 0), (7, 0), (7, 0), (2, 0), (3, 0), (1, 0))
-    assert sorted(bench.repairs.states) == [1, 2, 3]
+    assert sorted(bench.states()) == [1, 2, 3]
 
 
 def test_a_slot_that_moved_keeps_what_is_known_of_it(bench: Bench) -> None:
@@ -190,8 +210,8 @@ def test_a_slot_that_moved_keeps_what_is_known_of_it(bench: Bench) -> None:
     (nine,) = bench.see((7, 4711), (8, 0))
     assert nine.slot.pid == 9
     assert bench.plan() == []
-    assert bench.repairs.states[7].slot.index == 0
-    assert bench.repairs.states[7].written == 4711
+    assert bench.state(7).slot.index == 0
+    assert bench.state(7).written == 4711
 
 
 # ---- generations and conflicts -----------------------------------------------------------------
@@ -200,7 +220,7 @@ def test_a_slot_that_moved_keeps_what_is_known_of_it(bench: Bench) -> None:
 def test_another_writer_makes_us_wait_ever_longer(bench: Bench) -> None:
     bench.see((7, 0))
     bench.own(7, 4711)
-    bench.repairs.states[7].guessed = True
+    bench.state(7).guessed = True
     for turn in range(14):
         (order,) = bench.plan()
         bench.done(order)
@@ -223,7 +243,7 @@ def test_another_writer_makes_us_wait_ever_longer(bench: Bench) -> None:
 def test_a_conflict_is_counted_once_however_often_it_is_seen(bench: Bench) -> None:
     bench.see((7, 0))
     bench.own(7, 4711)
-    bench.repairs.states[7].guessed = True
+    bench.state(7).guessed = True
     bench.done(bench.plan()[0])
     bench.see((7, 815))
     for _ in range(5):
@@ -260,7 +280,7 @@ def test_a_new_process_may_guess_again(bench: Bench) -> None:
     bench.done(bench.plan()[0])
     bench.see((7, 7))
     bench.done(bench.plan()[0])
-    bench.repairs.states[7].owner_ended()
+    bench.state(7).owner_ended()
     bench.own(7, 4722)
     bench.done(bench.plan()[0])
     bench.see((7, 7))
@@ -291,7 +311,7 @@ def test_a_new_process_in_the_slot_starts_afresh(bench: Bench) -> None:
     bench.done(bench.plan()[0])
     bench.see((7, 0))
     assert bench.plan() == []
-    bench.repairs.states[7].owner_ended()
+    bench.state(7).owner_ended()
     bench.own(7, 4722)
     assert [order.new >> 32 for order in bench.plan()] == [4722]
 
@@ -301,7 +321,7 @@ def test_a_new_process_in_the_slot_starts_afresh(bench: Bench) -> None:
 
 def test_the_owner_is_looked_for_eagerly_then_ever_more_rarely(bench: Bench) -> None:
     bench.see((7, 0))
-    state = bench.repairs.states[7]
+    state = bench.state(7)
     waits = []
     for _ in range(14):
         assert state.due(bench.now)
@@ -320,7 +340,7 @@ def test_a_change_of_words_brings_no_look_forward_and_a_process_that_attaches_on
 ) -> None:
     """A tenant flips its words as fast as it likes; who attaches writes a byte, and the file's time changes."""
     bench.see((7, 0))
-    state = bench.repairs.states[7]
+    state = bench.state(7)
     for _ in range(10):
         state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
     assert not state.due(bench.now)
@@ -397,15 +417,14 @@ def test_who_waits_for_a_watcher(
 def test_a_region_is_not_done_with_while_a_value_differs(bench: Bench) -> None:
     bench.see((7, 4711, 1, (80, 0)))
     bench.own(7, 4711)
-    inputs = HOST, object()
     for _ in range(2):
         assert bench.plan() == []
-        bench.repairs.settle(*inputs)
-        assert not bench.repairs.settled(*inputs)
+        bench.repairs.rest()
+        assert bench.repairs.stirs(bench.now, HOST)
     bench.load = {(4711, "GPU-a"): 80}
     assert bench.plan() == []
-    bench.repairs.settle(*inputs)
-    assert bench.repairs.settled(*inputs)
+    bench.repairs.rest()
+    assert not bench.repairs.stirs(bench.now, HOST)
 
 
 def test_a_watcher_has_two_ticks_from_when_its_hostpid_is_right(bench: Bench) -> None:
@@ -469,7 +488,7 @@ def test_a_dead_slots_load_is_zeroed_and_its_hostpid_stays(bench: Bench) -> None
     bench.see((7, 815, 1, (80, 0)))
     bench.own(7, 4711)
     bench.load = {(4711, "GPU-a"): 42}
-    bench.repairs.states[7].owner_ended()
+    bench.state(7).owner_ended()
     (order,) = bench.plan()
     assert (order.device, order.expected, order.new, order.guard) == (0, 80, 0, slot_word(7, 815))
     assert order.state.owner is None
@@ -480,17 +499,25 @@ def test_a_dead_slots_load_is_zeroed_and_its_hostpid_stays(bench: Bench) -> None
 
 def test_nothing_is_zeroed_when_nothing_may_be(bench: Bench) -> None:
     bench.see((7, 815, 1, (80, 0)))
-    bench.repairs.states[7].dead = True
+    bench.state(7).dead = True
     assert bench.plan(writes=NEVER) == []
 
 
-def test_a_dead_slot_is_looked_at_every_second_for_it_may_be_taken_again(bench: Bench) -> None:
+@pytest.mark.parametrize(("watched", "longest"), [(False, 1.0), (True, 15.0)])
+def test_a_dead_slot_is_looked_at_again_for_it_may_be_taken_again(
+    bench: Bench, *, watched: bool, longest: float
+) -> None:
+    """Rarely where the kernel reports each process that attaches, and at once when one did."""
     bench.see((7, 815, 1, (0, 0)))
-    state = bench.repairs.states[7]
+    state = bench.state(7)
     state.owner_ended()
     for _ in range(20):
-        state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
-        assert state.next_look - bench.now <= 1.0
+        state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now, watched=watched)
+        assert state.next_look - bench.now <= longest
+    assert state.next_look - bench.now == longest
+    bench.repairs.attached()
+    bench.see((7, 815, 1, (0, 0)))
+    assert state.due(bench.now)
     bench.own(7, 4722)
     assert not state.dead
     assert [order.new >> 32 for order in bench.plan()] == [4722]
@@ -508,15 +535,16 @@ def test_a_dead_slot_is_looked_at_every_second_for_it_may_be_taken_again(bench: 
 )
 def test_what_may_live_is_not_dead(bench: Bench, answer: UnresolvedReason, *, dead: bool) -> None:
     bench.see((7, 815, 1, (80, 0)))
-    bench.repairs.states[7].owner_ended()
-    bench.repairs.states[7].found(answer, bench.now)
-    assert bench.repairs.states[7].dead is dead
+    bench.state(7).owner_ended()
+    bench.state(7).found(answer, bench.now)
+    assert bench.state(7).dead is dead
     assert len(bench.plan()) == int(dead)
 
 
 def test_a_plan_gives_way_after_every_slot(bench: Bench) -> None:
     """A thousand slots on sixteen devices took 60 ms in one go."""
     bench.see(*((ns_pid, 4711) for ns_pid in range(1, 51)))
+    assert len(bench.states()) == 50
     plan = bench.repairs.plan(bench.now, HOST, lambda *_: None, ALWAYS, lambda *_: None, bench.answered)
     assert list(plan).count(None) >= 50
 
@@ -565,32 +593,75 @@ def test_a_writer_that_is_late_blames_nothing_until_it_is_late_again_and_again()
 # ---- quiet regions -----------------------------------------------------------------------------
 
 
-def test_a_region_is_settled_until_anything_changes(bench: Bench) -> None:
-    joined = object()
+def quiet(bench: Bench, *inputs: object) -> bool:
+    """Whether nothing is to be done, once all that could be was."""
+    bench.repairs.stirs(bench.now, *inputs)
+    assert bench.plan() == []
+    bench.repairs.rest()
+    return not bench.repairs.stirs(bench.now, *inputs)
+
+
+def test_a_region_is_quiet_until_anything_changes(bench: Bench) -> None:
     bench.see((7, 4711))
     bench.own(7, 4711)
-    assert bench.plan() == []
-    bench.repairs.settle(HOST, joined)
-    assert bench.repairs.settled(HOST, joined)
-    assert not bench.repairs.settled(CONTAINER, joined)
-    assert not bench.repairs.settled(HOST, object())
+    assert quiet(bench, HOST)
+    assert bench.repairs.stirs(bench.now, CONTAINER)
+    assert quiet(bench, HOST)
     bench.see((7, 4711))  # read anew: another view
-    assert not bench.repairs.settled(HOST, joined)
-    bench.repairs.settle(HOST, joined)
+    assert bench.repairs.stirs(bench.now, HOST)
+    assert quiet(bench, HOST)
     bench.repairs.unsettle()
-    assert not bench.repairs.settled(HOST, joined)
+    assert bench.repairs.stirs(bench.now, HOST)
+    assert quiet(bench, HOST)
+    bench.repairs.values_changed({4712})
+    assert not bench.repairs.stirs(bench.now, HOST)
+    bench.repairs.values_changed({4711})
+    assert bench.repairs.stirs(bench.now, HOST)
+    assert quiet(bench, HOST)
+    bench.repairs.unwritable(bench.now, 5.0)
+    assert bench.repairs.stirs(bench.now, HOST)
+    assert quiet(bench, HOST)
+    bench.now += 5.0
+    assert bench.repairs.stirs(bench.now, HOST)
+    assert quiet(bench, HOST)
+    assert bench.repairs.ended(bench.state(7))
+    assert bench.repairs.stirs(bench.now, HOST)
 
 
-def test_what_is_open_is_never_settled(bench: Bench) -> None:
-    for slots in ([(7, 4711), (9, 0)], [(7, 4711), (0, 0)], [(7, 4711), (9, 0), (9, 0)]):
-        bench.see(*slots)
-        bench.own(7, 4711)
-        bench.repairs.settle(HOST)
-        assert not bench.repairs.settled(HOST)
-    bench.see((7, 0))
-    bench.plan(UNKNOWN)
-    bench.repairs.settle(UNKNOWN)
-    assert not bench.repairs.settled(UNKNOWN)
+def test_a_claim_wakes_its_region_when_it_is_to_be_looked_for_again(bench: Bench) -> None:
+    bench.see((7, 4711), (9, 0), (8, 0, 1, (5, 0)))
+    bench.own(7, 4711)
+    bench.plan()
+    bench.repairs.rest()
+    assert bench.repairs.stirs(bench.now, HOST)
+    assert sorted(bench.repairs.due(bench.now)) == [1, 2]
+    for index in (1, 2):
+        state = bench.repairs.at(index)
+        state.dead = index == 2
+        for _ in range(6):
+            state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+        bench.repairs.put_back(state)
+    assert list(bench.repairs.states) == [7]
+    (order,) = bench.plan()  # the dead one's load
+    assert (order.slot, order.new) == (2, 0)
+    bench.repairs.rest()
+    assert bench.repairs.stirs(bench.now, HOST), "the load still stands there"
+    bench.see((7, 4711), (9, 0), (8, 0))
+    assert quiet(bench, HOST)
+    bench.now += 1.0
+    assert bench.repairs.stirs(bench.now, HOST)
+    assert list(bench.repairs.due(bench.now)) == [2]
+    assert bench.repairs.at(2).looks == 6
+    bench.repairs.put_back(bench.repairs.at(2))
+    bench.now += 1.0
+    assert sorted(bench.repairs.due(bench.now)) == [1, 2]
+
+
+def test_what_has_no_slot_of_its_own_is_nothing_to_do(bench: Bench) -> None:
+    bench.see((7, 4711), (0, 0), (8, 0), (8, 0))
+    bench.own(7, 4711)
+    assert quiet(bench, HOST)
+    assert bench.repairs.unclear()
 
 
 # ---- the message -------------------------------------------------------------------------------
@@ -598,7 +669,7 @@ def test_what_is_open_is_never_settled(bench: Bench) -> None:
 
 def test_orders_as_the_writer_reads_them(bench: Bench) -> None:
     bench.see((9, 815, 1, (80, 0)), (7, 0))
-    bench.repairs.states[9].dead = True
+    bench.state(9).dead = True
     handle = bench.own(7, 4711)
     message, handles = encode(bench.plan(), 12345)
     assert handles == [handle.fd]
@@ -643,7 +714,7 @@ def test_whatever_a_tenant_shows_only_owned_slots_get_their_own_number(
         for slots in views:
             for state in bench.see(*slots):
                 state.release()
-            for ns_pid, state in bench.repairs.states.items():
+            for ns_pid, state in bench.states().items():
                 if ns_pid != 3 and state.owner is None:  # nobody knows 3
                     bench.own(ns_pid, 4000 + ns_pid)
             listed = [pid for pid, _, status in slots if status]
@@ -665,7 +736,7 @@ def test_whatever_a_tenant_shows_only_owned_slots_get_their_own_number(
 def test_a_dead_slot_is_not_zeroed_once_the_file_was_touched_before_somebody_looked(bench: Bench) -> None:
     """A process of a restarted container may have taken it again without changing a byte of it."""
     bench.see((7, 70, 1, (50, 0)))
-    (state,) = bench.repairs.states.values()
+    (state,) = bench.states().values()
     state.owner_ended()
     assert [order.new for order in bench.plan()] == [0]
     state.touched()
@@ -676,12 +747,68 @@ def test_a_dead_slot_is_not_zeroed_once_the_file_was_touched_before_somebody_loo
     assert [order.new for order in bench.plan()] == [0]
 
 
-def test_of_claims_without_an_owner_little_is_kept(stack: ExitStack) -> None:
+def test_of_claims_without_an_owner_little_is_kept(bench: Bench) -> None:
     """A tenant can make 1,024 of them in each file, at no cost of its own."""
-    bench = Bench(stack)
-    bench.see(*((n, 0, 1, (50, 50)) for n in range(1, 1025)))
-    states = list(bench.repairs.states.values())
-    assert len(states) == 1024
-    assert all(state.evidence is None for state in states)
-    assert len({id(state.announced) for state in states}) == 1
-    assert len({id(state.slot.sm_util) for state in states}) == 1
+    claims = [(n, 0, 1, (50, 50)) for n in range(1, 1025)]
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        bench.see(*claims)
+        for index in reversed(bench.repairs.due(bench.now)):
+            state = bench.repairs.at(index)
+            state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+            bench.repairs.put_back(state)
+        bench.repairs.rest()
+        kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert bench.repairs.states == {}
+    assert kept <= 1024 * (12 + 2 * 8 + 11) + 4096
+
+
+# ---- a file that every container can reach -------------------------------------------------------------------------
+
+
+def test_nothing_is_written_before_every_slot_was_looked_for(stack: ExitStack) -> None:
+    bench = Bench(stack, shared=True)
+    bench.see((7, 0), (8, 0))
+    bench.own(7, 4711)
+    assert bench.plan() == []
+    assert bench.reason(7) is UnresolvedReason.OVER_BUDGET
+    bench.own(8, 4712)
+    assert [order.new >> 32 for order in bench.plan()] == [4711, 4712]
+
+
+def test_a_guest_of_another_pod_makes_it_uncertain_whose_a_file_is(stack: ExitStack) -> None:
+    bench = Bench(stack, shared=True)
+    bench.see((7, 0), (8, 0), (9, 0, 1, (50, 0)))
+    bench.own(7, 4711)
+    bench.state(8).found(UnresolvedReason.OTHER_POD, bench.now)
+    bench.state(9).dead = True  # nor is anybody's load taken away
+    bench.state(9).found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+    assert bench.plan() == []
+    assert bench.reason(7) is UnresolvedReason.OTHER_POD
+    bench.see((7, 0), (9, 0, 1, (50, 0)))  # it went
+    assert [(order.device, order.new) for order in bench.plan()] == [(None, 4711 << 32 | 7), (0, 0)]
+
+
+def test_a_guest_who_comes_later_is_only_a_guest(stack: ExitStack) -> None:
+    bench = Bench(stack, shared=True)
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    assert len(bench.plan()) == 1
+    bench.see((7, 0), (8, 0))
+    bench.state(8).found(UnresolvedReason.OTHER_POD, bench.now)
+    assert [order.state.slot.pid for order in bench.plan()] == [7]
+
+
+def test_a_slot_of_another_pods_process_is_not_dead(stack: ExitStack) -> None:
+    bench = Bench(stack, shared=True)
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    bench.plan()
+    state = bench.state(7)
+    state.owner_ended()
+    assert state.dead
+    state.found(UnresolvedReason.OTHER_POD, bench.now)
+    assert not state.dead

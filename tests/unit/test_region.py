@@ -93,6 +93,7 @@ def test_nothing_changed_gives_the_same_object(region: SharedRegion, file: Path)
     assert region.read() is view
     poke(file, V1_2.slot_offset(0) + V1_2.used, "Q", 12345)  # memory is nothing that this view shows
     poke(file, V1_2.proc_num + 8, "i", 77)  # nor is recent_kernel
+    poke(file, V1_2.owner_pid, "Q", 23)  # who has the lock now
     assert region.read() is view
 
 
@@ -103,7 +104,6 @@ def test_nothing_changed_gives_the_same_object(region: SharedRegion, file: Path)
         (V1_2.hostpid_word(3), "i", 9, "slots"),
         (V1_2.slot_offset(1) + V1_2.status, "i", 0, "slots"),
         (V1_2.sm_util_offset(2, 1), "Q", 99, "slots"),
-        (V1_2.owner_pid, "Q", 23, "owner_pid"),
         (V1_2.sm_limit + 8, "Q", 55, "sm_limit"),
         (V1_2.uuids, "3s", b"MIG", "uuids"),
         (V1_2.proc_num + 4, "i", 0, "utilization_switch"),
@@ -216,7 +216,11 @@ def test_regions_come_and_go_with_their_files(find: DirectoryFinder, tmp_path: P
     added = find.refresh(full=False).added
     assert {found.path: found.whose for found in added} == {
         str(path): Whose(
-            account=f"{POD_UID}_{name}", container=f"{POD_UID}_{name}", pod_uid=POD_UID, container_name=name
+            account=str(path.parent),
+            container=f"{POD_UID}_{name}",
+            pod_uid=POD_UID,
+            container_name=name,
+            placement="hami",
         )
         for path, name in ((first, "main"), (second, "side"))
     }
@@ -412,3 +416,17 @@ def test_with_too_few_descriptors_no_step_of_opening_leaks_or_fails(
     assert find.regions.keys() == {str(path)}
     find.close()
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_hami_core_counted_is_read_in_every_layout(tmp_path: Path, name: str) -> None:
+    content = expected(name)
+    with opened(write(tmp_path / "a.cache", recorded(name))) as region:
+        view = region.read()
+        for slot, said in zip(view.slots, content["slots"], strict=True):
+            counted = region.used(slot, view.device_num)
+            kinds = ("context_size", "module_size", "data_size", "total")
+            assert counted == tuple(tuple(device[kind] for kind in kinds) for device in said["used"])
+        assert region.used(view.slots[0]._replace(pid=999), view.device_num) is None, "another's by now"
+        os.truncate(region.path, 100)
+        assert region.used(view.slots[0], view.device_num) is None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import runpy
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from resolver import __version__
 from tests.unit.test_locks import pinned
@@ -54,3 +57,24 @@ def test_without_an_engine_it_says_so_and_makes_nothing(root: Path, tmp_path: Pa
     assert done.returncode == 2
     assert "no docker, podman or buildah" in done.stderr
     assert not (tmp_path / "dist").exists()
+
+
+def test_kubectls_plugin_is_an_archive_that_krew_can_check(root: Path, tmp_path: Path) -> None:
+    make = runpy.run_path(str(root / "scripts/release.py"))["plugin"]
+    make(tmp_path, "https://example.org/there/")
+    manifest = yaml.safe_load((tmp_path / "krew-resolver.yaml").read_text())
+    (platform,) = manifest["spec"]["platforms"]
+    archive = tmp_path / platform["uri"].rpartition("/")[2]
+    assert platform["uri"] == f"https://example.org/there/{archive.name}"
+    first = archive.read_bytes()
+    assert platform["sha256"] == hashlib.sha256(first).hexdigest()
+    with tarfile.open(archive) as tar:
+        modes = {member.name: member.mode for member in tar}
+        tar.extractall(tmp_path / "krew")  # noqa: S202 - of our own making
+    assert modes == {platform["bin"]: 0o755, "LICENSE": 0o644}
+    done = subprocess.run(
+        [tmp_path / "krew" / platform["bin"], "--help"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("usage: kubectl resolver")
+    make(tmp_path, "https://example.org/there/")
+    assert archive.read_bytes() == first

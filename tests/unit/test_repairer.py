@@ -21,6 +21,7 @@ import pytest
 from msgspec.structs import replace
 
 from resolver import log
+from resolver.budget import Slices
 from resolver.config import HostpidNamespace, Settings, WriteUtilization
 from resolver.errors import RegionRejected, WorkerFailed
 from resolver.gpu.attribution import NOTHING, Joined
@@ -67,7 +68,7 @@ class ToldOwners:
             return Procfs().open_handle(self.host_pids[ns_pid])
         return self.reasons.get(ns_pid, UnresolvedReason.NO_SUCH_PROCESS)
 
-    def update(self, *, bounded: bool = True) -> None: ...
+    async def catch_up(self, slices: Slices, *, bounded: bool = True) -> None: ...
 
     def vacant(self, directory: SharedDirectory, ns_pid: int) -> bool:
         return self.runs and bool(directory.root) and ns_pid not in self.host_pids
@@ -110,6 +111,12 @@ class Bench:
         self.stack.callback(process.wait)
         self.stack.callback(process.kill)
         return process
+
+    def has_open(self, path: Path) -> None:
+        """Somebody has the file open from now on: what nobody has open may be called dead, sooner or later."""
+        process = subprocess.Popen(["sleep", "600"], stdin=self.stack.enter_context(path.open("rb")))
+        self.stack.callback(process.wait)
+        self.stack.callback(process.kill)
 
     def sees(self, load: int | None = None) -> None:
         """What NVML says of every owner from now on; None: nothing."""
@@ -275,6 +282,7 @@ def test_a_process_nobody_ever_saw_is_dead_only_where_the_kernel_says_so(
 ) -> None:
     process = bench.child()
     path = bench.file((7, 815), (9, process.pid), sm_util=30)
+    bench.has_open(path)
     bench.told.runs = runs
     bench.told.host_pids = {9: process.pid} if other else {}
     bench.step()
@@ -607,6 +615,11 @@ class InMemory:
     async def settle(self) -> bool:
         self.waited += 1
         return False
+
+    watched = False
+
+    def wants(self) -> float:
+        return 0.0
 
     def locate(self, region: SharedRegion) -> Location:
         return Location(SharedDirectory("8:1", "/claims/1"), ("8:1", region.inode))

@@ -359,6 +359,62 @@ def test_the_inventory_has_every_device(driver: Driver, bench: Bench) -> None:
     assert second.mig_instances == (MigInstance("MIG-a", 3, 1, 5 << 30, 7),)
 
 
+def xids(gpu: GpuReport) -> dict[int, int]:
+    return {each.xid: each.count for each in gpu.xids}
+
+
+def test_an_xid_error_of_the_gpu_makes_it_unhealthy_until_it_was_reset(
+    driver: Driver, bench: Bench, always_again: None
+) -> None:
+    bench.collect()
+    driver.gpu.raise_xid(0, 31)  # a program's: counted, and no more
+    driver.gpu.raise_xid(0, 48)
+    time.sleep(1.0)  # they are fetched once a second
+    bench.collect()
+    gpu = bench.gpu()
+    assert xids(gpu) == {31: 1, 48: 1}
+    (illness,) = gpu.illnesses
+    assert (illness.reason, illness.detail) == (
+        "xid",
+        "XID 48: a memory error of two bits, which cannot be corrected",
+    )
+    assert (bench.gpu(SECOND).illnesses, bench.gpu(SECOND).xids) == ((), ())
+    assert bench.reasons() == ["xid"]  # nothing says that it was reset
+    driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], errors={Answer.ANY: 16}), DEFAULT_DEVICES[1]])
+    assert bench.reasons() == ["reset_required", "xid"]
+    driver.gpu.set_devices(DEFAULT_DEVICES)
+    bench.collect()
+    assert bench.reasons() == []
+    assert xids(bench.gpu()) == {31: 1, 48: 1}
+
+
+def test_a_driver_that_was_unloaded_has_reset_its_gpus(
+    driver: Driver, bench: Bench, always_again: None
+) -> None:
+    bench.collect()
+    driver.gpu.raise_xid(0, 79)
+    time.sleep(1.0)
+    bench.collect()
+    assert bench.reasons() == ["xid"]
+    driver.gpu.set_faults(Fault.DRIVER_NOT_LOADED)
+    assert "DriverNotLoaded" in bench.collect().error
+    driver.gpu.set_faults()
+    bench.collect()
+    assert bench.reasons() == []
+
+
+def test_details_are_in_the_inventory_for_who_wants_them(driver: Driver, bench: Bench) -> None:
+    assert bench.gpu().details is None
+    bench.sampler.stop()
+    bench.sampler = Sampler(details=True)
+    driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], throttle=0x244), DEFAULT_DEVICES[1]])
+    details = bench.gpu().details
+    assert details is not None
+    assert details.throttle_reasons == ("power_cap", "hw_thermal", "other")
+    assert (details.sm_clock, details.power_limit, details.pcie_width) == (1410, 400.0, 16)
+    assert 9 < bench.sampler._devices_until - time.monotonic() <= 10
+
+
 def test_a_version_is_a_change(driver: Driver, bench: Bench, always_again: None) -> None:
     first = bench.collect().inventory
     later = bench.collect().inventory

@@ -133,3 +133,32 @@ def test_real_processes_come_and_go() -> None:
     assert process.pid in source.refresh().went
     with pytest.raises(ProcessGone):
         Procfs().ns_pids(process.pid)
+
+
+def test_what_is_read_ahead_is_not_read_again_unless_it_is_another_process(tmp_path: Path) -> None:
+    read: list[int | str] = []
+
+    class Noted(Procfs):
+        def ns_pids(self, host_pid: int | str) -> tuple[int, ...]:
+            read.append(host_pid)
+            return super().ns_pids(host_pid)
+
+    for host_pid in (100, 101, 102):
+        put(tmp_path, host_pid, host_pid - 99)
+    source = ScanSource(Noted(str(tmp_path)))
+    steps = source.ahead()
+    next(steps)
+    next(steps)  # and left there: two of the three
+    assert len(read) == 2
+    first, second = (int(each) for each in read)
+    (tmp_path / "kept").mkdir()
+    put(tmp_path / "kept", first, 55)
+    (tmp_path / str(first)).rename(tmp_path / "gone")
+    (tmp_path / "kept" / str(first)).rename(tmp_path / str(first))  # used again
+    changes = source.refresh()
+    assert sorted(changes.came) == [100, 101, 102]
+    assert source.ns_pids()[first] == (first, 55)
+    assert source.ns_pids()[second] == (second, second - 99)
+    assert read.count(second) == 1
+    assert read.count(first) == 2
+    assert list(source.ahead()) == []

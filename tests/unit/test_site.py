@@ -37,6 +37,7 @@ class Page(HTMLParser):
         self.ids: set[str] = set()
         self.links: set[str] = set()
         self.fetched: set[str] = set()
+        self.pictures: dict[str, str] = {}  # address -> class
         self.untold: set[str] = set()  # pictures without words for who can't see them
         self.feed(text)
 
@@ -45,6 +46,8 @@ class Page(HTMLParser):
         self.ids.add(found.get("id", ""))
         if tag == "img" and len(found.get("alt", "")) < 15:
             self.untold.add(found.get("src", ""))
+        if tag == "img":
+            self.pictures[found.get("src", "")] = found.get("class", "")
         if tag == "a" and "href" in found:
             self.links.add(found["href"])
         if tag in FETCHED and found.get("rel") not in ("canonical", "next", "prev", "index", "search"):
@@ -97,6 +100,26 @@ def test_nothing_is_fetched_from_elsewhere(site: Path, pages: dict[Path, Page]) 
                 assert (path.parent / unquote(address.path)).exists(), f"{path.name}: {what}"
     for style in site.rglob("*.css"):
         assert not re.search(r"url\(['\"]?(https?:)?//|@import", style.read_text()), style
+
+
+def test_pictures_are_dark_where_the_page_is(root: Path, site: Path, pages: dict[Path, Page]) -> None:
+    """By the reader's choice, not by what the system prefers."""
+    both = [each for each in (root / "docs").glob("*.svg") if "prefers-color-scheme" in each.read_text()]
+    assert len(both) > 5
+    for picture in both:
+        light, dark = (site / "_images" / f"{picture.stem}{ending}.svg" for ending in ("", "-dark"))
+        for drawn in (light, dark):
+            ET.parse(drawn)  # noqa: S314  # our own
+            assert "prefers-color-scheme" not in drawn.read_text()
+        assert light.read_text() != dark.read_text()
+        assert re.findall(r"\.paper *\{ fill: #(\w)", dark.read_text())[-1] in "01", "dark paper, and it wins"
+    for path, page in pages.items():
+        names = [Path(what).name for what in page.pictures]
+        for picture in both:
+            shown = [page.pictures[what] for what in page.pictures if Path(what).name == picture.name]
+            if picture.name in names:
+                assert shown == ["only-light"], f"{path.name}: {picture.name}"
+                assert f"{picture.stem}-dark.svg" in names
 
 
 def test_pictures_are_told_in_words_and_their_own(root: Path, pages: dict[Path, Page]) -> None:

@@ -621,3 +621,19 @@ def test_a_container_that_makes_namespaces_without_end_is_not_remembered_without
     assert len(index._learned[OURS]) <= 9
     assert 1 in index._learned[OURS]
     assert index.proven(OURS)
+
+
+# ---- trees that containers have as a whole ------------------------------------------------------------------------
+
+
+def test_a_mount_proves_nothing_below_a_tree_that_a_preloaded_container_has(proc: FakeProc) -> None:
+    """Whoever has the tree can mount any directory of it as a device plugin does."""
+    proc.put(100, 7)
+    assert not isinstance(proc.find(), UnresolvedReason)
+    whole = mountinfo(
+        (DEVICE, "/usr/local/vgpu/ld.so.preload", "/etc/ld.so.preload"),
+        (DEVICE, HOOK, "/usr/local/vgpu/containers"),
+    )
+    (proc.put(200, 1, mounts=whole, mapped="") / "ns").mkdir()
+    (proc.root / "200/ns/pid").symlink_to("pid:[4026532200]")
+    assert proc.find() is UnresolvedReason.UNPROVEN

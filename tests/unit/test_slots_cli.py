@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def test_a_broken_file_is_one_row_and_the_others_are_still_shown(tmp_path: Path)
     done = call(tmp_path)
     assert done.returncode == 1
     rows = done.stdout.splitlines()
-    assert len(rows) == 1 + 1 + 4
+    assert len(rows) == 1 + 1 + 4 * 2
     assert rows[1].startswith(f"{POD_UID}/broken ")
     assert "not_initialized: 6f1e2d3c.cache: initialized_flag is 0" in rows[1]
 
@@ -86,18 +87,54 @@ def test_piped_output_is_plain_aligned_and_complete(tmp_path: Path) -> None:
         "PID",
         "HOSTPID",
         "STATUS",
+        "GPU",
         "SM %",
         "MEMORY",
         "HINT",
     ]
     start = header.index("HINT")
-    assert [row[start:] for row in rows] == ["hostpid missing", "hostpid equals pid", "", "ended"]
-    assert rows[2].split() == [f"{POD_UID}/main", "v1.2", "2", "23", "41234", "1", "25", "26", "3.0M", "3.0M"]
+    hints = [row[start:] for row in rows]
+    assert hints[::2] == hints[1::2] == ["missing", "wrong_namespace?", "-", "ended"]
+    first, second = expected("v1.2")["uuids"]
+    assert rows[4].split() == [f"{POD_UID}/main", "v1.2", "2", "23", "41234", "1", first, "25", "3.0M", "-"]
+    assert rows[5].split() == [f"{POD_UID}/main", "v1.2", "2", "23", "41234", "1", second, "26", "3.0M", "-"]
+
+
+def test_a_person_has_80_columns(tmp_path: Path) -> None:
+    container(tmp_path, "a-rather-long-name-of-a-container")
+    container(tmp_path, "main")
+    broken = container(tmp_path, "broken")
+    poke(broken, 0, "i", 0)
+    text = on_terminal(tmp_path, code=1)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80, text
+    assert lines[0].split() == ["CONTAINER", "SLOT", "PID", "HOSTPID", "GPU", "SM", "%", "MEMORY", "HINT"]
+    first, second = (uuid.removeprefix("GPU-")[:8] for uuid in expected("v1.2")["uuids"])
+    shown = "\n".join(lines)
+    assert re.search(rf"^\S+main +0 +\d+ +0  {first} +\d+ +\S+  missing$", shown, re.MULTILINE), text
+    assert re.search(rf"^ {{40,}}{second} +\d+ +\S+$", shown, re.MULTILINE), (
+        text
+    )  # the same slot's second GPU
+    assert len([line for line in lines if "main" in line]) == 1
+    assert f"{POD_UID[:8]}/broken: not_initialized: " in text
 
 
 def test_a_layout_without_utilization_shows_none_rather_than_zero(tmp_path: Path) -> None:
     container(tmp_path, layout="v0-no-util")
-    assert call(tmp_path).stdout.splitlines()[3].split()[5:8] == ["1", "-", "3.0M"]
+    assert call(tmp_path).stdout.splitlines()[3].split()[5:9:2] == ["1", "-"]
+
+
+def on_terminal(path: Path, *, code: int = 0, columns: int = 80) -> str:
+    master, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (40, columns))
+    environment = {**os.environ, "TERM": "xterm-256color", "NO_COLOR": "1"}
+    environment.pop("COLUMNS", None)
+    done = subprocess.run([*RESOLVER, path], stdout=terminal, env=environment, check=False, timeout=60)
+    os.close(terminal)
+    text = os.read(master, 1 << 16).decode().replace("\r\n", "\n")
+    os.close(master)
+    assert done.returncode == code
+    return text
 
 
 def test_a_terminal_gets_colour(tmp_path: Path) -> None:
@@ -109,9 +146,8 @@ def test_a_terminal_gets_colour(tmp_path: Path) -> None:
     os.close(terminal)
     text = os.read(master, 1 << 16).decode()
     os.close(master)
-    assert "\x1b[" in text
-    assert f"{POD_UID}/main" in text
-    assert "hostpid missing" in text
+    assert "\x1b[33mmissing\x1b[0m" in text
+    assert f"{POD_UID[:8]}/main" in text
 
 
 def test_no_containers_directory_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -144,15 +180,15 @@ def test_a_file_name_cannot_speak_to_the_terminal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("slot_pid", "hostpid", "status", "others", "text"),
     [
-        (1, 0, 1, [], "hostpid missing"),
-        (7, 7, 1, [0], "hostpid equals pid"),
+        (1, 0, 1, [], "missing"),
+        (7, 7, 1, [0], "wrong_namespace?"),
         (7, 4000, 1, [0], ""),
-        (7, 4000, 1, [0, 3, 5], "same hostpid as slot 3, 5"),
-        (7, 7, 1, [0, 3], "same hostpid as slot 3"),
-        (0, 4000, 1, [0], "invalid pid"),
-        (-1, 0, 2, [], "invalid pid"),
+        (7, 4000, 1, [0, 3, 5], "duplicate of 3,5"),
+        (7, 7, 1, [0, 3], "duplicate of 3"),
+        (0, 4000, 1, [0], "invalid_pid"),
+        (-1, 0, 2, [], "invalid_pid"),
         (0, 4000, 0, [], "ended"),
-        (7, 4000, 0, [], "not counted (status 0)"),
+        (7, 4000, 0, [], "status 0"),
     ],
 )
 def test_hints(slot_pid: int, hostpid: int, status: int, others: list[int], text: str) -> None:

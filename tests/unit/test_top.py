@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import socket
 import subprocess
@@ -17,14 +18,17 @@ import pytest
 from msgspec.structs import replace
 from rich.cells import cell_len
 
-from resolver.cli._top.cells import ASCII, UNICODE, Line, fit, glyphs_for, size
-from resolver.cli._top.frame import Shown, frame, page, percent, problems
+from resolver.cli._top.cells import ASCII, UNICODE, Line, fit, glyphs_for
+from resolver.cli._top.choose import Part
+from resolver.cli._top.frame import _KEYS, _SIGNS, Shown, frame, page, percent, problems
 from resolver.cli._top.keys import keys_in
 from resolver.cli._top.live import View
 from resolver.cli._top.plain import _COLUMNS
 from resolver.cli._top.reading import Reading
 from resolver.cli._top.rows import SORTS, Choice, Row, rows_of
 from resolver.cli._top.tree import HOST, Amount, Container, Tree, total
+from resolver.cli.show import size
+from resolver.gpu.inventory import GpuDetails
 from resolver.reasons import SampleReason
 from resolver.state import Snapshot
 from scripts.pictures.top import PLACE, draw
@@ -80,6 +84,55 @@ def test_a_slots_owner_that_nvml_does_not_list_is_shown_all_the_same() -> None:
     whisper = containers(tree_of(troubled()), 1)["main"]
     (quiet,) = [process for process in whisper.processes if not process.listed]
     assert (quiet.host_pid, quiet.ns_pid, quiet.utilization, quiet.memory) == (47_000, 12, 0, None)
+
+
+def limited(core: int, gib: float, busy: int | None = 52) -> Snapshot:
+    """A container with these limits, and a process that is so busy and holds 2 GiB."""
+    build = Builder()
+    build.named(GPUS[0], "a/b/limited")
+    build.process("x", 5, 5, busy, 2.0)
+    build.limited(core, gib)
+    return build.picture()
+
+
+@pytest.mark.parametrize(
+    ("core", "gib", "memory", "note", "tone"),
+    [
+        (100, 0, "2.0G", "", ""),
+        (0, 0, "2.0G", "", ""),
+        (60, 4, "2.0G/4.0G", "core limit 60%", ""),
+        (50, 4, "2.0G/4.0G", "over core", "warn"),
+        (60, 1.5, "2.0G/1.5G", "over memory", "warn"),
+        (50, 1.5, "2.0G/1.5G", "over core and memory", "warn"),
+        (60, 2.2, "2.0G/2.2G", "memory at 90%", "warn"),
+    ],
+)
+def test_limits_stand_beside_the_use(core: int, gib: float, memory: str, note: str, tone: str) -> None:
+    (row,) = [each for each in rows(limited(core, gib)) if each.kind == "container"]
+    assert (row.memory, row.note, row.tone) == (memory, note, tone)
+
+
+def test_the_bottom_line_says_how_close_to_its_limits_it_is() -> None:
+    (row,) = [each for each in rows(limited(50, 4)) if each.kind == "container"]
+    assert "core limit 50% · memory limit 4.0G (50% of it used) · over its core limit" in row.detail
+
+
+def test_the_bottom_line_has_a_gpus_details_where_they_are_read() -> None:
+    build = Builder()
+    build.named(GPUS[0], "a/b/c")
+    details = GpuDetails(1410, 1593, ("idle", "power_cap"), 400.0, 12.5, 4, 16, 0, 0, 31, 0)
+    (first, *_) = rows(build.picture((replace(GPUS[0], details=details),)))
+    assert "1410 MHz · throttled: power_cap · limit 400W · encoder 31%" in first.detail
+
+
+def test_what_is_not_known_is_over_no_limit() -> None:
+    (row,) = [each for each in rows(limited(50, 4, busy=None)) if each.kind == "container"]
+    assert (row.note, row.tone) == ("core limit 50%", "")
+
+
+def test_a_daemon_that_does_not_tell_limits_is_understood() -> None:
+    tree = tree_of(limited(50, 4), without=("limit", "sm_limit"))
+    assert containers(tree, 0)["limited"].core_limit is None
 
 
 def test_processes_without_hami_and_without_a_container_have_their_place() -> None:
@@ -265,7 +318,8 @@ def test_every_frame_fits_its_terminal_and_holds_nothing_that_could_harm_it(glyp
             for shown in (
                 Shown(1, 0),
                 Shown(len(found) - 1, 3, needle="x\x1b", editing=True),
-                Shown(helping=True),
+                Shown(help_page=1),
+                Shown(help_page=9),
             ):
                 lines = text_of(
                     frame(reading, found, shown, (width, height), glyphs, "n\x07ode", reading.read_at)
@@ -407,8 +461,129 @@ def test_signs_by_locale(environ: dict[str, str], encoding: str | None, glyphs: 
     assert glyphs_for(encoding, environ) is glyphs
 
 
-def seen(view: View, reading: Reading, height: int = 24) -> str:
-    return "\n".join(text_of(view.frame(reading, (80, height), "node", reading.read_at)))
+def seen(view: View, reading: Reading, size: tuple[int, int] = (80, 24)) -> str:
+    return "\n".join(text_of(view.frame(reading, size, "node", reading.read_at)))
+
+
+def test_the_help_fits_80_by_24_at_once() -> None:
+    view, reading = View(UNICODE), reading_of(troubled())
+    seen(view, reading, (80, 24))
+    view.press("h")
+    text = seen(view, reading, (80, 24))
+    assert "move far" in text
+    assert "a container without HAMi" in text
+    view.press("x")
+    assert "torchrun" in seen(view, reading, (80, 24))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (50, 15), (30, 10), (200, 60)], ids=str)
+def test_nothing_of_the_help_is_cut(size: tuple[int, int]) -> None:
+    view, reading = View(UNICODE), reading_of(troubled())
+    seen(view, reading, size)
+    view.press("h")
+    pages = []
+    while "torchrun" not in (text := seen(view, reading, size)):
+        pages.append(text)
+        assert len(pages) < 20
+        view.press("x")
+    words = " ".join(pages).split()
+    for told in (*_KEYS, *_SIGNS):
+        for word in told[1].split():
+            assert word in words, f"{word} of {told}"
+
+
+def loaded(*loads: tuple[str, int | None]) -> Reading:
+    """A reading with these containers, each with a process so busy."""
+    build = Builder()
+    for number, (name, load) in enumerate(loads):
+        build.named(GPUS[0], f"ns/{name}/main")
+        build.process("x", 100 + number, 1, load, 1.0)
+    return reading_of(build.picture((GPUS[0],)))
+
+
+def test_a_container_has_its_history_and_a_gap_where_it_is_not_known() -> None:
+    view = View(UNICODE)
+    text = seen(view, loaded(("a", 0)), (80, 24))
+    assert re.search(r"ns/a/main +─{8} +0%", text)  # one reading is no history
+    for load in (1, 50, None, 100):
+        text = seen(view, loaded(("a", load)), (80, 24))
+    assert "▁▂▅ █  100%" in text
+    seen(view, loaded(("b", 10)), (80, 24))
+    text = seen(view, loaded(("a", 7), ("b", 20)), (80, 24))
+    assert re.search(r"ns/a/main +━?[╸─]+ +7%", text)  # gone and back: another one, as far as anybody knows
+    assert "▂▃   20%" in text
+
+
+def test_histories_are_bounded() -> None:
+    view = View(UNICODE)
+    for load in range(100):
+        seen(view, loaded(("a", load), (f"b{load}", 1)), (400, 24))
+    assert {len(row.history) for row in view.rows if row.kind == "container"} == {1, 60}
+    assert len(view._history) == 2
+
+
+def test_command_lines_of_what_is_on_the_screen() -> None:
+    build = Builder()
+    build.named(GPUS[0], "ns/a/main")
+    build.process("x", os.getpid(), 1, 5, 1.0)
+    tree = tree_of(build.picture((GPUS[0],)))
+    view, now = View(UNICODE), time.time() + 10  # the test may be young
+    seen(view, Reading(tree, now), (160, 24))
+    view.press("c")
+    seen(view, Reading(tree, now), (160, 24))
+    sum(number * number for number in range(100_000))
+    text = seen(view, Reading(tree, now + 1), (160, 24))
+    assert re.search(rf"^ +root \S*python\S* .*{os.getpid()} .* CPU \d+% [\d.]+M$", text, re.MULTILINE), text
+    view.press("c")
+    assert "CPU" not in seen(view, Reading(tree, now + 1), (160, 24))
+
+
+# ---- a part of it -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("part", "gpus", "names"),
+    [
+        (Part(), [0, 1, 2, 3], None),
+        (Part(("1",)), [1], ["main", "", ""]),
+        (Part(("0", GPUS[2].uuid[:10])), [0, 2], ["main", "vllm", "jupyter", "worker"]),
+        (Part(name="research/llm-serving-0"), [0], ["vllm"]),
+        (Part(name="vllm"), [0], ["vllm"]),
+        (Part(name="main"), [0, 1, 3], ["main", "main", "main"]),
+        (Part(("1",), "main"), [1], ["main"]),
+        (Part(name="abababab"), [1], [""]),
+    ],
+)
+def test_a_part_of_the_tree(part: Part, gpus: list[int], names: list[str] | None) -> None:
+    tree = tree_of(troubled())
+    part.require(tree)
+    found = part.of(tree)
+    assert [gpu.report["device_index"] for gpu in found.gpus] == gpus
+    if names is not None:
+        assert [each.container_name for gpu in found.gpus for each in gpu.containers] == names
+
+
+def test_what_is_unresolved_elsewhere_is_left_out() -> None:
+    tree = tree_of(troubled())
+    assert [each.kind for each in Part(("0",)).of(tree).unresolved] == ["sample"]
+    assert [each.kind for each in Part(name="default/whisper-eval").of(tree).unresolved] == ["slot"]
+    assert Part(name="vllm").of(tree).unresolved == ()
+
+
+def test_what_is_not_there_is_said_and_1(tmp_path: Path) -> None:
+    with Served(tmp_path / "socket", troubled()) as served:
+        for arguments, words in (
+            (("research/nobody",), "no container called 'research/nobody' has a GPU here"),
+            (("--gpu", "7"), "no GPU of this node is '7'"),
+        ):
+            done = top(served.path, *arguments)
+            assert (done.returncode, done.stdout) == (1, "")
+            assert words in done.stderr
+        only = top(served.path, "--gpu", "0", "vllm")
+        assert [line.split()[0] for line in only.stdout.splitlines()[1:]] == ["gpu", "container", "process"]
+
+
+# ---- the view -----------------------------------------------------------------------------------------------------
 
 
 def test_the_cursor_stays_on_its_row_when_the_order_changes() -> None:
@@ -509,10 +684,34 @@ def test_into_a_pipe_it_is_one_plain_line_each(tmp_path: Path) -> None:
     assert kinds.count("gpu") == 4
     assert kinds[-3:] == ["sample", "slot", "file"]
     name = "ml-prod/bert-trainer-7f9c8d-x2x9k/main"
-    assert ["container", "0", name, "-", "-", "-", "100%", "3.1G", "-"] in cells
-    assert ["process", "0", name, "torchrun", "40010", "7", "52%", "2.6G", "repaired:missing"] in cells
-    assert ["gpu", "3", "-", "-", "-", "-", "?", "?", "NVIDIA A100-SXM4-80GB; unhealthy:lost"] in cells
-    assert ["slot", "-", "default/whisper-eval/main", "-", "?", "9", "?", "-", "ambiguous"] in cells
+    assert ["container", "0", name, "-", "-", "-", "100%", "3.1G", "-", "-", "-"] in cells
+    assert [
+        "process",
+        "0",
+        name,
+        "torchrun",
+        "40010",
+        "7",
+        "52%",
+        "2.6G",
+        "-",
+        "-",
+        "repaired:missing",
+    ] in cells
+    assert [
+        "gpu",
+        "3",
+        "-",
+        "-",
+        "-",
+        "-",
+        "?",
+        "?",
+        "-",
+        "-",
+        "NVIDIA A100-SXM4-80GB; unhealthy:lost",
+    ] in cells
+    assert ["slot", "-", "default/whisper-eval/main", "-", "?", "9", "?", "-", "-", "-", "ambiguous"] in cells
 
 
 def test_json_is_the_tree(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from resolver.hami.discovery import SharedDirectory
 from resolver.hami.hostpid_policy import Policy
 from resolver.linux.procfs import ProcessHandle
 from resolver.reasons import UnresolvedReason
+from resolver.repair import orders
 from resolver.workers import slot_writer
 from tests.unit.test_budget import burn
 from tests.unit.test_repairer import HOST, Bench, ToldOwners, slot
@@ -186,3 +189,36 @@ def test_a_thousand_slots_at_once_cost_a_few_lines(bench: Patient, monkeypatch: 
     bench.repairer.journal._quotas["uid_a"].at -= 2
     bench.repairer.journal.catch_up()
     assert any(line.startswith("events_left_out") and "'repair': 9" in line for line in said)
+
+
+def test_load_that_dead_slots_get_again_and_again_is_told_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[tuple[float, dict[str, Any]]] = []
+    now = 0.0
+    journal = log.Journal()
+    monkeypatch.setattr(
+        journal, "tell", lambda event, **fields: said.append((now, fields | {"event": event}))
+    )
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    writing = orders.Writing(Counter(), journal)
+    for tenth in range(10 * 120):
+        now = 1000 + tenth / 10
+        for file in range(7):
+            zeroed = writing._zeroed.setdefault("uid_hostile", orders.Zeroed())
+            zeroed.add(f"/{file}.cache", tenth % 2)
+            zeroed.add(f"/{file}.cache", tenth % 2)
+        writing.tell_zeroed()
+    assert [round(at - 1000) for at, _ in said] == [0, 1, 3, 7, 15, 31, 63]
+    assert said[1][1] == {
+        "event": "dead_slots_zeroed", "container": "uid_hostile", "files": 7, "slots": 14, "words": 140
+    }  # fmt: skip
+    now += 200
+    writing.tell_zeroed()
+    assert len(said) == 8
+    now += 200
+    writing.tell_zeroed()
+    writing._zeroed["uid_hostile"] = orders.Zeroed()
+    now += 1
+    writing.tell_zeroed()
+    assert said[-1][0] == now, "at once again"

@@ -77,6 +77,14 @@ def test_the_command_runs_from_the_wheel(python: Path) -> None:
     assert imported.startswith(str(python.parent.parent))
 
 
+def test_kubectls_plugin_runs_from_the_wheel_and_as_a_copy(python: Path, root: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "kubectl-resolver"
+    copy.write_bytes((root / "resolver/kubectl_plugin.py").read_bytes())
+    # Alone it has nothing but the standard library.
+    for plugin in ([python.parent / "kubectl-resolver"], [python, "-I", "-S", copy]):
+        assert run(*plugin, "--help").startswith("usage: kubectl resolver")
+
+
 def test_every_module_imports_from_the_wheel(python: Path, wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         files = [name for name in archive.namelist() if name.startswith("resolver/") and name.endswith(".py")]

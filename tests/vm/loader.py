@@ -1,4 +1,4 @@
-"""In the guest: loads the BPF program, seeds its map, and holds the map to ``/proc`` while processes come and go.
+"""In the guest: loads the BPF program, then what was kept of it, and holds the map to ``/proc`` while processes live.
 
 Prints one line of JSON: ``ok``, ``why`` when it is not, ``detail`` (the verifier's or the compiler's last words),
 ``compared`` (processes), ``missed`` (events that the kernel did not show the probes; the map may still be right).
@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,7 +25,9 @@ _FORKS = 300
 def main() -> int:
     """See the module's docstring; the exit status is 0 if all is right."""
     try:
-        pidmap = start()
+        with tempfile.TemporaryDirectory() as directory:
+            start(kept_in=directory).close()
+            pidmap = start(kept_in=directory)
     except CannotKnow as error:
         detail = str(getattr(error, "detail", ""))
         print(json.dumps({"ok": False, "why": str(error), "detail": detail[-_DETAIL:]}))
@@ -35,6 +38,8 @@ def main() -> int:
             subprocess.run(["/bin/true"], check=True)
         later, _ = compare(pidmap)
     wrong += later
+    if pidmap.report["bcc"] != "kept":
+        wrong.append("the program that was kept is not taken by the next start")
     answer = {"ok": not wrong, "why": "; ".join(wrong[:5]), "detail": "", "compared": compared}
     print(json.dumps({**answer, "missed": pidmap.missed_events()}))
     pidmap.close()

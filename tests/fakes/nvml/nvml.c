@@ -45,6 +45,7 @@ typedef enum {
     NVML_ERROR_NOT_FOUND = 6,
     NVML_ERROR_INSUFFICIENT_SIZE = 7,
     NVML_ERROR_DRIVER_NOT_LOADED = 9,
+    NVML_ERROR_TIMEOUT = 10,
     NVML_ERROR_GPU_IS_LOST = 15,
     NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18,
     NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
@@ -653,7 +654,6 @@ API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current
 
 /* ---- ECC ------------------------------------------------------------------------------------------------- */
 
-/* Corrected errors are none of anybody's business here: always 0. */
 static nvmlReturn_t ecc_count(nvmlDevice_t device, unsigned type, unsigned counter, unsigned long long *count)
 {
     WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_ECC, count);
@@ -662,7 +662,7 @@ static nvmlReturn_t ecc_count(nvmlDevice_t device, unsigned type, unsigned count
         return NVML_ERROR_INVALID_ARGUMENT;
     if (!d->ecc_enabled)
         return NVML_ERROR_NOT_SUPPORTED;
-    *count = type == 0 ? 0 : counter == 0 ? d->ecc_volatile : d->ecc_aggregate;
+    *count = type == 0 ? d->ecc_corrected : counter == 0 ? d->ecc_volatile : d->ecc_aggregate;
     return NVML_SUCCESS;
 }
 
@@ -689,6 +689,145 @@ API nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned *current, un
     WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_ECC, current && pending);
     *current = *pending = state->devices[device->index].ecc_enabled;
     return NVML_SUCCESS;
+}
+
+/* ---- clocks, power, PCIe, video ----------------------------------------------------------------------------- */
+
+/* A number of the whole device in the state file. */
+#define NUMBER(name, type, value)                                                                               \
+    API nvmlReturn_t name(nvmlDevice_t device, type *number)                                                    \
+    {                                                                                                           \
+        WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_DETAILS, number);                                \
+        *number = state->devices[device->index].value;                                                          \
+        return NVML_SUCCESS;                                                                                    \
+    }
+
+NUMBER(nvmlDeviceGetEnforcedPowerLimit, unsigned, power_limit_mw)
+NUMBER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, energy_mj)
+NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, throttle)
+NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, unsigned, pcie_generation)
+NUMBER(nvmlDeviceGetCurrPcieLinkWidth, unsigned, pcie_width)
+NUMBER(nvmlDeviceGetPcieReplayCounter, unsigned, pcie_replays)
+
+API nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned clock, unsigned *mhz)
+{
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_DETAILS, mhz);
+    if (clock > 3) /* graphics, SM, memory, video */
+        return NVML_ERROR_INVALID_ARGUMENT;
+    const struct standin_device *d = &state->devices[device->index];
+    *mhz = clock == 2 ? d->memory_clock_mhz : d->sm_clock_mhz;
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t video(nvmlDevice_t device, int decoder, unsigned *percent, unsigned *period_us)
+{
+    struct row rows[MAX_ROWS];
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_DETAILS, percent && period_us);
+    if (state->devices[device->index].mig_enabled)
+        return NVML_ERROR_NOT_SUPPORTED;
+    unsigned n = collect_samples(device->index, wall_us() - 1000000u, rows), sum = 0;
+    for (unsigned i = 0; i < n; i++)
+        sum += decoder ? rows[i].dec : rows[i].enc;
+    *percent = sum < 100 ? sum : 100;
+    *period_us = 167000;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetEncoderUtilization(nvmlDevice_t device, unsigned *percent, unsigned *period_us)
+{
+    return video(device, 0, percent, period_us);
+}
+
+API nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned *percent, unsigned *period_us)
+{
+    return video(device, 1, percent, period_us);
+}
+
+/* ---- events -------------------------------------------------------------------------------------------------- */
+
+#define EVENT_XID 8ull
+#define EVENTS_KNOWN 0x1ffull
+
+typedef struct {
+    nvmlDevice_t device;
+    unsigned long long type, data;
+    unsigned gpu_instance, compute_instance;
+} nvmlEventData_t;
+
+/* What happened after a device was registered, and was not told yet. */
+typedef struct standin_events {
+    unsigned registered[STANDIN_DEVICES], told[STANDIN_DEVICES];
+} *nvmlEventSet_t;
+
+API nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
+{
+    SYSTEM_CALL(STANDIN_EVENTS, set);
+    *set = calloc(1, sizeof(**set));
+    return *set ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
+}
+
+API nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
+{
+    SYSTEM_CALL(STANDIN_OTHER, set);
+    free(set);
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)
+{
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_EVENTS, types);
+    *types = EVENT_XID;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set)
+{
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_EVENTS, set && !(types & ~EVENTS_KNOWN));
+    if (types & ~EVENT_XID)
+        return NVML_ERROR_NOT_SUPPORTED;
+    set->registered[device->index] = 1;
+    set->told[device->index] = state->devices[device->index].xids_total;
+    return NVML_SUCCESS;
+}
+
+/* The oldest of a device that was not told; 0: there is none. */
+static int next_event(nvmlEventSet_t set, nvmlEventData_t *data, nvmlReturn_t *ret)
+{
+    for (unsigned i = 0; i < STANDIN_DEVICES; i++) {
+        const struct standin_device *d = &state->devices[i];
+        if (!set->registered[i])
+            continue;
+        if (d->lost) {
+            *ret = NVML_ERROR_GPU_IS_LOST;
+            return 1;
+        }
+        unsigned total = __atomic_load_n(&d->xids_total, __ATOMIC_ACQUIRE);
+        if (total - set->told[i] > STANDIN_XIDS)
+            set->told[i] = total - STANDIN_XIDS;
+        if (set->told[i] == total)
+            continue;
+        unsigned xid = d->xids[set->told[i]++ % STANDIN_XIDS];
+        *data = (nvmlEventData_t){&handles[i], EVENT_XID, xid, 0xFFFFFFFFu, 0xFFFFFFFFu};
+        *ret = NVML_SUCCESS;
+        return 1;
+    }
+    return 0;
+}
+
+API nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_ms)
+{
+    nvmlReturn_t ret = ready(STANDIN_HANG_EVENTS, STANDIN_EVENTS);
+    if (ret != NVML_SUCCESS)
+        return ret;
+    if (!set || !data)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    uint64_t until = wall_us() + timeout_ms * 1000ull;
+    while (!next_event(set, data, &ret)) {
+        if (wall_us() >= until)
+            return NVML_ERROR_TIMEOUT;
+        usleep(1000);
+    }
+    return ret;
 }
 
 /* ---- MIG ------------------------------------------------------------------------------------------------- */

@@ -13,13 +13,14 @@
 #include <stdint.h>
 
 #define STANDIN_MAGIC 0x314c4d564e444e53ULL
-#define STANDIN_VERSION 2u
+#define STANDIN_VERSION 3u
 #define STANDIN_LEVELS 32
 #define STANDIN_DEVICES 16
 #define STANDIN_MIGS 8   /* instances of one device; NVML allows seven */
 #define STANDIN_CALLS 24 /* room for enum standin_answer */
 #define STANDIN_PROCESSES 256
 #define STANDIN_SAMPLES 2048
+#define STANDIN_XIDS 8 /* the last errors of a device; older ones are forgotten */
 
 /* A process as the kernel numbers it, outermost namespace first, as in the NSpid line. */
 struct standin_level {
@@ -48,12 +49,24 @@ struct standin_device {
     uint64_t memory_used;
     uint64_t ecc_volatile;  /* uncorrected errors since the driver was loaded */
     uint64_t ecc_aggregate; /* in the life of the device */
+    uint64_t ecc_corrected; /* volatile, too */
+    uint64_t energy_mj;     /* since the driver was loaded */
+    uint64_t throttle;      /* NVML's bits of why clocks are lower than they could be */
     uint32_t minor;
     uint32_t mig_enabled;
     uint32_t lost; /* every call on this device answers GPU_IS_LOST */
     uint32_t temperature_c;
     uint32_t power_mw;
     uint32_t ecc_enabled;
+    uint32_t sm_clock_mhz;
+    uint32_t memory_clock_mhz;
+    uint32_t power_limit_mw;
+    uint32_t pcie_generation;
+    uint32_t pcie_width;
+    uint32_t pcie_replays;
+    uint32_t xids_total; /* XID errors ever; the newest is at (xids_total - 1) % STANDIN_XIDS */
+    uint32_t pad;
+    uint32_t xids[STANDIN_XIDS];
     uint32_t errors[STANDIN_CALLS]; /* by enum standin_answer: the nvmlReturn_t to answer, 0 for the truth */
     struct standin_mig migs[STANDIN_MIGS];
 };
@@ -91,6 +104,7 @@ enum standin_call {
     STANDIN_HANG_UTILIZATION = 1 << 3,
     STANDIN_HANG_DEVICE = 1 << 4, /* any other call that takes a device */
     STANDIN_HANG_SHUTDOWN = 1 << 5,
+    STANDIN_HANG_EVENTS = 1 << 6, /* waiting for events */
 };
 
 /* Calls that can be made to answer with an error, as indexes of `errors`. */
@@ -114,6 +128,8 @@ enum standin_answer {
     STANDIN_MPS_LIST,
     STANDIN_UTILIZATION,
     STANDIN_OTHER,
+    STANDIN_DETAILS, /* clocks, throttling, power limit, energy, PCIe, encoder and decoder */
+    STANDIN_EVENTS,  /* supported events, registering, waiting */
 };
 
 struct standin_state {
@@ -137,9 +153,9 @@ struct standin_state {
 
 _Static_assert(sizeof(struct standin_chain) == 264, "chain");
 _Static_assert(sizeof(struct standin_mig) == 120, "mig");
-_Static_assert(sizeof(struct standin_device) == 1304, "device");
+_Static_assert(sizeof(struct standin_device) == 1392, "device");
 _Static_assert(sizeof(struct standin_process) == 280, "process");
 _Static_assert(sizeof(struct standin_sample) == 296, "sample");
-_Static_assert(sizeof(struct standin_state) == 232 + 16 * 1304 + 256 * 280 + 2048 * 296, "state");
+_Static_assert(sizeof(struct standin_state) == 232 + 16 * 1392 + 256 * 280 + 2048 * 296, "state");
 
 #endif

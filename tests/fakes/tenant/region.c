@@ -3,9 +3,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -77,9 +80,22 @@ static void initialise(struct region *r, const struct region_setup *setup)
     __atomic_store_n(i32_at(r, 0), REGION_MAGIC, __ATOMIC_RELEASE);
 }
 
+/* As HAMi-core does where nobody else makes its directory. */
+static void make_directory(const char *path)
+{
+    char directory[PATH_MAX];
+    snprintf(directory, sizeof directory, "%s", path);
+    char *slash = strrchr(directory, '/');
+    if (slash && slash != directory) {
+        *slash = 0;
+        mkdir(directory, 0777);
+    }
+}
+
 int region_open(struct region *r, const struct layout *layout, const char *path, const struct region_setup *setup)
 {
     mode_t old = umask(0);
+    make_directory(path);
     r->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666); /* and never closed: inotify sees the process's end */
     umask(old);
     if (r->fd < 0)

@@ -57,7 +57,7 @@ def looked_up(tenants: Tenants, *, known: Known = "id") -> Row:
             assert found["container_id"] in ids.values(), found
         else:
             assert found["container_id"] is None
-            assert "no container that its cgroup tells" in found["no_container"]
+            assert "no container in its cgroup path" in found["no_container"]
     unknown = tenants.engine.names(tenants.name)
     refused(tenants, unknown)
     return {

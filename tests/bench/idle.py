@@ -1,0 +1,86 @@
+"""What the daemon costs on a node where nothing happens, everything on: 64 containers, 8 GPUs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.bench.timing import Progress, RowValues
+from tests.bench.usage import Cpu, children, cpu
+from tests.bench.watched import free_port
+from tests.fakes.gpu import DEFAULT_DEVICES, Device
+from tests.fakes.node import Node
+
+_CONTAINERS, _GPUS, _SECONDS = 64, 8, 30.0
+_SETTLE_SECONDS = 75.0  # what is looked at often after a start is looked at rarely after a minute
+_AIM = 0.1  # per cent of a core
+
+
+class Idle(NamedTuple):
+    """CPU in per cent of a core, and how often a thread gave up the CPU of its own accord, a second."""
+
+    cpu: Cpu
+    wakes: float
+
+
+def measure(scratch: Path, progress: Progress) -> list[RowValues]:
+    """With a process that idles in each container, and then without any."""
+    scratch.joinpath("idle").mkdir()
+    devices = [
+        *DEFAULT_DEVICES[:1],
+        *(Device(f"GPU-{number:08x}-0000-4000-8000-000000000000") for number in range(1, _GPUS)),
+    ]
+    with Node(scratch / "idle", "535.183.01", devices) as node:
+        progress(f"{_CONTAINERS} containers, each with a process that does nothing, {_GPUS} GPUs")
+        for number in range(_CONTAINERS):
+            device = devices[number % _GPUS]
+            node.container(name=f"c{number}", devices=[device]).tenant(guess="none")
+        daemon = subprocess.Popen(
+            [sys.executable, "-m", "resolver", "run", "--containers-dir", str(node.containers_dir),
+             "--run-dir", str(scratch / "idle-run"), "--metrics-addr", f"127.0.0.1:{free_port()}",
+             "--log-level", "error"],
+            env=node.environment(), stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            time.sleep(_SETTLE_SECONDS)
+            progress(f"{_SECONDS:.0f} s of nothing")
+            with_slots = _watch(daemon.pid)
+            for container in node.containers:
+                container.stop()
+            time.sleep(_SETTLE_SECONDS)
+            progress(f"and {_SECONDS:.0f} s without a container")
+            without = _watch(daemon.pid)
+        finally:
+            daemon.terminate()
+            daemon.wait()
+    return [
+        *_rows(f"CPU of a quiet node, {_CONTAINERS} idle processes with a slot, {_GPUS} GPUs", with_slots),
+        *_rows(f"CPU with {_CONTAINERS} cache files and no process", without),
+    ]
+
+
+def _rows(name: str, idle: Idle) -> list[RowValues]:
+    return [
+        (name, sum(idle.cpu), "% core", _AIM, f"daemon {idle.cpu.own:.3f}, children {idle.cpu.children:.3f}"),
+        ("  wake-ups", idle.wakes, "/s", None, ""),
+    ]
+
+
+def _watch(daemon: int) -> Idle:
+    began, before, woken = time.monotonic(), cpu(daemon), _wakes(daemon)
+    time.sleep(_SECONDS)
+    seconds = time.monotonic() - began
+    return Idle(cpu(daemon).per_cent(before, seconds), (_wakes(daemon) - woken) / seconds)
+
+
+def _wakes(daemon: int) -> int:
+    """Of the daemon and its living children."""
+    total = 0
+    for host_pid in (daemon, *children(daemon)):
+        for task in Path(f"/proc/{host_pid}/task").iterdir():
+            status = (task / "status").read_text()
+            total += int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+    return total

@@ -1,0 +1,147 @@
+"""From a slot, and from its process's own guess, to its right ``hostpid``: a whole daemon, real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+from tests.bench.timing import Progress, RowValues
+from tests.bench.usage import children, cpu, rss
+from tests.fakes.container import Container
+from tests.fakes.node import Node
+from tests.fakes.process import Tenant
+
+_SLOTS = 200
+_FEW, _MANY = 4, 256
+_PROCESSES = 224  # of the containers that have one from the beginning: the stand-in for the driver knows 256
+_NEW = 25
+#: Milliseconds that 99 % are to need: from the slot, from the process's own guess, for a new container.
+_SLOT_AIM, _GUESS_AIM, _NEW_AIM = 40.0, 60.0, 50.0
+
+
+def measure(scratch: Path, progress: Progress) -> list[RowValues]:
+    """Start it with its defaults on a node in miniature and let slots appear at random times."""
+    few = _on_a_node(scratch / "few", _FEW, progress)
+    many = _on_a_node(scratch / "many", _MANY, progress)
+    return [*few, *many]
+
+
+def _on_a_node(scratch: Path, count: int, progress: Progress) -> list[RowValues]:
+    (scratch / "node").mkdir(parents=True)
+    few = count == _FEW
+    with Node(scratch / "node", "535.183.01") as node:
+        progress(f"{count} containers, {min(count, _PROCESSES)} with a process")
+        containers = [node.container(name=f"c{number}", watcher=few) for number in range(count)]
+        busy = containers[:_PROCESSES]
+        for container in busy:
+            container.tenant(load=10 if few else 0, guess="none")
+        log = scratch / "log"
+        arguments = [sys.executable, "-m", "resolver", "run", "--containers-dir", str(node.containers_dir)]
+        arguments += ["--run-dir", str(scratch / "run"), "--metrics-addr", "off", "--log-format", "json"]
+        with log.open("w") as stream:
+            daemon = subprocess.Popen(arguments, env=node.environment(), stderr=stream)
+        try:
+            for container in busy:
+                _wait(container, container.processes[0], 30.0)
+            progress(f"{_SLOTS} slots appear, one after the other")
+            times = [_until_repaired(random.choice(containers)) for _ in range(_SLOTS)]
+            first, again = (sorted(each * 1e3 for each in column) for column in zip(*times, strict=True))
+            progress(f"{_NEW} new containers")
+            known, right = (sorted(column) for column in zip(*_new_containers(node, log), strict=True))
+            progress("what the daemon weighs after that")
+            own, theirs, used = _weight(daemon.pid)
+        finally:
+            daemon.terminate()
+            daemon.wait()
+    where = "" if few else f", {count} containers"
+    return [
+        *_spread(f"a slot's appearance to its right hostpid{where}", first, _SLOT_AIM),
+        *_spread(f"a process's own guess to its right hostpid{where}", again, _GUESS_AIM),
+        *_spread(f"a new container's cache file to its being known{where}", known, _NEW_AIM),
+        *_spread(f"a new container's first slot to its right hostpid{where}", right, None),
+        (f"resident memory of the daemon{where}", own, "MiB", 45.0 if few else None, ""),
+        ("  of all its children", theirs, "MiB", 30.0 if few else None, "slot writer and NVML worker"),
+        (f"CPU of all of them{where}", used, "% core", None, "some work, default intervals" if few else "no work"),
+    ]  # fmt: skip
+
+
+def _spread(name: str, milliseconds: list[float], aim: float | None) -> list[RowValues]:
+    p99 = milliseconds[int(len(milliseconds) * 0.99)]
+    return [
+        (f"{name}, median", statistics.median(milliseconds), "ms", None, ""),
+        ("  99 % of them", p99, "ms", aim, f"longest {milliseconds[-1]:.0f} ms"),
+    ]
+
+
+def _until_repaired(container: Container) -> tuple[float, float]:
+    """Seconds until the file has a new process's true host PID: since it took its slot, and since its own wrong guess.
+
+    As upstream it guesses after CUDA's start, which takes until it was repaired and a random time more.
+    """
+    time.sleep(random.random() * 0.25)
+    tenant = container.tenant(guess="wrong", init_waits=True)
+    try:
+        first = _until_right(container, tenant)
+        time.sleep(random.random() * 0.5)
+        tenant.init()
+        return first, _until_right(container, tenant)
+    finally:
+        tenant.stop()
+
+
+def _new_containers(node: Node, log: Path) -> list[tuple[float, float]]:
+    """Milliseconds until the daemon says that it found the file, and from the first slot to its right ``hostpid``."""
+    found = []
+    for number in range(_NEW):
+        time.sleep(random.random() * 0.25)
+        container = node.container(name=f"new{number}", watcher=False)
+        tenant = container.tenant(guess="none", init_waits=True)
+        right = _until_right(container, tenant) * 1e3
+        # The directory's time is that of the file's name; it is some milliseconds too early at most.
+        made = os.stat(container.directory).st_mtime
+        found.append(((_found_at(log, str(container.cache)) - made) * 1e3, right))
+        container.stop()
+    return found
+
+
+def _found_at(log: Path, path: str) -> float:
+    """Unix time of the line that says so."""
+    for line in log.read_text().splitlines():
+        said = json.loads(line)
+        if said["event"] == "region_found" and said["path"] == path:
+            return datetime.fromisoformat(said["timestamp"]).timestamp()
+    raise RuntimeError(f"{path} was repaired and not said to be found")
+
+
+def _until_right(container: Container, tenant: Tenant) -> float:
+    return _wait(container, tenant, 5.0)
+
+
+def _wait(container: Container, process: object, most: float) -> float:
+    assert isinstance(process, Tenant)
+    began = time.perf_counter()
+    while _hostpid(container, process) != process.host_pid:
+        if time.perf_counter() - began > most:
+            raise RuntimeError(f"the slot of {process.host_pid} was not repaired within {most:g} s")
+        time.sleep(0.001)
+    return time.perf_counter() - began
+
+
+def _hostpid(container: Container, tenant: Tenant) -> int | None:
+    slots = container.region().slots
+    return next((slot.hostpid for slot in slots if slot.pid == tenant.ns_pid and slot.status), None)
+
+
+def _weight(daemon: int) -> tuple[float, float, float]:
+    """MiB of the daemon, MiB of its children, and per cent of a core of all of them while nothing happens."""
+    began, before = time.monotonic(), cpu(daemon)
+    time.sleep(5)
+    used = cpu(daemon).per_cent(before, time.monotonic() - began)
+    return rss(daemon), sum(map(rss, children(daemon))), sum(used)

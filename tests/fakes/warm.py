@@ -1,0 +1,148 @@
+"""Starts `python -m resolver` at a third of the cost: forked from a process that has imported what the daemon imports.
+
+Most tests start a daemon, and most of a start is Python making the same modules again. All else is as it is with
+`subprocess.Popen`: a process of its own, with its own environment, directory, descriptors and children. A test of the
+start itself (under a wrapper, or by the command line that others see) needs `exec`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+ROOT: Final = Path(__file__).parent.parent.parent
+_LIMIT: Final = 1 << 18  # bytes of a request: arguments and an environment
+
+
+class Process:
+    """The part of `subprocess.Popen` that tests use. Signals go to this process and to no other that has its number."""
+
+    def __init__(self, stock: Stock, pid: int, stderr: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.stderr: TextIO = os.fdopen(stderr)
+        self._stock, self._pidfd, self._reaping = stock, os.pidfd_open(pid), threading.Lock()
+
+    def poll(self) -> int | None:
+        return self._reaped(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._reaped(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("resolver", timeout or 0)
+        return code
+
+    def _reaped(self, seconds: float | None) -> int | None:
+        with self._reaping:
+            if self.returncode is None and self._ended(seconds):
+                self.returncode = os.waitstatus_to_exitcode(self._stock.ask({"reap": self.pid}))
+                os.close(self._pidfd)
+            return self.returncode
+
+    def _ended(self, seconds: float | None) -> bool:
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(None if seconds is None else seconds * 1000))
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Stock:
+    """The process that has imported everything; it ends with this one, and takes what it has started along."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fakes.warm", str(theirs.fileno())],
+                cwd=ROOT,
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+            )
+
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str], cwd: Path) -> Process:
+        """`python -m resolver` with these arguments; standard error is a pipe."""
+        ours, theirs = os.pipe()
+        try:
+            wanted = {"start": [*arguments], "environment": dict(environment), "cwd": str(cwd)}
+            pid = self.ask(wanted, 1, theirs)
+        finally:
+            os.close(theirs)
+        return Process(self, pid, ours)
+
+    def ask(self, request: Mapping[str, Any], *descriptors: int) -> int:
+        """The answer to one request."""
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+            return int(self._socket.recv(64))
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+
+def _serve(channel: socket.socket) -> list[str]:
+    """Answers requests; returns in each process that is started, with its arguments."""
+    children: set[int] = set()
+    while True:
+        data, received, _, _ = socket.recv_fds(channel, _LIMIT, 2)
+        if not data:
+            break
+        request = json.loads(data)
+        if "reap" in request:
+            children.discard(request["reap"])
+            answer = os.waitpid(request["reap"], 0)[1]
+        else:
+            answer = os.fork()
+            if answer == 0:
+                channel.close()
+                _become(request, *received)
+                return list(request["start"])
+            children.add(answer)
+        for fd in received:
+            os.close(fd)
+        channel.send(str(answer).encode())
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    os._exit(0)
+
+
+def _become(request: dict[str, Any], stdout: int, stderr: int) -> None:
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.close(stdout)
+    os.close(stderr)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    random.seed()
+
+
+if __name__ == "__main__":
+    # What `run` imports before it gives up any right: what it imports later, it must be able to import then.
+    import resolver.cli.run
+    import resolver.daemon.service  # noqa: F401
+    from resolver.cli import main
+
+    arguments = _serve(socket.socket(fileno=int(sys.argv[1])))
+    sys.argv = [str(ROOT / "resolver/__main__.py"), *arguments]
+    sys.exit(main())

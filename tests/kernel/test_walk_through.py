@@ -1,0 +1,146 @@
+"""docs/walk-through.md, run from its first command to its last on the demo's node, as a new user would type it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+from tests.documents import Command
+from tests.fakes.node import Node
+from tests.fakes.scene import DRIVERS, Case, full_scene, settle
+from tests.kernel.conftest import ROOT, SOURCES, hostpid_of
+from tests.patience import PATIENCE_S
+from tests.unit.test_docs_commands import ALL
+
+PAGE: Final = "docs/walk-through.md"
+STEPS: Final = [command for command in ALL if command.document == PAGE]
+
+
+class User(NamedTuple):
+    """Who follows the page: where, with which environment, and what still runs."""
+
+    home: Path
+    environment: dict[str, str]
+    cases: list[Case]
+    running: list[subprocess.Popen[bytes]]
+
+    def types(self, text: str) -> tuple[str, str]:
+        """Standard output and error of a command; of one in the background nothing."""
+        shell = ["/bin/bash", "-c", f'sudo() {{ "$@"; }}; {text.removesuffix("&")}']
+        if text.endswith("&"):
+            quiet = subprocess.DEVNULL
+            self.running.append(
+                subprocess.Popen(
+                    shell,
+                    env=self.environment,
+                    cwd=self.home,
+                    stdin=quiet,
+                    stderr=quiet,
+                    start_new_session=True,
+                )
+            )
+            return "", ""
+        done = subprocess.run(
+            shell,
+            env=self.environment,
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        return done.stdout, done.stderr
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[User]:
+    with Node(tmp_path, DRIVERS[0][0]) as node:
+        cases = full_scene(node)
+        time.sleep(1.3)  # watchers look one second back
+        settle(cases)
+        train = cases[0].container
+        (tmp_path / f"pods/research_train-0_{train.pod_uid}/train").mkdir(parents=True)
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        environment = node.environment() | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": str(tmp_path),
+            "RESOLVER_CONTAINERS_DIR": str(node.containers_dir),
+            "RESOLVER_POD_LOGS_DIR": str(tmp_path / "pods"),
+            "RESOLVER_RUN_DIR": str(tmp_path / "run"),
+            "RESOLVER_SOCKET": str(tmp_path / "s"),
+            "RESOLVER_METRICS_ADDR": f"127.0.0.1:{port}",
+            "RESOLVER_SOURCE": SOURCES[-1],
+        }
+        user = User(tmp_path, environment, cases, [])
+        try:
+            yield user
+        finally:
+            for process in user.running:
+                os.killpg(process.pid, signal.SIGTERM)
+            for process in user.running:
+                process.wait(PATIENCE_S)
+
+
+def test_the_page_holds_from_its_first_command_to_its_last(user: User) -> None:
+    assert len(STEPS) > 10
+    train = user.cases[0]
+    assert hostpid_of(train.container, train.tenant) == train.tenant.ns_pid
+    for step in STEPS:
+        follow(user, step)
+    assert hostpid_of(train.container, train.tenant) == train.tenant.host_pid
+    looked_up, _ = user.types("resolver lookup research/train-0 2")
+    assert looked_up == f"{train.tenant.host_pid}\n"
+    with tarfile.open(user.home / "bundle.tar.gz") as archive:
+        texts = [archive.extractfile(member).read().decode() for member in archive]  # type: ignore[union-attr]
+    assert not re.search(r"\btrain-0\b|\bresearch\b", "\n".join(texts))
+
+
+def test_the_readme_and_the_list_of_pages_lead_there() -> None:
+    assert "(docs/walk-through.md)" in (ROOT / "README.md").read_text()
+    assert "(walk-through.md)" in (ROOT / "docs/README.md").read_text()
+
+
+def follow(user: User, step: Command) -> None:
+    """Until it answers as the page shows: a person looks twice as well, and the daemon needs a moment."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        out, err = user.types(step.text)
+        missing = [part for part in parts(step, user.home) if not re.search(part, words(out))]
+        if not missing:
+            return
+        assert time.monotonic() < deadline, f"{step}\nnot said: {missing[0]}\nbut:\n{out}{err}"
+        assert all(process.poll() is None for process in user.running), "the daemon has ended"
+        time.sleep(0.5)
+
+
+def parts(step: Command, home: Path) -> Iterator[str]:
+    """What is shown between what is left out, as patterns: numbers, ids and times vary, and where lines break."""
+    shown = "\n".join(step.shown).replace("/usr/local/vgpu", f"{home}/vgpu")
+    for part in re.split(r"(?m)^\[\.\.\.\]$", shown):
+        if part.strip():
+            yield r" ".join(map(_wild, part.split()))
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _wild(word: str) -> str:
+    name = re.match(r"[a-z_]+=", word)
+    if re.fullmatch(r"\d+|[\d.]+(%|s|M|G|KiB|MiB)?[,;]?", word):
+        return r"[\d.]+(?:%|s|M|G|KiB|MiB)?[,;]?"
+    if name:
+        return re.escape(name[0]) + r"\S+"
+    return r"\S+" if re.search(r"\d", word) and not re.match("GPU|research/", word) else re.escape(word)
