@@ -73,15 +73,48 @@ def _contents(*pages: str, caption: str = "") -> str:
     return "\n".join(["\n\n```{toctree}", *options, "", *pages, "```\n"])
 
 
-def _make_front_page(app: Sphinx, error: Exception | None) -> None:
+#: A picture's colours for dark paper: the whole block, and what is in it.
+_DARK = re.compile(r"@media \(prefers-color-scheme: dark\) \{(.*?\})\s*\}", re.DOTALL)
+
+
+def for_both(html: str, pictures: dict[str, str]) -> str:
+    """A page that shows each of these pictures as the reader's choice of light and dark wants it.
+
+    A picture on its own only knows what the system prefers. ``pictures``: file name -> that of the dark one.
+    """
+
+    def twice(found: re.Match[str]) -> str:
+        tag, name = found[0], found[1]
+        if name not in pictures:
+            return tag
+        light, dark = (tag.replace("<img ", f'<img class="only-{each}" ', 1) for each in ("light", "dark"))
+        return light + dark.replace(name, pictures[name])
+
+    return re.sub(r'<img [^>]*?src="[^"]*?([^"/]+\.svg)"[^>]*>', twice, html)
+
+
+def _show_pictures_for_both(place: Path) -> None:
+    pictures = {}
+    for picture in (place / "_images").glob("*.svg"):
+        text = picture.read_text()
+        if _DARK.search(text):
+            pictures[picture.name] = f"{picture.stem}-dark.svg"
+            picture.with_name(pictures[picture.name]).write_text(_DARK.sub(r"\1", text))
+            picture.write_text(_DARK.sub("", text))
+    for page in place.rglob("*.html"):
+        page.write_text(for_both(page.read_text(), pictures))
+
+
+def _finish(app: Sphinx, error: Exception | None) -> None:
     if error is None and app.builder.name == "html":
+        _show_pictures_for_both(Path(app.outdir))
         shutil.copyfile(Path(app.outdir) / f"{root_doc}.html", Path(app.outdir) / "index.html")
 
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", _add_contents)
-    app.connect("build-finished", _make_front_page)
+    app.connect("build-finished", _finish)
 
 
 def main() -> int:
