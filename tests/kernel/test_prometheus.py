@@ -197,11 +197,16 @@ def test_alerts_fire_for_what_they_are_about_and_for_nothing_else(
         lie(container, tenant)
         fires.wait("ResolverSlotsUnresolved", severity="warning")
 
+        stopped: set[int] = set()
+
         def hangs() -> bool:
             """Each writer, one after the other: one that is late may have had no time, three in a row did not."""
             with contextlib.suppress(KeyError, ProcessLookupError):  # between two of them
-                os.kill(daemon.children()[WRITER], signal.SIGSTOP)
-            other.tenant(guess="none")  # somebody to be written about, by a writer that is stopped already
+                writer = daemon.children()[WRITER]
+                if writer not in stopped:
+                    os.kill(writer, signal.SIGSTOP)
+                    stopped.add(writer)
+                    other.tenant(guess="none")  # somebody to be written about, by a writer that is stopped already
             return "ResolverQuarantine" in fires.now()
 
         until(hangs, "ResolverQuarantine")
