@@ -13,12 +13,17 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import hypothesis
 import pytest
 import structlog
 
 ROOT = Path(__file__).parent.parent
 #: What pytest makes of the tests' assertions is kept: without it every worker makes all of it anew, ten seconds of CPU.
 sys.dont_write_bytecode = False
+
+# How long an example may take is no question: another process may have the machine.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 #: Tests in these directories make namespaces, cgroups and containers.
 NEEDS_ROOT = ("tests/kernel/", "tests/runtime/")

@@ -81,7 +81,6 @@ def statuses_of(cases: Any, session: requests.Session) -> set[int]:
 
     @hypothesis.settings(
         max_examples=EXAMPLES,
-        deadline=None,
         derandomize=True,
         database=None,
         suppress_health_check=list(hypothesis.HealthCheck),

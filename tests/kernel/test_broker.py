@@ -189,7 +189,7 @@ def test_half_a_request_is_invalid_and_none_is_none(served: Serving, path: Path)
 def test_random_requests_are_invalid(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "d" / "s"
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(st.binary(min_size=8, max_size=8).filter(lambda text: text != REQUEST))
     def is_invalid(request: bytes) -> None:
         assert raw(path, request) == INVALID_ANSWER

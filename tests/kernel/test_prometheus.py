@@ -206,9 +206,8 @@ def test_alerts_fire_for_what_they_are_about_and_for_nothing_else(
                 if writer not in stopped:
                     os.kill(writer, signal.SIGSTOP)
                     stopped.add(writer)
-                    other.tenant(
-                        guess="none"
-                    )  # somebody to be written about, by a writer that is stopped already
+                    # somebody to be written about, by a writer that is stopped already
+                    other.tenant(guess="none")
             return "ResolverQuarantine" in fires.now()
 
         until(hangs, "ResolverQuarantine")

@@ -182,6 +182,7 @@ def test_the_driver_is_measured_and_the_rights_for_it_are_gone(
     own = rights(pod.host_pid)
     assert own.effective == while_running(source, RELEASE)
     assert own.no_new_privs
+    until(lambda: pod.get("/readyz") == 200, "ready")
     status = json.loads(pod.inside(sys.executable, "-m", "resolver", "status", "--json"))
     assert status["policy"]["origin"] == "measured"
     assert pod.stop() == 0

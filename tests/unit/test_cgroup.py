@@ -219,7 +219,7 @@ def test_no_text_makes_it_raise(text: str) -> None:
         parser(text)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.sampled_from(
         [A[:63] + "g", A[:63], f"pod{UID}", ":", "-", "a", "0", f"{A}/", f"conmon-{A}/", "pod", "pod0/"]

@@ -36,7 +36,7 @@ from tests.unit.test_plan import Bench
 
 __all__ = ["blob"]
 
-PATIENT: Final = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+PATIENT: Final = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 WORD: Final = st.integers(0, 2**32 - 1)
 FORK, EXEC, EXIT = 1, 2, 0x80000000
 

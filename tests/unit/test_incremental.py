@@ -244,7 +244,7 @@ def lives() -> Iterator[tuple[Life, Life]]:
         yield Life(stack, whole=False), Life(stack, whole=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(moments())
 def test_looking_at_what_changed_gives_what_looking_at_everything_gives(life: list[Moment]) -> None:
     with lives() as (changed, whole):

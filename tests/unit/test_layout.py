@@ -154,6 +154,11 @@ def test_any_size_and_start_is_a_layout_or_refused(size: int, start: bytes) -> N
     assert start[:4] == struct.pack("<i", MAGIC)
 
 
+def repeated(noise: bytes, length: int) -> bytes:
+    """That many bytes; none if it is negative."""
+    return (noise * (max(length, 0) // len(noise) + 1))[: max(length, 0)]
+
+
 @given(
     layout=st.sampled_from(sorted(LAYOUTS.values())),
     device_num=st.one_of(st.integers(0, 20), st.integers(0, 2**64 - 1)),
@@ -165,9 +170,9 @@ def test_any_size_and_start_is_a_layout_or_refused(size: int, start: bytes) -> N
 def test_any_bytes_are_a_region_or_refused(
     layout: Layout, device_num: int, noise: bytes, proc_num: int, slots: int, cut: int
 ) -> None:
-    header = bytearray((noise * layout.procs)[: layout.procs])
+    header = bytearray(repeated(noise, layout.procs))
     struct.pack_into("<Q", header, layout.device_num, device_num)
-    tail = struct.pack("<i", proc_num) + (noise * layout.size)[: layout.size - layout.proc_num - 4 - cut]
+    tail = struct.pack("<i", proc_num) + repeated(noise, layout.size - layout.proc_num - 4 - cut)
     try:
         parsed = parse_region(layout, bytes(header), noise * (slots * layout.slot_size), tail)
     except RegionRejected:

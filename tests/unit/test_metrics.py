@@ -655,7 +655,7 @@ def test_childrens_time_never_falls(monkeypatch: pytest.MonkeyPatch) -> None:
 NAMES = st.text(st.characters() | st.sampled_from('"\\\n\r\t{},= \x00\x85\u2028\udc80é'), max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(NAMES, NAMES, NAMES, NAMES, st.sampled_from(GPUS) | NAMES), max_size=6))
 def test_names_of_any_kind_come_out_as_they_went_in(named: list[tuple[str, ...]]) -> None:
     containers, processes, regions = [], [], []

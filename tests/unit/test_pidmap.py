@@ -215,7 +215,7 @@ def test_what_could_not_be_read_is_told() -> None:
 _numbers = st.dictionaries(st.integers(1, 8), st.lists(st.integers(1, 4), max_size=2), max_size=8)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(_numbers, st.sets(st.integers(1, 8))), max_size=6))
 def test_it_says_what_the_source_said_last(rounds: list[tuple[dict[int, list[int]], set[int]]]) -> None:
     source, pidmap = told()

@@ -704,7 +704,7 @@ _slots = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(_slots, min_size=1, max_size=6), st.sampled_from([HOST, CONTAINER, UNKNOWN]))
 def test_whatever_a_tenant_shows_only_owned_slots_get_their_own_number(
     views: list[list[tuple[int, int, int]]], policy: Policy
