@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
     from typing import Any
 
-    from resolver import client_types as told
+    from resolver import client_types as answers
 
 __all__ = [
     "DEFAULT_SOCKET",
@@ -119,7 +119,7 @@ def look_up(
     pidns: int | None = None,
     socket_path: str | None = None,
     seconds: float = 5.0,
-) -> told.FoundProcess:
+) -> answers.FoundProcess:
     """The process that a container knows as ``pid``, verified while it was held. Raises as `get_json`.
 
     ``container`` is an id, 6 or more characters of its beginning, or ``<podUID>/<containerName>``; empty for the
@@ -129,66 +129,70 @@ def look_up(
 
     query = {"container": container, "pid": pid, "pidns": pidns}
     given = urlencode({name: value for name, value in query.items() if value not in (None, "")})
-    found: told.FoundProcess = get_json(f"/v1/lookup?{given}", socket_path, seconds=seconds)
+    found: answers.FoundProcess = get_json(f"/v1/lookup?{given}", socket_path, seconds=seconds)
     return found
 
 
 def look_up_many(
     pairs: Sequence[tuple[str, int]], *, socket_path: str | None = None, seconds: float = 15.0
-) -> told.PairAnswers:
+) -> answers.PairAnswers:
     """The same for up to 10,000 pairs of container and PID, answered in their order: each a number or a reason."""
     import json
 
     question = json.dumps({"pairs": pairs}).encode()
-    answers: told.PairAnswers = _json("/v1/lookup", socket_path, seconds, question)
-    return answers
+    document: answers.PairAnswers = _json("/v1/lookup", socket_path, seconds, question)
+    return document
 
 
-def reverse(host_pid: int, *, socket_path: str | None = None, seconds: float = 5.0) -> told.ReversedProcess:
+def reverse(
+    host_pid: int, *, socket_path: str | None = None, seconds: float = 5.0
+) -> answers.ReversedProcess:
     """Whose process a host PID is, and its number in every PID namespace. Raises as `get_json`."""
-    found: told.ReversedProcess = get_json(f"/v1/reverse?host_pid={host_pid}", socket_path, seconds=seconds)
+    found: answers.ReversedProcess = get_json(
+        f"/v1/reverse?host_pid={host_pid}", socket_path, seconds=seconds
+    )
     return found
 
 
-def containers(socket_path: str | None = None) -> told.Containers:
+def containers(socket_path: str | None = None) -> answers.Containers:
     """The containers that run on this node. Raises as `get_json`, as do all below."""
-    document: told.Containers = get_json("/v1/containers", socket_path)
+    document: answers.Containers = get_json("/v1/containers", socket_path)
     return document
 
 
-def regions(socket_path: str | None = None) -> told.Regions:
+def regions(socket_path: str | None = None) -> answers.Regions:
     """HAMi's cache files, and the files that are no cache file."""
-    document: told.Regions = get_json("/v1/regions", socket_path)
+    document: answers.Regions = get_json("/v1/regions", socket_path)
     return document
 
 
-def slots(socket_path: str | None = None) -> told.Slots:
+def slots(socket_path: str | None = None) -> answers.Slots:
     """Every slot in use: owner, repair, utilization."""
-    document: told.Slots = get_json("/v1/slots", socket_path)
+    document: answers.Slots = get_json("/v1/slots", socket_path)
     return document
 
 
-def processes(socket_path: str | None = None) -> told.Processes:
+def processes(socket_path: str | None = None) -> answers.Processes:
     """Every process on every GPU."""
-    document: told.Processes = get_json("/v1/processes", socket_path)
+    document: answers.Processes = get_json("/v1/processes", socket_path)
     return document
 
 
-def gpus(socket_path: str | None = None) -> told.Gpus:
+def gpus(socket_path: str | None = None) -> answers.Gpus:
     """The GPUs and their health."""
-    document: told.Gpus = get_json("/v1/gpus", socket_path)
+    document: answers.Gpus = get_json("/v1/gpus", socket_path)
     return document
 
 
-def unresolved(socket_path: str | None = None) -> told.Unresolved:
+def unresolved(socket_path: str | None = None) -> answers.Unresolved:
     """Slots and utilization samples whose owner is unknown, by reason."""
-    document: told.Unresolved = get_json("/v1/unresolved", socket_path)
+    document: answers.Unresolved = get_json("/v1/unresolved", socket_path)
     return document
 
 
-def status(socket_path: str | None = None) -> told.Status:
+def status(socket_path: str | None = None) -> answers.Status:
     """How the daemon is."""
-    document: told.Status = get_json("/v1/status", socket_path)
+    document: answers.Status = get_json("/v1/status", socket_path)
     return document
 
 

@@ -96,7 +96,7 @@ class Event(NamedTuple):
     fields: dict[str, Any]
 
 
-class Events:
+class EventLog:
     """The last events. Belongs to one event loop's thread."""
 
     def __init__(self, kept: int = _KEPT) -> None:

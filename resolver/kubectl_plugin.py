@@ -51,7 +51,7 @@ class Trouble(Exception):
         self.code = code
 
 
-class Daemon(NamedTuple):
+class DaemonPod(NamedTuple):
     """A daemon's pod. ``why`` says why it cannot be asked; empty if it can."""
 
     node: str
@@ -60,7 +60,7 @@ class Daemon(NamedTuple):
     why: str
 
 
-class Answer(NamedTuple):
+class Completed(NamedTuple):
     """What a command in a pod printed. ``why`` says why there is none: kubectl did not get there, or not in time."""
 
     code: int
@@ -102,15 +102,15 @@ class Kubectl:
             raise Trouble(f"{why} (which cluster is asked: kubectl config current-context)", EXIT_CANNOT_KNOW)
         return json.loads(done.stdout)
 
-    def exec(self, daemon: Daemon, command: list[str], *flags: str) -> list[str]:
+    def exec(self, daemon: DaemonPod, command: list[str], *flags: str) -> list[str]:
         """The command line that runs ``resolver COMMAND`` in a pod."""
         where = ["-n", daemon.namespace, daemon.pod, "-c", CONTAINER]
         return [*self.argv, "exec", *flags, *where, "--", "resolver", *command]
 
-    def ask(self, daemon: Daemon, command: list[str], seconds: float) -> Answer:
+    def ask(self, daemon: DaemonPod, command: list[str], seconds: float) -> Completed:
         """Run it to its end, or for that long at most."""
         if daemon.why:
-            return Answer(code=-1, out="", err="", why=daemon.why)
+            return Completed(code=-1, out="", err="", why=daemon.why)
         running = subprocess.Popen(
             self.exec(daemon, command),
             stdin=subprocess.DEVNULL,
@@ -125,17 +125,17 @@ class Kubectl:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)
             running.communicate()
-            return Answer(code=-1, out="", err="", why=f"no answer within {seconds:g} s")
+            return Completed(code=-1, out="", err="", why=f"no answer within {seconds:g} s")
         ended = _ENDED.search(err)
         if running.returncode and not ended:
             last = (err.strip().splitlines() or ["kubectl failed"])[-1]
-            return Answer(code=-1, out=out, err=err, why=f"unreachable: {last}")
-        return Answer(code=int(ended[1]) if ended else 0, out=out, err=_ENDED.sub("", err), why="")
+            return Completed(code=-1, out=out, err=err, why=f"unreachable: {last}")
+        return Completed(code=int(ended[1]) if ended else 0, out=out, err=_ENDED.sub("", err), why="")
 
 
-def daemons(kubectl: Kubectl, selector: str) -> dict[str, Daemon]:
+def daemons(kubectl: Kubectl, selector: str) -> dict[str, DaemonPod]:
     """The daemon of each node: the one that runs, where an update has two of them."""
-    found: dict[str, tuple[int, Daemon]] = {}
+    found: dict[str, tuple[int, DaemonPod]] = {}
     for pod in kubectl.get("pods", "--all-namespaces", "--selector", selector)["items"]:
         names = [container["name"] for container in pod["spec"]["containers"]]
         node = pod["spec"].get("nodeName")
@@ -146,7 +146,7 @@ def daemons(kubectl: Kubectl, selector: str) -> dict[str, Daemon]:
         if known is None or rank > known[0]:
             found[node] = (
                 rank,
-                Daemon(
+                DaemonPod(
                     node=node, namespace=pod["metadata"]["namespace"], pod=pod["metadata"]["name"], why=why
                 ),
             )
@@ -217,7 +217,7 @@ def container_of(pod: Target, wanted: str | None) -> str:
     return pod.containers[name]
 
 
-def on_node(kubectl: Kubectl, args: argparse.Namespace, node: str) -> Daemon:
+def on_node(kubectl: Kubectl, args: argparse.Namespace, node: str) -> DaemonPod:
     """The daemon there."""
     known = daemons(kubectl, args.selector)
     if node not in known:
@@ -227,7 +227,7 @@ def on_node(kubectl: Kubectl, args: argparse.Namespace, node: str) -> Daemon:
     return known[node]
 
 
-def passed_on(kubectl: Kubectl, daemon: Daemon, command: list[str]) -> int:
+def passed_on(kubectl: Kubectl, daemon: DaemonPod, command: list[str]) -> int:
     """The command there, as if it ran here; with a terminal if there is one."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         return subprocess.call(kubectl.exec(daemon, command, "-i", "-t"))
@@ -238,7 +238,7 @@ def passed_on(kubectl: Kubectl, daemon: Daemon, command: list[str]) -> int:
     return done.returncode
 
 
-def into_file(kubectl: Kubectl, daemon: Daemon, command: list[str], path: str) -> int:
+def into_file(kubectl: Kubectl, daemon: DaemonPod, command: list[str], path: str) -> int:
     """What the command prints, into a new file of this user's alone."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -267,7 +267,7 @@ def into_file(kubectl: Kubectl, daemon: Daemon, command: list[str], path: str) -
 
 def everywhere(
     kubectl: Kubectl, args: argparse.Namespace, command: list[str], seconds: float
-) -> dict[Daemon, Answer]:
+) -> dict[DaemonPod, Completed]:
     """The answers of all nodes, asked beside each other; a slow one costs the others nothing."""
     known = daemons(kubectl, args.selector)
     seconds = args.timeout or seconds
@@ -276,7 +276,7 @@ def everywhere(
         return dict(zip(known.values(), answers, strict=True))
 
 
-def _document(answer: Answer) -> tuple[Any, str]:
+def _document(answer: Completed) -> tuple[Any, str]:
     """The JSON, or why there is none."""
     if answer.why:
         return None, answer.why

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from resolver.events import KINDS, Events
+from resolver.events import KINDS, EventLog
 from resolver.lean import lean
 
 if TYPE_CHECKING:
@@ -77,11 +77,11 @@ class _Quota:
 class Journal:
     """The logger, and a memory of what is wrong, so that each trouble is said when it begins and when it ends.
 
-    What is one of the ``KINDS`` in `resolver.events` is told there as well, if there is somewhere to tell it. Of what
-    is about one container only so much is told one by one; the rest is counted.
+    What is one of the ``KINDS`` in `resolver.events` is published there as well. Of what is about one container only so
+    much is said one by one; the rest is counted.
     """
 
-    def __init__(self, events: Events | None = None) -> None:
+    def __init__(self, events: EventLog | None = None) -> None:
         self._troubles: dict[str, str] = {}
         self._quotas: dict[str, _Quota] = {}
         self._events = events
@@ -91,7 +91,7 @@ class Journal:
         """The logger; ``debug``, ``info``, ``warning``, ``error``, ``exception``, each with key=value pairs."""
         return structlog.get_logger()
 
-    def tell(self, event: str, *, level: str = "info", **fields: Any) -> None:
+    def record(self, event: str, *, level: str = "info", **fields: Any) -> None:
         """Log something that is also an event. With a ``container`` among the fields it is counted against that one."""
         container = fields.get("container")
         if container:

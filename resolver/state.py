@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from resolver.config import SettingReport
-    from resolver.events import Events
+    from resolver.events import EventLog
     from resolver.gpu.attribution import Joined
     from resolver.gpu.inventory import Inventory
     from resolver.hami.hostpid_policy import Origin
-    from resolver.hami.packed_slots import Slots
+    from resolver.hami.packed_slots import PackedSlots
     from resolver.linux.procfs import Procfs
     from resolver.lookup.cached import LiveLookup
     from resolver.reasons import RegionReason, RepairReason
@@ -40,7 +40,7 @@ class SlotReport(NamedTuple):
     ``host_pid`` is the verified owner's, None while unresolved. ``repaired`` is why it was last written.
     ``utilization`` is per used device, in per cent, None where it is not known; ``sm_util`` is what the slot says.
     ``stuck`` says why ``sm_util`` does not stay what NVML says though ``hostpid`` is right; empty while it does.
-    ``container_id`` is the owner's, where the region is a claim's and so of any number of containers.
+    ``container_id`` is the owner's, where the region is a ResourceClaim's and so of any number of containers.
     """
 
     ns_pid: int
@@ -56,10 +56,10 @@ class SlotReport(NamedTuple):
     container_id: str = ""
 
 
-class ClaimCode:
+class UnownedCode:
     """What is known of a slot that nobody is known to own, in one byte; 0 is none."""
 
-    CLAIM: Final = 1  # in use, and there is no reason yet why nobody is known to own it
+    UNOWNED: Final = 1  # in use, and there is no reason yet why nobody is known to own it
     REASON: Final = 0x1F
     DEAD: Final = 0x20
     ABANDONED: Final = 0x40  # dead because nobody has the file open
@@ -69,16 +69,16 @@ class ClaimCode:
     @classmethod
     def of(cls, why: UnresolvedReason | None) -> int:
         """The code of a slot that is not dead."""
-        return cls.CLAIM if why is None else cls.CLAIM + 1 + cls._REASONS.index(why)
+        return cls.UNOWNED if why is None else cls.UNOWNED + 1 + cls._REASONS.index(why)
 
     @classmethod
     def reason(cls, code: int) -> UnresolvedReason | None:
         """Why nobody is known to own the slot."""
-        number = (code & cls.REASON) - cls.CLAIM - 1
+        number = (code & cls.REASON) - cls.UNOWNED - 1
         return cls._REASONS[number] if number >= 0 else None
 
 
-class Tally(NamedTuple):
+class SlotCounts(NamedTuple):
     """How many slots of a region are what."""
 
     in_use: int
@@ -89,37 +89,37 @@ class Tally(NamedTuple):
 
 
 class SlotReports(Sequence[SlotReport]):
-    """The slots of one region: those with an owner, then those that are only claimed, of which little is kept.
+    """The slots of one region: those with an owner, then those without, of which little is kept.
 
-    A `SlotReport` of a claim is made when it is asked for: a tenant can claim 1,024 slots in each of its files.
+    A `SlotReport` of an unowned slot is made when it is asked for: a tenant can fill 1,024 slots in each of its files.
     """
 
-    __slots__ = ("_claims", "_codes", "_devices", "_owned", "_slots")
+    __slots__ = ("_codes", "_devices", "_owned", "_slots", "_unowned")
 
-    def __init__(self, owned: tuple[SlotReport, ...], slots: Slots, codes: bytes, devices: int) -> None:
-        """``codes`` are `ClaimCode`, one for each of ``slots``."""
+    def __init__(self, owned: tuple[SlotReport, ...], slots: PackedSlots, codes: bytes, devices: int) -> None:
+        """``codes`` are `UnownedCode`, one for each of ``slots``."""
         self._owned, self._slots, self._codes, self._devices = owned, slots, codes, devices
-        self._claims = len(codes) - codes.count(0)
+        self._unowned = len(codes) - codes.count(0)
 
     def __len__(self) -> int:
-        return len(self._owned) + self._claims
+        return len(self._owned) + self._unowned
 
     def __iter__(self) -> Iterator[SlotReport]:
         yield from self._owned
-        if not self._claims:
+        if not self._unowned:
             return
         nothing: tuple[int | None, ...] = (None,) * self._devices
         idle: tuple[int | None, ...] = (0,) * self._devices
         for index, code in enumerate(self._codes):
             if code:
-                slot, dead = self._slots[index], bool(code & ClaimCode.DEAD)
+                slot, dead = self._slots[index], bool(code & UnownedCode.DEAD)
                 yield SlotReport(
                     ns_pid=slot.pid,
                     slot=index,
                     hostpid=slot.hostpid,
                     host_pid=None,
                     dead=dead,
-                    unresolved=None if dead else ClaimCode.reason(code),
+                    unresolved=None if dead else UnownedCode.reason(code),
                     repaired=None,
                     sm_util=slot.sm_util,
                     utilization=idle if dead else nothing,
@@ -138,25 +138,25 @@ class SlotReports(Sequence[SlotReport]):
     def __hash__(self) -> int:
         return hash((self._owned, self._codes))
 
-    def tally(self) -> Tally:
-        """Counted without making the reports of claims."""
+    def tally(self) -> SlotCounts:
+        """Counted without making the reports of unowned slots."""
         owned = tally(self._owned)
         dead, unresolved = owned.dead, Counter(owned.unresolved)
         for code in set(self._codes):
             count = self._codes.count(code)
-            if code & ClaimCode.DEAD:
+            if code & UnownedCode.DEAD:
                 dead += count
-            elif (why := ClaimCode.reason(code)) is not None:
+            elif (why := UnownedCode.reason(code)) is not None:
                 unresolved[why] += count
-        return Tally(len(self), dead, owned.repaired, owned.stuck, unresolved)
+        return SlotCounts(len(self), dead, owned.repaired, owned.stuck, unresolved)
 
 
-def tally(slots: Iterable[SlotReport]) -> Tally:
+def tally(slots: Iterable[SlotReport]) -> SlotCounts:
     """How many of the slots are what."""
     if isinstance(slots, SlotReports):
         return slots.tally()
     listed = tuple(slots)
-    return Tally(
+    return SlotCounts(
         len(listed),
         sum(slot.dead for slot in listed),
         sum(slot.repaired is not None for slot in listed),
@@ -327,7 +327,7 @@ class Snapshot(NamedTuple):
             return f"the last pass over the slots is {age:.0f} s old"
         return f"no pass over the slots was made in the {age:.0f} s since the start"
 
-    def tallies(self) -> Iterator[Tally]:
+    def tallies(self) -> Iterator[SlotCounts]:
         """How many slots are what, region by region."""
         return (tally(region.slots) for region in self.regions)
 
@@ -348,5 +348,5 @@ class View(NamedTuple):
     snapshot: Callable[[], Snapshot]
     live: LiveLookup
     procfs: Procfs
-    events: Events
-    inventories: Events
+    events: EventLog
+    inventories: EventLog

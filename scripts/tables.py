@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from resolver.cli.describe import Argument
-    from resolver.config.settings import Setting
+    from resolver.config.settings import Declared
 
 
 def rows(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
@@ -65,13 +65,13 @@ def _quoted(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
-def _meaning(setting: Setting) -> str:
+def _meaning(setting: Declared) -> str:
     if setting.about.meaning or not setting.choices:
         return setting.about.meaning or setting.about.help
     return f"{setting.about.help}: {', '.join(f'`{choice}`' for choice in setting.choices)}"
 
 
-def _limits(setting: Setting) -> str:
+def _limits(setting: Declared) -> str:
     limits = setting.limits
     return f"; from {limits.ge} to {limits.le}" if limits is not None and setting.kind is int else ""
 
@@ -110,7 +110,7 @@ def chart_settings() -> list[str]:
     ]
 
 
-def _chart_setting(setting: Setting) -> Iterator[str]:
+def _chart_setting(setting: Declared) -> Iterator[str]:
     from resolver.config import text_of
 
     chart = setting.about.chart
@@ -125,7 +125,7 @@ def _chart_setting(setting: Setting) -> Iterator[str]:
         yield f"  {setting.name}: {text_of(default) if plain else json.dumps(default)}"
 
 
-def _schema_of(setting: Setting) -> dict[str, Any]:
+def _schema_of(setting: Declared) -> dict[str, Any]:
     """What the chart's schema says of a setting."""
     if setting.kind is bool:
         return {"type": "boolean"}
@@ -222,7 +222,7 @@ def placements() -> list[str]:
     return rows(
         ("placement", "project", "on the host", "in the container", "environment", "told by", "names from"),
         (
-            (f"`{row.name}`", row.project, row.host, row.inside, row.environment, f"`{row.told}`", row.names)
+            (f"`{row.name}`", row.project, row.host, row.inside, row.environment, f"`{row.proof}`", row.names)
             for row in PLACEMENTS
         ),
     )

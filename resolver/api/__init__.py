@@ -17,7 +17,7 @@ from resolver.serve.unix_socket import Listening, UnixSocket, group_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from resolver.api.access import Door
+    from resolver.api.access import ApiGatekeeper
     from resolver.api.app import Api
     from resolver.config import Settings
     from resolver.log import Journal
@@ -32,7 +32,7 @@ _ROOT = Listening("resolver", "--socket", "or name another with --socket")
 _TENANTS = Listening("resolver", "--tenant-socket", "or name another with --tenant-socket")
 
 
-class Entrances(NamedTuple):
+class ApiSockets(NamedTuple):
     """The sockets as the settings want them; None for one that cannot be had, or is not wanted."""
 
     root: UnixSocket | None
@@ -40,12 +40,12 @@ class Entrances(NamedTuple):
 
     def close(self) -> None:
         """Remove both."""
-        for entrance in self:
-            if entrance is not None:
-                entrance.close()
+        for unix_socket in self:
+            if unix_socket is not None:
+                unix_socket.close()
 
 
-def make_entrances(settings: Settings, journal: Journal) -> Entrances:
+def make_sockets(settings: Settings, journal: Journal) -> ApiSockets:
     """Make the sockets, or log a warning that says why not.
 
     To be called while the daemon has the rights that it was started with: it gives a file to a group.
@@ -65,7 +65,7 @@ def make_entrances(settings: Settings, journal: Journal) -> Entrances:
             _off(journal, path, str(error))
             return None
 
-    return Entrances(
+    return ApiSockets(
         made(root, settings.socket_path),
         made(tenants, settings.tenant_socket) if settings.tenant_socket else None,
     )
@@ -76,28 +76,28 @@ def load() -> None:
     from resolver.api import app, server  # noqa: F401
 
 
-async def serve(view: View, settings: Settings, journal: Journal, entrances: Entrances) -> None:
+async def serve(view: View, settings: Settings, journal: Journal, sockets: ApiSockets) -> None:
     """Answer until cancelled. What the API takes to run is imported only now."""
-    from resolver.api.access import Door
+    from resolver.api.access import ApiGatekeeper
     from resolver.api.app import Api
     from resolver.api.context import Context
 
-    door = Door(view.procfs, group_of(settings.socket_group) if entrances.root else None)
-    tenants = Door(view.procfs, tenants=True) if entrances.tenants else None
-    api = Api(Context(view, door, settings.pod_logs_dir, tenants=tenants), journal)
+    gatekeeper = ApiGatekeeper(view.procfs, group_of(settings.socket_group) if sockets.root else None)
+    tenants = ApiGatekeeper(view.procfs, tenants=True) if sockets.tenants else None
+    api = Api(Context(view, gatekeeper, settings.pod_logs_dir, tenants=tenants), journal)
     async with asyncio.TaskGroup() as serving:
-        for entrance, its_door in zip(entrances, (door, tenants), strict=True):
-            if entrance is not None and its_door is not None:
-                serving.create_task(_serve(api, its_door, entrance, journal))
+        for unix_socket, its_gatekeeper in zip(sockets, (gatekeeper, tenants), strict=True):
+            if unix_socket is not None and its_gatekeeper is not None:
+                serving.create_task(_serve(api, its_gatekeeper, unix_socket, journal))
         await asyncio.get_running_loop().create_future()  # for ever
 
 
-async def _serve(api: Api, door: Door, entrance: UnixSocket, journal: Journal) -> None:
+async def _serve(api: Api, gatekeeper: ApiGatekeeper, unix_socket: UnixSocket, journal: Journal) -> None:
     # A dry run that was there before, and is about to end, may still listen there.
-    await tried_again(entrance.open, lambda why: _off(journal, entrance.path, why), _AGAIN_SECONDS)
+    await tried_again(unix_socket.open, lambda why: _off(journal, unix_socket.path, why), _AGAIN_SECONDS)
     from resolver.api.server import serve as serve_http
 
-    await serve_http(api, door, entrance.listener)
+    await serve_http(api, gatekeeper, unix_socket.listener)
 
 
 def _off(journal: Journal, path: str, why: str) -> None:

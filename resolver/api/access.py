@@ -21,7 +21,7 @@ from resolver.linux.peers import PeerUnknown, credentials_of, peer_of, pidns_of
 from resolver.serve.bucket import Bucket
 
 if TYPE_CHECKING:
-    from resolver.linux.peers import Connection, Credentials, Peer
+    from resolver.linux.peers import Credentials, Peer, PeerSocket
     from resolver.linux.procfs import Procfs
     from resolver.serve.http import Refusal
 
@@ -65,10 +65,12 @@ class Tenant(NamedTuple):
 class Access:
     """What one connection may do. ``tenant`` is None for root and the group; ``refusal``: why nothing may be asked."""
 
-    __slots__ = ("door", "key", "refusal", "tenant")
+    __slots__ = ("gatekeeper", "key", "refusal", "tenant")
 
-    def __init__(self, door: Door, key: _Key, tenant: Tenant | None, refusal: Problem | None = None) -> None:
-        self.door = door
+    def __init__(
+        self, gatekeeper: ApiGatekeeper, key: _Key, tenant: Tenant | None, refusal: Problem | None = None
+    ) -> None:
+        self.gatekeeper = gatekeeper
         self.key = key
         self.tenant = tenant
         self.refusal = refusal
@@ -108,7 +110,7 @@ class Access:
 
     def spend(self, requests: float) -> None:
         """Take from the peer's account; `Problem` if it is empty."""
-        wait = self.door.spend(self.key, requests)
+        wait = self.gatekeeper.spend(self.key, requests)
         if wait > 0:
             raise Problem(
                 429,
@@ -120,7 +122,7 @@ class Access:
             )
 
 
-class Door:
+class ApiGatekeeper:
     """Lets connections to one socket in, counts them, and keeps the accounts. Belongs to one event loop's thread.
 
     ``group`` may ask everything beside root, None for nobody. ``tenants``: it is the tenants' socket.
@@ -140,7 +142,7 @@ class Door:
 
     # -- connections --------------------------------------------------------------------------------
 
-    def enter(self, connection: Connection) -> Access:
+    def enter(self, connection: PeerSocket) -> Access:
         """Who has connected, and what that is worth. Never raises; pair it with `leave`.
 
         A connection too many has a refusal with status 503; it is counted all the same until it leaves.
@@ -174,7 +176,7 @@ class Door:
         """How many are connected now."""
         return self._inside.total()
 
-    def owner(self, connection: Connection) -> _Key | None:
+    def owner(self, connection: PeerSocket) -> _Key | None:
         """The container that a connection counts for; None if the process that connected is gone.
 
         OSError: no descriptors. Goes by the number of the process that connected, which is fair enough for a queue;
@@ -190,7 +192,7 @@ class Door:
         """Why what comes is not read."""
         return Problem(status, _UNREADABLE[status], why).sent()
 
-    def _known(self, connection: Connection) -> Access:
+    def _known(self, connection: PeerSocket) -> Access:
         try:
             peer = peer_of(connection, self._procfs)
         except (PeerUnknown, OSError) as error:

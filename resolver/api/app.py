@@ -10,7 +10,7 @@ from resolver.api.request import Answer, ClientGone, Request, Route, encode
 from resolver.errors import ResolverError
 
 if TYPE_CHECKING:
-    from resolver.api.access import Door
+    from resolver.api.access import ApiGatekeeper
     from resolver.api.context import Context
     from resolver.log import Journal
 
@@ -36,25 +36,25 @@ class Api:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """One request."""
-        door = scope["state"]["access"].door
-        door.counters["requests"] += 1
+        gatekeeper = scope["state"]["access"].gatekeeper
+        gatekeeper.counters["requests"] += 1
         try:
             answer = await self._answer(scope, receive, send)
         except ClientGone:
             return
         except Problem as problem:
-            answer = _refusal(door, problem)
+            answer = _refusal(gatekeeper, problem)
         except ResolverError as error:
-            answer = _refusal(door, problem_of(error))
+            answer = _refusal(gatekeeper, problem_of(error))
         except (
             OSError
         ) as error:  # out of descriptors or memory: no answer, and not the answer that there is none
             why = f"the kernel refused: {error.strerror or error}"
-            answer = _refusal(door, Problem(503, Reason.CANNOT_KNOW, why))
+            answer = _refusal(gatekeeper, Problem(503, Reason.CANNOT_KNOW, why))
         except Exception:
             self._journal.log.exception("internal_error", step="api", path=scope["path"])
             answer = _refusal(
-                door, Problem(500, Reason.INTERNAL, "a bug in the daemon; its log has the details")
+                gatekeeper, Problem(500, Reason.INTERNAL, "a bug in the daemon; its log has the details")
             )
         if answer is not None:
             await _send(answer, send)
@@ -87,8 +87,8 @@ class Api:
         return Answer(self._description)
 
 
-def _refusal(door: Door, problem: Problem) -> Answer:
-    door.counters["refused_requests"] += 1
+def _refusal(gatekeeper: ApiGatekeeper, problem: Problem) -> Answer:
+    gatekeeper.counters["refused_requests"] += 1
     return Answer(
         body=encode(problem.document()),
         media_type=PROBLEM,

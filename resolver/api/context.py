@@ -1,4 +1,4 @@
-"""What the routes share: the daemon's view, the doors, and what is kept between requests."""
+"""What the routes share: the daemon's view, the gatekeepers, and what is kept between requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from msgspec import Struct
 
-    from resolver.api.access import Door
+    from resolver.api.access import ApiGatekeeper
     from resolver.state import Snapshot, View
 
 #: Objects that are made and encoded at a time, before others get their turn: a millisecond or two.
@@ -23,11 +23,18 @@ _MOST_KEPT_BYTES = 1 << 20
 
 
 class Context:
-    """Belongs to one event loop's thread. ``tenants`` is the door of the tenants' socket, None without one."""
+    """Belongs to one event loop's thread. ``tenants`` is that of the tenants' socket, None without one."""
 
-    def __init__(self, view: View, door: Door, pod_logs_dir: str, *, tenants: Door | None = None) -> None:
+    def __init__(
+        self,
+        view: View,
+        gatekeeper: ApiGatekeeper,
+        pod_logs_dir: str,
+        *,
+        tenants: ApiGatekeeper | None = None,
+    ) -> None:
         self.view = view
-        self.door = door
+        self.gatekeeper = gatekeeper
         self.tenants = tenants
         self.pods = PodNames(pod_logs_dir)
         self.kept = Kept()

@@ -96,7 +96,7 @@ def _gpus_tag(picture: Snapshot) -> str:
 
 async def _wait_for_gpus(context: Context, request: Request, known: Collection[str], seconds: int) -> None:
     """Until there are other GPUs than the known ones, for that long at most, or as long as the client is there."""
-    context.door.open_stream()
+    context.gatekeeper.open_stream()
     gone = asyncio.create_task(request.gone())
     try:
         async with asyncio.timeout(seconds):
@@ -113,13 +113,13 @@ async def _wait_for_gpus(context: Context, request: Request, known: Collection[s
         return
     finally:
         gone.cancel()
-        context.door.close_stream()
+        context.gatekeeper.close_stream()
     raise ClientGone
 
 
 async def status(context: Context, request: Request) -> Answer:  # noqa: ARG001
     """``GET /v1/status``."""
-    counted = dict(context.door.counters) | {"connected": context.door.inside}
+    counted = dict(context.gatekeeper.counters) | {"connected": context.gatekeeper.inside}
     if context.tenants is not None:
         counted |= {f"tenants_{name}": count for name, count in context.tenants.counters.items()}
         counted["tenants_connected"] = context.tenants.inside

@@ -13,7 +13,7 @@ from resolver.serve import http
 if TYPE_CHECKING:
     import socket
 
-    from resolver.api.access import Door
+    from resolver.api.access import ApiGatekeeper
 
 ROOT_LIMITS = http.Limits(
     connections=1024,  # one beyond `MOST_CONNECTIONS` gets an answer that says so
@@ -34,6 +34,6 @@ TENANT_LIMITS = http.Limits(
 )
 
 
-async def serve(application: Any, door: Door, listener: socket.socket) -> None:
+async def serve(application: Any, gatekeeper: ApiGatekeeper, listener: socket.socket) -> None:
     """Answer until cancelled."""
-    await http.serve(application, door, listener, TENANT_LIMITS if door.tenants else ROOT_LIMITS)
+    await http.serve(application, gatekeeper, listener, TENANT_LIMITS if gatekeeper.tenants else ROOT_LIMITS)

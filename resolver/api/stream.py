@@ -40,13 +40,13 @@ async def events_route(context: Context, request: Request) -> Answer | None:
         kept = context.view.events.after(_number(context, known or "0"))
         picture = context.view.snapshot()
         return Answer(encode(Events(picture.at, [_event(each) for each in kept if _wanted(each, kinds)])))
-    context.door.open_stream()
+    context.gatekeeper.open_stream()
     try:
         await _stream(
             context, request, _number(context, known) if known else context.view.events.number, kinds
         )
     finally:
-        context.door.close_stream()
+        context.gatekeeper.close_stream()
     return None
 
 

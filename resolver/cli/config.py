@@ -23,7 +23,7 @@ HELP = "show the settings, and where each comes from"
 COLUMNS = ("NAME", "VALUE", "FROM")
 
 
-class Row(NamedTuple):
+class SettingRow(NamedTuple):
     """One setting; ``value`` as JSON has it, durations in seconds."""
 
     name: str
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
     flags = options.given(args)
     settings, origins = config.load_with_origins(flags, args.config)
-    rows: Iterable[Row] = (Row(*each) for each in config.described(settings, origins))
+    rows: Iterable[SettingRow] = (SettingRow(*each) for each in config.described(settings, origins))
     of, why = "", "options were given"
     if not args.config and flags.keys() <= {"socket"}:
         of = client.socket_of(args.socket)
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _of_daemon(socket_path: str) -> list[Row]:
+def _of_daemon(socket_path: str) -> list[SettingRow]:
     status = client.get_json("/v1/status", socket_path)
     with understood():
-        return [Row(each["name"], each["value"], each["origin"]) for each in status["settings"]]
+        return [SettingRow(each["name"], each["value"], each["origin"]) for each in status["settings"]]

@@ -50,12 +50,12 @@ def run(args: argparse.Namespace) -> int:
     for answer in _answers(args.socket) if args.watch else (ask("/v1/gpus", args.socket),):
         with understood():
             # What is measured changes every minute, and is not what this is about, but for who wants all of it.
-            telling = answer if args.json else [_told(answer), answer["error"]]
-            if telling == shown:
+            content = answer if args.json else [_comparable(answer), answer["error"]]
+            if content == shown:
                 continue
             if shown is not None and not args.json:
                 print()
-            shown = telling
+            shown = content
             _print(args, answer)
         sys.stdout.flush()
     return 0
@@ -73,7 +73,7 @@ def _answers(socket_path: str | None) -> Iterator[Any]:
             yield document
 
 
-def _told(answer: Any) -> list[tuple[Any, ...]]:
+def _comparable(answer: Any) -> list[tuple[Any, ...]]:
     return [
         (
             gpu["device_index"],
@@ -115,7 +115,7 @@ def _print(args: argparse.Namespace, answer: Any) -> None:
         age = duration(time.time() - answer["at"]) if answer["at"] else None
         said = f"what follows is {age} old" if age else "no GPU is known yet"
         print(f"NVML does not answer ({answer['error']}): {said}.", file=sys.stderr)
-    rows = list(_rows(_told(answer)))
+    rows = list(_rows(_comparable(answer)))
     if rows:
         # A person has 80 columns: the PCI address is in --json.
         narrow = ("MINOR", "NUMA", "PCI") if on_terminal() else ()
@@ -127,8 +127,8 @@ def _print(args: argparse.Namespace, answer: Any) -> None:
         )
 
 
-def _rows(told: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    for *cells, since in told:
+def _rows(compared: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    for *cells, since in compared:
         when = duration(time.time() - since) if since and on_terminal() else since and moment(since)
         yield *cells, when
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from resolver.cli._explain.chain import Explained, Link, Owner
+    from resolver.cli._explain.chain import Explained, Link, SlotOwner
     from resolver.cli._explain.known import Known
 
 HELP = "explain why a pod's utilization is what it is: the chain, and where it breaks"
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Explain; errors but ambiguity are the dispatcher's."""
-    from resolver.cli._explain.chain import State, explain
+    from resolver.cli._explain.chain import LinkState, explain
     from resolver.cli._explain.known import processes_in, read
 
     known = read(args.socket, args.config)
@@ -74,9 +74,9 @@ def run(args: argparse.Namespace) -> int:
         else:
             _print(known, explained)
     states = {link.state for each in explained for _, link in each.every_link()}
-    if State.BREAKS in states:
+    if LinkState.BREAKS in states:
         return EXIT_BREAKS
-    return EXIT_UNKNOWN if State.UNKNOWN in states else 0
+    return EXIT_UNKNOWN if LinkState.UNKNOWN in states else 0
 
 
 def _chosen(known: Known, text: str) -> list[dict[str, Any]]:
@@ -155,9 +155,9 @@ def _document(known: Known, explained: list[Explained]) -> dict[str, Any]:
 
 
 def _container_document(each: Explained) -> dict[str, Any]:
-    from resolver.cli._explain.chain import State
+    from resolver.cli._explain.chain import LinkState
 
-    broken = each.worst(State.BREAKS)
+    broken = each.worst(LinkState.BREAKS)
     fields = each._asdict()
     fields["links"] = [link._asdict() for link in each.links]
     fields["owners"] = [
@@ -195,7 +195,7 @@ def _print(known: Known, explained: list[Explained]) -> None:
         _wrapped(_verdict(each), columns)
 
 
-def _owner(owner: Owner) -> str:
+def _owner(owner: SlotOwner) -> str:
     inside = f"PID {owner.ns_pid}" if owner.ns_pid is not None else "a process"
     outside = f", {owner.host_pid} on the host" if owner.host_pid is not None else ""
     comm = f": {printable(owner.comm)}" if owner.comm else ""
@@ -217,12 +217,12 @@ def _print_link(link: Link, columns: int) -> None:
 
 
 def _verdict(each: Explained) -> str:
-    from resolver.cli._explain.chain import State
+    from resolver.cli._explain.chain import LinkState
 
     for state, begin in (
-        (State.BREAKS, "The chain breaks"),
-        (State.UNKNOWN, "As far as can be seen it does not break; what is not known begins"),
-        (State.SOON, "It is being put right"),
+        (LinkState.BREAKS, "The chain breaks"),
+        (LinkState.UNKNOWN, "As far as can be seen it does not break; what is not known begins"),
+        (LinkState.SOON, "It is being put right"),
     ):
         worst = each.worst(state)
         if worst is not None:

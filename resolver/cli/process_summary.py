@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 _MOST_SHOWN = 300  # characters of a command line: a tenant may make it megabytes long
 
 
-class ProcessFacts(NamedTuple):
+class ProcessSummary(NamedTuple):
     """``started_at`` is Unix time, ``memory`` resident bytes. None: it is gone, or this user may not know it."""
 
     user: str | None = None
@@ -44,7 +44,7 @@ class ProcessFacts(NamedTuple):
         return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + " ..."
 
 
-def facts_of(host_pid: int, start_time: int | None = None) -> ProcessFacts:
+def facts_of(host_pid: int, start_time: int | None = None) -> ProcessSummary:
     """Of the process that has this PID; with ``start_time`` (ticks since boot) of that process and no later one."""
     import psutil  # for people only: it takes longer to load than most commands to run
 
@@ -59,12 +59,12 @@ def facts_of(host_pid: int, start_time: int | None = None) -> ProcessFacts:
 
     try:
         if os.stat("/proc/self/ns/pid").st_ino != HOST_PIDNS:  # the PID is another process's here
-            return ProcessFacts()
+            return ProcessSummary()
         process = psutil.Process(host_pid)
         with process.oneshot():
             used = known(process.cpu_times)
             memory = known(process.memory_info)
-            facts = ProcessFacts(
+            facts = ProcessSummary(
                 user=known(process.username),
                 command_line=tuple(line) if (line := known(process.cmdline)) else None,
                 cpu_seconds=used.user + used.system if used else None,
@@ -73,7 +73,7 @@ def facts_of(host_pid: int, start_time: int | None = None) -> ProcessFacts:
             )
         # Last: the PID was this process's during every read above.
         if start_time is not None and Procfs().start_time(host_pid) != start_time:
-            return ProcessFacts()
+            return ProcessSummary()
     except (psutil.NoSuchProcess, ProcessGone, AccessDenied, OSError):
-        return ProcessFacts()
+        return ProcessSummary()
     return facts

@@ -79,7 +79,7 @@ async def _report(args: argparse.Namespace, spread: float, address: tuple[str, i
     from resolver.kube.apiserver import ACCOUNT_DIR, ApiServer, in_cluster
     from resolver.kube.inventory_socket import InventorySocket
     from resolver.kube.reporter import Plan, Reporter
-    from resolver.kube.tally import Page, Tally
+    from resolver.kube.tally import ReporterPage, Tally
     from resolver.log import Journal
     from resolver.serve import pages
 
@@ -98,7 +98,9 @@ async def _report(args: argparse.Namespace, spread: float, address: tuple[str, i
     loop, working = asyncio.get_running_loop(), asyncio.create_task(reporter.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, working.cancel)
-    serving = listener and asyncio.create_task(pages.serve(listener, Page(tally, server.requests).answer))
+    serving = listener and asyncio.create_task(
+        pages.serve(listener, ReporterPage(tally, server.requests).answer)
+    )
     try:
         with contextlib.suppress(asyncio.CancelledError):
             await working

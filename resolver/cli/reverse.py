@@ -18,7 +18,7 @@ from resolver.errors import CannotKnow
 if TYPE_CHECKING:
     import argparse
 
-    from resolver.cli.process_summary import ProcessFacts
+    from resolver.cli.process_summary import ProcessSummary
     from resolver.lookup.reverse import Reversed
 
 HELP = "print the container and the PIDs of a host PID"
@@ -79,7 +79,7 @@ def _say(text: str) -> None:
     print(f"resolver reverse: {text}", file=sys.stderr)
 
 
-def _print(found: Reversed, facts: ProcessFacts) -> None:
+def _print(found: Reversed, facts: ProcessSummary) -> None:
     shown = {
         "user": facts.user,
         "command": facts.command,

@@ -46,10 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show it; 0 unless there is no daemon to ask (4), or not what was asked for (1)."""
     interval = _seconds(args.interval)
-    from resolver.cli._top.choose import Part
+    from resolver.cli._top.choose import ScreenPart
     from resolver.cli._top.reading import Reading, read
 
-    part = Part(tuple(args.gpu), args.name)
+    part = ScreenPart(tuple(args.gpu), args.name)
     tree = read(args.socket)
     part.require(tree)
     tree = part.of(tree)

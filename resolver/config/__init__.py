@@ -20,10 +20,10 @@ from resolver.config.settings import (
     PREFIX,
     SETTINGS,
     BrokerAnswer,
+    Declared,
     HostpidNamespace,
     LogFormat,
     LogLevel,
-    Setting,
     Settings,
     SourceName,
     WriteUtilization,
@@ -225,7 +225,7 @@ def _check_together(settings: Settings) -> None:
             )
 
 
-def _from_text(setting: Setting, text: str) -> Any:
+def _from_text(setting: Declared, text: str) -> Any:
     if setting.kind is bool:
         return parse_bool(text)
     if setting.kind is float:

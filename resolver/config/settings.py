@@ -338,7 +338,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return self.socket or f"{self.run_dir}/resolver.sock"
 
 
-class Setting(NamedTuple):
+class Declared(NamedTuple):
     """A field of `Settings` with all that is declared of it. ``kind`` is its type without limits."""
 
     name: str
@@ -368,11 +368,11 @@ class Setting(NamedTuple):
 PREFIX = "RESOLVER_"
 
 
-def _declared(field: msgspec.structs.FieldInfo) -> Setting:
+def _declared(field: msgspec.structs.FieldInfo) -> Declared:
     kind, *notes = get_args(field.type) if get_origin(field.type) is Annotated else [field.type]
     (about,) = (note for note in notes if isinstance(note, About))
     limits = next((note for note in notes if isinstance(note, msgspec.Meta)), None)
-    return Setting(
+    return Declared(
         name=field.name, kind=kind, type=field.type, default=field.default, about=about, limits=limits
     )
 

@@ -29,7 +29,7 @@ class Decision:
         if self._said and self.policy == policy:
             return False
         self.policy, self._said = policy, True
-        self._journal.tell(
+        self._journal.record(
             "policy",
             hostpid_namespace=self.policy.namespace or "unknown",
             why=self.policy.why,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from resolver.counters import CounterName
 from resolver.errors import AccessDenied, ProcessGone, WorkerFailed
 from resolver.gpu.sampler import OK, SAMPLE_SECONDS
-from resolver.hami.driver_memory import Memory, Subject, Verdict, judge
+from resolver.hami.driver_memory import DriverMemory, MemoryVerdict, Subject, judge
 from resolver.hami.hostpid_policy import by_version
 from resolver.linux import capabilities
 from resolver.linux.procfs import HOST_PIDNS
@@ -43,7 +43,7 @@ _LOOK_SECONDS = 5.0
 _WORKER_SECONDS = _LOOK_SECONDS + 4.0
 _FIRST_WAIT, _LONGEST_WAIT = 2.0, 600.0
 _MOST_SUBJECTS = 8
-_TOLD_AFTER = 3
+_SAID_AFTER = 3
 
 
 _Seen = dict[str, frozenset[int]]  # by the device's UUID: the PIDs in its samples
@@ -89,7 +89,7 @@ class DriverMeasurement:
             timeout=_WORKER_SECONDS,
             rights=RIGHTS,
         )
-        self._memory = Memory(run_dir)
+        self._memory = DriverMemory(run_dir)
         self._owners, self._procfs, self._pidmap = owners, procfs, pidmap
         self._counters, self._journal = counters, journal
         self._task: asyncio.Task[tuple[_Place, _Seen | str]] | None = None
@@ -205,7 +205,7 @@ class DriverMeasurement:
                 subject = Subject(host_pid, handle.process.ns_pids[-1], uuid)
                 subjects.append((subject, stamp, handle))
                 same = handle.process == self._owners.process(host_pid)
-                if not same or not self._telling(subject, pidns, collection):
+                if not same or not self._conclusive(subject, pidns, collection):
                     subjects.pop()
                     handle.close()
 
@@ -221,7 +221,7 @@ class DriverMeasurement:
         os.close(fd)
         return -1
 
-    def _telling(self, subject: Subject, pidns: int, collection: Collection) -> bool:
+    def _conclusive(self, subject: Subject, pidns: int, collection: Collection) -> bool:
         """Whether each of its two numbers, met in the samples, could mean nothing but this process."""
         host_pid, ns_pid, uuid = subject
         device = collection.devices.get(uuid)
@@ -278,7 +278,9 @@ class DriverMeasurement:
     def _conclude(self, place: _Place, seen: _Seen | str, collection: Collection) -> None:
         """With the host's view from before the look and from after it."""
         try:
-            verdict = Verdict(None, seen) if isinstance(seen, str) else self._verdict(place, seen, collection)
+            verdict = (
+                MemoryVerdict(None, seen) if isinstance(seen, str) else self._verdict(place, seen, collection)
+            )
         finally:
             place.close()
         if verdict.namespace is None:
@@ -294,19 +296,19 @@ class DriverMeasurement:
             if len(self._agreed) >= _AGREEING:
                 self._measured(place.driver_version, verdict.namespace)
 
-    def _verdict(self, place: _Place, seen: _Seen, collection: Collection) -> Verdict:
+    def _verdict(self, place: _Place, seen: _Seen, collection: Collection) -> MemoryVerdict:
         if collection.error:
-            return Verdict(None, collection.error)
+            return MemoryVerdict(None, collection.error)
         # The dead can't be translated, and what has started meanwhile may have one of the numbers.
         left = [
             subject
             for subject, _, handle in place.subjects
-            if handle.alive() and self._telling(subject, place.pidns, collection)
+            if handle.alive() and self._conclusive(subject, place.pidns, collection)
         ]
         return (
             judge(left, seen)
             if left
-            else Verdict(None, "the processes ended meanwhile, or their numbers are others' now")
+            else MemoryVerdict(None, "the processes ended meanwhile, or their numbers are others' now")
         )
 
     def _failed(self, why: str) -> None:
@@ -316,8 +318,8 @@ class DriverMeasurement:
         self._not_before = time.monotonic() + wait
         self.why = why
         # Of a look in vain nobody needs to know; of several in a row somebody may want to.
-        tell = self._journal.log.info if self._in_vain == _TOLD_AFTER else self._journal.log.debug
-        tell("driver_not_measured", why=why, next_try_seconds=wait)
+        log = self._journal.log.info if self._in_vain == _SAID_AFTER else self._journal.log.debug
+        log("driver_not_measured", why=why, next_try_seconds=wait)
 
     def _measured(self, version: str, namespace: HostpidNamespace) -> None:
         self.why = ""

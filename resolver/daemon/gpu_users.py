@@ -73,7 +73,7 @@ class GpuUsers:
         self._counters[CounterName.IMPLAUSIBLE_SAMPLES] = self.sampler.implausible
         for kind, fields in changes(self.inventory, collection.inventory):
             level = "warning" if kind in ("gpu_gone", "gpu_unhealthy", "gpu_xid") else "info"
-            self._journal.tell(kind, level=level, **fields)
+            self._journal.record(kind, level=level, **fields)
         self.inventory = collection.inventory
         if not collection.error:
             self.collected_at = collection.at

@@ -43,14 +43,14 @@ class Systemd:
         ours = micros.isdecimal() and whose in ("", str(os.getpid()))
         return cls(path, int(micros) / 1e6 if ours else None)
 
-    def tell(self, **fields: str | int) -> None:
+    def send(self, **fields: str | int) -> None:
         """Send one message; a manager that does not take it gets the next one."""
         with contextlib.suppress(OSError):
             self._socket.sendto(
                 "\n".join(f"{name}={value}" for name, value in fields.items()).encode(), self._path
             )
 
-    async def keep_told(
+    async def keep_informed(
         self, snapshot: Callable[[], Snapshot], not_well: Callable[[], str], api: str
     ) -> None:
         """READY once slots are repaired and the API answers, or before its turn; then WATCHDOG while well."""
@@ -63,19 +63,19 @@ class Systemd:
 
         while not ready():  # noqa: ASYNC110 - a second at the start, once
             await asyncio.sleep(_UNTIL_READY)
-        self.tell(READY=1)
+        self.send(READY=1)
         try:
             while True:
                 why = not_well()
                 status = f"not well: {why}" if why else summary(snapshot())
                 if status != self._status:
                     self._status = status
-                    self.tell(STATUS=status)
+                    self.send(STATUS=status)
                 if not why:
-                    self.tell(WATCHDOG=1)
+                    self.send(WATCHDOG=1)
                 await asyncio.sleep(self._every)
         finally:
-            self.tell(STOPPING=1)
+            self.send(STOPPING=1)
 
 
 def summary(snapshot: Snapshot) -> str:

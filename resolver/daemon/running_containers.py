@@ -89,7 +89,7 @@ class Census:
         present |= self._by_inits()
         for container_id in self._known.keys() - present.keys():
             report = self._known.pop(container_id).report
-            self._journal.tell("container_ended", level="debug", **_about(report))
+            self._journal.record("container_ended", level="debug", **_about(report))
         for container_id, (host_pid, pidns) in present.items():
             known = self._known.get(container_id)
             if known is None or known.host_pid != host_pid or (known.looks < _LOOKS and not _named(known)):
@@ -159,7 +159,7 @@ class Census:
             since=since,
         )
         if known is None:
-            self._journal.tell("container_started", level="debug", **_about(report))
+            self._journal.record("container_started", level="debug", **_about(report))
         self._known[container_id] = _Known(report, host_pid, known.looks + 1 if known else 1)
 
     def containers(self) -> tuple[Container, ...]:

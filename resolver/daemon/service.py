@@ -31,7 +31,7 @@ from resolver.daemon.rights import Rights
 from resolver.daemon.running_containers import Census
 from resolver.daemon.snapshots import Snapshots
 from resolver.daemon.source_upkeep import SourceUpkeep
-from resolver.events import Events
+from resolver.events import EventLog
 from resolver.linux.procfs import Procfs
 from resolver.lookup.cached import LiveLookup
 from resolver.pids.ladder import Ladder, open_source
@@ -45,7 +45,7 @@ from resolver.state import View
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Mapping
 
-    from resolver.api import Entrances
+    from resolver.api import ApiSockets
     from resolver.config import Settings
 
 #: A source that fails is tended at once; one that works need not be so often.
@@ -72,7 +72,7 @@ class Service:
         """
         _raise_descriptor_limit()
         self.reloading = Reloading(settings, origins or {})
-        self.events = Events()
+        self.events = EventLog()
         self.journal = log.Journal(self.events)
         self.counters: Counter[str] = Counter()
         self.procfs = procfs or Procfs()
@@ -84,7 +84,7 @@ class Service:
             self.procfs,
             settings.map_size,
             self.pidmap.use,
-            self.journal.tell,
+            self.journal.record,
             partial(open_source, run_dir=settings.run_dir),
         )
         self.source = SourceUpkeep(self.ladder, self.pidmap, self.journal)
@@ -118,7 +118,7 @@ class Service:
         )
         self._pace = Pace(self.counters, self.journal, self._out_of_descriptors)
         self._rights = Rights(settings, self.ladder.steps, self.journal) if in_charge else None
-        self._entrances: Entrances | None = None
+        self._sockets: ApiSockets | None = None
         self._contested = asyncio.Event()  # some tenant's watcher writes wrong values
         self._hurry = asyncio.Event()  # the next pass is not to wait for its time
         self._alarm: asyncio.TimerHandle | None = None  # for that
@@ -137,7 +137,7 @@ class Service:
     async def run(self) -> None:
         """Work until `stop` is called. `CannotKnow` if the source that was asked for does not work here."""
         if self._rights is not None:
-            self._entrances = api.make_entrances(self.settings, self.journal)  # nobody can reach them yet
+            self._sockets = api.make_sockets(self.settings, self.journal)  # nobody can reach them yet
             self._give_up_rights()
         if self.settings.source != SourceName.AUTO:
             try:
@@ -172,7 +172,7 @@ class Service:
         if self._rights is not None:
             yield from self._servers()
             if (systemd := Systemd.from_environment()) is not None:
-                yield systemd.keep_told(self.snapshots.shown, self._standstill, self.settings.socket_path)
+                yield systemd.keep_informed(self.snapshots.shown, self._standstill, self.settings.socket_path)
 
     def _standstill(self) -> str:
         return self.snapshots.shown().standstill(self.settings.interval)
@@ -188,16 +188,16 @@ class Service:
         if holder:
             self.journal.log.info("waiting", holder=holder, why="another daemon writes on this node")
         await self._our_turn.wait()
-        loop, told = asyncio.get_running_loop(), self.repairer.watches.fd
-        if told >= 0:
-            loop.add_reader(told, self._told)
+        loop, watch_fd = asyncio.get_running_loop(), self.repairer.watches.fd
+        if watch_fd >= 0:
+            loop.add_reader(watch_fd, self._on_watch_events)
         self._listen()
         try:
             await self._pace.whenever(self._next_pass, self._due_pass, self._hurry, "interval")
         finally:
             loop.remove_reader(self.repairer.owners.fd)
-            if told >= 0:
-                loop.remove_reader(told)
+            if watch_fd >= 0:
+                loop.remove_reader(watch_fd)
 
     async def _due_pass(self) -> None:
         await self.pass_once(everything=False)
@@ -211,7 +211,7 @@ class Service:
         asyncio.get_running_loop().remove_reader(self.repairer.owners.fd)
         self._alarm_at(self.repairer.not_before)
 
-    def _told(self) -> None:
+    def _on_watch_events(self) -> None:
         """A tenant did something with its files: the next pass may be sooner."""
         self.repairer.take_events()
         self._alarm_at(self.repairer.next_pass())
@@ -252,11 +252,11 @@ class Service:
             await asyncio.sleep(_FOLLOW_EVERY)
 
     async def _serve(self) -> None:
-        if self._entrances is not None:
+        if self._sockets is not None:
             api.load()  # a daemon that waits has the time; after the take-over others would wait for it
         await self._our_turn.wait()  # the socket is the other daemon's as long
-        if self._entrances is not None:
-            await api.serve(self.view(), self.settings, self.journal, self._entrances)
+        if self._sockets is not None:
+            await api.serve(self.view(), self.settings, self.journal, self._sockets)
 
     def _servers(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Who answers others. Imported late: without them the daemon weighs a third less."""
@@ -268,7 +268,7 @@ class Service:
         if self.settings.broker:
             from resolver.serve import broker
 
-            for reason in broker.Refusal:
+            for reason in broker.BrokerRefusal:
                 # There from the start, for a rate to start from.
                 self.counters[CounterByReason.BROKER_REFUSED.of(reason)] += 0
             yield broker.serve(
@@ -301,8 +301,8 @@ class Service:
         self.decision.measurement.close()
         self.repairer.close()
         close_source(self.pidmap.source)
-        if self._entrances is not None:
-            self._entrances.close()
+        if self._sockets is not None:
+            self._sockets.close()
 
     # -- the steps ----------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from resolver.events import Events
+from resolver.events import EventLog
 from resolver.state import PassSeconds, Snapshot, Worker
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Snapshots:
         self.latest: Snapshot | None = None
         self.passes = 0
         self.holder = holder
-        self.inventories = Events(1)
+        self.inventories = EventLog(1)
         self._reloading, self._pidmap, self._ladder = reloading, pidmap, ladder
         self._decision, self._gpus, self._repairer, self._counters = decision, gpus, repairer, counters
         self._started_at = time.time()

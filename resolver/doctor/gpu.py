@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from resolver.doctor.findings import Finding, State, failed, ok, several, some, together, warning
 from resolver.gpu.sampler import FAILED, UNSUPPORTED, Sampler
-from resolver.hami.driver_memory import Memory
+from resolver.hami.driver_memory import DriverMemory
 from resolver.hami.hostpid_policy import decide, known
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def driver(node: Node) -> Finding:
         return ok(f"hostpid = {told['namespace']} PID, {told['origin']} (the daemon's word: {told['why']})")
     collection = node.collection
     version = collection.driver_version
-    measured = Memory(node.settings.run_dir).get(version) if version else None
+    measured = DriverMemory(node.settings.run_dir).get(version) if version else None
     policy = decide(node.settings.hostpid_namespace, version, measured)
     if policy.namespace is not None:
         return ok(f"hostpid = {policy.namespace} PID, {policy.origin}: {policy.why}")

@@ -26,15 +26,15 @@ from resolver.errors import RegionRejected, ResolverError
 from resolver.hami.discovery import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
-    Changes,
     ClaimDirectory,
     FoundRegion,
     Location,
     PodFile,
+    RegionChanges,
     SharedDirectory,
     Whose,
 )
-from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS, Told, is_entry, placement_of
+from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS, ContainerProof, is_entry, placement_of
 from resolver.hami.region import SharedRegion, open_region
 from resolver.linux.inotify import OF_A_DIRECTORY
 from resolver.linux.safe_open import open_directory, translate
@@ -125,7 +125,7 @@ class _Directory:
         """Whose a file in it is, by its name; of one that all can reach it is known that there is such a container."""
         row = placement_of(candidate.path, shared=candidate.shared)
         placement = row.name if row else ""
-        if row is not None and row.told is Told.CLAIM:
+        if row is not None and row.proof is ContainerProof.CLAIM:
             return Whose(self.path, self.name, claim=self.name.partition("_")[0], placement=placement)
         # Neither a UID nor a Kubernetes container name can hold an underscore.
         pod_uid, _, name = self.name.partition("_")
@@ -227,7 +227,7 @@ class DirectoryFinder:
         self._budgets = budgets or Budgets()
         self._watches = watches
         self._wants = 0.0
-        self._changes = Changes([], [], [])
+        self._changes = RegionChanges([], [], [])
 
     @property
     def dirs(self) -> Sequence[str]:
@@ -258,21 +258,21 @@ class DirectoryFinder:
         """At once if there is news of a directory; when a refused file is to be tried again."""
         return self._wants
 
-    def _watch(self, key: str, account: str, fd: int, tell: Callable[[int], None]) -> None:
+    def _watch(self, key: str, account: str, fd: int, on_event: Callable[[int], None]) -> None:
         if self._watches is not None:
-            self._watches.watch(key, account, fd, OF_A_DIRECTORY, tell)
+            self._watches.watch(key, account, fd, OF_A_DIRECTORY, on_event)
 
     def _forget(self, key: str) -> None:
         if self._watches is not None:
             self._watches.forget(key)
 
-    def refresh(self, *, full: bool) -> Changes:
+    def refresh(self, *, full: bool) -> RegionChanges:
         """Look again. Not ``full``: directories whose time stamp changed, and refused files that are due.
 
         With ``full`` everything is listed anew, which also finds what a coarse time stamp hid. Raises nothing
         that a tenant, or a lack of descriptors, could cause.
         """
-        changes = self._changes = Changes([], [], [])
+        changes = self._changes = RegionChanges([], [], [])
         if full:
             self._names.refresh()
         for root in self._roots:
@@ -346,7 +346,7 @@ class DirectoryFinder:
         """Give up a region: closed now, tried again later."""
         candidate = self._accepted.get(region.path)
         if candidate is not None and candidate.region is region:
-            self._changes = Changes([], [], [])  # this is no news to the caller
+            self._changes = RegionChanges([], [], [])  # this is no news to the caller
             self._release(candidate)
             self._refuse(candidate, why, self._clock())
 

@@ -111,7 +111,7 @@ class Location(NamedTuple):
     shown: Shown
 
 
-class Changes(NamedTuple):
+class RegionChanges(NamedTuple):
     """What a refresh changed. ``removed`` are closed already; ``rejected`` has ``(path, why)`` if new."""
 
     added: list[FoundRegion]
@@ -145,7 +145,7 @@ class Discovery(Protocol):
     def wants(self) -> float:
         """When it wants `refresh` to be called at the latest, on the monotonic clock; infinity: by the clock alone."""
 
-    def refresh(self, *, full: bool) -> Changes:
+    def refresh(self, *, full: bool) -> RegionChanges:
         """What changed since the last call. Called when it `wants`, and by the clock.
 
         Only with ``full`` everything is looked at again; without, what is cheap, or already known to be news.

@@ -32,14 +32,14 @@ class Subject(NamedTuple):
     device_uuid: str
 
 
-class Verdict(NamedTuple):
+class MemoryVerdict(NamedTuple):
     """``namespace`` is None where nothing was learnt; ``why`` says why, for people."""
 
     namespace: HostpidNamespace | None
     why: str
 
 
-def judge(subjects: Iterable[Subject], seen: Mapping[str, Collection[int]]) -> Verdict:
+def judge(subjects: Iterable[Subject], seen: Mapping[str, Collection[int]]) -> MemoryVerdict:
     """Which numbers a container's samples carry. ``seen``: by the device's UUID, the numbers met in there.
 
     Every subject has two different numbers, and neither is any other process's.
@@ -50,7 +50,7 @@ def judge(subjects: Iterable[Subject], seen: Mapping[str, Collection[int]]) -> V
         numbers = seen.get(subject.device_uuid, ())
         host, own = subject.host_pid in numbers, subject.ns_pid in numbers
         if host and own:
-            return Verdict(
+            return MemoryVerdict(
                 None,
                 f"both numbers of process {subject.host_pid} ({subject.ns_pid} inside) are in the samples",
             )
@@ -58,13 +58,15 @@ def judge(subjects: Iterable[Subject], seen: Mapping[str, Collection[int]]) -> V
             votes.add(HostpidNamespace.HOST if host else HostpidNamespace.CONTAINER)
         absent += not (host or own)
     if len(votes) == 1:
-        return Verdict(votes.pop(), "")
+        return MemoryVerdict(votes.pop(), "")
     if votes:
-        return Verdict(None, "of some processes the samples carry the host's numbers, of others their own")
-    return Verdict(None, f"the samples carry neither number of {absent} busy processes")
+        return MemoryVerdict(
+            None, "of some processes the samples carry the host's numbers, of others their own"
+        )
+    return MemoryVerdict(None, f"the samples carry neither number of {absent} busy processes")
 
 
-class Memory:
+class DriverMemory:
     """What was measured, by the driver's version: in memory, and in a file for the next start.
 
     The file holds for one boot of the node: a driver is exchanged by loading another kernel module, mostly with a

@@ -25,10 +25,10 @@ from resolver.errors import AccessDenied, ProcessGone, RegionRejected, WorkerFai
 from resolver.hami.discovery import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
-    Changes,
     FoundRegion,
     Location,
     MappedFile,
+    RegionChanges,
     Whose,
 )
 from resolver.hami.placements import BARE
@@ -61,13 +61,13 @@ FILE_SYSTEMS = frozenset(
 class _Process:
     """One that was looked at: when again, and how long after that."""
 
-    __slots__ = ("arrival", "pause", "retry_at", "told")
+    __slots__ = ("arrival", "pause", "refused_as", "retry_at")
 
     def __init__(self, arrival: object) -> None:
         self.arrival = arrival
         self.pause = FIRST_PAUSE
         self.retry_at = 0.0
-        self.told = ""  # under which name its region was refused
+        self.refused_as = ""  # under which name its region was refused
 
 
 class _Found:
@@ -117,7 +117,7 @@ class MappingFinder:
         self._host_pids, self._arrival, self._in_use = host_pids, arrival, in_use
         self._clock = clock
         self._processes: dict[int, _Process] = {}
-        self._changes = Changes([], [], [])
+        self._changes = RegionChanges([], [], [])
         self.worker = Worker(
             "path walker",
             "resolver.workers.path_walker",
@@ -143,7 +143,7 @@ class MappingFinder:
             return 0.0 if self._task.done() else self._clock() + _POLL_SECONDS
         return min((each.retry_at for each in self._processes.values()), default=math.inf)
 
-    def refresh(self, *, full: bool) -> Changes:  # noqa: ARG002
+    def refresh(self, *, full: bool) -> RegionChanges:  # noqa: ARG002
         """Give up regions whose last process has ended, and begin to look at processes that are due.
 
         Never waits: what is found is in the changes of a later refresh. An open file would keep the file system of a
@@ -156,8 +156,8 @@ class MappingFinder:
             for host_pid, process in self._processes.items()
             if wanted.get(host_pid) == process.arrival
         }
-        told = {process.told for process in self._processes.values()}
-        self.rejected = {name: why for name, why in self.rejected.items() if name in told}
+        refused = {process.refused_as for process in self._processes.values()}
+        self.rejected = {name: why for name, why in self.rejected.items() if name in refused}
         for name, found in list(self.found.items()):
             self._forget_ended(found)
             if not found.handles and not self._in_use(name):
@@ -168,7 +168,7 @@ class MappingFinder:
         for host_pid, arrived in wanted.items():
             if host_pid not in self._processes:
                 self._processes[host_pid] = _Process(arrived)
-        self._changes = Changes([], [], [])
+        self._changes = RegionChanges([], [], [])
         if self._task is not None and self._task.done():
             task, self._task = self._task, None
             task.result()
@@ -228,7 +228,7 @@ class MappingFinder:
             self._task.cancel()
             self._task = None
         self.worker.stop()
-        self._changes = Changes([], [], [])
+        self._changes = RegionChanges([], [], [])
         for name in list(self.found):
             self._drop(name)
         self._processes.clear()
@@ -256,17 +256,17 @@ class MappingFinder:
                 container_id = self._procfs.container(host_pid).container_id
                 name = f"{container_id or 'host'}:{path}"
                 kept = await self._take(host_pid, handle, name, path, container_id)
-                process.told = ""
+                process.refused_as = ""
         except RegionRejected as why:
-            process.told = name
+            process.refused_as = name
             self._report(name, why)
         except (AccessDenied, TooLarge) as error:
-            process.told = name
+            process.refused_as = name
             self._report(name, RegionRejected(RegionReason.ACCESS_DENIED, str(error)))
         except ProcessGone:
             pass
         except OSError as error:
-            process.told = name
+            process.refused_as = name
             self._report(name, translate(error))
         finally:
             if not kept:

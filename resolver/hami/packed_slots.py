@@ -1,4 +1,4 @@
-"""Every slot of a region as it was read, packed: a tenant can claim 1,024 of them in each of its files."""
+"""Every slot of a region as it was read, packed: a tenant can fill 1,024 of them in each of its files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Columns:
         return tuple([views[code][where].tobytes() for code, where in self._slices])
 
 
-class Slots(Sequence[Slot]):
+class PackedSlots(Sequence[Slot]):
     """The slots of one region: 12 bytes each, and 8 for each device. A `Slot` is made when one is asked for."""
 
     __slots__ = ("_crowded", "_hostpids", "_pids", "_sm_util", "_statuses", "columns")
@@ -104,7 +104,7 @@ class Slots(Sequence[Slot]):
         return (self[index] for index in range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Slots) and self.columns == other.columns
+        return isinstance(other, PackedSlots) and self.columns == other.columns
 
     def __hash__(self) -> int:
         return hash(self.columns)
@@ -121,12 +121,12 @@ class Slots(Sequence[Slot]):
             if status
         )
 
-    def same_claims(self, other: Slots) -> bool:
-        """Whether the same PIDs claim the same slots, whatever else is in them."""
+    def same_pids(self, other: PackedSlots) -> bool:
+        """Whether the same PIDs are in the same slots, whatever else is in them."""
         mine, others = self.columns, other.columns
         return len(mine) == len(others) and mine[0] == others[0] and mine[2] == others[2]
 
-    def changed(self, before: Slots) -> set[int]:
+    def changed(self, before: PackedSlots) -> set[int]:
         """Indexes of the slots that say something else than before, among as many."""
         found: set[int] = set()
         for number, (now, then) in enumerate(zip(self.columns, before.columns, strict=True)):

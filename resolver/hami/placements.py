@@ -2,8 +2,8 @@
 
 The layout of the file is HAMi-core's in all of them (`resolver.hami.layout`); its place on the host, how a container
 has it mounted, and so what proves whose it is, differ. Discovery, the search for owners, ``doctor``, ``status`` and the
-table in the documents follow from this one. To add a placement, add a row; one with a new kind of proof adds a `Told`,
-a `Place` in `resolver.hami.discovery`, and what `resolver.hami.slot_owner` checks of it.
+table in the documents follow from this one. To add a placement, add a row; one with a new kind of proof
+adds a `ContainerProof`, a `Place` in `resolver.hami.discovery`, and what `resolver.hami.slot_owner` checks of it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ AUTO = "auto"
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
-class Told(StrEnum):
-    """What tells the container of a process that uses a file."""
+class ContainerProof(StrEnum):
+    """What proves which container a process that uses a file is in."""
 
     MOUNT = "mount"  # its directory is bind-mounted into that container alone
     CLAIM = "claim"  # its directory is bind-mounted into every container that has the claim
@@ -40,7 +40,7 @@ class Placement(NamedTuple):
 
     name: str
     project: str
-    told: Told
+    proof: ContainerProof
     dirs: tuple[str, ...]
     path: re.Pattern[str]
     open: bool
@@ -56,7 +56,7 @@ PLACEMENTS = (
     Placement(
         name="kai",
         project="KAI scheduler with KAI-resource-isolator",
-        told=Told.POD,
+        proof=ContainerProof.POD,
         dirs=("/usr/local/vgpu/containers",),
         path=re.compile(r"/containers/[^/_]+_[^/]+/usage\.cache$"),
         open=True,
@@ -69,7 +69,7 @@ PLACEMENTS = (
     Placement(
         name="dra",
         project="HAMi DRA driver (ResourceClaims)",
-        told=Told.CLAIM,
+        proof=ContainerProof.CLAIM,
         dirs=("/usr/local/vgpu/claims", "/var/lib/hami/vgpu/claims"),
         path=re.compile(rf"/claims/{_UUID}(?:_[^/]+)?/[^/]+\.cache$"),
         open=False,
@@ -82,7 +82,7 @@ PLACEMENTS = (
     Placement(
         name="koordinator",
         project="Koordinator's koordlet (HamiCoreVGPUMonitor)",
-        told=Told.MOUNT,
+        proof=ContainerProof.MOUNT,
         dirs=("/usr/local/vgpu/containers",),
         path=re.compile(r"/containers/([^/_]+_[^/]+)/\1\.cache$"),
         open=False,
@@ -95,7 +95,7 @@ PLACEMENTS = (
     Placement(
         name="volcano",
         project="Volcano vGPU device plugin",
-        told=Told.MOUNT,
+        proof=ContainerProof.MOUNT,
         dirs=(
             "/usr/local/vgpu/vgpu/containers",
             "/tmp/vgpu/vgpu/containers",  # noqa: S108 - searched only if root made it
@@ -112,7 +112,7 @@ PLACEMENTS = (
     Placement(
         name="hami",
         project="HAMi device plugin",
-        told=Told.MOUNT,
+        proof=ContainerProof.MOUNT,
         dirs=("/usr/local/vgpu/containers", "/var/lib/hami/vgpu/containers"),
         path=re.compile(r"/[^/_]+_[^/]+/[^/]+\.cache$"),
         open=False,
@@ -125,7 +125,7 @@ PLACEMENTS = (
     Placement(
         name="bare",
         project="no scheduler: Docker, or HAMi-core without its environment",
-        told=Told.MAPPING,
+        proof=ContainerProof.MAPPING,
         dirs=(),
         path=re.compile(r"/cudevshr\.cache$"),
         open=False,
@@ -153,7 +153,7 @@ def placement_of(path: str, *, shared: bool = False) -> Placement | None:
 
     ``shared``: containers make the directories beside each other in there, so it can be that of such a placement only.
     """
-    rows = (row for row in PLACEMENTS if row.told is not Told.MAPPING and row.open == shared)
+    rows = (row for row in PLACEMENTS if row.proof is not ContainerProof.MAPPING and row.open == shared)
     if shared:
         return next(rows)
     return next((row for row in rows if row.path.search(path)), None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from resolver.errors import RegionRejected
 from resolver.hami import layout as layouts
-from resolver.hami.packed_slots import Columns, Slots
+from resolver.hami.packed_slots import Columns, PackedSlots
 from resolver.linux.safe_open import check_plain, open_plain, translate
 from resolver.reasons import RegionReason
 
@@ -31,7 +31,7 @@ class RegionView(NamedTuple):
     sm_limit: tuple[int, ...]
     proc_num: int
     utilization_switch: int
-    slots: Slots
+    slots: PackedSlots
     limit: tuple[int, ...] = ()  # bytes of device memory; 0 means no limit
 
 
@@ -104,7 +104,7 @@ class SharedRegion:
                 return view
             slots = view.slots
         else:
-            slots = Slots(columns)
+            slots = PackedSlots(columns)
         header = self._header
         self._view = RegionView(
             device_num=header.device_num,

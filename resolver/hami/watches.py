@@ -1,11 +1,11 @@
-"""Who is told at once when a tenant does something with its files: `resolver.linux.inotify` for many containers.
+"""Calls back when a tenant does something with its files: `resolver.linux.inotify` for many containers.
 
 Each process that attaches opens its cache file and writes a byte, so nobody has to look whether there is one. That
 something happened is all that is taken from an event; what, is read from the files. So lost events cost time and
 nothing else, and what is not watched is looked at by the clock.
 
-A tenant can make events as fast as it likes. They are merged, reading them is at its container's expense, and from one
-that makes too many nothing is heard for a while, which leaves the queue to the others.
+A tenant can make events as fast as it likes. They are merged, reading them is at its container's expense, and one
+that makes too many is ignored for a while, which leaves the queue to the others.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 #: Events that one container may cause at once, and how many more a second. A process makes two: it comes, and goes.
 BURST, RATE = 256.0, 32.0
-#: Seconds that nothing is heard from a container that made more; doubled each time, forgotten after a quiet while.
+#: Seconds that a container that made more is ignored; doubled each time, forgotten after a quiet while.
 FIRST_SILENCE, LONGEST_SILENCE = 1.0, 64.0
 _TRY_AGAIN = 30.0  # seconds, where a limit was used up
 
 
-class _Teller:
-    """One container: what it may still tell."""
+class _EventQuota:
+    """How many events one container may still cause."""
 
     __slots__ = ("at", "keys", "left", "silences", "until")
 
@@ -39,7 +39,7 @@ class _Teller:
         self.keys: set[str] = set()
         self.left, self.at = BURST, now
         self.silences = 0
-        self.until = 0.0  # nothing is heard before this
+        self.until = 0.0  # its events are ignored before this
 
     def takes(self, count: int, now: float) -> bool:
         """Whether it may cause so many events now."""
@@ -48,13 +48,13 @@ class _Teller:
         return self.left >= 0
 
 
-class _Watched:
-    """One file or directory. ``tell`` is called with what happened."""
+class _Watch:
+    """One file or directory. ``on_event`` is called with what happened."""
 
-    __slots__ = ("account", "number", "tell")
+    __slots__ = ("account", "number", "on_event")
 
-    def __init__(self, number: int, account: str, tell: Callable[[int], None]) -> None:
-        self.number, self.account, self.tell = number, account, tell
+    def __init__(self, number: int, account: str, on_event: Callable[[int], None]) -> None:
+        self.number, self.account, self.on_event = number, account, on_event
 
 
 class Watches:
@@ -73,9 +73,9 @@ class Watches:
     ) -> None:
         self.why_not = ""
         self._budgets, self._counters, self._clock = budgets, counters, clock
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, _Watch] = {}
         self._keys: dict[int, set[str]] = {}  # by watch: the same inode may be known by several
-        self._tellers: dict[str, _Teller] = {}
+        self._quotas: dict[str, _EventQuota] = {}
         self._silenced: dict[
             int, str
         ] = {}  # whose watches were taken away, as long as events of theirs may come
@@ -99,8 +99,8 @@ class Watches:
         """Readable while there is something to `take`; -1 where nothing can be watched."""
         return self._inotify.fd if self._inotify is not None else -1
 
-    def watch(self, key: str, account: str, fd: int, mask: int, tell: Callable[[int], None]) -> bool:
-        """Have ``tell`` called when something happens to what is open as ``fd``, at the expense of ``account``.
+    def watch(self, key: str, account: str, fd: int, mask: int, on_event: Callable[[int], None]) -> bool:
+        """Call ``on_event`` when something happens to what is open as ``fd``, at the expense of ``account``.
 
         Whether it is watched now. To be called with each look; it costs nothing if it is watched already.
         """
@@ -109,8 +109,8 @@ class Watches:
         if self._inotify is None or fd < 0:
             return False
         now = self._clock()
-        teller = self._tellers.get(account)
-        if now < self._full_until or (teller is not None and now < teller.until):
+        quota = self._quotas.get(account)
+        if now < self._full_until or (quota is not None and now < quota.until):
             return False
         try:
             number = self._inotify.add(fd, mask)
@@ -120,10 +120,10 @@ class Watches:
             return False
         if self._full_until:
             self._full_until, self.why_not = 0.0, ""
-        if teller is None:
-            teller = self._tellers[account] = _Teller(now)
-        teller.keys.add(key)
-        self._watched[key] = _Watched(number, account, tell)
+        if quota is None:
+            quota = self._quotas[account] = _EventQuota(now)
+        quota.keys.add(key)
+        self._watched[key] = _Watch(number, account, on_event)
         self._keys.setdefault(number, set()).add(key)
         return True
 
@@ -132,10 +132,10 @@ class Watches:
         watched = self._watched.pop(key, None)
         if watched is None:
             return
-        teller = self._tellers[watched.account]
-        teller.keys.discard(key)
-        if not teller.keys and not teller.silences:
-            del self._tellers[watched.account]
+        quota = self._quotas[watched.account]
+        quota.keys.discard(key)
+        if not quota.keys and not quota.silences:
+            del self._quotas[watched.account]
         keys = self._keys.get(watched.number, set())
         keys.discard(key)
         if not keys and self._inotify is not None:
@@ -143,7 +143,7 @@ class Watches:
             self._inotify.remove(watched.number)
 
     def take(self) -> bool:
-        """Read some of the events and tell of them; whether some were lost, so that everything is to be looked at.
+        """Read some of the events and call back; whether some were lost, so that everything has to be checked.
 
         What is left comes with the next call: ``fd`` stays readable.
         """
@@ -169,7 +169,7 @@ class Watches:
                 account = watched.account
                 if mask & IGNORED:
                     self.forget(key)
-                watched.tell(mask)
+                watched.on_event(mask)
             if account:
                 accounts[account] += counts[number]
             if mask & IGNORED:
@@ -178,32 +178,32 @@ class Watches:
         return lost
 
     def _charge(self, accounts: Counter[str], seconds: float) -> None:
-        """Each pays for its part; who told too much is not heard for a while."""
+        """Each container pays for its part; one that caused too many is ignored for a while."""
         now, total = self._clock(), accounts.total()
         for account, count in accounts.items():
             self._budgets.spend(account, seconds * count / total)
-            teller = self._tellers.get(account)
-            if teller is not None and teller.keys and not teller.takes(count, now):
-                self._silence(account, teller, now)
+            quota = self._quotas.get(account)
+            if quota is not None and quota.keys and not quota.takes(count, now):
+                self._silence(account, quota, now)
 
-    def _silence(self, account: str, teller: _Teller, now: float) -> None:
-        if now - teller.until > 2 * LONGEST_SILENCE:
-            teller.silences = 0
-        teller.until = now + doubled(FIRST_SILENCE, LONGEST_SILENCE, teller.silences)
-        teller.silences += 1
-        teller.left = BURST
+    def _silence(self, account: str, quota: _EventQuota, now: float) -> None:
+        if now - quota.until > 2 * LONGEST_SILENCE:
+            quota.silences = 0
+        quota.until = now + doubled(FIRST_SILENCE, LONGEST_SILENCE, quota.silences)
+        quota.silences += 1
+        quota.left = BURST
         self._counters[CounterName.WATCH_FLOODS] += 1
-        for key in list(teller.keys):
+        for key in list(quota.keys):
             self._silenced[self._watched[key].number] = account
             self.forget(key)
 
     def tidy(self) -> None:
-        """Forget who was not heard of for long; to be called now and then."""
+        """Forget containers without an event for long; to be called now and then."""
         now = self._clock()
-        self._tellers = {
-            account: teller
-            for account, teller in self._tellers.items()
-            if teller.keys or now - teller.until < 2 * LONGEST_SILENCE
+        self._quotas = {
+            account: quota
+            for account, quota in self._quotas.items()
+            if quota.keys or now - quota.until < 2 * LONGEST_SILENCE
         }
 
     def close(self) -> None:
@@ -213,5 +213,5 @@ class Watches:
             self._inotify = None
         self._watched.clear()
         self._keys.clear()
-        self._tellers.clear()
+        self._quotas.clear()
         self._silenced.clear()

@@ -42,7 +42,7 @@ MESSAGES = {camel(reason): text for reason, text in REASONS.items()} | {
 }
 
 
-class Owner(NamedTuple):
+class OwnerReference(NamedTuple):
     """The node that the object belongs to."""
 
     name: str
@@ -83,7 +83,7 @@ def rfc3339(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
-def desired(report: Report, name: str, owner: Owner | None, before: Json | None, now: float) -> Json:
+def desired(report: Report, name: str, owner: OwnerReference | None, before: Json | None, now: float) -> Json:
     """The object as it should be, given that of ``before``; its foreign parts are kept, ``status`` is left out.
 
     A GPU that the driver does not count any more is left out, unless NVML fails, which proves nothing. So is one whose
@@ -230,7 +230,7 @@ def _labels(gpus: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, value in labels.items() if value}
 
 
-def _owners(owner: Owner, metadata: Json) -> list[Json]:
+def _owners(owner: OwnerReference, metadata: Json) -> list[Json]:
     """Ours among those that are there, in the place of one to an earlier node of that name."""
     ours = {
         "apiVersion": "v1",

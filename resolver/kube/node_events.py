@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.errors import ApiServerFailed
 from resolver.kube.apiserver import FIELD_MANAGER, ApiServer, Backoff
-from resolver.kube.device import Owner, rfc3339
+from resolver.kube.device import OwnerReference, rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,14 +38,14 @@ class NodeEvents:
         self._server = server
         self._tally = tally
         self._journal = journal
-        self._node: Owner | None = None
+        self._node: OwnerReference | None = None
         self._reported: dict[str, _Report] = {}
         self._now: dict[str, tuple[bool, str, str]] = {}
         self._wake = asyncio.Event()
 
     def note(
         self,
-        node: Owner,
+        node: OwnerReference,
         before: Mapping[str, tuple[bool, str, str]],
         now: Mapping[str, tuple[bool, str, str]],
     ) -> None:
@@ -100,7 +100,7 @@ class NodeEvents:
         self._tally.events["posted"] += 1
 
 
-def event_of(node: Owner, uuid: str, healthy: bool, reason: str, message: str) -> Json:  # noqa: FBT001
+def event_of(node: OwnerReference, uuid: str, healthy: bool, reason: str, message: str) -> Json:  # noqa: FBT001
     """An event about a node, whose name nobody else has: the API server refuses one that is there."""
     nanoseconds = time.time_ns()
     at = rfc3339(nanoseconds / 1e9)

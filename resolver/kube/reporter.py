@@ -20,7 +20,7 @@ from resolver.errors import ApiServerFailed, NoDaemon
 from resolver.kube.apiserver import STRATEGIC_PATCH, ApiServer, Backoff
 from resolver.kube.device import (
     CORDON,
-    Owner,
+    OwnerReference,
     Report,
     cordoned,
     desired,
@@ -51,7 +51,7 @@ _WATCH_WORKED_SECONDS = 30.0
 _DAEMON_AGAIN_SECONDS = (0.5, 1.5)
 
 
-class Daemon(Protocol):
+class InventorySource(Protocol):
     """Where the GPUs come from: `resolver.kube.inventory_socket.InventorySocket`."""
 
     async def changed(self) -> Json | None:
@@ -69,7 +69,9 @@ class Plan(NamedTuple):
 class Reporter:
     """One node's. Belongs to one event loop."""
 
-    def __init__(self, server: ApiServer, daemon: Daemon, plan: Plan, tally: Tally, journal: Journal) -> None:
+    def __init__(
+        self, server: ApiServer, daemon: InventorySource, plan: Plan, tally: Tally, journal: Journal
+    ) -> None:
         self._server = server
         self._daemon = daemon
         self._plan = plan
@@ -80,7 +82,7 @@ class Reporter:
         self._wake = asyncio.Event()
         self._gpus: Json | None = None
         self._failing_since: float | None = None  # monotonic
-        self._node: Owner | None = None
+        self._node: OwnerReference | None = None
         self._node_version = "0"  # from which the watch goes on
         self._watching = False
         self._cordoned: frozenset[str] = frozenset()
@@ -201,7 +203,7 @@ class Reporter:
         self._node_version = str(metadata.get("resourceVersion") or self._node_version)
 
     def _take_node(self, metadata: Json) -> None:
-        owner = Owner(self._plan.node, str(metadata.get("uid", "")))
+        owner = OwnerReference(self._plan.node, str(metadata.get("uid", "")))
         marked = cordoned((metadata.get("annotations") or {}).get(CORDON, ""))
         if (owner, marked) == (self._node, self._cordoned):
             return  # a node has an event every few minutes that is not about us
@@ -260,7 +262,7 @@ class Reporter:
         now = health(self._device)
         self._events.note(node, health(before), now)
         if self._plan.node_condition:
-            await self._tell_condition(now)
+            await self._report_condition(now)
         if not self._wake.is_set() and self._tally.daemon_up:
             self._tally.in_sync()
 
@@ -300,7 +302,7 @@ class Reporter:
             version=self._device["metadata"]["resourceVersion"],
         )
 
-    async def _tell_condition(self, now: dict[str, tuple[bool, str, str]]) -> None:
+    async def _report_condition(self, now: dict[str, tuple[bool, str, str]]) -> None:
         ill = sorted(uuid for uuid, state in now.items() if not state[0])
         state = ("True", "UnhealthyGPUs") if ill else ("False", "AllGPUsHealthy")
         message = (

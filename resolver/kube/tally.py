@@ -88,7 +88,7 @@ class Tally:
         self.last_success, self.not_in_sync = time.time(), ""
 
 
-class Page:
+class ReporterPage:
     """What is answered over HTTP: ``/metrics``, ``/healthz``, ``/readyz``."""
 
     def __init__(self, tally: Tally, requests: Mapping[int, int]) -> None:

@@ -104,7 +104,7 @@ class Listener(socket.socket):
 _made_after: dict[int, float] = {}
 
 
-class Connection(Protocol):
+class PeerSocket(Protocol):
     """A connected Unix socket, or what asyncio shows of one (``transport.get_extra_info("socket")``)."""
 
     def fileno(self) -> int:
@@ -155,7 +155,7 @@ class Peer(HeldProcess):
         return self.credentials.host_pid
 
 
-def credentials_of(connection: Connection) -> Credentials:
+def credentials_of(connection: PeerSocket) -> Credentials:
     """What the kernel noted when the peer connected. Costs 2 us, opens nothing, cannot be forged."""
     host_pid, uid, gid = _UCRED.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
@@ -171,7 +171,7 @@ def credentials_of(connection: Connection) -> Credentials:
 
 
 def peer_of(
-    connection: Connection, procfs: Procfs, *, exact: bool = True, use_peerpidfd: bool = True
+    connection: PeerSocket, procfs: Procfs, *, exact: bool = True, use_peerpidfd: bool = True
 ) -> Peer:
     """Take hold of the process that connected. `PeerUnknown` if it is gone, or cannot be told for certain.
 
@@ -218,7 +218,7 @@ def _ended(host_pid: int) -> PeerUnknown:
     return PeerUnknown(PeerReason.ENDED, f"the process that connected ({host_pid}) has ended")
 
 
-def _by_pidfd(connection: Connection, credentials: Credentials) -> Peer | None:
+def _by_pidfd(connection: PeerSocket, credentials: Credentials) -> Peer | None:
     """By the descriptor that the kernel hands out; None where it does not know how to."""
     try:
         answer = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4)
@@ -233,7 +233,7 @@ def _by_pidfd(connection: Connection, credentials: Credentials) -> Peer | None:
     return Peer(credentials, fd, is_pidfd=True, exact=True)
 
 
-def _by_number(connection: Connection, procfs: Procfs, credentials: Credentials, *, exact: bool) -> Peer:
+def _by_number(connection: PeerSocket, procfs: Procfs, credentials: Credentials, *, exact: bool) -> Peer:
     host_pid = credentials.host_pid
     try:
         handle = procfs.open_handle(host_pid)
@@ -259,7 +259,7 @@ def _by_number(connection: Connection, procfs: Procfs, credentials: Credentials,
     return peer
 
 
-def _other_end(connection: Connection) -> int:
+def _other_end(connection: PeerSocket) -> int:
     """Inode of the socket that ours is connected to; 0 if it is in another network namespace, or unknown."""
     inode = os.fstat(connection.fileno()).st_ino
     request = _REQUEST.pack(socket.AF_UNIX, 0, 0, 0, inode, _UDIAG_SHOW_PEER, _ANY_COOKIE, _ANY_COOKIE)

@@ -35,7 +35,7 @@ _CAP_SYS_PTRACE = 19  # include/uapi/linux/capability.h
 _DIGITS = frozenset("123456789")
 
 
-class Status(NamedTuple):
+class ProcessStatus(NamedTuple):
     """What is used of ``/proc/<pid>/status``. ``ns_pids`` is empty on kernels before 4.1."""
 
     name: str
@@ -72,14 +72,14 @@ def parse_ns_pids(status: bytes) -> tuple[int, ...]:
     return tuple(map(int, status[start + 7 : end].split())) if end > 0 else ()
 
 
-def parse_status(status: bytes) -> Status:
+def parse_status(status: bytes) -> ProcessStatus:
     """The few lines of ``/proc/<pid>/status`` that are used; raises ValueError on anything else."""
     fields: dict[bytes, bytes] = {}
     for line in status.split(b"\n"):
         key, _, value = line.partition(b":")
         fields[key] = value.strip()
     try:
-        return Status(
+        return ProcessStatus(
             name=fields[b"Name"].decode("utf-8", "backslashreplace"),
             state=fields[b"State"][:1].decode("ascii", "replace"),
             tgid=int(fields[b"Tgid"]),
@@ -176,7 +176,7 @@ class Procfs:
         except OSError as error:
             raise translate(error, f"{self.root}/{path}") from None
 
-    def status(self, host_pid: int) -> Status:
+    def status(self, host_pid: int) -> ProcessStatus:
         """``/proc/<host_pid>/status``; works for thread ids too (``tgid`` is their process)."""
         return parse_status(self.status_text(host_pid))
 

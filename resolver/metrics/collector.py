@@ -206,9 +206,9 @@ def _counters(snapshot: Snapshot, settings: Settings) -> Iterator[Metric]:
     if settings.broker:
         for name, family in BROKER_COUNTERS.items():
             yield family.metric([((), counters.get(name, 0))])
-        from resolver.serve.broker import Refusal
+        from resolver.serve.broker import BrokerRefusal
 
-        yield _by_reason(f.BROKER_REFUSED, CounterByReason.BROKER_REFUSED, Refusal, counters)
+        yield _by_reason(f.BROKER_REFUSED, CounterByReason.BROKER_REFUSED, BrokerRefusal, counters)
 
 
 def _by_reason(

@@ -87,7 +87,7 @@ async def find_canary(source: Source) -> Canary:
         try:
             return Canary(_missed(source, host_pid, ns_pid, other), "")
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing was found through this source
-            return Canary(_told(error), "")
+            return Canary(_explanation(error), "")
     finally:
         canary.stop()
 
@@ -103,7 +103,7 @@ def _missed(source: Source, host_pid: int, ns_pid: int, other: list[int]) -> str
     return ""
 
 
-def _told(error: Exception) -> str:
+def _explanation(error: Exception) -> str:
     if isinstance(error, ResolverError | OSError):
         return str(error)
     return f"it failed unexpectedly ({type(error).__name__}: {error}); please report it"
@@ -154,14 +154,14 @@ class Ladder:
         try:
             return self._broken or source.trouble()
         except Exception as error:  # noqa: BLE001 - nothing that a failed source does may stop the fall
-            return _told(error)
+            return _explanation(error)
 
     def keep_up(self, source: Source) -> str:
         """Cheap upkeep, with every pass; returns its `trouble`."""
         try:
             source.tend()
         except Exception as error:  # noqa: BLE001 - as above
-            self._broken = _told(error)
+            self._broken = _explanation(error)
         return self.trouble(source)
 
     async def start(self) -> None:
@@ -235,7 +235,7 @@ class Ladder:
                 lambda: self._open(name, self._procfs, self._map_size), name=f"opens {name}", unwanted=close
             )
         except Exception as error:  # noqa: BLE001 - a defect in one source must not end the repairs by another
-            self._refused(name, _told(error))
+            self._refused(name, _explanation(error))
             detail = getattr(error, "detail", "")  # what the compiler or the kernel's verifier printed
             if detail:
                 Journal().log.debug("source_detail", source=name, detail=detail)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from resolver.pids.source import Changes, Lister
+    from resolver.pids.source import Lister, ProcessChanges
 
 _TOMBSTONES = 8192
 _TOMBSTONE_SECONDS = 60.0
@@ -60,7 +60,7 @@ class Listing:
         """Let the lister read this one process, and index it."""
         self._take(self.lister.look(host_pid), time.monotonic())
 
-    def _take(self, changes: Changes, now: float) -> None:
+    def _take(self, changes: ProcessChanges, now: float) -> None:
         for host_pid in changes.went:
             self._forget(host_pid, now)
         ns_pids = self.lister.ns_pids()

@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.errors import AccessDenied, ProcessGone
-from resolver.pids.source import Changes
+from resolver.pids.source import ProcessChanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -145,12 +145,12 @@ class NetlinkSource:
         """Nothing: the events have told what is to be read."""
         return iter(())
 
-    def refresh(self) -> Changes:
+    def refresh(self) -> ProcessChanges:
         """Take in the events and read the processes they name; scan after a loss."""
         self.tend()
         stream = self._stream
         named = stream.touched | stream.ended
-        changes = Changes([], [], 0)
+        changes = ProcessChanges([], [], 0)
         if stream.incomplete or not self._seeded:
             self.rescans += self._seeded
             # While the socket is not empty the kernel drops everything: what happens from now on could be missed.
@@ -168,13 +168,13 @@ class NetlinkSource:
         self._judge()
         return changes
 
-    def look(self, host_pid: int) -> Changes:
+    def look(self, host_pid: int) -> ProcessChanges:
         """Read one process, whether or not an event has named it yet."""
-        changes = Changes([], [], 0)
+        changes = ProcessChanges([], [], 0)
         self._look(host_pid, self._inode(host_pid), changes)
         return changes
 
-    def _follow(self, named: set[int], changes: Changes) -> None:
+    def _follow(self, named: set[int], changes: ProcessChanges) -> None:
         """Read the processes that events named, or list all where that is cheaper, or due."""
         due = time.monotonic() >= self._next_reconcile
         if not (due or self._list_again or len(named) * _LOOK_IN_LISTINGS > len(self._inodes)):
@@ -207,7 +207,7 @@ class NetlinkSource:
         except (FileNotFoundError, ProcessLookupError):
             return None
 
-    def _look(self, host_pid: int, inode: int | None, changes: Changes) -> None:
+    def _look(self, host_pid: int, inode: int | None, changes: ProcessChanges) -> None:
         """Bring what is known of one PID up to date.
 
         The inode was read before the status is: a process that takes the PID in between has an event of its own.
@@ -221,12 +221,12 @@ class NetlinkSource:
         if inode is None:
             self._stream.ended.discard(host_pid)
 
-    def _forget(self, host_pid: int, changes: Changes) -> None:
+    def _forget(self, host_pid: int, changes: ProcessChanges) -> None:
         del self._inodes[host_pid], self._ns_pids[host_pid]
         self._stream.ended.discard(host_pid)
         changes.went.append(host_pid)
 
-    def _learn(self, host_pid: int, inode: int, changes: Changes) -> None:
+    def _learn(self, host_pid: int, inode: int, changes: ProcessChanges) -> None:
         try:
             seen = self._read(host_pid)
         except ProcessGone:
@@ -246,7 +246,7 @@ class NetlinkSource:
             raise ProcessGone(f"{self._procfs.root}/{host_pid} is a thread")
         return _Seen(status.ns_pids, status.state in "ZX")
 
-    def _list(self, changes: Changes, *, reread: bool = False) -> None:
+    def _list(self, changes: ProcessChanges, *, reread: bool = False) -> None:
         """Compare everything with a listing. ``reread``: events are missing, so find out who is a zombie, too."""
         self.listings += 1
         self._next_reconcile = time.monotonic() + _RECONCILE_SECONDS

@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from resolver.errors import AccessDenied, ProcessGone
-from resolver.pids.source import Changes
+from resolver.pids.source import ProcessChanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ class ScanSource:
                     self._ahead[host_pid] = inode, self._procfs.ns_pids(host_pid)
                 yield
 
-    def refresh(self) -> Changes:
+    def refresh(self) -> ProcessChanges:
         """List ``/proc``, read what is new, forget what is gone."""
         known, read = self._inodes, self._procfs.ns_pids
         now = self._procfs.entries()
@@ -61,20 +61,20 @@ class ScanSource:
             known[host_pid] = now[host_pid]
             came.append(host_pid)
         self._ahead.clear()
-        return Changes(came, went, unreadable)
+        return ProcessChanges(came, went, unreadable)
 
-    def look(self, host_pid: int) -> Changes:
+    def look(self, host_pid: int) -> ProcessChanges:
         """Read one process, if it is not known yet, without listing ``/proc``."""
         known = self._inodes.get(host_pid)
         try:
             inode = os.stat(f"{self._procfs.root}/{host_pid}").st_ino
             if inode == known:
-                return Changes([], [], 0)
+                return ProcessChanges([], [], 0)
             numbers = self._procfs.ns_pids(host_pid)
         except (FileNotFoundError, ProcessLookupError, ProcessGone, AccessDenied):
-            return Changes([], [], 0)  # the next listing finds out
+            return ProcessChanges([], [], 0)  # the next listing finds out
         self._inodes[host_pid], self._ns_pids[host_pid] = inode, numbers
-        return Changes([host_pid], [host_pid] if known is not None else [], 0)
+        return ProcessChanges([host_pid], [host_pid] if known is not None else [], 0)
 
     def ns_pids(self) -> Mapping[int, tuple[int, ...]]:
         """``{host_pid: NSpid numbers}`` as of the last refresh."""

@@ -88,7 +88,7 @@ def close(source: Source) -> None:
         Journal().log.warning("source_not_closed", source=source.name, why=f"{type(error).__name__}: {error}")
 
 
-class Changes:
+class ProcessChanges:
     """What a lister found: host PIDs that came, host PIDs that went, and how many could not be read."""
 
     __slots__ = ("came", "unreadable", "went")
@@ -104,13 +104,13 @@ class Lister(Protocol):
 
     name: str
 
-    def refresh(self) -> Changes:
+    def refresh(self) -> ProcessChanges:
         """What changed since the last call, up to now."""
 
     def ahead(self) -> Iterator[None]:
         """As `Source.ahead`."""
 
-    def look(self, host_pid: int) -> Changes:
+    def look(self, host_pid: int) -> ProcessChanges:
         """What changed about the process with that host PID; never a thread's."""
 
     def ns_pids(self) -> Mapping[int, tuple[int, ...]]:

@@ -6,7 +6,7 @@ that serves the file to a virtual machine, or to gVisor. A file is abandoned whe
 
 - it grants a read lease, which it does only while nobody has the file open for writing (fcntl(2), F_SETLEASE). It is
   given back at once;
-- each process that was there when the claims were seen neither maps the file nor has one of its name open. Processes in
+- each process that was there when the slots were seen neither maps the file nor has one of its name open. Processes in
   another pod do not count: HAMi's monitor has every file open. One that can't be read leaves the question open. Where
   all pods can reach a file, those of others count as well.
 
@@ -45,7 +45,7 @@ MOST_AT_ONCE = 64
 
 
 class _Suspect:
-    """A file none of whose claims has an owner."""
+    """A file none of whose slots has an owner."""
 
     __slots__ = ("in_use", "mtime_ns", "name", "pause", "repairs", "retry_at")
 
@@ -85,7 +85,7 @@ class Abandoned:
         return min((each.retry_at for each in self._suspects.values()), default=math.inf) - self._clock()
 
     def step(self) -> list[RegionRepairs]:
-        """Go on; returns the regions whose claims were just found to be dead."""
+        """Go on; returns the regions whose slots were just found to be dead."""
         done: list[RegionRepairs] = []
         if self._left:
             deadline = time.thread_time() + STEP_SECONDS
@@ -148,7 +148,7 @@ class Abandoned:
         return bool(pod_uid and of_region and pod_uid != of_region)
 
     def _conclude(self, suspect: _Suspect) -> bool:
-        """Call the claims dead, if nothing happened to the file meanwhile; otherwise it is judged again later."""
+        """Call the slots dead, if nothing happened to the file meanwhile; otherwise it is judged again later."""
         repairs, region = suspect.repairs, suspect.repairs.region
         try:
             untouched = region.fd >= 0 and os.fstat(region.fd).st_mtime_ns == suspect.mtime_ns

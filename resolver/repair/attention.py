@@ -76,15 +76,15 @@ class Attention:
         """A new region, to be looked at at once; the last process attached to it then, by the file's time."""
         self._looks[path] = _Look(_LONG_AGO, _LONG_AGO, attached)
 
-    def looked(self, path: str, now: float, interval: float, *, told: bool, quiet_until: float) -> None:
+    def looked(self, path: str, now: float, interval: float, *, watched: bool, quiet_until: float) -> None:
         """It was looked at: when again.
 
-        ``told``: the kernel tells of its processes. Nothing is to be done before ``quiet_until`` as far as is known.
+        ``watched``: the kernel reports its processes. Nothing is to be done before ``quiet_until`` as far as is known.
         """
         known = self._looks.get(path) or _Look(now, _LONG_AGO, now)
         age = now - known.attached
         often = next((pause for until, pause in _STEPS if age < until), interval)
-        if age >= STARTED and told:
+        if age >= STARTED and watched:
             pause = min(max(interval, quiet_until - now), QUIET_INTERVALS * interval)
         else:
             # At first as long again as it is since the event: the slot comes milliseconds after it.

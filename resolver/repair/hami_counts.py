@@ -47,7 +47,7 @@ def _count(repairs: RegionRepairs) -> HamiCounts:
     if view is None or repairs.unclear():
         return HamiCounts((), last_kernel)
     sums = [(0, 0, 0, 0)] * view.device_num
-    for state in repairs.told_apart():
+    for state in repairs.distinguished():
         if state.owner is None:
             continue
         used = region.used(state.slot, view.device_num)

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from resolver.log import Journal
     from resolver.reasons import RepairReason
-    from resolver.repair.claims import SlotState
     from resolver.repair.plan import Order, RegionRepairs
+    from resolver.repair.slot_states import SlotState
 
 _WRITER_SECONDS = 1.0
 _UNWRITABLE_SECONDS = 5.0
-_TELL_SECONDS, _LONGEST_TELL_SECONDS = 1.0, 60.0
+_LOG_PAUSE, _LONGEST_LOG_PAUSE = 1.0, 60.0
 #: What an order costs in the slot_writer, in seconds of CPU: it maps a page and reads the process.
 ORDER_SECONDS = 30e-6
 
@@ -55,8 +55,8 @@ class Writing:
             timeout=_WRITER_SECONDS,
             rights=frozenset({"DAC_OVERRIDE"}),
         )
-        self._zeroed: dict[str, Zeroed] = {}  # by container, since it was last told
-        self._tellings: dict[
+        self._zeroed: dict[str, Zeroed] = {}  # by container, since it was last logged
+        self._next_logs: dict[
             str, tuple[float, float]
         ] = {}  # when that may be told next, and the pause before
         self._blames = WeakValueDictionary[str, Blame]()
@@ -88,22 +88,22 @@ class Writing:
                 self._zeroed.setdefault(repairs.whose.container, Zeroed()).add(region.path, order.slot)
         return True
 
-    def tell_zeroed(self) -> None:
+    def log_zeroed(self) -> None:
         """Say of how many dead slots of each container the load was taken away: ever more rarely while it goes on."""
         now = time.monotonic()
-        for container in [each for each in self._zeroed if now >= self._tellings.get(each, (0.0, 0.0))[0]]:
-            pause = longer(self._tellings.get(container, (0.0, 0.0))[1], _TELL_SECONDS, _LONGEST_TELL_SECONDS)
-            self._tellings[container] = now + pause, pause
+        for container in [each for each in self._zeroed if now >= self._next_logs.get(each, (0.0, 0.0))[0]]:
+            pause = longer(self._next_logs.get(container, (0.0, 0.0))[1], _LOG_PAUSE, _LONGEST_LOG_PAUSE)
+            self._next_logs[container] = now + pause, pause
             zeroed = self._zeroed.pop(container)
-            self._journal.tell(
+            self._journal.record(
                 "dead_slots_zeroed",
                 container=container,
                 files=len(zeroed.slots),
                 slots=sum(each.bit_count() for each in zeroed.slots.values()),
                 words=zeroed.words,
             )
-        for container in [each for each, (at, pause) in self._tellings.items() if now >= at + pause]:
-            del self._tellings[container]
+        for container in [each for each, (at, pause) in self._next_logs.items() if now >= at + pause]:
+            del self._next_logs[container]
 
     def _failed(self, repairs: RegionRepairs, error: WorkerFailed) -> None:
         """Leave the files alone for a while if they are to blame; else the next writer tries again."""
@@ -117,11 +117,11 @@ class Writing:
         self._remembered = {**kept, repairs.whose.account: repairs.blame}
         if seconds:
             self._counters[CounterName.QUARANTINES] += 1
-            self._journal.tell(
+            self._journal.record(
                 "region_quarantined", level="warning", container=container, why=why, seconds=seconds
             )
         else:
-            self._journal.tell("writer_failed", level="warning", container=container, why=why)
+            self._journal.record("writer_failed", level="warning", container=container, why=why)
 
     def _written(self, repairs: RegionRepairs, order: Order, outcome: int, word: int) -> None:
         state = order.state
@@ -162,7 +162,7 @@ class Writing:
         state.written, state.repaired, state.reason = order.new >> 32, reason, None
         state.written_at = order.slot
         state.wrong_since = None
-        self._journal.tell("repair", **_about(repairs, order))
+        self._journal.record("repair", **_about(repairs, order))
 
     def would_write(self, repairs: RegionRepairs, order: Order) -> None:
         """Say once per generation and value what a dry run would write."""
@@ -172,11 +172,11 @@ class Writing:
         state.announced |= {(order.device, order.new)}
         if order.reason is not None:
             self._counters[CounterByReason.WOULD_REPAIR.of(order.reason)] += 1
-            self._journal.tell("would_repair", **_about(repairs, order))
+            self._journal.record("would_repair", **_about(repairs, order))
             if self.on_would_repair is not None:
                 self.on_would_repair(repairs, order)
         else:
-            self._journal.tell(
+            self._journal.record(
                 "would_write_utilization",
                 container=repairs.whose.container,
                 slot=order.slot,

@@ -11,7 +11,7 @@ from resolver.errors import AccessDenied, ProcessGone
 if TYPE_CHECKING:
     from resolver.linux.procfs import ProcessHandle, Procfs
     from resolver.reasons import Process
-    from resolver.repair.claims import SlotState
+    from resolver.repair.slot_states import SlotState
 
 
 class Owners:

@@ -15,9 +15,9 @@ from resolver.config import WriteUtilization
 from resolver.hami.discovery import PodFile
 from resolver.hami.hostpid_policy import classify
 from resolver.reasons import RepairReason, UnresolvedReason
-from resolver.repair.claims import Claims
 from resolver.repair.quarantine import Blame
 from resolver.repair.reported_values import Verdict, differs
+from resolver.repair.slot_states import UnownedSlots
 from resolver.retry import doubled
 from resolver.workers import slot_writer
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from resolver.hami.discovery import Location, Whose
     from resolver.hami.hostpid_policy import Policy
     from resolver.hami.region import RegionView, SharedRegion
-    from resolver.repair.claims import SlotState
+    from resolver.repair.slot_states import SlotState
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 300.0
 #: Nothing is known yet of whose a slot is.
@@ -68,7 +68,7 @@ class RegionRepairs:
         self.blame = blame or Blame()
         self.view: RegionView | None = None
         self.states: dict[int, SlotState] = {}  # by PID: those with an owner, or that are being worked on
-        self._claims = Claims(0)  # all others
+        self._unowned = UnownedSlots(0)  # all others
         self._twice: set[int] = set()  # pids that several slots hold
         self._open: dict[int, SlotState] = {}  # the states that may need something
         self._planned: list[SlotState] = []  # those that the last plan was about
@@ -95,14 +95,14 @@ class RegionRepairs:
             self._mtime_ns = self.region.mtime_ns
             for state in self.states.values():
                 state.touched()
-            self._claims.touched()
+            self._unowned.touched()
             self._next_look = 0.0
             self.unsettle()
         if view is self.view:
             return []
         before, self.view = self.view, view
         self._news = True
-        if before is None or before.uuids != view.uuids or not view.slots.same_claims(before.slots):
+        if before is None or before.uuids != view.uuids or not view.slots.same_pids(before.slots):
             gone = self._sort(view, before)
             self.unsettle()
             return gone
@@ -115,35 +115,35 @@ class RegionRepairs:
 
     def _sort(self, view: RegionView, before: RegionView | None) -> list[SlotState]:
         """Whose slot is where now; those that have none of their own are odd."""
-        slots, claims = view.slots, Claims(len(view.slots))
+        slots, unowned = view.slots, UnownedSlots(len(view.slots))
         found: dict[int, int] = {}  # index by PID
         twice: set[int] = set()
         for index, ns_pid in slots.in_use():
             if ns_pid <= 0:
-                claims.set_odd(index, UnresolvedReason.INVALID_PID)
+                unowned.set_odd(index, UnresolvedReason.INVALID_PID)
             elif ns_pid in twice:
-                claims.set_odd(index, UnresolvedReason.AMBIGUOUS)
+                unowned.set_odd(index, UnresolvedReason.AMBIGUOUS)
             elif ns_pid in found:
                 # The same PID twice: a slot in the middle of a move, or a lie. Neither is to be written.
                 twice.add(ns_pid)
-                claims.set_odd(index, UnresolvedReason.AMBIGUOUS)
-                claims.set_odd(found.pop(ns_pid), UnresolvedReason.AMBIGUOUS)
+                unowned.set_odd(index, UnresolvedReason.AMBIGUOUS)
+                unowned.set_odd(found.pop(ns_pid), UnresolvedReason.AMBIGUOUS)
             else:
                 found[ns_pid] = index
         were = before.slots.in_use() if before is not None else ()
-        known = {ns_pid: index for index, ns_pid in were if index in self._claims}
+        known = {ns_pid: index for index, ns_pid in were if index in self._unowned}
         for ns_pid, index in found.items():
             if ns_pid in self.states:
                 self.states[ns_pid].slot = slots[index]
             elif ns_pid in known:
-                claims.move(index, self._claims, known[ns_pid])
+                unowned.move(index, self._unowned, known[ns_pid])
             else:
-                claims.begin(index)
+                unowned.begin(index)
                 self._next_look = 0.0
         gone = [self.states.pop(ns_pid) for ns_pid in self.states.keys() - found.keys() - twice]
         for state in gone:
             self._open.pop(state.slot.pid, None)
-        self._claims, self._twice = claims, twice
+        self._unowned, self._twice = unowned, twice
         return gone
 
     def values_changed(self, host_pids: Container[int] | None) -> bool:
@@ -164,11 +164,11 @@ class RegionRepairs:
         return True
 
     def abandon(self) -> None:
-        """Nobody has the file open any more: its claims are dead."""
-        for state in self.told_apart():
+        """Nobody has the file open any more: its unowned slots are dead."""
+        for state in self.distinguished():
             if state.owner is None and state.reason is UnresolvedReason.NO_SUCH_PROCESS:
                 state.dead = state.abandoned = True
-        self._claims.abandon()
+        self._unowned.abandon()
         self.unsettle()
 
     def unsettle(self) -> None:
@@ -186,21 +186,21 @@ class RegionRepairs:
     @property
     def odd(self) -> dict[int, UnresolvedReason]:
         """The slots without a state of their own, by index."""
-        return self._claims.odd()
+        return self._unowned.odd()
 
-    def told_apart(self) -> list[SlotState]:
+    def distinguished(self) -> list[SlotState]:
         """The states of slots that are the only one with their PID, as far as they have one."""
         return [state for ns_pid, state in self.states.items() if ns_pid not in self._twice]
 
     def unclear(self) -> bool:
         """Whether there is a slot of which it is not known whose it is, or that it is dead."""
-        return self._claims.unclear() or any(
-            state.owner is None and not state.dead for state in self.told_apart()
+        return self._unowned.unclear() or any(
+            state.owner is None and not state.dead for state in self.distinguished()
         )
 
-    def claim_codes(self) -> bytes:
-        """What is to be said of each slot without a state, by index; see `ClaimCode`."""
-        return self._claims.codes()
+    def unowned_codes(self) -> bytes:
+        """What is to be said of each slot without a state, by index; see `UnownedCode`."""
+        return self._unowned.codes()
 
     def changed(self) -> list[SlotState]:
         """The states of which something may be new since they were last shown."""
@@ -230,8 +230,8 @@ class RegionRepairs:
 
     def due(self, now: float) -> array[int]:
         """Indexes of the slots whose owner has to be looked for now, from the last one to the first."""
-        due = self._claims.due(now)
-        due.extend(state.slot.index for state in self.told_apart() if state.due(now))
+        due = self._unowned.due(now)
+        due.extend(state.slot.index for state in self.distinguished() if state.due(now))
         due.reverse()
         return due
 
@@ -239,26 +239,26 @@ class RegionRepairs:
         """The state of a slot that is due; see `put_back`."""
         slots = self.view.slots if self.view is not None else ()
         slot = slots[index]
-        if index not in self._claims:
+        if index not in self._unowned:
             return self.states[slot.pid]
-        state = self._claims.take(slot)
+        state = self._unowned.take(slot)
         self.states[state.slot.pid] = state
         self._reopen(state)
         return state
 
     def put_back(self, state: SlotState) -> None:
-        """Keep only what has to be kept of it, if it is no more than a claim."""
+        """Keep only what has to be kept of it, if nobody owns it."""
         ns_pid = state.slot.pid
-        if state.is_claim() and ns_pid not in self._twice:
+        if state.is_unowned() and ns_pid not in self._twice:
             del self.states[ns_pid], self._open[ns_pid]
-            self._claims.put(state)
+            self._unowned.put(state)
 
     def rest(self) -> None:
         """All that could be done now was."""
         for state in list(self._open.values()):
             self.put_back(state)
         looks = (state.next_look for state in self._open.values() if state.owner is None)
-        self._next_look = min(min(looks, default=inf), self._claims.next_look())
+        self._next_look = min(min(looks, default=inf), self._unowned.next_look())
         self._planned = []
 
     def unwritable(self, now: float, seconds: float) -> None:
@@ -267,7 +267,7 @@ class RegionRepairs:
 
     def put_off(self, now: float) -> bool:
         """Its container is over its budget: what is due is done later. Whether that is news of any slot."""
-        news = self._claims.put_off(now)
+        news = self._unowned.put_off(now)
         for state in self._open.values():
             waits = state.due(now) or state.wrong_since is not None
             waits = waits and state.slot.pid not in self._twice
@@ -291,8 +291,8 @@ class RegionRepairs:
         none had, and ours did, who comes later is only a guest.
         """
         if not self._certain:
-            states = self.told_apart()
-            reasons = self._claims.reasons() | {state.reason for state in states if state.owner is None}
+            states = self.distinguished()
+            reasons = self._unowned.reasons() | {state.reason for state in states if state.owner is None}
             if UnresolvedReason.OTHER_POD in reasons:
                 return UnresolvedReason.OTHER_POD
             if reasons & _NOT_LOOKED:
@@ -350,11 +350,11 @@ class RegionRepairs:
             if calm and not orders:
                 self._open.pop(state.slot.pid, None)
             yield from orders if writes is not WriteUtilization.NEVER else ()
-        yield from self._zero_claims(view, writes)
+        yield from self._zero_unowned(view, writes)
 
-    def _zero_claims(self, view: RegionView, writes: WriteUtilization) -> Iterator[Order | None]:
+    def _zero_unowned(self, view: RegionView, writes: WriteUtilization) -> Iterator[Order | None]:
         """The load is taken away from dead slots; after the last one there is no more news."""
-        dead = self._claims.dead(view.slots.loaded()) if writes is not WriteUtilization.NEVER else ()
+        dead = self._unowned.dead(view.slots.loaded()) if writes is not WriteUtilization.NEVER else ()
         for index in dead:
             yield None
             yield from self._zeroes(self.at(index))
@@ -453,7 +453,7 @@ class RegionRepairs:
 
     def lingering(self) -> Iterator[tuple[int, str]]:
         """Host PID and device of values above 0 that are ours, or on a device that no release up to 2.9.0 zeroes."""
-        for state in self.told_apart():
+        for state in self.distinguished():
             if self.view is None or state.owner is None or state.evidence is None:
                 continue
             for device, word in state.evidence.words.items():
@@ -466,7 +466,7 @@ class RegionRepairs:
         At most `FOLLOWED` of them in one region: the tenant pays for what it makes us do with its own values.
         """
         followed = 0
-        for state in self.told_apart():
+        for state in self.distinguished():
             if state.owner is None or state.evidence is None or state.reason is not None:
                 continue
             for device in state.evidence.contested():

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from resolver.gpu.attribution import Joined
-    from resolver.repair.claims import SlotState
     from resolver.repair.plan import RegionRepairs
+    from resolver.repair.slot_states import SlotState
 
 
 def region_report(
@@ -20,7 +20,7 @@ def region_report(
     """A region and every slot of it that is in use. ``container_id(owner)`` is that of a slot's owner."""
     region, view = repairs.region, repairs.view
     uuids = view.uuids if view else ()
-    states = repairs.told_apart()
+    states = repairs.distinguished()
     claim = repairs.whose.claim
     for state in repairs.changed():
         of_owner = container_id(state.owner.process.host_pid) if claim and state.owner else ""
@@ -28,9 +28,9 @@ def region_report(
     owned = tuple([state.shown for state in states if state.shown is not None])
     slots: Sequence[SlotReport] = owned
     if view is not None:
-        slots = SlotReports(owned, view.slots, repairs.claim_codes(), len(uuids))
+        slots = SlotReports(owned, view.slots, repairs.unowned_codes(), len(uuids))
     found = (container_id(state.owner.process.host_pid) for state in states if state.owner)
-    # Only a claim's file is several containers'; of another one's the first owner tells it.
+    # Only a ResourceClaim's file is several containers'; of another one's the first owner says it.
     first = next(filter(None, found), "")
     ids = sorted({slot.container_id for slot in owned} - {""}) if claim else [first] if first else []
     return RegionReport(

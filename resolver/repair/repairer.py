@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from resolver.hami.region import SharedRegion
     from resolver.log import Journal
     from resolver.pids.pidmap import PidMap
-    from resolver.repair.claims import SlotState
     from resolver.repair.plan import Order
+    from resolver.repair.slot_states import SlotState
     from resolver.state import RegionReport
 
 #: Seconds after which every directory is listed anew; and where the kernel tells of what is new in all of them.
@@ -165,7 +165,7 @@ class Repairer:
             self._unused = 0
             give_back_memory()
         self.journal.catch_up()
-        self.writing.tell_zeroed()
+        self.writing.log_zeroed()
         await self._discover(this)
         await this.slices.breathe()
         self._take_in_ends()
@@ -210,7 +210,9 @@ class Repairer:
                     self._attention.by(path, now)
         for repairs in self._abandoned.step():
             self._attention.by(repairs.region.path, now)
-            self.journal.tell("region_abandoned", container=repairs.whose.container, path=repairs.region.path)
+            self.journal.record(
+                "region_abandoned", container=repairs.whose.container, path=repairs.region.path
+            )
 
     def use(self, settings: Settings) -> None:
         """Take over new settings; between two passes only."""
@@ -321,7 +323,7 @@ class Repairer:
         age = max(0.0, time.time() - region.mtime_ns / 1e9)  # since a process attached: it writes a byte
         self._attention.found(region.path, time.monotonic() - age)
         self.regions[region.path] = RegionRepairs(region, whose, location, blame)
-        self.journal.tell(
+        self.journal.record(
             "region_found", container=whose.container, path=region.path, layout=region.layout.name
         )
 
@@ -352,7 +354,7 @@ class Repairer:
             self._abandoned.forget(path)
             self._attention.forget(path)
             self.watches.forget(path)
-            self.journal.tell("region_gone", container=repairs.whose.container, path=path)
+            self.journal.record("region_gone", container=repairs.whose.container, path=path)
 
     def shed(self) -> None:
         """Descriptors ran out: give up half of the regions, so that there are some for the work on the others."""
@@ -406,13 +408,13 @@ class Repairer:
 
     def _look(self, repairs: RegionRepairs, this: _Pass) -> bool:
         """Read a region; whether anything is to be done for it."""
-        told = self._watch(repairs)
+        watched = self._watch(repairs)
         if not self._read(repairs):
             return False
         if self.settings.hami_metrics:
             self.hami_counts.take(repairs, this.now)
         stirs = repairs.stirs(this.now, this.policy, self.settings.write_utilization, self.settings.dry_run)
-        self._looked(repairs, this, told=told, quiet_until=0.0 if stirs else repairs.quiet_until())
+        self._looked(repairs, this, watched=watched, quiet_until=0.0 if stirs else repairs.quiet_until())
         return stirs
 
     def _is_here(self, repairs: RegionRepairs) -> bool:
@@ -423,7 +425,7 @@ class Repairer:
         """Whether the kernel tells when something happens to the file."""
         region, whose = repairs.region, repairs.whose
 
-        def tell(happened: int) -> None:
+        def on_event(happened: int) -> None:
             now = time.monotonic()
             if happened & MODIFY:
                 repairs.attached()
@@ -432,12 +434,14 @@ class Repairer:
                 self._attention.let_go(region.path, now)
 
         return region.path in self.watches or self.watches.watch(
-            region.path, whose.account, region.fd, OF_A_FILE, tell
+            region.path, whose.account, region.fd, OF_A_FILE, on_event
         )
 
-    def _looked(self, repairs: RegionRepairs, this: _Pass, *, told: bool, quiet_until: float) -> None:
+    def _looked(self, repairs: RegionRepairs, this: _Pass, *, watched: bool, quiet_until: float) -> None:
         interval = self.settings.interval
-        self._attention.looked(repairs.region.path, this.now, interval, told=told, quiet_until=quiet_until)
+        self._attention.looked(
+            repairs.region.path, this.now, interval, watched=watched, quiet_until=quiet_until
+        )
 
     def _read(self, repairs: RegionRepairs) -> bool:
         """Take in what the region says now; False if it had to be given up."""
@@ -535,7 +539,7 @@ class Repairer:
     def _plan(self, repairs: RegionRepairs, this: _Pass) -> Iterator[Order | None]:
         def conflict(state: SlotState, wait: float) -> None:
             self.counters[CounterName.CONFLICTS] += 1
-            self.journal.tell(
+            self.journal.record(
                 "conflict",
                 level="warning",
                 container=repairs.whose.container,
@@ -555,22 +559,22 @@ class Repairer:
         if not self._is_here(repairs):
             return
         if not self.settings.dry_run:
-            self._tell_stuck(repairs, this)
+            self._log_stuck(repairs, this)
         repairs.rest()
-        told = repairs.region.path in self.watches
-        self._looked(repairs, this, told=told, quiet_until=repairs.quiet_until())
+        watched = repairs.region.path in self.watches
+        self._looked(repairs, this, watched=watched, quiet_until=repairs.quiet_until())
         self._report(repairs, joined)
 
-    def _tell_stuck(self, repairs: RegionRepairs, this: _Pass) -> None:
+    def _log_stuck(self, repairs: RegionRepairs, this: _Pass) -> None:
         """Values that do not stay right: once for each process in a slot."""
         for state in repairs.planned():
             if state.evidence is None:
                 continue
             state.stuck = state.evidence.why(state.slot.hostpid, this.policy, this.now)
-            if state.stuck and not state.evidence.told:
-                state.evidence.told = True
+            if state.stuck and not state.evidence.logged:
+                state.evidence.logged = True
                 self.counters[CounterName.SLOTS_STUCK] += 1
-                self.journal.tell("slot_stuck", level="warning", **of_slot(repairs, state), why=state.stuck)
+                self.journal.record("slot_stuck", level="warning", **of_slot(repairs, state), why=state.stuck)
 
     # -- between two passes -------------------------------------------------------------------------
 

@@ -144,12 +144,12 @@ class Word:
 class Evidence:
     """What is known of the values of one process's slot."""
 
-    __slots__ = ("since", "told", "words")
+    __slots__ = ("logged", "since", "words")
 
     def __init__(self) -> None:
         self.words: dict[int, Word] = {}  # by device
         self.since: float | None = None  # its hostpid is right from then on
-        self.told = False
+        self.logged = False
 
     def word(self, device: int, present: int) -> Word:
         """That of a device; ``present`` is what it says now."""

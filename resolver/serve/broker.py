@@ -55,7 +55,7 @@ _RETRY_SECONDS = 15.0
 _BROKER = Listening("broker", "--broker", "or leave --broker out if HAMi's own is enough")
 
 
-class Refusal(StrEnum):
+class BrokerRefusal(StrEnum):
     """Why a client was told no number; counted as ``broker_refused_<reason>``."""
 
     INVALID = "invalid"  # no request of this protocol's
@@ -67,7 +67,7 @@ class Refusal(StrEnum):
 
 
 class _Refused(Exception):
-    def __init__(self, reason: Refusal) -> None:
+    def __init__(self, reason: BrokerRefusal) -> None:
         super().__init__(reason)
         self.reason = reason
 
@@ -168,7 +168,7 @@ class Broker:
     def _answer(self, connection: socket.socket, request: bytes) -> bytes:
         try:
             if request != REQUEST.pack(MAGIC, VERSION, MY_HOST_PID):
-                raise _Refused(Refusal.INVALID)
+                raise _Refused(BrokerRefusal.INVALID)
             number = self._number(connection)
         except _Refused as refused:
             self._counters[CounterByReason.BROKER_REFUSED.of(refused.reason)] += 1
@@ -184,19 +184,19 @@ class Broker:
         """
         namespace = HostpidNamespace.HOST if self._always_host else self._policy().namespace
         if namespace is None:
-            raise _Refused(Refusal.POLICY_UNKNOWN)
+            raise _Refused(BrokerRefusal.POLICY_UNKNOWN)
         try:
             with peer_of(connection, self._procfs, exact=False) as peer:
                 ns_pids = self._procfs.ns_pids(peer.host_pid)
                 self._pidmap.source.look(peer.host_pid)
                 if not peer.alive() or not ns_pids:
-                    raise _Refused(Refusal.ENDED)
+                    raise _Refused(BrokerRefusal.ENDED)
         except PeerUnknown as unknown:
-            raise _Refused(Refusal(unknown.reason.value)) from None
+            raise _Refused(BrokerRefusal(unknown.reason.value)) from None
         except ProcessGone:
-            raise _Refused(Refusal.ENDED) from None
+            raise _Refused(BrokerRefusal.ENDED) from None
         except AccessDenied:
-            raise _Refused(Refusal.ACCESS_DENIED) from None
+            raise _Refused(BrokerRefusal.ACCESS_DENIED) from None
         answer = peer.host_pid if namespace is HostpidNamespace.HOST else ns_pids[-1]
         self._journal.log.debug("broker_answer", host_pid=peer.host_pid, ns_pid=ns_pids[-1], answer=answer)
         return answer

@@ -69,7 +69,7 @@ class Visitor(Protocol):
         """What is answered before a request is read; None if requests are read."""
 
 
-class Door(Protocol):
+class Gatekeeper(Protocol):
     """Identifies clients, and counts ``refused_requests`` and ``dropped_slow``.
 
     ``owner`` names whom a connection waits for; None turns it away, and OSError means that descriptors have run out.
@@ -91,8 +91,10 @@ class Server:
     Requests find their `Connection` in ``scope["state"]["connection"]``.
     """
 
-    def __init__(self, application: Any, door: Door, listener: socket.socket, limits: Limits) -> None:
-        self.door = door
+    def __init__(
+        self, application: Any, gatekeeper: Gatekeeper, listener: socket.socket, limits: Limits
+    ) -> None:
+        self.gatekeeper = gatekeeper
         self.limits = limits
         self.state = ServerState()
         self.config = Config(
@@ -115,7 +117,7 @@ class Server:
         if limits.waiting:
             self.reception = Reception(
                 listener,
-                door.owner,
+                gatekeeper.owner,
                 self.places.let_in,
                 refusal=http_refusal(1, limits.busy),
                 most=limits.waiting,
@@ -140,9 +142,9 @@ class Server:
         await asyncio.gather(*answering, return_exceptions=True)
 
 
-async def serve(application: Any, door: Door, listener: socket.socket, limits: Limits) -> None:
+async def serve(application: Any, gatekeeper: Gatekeeper, listener: socket.socket, limits: Limits) -> None:
     """Answer until cancelled. The listener stays its owner's."""
-    server = Server(application, door, listener, limits)
+    server = Server(application, gatekeeper, listener, limits)
     try:
         await asyncio.get_running_loop().create_future()
     finally:
@@ -178,7 +180,7 @@ class Connection(H11Protocol):
     def __init__(self, server: Server) -> None:
         super().__init__(server.config, server.state, {})
         self._server = server
-        self._door = server.door
+        self._gatekeeper = server.gatekeeper
         self._visitor: Visitor | None = None
         self._request_timer: asyncio.TimerHandle | None = None
         self._answer_timer: asyncio.TimerHandle | None = None
@@ -201,7 +203,7 @@ class Connection(H11Protocol):
         # Whatever is not taken at once counts as not taken: a few kilobytes that nobody reads would stay for ever.
         transport.set_write_buffer_limits(high=0)
         self.transport = _HeadFirst(transport)  # type: ignore[assignment]
-        self._visitor = visitor = self._door.enter(transport.get_extra_info("socket"))
+        self._visitor = visitor = self._gatekeeper.enter(transport.get_extra_info("socket"))
         self.app_state = {"access": visitor, "connection": self}
         if visitor.turned_away is not None:
             self._refuse(visitor.turned_away)
@@ -228,7 +230,7 @@ class Connection(H11Protocol):
             self._request_timer.cancel()
         self._no_answer_timer()
         if self._visitor is not None:
-            self._door.leave(self._visitor)
+            self._gatekeeper.leave(self._visitor)
             self._visitor = None
 
     # -- time ---------------------------------------------------------------------------------------
@@ -242,9 +244,9 @@ class Connection(H11Protocol):
         if self.conn.our_state is h11.IDLE and not self.conn.trailing_data[0]:
             self.transport.close()  # it never said anything
             return
-        self._door.counters["dropped_slow"] += 1
+        self._gatekeeper.counters["dropped_slow"] += 1
         why = f"the request did not come within {self._server.limits.seconds:g} s"
-        self._refuse(self._door.refusal(HTTPStatus.REQUEST_TIMEOUT, why))
+        self._refuse(self._gatekeeper.refusal(HTTPStatus.REQUEST_TIMEOUT, why))
 
     def pause_writing(self) -> None:
         """The client does not read as fast as is written."""
@@ -270,7 +272,7 @@ class Connection(H11Protocol):
             self._answer_timer = None
 
     def _answer_is_not_taken(self) -> None:
-        self._door.counters["dropped_slow"] += 1
+        self._gatekeeper.counters["dropped_slow"] += 1
         self.transport.abort()
 
     # -- refusals -------------------------------------------------------------------------------------
@@ -281,15 +283,15 @@ class Connection(H11Protocol):
         if getattr(sys.exception(), "error_status_hint", 400) == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
             status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             why = f"the headers are longer than {self._server.limits.head_bytes} bytes"
-        self._refuse(self._door.refusal(status, why))
+        self._refuse(self._gatekeeper.refusal(status, why))
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:  # noqa: ARG002
         """There is nothing to upgrade to."""
-        self._refuse(self._door.refusal(HTTPStatus.BAD_REQUEST, "this is no WebSocket"))
+        self._refuse(self._gatekeeper.refusal(HTTPStatus.BAD_REQUEST, "this is no WebSocket"))
 
     def _refuse(self, refusal: Refusal) -> None:
         """Say why and hang up, whatever state the conversation is in."""
-        self._door.counters["refused_requests"] += 1
+        self._gatekeeper.counters["refused_requests"] += 1
         answering = self.cycle is not None and not self.cycle.response_complete
         if answering:
             self.cycle.disconnected = True

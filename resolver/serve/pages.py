@@ -60,7 +60,7 @@ class _Anybody:
         self.requests = Bucket(_PER_SECOND, _AT_ONCE)
 
 
-class _OpenDoor:
+class _OpenToAll:
     """Everybody may come in."""
 
     def __init__(self) -> None:
@@ -118,4 +118,4 @@ def application(answer: Callable[[str, str], Awaitable[Answer]]) -> Any:
 
 async def serve(listener: socket.socket, answer: Callable[[str, str], Awaitable[Answer]]) -> None:
     """Answer until cancelled."""
-    await http.serve(application(answer), _OpenDoor(), listener, LIMITS)
+    await http.serve(application(answer), _OpenToAll(), listener, LIMITS)

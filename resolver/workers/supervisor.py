@@ -190,11 +190,11 @@ async def _readable(channel: socket.socket, limit: float) -> None:
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
 
-    def tell() -> None:
+    def on_readable() -> None:
         if not readable.done():
             readable.set_result(None)
 
-    loop.add_reader(channel, tell)
+    loop.add_reader(channel, on_readable)
     try:
         await asyncio.wait({readable}, timeout=limit)
     finally:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from resolver.api.access import Door
+from resolver.api.access import ApiGatekeeper
 from resolver.api.app import Api
 from resolver.api.context import Context
 from resolver.api.server import serve
-from resolver.events import Events
+from resolver.events import EventLog
 from resolver.linux.procfs import Procfs
 from resolver.log import Journal
 from resolver.lookup.cached import LiveLookup
@@ -31,12 +31,12 @@ class Served:
     def __init__(self, path: Path, shown: Snapshot, group: int | None) -> None:
         self.path = str(path)
         self.shown = shown
-        self.events = Events()
+        self.events = EventLog()
         procfs = Procfs()
         live = LiveLookup(procfs, PidMap(Listing(ScanSource(procfs))))
-        self.inventories = Events(1)
+        self.inventories = EventLog(1)
         self.view = View(lambda: self.shown, live, procfs, self.events, self.inventories)
-        self.door = Door(procfs, group)
+        self.gatekeeper = ApiGatekeeper(procfs, group)
         self._entrance = UnixSocket(self.path, Listening("resolver", "--socket", ""), group=group)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
@@ -45,10 +45,10 @@ class Served:
     async def _serve(self) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._entrance.open()
-        api = Api(Context(self.view, self.door, "/var/log/pods"), Journal(self.events))
+        api = Api(Context(self.view, self.gatekeeper, "/var/log/pods"), Journal(self.events))
         try:
             with contextlib.suppress(asyncio.CancelledError):
-                await serve(api, self.door, self._entrance.listener)
+                await serve(api, self.gatekeeper, self._entrance.listener)
         finally:
             self._entrance.close()
 

@@ -15,13 +15,13 @@ from typing import Any, Self
 
 import msgspec
 
-from resolver.api.access import Door
+from resolver.api.access import ApiGatekeeper
 from resolver.api.app import Api
 from resolver.api.context import Context
 from resolver.api.server import serve
 from resolver.cli._top.reading import documents_from
 from resolver.cli._top.tree import Tree, build
-from resolver.events import Events
+from resolver.events import EventLog
 from resolver.linux.procfs import Procfs
 from resolver.log import Journal
 from resolver.lookup.cached import LiveLookup
@@ -87,8 +87,8 @@ class Served:
 
     async def _serve(self, ready: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
-        api, door = _api(self._now)
-        self._task = asyncio.create_task(serve(self._counted(api), door, self._entrance.listener))
+        api, gatekeeper = _api(self._now)
+        self._task = asyncio.create_task(serve(self._counted(api), gatekeeper, self._entrance.listener))
         ready.set()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
@@ -107,10 +107,10 @@ class Served:
 
 def tree_of(picture: Snapshot, *, without: tuple[str, ...] = ()) -> Tree:
     """What `resolver top` makes of a picture, by way of the API; of a daemon whose regions lack these fields."""
-    api, door = _api(lambda: picture)
+    api, gatekeeper = _api(lambda: picture)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        access = door.enter(ours)
+        access = gatekeeper.enter(ours)
         try:
             documents = documents_from(functools.partial(_answer, api, access))
             for region in documents.regions:
@@ -118,15 +118,15 @@ def tree_of(picture: Snapshot, *, without: tuple[str, ...] = ()) -> Tree:
                     del region[field]
             return build(documents)
         finally:
-            door.leave(access)
+            gatekeeper.leave(access)
 
 
-def _api(snapshot: Any) -> tuple[Api, Door]:
+def _api(snapshot: Any) -> tuple[Api, ApiGatekeeper]:
     procfs = Procfs()
-    door = Door(procfs, os.getgid())  # who runs the tests may ask everything
+    gatekeeper = ApiGatekeeper(procfs, os.getgid())  # who runs the tests may ask everything
     live = LiveLookup(procfs, PidMap(open_source("scan", procfs, 1024)))
-    view = View(snapshot, live, procfs, Events(), Events(1))
-    return Api(Context(view, door, "/nonexistent"), Journal()), door
+    view = View(snapshot, live, procfs, EventLog(), EventLog(1))
+    return Api(Context(view, gatekeeper, "/nonexistent"), Journal()), gatekeeper
 
 
 def _answer(api: Api, access: Any, name: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 from resolver.containers.pod_names import PodNames
 from resolver.daemon.running_containers import Census
-from resolver.events import Events
+from resolver.events import EventLog
 from resolver.linux.procfs import Procfs
 from resolver.log import Journal
 from resolver.lookup.cached import LiveLookup
@@ -30,7 +30,7 @@ class Room:
 
     def __init__(self, source: str, pods: Path) -> None:
         self.pidmap = PidMap(open_source(source, Procfs(), 16_384))
-        self.events = Events()
+        self.events = EventLog()
         live = LiveLookup(Procfs(), self.pidmap)
         self.census = Census(Procfs(), self.pidmap, live, PodNames(str(pods)), Journal(self.events))
 

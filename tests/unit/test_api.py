@@ -412,7 +412,7 @@ def test_a_request_that_does_not_come_is_not_waited_for(impatient: Served) -> No
         assert until_closed(silent) == b""
         for channel in (slow, half, again):
             assert until_closed(channel).startswith(b"HTTP/1.1 408 ")
-    until(lambda: served.door.inside == 0)
+    until(lambda: served.gatekeeper.inside == 0)
 
 
 def test_between_two_requests_there_is_an_end_of_patience(
@@ -425,7 +425,7 @@ def test_between_two_requests_there_is_an_end_of_patience(
         channel.sendall(b"GET /v1/containers HTTP/1.1\r\nHost: r\r\n\r\n")
         assert b"200" in channel.recv(1 << 16)
     assert server.ROOT_LIMITS.idle_seconds == server.TENANT_LIMITS.idle_seconds <= 60
-    until(lambda: served.door.inside == 0)
+    until(lambda: served.gatekeeper.inside == 0)
 
 
 def test_who_does_not_read_is_hung_up_on(impatient: Served) -> None:
@@ -440,9 +440,9 @@ def test_who_does_not_read_is_hung_up_on(impatient: Served) -> None:
             pass
         for number in range(300):
             served.publish("source", text="x" * 5000, number=number)
-        until(lambda: served.door.inside == 0)
-        assert served.door.counters["dropped_slow"] == 2
-        until(lambda: served.door._streams == 0)
+        until(lambda: served.gatekeeper.inside == 0)
+        assert served.gatekeeper.counters["dropped_slow"] == 2
+        until(lambda: served.gatekeeper._streams == 0)
     assert ask(served, "/v1/status")[0] == 200
 
 
@@ -469,7 +469,7 @@ def test_events_come_as_they_happen(served: Served) -> None:
     again = client.stream_events(served.path, after=first["id"])
     assert [next(again)["number"] for _ in range(3)] == [2, 3, 4]
     again.close()
-    until(lambda: served.door._streams == 0)
+    until(lambda: served.gatekeeper._streams == 0)
     kept = client.get_json(f"/v1/events?after={first['id']}&kind=source", served.path)["events"]
     assert [event["number"] for event in kept] == [2, 3]
 
@@ -521,7 +521,7 @@ def test_streams_are_not_without_number(served: Served) -> None:
     assert sorted(head[9:12] for head in heads) == [b"200"] * 32 + [b"503"]
     for channel in channels:
         channel.close()
-    until(lambda: served.door._streams == 0)
+    until(lambda: served.gatekeeper._streams == 0)
     assert next(client.stream_events(served.path, after="0"))["number"] == 1
 
 
@@ -551,21 +551,21 @@ def test_refusals_are_errors_with_a_sentence(served: Served, tmp_path: Path) -> 
 
 
 def test_an_account_is_spent_and_filled_again(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    door, now = served.door, [1000.0]
+    gatekeeper, now = served.gatekeeper, [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     key = ("container", "a")
-    waits = [door.spend(key, 1) for _ in range(101)]
+    waits = [gatekeeper.spend(key, 1) for _ in range(101)]
     assert waits[:100] == [0.0] * 100
     assert 0 < waits[100] <= 1 / 50
     now[0] += 1.0
-    assert [door.spend(key, 1) for _ in range(51)].count(0.0) == 50
-    assert door.spend(("container", "b"), 1) == 0.0  # another's account
+    assert [gatekeeper.spend(key, 1) for _ in range(51)].count(0.0) == 50
+    assert gatekeeper.spend(("container", "b"), 1) == 0.0  # another's account
     now[0] += 100
-    assert door.spend(key, 1e6) == 0.0  # all there ever is
-    assert door.spend(key, 1) > 0
+    assert gatekeeper.spend(key, 1e6) == 0.0  # all there ever is
+    assert gatekeeper.spend(key, 1) > 0
     for number in range(5000):
-        door.spend(("container", f"{number}"), 1)
-    assert len(door._accounts) <= 1024
+        gatekeeper.spend(("container", f"{number}"), 1)
+    assert len(gatekeeper._accounts) <= 1024
 
 
 # ---- from Python --------------------------------------------------------------------------------------------------

@@ -13,14 +13,14 @@ NEVER = float("inf")
 
 
 def looks(
-    attention: Attention, since: float, seconds: float, *, told: bool = True, quiet: bool = True
+    attention: Attention, since: float, seconds: float, *, watched: bool = True, quiet: bool = True
 ) -> list[float]:
     """When it is looked at, in the seconds after that."""
     found = []
     at = since
     while (at := max(at, attention.next())) <= since + seconds:
         found.append(at)
-        attention.looked("r", at, INTERVAL, told=told, quiet_until=NEVER if quiet else 0.0)
+        attention.looked("r", at, INTERVAL, watched=watched, quiet_until=NEVER if quiet else 0.0)
     return found
 
 
@@ -39,9 +39,9 @@ def test_a_region_where_all_is_right_is_looked_at_rarely() -> None:
     assert gaps(looks(settled(), 200.0, 60.0)) == pytest.approx([QUIET_INTERVALS * INTERVAL] * 15)
 
 
-@pytest.mark.parametrize(("told", "quiet"), [(False, True), (True, False)])
-def test_by_the_clock_where_nobody_tells_or_something_is_waited_for(told: bool, quiet: bool) -> None:  # noqa: FBT001
-    found = looks(settled(), 200.0, 10.0, told=told, quiet=quiet)
+@pytest.mark.parametrize(("watched", "quiet"), [(False, True), (True, False)])
+def test_by_the_clock_where_nobody_tells_or_something_is_waited_for(watched: bool, quiet: bool) -> None:  # noqa: FBT001
+    found = looks(settled(), 200.0, 10.0, watched=watched, quiet=quiet)
     assert gaps(found) == pytest.approx([INTERVAL] * (len(found) - 1))
 
 
@@ -66,7 +66,7 @@ def test_any_number_of_events_bring_no_more_looks_than_the_shortest_pause_allows
         attention.attached("r", now)
         if attention.next() <= now:
             count += 1
-            attention.looked("r", now, INTERVAL, told=True, quiet_until=NEVER)
+            attention.looked("r", now, INTERVAL, watched=True, quiet_until=NEVER)
     assert count <= 251
 
 
@@ -81,7 +81,7 @@ def test_who_let_go_of_a_file_brings_one_look() -> None:
 
 def test_a_dead_slot_is_looked_at_when_it_is_due() -> None:
     attention = settled()
-    attention.looked("r", 200.0, INTERVAL, told=True, quiet_until=201.2)
+    attention.looked("r", 200.0, INTERVAL, watched=True, quiet_until=201.2)
     assert attention.next() == pytest.approx(201.2)
 
 
@@ -89,7 +89,7 @@ def test_nobody_knows_what_was_lost_so_everything_is_due() -> None:
     attention = settled()
     attention.found("other", 0.0)
     for path in ("r", "other"):
-        attention.looked(path, 200.0, INTERVAL, told=False, quiet_until=NEVER)
+        attention.looked(path, 200.0, INTERVAL, watched=False, quiet_until=NEVER)
     attention.everything(200.1)
     assert attention.next() == 200.1
     assert attention.is_due("r", 200.1)
@@ -109,7 +109,7 @@ def test_a_new_region_is_due_and_a_forgotten_one_wakes_nobody() -> None:
     attention = Attention()
     assert attention.next() == NEVER
     assert attention.is_due("new", 0.0)
-    attention.looked("new", 0.0, INTERVAL, told=True, quiet_until=NEVER)
+    attention.looked("new", 0.0, INTERVAL, watched=True, quiet_until=NEVER)
     attention.forget("new")
     attention.attached("new", 1.0)
     assert attention.next() == NEVER

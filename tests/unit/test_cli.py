@@ -1,4 +1,4 @@
-"""The front door: help, versions, exit codes, and readers that go away."""
+"""The front of the command line: help, versions, exit codes, and readers that go away."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from resolver.kube.device import (
     MESSAGES,
     MODEL_LABEL,
     NVML_UNAVAILABLE,
-    Owner,
+    OwnerReference,
     Report,
     camel,
     cordoned,
@@ -31,7 +31,7 @@ from resolver.kube.device import (
 )
 from tests.fakes.device_schema import wrong_with
 
-NODE = Owner("gpu-7", "2b1c0000-0000-4000-8000-000000000001")
+NODE = OwnerReference("gpu-7", "2b1c0000-0000-4000-8000-000000000001")
 AT = 1_700_000_000.0
 LATER = AT + 3600
 
@@ -218,7 +218,7 @@ def test_what_is_another_programs_stays() -> None:
 
 def test_a_node_of_the_same_name_is_another_owner() -> None:
     before = stored(made(Report(told(gpu()))))
-    anew = desired(Report(told(gpu())), NODE.name, Owner(NODE.name, "new"), before, LATER)
+    anew = desired(Report(told(gpu())), NODE.name, OwnerReference(NODE.name, "new"), before, LATER)
     (owner,) = patch(before, anew)["metadata"]["ownerReferences"]
     assert owner["uid"] == "new"
 

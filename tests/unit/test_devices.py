@@ -140,7 +140,7 @@ def test_who_waits_and_goes_leaves_nothing_behind(served: Served) -> None:
         ):
             pass
     deadline = time.monotonic() + 60
-    while served.door.inside or served.door._streams:
+    while served.gatekeeper.inside or served.gatekeeper._streams:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

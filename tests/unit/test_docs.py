@@ -18,7 +18,7 @@ from resolver.gpu.inventory import GpuReport
 from resolver.linux.capabilities import TO_START, WHILE_RUNNING
 from resolver.pids.ladder import LADDER
 from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
-from resolver.serve.broker import Refusal
+from resolver.serve.broker import BrokerRefusal
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bpf/README.md", "docs", "docs/runbooks")
 
@@ -60,7 +60,7 @@ def said_by(root: Path) -> set[str]:
         (RegionReason, "troubleshooting.md", "A cache file is ignored"),
         (SampleReason, "troubleshooting.md", "A utilization sample finds no slot"),
         (RepairReason, "how-it-works.md", "When a slot is repaired"),
-        (Refusal, "broker.md", "When it gives no number"),
+        (BrokerRefusal, "broker.md", "When it gives no number"),
     ],
 )
 def test_every_reason_is_told(reasons: type[StrEnum], document: str, heading: str, root: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resolver.config import HostpidNamespace
-from resolver.hami.driver_memory import Memory, Subject, judge
+from resolver.hami.driver_memory import DriverMemory, Subject, judge
 
 HOST, CONTAINER = HostpidNamespace.HOST, HostpidNamespace.CONTAINER
 GPU, OTHER = "GPU-1", "GPU-2"
@@ -57,27 +57,27 @@ def test_no_verdict_is_against_what_was_seen(pairs: list[tuple[int, int]], seen:
 
 
 def test_what_was_measured_is_known_after_a_restart(tmp_path: Path) -> None:
-    Memory(str(tmp_path), BOOT).put("535.183.01", HOST)
-    again = Memory(str(tmp_path), BOOT)
+    DriverMemory(str(tmp_path), BOOT).put("535.183.01", HOST)
+    again = DriverMemory(str(tmp_path), BOOT)
     assert again.get("535.183.01") is HOST
     assert again.get("570.86.15") is None
     again.put("570.86.15", CONTAINER)
     assert again.get("535.183.01") is HOST  # as long as this daemon runs
-    assert Memory(str(tmp_path), BOOT).get("535.183.01") is None
-    assert Memory(str(tmp_path), BOOT).get("570.86.15") is CONTAINER
+    assert DriverMemory(str(tmp_path), BOOT).get("535.183.01") is None
+    assert DriverMemory(str(tmp_path), BOOT).get("570.86.15") is CONTAINER
     assert Path(again.path).stat().st_mode & 0o777 == 0o600
     assert sorted(os.listdir(tmp_path)) == ["driver-truth.json"]
 
 
 def test_another_boot_knows_nothing(tmp_path: Path) -> None:
-    Memory(str(tmp_path), BOOT).put("535.183.01", HOST)
-    assert Memory(str(tmp_path), BOOT.replace("6", "7")).get("535.183.01") is None
-    assert Memory(str(tmp_path)).get("535.183.01") is None
+    DriverMemory(str(tmp_path), BOOT).put("535.183.01", HOST)
+    assert DriverMemory(str(tmp_path), BOOT.replace("6", "7")).get("535.183.01") is None
+    assert DriverMemory(str(tmp_path)).get("535.183.01") is None
 
 
 def test_this_boot_is_told_by_the_kernel(tmp_path: Path) -> None:
-    Memory(str(tmp_path)).put("weird", CONTAINER)
-    assert Memory(str(tmp_path)).get("weird") is CONTAINER
+    DriverMemory(str(tmp_path)).put("weird", CONTAINER)
+    assert DriverMemory(str(tmp_path)).get("weird") is CONTAINER
 
 
 def content(**changes: object) -> dict[str, object]:
@@ -93,7 +93,7 @@ def test_the_file_that_is_believed(tmp_path: Path) -> None:
     path = tmp_path / "driver-truth.json"
     path.write_text(json.dumps(content()))
     path.chmod(0o600)
-    assert Memory(str(tmp_path), BOOT).get("535.183.01") is HOST
+    assert DriverMemory(str(tmp_path), BOOT).get("535.183.01") is HOST
 
 
 @pytest.mark.parametrize(
@@ -122,17 +122,17 @@ def test_a_file_that_is_not_just_so_was_never_there(tmp_path: Path, text: str) -
     path = tmp_path / "driver-truth.json"
     path.write_text(text)
     path.chmod(0o600)
-    memory = Memory(str(tmp_path), BOOT)
+    memory = DriverMemory(str(tmp_path), BOOT)
     assert memory.get("535.183.01") is None
     memory.put("535.183.01", CONTAINER)
-    assert Memory(str(tmp_path), BOOT).get("535.183.01") is CONTAINER
+    assert DriverMemory(str(tmp_path), BOOT).get("535.183.01") is CONTAINER
 
 
 def test_a_file_that_others_can_write_or_put_there_is_not_believed(tmp_path: Path) -> None:
     path, elsewhere = tmp_path / "driver-truth.json", tmp_path / "elsewhere"
 
     def believed() -> bool:
-        return Memory(str(tmp_path), BOOT).get("535.183.01") is not None
+        return DriverMemory(str(tmp_path), BOOT).get("535.183.01") is not None
 
     path.write_text(json.dumps(content()))
     path.chmod(0o600)
@@ -159,7 +159,7 @@ def test_a_file_that_others_can_write_or_put_there_is_not_believed(tmp_path: Pat
 
 
 def test_what_cannot_be_written_down_is_known_all_the_same(tmp_path: Path) -> None:
-    memory = Memory(str(tmp_path / "missing"), BOOT)
+    memory = DriverMemory(str(tmp_path / "missing"), BOOT)
     with pytest.raises(FileNotFoundError):
         memory.put("535.183.01", HOST)
     assert memory.get("535.183.01") is HOST
@@ -169,6 +169,6 @@ def test_a_name_that_somebody_took_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "driver-truth.json.new").symlink_to(victim)
-    Memory(str(tmp_path), BOOT).put("535.183.01", HOST)
+    DriverMemory(str(tmp_path), BOOT).put("535.183.01", HOST)
     assert victim.read_text() == "precious"
-    assert Memory(str(tmp_path), BOOT).get("535.183.01") is HOST
+    assert DriverMemory(str(tmp_path), BOOT).get("535.183.01") is HOST

@@ -31,16 +31,16 @@ def reachable(path: Path) -> bool:
 
 def test_it_is_there_when_it_is_open_and_gone_when_it_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "run" / "api.sock"
-    entrance = UnixSocket(str(path), LISTENING, mode=0o606, group=4711)
+    unix_socket = UnixSocket(str(path), LISTENING, mode=0o606, group=4711)
     (temporary,) = (tmp_path / "run").iterdir()
     assert not path.exists()
     assert not reachable(temporary)
-    entrance.open()
+    unix_socket.open()
     info = path.stat()
     assert (stat.S_IMODE(info.st_mode), info.st_gid, reachable(path)) == (0o606, 4711, True)
     assert os.listdir(path.parent) == ["api.sock"]
-    entrance.close()
-    entrance.close()
+    unix_socket.close()
+    unix_socket.close()
     assert os.listdir(path.parent) == []
 
 
@@ -78,15 +78,15 @@ def test_what_a_killed_one_left_is_removed_and_that_of_one_that_waits_is_not(
     waits, waiting = left_by("input()")
     others = {"api.sock.1999999999", "api.sock.backup", waiting}
     for moment in ("the next one's start", "another one's end"):
-        entrance = UnixSocket(str(path), LISTENING) if moment == "another one's end" else None
+        unix_socket = UnixSocket(str(path), LISTENING) if moment == "another one's end" else None
         killed, left = left_by("os.kill(os.getpid(), 9)")
         killed.communicate()
         assert left in os.listdir(tmp_path)
-        entrance = entrance or UnixSocket(str(path), LISTENING)
-        entrance.open()
+        unix_socket = unix_socket or UnixSocket(str(path), LISTENING)
+        unix_socket.open()
         if moment == "the next one's start":
             assert {*os.listdir(tmp_path)} == {"api.sock", *others}
-        entrance.close()
+        unix_socket.close()
         assert {*os.listdir(tmp_path)} == others
     waits.kill()
     waits.communicate()
@@ -113,10 +113,10 @@ def test_a_living_one_is_left_alone_and_a_dead_one_replaced(tmp_path: Path) -> N
 def test_another_file_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "api.sock"
     path.write_text("precious")
-    entrance = UnixSocket(str(path), LISTENING)
+    unix_socket = UnixSocket(str(path), LISTENING)
     with pytest.raises(UsageError, match="is no socket"):
-        entrance.open()
-    entrance.close()
+        unix_socket.open()
+    unix_socket.close()
     assert path.read_text() == "precious"
     assert os.listdir(tmp_path) == ["api.sock"]
 
@@ -133,7 +133,7 @@ def test_a_group_that_is_not_there_is_said_and_ends_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = load({"run_dir": str(tmp_path), "socket_group": "nobody-has-this-group"})
-    assert api.make_entrances(settings, Journal()) == (None, None)
+    assert api.make_sockets(settings, Journal()) == (None, None)
     said = "".join(capsys.readouterr())
     assert "api_off" in said
     assert "groupadd" in said

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from resolver import log
-from resolver.events import KINDS, Events
+from resolver.events import KINDS, EventLog
 from resolver.log import Journal
 
 
 def test_only_the_last_are_kept_and_numbers_go_on() -> None:
-    events = Events(kept=3)
+    events = EventLog(kept=3)
     for number in range(5):
         events.publish("repair", {"n": number})
     assert [(event.number, event.fields["n"]) for event in events.after(0)] == [(3, 2), (4, 3), (5, 4)]
@@ -24,7 +24,7 @@ def test_only_the_last_are_kept_and_numbers_go_on() -> None:
 
 def test_everybody_who_waits_is_told() -> None:
     async def main() -> None:
-        events = Events()
+        events = EventLog()
         waiting = [asyncio.create_task(events.wait(0)) for _ in range(3)]
         gone = asyncio.create_task(events.wait(0))
         await asyncio.sleep(0)
@@ -42,10 +42,10 @@ def test_everybody_who_waits_is_told() -> None:
 
 def test_what_is_told_is_logged_and_only_known_kinds_are_events(capfd: pytest.CaptureFixture[str]) -> None:
     log.setup("json")
-    events = Events()
+    events = EventLog()
     journal = Journal(events)
-    journal.tell("repair", slot=3)
-    journal.tell("started", version="1")
+    journal.record("repair", slot=3)
+    journal.record("started", version="1")
     journal.trouble("nvml", "no driver", "nvml_unavailable", "nvml_available")
     journal.trouble("nvml", "no driver", "nvml_unavailable", "nvml_available")
     journal.trouble("nvml", "", "nvml_unavailable", "nvml_available")

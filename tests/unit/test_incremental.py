@@ -15,13 +15,13 @@ from resolver.gpu.attribution import Joined
 from resolver.hami.discovery import Location, SharedDirectory, Whose
 from resolver.hami.hostpid_policy import Policy
 from resolver.hami.layout import LAYOUTS
-from resolver.hami.packed_slots import Slot, Slots
+from resolver.hami.packed_slots import PackedSlots, Slot
 from resolver.hami.region import RegionView, SharedRegion
 from resolver.linux.procfs import ProcessHandle
 from resolver.reasons import Process, UnresolvedReason
-from resolver.repair.claims import SlotState
 from resolver.repair.plan import Order, RegionRepairs
 from resolver.repair.region_report import region_report
+from resolver.repair.slot_states import SlotState
 from resolver.state import SlotReport, tally
 
 UUIDS = "GPU-a", "GPU-b"
@@ -97,7 +97,7 @@ class Life:
             self.before, self.answered = at.joined, now
             repairs.values_changed(None if self.whole else changed)
         repairs.region.mtime_ns += at.touched
-        for state in [each for each in repairs.told_apart() if each.owner and each.slot.pid in at.ended]:
+        for state in [each for each in repairs.distinguished() if each.owner and each.slot.pid in at.ended]:
             state.owner_ended()
             assert repairs.ended(state)
         if at.abandoned:
@@ -235,7 +235,7 @@ def moments(draw: st.DrawFn) -> list[Moment]:
 
 def _view(slots: list[tuple[int, int, int, tuple[int, int]]]) -> RegionView:
     made = [Slot(index, *slot) for index, slot in enumerate(slots)]
-    return RegionView(2, UUIDS, (100, 100), len(made), 0, Slots.packed(made))
+    return RegionView(2, UUIDS, (100, 100), len(made), 0, PackedSlots.packed(made))
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from resolver.hami.layout import (
     parse_region,
     parse_tail_start,
 )
-from resolver.hami.packed_slots import Columns, Slot, Slots
+from resolver.hami.packed_slots import Columns, PackedSlots, Slot
 from resolver.reasons import RegionReason
 from tests.fakes.cachefiles import NAMES, RECORDED, expected, recorded
 
@@ -193,7 +193,7 @@ def test_the_quick_reader_sees_what_the_whole_one_sees(layout: Layout, device_nu
     slots = (noise * 100)[: 3 * layout.slot_size].ljust(3 * layout.slot_size, b"\1")
     tail = struct.pack("<i", 3).ljust(layout.size - layout.proc_num, b"\0")
     parsed = parse_region(layout, bytes(header), slots, tail)["slots"]
-    quick = Slots(Columns(layout, device_num).of(memoryview(slots)))
+    quick = PackedSlots(Columns(layout, device_num).of(memoryview(slots)))
     assert len(quick) == len(parsed)
     for slot, seen in zip(parsed, quick, strict=True):
         utils = tuple(util["sm_util"] for util in slot.get("device_util", []))

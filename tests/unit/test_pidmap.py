@@ -15,7 +15,7 @@ from resolver.pids import listing
 from resolver.pids import pidmap as module
 from resolver.pids.listing import Listing
 from resolver.pids.pidmap import PidMap
-from resolver.pids.source import Changes
+from resolver.pids.source import ProcessChanges
 from tests.unit.test_budget import burn
 
 
@@ -38,20 +38,20 @@ class Told:
     def ahead(self) -> Iterator[None]:
         return iter(())
 
-    def refresh(self) -> Changes:
+    def refresh(self) -> ProcessChanges:
         self.asked += 1
         went = [p for p in self._known if p not in self.now or p in self._again]
         came = [p for p in self.now if p not in self._known or p in self._again]
         self._known, self._again = dict(self.now), set()
-        return Changes(came, went, self.unreadable)
+        return ProcessChanges(came, went, self.unreadable)
 
-    def look(self, host_pid: int) -> Changes:
+    def look(self, host_pid: int) -> ProcessChanges:
         known, self._known = host_pid in self._known, dict(self._known)
         if host_pid not in self.now or (known and host_pid not in self._again):
-            return Changes([], [], 0)
+            return ProcessChanges([], [], 0)
         self._known[host_pid] = self.now[host_pid]
         self._again.discard(host_pid)
-        return Changes([host_pid], [host_pid] if known else [], 0)
+        return ProcessChanges([host_pid], [host_pid] if known else [], 0)
 
     def ns_pids(self) -> Mapping[int, tuple[int, ...]]:
         return self._known
@@ -185,7 +185,7 @@ def test_tombstones_are_bounded() -> None:
 
 def test_a_refresh_rests_five_times_as_long_as_it_took(clock: Clock) -> None:
     class Slow(Told):
-        def refresh(self) -> Changes:
+        def refresh(self) -> ProcessChanges:
             clock.now += 0.5
             return super().refresh()
 

@@ -16,15 +16,15 @@ from resolver.config import HostpidNamespace, WriteUtilization
 from resolver.hami.discovery import Location, Place, PodFile, SharedDirectory, Whose
 from resolver.hami.hostpid_policy import Policy
 from resolver.hami.layout import LAYOUTS
-from resolver.hami.packed_slots import Slot, Slots
+from resolver.hami.packed_slots import PackedSlots, Slot
 from resolver.hami.region import RegionView, SharedRegion
 from resolver.linux.mappings import FilePlace
 from resolver.linux.procfs import ProcessHandle
 from resolver.reasons import Process, RepairReason, UnresolvedReason
-from resolver.repair.claims import SlotState
 from resolver.repair.plan import FOLLOWED, Order, RegionRepairs, encode, slot_word
 from resolver.repair.quarantine import FORGIVEN_SECONDS, Blame
 from resolver.repair.reported_values import TWO_TICKS
+from resolver.repair.slot_states import SlotState
 from resolver.workers import slot_writer
 
 HOST, CONTAINER = (Policy(namespace, "") for namespace in (HostpidNamespace.HOST, HostpidNamespace.CONTAINER))
@@ -39,7 +39,7 @@ def view(*slots: SlotValues) -> RegionView:
     """Slots as ``(pid, hostpid[, status[, sm_util]])``, in the order of their indexes."""
     rest = (1, (0, 0))
     made = tuple(Slot(index, *values, *rest[len(values) - 2 :]) for index, values in enumerate(slots))
-    return RegionView(2, UUIDS, (100, 100), len(made), 0, Slots.packed(made))
+    return RegionView(2, UUIDS, (100, 100), len(made), 0, PackedSlots.packed(made))
 
 
 class Bench:
@@ -68,7 +68,7 @@ class Bench:
     def states(self) -> dict[int, SlotState]:
         """The states of all slots, by PID."""
         assert self.repairs.view is not None
-        for index, code in enumerate(self.repairs.claim_codes()):
+        for index, code in enumerate(self.repairs.unowned_codes()):
             if code and index not in self.repairs.odd:
                 self.repairs.at(index)
         return self.repairs.states
@@ -189,7 +189,7 @@ def test_the_same_pid_more_than_once_is_ambiguous(bench: Bench, times: int) -> N
     assert gone == []
     assert [order.slot for order in bench.plan()] == [times]
     assert bench.repairs.odd == dict.fromkeys(range(times), UnresolvedReason.AMBIGUOUS)
-    assert [state.slot.pid for state in bench.repairs.told_apart()] == [9]
+    assert [state.slot.pid for state in bench.repairs.distinguished()] == [9]
     # the move is over: the owner is still known
     bench.see((9, 0), (7, 0))
     assert {(order.slot, order.new >> 32) for order in bench.plan()} == {(0, 4713), (1, 4711)}
@@ -729,7 +729,7 @@ def test_whatever_a_tenant_shows_only_owned_slots_get_their_own_number(
                 assert order.new == slot_word(pid, 4000 + pid if policy is HOST else pid)
                 assert order.target_offset == bench.layout.hostpid_word(order.slot)
                 assert order.new != order.expected
-            assert len(bench.repairs.told_apart()) + len(bench.repairs.odd) == len(listed)
+            assert len(bench.repairs.distinguished()) + len(bench.repairs.odd) == len(listed)
         bench.repairs.close()
 
 

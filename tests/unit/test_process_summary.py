@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from resolver.cli.process_summary import ProcessFacts, facts_of
+from resolver.cli.process_summary import ProcessSummary, facts_of
 from resolver.linux.procfs import Procfs
 from tests.patience import PATIENCE_S
 
@@ -28,15 +28,15 @@ def test_whose_it_is_what_it_runs_and_since_when() -> None:
         assert facts.cpu_seconds is not None
         assert facts.memory is not None
         assert f"{facts.user}, /bin/sleep 1000, " in facts.in_a_line()
-        assert facts_of(child.pid, Procfs().start_time(child.pid) + 1) == ProcessFacts()
+        assert facts_of(child.pid, Procfs().start_time(child.pid) + 1) == ProcessSummary()
         child.kill()
         child.wait()
-        assert facts_of(child.pid) == ProcessFacts()
+        assert facts_of(child.pid) == ProcessSummary()
 
 
 def test_nothing_is_known_of_what_is_gone() -> None:
-    assert ProcessFacts().in_a_line() == ""
-    assert ProcessFacts().command is None
+    assert ProcessSummary().in_a_line() == ""
+    assert ProcessSummary().command is None
 
 
 def test_a_command_line_of_a_megabyte_is_cut() -> None:

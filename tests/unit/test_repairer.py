@@ -26,7 +26,7 @@ from resolver.config import HostpidNamespace, Settings, WriteUtilization
 from resolver.errors import RegionRejected, WorkerFailed
 from resolver.gpu.attribution import NOTHING, Joined
 from resolver.hami import layout as layouts
-from resolver.hami.discovery import Changes, FoundRegion, Location, SharedDirectory, Whose
+from resolver.hami.discovery import FoundRegion, Location, RegionChanges, SharedDirectory, Whose
 from resolver.hami.hostpid_policy import Policy
 from resolver.hami.region import SharedRegion, adopt_region
 from resolver.linux.procfs import ProcessHandle, Procfs
@@ -602,7 +602,7 @@ class InMemory:
         self.paths = list(paths)
         self.waited = self.closed = 0
 
-    def refresh(self, *, full: bool) -> Changes:
+    def refresh(self, *, full: bool) -> RegionChanges:
         added, refused = list[FoundRegion](), list[tuple[str, RegionRejected]]()
         while self.paths and full:
             path = self.paths.pop()
@@ -610,7 +610,7 @@ class InMemory:
             self.regions[region.path] = region
             added.append(FoundRegion(region, Whose(account="claim-1", container="")))
             refused = [("/odd", RegionRejected(RegionReason.UNPROVEN, "it is odd"))]
-        return Changes(added, [], refused)
+        return RegionChanges(added, [], refused)
 
     async def settle(self) -> bool:
         self.waited += 1

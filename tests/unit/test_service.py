@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from resolver import api, log
-from resolver.api import Entrances
+from resolver.api import ApiSockets
 from resolver.config import HostpidNamespace, LogLevel, Settings
 from resolver.daemon.pace import ERRORS_BEFORE_END
 from resolver.daemon.service import Service
@@ -331,7 +331,7 @@ def test_a_daemon_that_waits_has_what_the_api_takes_to_run(monkeypatch: pytest.M
 
     async def wait_and_take_over() -> None:
         service = Service(Settings(), holder="4711")
-        service._entrances = Entrances(None, None)
+        service._sockets = ApiSockets(None, None)
         serving = asyncio.create_task(service._serve())
         await asyncio.sleep(0)
         assert done == ["loaded"]

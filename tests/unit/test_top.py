@@ -19,14 +19,14 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 
 from resolver.cli._top.cells import ASCII, UNICODE, Line, fit, glyphs_for
-from resolver.cli._top.choose import Part
+from resolver.cli._top.choose import ScreenPart
 from resolver.cli._top.frame import _KEYS, _SIGNS, Shown, frame, page, percent, problems
 from resolver.cli._top.keys import keys_in
-from resolver.cli._top.live import View
+from resolver.cli._top.live import LiveView
 from resolver.cli._top.plain import _COLUMNS
 from resolver.cli._top.reading import Reading
 from resolver.cli._top.rows import SORTS, Choice, Row, rows_of
-from resolver.cli._top.tree import HOST, Amount, Container, Tree, total
+from resolver.cli._top.tree import HOST, Amount, ContainerNode, Tree, total
 from resolver.cli.show import size
 from resolver.gpu.inventory import GpuDetails
 from resolver.reasons import SampleReason
@@ -41,7 +41,7 @@ def rows(snapshot: Snapshot, **choice: Any) -> list[Row]:
     return rows_of(tree_of(snapshot), Choice(**choice), UNICODE)
 
 
-def containers(tree: Tree, gpu: int) -> dict[str, Container]:
+def containers(tree: Tree, gpu: int) -> dict[str, ContainerNode]:
     return {each.container_name or each.container_id[:4]: each for each in tree.gpus[gpu].containers}
 
 
@@ -461,12 +461,12 @@ def test_signs_by_locale(environ: dict[str, str], encoding: str | None, glyphs: 
     assert glyphs_for(encoding, environ) is glyphs
 
 
-def seen(view: View, reading: Reading, size: tuple[int, int] = (80, 24)) -> str:
+def seen(view: LiveView, reading: Reading, size: tuple[int, int] = (80, 24)) -> str:
     return "\n".join(text_of(view.frame(reading, size, "node", reading.read_at)))
 
 
 def test_the_help_fits_80_by_24_at_once() -> None:
-    view, reading = View(UNICODE), reading_of(troubled())
+    view, reading = LiveView(UNICODE), reading_of(troubled())
     seen(view, reading, (80, 24))
     view.press("h")
     text = seen(view, reading, (80, 24))
@@ -478,7 +478,7 @@ def test_the_help_fits_80_by_24_at_once() -> None:
 
 @pytest.mark.parametrize("size", [(80, 24), (50, 15), (30, 10), (200, 60)], ids=str)
 def test_nothing_of_the_help_is_cut(size: tuple[int, int]) -> None:
-    view, reading = View(UNICODE), reading_of(troubled())
+    view, reading = LiveView(UNICODE), reading_of(troubled())
     seen(view, reading, size)
     view.press("h")
     pages = []
@@ -502,7 +502,7 @@ def loaded(*loads: tuple[str, int | None]) -> Reading:
 
 
 def test_a_container_has_its_history_and_a_gap_where_it_is_not_known() -> None:
-    view = View(UNICODE)
+    view = LiveView(UNICODE)
     text = seen(view, loaded(("a", 0)), (80, 24))
     assert re.search(r"ns/a/main +─{8} +0%", text)  # one reading is no history
     for load in (1, 50, None, 100):
@@ -515,7 +515,7 @@ def test_a_container_has_its_history_and_a_gap_where_it_is_not_known() -> None:
 
 
 def test_histories_are_bounded() -> None:
-    view = View(UNICODE)
+    view = LiveView(UNICODE)
     for load in range(100):
         seen(view, loaded(("a", load), (f"b{load}", 1)), (400, 24))
     assert {len(row.history) for row in view.rows if row.kind == "container"} == {1, 60}
@@ -527,7 +527,7 @@ def test_command_lines_of_what_is_on_the_screen() -> None:
     build.named(GPUS[0], "ns/a/main")
     build.process("x", os.getpid(), 1, 5, 1.0)
     tree = tree_of(build.picture((GPUS[0],)))
-    view, now = View(UNICODE), time.time() + 10  # the test may be young
+    view, now = LiveView(UNICODE), time.time() + 10  # the test may be young
     seen(view, Reading(tree, now), (160, 24))
     view.press("c")
     seen(view, Reading(tree, now), (160, 24))
@@ -544,17 +544,17 @@ def test_command_lines_of_what_is_on_the_screen() -> None:
 @pytest.mark.parametrize(
     ("part", "gpus", "names"),
     [
-        (Part(), [0, 1, 2, 3], None),
-        (Part(("1",)), [1], ["main", "", ""]),
-        (Part(("0", GPUS[2].uuid[:10])), [0, 2], ["main", "vllm", "jupyter", "worker"]),
-        (Part(name="research/llm-serving-0"), [0], ["vllm"]),
-        (Part(name="vllm"), [0], ["vllm"]),
-        (Part(name="main"), [0, 1, 3], ["main", "main", "main"]),
-        (Part(("1",), "main"), [1], ["main"]),
-        (Part(name="abababab"), [1], [""]),
+        (ScreenPart(), [0, 1, 2, 3], None),
+        (ScreenPart(("1",)), [1], ["main", "", ""]),
+        (ScreenPart(("0", GPUS[2].uuid[:10])), [0, 2], ["main", "vllm", "jupyter", "worker"]),
+        (ScreenPart(name="research/llm-serving-0"), [0], ["vllm"]),
+        (ScreenPart(name="vllm"), [0], ["vllm"]),
+        (ScreenPart(name="main"), [0, 1, 3], ["main", "main", "main"]),
+        (ScreenPart(("1",), "main"), [1], ["main"]),
+        (ScreenPart(name="abababab"), [1], [""]),
     ],
 )
-def test_a_part_of_the_tree(part: Part, gpus: list[int], names: list[str] | None) -> None:
+def test_a_part_of_the_tree(part: ScreenPart, gpus: list[int], names: list[str] | None) -> None:
     tree = tree_of(troubled())
     part.require(tree)
     found = part.of(tree)
@@ -565,9 +565,9 @@ def test_a_part_of_the_tree(part: Part, gpus: list[int], names: list[str] | None
 
 def test_what_is_unresolved_elsewhere_is_left_out() -> None:
     tree = tree_of(troubled())
-    assert [each.kind for each in Part(("0",)).of(tree).unresolved] == ["sample"]
-    assert [each.kind for each in Part(name="default/whisper-eval").of(tree).unresolved] == ["slot"]
-    assert Part(name="vllm").of(tree).unresolved == ()
+    assert [each.kind for each in ScreenPart(("0",)).of(tree).unresolved] == ["sample"]
+    assert [each.kind for each in ScreenPart(name="default/whisper-eval").of(tree).unresolved] == ["slot"]
+    assert ScreenPart(name="vllm").of(tree).unresolved == ()
 
 
 def test_what_is_not_there_is_said_and_1(tmp_path: Path) -> None:
@@ -588,7 +588,7 @@ def test_what_is_not_there_is_said_and_1(tmp_path: Path) -> None:
 
 def test_the_cursor_stays_on_its_row_when_the_order_changes() -> None:
     reading = reading_of(busy(30))
-    view = View(UNICODE)
+    view = LiveView(UNICODE)
     seen(view, reading)
     for _ in range(7):
         view.press("down")
@@ -604,7 +604,7 @@ def test_the_cursor_stays_on_its_row_when_the_order_changes() -> None:
 
 def test_the_list_moves_under_the_cursor_and_fills_the_screen() -> None:
     reading = reading_of(busy(30))
-    view = View(UNICODE)
+    view = LiveView(UNICODE)
     first = seen(view, reading)
     view.press("end")
     assert view.rows[-1].title in seen(view, reading).splitlines()[-3]
@@ -626,7 +626,7 @@ def test_the_list_moves_under_the_cursor_and_fills_the_screen() -> None:
 
 def test_letters_are_letters_in_a_filter_and_keys_outside() -> None:
     reading = reading_of(busy(3))
-    view = View(UNICODE)
+    view = LiveView(UNICODE)
     assert view.press("/")
     for key in ("q", "u", "h", "backspace", " ", "home"):
         assert view.press(key)
@@ -643,7 +643,7 @@ def test_letters_are_letters_in_a_filter_and_keys_outside() -> None:
 
 def test_one_key_folds_all_containers_and_opens_them_again() -> None:
     reading = reading_of(busy(10))
-    view = View(UNICODE)
+    view = LiveView(UNICODE)
     seen(view, reading)
     whole = len(view.rows)
     view.press("f")
@@ -783,7 +783,7 @@ def test_a_reading_of_200_containers_is_soon_a_frame() -> None:
     reading = reading_of(busy(200))
     began = time.process_time()
     for _ in range(5):
-        View(UNICODE).frame(reading, (160, 50), "node", reading.read_at)
+        LiveView(UNICODE).frame(reading, (160, 50), "node", reading.read_at)
     took = (time.process_time() - began) / 5
     print(f"{took * 1e3:.1f} ms")
     assert took < 0.5  # some milliseconds; this is for what would grow with the square

@@ -208,17 +208,17 @@ def test_load_that_dead_slots_get_again_and_again_is_told_ever_more_rarely(
             zeroed = writing._zeroed.setdefault("uid_hostile", orders.Zeroed())
             zeroed.add(f"/{file}.cache", tenth % 2)
             zeroed.add(f"/{file}.cache", tenth % 2)
-        writing.tell_zeroed()
+        writing.log_zeroed()
     assert [round(at - 1000) for at, _ in said] == [0, 1, 3, 7, 15, 31, 63]
     assert said[1][1] == {
         "event": "dead_slots_zeroed", "container": "uid_hostile", "files": 7, "slots": 14, "words": 140
     }  # fmt: skip
     now += 200
-    writing.tell_zeroed()
+    writing.log_zeroed()
     assert len(said) == 8
     now += 200
-    writing.tell_zeroed()
+    writing.log_zeroed()
     writing._zeroed["uid_hostile"] = orders.Zeroed()
     now += 1
-    writing.tell_zeroed()
+    writing.log_zeroed()
     assert said[-1][0] == now, "at once again"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-class State(StrEnum):
+class LinkState(StrEnum):
     """``soon`` gets right by itself; ``after`` is not judged, since the chain breaks before it."""
 
     OK = "ok"
@@ -35,14 +35,14 @@ class Link(NamedTuple):
     """``reason`` is the fixed word, where there is one; ``cause`` and ``fix`` are empty while it holds."""
 
     name: str
-    state: State
+    state: LinkState
     found: str
     reason: str = ""
     cause: str = ""
     fix: str = ""
 
 
-class Owner(NamedTuple):
+class SlotOwner(NamedTuple):
     """A slot, a process on a GPU, or both, with its part of the chain."""
 
     ns_pid: int | None
@@ -71,17 +71,17 @@ class Explained(NamedTuple):
     container_id: str | None
     runtime: str | None
     links: tuple[Link, ...]
-    owners: tuple[Owner, ...]
+    owners: tuple[SlotOwner, ...]
     end: Link
     reported: tuple[Reported, ...]
 
-    def every_link(self) -> Iterator[tuple[Owner | None, Link]]:
+    def every_link(self) -> Iterator[tuple[SlotOwner | None, Link]]:
         """In the chain's order."""
         yield from ((None, link) for link in self.links)
         yield from ((owner, link) for owner in self.owners for link in owner.links)
         yield None, self.end
 
-    def worst(self, state: State) -> tuple[Owner | None, Link] | None:
+    def worst(self, state: LinkState) -> tuple[SlotOwner | None, Link] | None:
         """The first link of that state."""
         return next((each for each in self.every_link() if each[1].state is state), None)
 
@@ -120,10 +120,10 @@ def explain(known: Known, container: Json, count: int | None) -> Explained:
     """The chain of one container; ``count`` is how many processes it has, None if that is not known."""
     of = _Of(known, container, count)
     links = tuple(_of_container(of))
-    broken = any(link.state is State.BREAKS for link in links)
+    broken = any(link.state is LinkState.BREAKS for link in links)
     owners = tuple(_of_owners(of, broken=broken))
     reported = tuple(_reported(of))
-    whole = not broken and all(link.state is State.OK for owner in owners for link in owner.links)
+    whole = not broken and all(link.state is LinkState.OK for owner in owners for link in owner.links)
     return Explained(
         namespace=container["namespace"],
         pod=container["pod"],
@@ -155,33 +155,37 @@ def _processes(of: _Of) -> Link:
     if of.container["container_id"] is None:
         return Link(
             "processes",
-            State.UNKNOWN,
+            LinkState.UNKNOWN,
             found,
             cause="no process of it is known: it has ended, or none of its slots has an owner yet",
             fix="kubectl get pod shows whether it runs; the slots below say what is known of each",
         )
-    return Link("processes", State.OK, found if of.count is None else f"{of.count} in the container, {found}")
+    return Link(
+        "processes", LinkState.OK, found if of.count is None else f"{of.count} in the container, {found}"
+    )
 
 
 def _namespace(of: _Of) -> Link:
     pidns, init = of.container["pidns"], of.container["init_host_pid"]
     if of.container["container_id"] is None:
-        return Link("namespace", State.AFTER, "not known")
+        return Link("namespace", LinkState.AFTER, "not known")
     if pidns is None:
-        return Link("namespace", State.OK, "none of its own: it shares another container's, or the host's")
-    return Link("namespace", State.OK, f"{pidns}; its first process is {init} on the host")
+        return Link(
+            "namespace", LinkState.OK, "none of its own: it shares another container's, or the host's"
+        )
+    return Link("namespace", LinkState.OK, f"{pidns}; its first process is {init} on the host")
 
 
 def _map(of: _Of) -> Link:
     source = of.known.status["source"]
     if of.known.no_daemon:
-        return Link("map", State.OK, f"a scan of /proc, made now: {source['processes']} processes")
+        return Link("map", LinkState.OK, f"a scan of /proc, made now: {source['processes']} processes")
     found = f"{source['name']}, {source['processes']} processes"
     if source["not_ready"]:
         fix = f"resolver doctor --only {source['name']}"
         return Link(
             name="map",
-            state=State.BREAKS,
+            state=LinkState.BREAKS,
             found=found,
             reason="not_ready",
             cause=source["not_ready"],
@@ -190,13 +194,13 @@ def _map(of: _Of) -> Link:
     if source["incomplete"]:
         return Link(
             name="map",
-            state=State.UNKNOWN,
+            state=LinkState.UNKNOWN,
             found=found,
             reason="incomplete",
             cause=source["incomplete"],
             fix="set map_size higher",
         )
-    return Link("map", State.OK, found)
+    return Link("map", LinkState.OK, found)
 
 
 def _cache_file(of: _Of) -> Link:
@@ -209,7 +213,7 @@ def _cache_file(of: _Of) -> Link:
         found += f", and {len(of.regions) - 1} more" if len(of.regions) > 1 else ""
         if any(region["quarantined"] for region in of.regions):
             return _reason("cache file", found, UnresolvedReason.QUARANTINED)
-        return Link("cache file", State.OK, found)
+        return Link("cache file", LinkState.OK, found)
     if refused:
         from resolver.doctor.hami import REFUSALS
 
@@ -217,7 +221,7 @@ def _cache_file(of: _Of) -> Link:
         _, cause, fix = REFUSALS[RegionReason(reason)]
         return Link(
             name="cache file",
-            state=State.BREAKS,
+            state=LinkState.BREAKS,
             found=f"{path.rsplit('/', 1)[-1]} is ignored",
             reason=reason,
             cause=cause,
@@ -226,13 +230,13 @@ def _cache_file(of: _Of) -> Link:
     if of.known.missing_dirs:
         found = f"there is no {', '.join(of.known.missing_dirs)}"
         cause, fix = "HAMi keeps its cache files there", "resolver doctor --only containers_dir"
-        return Link(name="cache file", state=State.BREAKS, found=found, reason="", cause=cause, fix=fix)
+        return Link(name="cache file", state=LinkState.BREAKS, found=found, reason="", cause=cause, fix=fix)
     if of.processes:
         reason = SampleReason.NO_SHARED_REGION
         return Link(
-            "cache file", State.BREAKS, "it has none", reason, *map(words.plain, words.SAMPLE[reason])
+            "cache file", LinkState.BREAKS, "it has none", reason, *map(words.plain, words.SAMPLE[reason])
         )
-    return Link("cache file", State.OK, "none: no process of it has used a GPU yet")
+    return Link("cache file", LinkState.OK, "none: no process of it has used a GPU yet")
 
 
 def _driver(of: _Of) -> Link:
@@ -245,30 +249,30 @@ def _driver(of: _Of) -> Link:
         cause = f"NVML does not answer: {driver['error']}"
         return Link(
             name="driver",
-            state=State.UNKNOWN,
+            state=LinkState.UNKNOWN,
             found=found,
             reason="",
             cause=cause,
             fix="resolver doctor --only nvml",
         )
-    return Link("driver", State.OK, found)
+    return Link("driver", LinkState.OK, found)
 
 
 def _reason(name: str, found: str, reason: UnresolvedReason) -> Link:
-    state = State.SOON if reason in words.PASSING else State.BREAKS
+    state = LinkState.SOON if reason in words.PASSING else LinkState.BREAKS
     return Link(name, state, found, reason, *map(words.plain, words.UNRESOLVED[reason]))
 
 
 # ---- of each slot, and each process on a GPU ------------------------------------------------------------------------
 
 
-def _of_owners(of: _Of, *, broken: bool) -> Iterator[Owner]:
+def _of_owners(of: _Of, *, broken: bool) -> Iterator[SlotOwner]:
     comms = {each["host_pid"]: each["comm"] for each in of.processes}
     for slot in of.slots:
         links = tuple(_of_slot(of, slot))
         if broken:
             links = tuple(_not_blamed(link) for link in links)
-        yield Owner(
+        yield SlotOwner(
             ns_pid=slot["pid"],
             host_pid=slot["host_pid"],
             comm=comms.get(slot["host_pid"]),
@@ -279,15 +283,17 @@ def _of_owners(of: _Of, *, broken: bool) -> Iterator[Owner]:
     for host_pid in sorted({each["host_pid"] for each in of.processes} - owning):
         mine = [each for each in of.processes if each["host_pid"] == host_pid]
         reason = SampleReason(mine[0]["no_slot"] or SampleReason.NO_SLOT)
-        state = State.AFTER if broken else State.BREAKS
+        state = LinkState.AFTER if broken else LinkState.BREAKS
         slot_link = Link("slot", state, "it has none", reason, *map(words.plain, words.SAMPLE[reason]))
         said = [(each["device_uuid"], each["sm_util"]) for each in mine]
         links = (slot_link, _not_blamed(_sample(of, said)))
-        yield Owner(ns_pid=mine[0]["ns_pid"], host_pid=host_pid, comm=mine[0]["comm"], slot=None, links=links)
+        yield SlotOwner(
+            ns_pid=mine[0]["ns_pid"], host_pid=host_pid, comm=mine[0]["comm"], slot=None, links=links
+        )
 
 
 def _not_blamed(link: Link) -> Link:
-    return link._replace(state=State.AFTER) if link.state is not State.OK else link
+    return link._replace(state=LinkState.AFTER) if link.state is not LinkState.OK else link
 
 
 def _of_slot(of: _Of, slot: Json) -> Iterator[Link]:
@@ -296,27 +302,27 @@ def _of_slot(of: _Of, slot: Json) -> Iterator[Link]:
     samples = [(each["device_uuid"], each["utilization"]) for each in slot["device_util"]]
     reason = UnresolvedReason(slot["unresolved"]) if slot["unresolved"] else None
     if slot["dead"]:
-        yield Link("slot", State.OK, f"{place}; its process has ended")
+        yield Link("slot", LinkState.OK, f"{place}; its process has ended")
         yield _of_the_dead(of, values)
         return
     if reason and reason not in words.OF_WRITING and reason is not UnresolvedReason.DRIVER_UNKNOWN:
         yield _reason("slot", place, reason)
-        yield Link("hostpid", State.AFTER, f"{slot['hostpid']}; what it must be is not known")
-        yield Link("value", State.AFTER, _per_gpu(of, values))
+        yield Link("hostpid", LinkState.AFTER, f"{slot['hostpid']}; what it must be is not known")
+        yield Link("value", LinkState.AFTER, _per_gpu(of, values))
         return
-    yield Link("slot", State.OK, place)
+    yield Link("slot", LinkState.OK, place)
     hostpid = _hostpid(of, slot, reason)
     yield hostpid
     sample = _sample(of, samples)
     yield sample
     value = _value(of, slot, values, dict(samples))
-    holds = hostpid.state is State.OK and sample.state is State.OK
-    yield value if holds or value.state is State.OK else _not_blamed(value)
+    holds = hostpid.state is LinkState.OK and sample.state is LinkState.OK
+    yield value if holds or value.state is LinkState.OK else _not_blamed(value)
 
 
 def _of_the_dead(of: _Of, values: Sequence[tuple[str, int | None]]) -> Link:
     if not any(value for _, value in values):
-        return Link("value", State.OK, _per_gpu(of, values))
+        return Link("value", LinkState.OK, _per_gpu(of, values))
     cause = "HAMi's monitor still adds up what its process said last"
     return _left(of, "value", _per_gpu(of, values), "", cause)
 
@@ -324,12 +330,12 @@ def _of_the_dead(of: _Of, values: Sequence[tuple[str, int | None]]) -> Link:
 def _hostpid(of: _Of, slot: Json, reason: UnresolvedReason | None) -> Link:
     hostpid, wanted = slot["hostpid"], of.wanted(slot)
     if wanted is None:
-        return Link("hostpid", State.AFTER, f"{hostpid}; what it must be is not known")
+        return Link("hostpid", LinkState.AFTER, f"{hostpid}; what it must be is not known")
     if reason is not None:
         return _reason("hostpid", f"{hostpid}, and must be {wanted}", reason)
     if hostpid == wanted:
         before = f"; it was {slot['repaired']}, and is repaired" if slot["repaired"] else ""
-        return Link("hostpid", State.OK, f"{hostpid}, the {of.namespace} PID{before}")
+        return Link("hostpid", LinkState.OK, f"{hostpid}, the {of.namespace} PID{before}")
     other = slot["pid"] if of.namespace == "host" else slot["host_pid"]
     shared = any(each is not slot and each["hostpid"] == hostpid for each in of.slots)
     why = classify(hostpid, wanted, other, shared=shared) or RepairReason.STALE
@@ -341,7 +347,7 @@ def _left(of: _Of, name: str, found: str, reason: str, cause: str) -> Link:
     if of.known.writes:
         return Link(
             name=name,
-            state=State.SOON,
+            state=LinkState.SOON,
             found=found,
             reason=reason,
             cause=cause,
@@ -350,21 +356,21 @@ def _left(of: _Of, name: str, found: str, reason: str, cause: str) -> Link:
     if of.known.no_daemon:
         return Link(
             name=name,
-            state=State.BREAKS,
+            state=LinkState.BREAKS,
             found=found,
             reason=reason,
             cause=cause,
             fix="a daemon repairs it; none answers here",
         )
     fix = "the daemon is a dry run, and writes nothing: start it without --dry-run"
-    return Link(name=name, state=State.BREAKS, found=found, reason=reason, cause=cause, fix=fix)
+    return Link(name=name, state=LinkState.BREAKS, found=found, reason=reason, cause=cause, fix=fix)
 
 
 def _sample(of: _Of, samples: Sequence[tuple[str, int | None]]) -> Link:
     unknown = [uuid for uuid, value in samples if value is None]
     found = _per_gpu(of, samples)
     if not unknown:
-        return Link("sample", State.OK, f"NVML: {found}")
+        return Link("sample", LinkState.OK, f"NVML: {found}")
     gpu, error = of.gpus.get(unknown[0], {}), of.known.status["driver"]["error"]
     if error:
         cause, fix = f"NVML does not answer: {error}", "resolver doctor --only nvml"
@@ -374,7 +380,9 @@ def _sample(of: _Of, samples: Sequence[tuple[str, int | None]]) -> Link:
         fix = "docs/limits.md#gpus says what can be had; nvidia-smi shows the GPU as a whole"
     else:
         cause, fix = "NVML has not said anything of this process yet", "ask again in a few seconds"
-    return Link(name="sample", state=State.UNKNOWN, found=f"NVML: {found}", reason="", cause=cause, fix=fix)
+    return Link(
+        name="sample", state=LinkState.UNKNOWN, found=f"NVML: {found}", reason="", cause=cause, fix=fix
+    )
 
 
 def _value(
@@ -387,7 +395,7 @@ def _value(
         )
         return Link(
             name="value",
-            state=State.BREAKS,
+            state=LinkState.BREAKS,
             found="sm_util: none",
             reason="",
             cause=cause,
@@ -397,7 +405,7 @@ def _value(
     if slot["stuck"]:
         fix = "docs/troubleshooting.md#a-slot-is-stuck has what to do for each cause"
         return Link(
-            name="value", state=State.BREAKS, found=found, reason="stuck", cause=slot["stuck"], fix=fix
+            name="value", state=LinkState.BREAKS, found=found, reason="stuck", cause=slot["stuck"], fix=fix
         )
     off = any(
         value is not None and (nvml := samples.get(uuid)) is not None and differs(value, nvml)
@@ -407,10 +415,10 @@ def _value(
         cause = "it differs from NVML's at this moment; HAMi's watcher takes it in at its next tick"
         if of.known.writes:
             fix = "nothing: what stays wrong is put right by the daemon"
-            return Link(name="value", state=State.SOON, found=found, reason="", cause=cause, fix=fix)
+            return Link(name="value", state=LinkState.SOON, found=found, reason="", cause=cause, fix=fix)
         fix = "explain it again: a value that stays wrong needs a daemon that writes"
-        return Link(name="value", state=State.UNKNOWN, found=found, reason="", cause=cause, fix=fix)
-    return Link("value", State.OK, found)
+        return Link(name="value", state=LinkState.UNKNOWN, found=found, reason="", cause=cause, fix=fix)
+    return Link("value", LinkState.OK, found)
 
 
 def _per_gpu(of: _Of, values: Sequence[tuple[str, int | None]]) -> str:
@@ -461,16 +469,16 @@ def _end(of: _Of, reported: Sequence[Reported], *, whole: bool) -> Link:
         for each in reported
     )
     if not found:
-        return Link("monitor", State.OK if whole else State.AFTER, "nothing, for no GPU")
+        return Link("monitor", LinkState.OK if whole else LinkState.AFTER, "nothing, for no GPU")
     if not whole:
-        return Link("monitor", State.AFTER, found)
+        return Link("monitor", LinkState.AFTER, found)
     if _read_wrongly(of):
         cause = (
             "HAMi's own monitor reads files of 2.8.1 wrongly: their fields are not where their version says"
         )
         fix = "another release of HAMi's library in that container; resolver top and resolver's own metrics are right"
-        return Link(name="monitor", state=State.BREAKS, found=found, reason="", cause=cause, fix=fix)
-    return Link("monitor", State.OK, found)
+        return Link(name="monitor", state=LinkState.BREAKS, found=found, reason="", cause=cause, fix=fix)
+    return Link("monitor", LinkState.OK, found)
 
 
 def _percent(value: int | None) -> str:

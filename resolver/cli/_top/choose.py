@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.cli._top.tree import Container, Gpu, Tree, Unresolved, title
+from resolver.cli._top.tree import ContainerNode, GpuNode, Tree, UnresolvedNode, title
 from resolver.cli.container_names import Named
 from resolver.errors import NotFound
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _SHORTEST_ID = 6
 
 
-class Part(NamedTuple):
+class ScreenPart(NamedTuple):
     """What is shown: GPUs by index, UUID or the start of one, and containers by a name; empty is everything."""
 
     gpus: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Part(NamedTuple):
                 "container",
             )
 
-    def _wants(self, container: Container) -> bool:
+    def _wants(self, container: ContainerNode) -> bool:
         key = container.container_id
         named = Named(
             namespace=container.namespace,
@@ -53,7 +53,7 @@ class Part(NamedTuple):
         )
         return named.is_called(self.name) or (len(self.name) >= _SHORTEST_ID and key.startswith(self.name))
 
-    def _unresolved(self, found: Iterable[Unresolved], gpus: list[Gpu]) -> Iterable[Unresolved]:
+    def _unresolved(self, found: Iterable[UnresolvedNode], gpus: list[GpuNode]) -> Iterable[UnresolvedNode]:
         """What is about a container that is shown, or about a GPU that is."""
         keys = {gpu.key for gpu in gpus}
         names = {title(each._asdict()) for gpu in gpus for each in gpu.containers}
@@ -62,7 +62,7 @@ class Part(NamedTuple):
                 yield each
 
 
-def _is_called(gpu: Gpu, text: str) -> bool:
+def _is_called(gpu: GpuNode, text: str) -> bool:
     if text.isdecimal():
         return gpu.report.get("device_index") == int(text)
     return len(text) >= _SHORTEST_ID and gpu.key.startswith(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.cli.process_summary import ProcessFacts, facts_of
+from resolver.cli.process_summary import ProcessSummary, facts_of
 
 if TYPE_CHECKING:
     from resolver.cli._top.rows import Row
@@ -15,7 +15,7 @@ _YOUNG = 5.0  # seconds: longer than a reading is behind
 class Cost(NamedTuple):
     """A process's facts at a time, and how much of one core it used since the time before, in per cent."""
 
-    facts: ProcessFacts
+    facts: ProcessSummary
     at: float
     cpu_percent: int | None = None
 

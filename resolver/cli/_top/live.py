@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from resolver.cli._top.cells import Glyphs, Line
-    from resolver.cli._top.choose import Part
+    from resolver.cli._top.choose import ScreenPart
     from resolver.cli._top.tree import Tree
 
 _SORTS = {"u": "utilization", "m": "memory", "n": "name"}
@@ -27,13 +27,13 @@ _MOST_TYPED = 100
 _REMEMBERED = 60
 
 
-def watch(socket_path: str | None, interval: float, first: Reading, part: Part = EVERYTHING) -> int:
+def watch(socket_path: str | None, interval: float, first: Reading, part: ScreenPart = EVERYTHING) -> int:
     """Show it until the person has seen enough; returns the exit code."""
     node = os.uname().nodename
     try:
         with Screen() as screen:
             reader = Reader(socket_path, interval, first, screen.wake, part)
-            view = View(screen.glyphs)
+            view = LiveView(screen.glyphs)
             reader.start()
             try:
                 while reader.failure is None:
@@ -51,7 +51,7 @@ def watch(socket_path: str | None, interval: float, first: Reading, part: Part =
         return 0
 
 
-class View:
+class LiveView:
     """What the person looks at: where, in which order, through which filter."""
 
     def __init__(self, glyphs: Glyphs) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from resolver.cli._top.cells import ASCII
 from resolver.cli._top.frame import percent
-from resolver.cli._top.tree import Amount, Gpu, Process, Tree, Unresolved, title
+from resolver.cli._top.tree import Amount, GpuNode, ProcessNode, Tree, UnresolvedNode, title
 from resolver.cli.show import print_table, size
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def print_plain(tree: Tree) -> None:
     print_table(_COLUMNS, [*gpus, *map(_unresolved, tree.unresolved)], right=_RIGHT)
 
 
-def _gpu(gpu: Gpu) -> Iterator[_Cells]:
+def _gpu(gpu: GpuNode) -> Iterator[_Cells]:
     report = gpu.report
     index = str(report.get("device_index", gpu.key))
     ill = ",".join(str(each["reason"]) for each in report.get("illnesses", ()))
@@ -77,13 +77,13 @@ def _gpu(gpu: Gpu) -> Iterator[_Cells]:
             yield ("process", index, name, *pids, *use, None, None, _note(process))
 
 
-def _note(process: Process) -> str:
+def _note(process: ProcessNode) -> str:
     if process.stuck:
         return "stuck"
     return process.no_slot or (process.repaired and f"repaired:{process.repaired}")
 
 
-def _unresolved(each: Unresolved) -> _Cells:
+def _unresolved(each: UnresolvedNode) -> _Cells:
     if each.kind == "file":
         return ("file", None, each.container, *[None] * 7, each.reason)
     pids = (_known(each.host_pid), _known(each.ns_pid))

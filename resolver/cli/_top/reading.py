@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver import client
-from resolver.cli._top.choose import Part
+from resolver.cli._top.choose import ScreenPart
 from resolver.cli._top.tree import Documents, Tree, build
 from resolver.errors import CannotKnow, ResolverError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: A person waits: a daemon that takes longer is reported, and asked again.
 _SECONDS = 2.0
-EVERYTHING = Part()
+EVERYTHING = ScreenPart()
 
 
 def read(socket_path: str | None) -> Tree:
@@ -72,7 +72,7 @@ class Reader:
         interval: float,
         first: Reading,
         told: Callable[[], None],
-        part: Part = EVERYTHING,
+        part: ScreenPart = EVERYTHING,
     ) -> None:
         self.latest = first
         self.failure: BaseException | None = None  # what ended the thread, which nothing should

@@ -6,7 +6,16 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver.cli._top.cells import ASCII, Glyphs, printable
-from resolver.cli._top.tree import HOST, Amount, Container, Gpu, Process, Tree, Unresolved, title
+from resolver.cli._top.tree import (
+    HOST,
+    Amount,
+    ContainerNode,
+    GpuNode,
+    ProcessNode,
+    Tree,
+    UnresolvedNode,
+    title,
+)
 from resolver.cli.show import size
 
 if TYPE_CHECKING:
@@ -56,7 +65,7 @@ def rows_of(tree: Tree, choice: Choice, glyphs: Glyphs) -> list[Row]:
     return list(_Rows(choice, glyphs).walk(tree))
 
 
-def container_key(gpu: Gpu, container: Container) -> str:
+def container_key(gpu: GpuNode, container: ContainerNode) -> str:
     """The key of a container's row on a GPU."""
     return f"{gpu.key}/{container.container_id or container.pod_uid + '_' + container.container_name}"
 
@@ -98,7 +107,7 @@ class _Rows:
 
     # ---- GPUs --------------------------------------------------------------------------------------
 
-    def _gpu(self, gpu: Gpu) -> Iterator[Row]:
+    def _gpu(self, gpu: GpuNode) -> Iterator[Row]:
         report = gpu.report
         name = self._text(report.get("name") or "")
         head = f"{report['device_index']} {name}" if report else gpu.key
@@ -154,8 +163,8 @@ class _Rows:
 
     # ---- containers and processes ------------------------------------------------------------------
 
-    def _containers(self, gpu: Gpu, *, whole: bool) -> list[list[Row]]:
-        order: Callable[[Container], tuple[object, ...]] = {
+    def _containers(self, gpu: GpuNode, *, whole: bool) -> list[list[Row]]:
+        order: Callable[[ContainerNode], tuple[object, ...]] = {
             "utilization": lambda each: (_down(each.utilization), _down(each.memory), _name(each)),
             "memory": lambda each: (_down(each.memory), _down(each.utilization), _name(each)),
             "name": lambda each: (_name(each),),
@@ -164,7 +173,7 @@ class _Rows:
         found = (self._container(gpu, each, whole=whole) for each in sorted(gpu.containers, key=order))
         return [rows for rows in found if rows]
 
-    def _container(self, gpu: Gpu, container: Container, *, whole: bool) -> list[Row]:
+    def _container(self, gpu: GpuNode, container: ContainerNode, *, whole: bool) -> list[Row]:
         name = self._text(_name(container))
         key = container_key(gpu, container)
         whole = whole or self._fits(f"{name} {container.container_id} {container.pod_uid}")
@@ -209,15 +218,15 @@ class _Rows:
         )
         return [row] if folded else [row, *processes]
 
-    def _sorted(self, processes: tuple[Process, ...]) -> list[Process]:
-        order: Callable[[Process], tuple[object, ...]] = {
+    def _sorted(self, processes: tuple[ProcessNode, ...]) -> list[ProcessNode]:
+        order: Callable[[ProcessNode], tuple[object, ...]] = {
             "utilization": lambda each: (_down(Amount(each.utilization)), each.host_pid or 0),
             "memory": lambda each: (_down(Amount(each.memory)), each.host_pid or 0),
             "name": lambda each: (each.comm, each.host_pid or 0),
         }[self._choice.sort]
         return sorted(processes, key=order)
 
-    def _process(self, container: str, name: str, gpu: Gpu, process: Process) -> Row:
+    def _process(self, container: str, name: str, gpu: GpuNode, process: ProcessNode) -> Row:
         comm = self._text(process.comm) or "?"
         facts = [f"{comm} in {name}" if name != HOST else f"{comm}, {HOST}"]
         note, tone = "", ""
@@ -251,7 +260,7 @@ class _Rows:
             detail=self._joined(facts),
         )
 
-    def _unresolved(self, number: int, each: Unresolved) -> Row:
+    def _unresolved(self, number: int, each: UnresolvedNode) -> Row:
         name = self._text(each.container) or {"sample": "sample"}.get(each.kind, "?")
         words = {
             "slot": f"slot {each.slot}",
@@ -281,19 +290,19 @@ class _Rows:
         return (self._glyphs.at_least if amount.at_least else "") + size(amount.value)
 
 
-def _share(container: Container) -> int | None:
+def _share(container: ContainerNode) -> int | None:
     """How much of its memory limit it holds, in per cent."""
     if container.memory_limit is None or container.memory.value is None:
         return None
     return container.memory.value * 100 // container.memory_limit
 
 
-def _near(container: Container) -> bool:
+def _near(container: ContainerNode) -> bool:
     """At its memory limit the next allocation fails."""
     return (_share(container) or 0) >= _NEAR_PERCENT
 
 
-def _limits(container: Container) -> list[str]:
+def _limits(container: ContainerNode) -> list[str]:
     """HAMi's limits in words, and how close to them it is."""
     found = []
     if container.core_limit is not None:
@@ -342,7 +351,7 @@ def _illness(illness: dict[str, Any]) -> str:
     return f"{illness['reason']} since {since} ({printable(illness['detail'])})"
 
 
-def _name(container: Container) -> str:
+def _name(container: ContainerNode) -> str:
     return title(container._asdict())
 
 

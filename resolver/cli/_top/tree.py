@@ -39,7 +39,7 @@ class Amount(NamedTuple):
     at_least: bool = False
 
 
-class Process(NamedTuple):
+class ProcessNode(NamedTuple):
     """A process on one GPU. ``memory`` in bytes; ``repaired``, ``stuck`` and ``no_slot`` are empty where not so."""
 
     host_pid: int | None
@@ -54,7 +54,7 @@ class Process(NamedTuple):
     device_uuid: str  # the GPU's, or that of a MIG instance of it
 
 
-class Container(NamedTuple):
+class ContainerNode(NamedTuple):
     """A container on one GPU; ``container_id`` is empty while no process of it is known.
 
     Limits are HAMi's, by the container's cache file: per cent of the cores, and bytes; None without one.
@@ -67,7 +67,7 @@ class Container(NamedTuple):
     pod_uid: str
     utilization: Amount
     memory: Amount
-    processes: tuple[Process, ...]
+    processes: tuple[ProcessNode, ...]
     core_limit: int | None = None
     memory_limit: int | None = None
 
@@ -79,7 +79,7 @@ class Container(NamedTuple):
         )
 
 
-class Gpu(NamedTuple):
+class GpuNode(NamedTuple):
     """A GPU with who uses it. ``report`` is the daemon's of it; empty for one that the inventory does not have.
 
     ``key`` is its UUID, or another word that no other GPU has.
@@ -87,10 +87,10 @@ class Gpu(NamedTuple):
 
     key: str
     report: Json
-    containers: tuple[Container, ...]
+    containers: tuple[ContainerNode, ...]
 
 
-class Unresolved(NamedTuple):
+class UnresolvedNode(NamedTuple):
     """A slot, a sample or a cache file that could not be resolved. ``kind`` is which of the three."""
 
     kind: str
@@ -103,7 +103,7 @@ class Unresolved(NamedTuple):
     reason: str
 
 
-class Status(NamedTuple):
+class DaemonState(NamedTuple):
     """How the daemon is. ``at`` is when its picture was made (Unix time); errors are empty where there is none."""
 
     at: float
@@ -115,7 +115,7 @@ class Status(NamedTuple):
     repaired: int
 
     @classmethod
-    def of(cls, status: Json) -> Status:
+    def of(cls, status: Json) -> DaemonState:
         """From ``/v1/status``."""
         driver, source = status["driver"], status["source"]
         return cls(
@@ -132,9 +132,9 @@ class Status(NamedTuple):
 class Tree(NamedTuple):
     """All of it, and how the daemon is."""
 
-    status: Status
-    gpus: tuple[Gpu, ...]
-    unresolved: tuple[Unresolved, ...]
+    status: DaemonState
+    gpus: tuple[GpuNode, ...]
+    unresolved: tuple[UnresolvedNode, ...]
 
 
 class Documents(NamedTuple):
@@ -161,7 +161,7 @@ def build(documents: Documents) -> Tree:
         places.region(region)
     files = sorted((str(file["path"]), str(file["reason"])) for file in documents.rejected)
     alone = [
-        Unresolved(
+        UnresolvedNode(
             kind="file",
             container=path,
             slot=None,
@@ -173,7 +173,7 @@ def build(documents: Documents) -> Tree:
         )
         for path, reason in files
     ]
-    return Tree(Status.of(documents.status), tuple(places.gpus()), (*places.unresolved, *alone))
+    return Tree(DaemonState.of(documents.status), tuple(places.gpus()), (*places.unresolved, *alone))
 
 
 def total(values: Iterable[int | None], *, missing: bool = False, most: int | None = None) -> Amount:
@@ -186,19 +186,19 @@ def total(values: Iterable[int | None], *, missing: bool = False, most: int | No
     return Amount(sum(known) if most is None else min(sum(known), most), partly)
 
 
-class _Place:
+class _Spot:
     """A container on a GPU, while it is being put together."""
 
     def __init__(self, names: Json) -> None:
         self.names = names
-        self.processes: list[Process] = []
+        self.processes: list[ProcessNode] = []
         self.limits: tuple[int | None, int | None] = (None, None)
 
-    def container(self, *, asked: bool) -> Container:
+    def container(self, *, asked: bool) -> ContainerNode:
         """``asked``: the driver told what runs on that GPU, so that nothing told is nothing."""
         names, processes = self.names, self.processes
         missing = not asked and not processes
-        return Container(
+        return ContainerNode(
             names["container_id"] or "",
             names["namespace"] or "",
             names["pod"] or "",
@@ -232,15 +232,15 @@ class _Places:
                 self._owned[slot["host_pid"]] = slot
         self._listed = {process["host_pid"] for process in documents.processes}
         # By device, then by container.
-        self._places: dict[str, dict[str, _Place]] = {_gpu_key(gpu): {} for gpu in documents.gpus}
-        self.unresolved: list[Unresolved] = []
+        self._places: dict[str, dict[str, _Spot]] = {_gpu_key(gpu): {} for gpu in documents.gpus}
+        self.unresolved: list[UnresolvedNode] = []
 
-    def _at(self, device: str, names: Json) -> _Place:
+    def _at(self, device: str, names: Json) -> _Spot:
         places = self._places.setdefault(self._parents.get(device, device), {})
         key = names["container_id"] or (_key(names) if names["container_name"] else "")
         place = places.get(key)
         if place is None:
-            place = places[key] = _Place(names)
+            place = places[key] = _Spot(names)
         return place
 
     def listed(self, process: Json) -> None:
@@ -249,7 +249,7 @@ class _Places:
         device, sm_util = process["device_uuid"], process["sm_util"]
         if no_slot in _UNPLACED and not process["container_id"] and not process["container_name"]:
             self.unresolved.append(
-                Unresolved(
+                UnresolvedNode(
                     kind="sample",
                     container="",
                     slot=None,
@@ -263,7 +263,7 @@ class _Places:
             return
         slot = self._owned.get(host_pid) or {}
         self._at(device, process).processes.append(
-            Process(
+            ProcessNode(
                 host_pid=host_pid,
                 ns_pid=process["ns_pid"],
                 comm=process["comm"] or "",
@@ -287,7 +287,7 @@ class _Places:
             core, memory = (each[index] if index < len(each) else None for each in limits)
             place.limits = (core or place.limits[0], memory or place.limits[1])
             place.processes += [
-                Process(
+                ProcessNode(
                     host_pid=slot["host_pid"],
                     ns_pid=slot["pid"],
                     comm="",
@@ -303,7 +303,7 @@ class _Places:
                 if slot["host_pid"] is not None and not slot["dead"] and slot["host_pid"] not in self._listed
             ]
         self.unresolved += [
-            Unresolved(
+            UnresolvedNode(
                 kind="slot",
                 container=title(names),
                 slot=slot["slot"],
@@ -325,7 +325,7 @@ class _Places:
             known = same[0] if len(same) == 1 else None
         return known or {**region, "namespace": None, "pod": None}
 
-    def gpus(self) -> list[Gpu]:
+    def gpus(self) -> list[GpuNode]:
         """Every GPU: those of the inventory in their order, then those that only a process or a file names."""
         reports = {_gpu_key(gpu): gpu for gpu in self._documents.gpus}
         answers = not self._documents.status["driver"]["error"]
@@ -333,7 +333,9 @@ class _Places:
         for uuid, places in self._places.items():
             report = reports.get(uuid, {})
             asked = answers and report.get("samples") == "ok"
-            found.append(Gpu(uuid, report, tuple(place.container(asked=asked) for place in places.values())))
+            found.append(
+                GpuNode(uuid, report, tuple(place.container(asked=asked) for place in places.values()))
+            )
         return found
 
 

@@ -1,6 +1,6 @@
-"""What is known of slots: an object for each that a process owns, some bytes for each that is only claimed.
+"""What is known of slots: an object for each that a process owns, some bytes for each that nobody is known to own.
 
-A process costs its tenant something, a claim nothing: 1,024 of them in each file.
+A process costs its tenant something, a slot that is merely filled in nothing: 1,024 of them in each file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from resolver.linux.procfs import ProcessHandle
 from resolver.reasons import UnresolvedReason
 from resolver.repair.reported_values import Evidence
 from resolver.retry import doubled
-from resolver.state import ClaimCode
+from resolver.state import UnownedCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ _MAY_LIVE = {
     UnresolvedReason.OTHER_POD,
 }
 #: One for all: made by a type with parameters, each empty one would be another.
-_NOTHING_TOLD: frozenset[tuple[int | None, int]] = frozenset()
+_NOTHING_ANNOUNCED: frozenset[tuple[int | None, int]] = frozenset()
 
 
 class SlotState:
@@ -78,7 +78,7 @@ class SlotState:
         self.next_look = 0.0
         self.written: int | None = None  # the hostpid of our one write to this generation
         self.written_at: int | None = None  # the slot's index at that time
-        self.announced = _NOTHING_TOLD  # (device, value) that a dry run has told
+        self.announced = _NOTHING_ANNOUNCED  # (device, value) that a dry run has announced
         self.guessed = False  # changed since our write, once, as the process's own guess does
         self.conflicts = 0
         self.not_before = 0.0
@@ -99,7 +99,7 @@ class SlotState:
             self.owner, self.reason, self.dead, self.looks = result, None, False, 0
             self.abandoned = self.unsure = False
             self.written, self.guessed, self.conflicts, self.not_before = None, False, 0, 0.0
-            self.announced = _NOTHING_TOLD
+            self.announced = _NOTHING_ANNOUNCED
             self.stuck, self.evidence = "", Evidence()
             return
         self.reason = result
@@ -114,8 +114,8 @@ class SlotState:
             dead = _WATCHED_DEAD_LOOK if watched else _DEAD_LOOK
             self.next_look = now + (min(wait, dead) if self.dead else wait)
 
-    def is_claim(self) -> bool:
-        """Whether nothing has to be known of it but what `Claims` keeps."""
+    def is_unowned(self) -> bool:
+        """Whether nothing has to be known of it but what `UnownedSlots` keeps."""
         plain = self.repaired is None and self.wrong_since is None and not self.stuck and not self.announced
         return self.owner is None and plain
 
@@ -144,7 +144,7 @@ class SlotState:
             self.dead = self.abandoned = False
 
 
-class Claims:
+class UnownedSlots:
     """Slots that nobody is known to own, by their index in the region; `SlotState` in eleven bytes each.
 
     One is either in here or has a `SlotState`. Slots that have none of their own (``odd``) are in here, too.
@@ -153,7 +153,7 @@ class Claims:
     __slots__ = ("_codes", "_looks", "_next")
 
     def __init__(self, count: int) -> None:
-        self._codes = bytearray(count)  # 0: none here; else what `ClaimCode` says
+        self._codes = bytearray(count)  # 0: none here; else what `UnownedCode` says
         self._looks = bytearray(count)
         self._next = array("d", [inf]) * count  # inf: odd, or none here
 
@@ -162,16 +162,16 @@ class Claims:
 
     def begin(self, index: int) -> None:
         """Nothing is known of this one yet."""
-        self._codes[index], self._looks[index], self._next[index] = ClaimCode.CLAIM, 0, 0.0
+        self._codes[index], self._looks[index], self._next[index] = UnownedCode.UNOWNED, 0, 0.0
 
     def put(self, state: SlotState) -> None:
-        """Keep what is known of a slot instead of its state, of which `SlotState.is_claim` must be true."""
+        """Keep what is known of a slot instead of its state, of which `SlotState.is_unowned` must be true."""
         index = state.slot.index
-        code = ClaimCode.of(state.reason)
+        code = UnownedCode.of(state.reason)
         for is_so, bit in (
-            (state.dead, ClaimCode.DEAD),
-            (state.abandoned, ClaimCode.ABANDONED),
-            (state.unsure, ClaimCode.UNSURE),
+            (state.dead, UnownedCode.DEAD),
+            (state.abandoned, UnownedCode.ABANDONED),
+            (state.unsure, UnownedCode.UNSURE),
         ):
             code |= bit if is_so else 0
         self._codes[index] = code
@@ -180,35 +180,35 @@ class Claims:
     def take(self, slot: Slot) -> SlotState:
         """The state of a slot that is in here, and is not any more."""
         state, code = SlotState(slot), self._codes[slot.index]
-        state.reason = ClaimCode.reason(code)
+        state.reason = UnownedCode.reason(code)
         state.dead, state.abandoned, state.unsure = (
-            bool(code & bit) for bit in (ClaimCode.DEAD, ClaimCode.ABANDONED, ClaimCode.UNSURE)
+            bool(code & bit) for bit in (UnownedCode.DEAD, UnownedCode.ABANDONED, UnownedCode.UNSURE)
         )
         state.looks, state.next_look = self._looks[slot.index], self._next[slot.index]
         self._codes[slot.index], self._next[slot.index] = 0, inf
         return state
 
-    def move(self, index: int, before: Claims, was: int) -> None:
-        """The same claim was at another index before."""
+    def move(self, index: int, before: UnownedSlots, was: int) -> None:
+        """The same slot was at another index before."""
         self._codes[index] = before._codes[was]
         self._looks[index], self._next[index] = before._looks[was], before._next[was]
 
     def set_odd(self, index: int, why: UnresolvedReason) -> None:
         """A slot without a state of its own."""
-        self._codes[index], self._next[index] = ClaimCode.of(why), inf
+        self._codes[index], self._next[index] = UnownedCode.of(why), inf
 
     def odd(self) -> dict[int, UnresolvedReason]:
         """The slots without a state of their own, by index."""
-        found = ((index, ClaimCode.reason(code)) for index, code in enumerate(self._codes) if code)
+        found = ((index, UnownedCode.reason(code)) for index, code in enumerate(self._codes) if code)
         return {index: why for index, why in found if why is not None and self._next[index] == inf}
 
     def reasons(self) -> set[UnresolvedReason | None]:
         """Why nobody is known to own them, each once."""
-        return {ClaimCode.reason(code) for code in set(self._codes) if code}
+        return {UnownedCode.reason(code) for code in set(self._codes) if code}
 
     def unclear(self) -> bool:
         """Whether anything is in here that is not certainly dead."""
-        return any(code and not code & ClaimCode.DEAD for code in self._codes)
+        return any(code and not code & UnownedCode.DEAD for code in self._codes)
 
     def due(self, now: float) -> array[int]:
         """Indexes of those whose owner has to be looked for now."""
@@ -220,36 +220,36 @@ class Claims:
 
     def dead(self, indexes: Iterator[int]) -> list[int]:
         """Those of the slots that are certainly dead."""
-        wanted = ClaimCode.DEAD
-        mask = ClaimCode.DEAD | ClaimCode.UNSURE
+        wanted = UnownedCode.DEAD
+        mask = UnownedCode.DEAD | UnownedCode.UNSURE
         return sorted({index for index in indexes if self._codes[index] & mask == wanted})
 
     def touched(self) -> None:
         """As `SlotState.touched`, for each of them."""
         for index, at in enumerate(self._next):
             if at != inf:
-                code = self._codes[index] | ClaimCode.UNSURE
-                if code & ClaimCode.ABANDONED:
-                    code &= ~(ClaimCode.DEAD | ClaimCode.ABANDONED)
+                code = self._codes[index] | UnownedCode.UNSURE
+                if code & UnownedCode.ABANDONED:
+                    code &= ~(UnownedCode.DEAD | UnownedCode.ABANDONED)
                 self._codes[index], self._next[index] = code, 0.0
                 self._looks[index] = min(self._looks[index], EAGER_LOOKS)
 
     def abandon(self) -> None:
         """Nobody has the file open: those without a process are dead."""
-        gone = ClaimCode.of(UnresolvedReason.NO_SUCH_PROCESS)
+        gone = UnownedCode.of(UnresolvedReason.NO_SUCH_PROCESS)
         for index, code in enumerate(self._codes):
-            if code & ClaimCode.REASON == gone and self._next[index] != inf:
-                self._codes[index] = code | ClaimCode.DEAD | ClaimCode.ABANDONED
+            if code & UnownedCode.REASON == gone and self._next[index] != inf:
+                self._codes[index] = code | UnownedCode.DEAD | UnownedCode.ABANDONED
 
     def put_off(self, now: float) -> bool:
         """Those that are due have to wait; whether that is news of any."""
-        waits, news = ClaimCode.of(UnresolvedReason.OVER_BUDGET), False
+        waits, news = UnownedCode.of(UnresolvedReason.OVER_BUDGET), False
         for index in self.due(now):
             code = self._codes[index]
-            if not code & ClaimCode.DEAD and code & ClaimCode.REASON != waits:
-                self._codes[index], news = code & ~ClaimCode.REASON | waits, True
+            if not code & UnownedCode.DEAD and code & UnownedCode.REASON != waits:
+                self._codes[index], news = code & ~UnownedCode.REASON | waits, True
         return news
 
     def codes(self) -> bytes:
-        """What is to be said of each now, see `ClaimCode`."""
+        """What is to be said of each now, see `UnownedCode`."""
         return bytes(self._codes)
