@@ -1,6 +1,6 @@
 """What happened: the last thousand events, kept for clients of the API, and for those that wait for the next one.
 
-An event is also a line of the log, under the same name and with the same fields (`resolver.log.Journal.tell`).
+An event is also a line of the log, under the same name and with the same fields (`resolver.log.Journal.record`).
 """
 
 from __future__ import annotations

@@ -148,7 +148,9 @@ class SlotReports(Sequence[SlotReport]):
                 dead += count
             elif (why := UnownedCode.reason(code)) is not None:
                 unresolved[why] += count
-        return SlotCounts(len(self), dead, owned.repaired, owned.stuck, unresolved)
+        return SlotCounts(
+            in_use=len(self), dead=dead, repaired=owned.repaired, stuck=owned.stuck, unresolved=unresolved
+        )
 
 
 def tally(slots: Iterable[SlotReport]) -> SlotCounts:
@@ -157,11 +159,11 @@ def tally(slots: Iterable[SlotReport]) -> SlotCounts:
         return slots.tally()
     listed = tuple(slots)
     return SlotCounts(
-        len(listed),
-        sum(slot.dead for slot in listed),
-        sum(slot.repaired is not None for slot in listed),
-        sum(bool(slot.stuck) for slot in listed),
-        Counter(slot.unresolved for slot in listed if slot.unresolved is not None),
+        in_use=len(listed),
+        dead=sum(slot.dead for slot in listed),
+        repaired=sum(slot.repaired is not None for slot in listed),
+        stuck=sum(bool(slot.stuck) for slot in listed),
+        unresolved=Counter(slot.unresolved for slot in listed if slot.unresolved is not None),
     )
 
 

@@ -198,7 +198,7 @@ def test_load_that_dead_slots_get_again_and_again_is_told_ever_more_rarely(
     now = 0.0
     journal = log.Journal()
     monkeypatch.setattr(
-        journal, "tell", lambda event, **fields: said.append((now, fields | {"event": event}))
+        journal, "record", lambda event, **fields: said.append((now, fields | {"event": event}))
     )
     monkeypatch.setattr(time, "monotonic", lambda: now)
     writing = orders.Writing(Counter(), journal)
