@@ -155,7 +155,7 @@ async def look_up(context: Context, request: Request) -> Answer:
             )
         quick = None
         if pidns is None:
-            await context.view.live.pidmap.catch_up(Slices())
+            await context.view.live.look_for((cid,))
             quick = context.view.live.find(cid, ns_pid)
         found = quick or await context.walks.run(_look_up, context.view.procfs, cid, ns_pid, pidns)
     if request.accepts("text/plain") and not request.accepts("application/json"):
@@ -178,6 +178,8 @@ async def _own(context: Context, tenant: Tenant, cid: str, ns_pid: int, pidns: i
         raise _not_yours()
     procfs, own, pidmap = context.view.procfs, tenant.own, context.view.live.pidmap
     found = find_own(procfs, pidmap, own, ns_pid)
+    if found is None and await pidmap.catch_up(Slices()):
+        found = find_own(procfs, pidmap, own, ns_pid)
     if found is None and pidmap.source.exact() is None:
         found = (await context.tenants_walks.run(walk_own, procfs, own, [ns_pid]))[ns_pid]
     if not tenant.peer.alive():  # while it lives, the namespace is its own
@@ -263,6 +265,8 @@ async def _every(context: Context, wanted: dict[str, dict[int, None]]) -> dict[s
     """By the map, and by walks for what that leaves."""
     found: dict[str, Answers] = {"": dict.fromkeys(wanted.get("", ()), Reason.BAD_REQUEST)}
     named = {cid: ns_pids for cid, ns_pids in wanted.items() if cid}
+    await context.view.live.pidmap.catch_up(Slices())
+    await context.view.live.look_for(named)
     batch = Batch(context.view.procfs, context.view.live.pidmap, context.view.live, named)
     for _ in batch.steps():
         await asyncio.sleep(0)
@@ -298,6 +302,7 @@ async def _all_own(
             found[cid] = dict.fromkeys(numbers, Reason.NOT_YOURS)
     answers: Answers = {}
     left: list[int] = []
+    await context.view.live.pidmap.catch_up(Slices())
     for number, ns_pid in enumerate(ns_pids):
         process = find_own(context.view.procfs, context.view.live.pidmap, tenant.own, ns_pid)
         if process is None:

@@ -114,9 +114,8 @@ class Census:
         Who may make cgroups can take another container's id for one: whoever had it first keeps it.
         """
         claims: dict[str, list[tuple[int, int | None]]] = {}
-        for init in self._live.inits():
-            if init.container_id and init.made_by_runtime:
-                claims.setdefault(init.container_id, []).append((init.host_pid, init.pidns))
+        for first in self._live.namespaces.made_by_runtime():
+            claims.setdefault(first.container_id, []).append((first.host_pid, first.pidns))
         found = {}
         for container_id, claim in claims.items():
             known = self._known.get(container_id)

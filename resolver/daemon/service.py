@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from resolver import __version__, api, log
 from resolver.config import OFF, HostpidNamespace, SourceName, changed
+from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.containers.log_names import ContainerNames
 from resolver.containers.pod_names import PodNames
 from resolver.counters import CounterByReason, CounterName
@@ -77,8 +78,11 @@ class Service:
         self.counters: Counter[str] = Counter()
         self.procfs = procfs or Procfs()
         self.pidmap = PidMap(Listing(ScanSource(self.procfs)))
-        self.repairer = Repairer(settings, self.procfs, self.pidmap, self.counters, self.journal)
-        self.live = LiveLookup(self.procfs, self.pidmap)
+        namespaces = KnownNamespaces(self.procfs, self.pidmap)
+        self.repairer = Repairer(
+            settings, self.procfs, self.pidmap, self.counters, self.journal, namespaces=namespaces
+        )
+        self.live = LiveLookup(self.procfs, self.pidmap, namespaces)
         self.ladder = Ladder(
             settings.source,
             self.procfs,

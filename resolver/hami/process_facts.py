@@ -112,10 +112,7 @@ class ProcessFacts:
             found: frozenset[SharedDirectory] = frozenset()
             too_large = ""
             try:
-                table = self._procfs.mount_table(host_pid)
-                found = container_directories(table)
-                if len(self._trees) < _MAX_TREES:
-                    self._trees.update(shared_trees(table))
+                found = self.read_directories(host_pid)
             except TooLarge as error:
                 too_large = str(error)  # remembered, too: it is the most expensive answer of all
             self._mounted = self.pruned(self._mounted)
@@ -125,6 +122,13 @@ class ProcessFacts:
         if known.too_large:
             raise TooLarge(known.too_large)
         return known.found
+
+    def read_directories(self, host_pid: int) -> frozenset[SharedDirectory]:
+        """The same as of now, and not remembered."""
+        table = self._procfs.mount_table(host_pid)
+        if len(self._trees) < _MAX_TREES:
+            self._trees.update(shared_trees(table))
+        return container_directories(table)
 
     def in_shared_tree(self, place: SharedDirectory) -> bool:
         """Whether containers were seen that have a directory above this one, and so could mount it themselves."""

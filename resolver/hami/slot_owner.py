@@ -19,10 +19,10 @@ import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.containers.known_namespaces import MAX_NAMESPACES, KnownNamespaces
 from resolver.containers.log_names import ContainerNames
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.hami.discovery import ClaimDirectory, MappedFile, Place, PodFile, SharedDirectory, Shown
-from resolver.hami.namespace_index import MAX_NAMESPACES, NamespaceIndex
 from resolver.hami.pod_owner import PodOwner
 from resolver.hami.process_facts import FIRST_PAUSE, LONGEST_PAUSE, ProcessFacts
 from resolver.linux.mappings import maps_file, opened_by_name, place_of
@@ -55,7 +55,7 @@ _LEAST_SECONDS = 0.005
 class OwnerFinder:
     """Finds the owner of a slot, verified.
 
-    It is searched by key: in the PID namespaces of the slot's container (`NamespaceIndex`) and in the host's. Where
+    It is searched by key: in the PID namespaces of the slot's container (`KnownNamespaces`) and in the host's. Where
     none is known, every process with that number is looked at, for one slot of a region with each refresh of the map.
     What failed is remembered for that process, and looked at again ever more rarely.
     """
@@ -66,14 +66,19 @@ class OwnerFinder:
         pidmap: PidMap,
         clock: Callable[[], float] = time.monotonic,
         names: ContainerNames | None = None,
+        known: KnownNamespaces | None = None,
     ) -> None:
-        """``names`` are kubelet's; without them nobody owns a file in a tree that every container has."""
+        """``names`` are kubelet's; without them nobody owns a file in a tree that every container has.
+
+        ``known`` are the node's namespaces, where somebody else keeps them, too.
+        """
         self._procfs = procfs
         self._in_pod = PodOwner(procfs, names or ContainerNames("", ""))
         self._pidmap = pidmap
         self._clock = clock
         self._facts = ProcessFacts(procfs, pidmap, clock)
-        self._index = NamespaceIndex(procfs, pidmap, self._facts.directories, clock)
+        self._index = known or KnownNamespaces(procfs, pidmap, clock)
+        self._index.read_mounts(self._facts.read_directories)
         self._failed: dict[int, _Failure] = {}
         self._walked: dict[Place, int] = {}  # in which refresh every process was looked at for it
         self._bounded = True

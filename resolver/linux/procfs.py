@@ -145,8 +145,12 @@ class Procfs:
         The inode changes when the PID is used again (the kernel drops the entry when the process is
         reaped), so equal pairs in two calls are the same process. A changed inode proves nothing.
         """
+        return dict(self.each_entry())
+
+    def each_entry(self) -> Iterator[tuple[int, int]]:
+        """The same one by one, as the kernel lists them: whoever lives all the while is among them."""
         with os.scandir(self.root) as listing:
-            return {int(entry.name): entry.inode() for entry in listing if entry.name[0] in _DIGITS}
+            yield from ((int(entry.name), entry.inode()) for entry in listing if entry.name[0] in _DIGITS)
 
     # -- one process --------------------------------------------------------------------------------
 

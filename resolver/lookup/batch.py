@@ -20,8 +20,9 @@ from resolver.pids.bpf_map import TICK
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
+    from resolver.containers.known_namespaces import FirstProcess
     from resolver.linux.procfs import Procfs
-    from resolver.lookup.cached import Init, LiveLookup
+    from resolver.lookup.cached import LiveLookup
     from resolver.pids.bpf_map import BpfPidMap
     from resolver.pids.pidmap import PidMap
 
@@ -66,13 +67,11 @@ class Batch:
         self._slice_ends = 0.0
 
     def steps(self) -> Generator[None]:
-        """Answer what the map can. Raises OSError."""
+        """Answer what the map can, after `LiveLookup.look_for`. Raises OSError."""
         self._slice_ends = time.perf_counter() + _SLICE
-        self._pidmap.refresh()
         kernel = self._pidmap.source.exact()
-        inits = self._live.rightful()
         for container_id, ns_pids in self._wanted.items():
-            init = inits.get(container_id)
+            init = self._live.namespaces.rightful(container_id)
             answers: Answers = {}
             rest: Iterable[int] = ns_pids
             if init is not None:
@@ -90,7 +89,7 @@ class Batch:
             self._slice_ends = time.perf_counter() + _SLICE
 
     def _by_listing(
-        self, kernel: BpfPidMap, init: Init, ns_pids: list[int], answers: Answers
+        self, kernel: BpfPidMap, init: FirstProcess, ns_pids: list[int], answers: Answers
     ) -> Generator[None, None, list[int]]:
         """Returns those that it cannot answer."""
         pidns = init.pidns
@@ -123,13 +122,13 @@ class Batch:
             return ns_pids
         return rest
 
-    def _listed(self, init: Init) -> dict[int, None]:
+    def _listed(self, init: FirstProcess) -> dict[int, None]:
         try:
             return self._members(init)
         except (ProcessGone, AccessDenied):
             return {}
 
-    def _members(self, init: Init) -> dict[int, None]:
+    def _members(self, init: FirstProcess) -> dict[int, None]:
         """Host PIDs of the processes in the container's cgroup and below it; empty if that cannot be seen."""
         procfs = self._procfs
         if self._roots is None:
@@ -148,7 +147,7 @@ class Batch:
         return {}
 
     def _one_by_one(
-        self, init: Init, ns_pids: list[int], answers: Answers
+        self, init: FirstProcess, ns_pids: list[int], answers: Answers
     ) -> Generator[None, None, list[int]]:
         rest = []
         among = self._listed(init) if len(ns_pids) >= _WORTH_LISTING else ()

@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
 
 def find_own(procfs: Procfs, pidmap: PidMap, own: Namespace, ns_pid: int) -> Found | None:
-    """By the map: the process that this namespace knows as ``ns_pid``, verified.
+    """By the map as of its last refresh: the process that this namespace knows as ``ns_pid``, verified.
 
     None is conclusive only if the kernel keeps the map, and the process was not about to end.
     """
-    pidmap.refresh()
     kernel = pidmap.source.exact()
     if kernel is None:
         return _first(procfs, pidmap.source.candidates(ns_pid, own.pidns), own, ns_pid, pidmap.source.name)

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from resolver.budget import SLICE_SECONDS
+from resolver.pids.bpf_map import first_processes_in
 from resolver.pids.listing import Listing
 from resolver.pids.scan import ScanSource
 
@@ -34,6 +35,7 @@ class Mapped:
 
     def __init__(self, bpf: BpfPidMap, procfs: Procfs) -> None:
         self.bpf = bpf
+        self._procfs = procfs
         self._scan = Listing(ScanSource(procfs))  # costs nothing before its first refresh
         self._gaps = False
         self._unseen = False  # the probes were not shown an event since the map was last compared
@@ -126,15 +128,24 @@ class Mapped:
             return found
         return sorted({*found, *self._scan.candidates(ns_pid)})
 
-    def inits(self) -> dict[int, int]:
+    def inits_mark(self) -> object:
+        """What the map's own list of them is, byte by byte."""
+        return self._first_processes(), self._scan.inits_mark() if self._gaps else None
+
+    def inits(self) -> Iterator[tuple[int, int]]:
         """By the map's own list of them, in one call."""
+        found = self._first_processes()
+        if self._gaps:
+            yield from self._scan.inits()
+        yield from first_processes_in(found)
+
+    def _first_processes(self) -> bytes:
         try:
-            found: dict[int, int] = dict(self.bpf.namespaces().values())
+            return self.bpf.first_processes()
         except OSError as error:
             self._failed("be read", error)
             self._scan.refresh()
-            found = {}
-        return {**self._scan.inits(), **found} if self._gaps else found
+            return b""
 
     def arrival(self, host_pid: int) -> int:
         """Its start time in nanoseconds since boot; of one that only the scan knows, when that first saw it."""
@@ -211,7 +222,10 @@ class Mapped:
 
     def _check_gaps(self) -> None:
         """The scan stands beside the map for as long as something found no room: what is missing has no name."""
+        before = self._gaps
         try:
             self._gaps = bool(self._trouble) or self._unseen or not self.bpf.complete()
         except OSError as error:
             self._failed("be read", error)
+        if before and not self._gaps:
+            self._scan = Listing(ScanSource(self._procfs))  # it may have known of very many processes

@@ -30,15 +30,16 @@ _Identity = tuple[int, int]
 
 
 class Sizes(NamedTuple):
-    """How many entries the maps hold. Kernel memory: some 190 bytes a process, 350 a tombstone, all at once.
+    """How many entries the maps hold. Kernel memory: 190 bytes a process, 90 a namespace, 350 a tombstone, at once.
 
     ``processes`` is for living processes, and once more for those of them that are in PID namespaces; twice as many
     make a fork in a container 0.1 us slower, because more memory has to be fetched.
+    ``namespaces`` is half of that if 0: a tenant who makes one for each of its processes does not fill it up first.
     ``tombstones`` is rounded up to a power of two.
     """
 
     processes: int = 32_768
-    namespaces: int = 4096
+    namespaces: int = 0
     tombstones: int = 8192
 
 
@@ -97,7 +98,7 @@ def start(
     constants = {
         "PROCESSES": sizes.processes,
         "PROCESS_LEVELS": sizes.processes,
-        "NAMESPACES": sizes.namespaces,
+        "NAMESPACES": sizes.namespaces or max(1, sizes.processes // 2),
         "TOMBSTONES": 1 << max(0, sizes.tombstones - 1).bit_length(),
     }
     loaded = load(constants, pythons=pythons or default_pythons(), btf=btf, timeout=timeout, kept_in=kept_in)
@@ -246,6 +247,13 @@ class BpfPidMap:
 
     # -- the whole of it ----------------------------------------------------------------------------
 
+    def first_processes(self) -> bytes:
+        """The first process of every PID namespace but the host's, as the map has them: `first_processes_in` reads it.
+
+        Half a millisecond for 6000, while to read them takes ten times as long: compare it with what it was.
+        """
+        return b"".join(bytes(values) for _, values in self._namespaces.batches())
+
     def namespaces(self) -> dict[int, Init]:
         """``{pidns: its first process}`` of every PID namespace but the host's whose first process lives."""
         found = {}
@@ -382,6 +390,11 @@ class BpfPidMap:
     def close(self) -> None:
         """Detach the probes and give everything back; may be called twice."""
         self._loaded.close()
+
+
+def first_processes_in(read: bytes) -> Iterator[tuple[int, int]]:
+    """Host PID and start time in nanoseconds since boot, of what `BpfPidMap.first_processes` gave."""
+    return ((host_pid, start_ns) for start_ns, host_pid, _ in _INIT.iter_unpack(read))
 
 
 def _last_place(row: bytes, host_pid: int) -> int | None:

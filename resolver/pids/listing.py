@@ -32,6 +32,7 @@ class Listing:
         self._inner_of: dict[int, int] = {}
         self._arrivals: dict[int, int] = {}
         self._arrived = 0
+        self._changed_firsts = 0  # how often a first process came or went
         self._tombstones: OrderedDict[int, tuple[float, int]] = OrderedDict()  # when, and its arrival
 
     def __len__(self) -> int:
@@ -53,8 +54,11 @@ class Listing:
             stones.popitem(last=False)
 
     def ahead(self) -> Iterator[None]:
-        """Let the lister do the long part of the next refresh."""
-        return self.lister.ahead()
+        """Let the lister do the long part of the next refresh; what it meets that is new is indexed at once."""
+        for host_pid in self.lister.ahead():
+            if host_pid:
+                self.look(host_pid)
+            yield
 
     def look(self, host_pid: int) -> None:
         """Let the lister read this one process, and index it."""
@@ -73,6 +77,7 @@ class Listing:
             self._arrived += 1
             self._inner_of[host_pid], self._arrivals[host_pid] = inner, self._arrived
             self._by_inner.setdefault(inner, set()).add(host_pid)
+            self._changed_firsts += inner == 1
             self._tombstones.pop(host_pid, None)
 
     @property
@@ -88,9 +93,16 @@ class Listing:
         """Host PIDs of every process whose own number is ``ns_pid``; of namespaces it knows nothing."""
         return sorted(self._by_inner.get(ns_pid, ()))
 
-    def inits(self) -> dict[int, int]:
+    def inits_mark(self) -> object:
+        """How often one came or went."""
+        return self._changed_firsts
+
+    def inits(self) -> Iterator[tuple[int, int]]:
         """Every process whose own number is 1."""
-        return {host_pid: self._arrivals[host_pid] for host_pid in self._by_inner.get(1, ())}
+        # What comes and goes meanwhile changes the mark, so whoever asks asks again.
+        return (
+            (pid, self._arrivals[pid]) for pid in list(self._by_inner.get(1, ())) if pid in self._arrivals
+        )
 
     def arrival(self, host_pid: int) -> int:
         """When it was first listed, in order of arrival; 0 if it is not known."""
@@ -127,6 +139,7 @@ class Listing:
         inner = self._inner_of.pop(host_pid, None)
         if inner is None:
             return
+        self._changed_firsts += inner == 1
         arrival = self._arrivals.pop(host_pid)
         same = self._by_inner[inner]
         same.discard(host_pid)

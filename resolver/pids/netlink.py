@@ -141,7 +141,7 @@ class NetlinkSource:
             stream.touched.clear()
             stream.ended.clear()
 
-    def ahead(self) -> Iterator[None]:
+    def ahead(self) -> Iterator[int]:
         """Nothing: the events have told what is to be read."""
         return iter(())
 

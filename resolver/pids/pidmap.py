@@ -7,6 +7,7 @@ refresh, what all of them counted, and whose a process was that has ended.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections import Counter, OrderedDict
@@ -15,13 +16,14 @@ from typing import TYPE_CHECKING
 from resolver.pids.source import close
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from resolver.budget import Slices
     from resolver.pids.source import Source
 
 #: Refreshes may take at most one part in this many of the time, whatever tenants do to cause them.
 _REST_FACTOR = 5
+_AT_ONCE = 64  # first processes between two steps
 #: As many as there are tombstones.
 _MOST_CONTAINERS = 8192
 
@@ -36,6 +38,9 @@ class PidMap:
         self._generation = 0
         self._past: Counter[str] = Counter()  # counted by sources that are closed
         self._next_refresh = 0.0
+        self._catching_up = asyncio.Lock()
+        self._inits: dict[int, tuple[int, int]] = {}
+        self._inits_mark: object = None
         self._containers: OrderedDict[int, tuple[tuple[int, int], str]] = OrderedDict()
 
     def use(self, source: Source) -> None:
@@ -48,30 +53,61 @@ class PidMap:
         close(before)
 
     async def catch_up(self, slices: Slices, *, unhurried: bool = True) -> bool:
-        """As `refresh`, but the loop's other tasks go on while what is new is read."""
-        if unhurried and time.monotonic() < self._next_refresh:
-            return False
-        source, before = self.source, self.refreshes
-        for _ in source.ahead():
-            await slices.breathe()
-            if self.source is not source:
-                break
-        # Whoever did it meanwhile did it for us, too.
-        return self.refresh(unhurried=unhurried) or self.refreshes != before
+        """As `refresh`, but the loop's other tasks go on meanwhile."""
+        # One after the other: what somebody has begun before this call may lack what has come since.
+        async with self._catching_up:
+            if unhurried and time.monotonic() < self._next_refresh:
+                return False
+            source, spent = self.source, 0.0
+            began = time.monotonic()
+            for _ in source.ahead():
+                if slices.over():
+                    spent += time.monotonic() - began
+                    await slices.give_way()
+                    began = time.monotonic()
+                if self.source is not source:
+                    break
+            self._refresh(spent + time.monotonic() - began)
+            for _ in self._list_inits():
+                await slices.breathe()
+            return True
 
     def refresh(self, *, unhurried: bool = True) -> bool:
         """Know of every process that exists now; False if that was asked too recently and nothing was done.
 
         ``unhurried=False`` asks at any cost, for a single pass that nobody can repeat.
         """
-        began = time.monotonic()
-        if unhurried and began < self._next_refresh:
+        if unhurried and time.monotonic() < self._next_refresh:
             return False
+        self._refresh(0.0)
+        for _ in self._list_inits():
+            pass
+        return True
+
+    def _refresh(self, spent: float) -> None:
+        """``spent`` is what was done for it before, in seconds."""
+        began = time.monotonic()
         self.source.refresh()
         self.refreshes += 1
-        self.last_seconds = time.monotonic() - began
-        self._next_refresh = began + self.last_seconds * _REST_FACTOR
-        return True
+        self.last_seconds = spent + time.monotonic() - began
+        self._next_refresh = time.monotonic() + self.last_seconds * (_REST_FACTOR - 1)
+
+    def _list_inits(self) -> Iterator[None]:
+        """Bring `inits` up to date; nothing of it shows before it is complete."""
+        mark = self._generation, self.source.inits_mark()
+        before = self._inits_mark
+        if mark == before:
+            return
+        generation, known = self._generation, self._inits
+        present = {}
+        for number, (host_pid, arrival) in enumerate(self.source.inits()):
+            was = known.get(host_pid)
+            present[host_pid] = was if was == (generation, arrival) else (generation, arrival)
+            if number % _AT_ONCE == 0:
+                yield
+        # If there is another mark now, somebody began after this and is through: that is younger.
+        if self._inits_mark is before and generation == self._generation:
+            self._inits, self._inits_mark = present, mark
 
     def candidates_in(self, ns_pid: int, namespaces: frozenset[int]) -> list[int]:
         """Processes with that number in these namespaces, and in others where the source can't tell."""
@@ -79,9 +115,12 @@ class PidMap:
             return self.source.candidates(ns_pid)
         return sorted({each for pidns in namespaces for each in self.source.candidates(ns_pid, pidns)})
 
-    def inits(self) -> dict[int, tuple[int, int]]:
-        """``{host_pid: arrival}`` of the first process of every PID namespace; that of the host may be left out."""
-        return {host_pid: (self._generation, number) for host_pid, number in self.source.inits().items()}
+    def inits(self) -> Mapping[int, tuple[int, int]]:
+        """``{host_pid: arrival}`` of the first process of every PID namespace; that of the host may be left out.
+
+        As of the last refresh, and the same object as long as none came or went.
+        """
+        return self._inits
 
     def arrival(self, host_pid: int) -> tuple[int, int]:
         """A value that is never used again for another process with that host PID."""

@@ -26,7 +26,10 @@ class Source(Protocol):
         """Know of every process that exists at the time of the call."""
 
     def ahead(self) -> Iterator[None]:
-        """Do the long part of the next `refresh`, a process at a time; may be left at any point."""
+        """Do the long part of the next `refresh`, a process at a time; may be left at any point.
+
+        The `refresh` right after its end, with nothing in between, need not list the processes again.
+        """
 
     def look(self, host_pid: int) -> None:
         """Know of the process with that host PID, if there is one; nothing else is brought up to date."""
@@ -44,8 +47,11 @@ class Source(Protocol):
         A source that knows namespaces leaves out those that are not in ``pidns``, if it is given.
         """
 
-    def inits(self) -> dict[int, int]:
-        """``{host_pid: arrival}`` of the first process of every PID namespace; that of the host may be left out."""
+    def inits_mark(self) -> object:
+        """A value that is equal to that of before as long as `inits` has nothing else to give; cheap."""
+
+    def inits(self) -> Iterator[tuple[int, int]]:
+        """Host PID and arrival of the first process of every PID namespace; that of the host may be left out."""
 
     def arrival(self, host_pid: int) -> int:
         """A number that this source never uses again for another process with that PID; 0 if it is not known."""
@@ -107,8 +113,8 @@ class Lister(Protocol):
     def refresh(self) -> ProcessChanges:
         """What changed since the last call, up to now."""
 
-    def ahead(self) -> Iterator[None]:
-        """As `Source.ahead`."""
+    def ahead(self) -> Iterator[int]:
+        """As `Source.ahead`: gives the host PIDs to `look` at, and 0 in between."""
 
     def look(self, host_pid: int) -> ProcessChanges:
         """What changed about the process with that host PID; never a thread's."""

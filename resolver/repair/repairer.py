@@ -8,6 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from resolver.budget import SLICE_SECONDS, Account, Budgets, Shares, Slices, give_back_memory
+from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.containers.log_names import ContainerNames
 from resolver.counters import CounterByReason, CounterName
 from resolver.errors import RegionRejected
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
 
 #: Seconds after which every directory is listed anew; and where the kernel tells of what is new in all of them.
 _DISCOVER_EVERY, _DISCOVER_WATCHED = 1.0, 30.0
-#: Memory goes back when so many slots are gone, and nobody is shown them any more.
-_MANY_SLOTS, _UNUSED_SECONDS = 1024, 1.5
+#: Memory goes back when so many slots and namespaces are gone, and nobody is shown them any more.
+_MANY_UNUSED, _UNUSED_SECONDS = 1024, 1.5
 #: CPU seconds after which a container's turn in a pass goes to the next one, and after which a pass ends.
 _TURN_SECONDS, _PASS_SECONDS = 0.01, 0.1
 #: CPU seconds that no container is charged for a region that was only read: a thousandth of what it may cost meanwhile.
@@ -110,8 +111,15 @@ class Repairer:
     """Every region of the node and what is known of its slots."""
 
     def __init__(
-        self, settings: Settings, procfs: Procfs, pidmap: PidMap, counters: Counter[str], journal: Journal
+        self,
+        settings: Settings,
+        procfs: Procfs,
+        pidmap: PidMap,
+        counters: Counter[str],
+        journal: Journal,
+        namespaces: KnownNamespaces | None = None,
     ) -> None:
+        """``namespaces`` are the node's, where look-ups are made in them, too."""
         self.settings = settings
         self.procfs = procfs
         self.pidmap = pidmap
@@ -125,7 +133,8 @@ class Repairer:
         self._names = ContainerNames(settings.container_logs_dir, settings.pod_logs_dir)
         self._discoveries = {name: make() for name, make in self._wanted(settings).items()}
         self.writing = Writing(counters, journal)
-        self._owner_finder = OwnerFinder(procfs, pidmap, names=self._names)
+        self._namespaces = namespaces or KnownNamespaces(procfs, pidmap)
+        self._owner_finder = OwnerFinder(procfs, pidmap, names=self._names, known=self._namespaces)
         self._abandoned = Abandoned(procfs)
         self._next_discovery = 0.0
         self._alone = asyncio.Lock()  # a pass, or what is done between two of them
@@ -139,7 +148,7 @@ class Repairer:
         self._answered = 0.0  # when that was first seen, on the monotonic clock
         self._reports: dict[str, RegionReport] = {}
         self.hami_counts = CountsOfRegions()
-        self._unused = 0  # slots that memory was needed for and is not any more
+        self._unused = 0  # slots and namespaces that memory was needed for and is not any more
         self._unused_since = 0.0
 
     async def pass_once(
@@ -161,7 +170,9 @@ class Repairer:
     async def _pass(self, this: _Pass) -> None:
         self._take_in(this)
         self.budgets.forget_full()
-        if self._unused >= _MANY_SLOTS and this.now - self._unused_since > _UNUSED_SECONDS:
+        if gone := self._namespaces.take_gone():
+            self._unused, self._unused_since = self._unused + gone, this.now
+        if self._unused >= _MANY_UNUSED and this.now - self._unused_since > _UNUSED_SECONDS:
             self._unused = 0
             give_back_memory()
         self.journal.catch_up()

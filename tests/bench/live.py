@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 import statistics
@@ -64,10 +65,12 @@ def _within(container_id: str, host_pid: int) -> list[RowValues]:
                 pass
 
         def find() -> None:
+            pidmap.refresh()
             found = live.find(container_id, 1)
             if found is None or found.host_pid != host_pid:
                 raise RuntimeError(f"the daemon's look-up says {found}, the truth is {host_pid}")
 
+        asyncio.run(live.look_for((container_id,)))
         find()
         source = pidmap.source
         everyone = len(source.candidates(1))

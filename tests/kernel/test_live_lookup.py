@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from resolver.errors import ProcessGone
 from resolver.linux.procfs import Procfs
 from resolver.lookup.cached import LiveLookup
+from resolver.lookup.verify import Found
 from resolver.pids.ladder import open_source
 from resolver.pids.pidmap import PidMap
 from tests.bench.usage import children
@@ -41,13 +43,19 @@ def renewed(pidmap: PidMap) -> LiveLookup:
     return LiveLookup(Procfs(), pidmap)
 
 
+def find(live: LiveLookup, container_id: str, ns_pid: int) -> Found | None:
+    """As the API does."""
+    asyncio.run(live.look_for((container_id,)))
+    return live.find(container_id, ns_pid)
+
+
 def test_each_container_has_its_own_process_with_the_same_number(node: Node, pidmap: PidMap) -> None:
     tenants = [(container, container.tenant()) for container in (node.container(), node.container())]
     assert len({tenant.ns_pid for _, tenant in tenants}) == 1
     live = renewed(pidmap)
     for _ in range(2):  # the second time by what it remembers
         for container, tenant in tenants:
-            found = live.find(container.container_id, tenant.ns_pid)
+            found = find(live, container.container_id, tenant.ns_pid)
             assert found is not None
             assert (found.host_pid, found.pidns) == (tenant.host_pid, tenant.pidns)
             assert (found.pod_uid, found.container_name) == (container.pod_uid, container.name)
@@ -58,9 +66,9 @@ def test_one_that_ended_is_not_found(node: Node, pidmap: PidMap) -> None:
     container = node.container()
     tenant = container.tenant()
     live = renewed(pidmap)
-    assert live.find(container.container_id, tenant.ns_pid) is not None
+    assert find(live, container.container_id, tenant.ns_pid) is not None
     tenant.stop()
-    assert live.find(container.container_id, tenant.ns_pid) is None
+    assert find(live, container.container_id, tenant.ns_pid) is None
 
 
 def _pidns(procfs: Procfs, host_pid: int) -> int:
@@ -97,9 +105,9 @@ def test_a_process_that_is_moved_into_its_container_later(pidmap: PidMap) -> Non
             starter.stdout.readline()
             (host_pid,) = children(starter.pid)
             live = renewed(pidmap)
-            assert live.find(container_id, 1) is None
+            assert find(live, container_id, 1) is None
             (cgroup / "cgroup.procs").write_text(str(host_pid))
-            found = live.find(container_id, 1)
+            found = find(live, container_id, 1)
             assert found is not None
             assert found.host_pid == host_pid
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -59,6 +60,7 @@ class Room:
     def find(self, container: Container | str, ns_pid: int) -> Found | None:
         self.pidmap._next_refresh = 0.0
         cid = container if isinstance(container, str) else container.container_id
+        asyncio.run(self.live.look_for((cid,)))
         return self.live.find(cid, ns_pid)
 
 
@@ -207,4 +209,4 @@ def test_what_is_remembered_is_bounded_by_what_lives(room: Room) -> None:
         assert room.find(container, 1)
         container.restart()
     room.find(container, 1)
-    assert set(room.live._inits) == set(room.pidmap.inits())
+    assert set(room.live.namespaces._known) == set(room.pidmap.inits())

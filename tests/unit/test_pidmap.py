@@ -35,7 +35,7 @@ class Told:
         self.now[host_pid] = (host_pid, *ns_pids)
         self._again.add(host_pid)
 
-    def ahead(self) -> Iterator[None]:
+    def ahead(self) -> Iterator[int]:
         return iter(())
 
     def refresh(self) -> ProcessChanges:
@@ -283,10 +283,10 @@ def test_what_is_new_is_read_while_others_go_on() -> None:
     others = 0
 
     class Long(Told):
-        def ahead(self) -> Iterator[None]:
+        def ahead(self) -> Iterator[int]:
             for _ in range(100):
                 burn(0.002)
-                yield
+                yield 0
 
     async def beside() -> None:
         nonlocal others

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.linux.procfs import Procfs
+from resolver.pids.listing import Listing
 from resolver.pids.scan import ScanSource
 from resolver.pids.source import Lister
 
@@ -136,29 +138,87 @@ def test_real_processes_come_and_go() -> None:
 
 
 def test_what_is_read_ahead_is_not_read_again_unless_it_is_another_process(tmp_path: Path) -> None:
-    read: list[int | str] = []
-
-    class Noted(Procfs):
-        def ns_pids(self, host_pid: int | str) -> tuple[int, ...]:
-            read.append(host_pid)
-            return super().ns_pids(host_pid)
-
+    noted = Noted(str(tmp_path))
     for host_pid in (100, 101, 102):
         put(tmp_path, host_pid, host_pid - 99)
-    source = ScanSource(Noted(str(tmp_path)))
-    steps = source.ahead()
+    source = ScanSource(noted)
+    listing = Listing(source)
+    steps = listing.ahead()
     next(steps)
     next(steps)  # and left there: two of the three
-    assert len(read) == 2
-    first, second = (int(each) for each in read)
-    (tmp_path / "kept").mkdir()
-    put(tmp_path / "kept", first, 55)
-    (tmp_path / str(first)).rename(tmp_path / "gone")
-    (tmp_path / "kept" / str(first)).rename(tmp_path / str(first))  # used again
-    changes = source.refresh()
-    assert sorted(changes.came) == [100, 101, 102]
-    assert source.ns_pids()[first] == (first, 55)
-    assert source.ns_pids()[second] == (second, second - 99)
-    assert read.count(second) == 1
-    assert read.count(first) == 2
-    assert list(source.ahead()) == []
+    assert len(noted.read) == 2
+    first, second = (int(each) for each in noted.read)
+    put(tmp_path, first, 55)  # used again
+    listing.refresh()
+    assert source.ns_pids() == {first: (first, 55), second: (second, second - 99)} | {
+        each: (each, each - 99) for each in {100, 101, 102} - {first, second}
+    }
+    assert noted.read.count(second) == 1
+    assert noted.read.count(first) == 2
+    assert listing.candidates(55) == [first]
+
+
+def test_one_refresh_needs_no_second_listing_after_that_ahead(tmp_path: Path) -> None:
+    noted = Noted(str(tmp_path))
+    for host_pid in range(100, 300):
+        put(tmp_path, host_pid, host_pid - 99)
+    listing = Listing(ScanSource(noted))
+    for refreshes in (1, 2):
+        steps = listing.ahead()
+        assert sum(1 for _ in steps) >= 3  # others get their turns
+        listing.refresh()
+        assert (len(listing), noted.listings, len(noted.read)) == (200, refreshes, 200)
+    listing.refresh()
+    assert noted.listings == 3  # what is not right after it lists anew
+    shutil.rmtree(tmp_path / "150")
+    for _ in listing.ahead():
+        pass
+    listing.refresh()
+    assert 150 not in listing
+    assert listing.ended(150)
+
+
+def test_what_is_looked_at_during_a_listing_stays_known(tmp_path: Path) -> None:
+    for host_pid in range(100, 200):
+        put(tmp_path, host_pid, host_pid - 99)
+    listing = Listing(ScanSource(Procfs(str(tmp_path))))
+    steps = listing.ahead()
+    next(steps)
+    put(tmp_path, 900, 7)  # where the listing may have passed
+    listing.look(900)
+    for _ in steps:
+        pass
+    listing.refresh()
+    assert 900 in listing
+
+
+def test_a_refresh_in_between_makes_a_listing_worthless(tmp_path: Path) -> None:
+    """What came since would be taken for gone."""
+    for host_pid in range(100, 200):
+        put(tmp_path, host_pid, host_pid - 99)
+    listing = Listing(ScanSource(Procfs(str(tmp_path))))
+    steps = listing.ahead()
+    next(steps)
+    put(tmp_path, 900, 7)
+    listing.refresh()
+    for _ in steps:
+        pass
+    listing.refresh()
+    assert 900 in listing
+
+
+class Noted(Procfs):
+    """Counts what is read."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.read: list[int | str] = []
+        self.listings = 0
+
+    def ns_pids(self, host_pid: int | str) -> tuple[int, ...]:
+        self.read.append(host_pid)
+        return super().ns_pids(host_pid)
+
+    def each_entry(self) -> Iterator[tuple[int, int]]:
+        self.listings += 1
+        return super().each_entry()

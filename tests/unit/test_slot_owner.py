@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from resolver.containers.known_namespaces import FirstProcess
 from resolver.errors import ResolverError
 from resolver.hami.directory_finder import shared_directory
 from resolver.hami.discovery import SharedDirectory
@@ -421,8 +422,15 @@ def test_what_failed_is_remembered_and_looked_at_ever_more_rarely(proc: FakeProc
     assert proc.find(7) is UnresolvedReason.NOT_MAPPED
 
 
+class Steady:
+    """A source of which no namespace comes or goes."""
+
+    def inits_mark(self) -> object:
+        return None
+
+
 def test_thousands_of_namespaces_cost_a_thousand_claims_nothing(proc: FakeProc) -> None:
-    class Namespaces:
+    class Namespaces(Steady):
         """A source that knows 3,000 namespaces, as the kernel's map does."""
 
         name, namespaced = "counted", True
@@ -441,8 +449,8 @@ def test_thousands_of_namespaces_cost_a_thousand_claims_nothing(proc: FakeProc) 
         def incomplete(self) -> str:
             return ""
 
-        def inits(self) -> dict[int, int]:
-            return {10_000 + number: 10_000 + number for number in range(3000)}
+        def inits(self) -> Iterator[tuple[int, int]]:
+            return ((10_000 + number, 10_000 + number) for number in range(3000))
 
         def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
             self.asked[pidns] += 1
@@ -592,7 +600,7 @@ def test_while_new_namespaces_are_placed_an_owner_is_found_among_all_processes(p
     proc.put(101, 7)
     proc.pidmap.refresh(unhurried=False)
     proc.containers.update()
-    proc.containers._index.behind = True
+    proc.containers._index._unplaced.append(FirstProcess(999, (0, 0)))  # there was no time for it yet
     found = proc.containers.owner(OURS, (DEVICE, INODE), 7)
     assert isinstance(found, ProcessHandle)
     found.close()
@@ -612,9 +620,9 @@ def test_no_number_is_vacant_while_no_namespace_is_known(proc: FakeProc) -> None
 def test_a_container_that_makes_namespaces_without_end_is_not_remembered_without_end(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resolver.hami.namespace_index.MAX_NAMESPACES", 4)
+    monkeypatch.setattr("resolver.containers.known_namespaces.MAX_NAMESPACES", 4)
     index = proc.containers._index
-    monkeypatch.setattr(index, "_lives", lambda learned: learned.container_id == "living")
+    monkeypatch.setattr(index, "_still_there", lambda learned: learned.container_id == "living")
     index.learn(OURS, 1, "living")
     for pidns in range(2, 200):
         index.learn(OURS, pidns, "gone")

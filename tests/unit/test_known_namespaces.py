@@ -1,0 +1,163 @@
+"""The index of first processes, while thousands come and go and several tasks bring it up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from resolver.containers.known_namespaces import KnownNamespaces
+from resolver.errors import ProcessGone
+from resolver.linux.procfs import HOST_PIDNS, Procfs
+from resolver.pids.listing import Listing
+from resolver.pids.pidmap import PidMap
+
+
+class Firsts(Listing):
+    """Nothing but first processes, as many as the test says."""
+
+    def __init__(self) -> None:
+        self.name = "firsts"
+        self.now: dict[int, int] = {}
+        self.listed = 0
+
+    def refresh(self) -> None:
+        pass
+
+    def ahead(self) -> Iterator[None]:
+        return iter(())
+
+    def inits_mark(self) -> object:
+        return sorted(self.now.items())
+
+    def inits(self) -> Iterator[tuple[int, int]]:
+        self.listed += 1
+        yield from self.now.items()
+
+    def arrival(self, host_pid: int) -> int:
+        return self.now.get(host_pid, 0)
+
+
+class Shown(Procfs):
+    """What the index asks of /proc."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: set[int] = set()
+
+    def ns_pids(self, host_pid: int | str) -> tuple[int, ...]:
+        if host_pid in self.hidden:
+            raise ProcessGone("hidden")
+        return int(host_pid), 1
+
+    def pidns(self, host_pid: int | str) -> int:
+        return 10**6 + int(host_pid)
+
+    def cgroup(self, _host_pid: int | str) -> str:
+        return "0::/\n"
+
+
+class Room:
+    def __init__(self) -> None:
+        self.source = Firsts()
+        self.pidmap = PidMap(self.source)
+        self.procfs = Shown()
+        self.index = KnownNamespaces(self.procfs, self.pidmap)
+        self.index.read_mounts(lambda host_pid: frozenset({host_pid % 10}))
+
+    def lives(self, host_pids: range) -> None:
+        self.source.now = {host_pid: host_pid + 7 for host_pid in host_pids}
+        self.pidmap.refresh(unhurried=False)
+
+    def known(self) -> list[int]:
+        return sorted(self.index._known)
+
+
+@pytest.fixture
+def room() -> Room:
+    return Room()
+
+
+def test_what_neither_came_nor_went_is_listed_once(room: Room) -> None:
+    room.lives(range(1000, 1300))
+    first = room.pidmap.inits()
+    room.lives(range(1000, 1300))
+    assert room.pidmap.inits() is first
+    assert room.source.listed == 1
+    room.lives(range(1000, 1301))
+    assert room.pidmap.inits() is not first
+    assert len(first) == 300  # who holds it sees nothing change
+
+
+def test_nothing_shows_of_a_list_that_is_half_made(room: Room) -> None:
+    room.lives(range(1000, 1300))
+    room.source.now = dict.fromkeys(range(2000, 2300), 1)
+    steps = room.pidmap._list_inits()
+    next(steps)
+    assert min(room.pidmap.inits()) == 1000
+    room.lives(range(3000, 3300))  # begun later, and through
+    list(steps)
+    assert min(room.pidmap.inits()) == 3000
+
+
+def test_two_tasks_that_bring_it_up_to_date_at_once_agree(room: Room) -> None:
+    room.lives(range(1000, 1300))
+    one = room.index.steps()
+    for _ in range(3):
+        next(one)
+    room.lives(range(1200, 1500))
+    other = room.index.steps()
+    for _ in range(4):
+        next(other)
+    list(one)  # of the newer ones, too: it does not bring back what has ended
+    assert room.known() == list(range(1200, 1500))
+    assert not room.index.behind
+    list(other)
+    assert room.known() == list(range(1200, 1500))
+    assert room.index.of(3) == {10**6 + host_pid for host_pid in range(1203, 1500, 10)}
+
+
+def test_without_time_it_says_that_some_may_be_missing(room: Room) -> None:
+    room.lives(range(1000, 1300))
+    steps = room.index.steps(0.0)
+    list(steps)
+    assert room.index.behind
+    list(room.index.steps())
+    assert not room.index.behind
+
+
+def test_one_that_could_not_be_placed_is_tried_again(room: Room) -> None:
+    room.procfs.hidden.add(1005)
+    room.lives(range(1000, 1010))
+    list(room.index.steps())
+    assert not room.index.behind  # it may just have ended
+    assert 10**6 + 1005 not in room.index.of(5)
+    room.procfs.hidden.clear()
+    room.pidmap.refresh(unhurried=False)
+    list(room.index.steps())
+    assert 10**6 + 1005 in room.index.of(5)
+
+
+def test_who_has_ended_leaves_nothing_behind(room: Room) -> None:
+    index = room.index
+    room.lives(range(1000, 4000))
+    list(index.steps(eager=True))
+    room.lives(range(1000, 1010))
+    list(index.steps(eager=True))
+    assert index.take_gone() == 2990
+    assert index.take_gone() == 0
+    for kept in (index._known, index._by_pidns, index._due, index._with):
+        assert len(kept) == 10
+    assert index._below == {HOST_PIDNS: {10**6 + host_pid for host_pid in range(1000, 1010)}}
+    assert not index._unplaced
+    assert not index._not_placed
+
+
+def test_a_number_that_is_used_again_is_another(room: Room) -> None:
+    room.lives(range(1000, 1001))
+    list(room.index.steps())
+    before = room.index._known[1000]
+    room.source.now = {1000: 5}
+    room.pidmap.refresh(unhurried=False)
+    list(room.index.steps())
+    assert room.index._known[1000] is not before
