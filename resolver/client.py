@@ -32,7 +32,7 @@ TYPE_CHECKING = False  # as typing's, which takes longer to load than this
 if TYPE_CHECKING:
     import socket
     from collections.abc import Generator, Iterator, Sequence
-    from typing import Any
+    from typing import Any, Self
 
     from resolver import client_types as answers
 
@@ -66,6 +66,8 @@ DEFAULT_SOCKET = "/run/resolver/resolver.sock"
 _SECONDS = 0.8
 _MOST_BYTES = 1 << 20
 _MOST_JSON_BYTES = 256 << 20
+#: As long as reading takes of what is there already.
+_AT_ONCE = 0.001
 #: The daemon says something to a silent stream every 30 s.
 _STREAM_SILENCE = 75.0
 
@@ -83,9 +85,20 @@ def get(
     A socket that does not belong to root or to the asking user is not believed, nor is one that another user
     listens on.
     """
+    asked = put(path, socket_path=socket_path, accept=accept)
+    if asked is None:
+        return None
+    with asked:
+        try:
+            return asked.answer(seconds)
+        except TimeoutError:
+            return None
+
+
+def put(path: str, *, socket_path: str, accept: str = "application/json") -> Asked | None:
+    """Ask for ``GET path`` and wait for nothing; None if no daemon takes it, or none that is believed."""
     try:
-        status, body = _parse(_ask(path, socket_path, accept, seconds, _MOST_BYTES))
-        return status, body.decode()
+        return Asked(_connect(path, socket_path, accept, _SECONDS))
     except (OSError, ValueError):
         return None
 
@@ -306,20 +319,58 @@ def _ask(
     question: bytes = b"",
 ) -> bytes:
     """All that is answered. Raises OSError, and ValueError if it is too much."""
-    deadline = time.monotonic() + seconds
-    with _connect(path, socket_path, accept, seconds, headers=headers, question=question) as channel:
-        chunks, total = [], 0
-        while chunk := channel.recv(1 << 16):
-            chunks.append(chunk)
-            total += len(chunk)
-            # The time limit is for all of it: one byte now and then keeps nobody waiting.
+    with Asked(
+        _connect(path, socket_path, accept, seconds, headers=headers, question=question), most
+    ) as asked:
+        return asked.whole(seconds)
+
+
+class Asked:
+    """A question that was put to the daemon, and as much of its answer as has come."""
+
+    def __init__(self, channel: socket.socket, most: int = _MOST_BYTES) -> None:
+        self._channel = channel
+        self._most = most
+        self._said = bytearray()
+
+    def whole(self, seconds: float) -> bytes:
+        """All that is answered. TimeoutError: not yet, ask again; any other OSError, and ValueError if it is too much.
+
+        The time limit is for all of it: one byte now and then keeps nobody waiting.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
             left = deadline - time.monotonic()
-            if left <= 0:
+            self._channel.settimeout(max(left, _AT_ONCE))
+            if not (chunk := self._channel.recv(1 << 16)):
+                return bytes(self._said)
+            self._said += chunk
+            if len(self._said) > self._most:
+                raise ValueError(f"its answer is longer than {self._most} bytes")
+            if left <= -_AT_ONCE:
                 raise TimeoutError(f"it did not finish its answer within {seconds:g} s")
-            if total > most:
-                raise ValueError(f"its answer is longer than {most} bytes")
-            channel.settimeout(left)
-        return b"".join(chunks)
+
+    def answer(self, seconds: float) -> tuple[int, str] | None:
+        """Status and body; None if what comes is no answer. TimeoutError: not yet, ask again."""
+        try:
+            status, body = _parse(self.whole(seconds))
+            return status, body.decode()
+        except TimeoutError:
+            raise
+        except (OSError, ValueError):
+            return None
+
+    def hang_up(self) -> None:
+        """Wait no longer: for another thread than the one that waits. What has come is no whole answer then."""
+        import socket
+
+        self._channel.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._channel.close()
 
 
 def _listener(channel: socket.socket) -> int:

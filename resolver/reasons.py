@@ -1,12 +1,8 @@
-"""The words that every module shares: reasons, and the small records that travel between modules.
-
-Import-light on purpose (no dataclasses, no msgspec): ``resolver lookup`` pays for every import.
-"""
+"""The words that every module shares: why something is not as it should be, or not known."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
 
 
 class RepairReason(StrEnum):
@@ -67,16 +63,3 @@ class SampleReason(StrEnum):
     NO_SLOT = "no_slot"  # a container with HAMi, but no slot resolved to this process
     PROCESS_ENDED = "process_ended"
     PID_UNKNOWN = "pid_unknown"  # NVML gave 0, or a number no process has had
-
-
-class Process(NamedTuple):
-    """A process is its PID *and* its start time.
-
-    ``ns_pids`` are the numbers of the ``NSpid:`` line, outermost (the reader's) first, so
-    ``ns_pids[0] == host_pid`` when the reader is in the initial PID namespace. ``start_time`` is in clock
-    ticks since boot, field 22 of ``/proc/<pid>/stat``.
-    """
-
-    host_pid: int
-    start_time: int
-    ns_pids: tuple[int, ...]

@@ -6,6 +6,7 @@ Each module in this package has ``HELP`` (one line), ``add_arguments(parser)`` a
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -44,6 +45,7 @@ EXIT_CANNOT_KNOW = 4
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the ``resolver`` command; returns the exit code."""
+    gc.disable()  # loading modules sets it off a dozen times, and all that they are made of stays
     try:
         try:
             return _dispatch(sys.argv[1:] if argv is None else argv)
@@ -57,6 +59,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
+    finally:
+        gc.enable()
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -71,7 +75,10 @@ def _dispatch(arguments: list[str]) -> int:
             if plain is not None:
                 return lookup.run(plain)
         parser, module = parser_of(command)
-        return int(module.run(parser.parse_args(arguments[1:])))
+        args = parser.parse_args(arguments[1:])
+        gc.freeze()
+        gc.enable()
+        return int(module.run(args))
     except ResolverError as error:
         print(f"resolver {command}: {error}", file=sys.stderr)
         if isinstance(error, UsageError):

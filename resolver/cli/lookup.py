@@ -24,6 +24,8 @@ HELP = "print the host PID of a PID inside a container"
 EXIT_AMBIGUOUS = 3
 #: A daemon that takes longer is not waited for: the kernel knows as well.
 _SECONDS = 0.1
+#: Where only the daemon can answer.
+_PATIENCE = 5.0
 _SHORTEST_ID, _FULL_ID = 6, 64
 _HEX, _DIGITS = frozenset("0123456789abcdef"), frozenset("0123456789")
 _SCHEME = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
@@ -86,23 +88,79 @@ def run(args: Arguments) -> int:
             from resolver.cli.container_names import resolve
 
             args.cid = resolve(args.cid, args.socket)
-        answer = _from_daemon(args)
-        if answer is not None:
-            print(answer.rstrip())
-            return 0
-        found = _by_id_or_name(args)
+        print(_answer(args))
     except Ambiguous as error:
         print(f"resolver lookup: {error}", *error.candidates, sep="\n  ", file=sys.stderr)
         return EXIT_AMBIGUOUS
     except OSError as error:  # out of descriptors or memory: no answer, and not the answer that there is none
         raise CannotKnow(f"the kernel refused: {error}") from error
+    return 0
+
+
+def _answer(args: Arguments) -> str:
+    """The daemon's if it has one at once, the kernel's otherwise."""
+    asked = _put_to_daemon(args)
+    if asked is not None:
+        with asked:
+            try:
+                told = _told(asked, args, _SECONDS)
+            except TimeoutError:
+                return _first_answer(asked, args)
+        if told is not None:
+            return told
+    return _in_words(_by_id_or_name(args), args)
+
+
+def _first_answer(asked: client.Asked, args: Arguments) -> str:
+    """The daemon is late: the kernel is asked beside it, and the first answer counts, of two at once the kernel's.
+
+    Whose it is stands on standard error. What the kernel does not let this user see, the daemon may still tell.
+    """
+    import threading
+    import time
+    from contextlib import suppress
+
+    answers: list[dict[str, Any] | Exception] = []
+
+    def look() -> None:
+        try:
+            answers.append(_by_kernel(args))
+        except CannotKnow as error:
+            answers.append(error)
+            return
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            answers.append(error)
+        with suppress(OSError):
+            asked.hang_up()
+
+    began, kernel = time.monotonic(), threading.Thread(target=look, daemon=True)
+    try:
+        kernel.start()
+    except RuntimeError:  # the node has no thread left
+        return _in_words(_by_ourselves(args), args)
+    try:
+        told = _told(asked, args, _PATIENCE)
+    except TimeoutError:
+        told = None
+    if told is not None and (not answers or isinstance(answers[0], CannotKnow)):
+        waited = _SECONDS + time.monotonic() - began
+        print(f"resolver lookup: the daemon was late, its answer took {waited:.1f} s", file=sys.stderr)
+        return told
+    kernel.join()
+    print(
+        f"resolver lookup: the daemon does not answer within {_SECONDS:g} s, the kernel does", file=sys.stderr
+    )
+    if isinstance(answers[0], Exception):
+        raise answers[0]
+    return _in_words(answers[0], args)
+
+
+def _in_words(found: dict[str, Any], args: Arguments) -> str:
     if args.json:
         import json
 
-        print(json.dumps(found, indent=2))
-    else:
-        print(found["host_pid"])
-    return 0
+        return json.dumps(found, indent=2)
+    return str(found["host_pid"])
 
 
 def _by_id_or_name(args: Arguments) -> dict[str, Any]:
@@ -120,20 +178,24 @@ def _by_id_or_name(args: Arguments) -> dict[str, Any]:
         return _by_ourselves(args)
 
 
-def _by_ourselves(args: Arguments) -> dict[str, Any]:
-    """What the kernel says. Who may not see it asks a daemon that lets its group know, whatever the name."""
+def _by_kernel(args: Arguments) -> dict[str, Any]:
     from resolver.linux.procfs import Procfs
     from resolver.lookup.forward import lookup
 
+    return lookup(Procfs(), args.cid, args.ns_pid, pidns=args.pidns)._asdict()
+
+
+def _by_ourselves(args: Arguments) -> dict[str, Any]:
+    """What the kernel says. Who may not see it asks a daemon that lets its group know, whatever the name."""
     try:
-        return lookup(Procfs(), args.cid, args.ns_pid, pidns=args.pidns)._asdict()
+        return _by_kernel(args)
     except CannotKnow:
         from urllib.parse import quote
 
         query = f"container={quote(args.cid)}&pid={args.ns_pid}"
         query += f"&pidns={args.pidns}" if args.pidns is not None else ""
         try:
-            found: dict[str, Any] = client.get_json(f"/v1/lookup?{query}", args.socket)
+            found: dict[str, Any] = client.get_json(f"/v1/lookup?{query}", args.socket, seconds=_PATIENCE)
         except CannotKnow:
             found = {}
         if type(found.get("host_pid")) is not int:
@@ -141,27 +203,30 @@ def _by_ourselves(args: Arguments) -> dict[str, Any]:
         return found
 
 
-def _from_daemon(args: Arguments) -> str | None:
-    """What a running daemon knows at once; None if there is none, or if the kernel has to be asked all the same.
-
-    It is asked for full ids only: checking that a prefix is unique means reading every container. An answer
-    that does not look like one, or is about something else, is none.
-    """
+def _put_to_daemon(args: Arguments) -> client.Asked | None:
+    """A running daemon is asked for full ids only: checking that a prefix is unique means reading every container."""
     container_id = _id_in(args.cid)
     if len(container_id) < _FULL_ID or args.pidns is not None or args.ns_pid < 1:
         return None
-    answer = client.get(
+    return client.put(
         f"/v1/lookup?container={container_id}&pid={args.ns_pid}",
         socket_path=client.socket_of(args.socket),
         accept="application/json" if args.json else "text/plain",
-        seconds=_SECONDS,
     )
+
+
+def _told(asked: client.Asked, args: Arguments, seconds: float) -> str | None:
+    """What the daemon knows; None if the kernel has to be asked all the same. TimeoutError: nothing yet.
+
+    An answer that does not look like one, or is about something else, is none.
+    """
+    answer = asked.answer(seconds)
     if answer is None or answer[0] != 200:
         return None
     if not args.json:
         number = answer[1].removesuffix("\n")
         plain = 0 < len(number) <= 10 and _DIGITS.issuperset(number) and number[0] != "0"
-        return answer[1] if plain and number != answer[1] else None
+        return number if plain and number != answer[1] else None
     import json
 
     try:
@@ -169,4 +234,4 @@ def _from_daemon(args: Arguments) -> str | None:
         about, host_pid = (found["container_id"], found["container_pid"]), found["host_pid"]
     except (ValueError, KeyError, TypeError):
         return None
-    return answer[1] if about == (container_id, args.ns_pid) and type(host_pid) is int else None
+    return answer[1].rstrip() if about == (_id_in(args.cid), args.ns_pid) and type(host_pid) is int else None

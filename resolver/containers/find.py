@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.containers.namespaces import Member, members_of
 from resolver.errors import Ambiguous, CannotKnow, NotFound, ProcessGone, ResolverError, UsageError
 from resolver.linux.cgroup import cgroup_paths, container_id_of, name_in, parts_of, pod_uid_of, strip_scheme
 from resolver.linux.cgroup_directories import cgroup_roots, find_directories, processes_in
+from resolver.records import NamedTuple
 
+TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.errors import Ambiguous, CannotKnow, NotFound, ProcessGone
 from resolver.linux.procfs import HOST_PIDNS
+from resolver.records import NamedTuple
 
+TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from resolver.linux.procfs import Procfs
-    from resolver.reasons import Process
+    from resolver.linux.procfs import Process, Procfs
 
 
 class Member(NamedTuple):
-    """A process of the container; ``ns_pids`` as in `resolver.reasons.Process`."""
+    """A process of the container; ``ns_pids`` as in `resolver.linux.procfs.Process`."""
 
     host_pid: int
     ns_pids: tuple[int, ...]

@@ -9,8 +9,10 @@ give None here, and are found only by somebody who knows the name (`parts_of`).
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.records import NamedTuple
+
+TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
     from collections.abc import Iterator
 

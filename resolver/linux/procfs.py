@@ -13,13 +13,13 @@ import errno
 import os
 import re
 from fcntl import ioctl
-from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.errors import AccessDenied, CannotKnow, ProcessGone
 from resolver.linux.cgroup import NO_CONTAINER, ContainerCgroup, parse_cgroup
 from resolver.linux.pidfd import HeldProcess
-from resolver.reasons import Process
+from resolver.records import NamedTuple
 
+TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -33,6 +33,19 @@ NS_GET_PARENT = 0xB702
 _FIRST_READ = 4096
 _CAP_SYS_PTRACE = 19  # include/uapi/linux/capability.h
 _DIGITS = frozenset("123456789")
+
+
+class Process(NamedTuple):
+    """A process is its PID *and* its start time.
+
+    ``ns_pids`` are the numbers of the ``NSpid:`` line, outermost (the reader's) first, so
+    ``ns_pids[0] == host_pid`` when the reader is in the initial PID namespace. ``start_time`` is in clock
+    ticks since boot, field 22 of ``/proc/<pid>/stat``.
+    """
+
+    host_pid: int
+    start_time: int
+    ns_pids: tuple[int, ...]
 
 
 class ProcessStatus(NamedTuple):

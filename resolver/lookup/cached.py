@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
     from resolver.containers.known_namespaces import FirstProcess
     from resolver.linux.cgroup import ContainerCgroup
-    from resolver.linux.procfs import Procfs
+    from resolver.linux.procfs import Process, Procfs
     from resolver.pids.pidmap import PidMap
-    from resolver.reasons import Process
 
 
 _FULL_ID = 64

@@ -8,7 +8,6 @@ with the process held fast by a pidfd, so a PID that is used again in between is
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from resolver.containers.find import Container, Wanted, find_container, name_of
 from resolver.containers.namespaces import (
@@ -26,6 +25,7 @@ from resolver.linux.cgroup import cgroup_paths, parse_cgroup, pod_uid_of
 from resolver.linux.cgroup_directories import processes_in
 from resolver.lookup.verify import Found, verify
 
+TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 

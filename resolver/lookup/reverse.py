@@ -17,8 +17,7 @@ from resolver.lookup.verify import verify
 
 if TYPE_CHECKING:
     from resolver.containers.pod_names import PodNames
-    from resolver.linux.procfs import Procfs
-    from resolver.reasons import Process
+    from resolver.linux.procfs import Process, Procfs
 
 
 class Level(NamedTuple):

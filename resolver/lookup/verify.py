@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
 from resolver.errors import ProcessGone
+from resolver.records import NamedTuple
 
+TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
     from resolver.linux.procfs import ProcessHandle, Procfs
 

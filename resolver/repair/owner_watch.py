@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from resolver.errors import AccessDenied, ProcessGone
 
 if TYPE_CHECKING:
-    from resolver.linux.procfs import ProcessHandle, Procfs
-    from resolver.reasons import Process
+    from resolver.linux.procfs import Process, ProcessHandle, Procfs
     from resolver.repair.slot_states import SlotState
 
 

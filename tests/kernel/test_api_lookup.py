@@ -249,6 +249,8 @@ def test_a_daemon_that_stands_still_is_not_waited_for(node: Node, start: Start, 
         began = time.monotonic()
         assert command(daemon, container, process.ns_pid) == (0, f"{process.host_pid}\n")
         assert time.monotonic() - began < PATIENCE_S
+        code, text = command(daemon, container, process.ns_pid, "--json")
+        assert (code, json.loads(text)["source"]) == (0, "cgroup")  # whose answer it is
     finally:
         daemon.signal(signal.SIGCONT)
 

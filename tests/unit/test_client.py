@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -20,8 +21,8 @@ import pytest
 
 from resolver import client
 from resolver.cli import lookup as command
-from resolver.cli import parser_of
-from resolver.errors import NoDaemon
+from resolver.cli import main, parser_of
+from resolver.errors import CannotKnow, NoDaemon, NotFound
 
 CID = "0123456789abcdef" * 4
 SETTLED = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n4711\n"
@@ -204,7 +205,12 @@ def test_a_stranger_who_listens_on_roots_socket_is_not_even_asked(where: Path) -
 
 def from_daemon(where: Path, cid: str = CID, ns_pid: int = 7, **more: object) -> str | None:
     options = {"pidns": None, "socket": str(where), "json": False, **more}
-    return command._from_daemon(Namespace(cid=cid, ns_pid=ns_pid, **options))
+    args = Namespace(cid=cid, ns_pid=ns_pid, **options)
+    asked = command._put_to_daemon(args)
+    if asked is None:
+        return None
+    with asked:
+        return command._told(asked, args, command._SECONDS)
 
 
 def http(body: str, status: int = 200) -> str:
@@ -213,8 +219,8 @@ def http(body: str, status: int = 200) -> str:
 
 def test_a_number_is_printed(serve: Serve, where: Path) -> None:
     server = serve(http("4711\n"))
-    assert from_daemon(where) == "4711\n"
-    assert from_daemon(where, cid=f"containerd://{CID}") == "4711\n"
+    assert from_daemon(where) == "4711"
+    assert from_daemon(where, cid=f"containerd://{CID}") == "4711"
     assert f"container={CID}&pid=7 ".encode() in server.requests[1]
 
 
@@ -352,7 +358,7 @@ def test_everything_else_is_left_to_argparse(words: list[str]) -> None:
 
 @pytest.mark.parametrize("there", [True, False])
 def test_a_plain_question_loads_no_parser(serve: Serve, where: Path, there: bool) -> None:  # noqa: FBT001
-    """Each of them takes long to load; without a daemon the kernel's part loads re and typing."""
+    """Each of them takes long to load; without a daemon the kernel's part loads re."""
     serve(http("4711\n"))
     socket_path = where if there else where.with_name("none")
     code = (
@@ -362,8 +368,18 @@ def test_a_plain_question_loads_no_parser(serve: Serve, where: Path, there: bool
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.splitlines()[-1].split())
-    never = {"argparse", "gettext", "shutil", "http", "asyncio", "psutil"}
-    assert not loaded & (never | ({"typing", "re", "json", "resolver.lookup"} if there else {"socket"}))
+    never = {
+        "argparse",
+        "gettext",
+        "shutil",
+        "http",
+        "asyncio",
+        "psutil",
+        "threading",
+        "typing",
+        "resolver.reasons",
+    }
+    assert not loaded & (never | ({"re", "json", "resolver.lookup"} if there else {"socket"}))
 
 
 def test_a_daemon_that_hangs_is_not_waited_for(where: Path) -> None:
@@ -371,4 +387,142 @@ def test_a_daemon_that_hangs_is_not_waited_for(where: Path) -> None:
         listener.bind(str(where))
         listener.listen(5)
         assert command._SECONDS <= 0.1
-        assert from_daemon(where) is None
+        with pytest.raises(TimeoutError):
+            from_daemon(where)
+
+
+# ---- a daemon that is late ----------------------------------------------------------------------------------------
+
+
+class Kernel:
+    """What the kernel is asked in the place of: its answer comes when it is let go."""
+
+    def __init__(self, answer: dict[str, object] | Exception) -> None:
+        self.go = threading.Event()
+        self._answer = answer
+
+    def __call__(self, _args: object) -> dict[str, object]:
+        assert self.go.wait(60)
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+def late(where: Path, monkeypatch: pytest.MonkeyPatch, kernel: Kernel, *more: str) -> int:
+    """The command's exit code, where the daemon says nothing for the first 100 ms."""
+    monkeypatch.setattr(command, "_by_kernel", kernel)
+    return main(["lookup", CID, "7", "--socket", str(where), *more])
+
+
+def after(
+    event: threading.Event, answer: str, then: threading.Event | None = None
+) -> Callable[[socket.socket], None]:
+    """Answers once something has happened, later than the command waits for it alone."""
+
+    def say(channel: socket.socket) -> None:
+        time.sleep(2 * command._SECONDS)
+        assert event.wait(60)
+        channel.sendall(answer.encode())
+        if then is not None:
+            then.set()
+
+    return say
+
+
+def test_a_late_daemon_is_believed_if_the_kernel_takes_longer(
+    serve: Serve, where: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_once = threading.Event()
+    at_once.set()
+    serve(after(at_once, http("4711\n")))
+    kernel = Kernel({"host_pid": 4712})
+    assert late(where, monkeypatch, kernel) == 0
+    out, err = capsys.readouterr()
+    kernel.go.set()
+    assert out == "4711\n"
+    assert re.fullmatch(r"resolver lookup: the daemon was late, its answer took \d+\.\d s\n", err)
+
+
+def test_the_kernel_is_believed_if_the_daemon_takes_longer(
+    serve: Serve, where: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    never = threading.Event()
+    serve(after(never, http("4711\n")))
+    kernel = Kernel({"host_pid": 4712})
+    kernel.go.set()
+    try:
+        assert late(where, monkeypatch, kernel) == 0
+        out, err = capsys.readouterr()
+        assert out == "4712\n"
+        assert err == "resolver lookup: the daemon does not answer within 0.1 s, the kernel does\n"
+    finally:
+        never.set()
+
+
+@pytest.mark.parametrize("answer", [http("4711\n", status=503), http("no number\n"), "HTTP/1.1 200 OK\r\n"])
+def test_what_a_late_daemon_does_not_know_the_kernel_does(
+    serve: Serve,
+    where: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: str,
+) -> None:
+    at_once, kernel = threading.Event(), Kernel({"host_pid": 4712})
+    at_once.set()
+    serve(after(at_once, answer, then=kernel.go))
+    assert late(where, monkeypatch, kernel) == 0
+    assert capsys.readouterr().out == "4712\n"
+
+
+def test_what_the_kernel_does_not_show_a_late_daemon_tells(
+    serve: Serve, where: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_once = threading.Event()
+    at_once.set()
+    serve(after(at_once, http("4711\n")))
+    kernel = Kernel(CannotKnow("not root"))
+    kernel.go.set()
+    assert late(where, monkeypatch, kernel) == 0
+    assert capsys.readouterr().out == "4711\n"
+
+
+def test_of_two_answers_at_once_the_kernel_s_counts(
+    where: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has read now what the daemon has read when it began to answer."""
+    kernel = Kernel({"host_pid": 4712})
+    kernel.go.set()
+    monkeypatch.setattr(command, "_by_kernel", kernel)
+    asked = Ready(threading.Event())
+    args = Namespace(cid=CID, ns_pid=7, pidns=None, socket=str(where), json=False)
+    assert command._first_answer(asked, args) == "4712"  # type: ignore[arg-type]
+    assert "the kernel does" in capsys.readouterr().err
+
+
+class Ready:
+    """Has an answer at the moment when the kernel has one."""
+
+    def __init__(self, hung_up: threading.Event) -> None:
+        self._hung_up = hung_up
+
+    def hang_up(self) -> None:
+        self._hung_up.set()
+
+    def answer(self, _seconds: float) -> tuple[int, str]:
+        assert self._hung_up.wait(60)
+        return 200, "4711\n"
+
+
+def test_an_error_of_the_kernel_s_is_the_answer(
+    serve: Serve, where: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    never = threading.Event()
+    serve(after(never, http("4711\n")))
+    kernel = Kernel(NotFound("it is not there"))
+    kernel.go.set()
+    try:
+        assert late(where, monkeypatch, kernel) == 1
+        out, err = capsys.readouterr()
+        assert (out, err.splitlines()[-1]) == ("", "resolver lookup: it is not there")
+    finally:
+        never.set()

@@ -17,8 +17,8 @@ from resolver.daemon import driver_measurement
 from resolver.daemon.driver_measurement import DriverMeasurement
 from resolver.errors import ProcessGone, WorkerFailed
 from resolver.gpu.sampler import FAILED, OK, Collection, DeviceSamples
+from resolver.linux.procfs import Process
 from resolver.log import Journal
-from resolver.reasons import Process
 
 GPU = "GPU-1"
 HOST, CONTAINER = HostpidNamespace.HOST, HostpidNamespace.CONTAINER

@@ -17,8 +17,8 @@ from resolver.hami.hostpid_policy import Policy
 from resolver.hami.layout import LAYOUTS
 from resolver.hami.packed_slots import PackedSlots, Slot
 from resolver.hami.region import RegionView, SharedRegion
-from resolver.linux.procfs import ProcessHandle
-from resolver.reasons import Process, UnresolvedReason
+from resolver.linux.procfs import Process, ProcessHandle
+from resolver.reasons import UnresolvedReason
 from resolver.repair.plan import Order, RegionRepairs
 from resolver.repair.region_report import region_report
 from resolver.repair.slot_states import SlotState

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from resolver.errors import AccessDenied
-from resolver.linux.procfs import Procfs
+from resolver.linux.procfs import Process, Procfs
 from resolver.pids.netlink import NetlinkSource
 from resolver.pids.proc_events import EventStream
-from resolver.reasons import Process
 
 NONE, FORK, EXEC, UID, EXIT = 0, 1, 2, 4, 0x80000000
 NO_CPU = 0xFFFFFFFF

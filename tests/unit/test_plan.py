@@ -19,8 +19,8 @@ from resolver.hami.layout import LAYOUTS
 from resolver.hami.packed_slots import PackedSlots, Slot
 from resolver.hami.region import RegionView, SharedRegion
 from resolver.linux.mappings import FilePlace
-from resolver.linux.procfs import ProcessHandle
-from resolver.reasons import Process, RepairReason, UnresolvedReason
+from resolver.linux.procfs import Process, ProcessHandle
+from resolver.reasons import RepairReason, UnresolvedReason
 from resolver.repair.plan import FOLLOWED, Order, RegionRepairs, encode, slot_word
 from resolver.repair.quarantine import FORGIVEN_SECONDS, Blame
 from resolver.repair.reported_values import TWO_TICKS

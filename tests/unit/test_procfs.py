@@ -20,6 +20,7 @@ from resolver.linux.mappings import maps_file
 from resolver.linux.procfs import (
     HOST_PIDNS,
     Mount,
+    Process,
     Procfs,
     TooLarge,
     parse_mountinfo,
@@ -27,7 +28,6 @@ from resolver.linux.procfs import (
     parse_start_time,
     parse_status,
 )
-from resolver.reasons import Process
 
 # -- bytes -----------------------------------------------------------------------------------------------
 
