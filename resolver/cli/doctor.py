@@ -7,12 +7,10 @@ would have; the options below win. Changes nothing.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from typing import TYPE_CHECKING
 
 from resolver.cli.show import on_terminal, print_json, printable, styled
-from resolver.config import options
 from resolver.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +26,8 @@ _INDENT = 9  # of what follows the state
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments, and those of the daemon, whose settings are checked."""
+    from resolver.config import options
+
     parser.add_argument(
         "--only", action="append", metavar="CHECK", help="this check only; may be given several times"
     )
@@ -52,10 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from resolver.doctor import CHECKS
 
     if args.list:
-        width = max(len(check.name) for check in CHECKS)
-        for check in CHECKS:
-            print(f"{check.name:{width}}  {check.about}")
-        return 0
+        return print_list()
     known = {check.name: check for check in CHECKS}
     for name in args.only or ():
         if name not in known:
@@ -70,9 +67,20 @@ def run(args: argparse.Namespace) -> int:
     return 1 if "failed" in states else 4 if "unknown" in states else 0
 
 
+def print_list() -> int:
+    """The names of the checks, and what they check."""
+    from resolver.doctor import CHECKS
+
+    width = max(len(check.name) for check in CHECKS)
+    for check in CHECKS:
+        print(f"{check.name:{width}}  {check.about}")
+    return 0
+
+
 def _node(args: argparse.Namespace) -> Node:
     """Where to look: with the settings that were given, else a running daemon's, else those it would have."""
     from resolver import config
+    from resolver.config import options
     from resolver.doctor.node import Node
 
     given = options.given(args)
@@ -104,6 +112,8 @@ def _origins(origins: dict[str, str]) -> str:
 
 
 def _examine(node: Node, checks: Sequence[Check], *, quiet: bool, verbose: bool) -> list[Result]:
+    import shutil
+
     from resolver.doctor import Result, bounded
 
     results, width = [], max(len(check.name) for check in checks)

@@ -6,7 +6,6 @@ system that hangs costs one answer and not all of them; a defect in a check is r
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.doctor import daemon, gpu, hami, kernel, limits, permissions, ports, sockets, sources
@@ -90,6 +89,8 @@ def examine(node: Node, checks: Iterable[Check] = CHECKS) -> Iterator[Result]:
 
 def bounded(check: Check, node: Node) -> Finding:
     """One check, within its time. One that does not return is left behind in its thread."""
+    import threading
+
     answers: list[Finding] = []
 
     def look() -> None:

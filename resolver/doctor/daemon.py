@@ -10,7 +10,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from resolver import __version__
-from resolver.counters import CounterName
 from resolver.doctor.findings import Finding, failed, ok, several, together, unknown, warning
 
 if TYPE_CHECKING:
@@ -96,6 +95,8 @@ def _grave(node: Node, status: dict[str, Any]) -> Iterator[tuple[object, Finding
 
 def _slight(status: dict[str, Any]) -> Iterator[tuple[object, Finding]]:
     """What it works with all the same."""
+    from resolver.counters import CounterName
+
     counters, unresolved, errors = (
         status["counters"],
         status["totals"]["slots_unresolved"],

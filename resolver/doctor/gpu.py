@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
 import time
 from typing import TYPE_CHECKING
 
 from resolver.doctor.findings import Finding, State, failed, ok, several, some, together, warning
-from resolver.gpu.sampler import FAILED, UNSUPPORTED, Sampler
-from resolver.hami.driver_memory import DriverMemory
-from resolver.hami.hostpid_policy import decide, known
 
 if TYPE_CHECKING:
     from resolver.doctor.node import Node
@@ -79,6 +74,8 @@ def nvml(node: Node) -> Finding:
 
 def gpus(node: Node) -> Finding:
     """Whether each GPU is healthy and reports the utilization of its processes."""
+    from resolver.gpu.sampler import FAILED, UNSUPPORTED
+
     collection = node.collection
     if collection.error:
         return _no_answer()
@@ -117,6 +114,9 @@ def gpus(node: Node) -> Finding:
 
 def driver(node: Node) -> Finding:
     """Which number ``hostpid`` must be with this driver, and how that is known."""
+    from resolver.hami.driver_memory import DriverMemory
+    from resolver.hami.hostpid_policy import decide, known
+
     status = node.status
     told = status["policy"] if status else None
     if told and told["namespace"] != "unknown":
@@ -158,6 +158,8 @@ def sample_clock(node: Node) -> Finding:
     """Whether the driver stamps utilization samples by the clock of this node."""
     if node.collection.error:
         return _no_answer()
+    import asyncio
+
     newest, now = asyncio.run(_newest_stamp(list(node.collection.devices)))
     if newest is None:
         return ok("no samples: no process was busy on a GPU lately")
@@ -174,6 +176,10 @@ def sample_clock(node: Node) -> Finding:
 
 async def _newest_stamp(uuids: list[str]) -> tuple[float | None, float]:
     """The newest time stamp of all samples that the driver keeps, and the time now (both Unix time)."""
+    import json
+
+    from resolver.gpu.sampler import Sampler
+
     sampler = Sampler()
     try:
         stamps = []

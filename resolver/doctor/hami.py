@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import ctypes
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from resolver.doctor.findings import Finding, State, failed, ok, several, some, together, unknown, warning
 from resolver.errors import AccessDenied, ProcessGone, WorkerFailed
-from resolver.hami.layout import LAYOUTS
 from resolver.hami.placements import AUTO, KNOWN_DIRS, VOLCANO_HOOK, VOLCANO_PLUGIN_DIR, searched
 from resolver.reasons import RegionReason
-from resolver.workers import slot_writer as orders
-from resolver.workers.supervisor import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -199,6 +194,8 @@ def _directory(path: str) -> Finding:
 
 def regions(node: Node) -> Finding:
     """Which cache files there are, of which layouts, and which are skipped and why."""
+    from resolver.hami.layout import LAYOUTS
+
     seen = node.regions
     layouts: dict[str, int] = {}
     for _path, layout in seen.regions:
@@ -246,6 +243,12 @@ def _container(path: str) -> str:
 
 def writer(node: Node) -> Finding:  # noqa: ARG001
     """Whether the slot writer starts and changes a word, of a file of our own."""
+    import asyncio
+    import ctypes
+
+    from resolver.workers import slot_writer as orders
+    from resolver.workers.supervisor import Worker
+
     try:
         ctypes.CDLL(_LIBATOMIC)
     except OSError as error:

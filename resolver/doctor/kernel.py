@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
+from typing import TYPE_CHECKING
 
 from resolver.doctor.findings import Finding, failed, listed, ok, some, unknown, warning
-from resolver.doctor.node import Node
 from resolver.errors import ResolverError
 from resolver.linux.cgroup_directories import cgroup_roots
+
+if TYPE_CHECKING:
+    from resolver.doctor.node import Node
 
 _NSPID, _NESTED, _FETCHES = (4, 1), (4, 9), (5, 12)
 _BPF_MACHINES = ("x86_64", "aarch64")
@@ -86,6 +88,8 @@ def btf(node: Node) -> Finding:
 
 def bcc(node: Node) -> Finding:
     """Which Python can load the compiler of the probes."""
+    import subprocess
+
     said: list[str] = []
     # BPF by name: an empty directory called bcc can be imported as well.
     program = "from bcc import BPF; import bcc; print(getattr(bcc, '__version__', 'of unknown version'))"

@@ -9,13 +9,14 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.doctor.findings import Finding, failed, ok, several, together, unknown, warning
-from resolver.doctor.node import Node
 from resolver.errors import ResolverError
 from resolver.linux.inotify import OF_A_DIRECTORY, OF_A_FILE, Inotify, why_not
 from resolver.linux.safe_open import open_directory, open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from resolver.doctor.node import Node
 
 _SPARE_DESCRIPTORS = 64  # the daemon's own: log, sockets, children, maps
 _FEW_DESCRIPTORS = 4096

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
-from resolver.config import HostpidNamespace
 from resolver.doctor.findings import Finding, failed, listed, ok, several, together, unknown, warning
-from resolver.doctor.node import Node
 from resolver.errors import CannotKnow, ProcessGone, ResolverError
-from resolver.linux.capabilities import TO_START, held
-from resolver.linux.procfs import HOST_PIDNS
-from resolver.linux.seccomp import MACHINES
-from resolver.workers.driver_probe import RIGHTS
+
+if TYPE_CHECKING:
+    from resolver.doctor.node import Node
 
 _CAPABILITIES = {
     "SYS_PTRACE": "other processes' mount tables, memory maps and namespaces stay hidden, so no slot finds its owner",
@@ -39,6 +37,10 @@ def root(node: Node) -> Finding:  # noqa: ARG001
 
 def capabilities(node: Node) -> Finding:
     """Whether the sources that are wanted, and the slot writer, have what they need."""
+    from resolver.config import HostpidNamespace
+    from resolver.linux.capabilities import TO_START, held
+    from resolver.workers.driver_probe import RIGHTS
+
     have = held()
     if "SYS_ADMIN" in have:
         have |= {"BPF", "PERFMON"}  # the kernel takes it for either (include/linux/capability.h)
@@ -66,6 +68,8 @@ def capabilities(node: Node) -> Finding:
 
 def system_calls(node: Node) -> Finding:
     """Whether the kernel refuses a running daemon the system calls that it does not need."""
+    from resolver.linux.seccomp import MACHINES
+
     proc, holder = node.procfs.root, node.lock_holder
     if not os.path.exists(f"{proc}/sys/kernel/seccomp/actions_avail") or node.machine not in MACHINES:
         return warning(
@@ -94,6 +98,8 @@ def system_calls(node: Node) -> Finding:
 
 def pid_namespace(node: Node) -> Finding:
     """Whether host PIDs can be seen at all."""
+    from resolver.linux.procfs import HOST_PIDNS
+
     try:
         inode = node.procfs.pidns("self")
     except (ResolverError, OSError) as error:

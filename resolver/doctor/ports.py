@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
-import socket
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.config import parse_address
 from resolver.doctor.findings import Finding, failed, ok, unknown
 
 if TYPE_CHECKING:
@@ -43,6 +40,8 @@ def listeners(text: str, port: int) -> list[Listener]:
 
 def metrics(node: Node) -> Finding:
     """Whether Prometheus finds ``/metrics``, or would."""
+    from resolver.config import parse_address
+
     address = parse_address(node.settings.metrics_addr)
     if address is None:
         return ok("off")
@@ -88,6 +87,8 @@ def _listening(node: Node, whose: str, port: int, host: str) -> list[Listener] |
 
 def _in_hex(host: str) -> frozenset[str]:
     """An address as the kernel's list has it; none for every address, or for a name."""
+    import socket
+
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError):
             packed = socket.inet_pton(family, host)
@@ -129,6 +130,8 @@ def _network(node: Node, host_pid: int | str) -> str:
 
 
 def _ask(address: tuple[str, int], daemon: int) -> Finding:
+    import http.client
+
     # Not by name: in a container nothing may be there that knows one. Every address includes this one.
     host, port = address[0] or "127.0.0.1", address[1]
     connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_SECONDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import stat
 import sys
 import time
@@ -95,6 +94,8 @@ def _look(node: Node, path: str) -> Finding | os.stat_result:
 
 def _connect(node: Node, path: str, info: os.stat_result) -> Finding | float:
     """Seconds that it took, once it is known that no stranger listens."""
+    import socket
+
     began = time.monotonic()
     try:
         with socket.socket(socket.AF_UNIX) as channel:

@@ -5,14 +5,12 @@ A source that is tried here is another one than a running daemon's: probes and s
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from typing import TYPE_CHECKING
 
 from resolver.doctor.findings import Finding, failed, ok, several, unknown, warning
 from resolver.errors import ResolverError
-from resolver.pids.ladder import LADDER, find_canary, open_source
 
 if TYPE_CHECKING:
     from resolver.doctor.node import Node
@@ -58,6 +56,10 @@ def scan(node: Node) -> Finding:
 
 
 def _try(name: str, node: Node) -> Finding:
+    import asyncio
+
+    from resolver.pids.ladder import LADDER, find_canary, open_source
+
     if name not in node.sources and name != LADDER[-1]:
         return ok(f"not tried: the settings ask for {node.sources[0]} only")
     began = time.monotonic()

@@ -230,7 +230,7 @@ def test_each_capability(
     monkeypatch: pytest.MonkeyPatch, lost: str, release: str, source: str, state: str
 ) -> None:
     every = {"SYS_PTRACE", "BPF", "PERFMON", "NET_ADMIN", "DAC_OVERRIDE"}
-    monkeypatch.setattr("resolver.doctor.permissions.held", lambda: frozenset(every - {lost}))
+    monkeypatch.setattr("resolver.linux.capabilities.held", lambda: frozenset(every - {lost}))
     finding = permissions.capabilities(Node(settings(source=source), uname=(release, "x86_64")))
     says(finding, state)
     if state == "ok":
@@ -243,7 +243,7 @@ def test_each_capability(
 
 def test_the_old_great_capability_is_enough_for_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     have = frozenset({"SYS_PTRACE", "SYS_ADMIN", "NET_ADMIN", "DAC_OVERRIDE"})
-    monkeypatch.setattr("resolver.doctor.permissions.held", lambda: have)
+    monkeypatch.setattr("resolver.linux.capabilities.held", lambda: have)
     says(permissions.capabilities(Node()), "ok")
 
 

@@ -29,7 +29,7 @@ UNUSED = {
 
 def _in_a_new_python(code: str) -> set[str]:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+    return set(done.stdout.splitlines()[-1].split())
 
 
 def test_a_daemon_carries_nothing_that_it_never_uses() -> None:
@@ -85,3 +85,66 @@ def test_a_hollow_module_has_classes_and_nothing_that_works(monkeypatch: pytest.
     with pytest.raises(TypeError):
         find_library("nvidia-ml")
     assert "ctypes.util" not in sys.modules
+
+
+#: What takes as long to load as Python itself, or longer.
+HEAVY = {
+    *(
+        "asyncio",
+        "concurrent.futures",
+        "ctypes",
+        "email",
+        "http.client",
+        "inspect",
+        "logging",
+        "msgspec",
+        "psutil",
+    ),
+    *(
+        "resolver.config",
+        "resolver.pids.ladder",
+        "rich",
+        "socket",
+        "ssl",
+        "structlog",
+        "subprocess",
+        "tarfile",
+    ),
+    *("threading", "uvicorn"),
+}
+SETTINGS = {"msgspec", "resolver.config"}
+
+
+@pytest.mark.parametrize(
+    ("words", "taken"),
+    [
+        ("--help", set()),
+        ("--version", set()),
+        ("doctor --list", set()),
+        ("completion bash", set()),
+        ("version --socket /none", set()),
+        ("status --socket /none", set()),
+        ("containers --socket /none", {"threading"}),  # of top, for a daemon that does not answer
+        ("devices --socket /none", set()),
+        ("events --socket /none", set()),
+        ("lookup --help", set()),
+        ("reverse --help", set()),
+        ("explain --help", set()),
+        ("top --help", set()),
+        ("slots --help", set()),
+        ("doctor --help", SETTINGS),
+        ("run --help", SETTINGS),
+        ("slots", SETTINGS),
+        ("config --socket /none", SETTINGS),
+    ],
+)
+def test_a_command_loads_what_it_needs(words: str, taken: set[str]) -> None:
+    found = _in_a_new_python(
+        "import sys\n"
+        "from resolver.cli import main\n"
+        f"try: main({words.split()})\n"
+        "except SystemExit: pass\n"
+        "print()\n"
+        "print(*sys.modules)\n"
+    )
+    assert HEAVY & found == taken

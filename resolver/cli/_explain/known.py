@@ -71,9 +71,12 @@ def _read(ask: Callable[[str], Json], no_daemon: str = "", settings_by: str = ""
 
 def _by_ourselves(no_daemon: str, socket_path: str | None, file: str | None) -> Known:
     """The daemon's own round, as a dry run. No event, no lock, no socket; it takes a second."""
-    import asyncio
     import os
 
+    from resolver.lean import lean
+
+    with lean("asyncio"):
+        import asyncio
     import msgspec
 
     from resolver import log
