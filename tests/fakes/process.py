@@ -14,6 +14,8 @@ from typing import Any, Final
 from tests.patience import PATIENCE_S
 
 START_TIMEOUT_S: Final = PATIENCE_S
+#: The kernel reaps a container's processes a moment after their end, on a busy machine a long one.
+_REAPED_S: Final = 5.0
 
 
 class NodeError(RuntimeError):
@@ -65,9 +67,14 @@ class Process:
         self.wait()
 
     def wait(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Until it has ended. Raises NodeError after the time limit."""
+        """Until it has ended, and its number is free. Raises NodeError after the time limit."""
         if not readable(self._pidfd, timeout_s):
             raise NodeError(f"process {self.host_pid} has not ended within {timeout_s} s")
+        deadline = time.monotonic() + _REAPED_S
+        with contextlib.suppress(ProcessLookupError):
+            while time.monotonic() < deadline:
+                signal.pidfd_send_signal(self._pidfd, 0)
+                time.sleep(0.001)
 
     def close(self) -> None:
         """Lets go of the descriptors; the process itself belongs to its container."""

@@ -202,16 +202,22 @@ class Daemon:
 class Start:
     """Starts daemons; at the end of the test each is stopped and held to what holds for all of them."""
 
-    def __init__(self, run_dir: Path, stock: Stock | None = None) -> None:
-        self._run_dir, self._stock = run_dir, stock
+    def __init__(self, run_dir: Path, stock: Stock | None = None, program: Path | None = None) -> None:
+        self._run_dir, self._stock, self._program = run_dir, stock, program
         self.started: list[Daemon] = []
 
     def __call__(
         self, node: Node, *arguments: str, run_dir: Path | None = None, anew: bool = False, **options: Any
     ) -> Daemon:
-        """``anew``: by `exec`, as an operator starts it; otherwise forked from what has its modules (`warm`)."""
+        """``anew``: by `exec` and with nothing kept of an earlier one, as an operator starts the first.
+
+        Otherwise it is forked from what has its modules (`warm`), and finds the compiled probes of the test before.
+        """
         options.setdefault("stock", None if anew else self._stock)
-        daemon = Daemon(node, run_dir or self._run_dir, *arguments, **options)
+        where = run_dir or self._run_dir
+        if self._program is not None and not anew and "wrapper" not in options and _may_use_bpf(arguments):
+            hand_on(self._program, where / self._program.name)
+        daemon = Daemon(node, where, *arguments, **options)
         self.started.append(daemon)
         return daemon
 
@@ -226,7 +232,25 @@ class Start:
             problems += [line for line in daemon.lines if line["event"] == "internal_error"]
             problems += [text for text in daemon.other_output if "Traceback" in text or "Error" in text]
             until(lambda these=children: not any(map(runs, these.values())), "the end of its children")  # type: ignore[misc]
+            if self._program is not None:
+                hand_on(daemon.run_dir / self._program.name, self._program)
         assert problems == []
+
+
+def _may_use_bpf(arguments: tuple[str, ...]) -> bool:
+    words = ("--source", os.environ.get("RESOLVER_SOURCE", USUAL), *arguments)
+    return words[max(at for at, word in enumerate(words) if word == "--source") + 1] in ("auto", "bpf")
+
+
+def hand_on(kept: Path, where: Path) -> None:
+    """A compiled program for who needs one: LLVM takes a second of CPU for each. One that doesn't fit isn't taken."""
+    if where.exists() or not kept.exists():
+        return
+    where.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    new = where.with_name(f".{where.name}.of.{os.getpid()}")
+    new.touch(0o600)
+    new.write_bytes(kept.read_bytes())
+    new.rename(where)
 
 
 @pytest.fixture
@@ -245,10 +269,22 @@ def stock() -> Iterator[Stock]:
     stock.close()
 
 
+@pytest.fixture(scope="session")
+def program(doors: tuple[Path, Path]) -> Path:
+    """Where the workers keep the compiled probes of the daemon's usual map, named as it names them."""
+    return doors[0].parent / "bpf-program"
+
+
+@pytest.fixture(scope="session")
+def kept_in(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where this process keeps the compiled probes of maps of its own."""
+    return str(tmp_path_factory.mktemp("kept"))
+
+
 @pytest.fixture
-def start(tmp_path: Path, stock: Stock) -> Iterator[Start]:
+def start(tmp_path: Path, stock: Stock, program: Path) -> Iterator[Start]:
     """Starts a daemon on a node: `start(node, "--interval", "50ms")`."""
-    starter = Start(tmp_path / "run", stock)
+    starter = Start(tmp_path / "run", stock, program)
     yield starter
     starter.close()
 

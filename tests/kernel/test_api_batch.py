@@ -251,8 +251,8 @@ def test_two_hundred_clients_good_and_bad(node: Node, start: Start, source: str)
     outcome = apiclients.crowd(path, questions, 4, period=1.0)
     late = {"no answer at the end", "no answer within its period"}  # which a busy machine has
     assert outcome.wrong.keys() <= late
-    assert len(outcome.milliseconds) > 20  # how many more, and how fast, is the bench's
-    assert outcome.others["Garbage told 400"] > 10
+    assert outcome.milliseconds  # how many, and how fast, is the bench's
+    assert outcome.others["Garbage told 400"] > 0
     until(lambda: _descriptors(daemon) <= opened, "as many descriptors as before")
     assert _weight(daemon) < before + 8.0
 

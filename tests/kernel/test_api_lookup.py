@@ -77,7 +77,7 @@ def command(daemon: Daemon | Path, container: Container, ns_pid: int, *more: str
 
 
 @EVERY_SOURCE
-def test_two_hundred_answers_are_the_kernels(node: Node, start: Start, source: str) -> None:
+def test_answers_are_the_kernels(node: Node, start: Start, source: str) -> None:
     plain = [node.container(name=f"plain-{n}") for n in range(4)]
     sharing = node.container(plain[0].pod_uid, "sharing", pid_namespace=plain[0])
     on_host = node.container(name="on-host", pid_namespace="host")
@@ -95,7 +95,7 @@ def test_two_hundred_answers_are_the_kernels(node: Node, start: Start, source: s
     until(lambda: ask(daemon, plain[3], last.ns_pid), "its first answer")
     chance, answered = random.Random(3), Counter[tuple[str, str]]()
     numbers = sorted({ns_pid for _, ns_pid in truth} | {2, 9, 4000})
-    for _ in range(200):
+    for _ in range(60):
         container, ns_pid = chance.choice(containers), chance.choice(numbers)
         found, wanted = ask(daemon, container, ns_pid), by_walk(container, ns_pid)
         known = truth.get((container.container_id, ns_pid))

@@ -20,8 +20,8 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pidmap() -> Iterator[BpfPidMap]:
-    started = start()
+def pidmap(kept_in: str) -> Iterator[BpfPidMap]:
+    started = start(kept_in=kept_in)
     yield started
     started.close()
 
@@ -158,11 +158,11 @@ def test_every_level_of_nested_namespaces(pidmap: BpfPidMap, lives: Path, depth:
             gone(pidmap, record)
 
 
-def test_what_was_there_before_the_probes_is_seeded(lives: Path) -> None:
+def test_what_was_there_before_the_probes_is_seeded(lives: Path, kept_in: str) -> None:
     with life(lives, "nested", "3") as nested, life(lives, "leader-first") as headless:
         nested.ready()
         headless.ready()
-        late = start()
+        late = start(kept_in=kept_in)
         try:
             innermost = child_of(child_of(child_of(nested.host_pid)))
             assert len(found(late, innermost).levels) == 4

@@ -27,8 +27,8 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pidmap() -> Iterator[BpfPidMap]:
-    started = start()
+def pidmap(kept_in: str) -> Iterator[BpfPidMap]:
+    started = start(kept_in=kept_in)
     begun = started.counters()
     yield started
     assert {name: started.counters()[name] - begun[name] for name in WRONG} == dict.fromkeys(WRONG, 0)

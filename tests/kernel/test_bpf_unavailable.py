@@ -264,8 +264,8 @@ def still_there(identity: tuple[int, int]) -> bool:
     return True
 
 
-def test_nothing_is_left_when_it_is_closed() -> None:
-    pidmap = start()
+def test_nothing_is_left_when_it_is_closed(kept_in: str) -> None:
+    pidmap = start(kept_in=kept_in)
     ids = kernel_ids(os.getpid(), [fd for group in pidmap._loaded[:3] for fd in group.values()])
     assert len(ids) == 14
     assert all(map(still_there, ids))

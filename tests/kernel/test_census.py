@@ -28,8 +28,8 @@ SLEEP = ("/bin/sleep", "1000")
 class Room:
     """A census over a source, and what it said."""
 
-    def __init__(self, source: str, pods: Path) -> None:
-        self.pidmap = PidMap(open_source(source, Procfs(), 16_384))
+    def __init__(self, source: str, pods: Path, kept_in: str) -> None:
+        self.pidmap = PidMap(open_source(source, Procfs(), 16_384, kept_in))
         self.events = EventLog()
         live = LiveLookup(Procfs(), self.pidmap)
         self.census = Census(Procfs(), self.pidmap, live, PodNames(str(pods)), Journal(self.events))
@@ -48,8 +48,8 @@ class Room:
 
 
 @pytest.fixture(params=["bpf", "netlink", "scan"])
-def room(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Room]:
-    room = Room(request.param, tmp_path / "pods")
+def room(request: pytest.FixtureRequest, tmp_path: Path, kept_in: str) -> Iterator[Room]:
+    room = Room(request.param, tmp_path / "pods", kept_in)
     yield room
     room.pidmap.source.close()
 

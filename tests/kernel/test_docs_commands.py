@@ -33,6 +33,8 @@ _MAYBE: Final = re.compile(r"\[|not (bpf|netlink) |\s+(cause|fix) |(warning|fail
 #: A line of a table of names and values: the name.
 _NAME: Final = re.compile(r"([a-z]\S*(?: [a-z]+)*) {2,}\S")
 _COMMANDS: Final = [command for command in ALL if is_run(command)]
+#: What the documents show is no behaviour of its own: each command has its tests, and this takes a while.
+pytestmark = pytest.mark.long
 _FRESH: Final = re.compile(r"--dry-run|resolver slots\b")
 
 

@@ -222,7 +222,7 @@ def test_a_library_that_answers_each_error_leaves_everything_unknown(bench: Benc
         assert set(bench.utilization(snapshot).values()) == {None}
         assert snapshot.gpu_processes == ()
         assert [gpu.uuid for gpu in snapshot.inventory.gpus] == [gpu.uuid for gpu in known.gpus]
-        bench.right()
+    bench.right()
 
 
 def test_a_driver_that_hangs_is_unknown_and_then_right(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from tests.unit.test_docs_commands import ALL
 
 PAGE: Final = "docs/walk-through.md"
 STEPS: Final = [command for command in ALL if command.document == PAGE]
+pytestmark = pytest.mark.long
 
 
 class User(NamedTuple):

@@ -96,6 +96,7 @@ def without_bcc(place: Path) -> tuple[str, ...]:
     return ("unshare", "--mount", "sh", "-ec", f'{hide}; exec "$@"', "sh")
 
 
+@pytest.mark.long
 def test_without_bcc_it_says_what_is_lost_and_goes_on(checkout: Path, venv: Path) -> None:
     shutil.copytree(venv, checkout / ".venv", symlinks=True)
     place = path_without(checkout, "apt-get")
@@ -107,6 +108,7 @@ def test_without_bcc_it_says_what_is_lost_and_goes_on(checkout: Path, venv: Path
     assert "pip could not install" in done.stderr, "it goes on to the Python packages"
 
 
+@pytest.mark.long
 def test_without_root_it_names_the_command_that_installs_bcc(checkout: Path, venv: Path) -> None:
     shutil.copytree(venv, checkout / ".venv", symlinks=True)
     os.chown(checkout, NOBODY, NOBODY)
@@ -118,6 +120,7 @@ def test_without_root_it_names_the_command_that_installs_bcc(checkout: Path, ven
     assert "pip could not install" in done.stderr, "it goes on to the Python packages"
 
 
+@pytest.mark.long
 def test_a_python_package_that_cannot_be_had_is_named(checkout: Path) -> None:
     done = setup(checkout, PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
     assert done.returncode == 1
@@ -127,6 +130,7 @@ def test_a_python_package_that_cannot_be_had_is_named(checkout: Path) -> None:
     assert again.returncode == 1, "a failed setup must not leave its stamp"
 
 
+@pytest.mark.long
 def test_without_a_network_it_says_so_in_its_own_words(checkout: Path) -> None:
     offline = setup(checkout, before=("unshare", "--net"), PIP_CONFIG_FILE=os.devnull)
     assert offline.returncode == 1
@@ -136,6 +140,7 @@ def test_without_a_network_it_says_so_in_its_own_words(checkout: Path) -> None:
     assert "HTTPSConnection" not in offline.stderr
 
 
+@pytest.mark.long
 def test_a_second_run_does_nothing_and_says_nothing(root: Path) -> None:
     command = [str(root / "scripts/setup.sh"), "dev"]
     subprocess.run(command, capture_output=True, check=True)
@@ -143,6 +148,7 @@ def test_a_second_run_does_nothing_and_says_nothing(root: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.long
 def test_what_changed_is_compiled_by_the_next_run(root: Path) -> None:
     command = [str(root / "scripts/setup.sh"), "dev"]
     subprocess.run(command, capture_output=True, check=True)
