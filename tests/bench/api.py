@@ -141,7 +141,7 @@ def _clients(path: str, truth: Truth, seconds: float, daemon: int) -> list[RowVa
     answers = len(outcome.milliseconds)
     # What is made once for so many clients is made in the first tenth; what grows after that grows for ever.
     grown = max(sizes[-len(sizes) // 10 :]) - max(sizes[: len(sizes) // 10 or 1])
-    opened = _descriptors(daemon) - descriptors
+    opened, longest = _descriptors(daemon) - descriptors, max(outcome.milliseconds, default=0.0)
     return [
         (
             "one look-up, 160 good clients and 40 bad ones: median",
@@ -150,7 +150,7 @@ def _clients(path: str, truth: Truth, seconds: float, daemon: int) -> list[RowVa
             None,
             f"{answers / seconds:.0f} answers a second; the daemon takes {busy.own:.0f} % of a core",
         ),
-        ("  99 % of them", outcome.percentile(99), "ms", 10.0, f"longest {outcome.milliseconds[-1]:.1f} ms"),
+        ("  99 % of them", outcome.percentile(99), "ms", 10.0, f"longest {longest:.1f} ms"),
         ("  wrong or missing answers", sum(outcome.wrong.values()), "", 0, str(dict(outcome.wrong) or "")),
         (
             "  memory grown from the first tenth of the time to the last",

@@ -59,6 +59,7 @@ def _within(container_id: str, host_pid: int) -> list[RowValues]:
     pidmap = PidMap(open_source("bpf", procfs, _MAP_SIZE))
     try:
         live = LiveLookup(procfs, pidmap)
+        asyncio.run(live.look_around())
 
         def held() -> None:
             with procfs.open_handle(host_pid):

@@ -235,7 +235,7 @@ def _bpf_rows(ours: Watched, looks: Looks, bcc: float) -> list[RowValues]:
             0,
             f"of {looks.made}; median {milliseconds:.1f} ms, longest {longest:.1f} ms",
         ),
-        ("  resident memory", weight, "MiB", 45.0, f"its children {theirs:.0f} MiB"),
+        ("  resident memory", weight, "MiB", None, f"its children {theirs:.0f} MiB"),
         ("  over python3 that keeps BCC loaded", weight / bcc, "times", None, f"that has {bcc:.0f} MiB"),
     ]
 

@@ -66,8 +66,8 @@ def _on_a_node(scratch: Path, count: int, progress: Progress) -> list[RowValues]
         *_spread(f"a process's own guess to its right hostpid{where}", again, _GUESS_AIM),
         *_spread(f"a new container's cache file to its being known{where}", known, _NEW_AIM),
         *_spread(f"a new container's first slot to its right hostpid{where}", right, None),
-        (f"resident memory of the daemon{where}", own, "MiB", 45.0 if few else None, ""),
-        ("  of all its children", theirs, "MiB", 30.0 if few else None, "slot writer and NVML worker"),
+        (f"resident memory of the daemon{where}", own, "MiB", None, "shared pages counted: see PSS below"),
+        ("  of all its children", theirs, "MiB", None, "slot writer and NVML worker"),
         (f"CPU of all of them{where}", used, "% core", None, "some work, default intervals" if few else "no work"),
     ]  # fmt: skip
 

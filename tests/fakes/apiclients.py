@@ -20,6 +20,10 @@ _POST = (
 )
 
 
+#: Seconds that a good one waits for an answer.
+_PATIENCE = 5.0
+
+
 class Outcome(NamedTuple):
     """Milliseconds of every answer to a good client, ascending; what was wrong, counted; what the others met."""
 
@@ -27,8 +31,10 @@ class Outcome(NamedTuple):
     wrong: Counter[str]
     others: Counter[str]
 
-    def percentile(self, per_cent: float) -> float:
-        """Of the good ones' milliseconds."""
+    def percentile(self, per_cent: float) -> float | None:
+        """Of the good ones' milliseconds; None if there was no answer."""
+        if not self.milliseconds:
+            return None
         return self.milliseconds[
             min(len(self.milliseconds) - 1, int(len(self.milliseconds) * per_cent / 100))
         ]
@@ -85,15 +91,21 @@ class _Client:
 
 
 class _Good(_Client):
-    """Asks, waits for the whole answer, looks at it, and asks again after a while."""
+    """Asks, waits for the whole answer, looks at it, and asks again after a while.
+
+    A late answer is waited for: who hangs up and comes back makes a busy machine busier, until nobody is answered.
+    """
 
     asked_at = 0.0
     heard = b""
     wanted = b""
 
     def act(self, now: float) -> None:
+        if self.asked_at and time.perf_counter() - self.asked_at < _PATIENCE:
+            self.due = now + self.crowd.period
+            return
         if self.asked_at:
-            self.crowd.wrong["no answer within its period"] += 1
+            self.crowd.wrong[f"no answer within {_PATIENCE:g} s"] += 1
             self.close()
         question, self.wanted = self.crowd.chance.choice(self.crowd.questions)
         self.due = now + self.crowd.period
@@ -231,9 +243,12 @@ class _Crowd:
             if meanwhile is not None and now >= next_look:
                 next_look = now + 1.0
                 meanwhile()
-        time.sleep(0.2)  # what was asked last is answered
-        for key, _ in self.selector.select(0):
-            key.data.hear()
+        ends = time.monotonic() + _PATIENCE  # what was asked last is answered
+        while any(isinstance(client, _Good) and client.asked_at for client in clients):
+            if (left := ends - time.monotonic()) <= 0:
+                break
+            for key, _ in self.selector.select(left):
+                key.data.hear()
         for client in clients:
             if isinstance(client, _Good) and client.asked_at:
                 self.wrong["no answer at the end"] += 1

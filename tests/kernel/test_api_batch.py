@@ -249,7 +249,7 @@ def test_two_hundred_clients_good_and_bad(node: Node, start: Start, source: str)
     apiclients.crowd(path, questions, 2, period=1.0)
     before, opened = _weight(daemon), _descriptors(daemon)
     outcome = apiclients.crowd(path, questions, 4, period=1.0)
-    late = {"no answer at the end", "no answer within its period"}  # which a busy machine has
+    late = {"no answer at the end", "no answer within 5 s"}  # which a busy machine has
     assert outcome.wrong.keys() <= late
     assert outcome.milliseconds  # how many, and how fast, is the bench's
     assert outcome.others["Garbage told 400"] > 0
