@@ -120,7 +120,7 @@ def _through_the_socket(socket_path: str, container_id: str, host_pid: int) -> l
     if f'"host_pid": {host_pid},' not in answer or '"source": "bpf"' not in answer:
         raise RuntimeError(f"the daemon did not answer, or not right; the truth is {host_pid}: {answer}")
     resolver, where = ask[0], ("--socket", socket_path)
-    others = {"reverse": [resolver, "reverse", str(host_pid)]} | {
+    others = {"reverse": [resolver, "reverse", *where, str(host_pid)]} | {
         name: [resolver, name, *where] for name in ("containers", "events")
     }
     steps = {"pass": command([python, "-c", "pass"]), "lookup": command(ask)}
