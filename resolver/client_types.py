@@ -266,16 +266,16 @@ class Region(TypedDict):
     """
 
     path: str
-    placement: str | None
-    claim: str | None
-    container_id: str | None
     pod_uid: str | None
     container_name: str | None
     layout: str
     device_uuids: list[str]
+    container_id: str | None
+    quarantined: bool
+    claim: str | None
+    placement: str | None
     slots: int
     unresolved: int
-    quarantined: bool
     limit: list[int | None]
     sm_limit: list[int | None]
 
@@ -348,17 +348,17 @@ class Slot(TypedDict):
     NVML says though ``hostpid`` is right.
     """
 
-    path: str
-    container_id: str | None
-    pod_uid: str | None
-    container_name: str | None
-    slot: int
     pid: int
+    slot: int
     hostpid: int
     host_pid: int | None
     dead: bool
     unresolved: str | None
     repaired: str | None
+    path: str
+    container_id: str | None
+    pod_uid: str | None
+    container_name: str | None
     stuck: str | None
     device_util: list[DeviceUtil]
 

@@ -1,18 +1,9 @@
-"""What happened: the last thousand events, kept for clients of the API, and for those that wait for the next one.
+"""Every kind of event that the API serves, and every other event in the log, with its meaning.
 
 An event is also a line of the log, under the same name and with the same fields (`resolver.log.Journal.record`).
 """
 
 from __future__ import annotations
-
-import time
-from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    import asyncio
-
-_KEPT = 1024
 
 #: Every kind of event that the API serves, with its meaning.
 KINDS = {
@@ -85,47 +76,3 @@ LOGGED = {
     "write_works_again": "a cache file can be written again",
     "writer_failed": "the slot writer died or hung; it is retried with a new one",
 }
-
-
-class Event(NamedTuple):
-    """``number`` grows by one with each event since the daemon started; ``at`` is Unix time."""
-
-    number: int
-    at: float
-    kind: str
-    fields: dict[str, Any]
-
-
-class EventLog:
-    """The last events. Belongs to one event loop's thread."""
-
-    def __init__(self, kept: int = _KEPT) -> None:
-        self.number = 0  # of the last event
-        self._last: deque[Event] = deque(maxlen=kept)
-        self._waiting: set[asyncio.Future[None]] = set()
-
-    def publish(self, kind: str, fields: dict[str, Any]) -> None:
-        """Add one, and wake everybody who waits."""
-        self.number += 1
-        self._last.append(Event(number=self.number, at=time.time(), kind=kind, fields=fields))
-        waiting, self._waiting = self._waiting, set()
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
-
-    def after(self, number: int) -> list[Event]:
-        """Those with a larger number, as far as they are still kept."""
-        return [event for event in self._last if event.number > number]
-
-    async def wait(self, number: int) -> list[Event]:
-        """The same, but at least one: waits until there is one."""
-        import asyncio  # the loggers of commands and children import this module, too
-
-        while self.number <= number:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.add(future)
-            try:
-                await future
-            finally:
-                self._waiting.discard(future)
-        return self.after(number)

@@ -11,12 +11,13 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from resolver.events import KINDS, EventLog
+from resolver.events import KINDS
 from resolver.lean import lean
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
+    from resolver.event_log import EventLog
 
 with lean("structlog"):
     import structlog

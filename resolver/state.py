@@ -1,8 +1,8 @@
 """One immutable picture of what the daemon knows, swapped whole after a pass.
 
 The API, the metrics and the command line read this and nothing else. None is "not known" everywhere. The classes of
-msgspec's are sent by the API as they are: their names, fields and docstrings are in ``/v1/openapi.json``. Slots and
-regions are kept small instead, since tenants choose how many there are.
+msgspec's are sent by the API as they are: their names, fields and docstrings are in ``/v1/openapi.json``. Tenants
+choose how many slots and regions there are, so only what is their own is kept: `resolver.api.shapes` adds the rest.
 """
 
 from __future__ import annotations
@@ -15,41 +15,49 @@ from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
 from msgspec import Struct
 
-from resolver.reasons import SampleReason, UnresolvedReason
+from resolver.reasons import RepairReason, SampleReason, UnresolvedReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from resolver.config import SettingReport
-    from resolver.events import EventLog
+    from resolver.config import Setting
+    from resolver.event_log import EventLog
     from resolver.gpu.attribution import Joined
     from resolver.gpu.inventory import Inventory
     from resolver.hami.hostpid_policy import Origin
     from resolver.hami.packed_slots import PackedSlots
     from resolver.linux.procfs import Procfs
     from resolver.lookup.cached import LiveLookup
-    from resolver.reasons import RegionReason, RepairReason
+    from resolver.reasons import RegionReason
 
 #: A daemon whose last pass is older than this, or than so many intervals, is not well.
 _STANDS_SECONDS, _STANDS_INTERVALS = 10.0, 20
 
 
-class SlotReport(NamedTuple):
-    """One slot that is in use.
+class SlotFacts(Struct, frozen=True):
+    """What a slot that is in use holds, and what was found out about it: kept here, and sent by the API as it is.
 
-    ``host_pid`` is the verified owner's, None while unresolved. ``repaired`` is why it was last written.
-    ``utilization`` is per used device, in per cent, None where it is not known; ``sm_util`` is what the slot says.
-    ``stuck`` says why ``sm_util`` does not stay what NVML says though ``hostpid`` is right; empty while it does.
-    ``container_id`` is the owner's, where the region is a ResourceClaim's and so of any number of containers.
+    ``pid`` and ``hostpid`` are what the slot says; ``host_pid`` is its verified owner, None while it is unresolved.
+    ``repaired`` is why it was last written.
     """
 
-    ns_pid: int
+    pid: int
     slot: int
     hostpid: int
     host_pid: int | None
     dead: bool
     unresolved: UnresolvedReason | None
     repaired: RepairReason | None
+
+
+class SlotReport(SlotFacts, frozen=True):
+    """One slot that is in use.
+
+    ``utilization`` is per used device, in per cent, None where it is not known; ``sm_util`` is what the slot says.
+    ``stuck`` says why ``sm_util`` does not stay what NVML says though ``hostpid`` is right; empty while it does.
+    ``container_id`` is the owner's, where the region is a ResourceClaim's and so of any number of containers.
+    """
+
     sm_util: tuple[int, ...]
     utilization: tuple[int | None, ...]
     stuck: str = ""
@@ -114,7 +122,7 @@ class SlotReports(Sequence[SlotReport]):
             if code:
                 slot, dead = self._slots[index], bool(code & UnownedCode.DEAD)
                 yield SlotReport(
-                    ns_pid=slot.pid,
+                    pid=slot.pid,
                     slot=index,
                     hostpid=slot.hostpid,
                     host_pid=None,
@@ -167,27 +175,36 @@ def tally(slots: Iterable[SlotReport]) -> SlotCounts:
     )
 
 
-class RegionReport(NamedTuple):
-    """One shared region with its slots. ``container_id`` is that of its slots' owners, empty until one is resolved.
+class RegionFacts(Struct, frozen=True):
+    """A cache file and whose it is: kept here, and sent by the API as it is.
 
-    ``limit`` and ``sm_limit`` are what the file says, and so its tenant: bytes of memory on each device, 0 without a
-    limit, and per cent of its cores, 0 or 100 and more without one. ``claim`` is the UID of the ResourceClaim whose it
-    is, and ``container_ids`` are those of all its slots' owners. ``placement`` is a row of `hami.placements`.
+    ``container_id`` is that of its slots' owners, None until one is resolved, and where they are of several containers.
+    ``claim`` is the UID of the ResourceClaim whose it is. ``placement`` is a row of `hami.placements`.
     """
 
     path: str
-    pod_uid: str
-    container_name: str
+    pod_uid: str | None
+    container_name: str | None
     layout: str
     device_uuids: tuple[str, ...]
-    slots: Sequence[SlotReport]
-    container_id: str = ""
+    container_id: str | None = None
     quarantined: bool = False
+    claim: str | None = None
+    placement: str | None = None
+
+
+class RegionReport(RegionFacts, frozen=True, kw_only=True):
+    """One shared region with its slots.
+
+    ``limit`` and ``sm_limit`` are what the file says, and so its tenant: bytes of memory on each device, 0 without a
+    limit, and per cent of its cores, 0 or 100 and more without one. ``container_ids`` are those of all its slots'
+    owners.
+    """
+
+    slots: Sequence[SlotReport]
     limit: tuple[int, ...] = ()
     sm_limit: tuple[int, ...] = ()
-    claim: str = ""
     container_ids: tuple[str, ...] = ()
-    placement: str = ""
 
     def memory_limit(self, device: int) -> int | None:
         """Bytes that it may hold on one of ``device_uuids``, None without a limit."""
@@ -310,7 +327,7 @@ class Snapshot(NamedTuple):
     workers: tuple[Worker, ...]
     counters: Mapping[str, int]
     dry_run: bool
-    settings: tuple[SettingReport, ...] = ()
+    settings: tuple[Setting, ...] = ()
     holder: str = ""  # PID of the daemon whose end this one waits for before it writes
     unwatched: int = 0  # regions that the kernel tells nothing of
     not_measured: str = ""  # why the driver's truth was not measured; empty if it was

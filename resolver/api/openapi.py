@@ -26,8 +26,14 @@ def describe(routes: Iterable[Route]) -> dict[str, Any]:
     bodies = [route.body for route in routes if route.body is not None]
     types = [*shapes, *bodies, ProblemDocument]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
-    for schema in components.values():
+    asked = msgspec.json.schema_components(bodies)[1]
+    partial = {
+        each.__name__ for each in msgspec.Struct.__subclasses__() if each.__struct_config__.omit_defaults
+    }
+    for name, schema in components.items():
         _for_generators(schema)
+        if "properties" in schema and name not in asked and name not in partial:
+            schema["required"] = list(schema["properties"])  # what we send has every field, default or not
     of = dict(zip([id(each) for each in types], schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:

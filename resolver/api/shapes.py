@@ -1,6 +1,7 @@
 """What the answers of the API look like in JSON, and how they are made of the daemon's picture.
 
-Containers, processes, samples, workers and GPUs are those of the picture itself (`resolver.state`, `resolver.gpu`).
+Containers, processes, samples, workers and settings are those of the picture itself (`resolver.state`, `resolver.gpu`);
+regions, slots and GPUs are its records with what is only put together for an answer.
 
 None (``null``) is "not known". Fields of a shared region carry their upstream C
 names (``pid``, ``hostpid``, ``sm_util``). The schemas in ``/v1/openapi.json`` are made of these classes.
@@ -9,23 +10,26 @@ names (``pid``, ``hostpid``, ``sm_util``). The schemas in ``/v1/openapi.json`` a
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
 from resolver import __version__
+from resolver.config import Setting
+from resolver.event_log import Event
 from resolver.gpu.attribution import Sample
-from resolver.gpu.inventory import GpuDetails, GpuReport, Xid
+from resolver.gpu.inventory import GpuReport
 from resolver.hami.placements import BARE
-from resolver.reasons import RegionReason, RepairReason, UnresolvedReason
-from resolver.state import Container, PassSeconds, Process, Worker, tally
+from resolver.reasons import RegionReason
+from resolver.state import Container, PassSeconds, Process, RegionFacts, SlotFacts, Worker, tally
 
 if TYPE_CHECKING:
     from resolver.gpu.inventory import Inventory
     from resolver.state import RegionReport, SlotReport, Snapshot
 
 
-class Region(Struct, frozen=True):
+class Region(RegionFacts, frozen=True, kw_only=True):
     """One shared region: a cache file of HAMi's. ``slots`` is how many are in use, of which ``unresolved`` are.
 
     ``quarantined``: the slot writer died or hung on it, so it is skipped for a while. ``limit`` and ``sm_limit`` are
@@ -34,38 +38,21 @@ class Region(Struct, frozen=True):
     may be those of several containers, and ``container_id`` is null if they are.
     """
 
-    path: str
-    placement: str | None
-    claim: str | None
-    container_id: str | None
-    pod_uid: str | None
-    container_name: str | None
-    layout: str
-    device_uuids: list[str]
     slots: int
     unresolved: int
-    quarantined: bool
     limit: list[int | None]
     sm_limit: list[int | None]
 
     @classmethod
     def of(cls, report: RegionReport) -> Region:
         """From the daemon's record."""
-        counted = tally(report.slots)
+        counted, devices = tally(report.slots), range(len(report.device_uuids))
         return cls(
-            path=report.path,
-            placement=report.placement or None,
-            claim=report.claim or None,
-            container_id=report.container_id or None,
-            pod_uid=report.pod_uid or None,
-            container_name=report.container_name or None,
-            layout=report.layout,
-            device_uuids=list(report.device_uuids),
+            *_region_facts(report),
             slots=counted.in_use,
             unresolved=sum(counted.unresolved.values()),
-            quarantined=report.quarantined,
-            limit=[report.memory_limit(device) for device in range(len(report.device_uuids))],
-            sm_limit=[report.core_limit(device) for device in range(len(report.device_uuids))],
+            limit=[report.memory_limit(device) for device in devices],
+            sm_limit=[report.core_limit(device) for device in devices],
         )
 
 
@@ -84,7 +71,7 @@ class DeviceUtil(Struct, frozen=True):
     utilization: int | None
 
 
-class Slot(Struct, frozen=True):
+class Slot(SlotFacts, frozen=True, kw_only=True):
     """One slot that is in use.
 
     ``path`` is its region's. ``pid`` and ``hostpid`` are what the slot says; ``host_pid`` is its verified owner, null
@@ -96,13 +83,6 @@ class Slot(Struct, frozen=True):
     container_id: str | None
     pod_uid: str | None
     container_name: str | None
-    slot: int
-    pid: int
-    hostpid: int
-    host_pid: int | None
-    dead: bool
-    unresolved: UnresolvedReason | None
-    repaired: RepairReason | None
     stuck: str | None
     device_util: list[DeviceUtil]
 
@@ -110,23 +90,24 @@ class Slot(Struct, frozen=True):
     def of(cls, region: RegionReport, slot: SlotReport) -> Slot:
         """From the daemon's records."""
         return cls(
+            *_slot_facts(slot),
             path=region.path,
-            container_id=slot.container_id or region.container_id or None,
-            pod_uid=region.pod_uid or None,
-            container_name=region.container_name or None,
-            slot=slot.slot,
-            pid=slot.ns_pid,
-            hostpid=slot.hostpid,
-            host_pid=slot.host_pid,
-            dead=slot.dead,
-            unresolved=slot.unresolved,
-            repaired=slot.repaired,
+            container_id=slot.container_id or region.container_id,
+            pod_uid=region.pod_uid,
+            container_name=region.container_name,
             stuck=slot.stuck or None,
             device_util=[
                 DeviceUtil(uuid, _at(slot.sm_util, index), _at(slot.utilization, index))
                 for index, uuid in enumerate(region.device_uuids)
             ],
         )
+
+
+#: What of a record is sent as it is, in the order in which it is declared.
+_region_facts, _slot_facts = (
+    attrgetter(*RegionFacts.__struct_fields__),
+    attrgetter(*SlotFacts.__struct_fields__),
+)
 
 
 class Gpu(GpuReport, frozen=True, kw_only=True):
@@ -138,13 +119,6 @@ class Gpu(GpuReport, frozen=True, kw_only=True):
     daemon started, ``details`` what the setting ``gpu_details`` adds; null without it.
     """
 
-    # Every field is always there, so none has a default here.
-    pci_address: str | None
-    numa_node: int | None
-    pcie_root: str | None
-    cpu_socket: int | None
-    xids: tuple[Xid, ...]
-    details: GpuDetails | None
     healthy: bool
 
     @classmethod
@@ -292,14 +266,6 @@ class Found(Struct, frozen=True):
     regions: int
 
 
-class Setting(Struct, frozen=True):
-    """One setting in force, and where it comes from; durations in seconds."""
-
-    name: str
-    value: Any
-    origin: str
-
-
 class Status(Struct, frozen=True):
     """``/v1/status``: how the daemon is. ``counters`` and ``api`` only ever grow, but ``connected`` in ``api``."""
 
@@ -319,15 +285,6 @@ class Status(Struct, frozen=True):
     counters: dict[str, int]
     api: dict[str, int]
     settings: list[Setting]
-
-
-class Event(Struct, frozen=True):
-    """Something that happened. ``number`` grows by one with each since the daemon started; ``at`` is Unix time."""
-
-    number: int
-    at: float
-    kind: str
-    fields: dict[str, Any]
 
 
 class Events(Struct, frozen=True):
@@ -386,7 +343,7 @@ def status(picture: Snapshot, api: dict[str, int]) -> Status:
         workers=list(picture.workers),
         counters=dict(picture.counters),
         api=api,
-        settings=[Setting(*setting) for setting in picture.settings],
+        settings=list(picture.settings),
     )
 
 
@@ -395,7 +352,7 @@ def found(picture: Snapshot) -> list[Found]:
     counts: dict[tuple[str, str], int] = {}
     for region in picture.regions:
         inside = region.placement == BARE.name
-        key = region.placement, "" if inside else os.path.dirname(os.path.dirname(region.path))
+        key = region.placement or "", "" if inside else os.path.dirname(os.path.dirname(region.path))
         counts[key] = counts.get(key, 0) + 1
     return [Found(name, where or None, count) for (name, where), count in sorted(counts.items())]
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from resolver.api.problems import Problem, Reason
 from resolver.api.request import STREAM, Answer, Parameter, Request, Route, encode
-from resolver.api.shapes import Event, Events
+from resolver.api.shapes import Events
 from resolver.events import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from resolver import events
     from resolver.api.context import Context
+    from resolver.event_log import Event
 
 #: A silent stream says so, so that both ends notice when the other is gone.
 _SILENCE = 30.0
@@ -39,7 +39,7 @@ async def events_route(context: Context, request: Request) -> Answer | None:
     if request.accepts("application/json") and not request.accepts(STREAM):
         kept = context.view.events.after(_number(context, known or "0"))
         picture = context.view.snapshot()
-        return Answer(encode(Events(picture.at, [_event(each) for each in kept if _wanted(each, kinds)])))
+        return Answer(encode(Events(picture.at, [each for each in kept if _wanted(each, kinds)])))
     context.gatekeeper.open_stream()
     try:
         await _stream(
@@ -64,12 +64,8 @@ def _number(context: Context, known: str) -> int:
     return int(number) if epoch == str(_epoch(context)) else 0
 
 
-def _wanted(event: events.Event, kinds: frozenset[str]) -> bool:
+def _wanted(event: Event, kinds: frozenset[str]) -> bool:
     return not kinds or event.kind in kinds
-
-
-def _event(event: events.Event) -> Event:
-    return Event(number=event.number, at=event.at, kind=event.kind, fields=event.fields)
 
 
 async def _stream(context: Context, request: Request, number: int, kinds: frozenset[str]) -> None:
@@ -78,7 +74,7 @@ async def _stream(context: Context, request: Request, number: int, kinds: frozen
     await request.send({"type": "http.response.start", "status": 200, "headers": headers})
     await _say(request, b": these are the events of resolver\n\n")
     gone = asyncio.create_task(request.gone())
-    waiting: asyncio.Task[list[events.Event]] | None = None
+    waiting: asyncio.Task[list[Event]] | None = None
     try:
         while not gone.done():
             waiting = waiting or asyncio.create_task(context.view.events.wait(number))
@@ -105,14 +101,14 @@ async def _say(request: Request, text: bytes) -> None:
     await request.send(message)
 
 
-def _lines(epoch: int, news: Iterable[events.Event], number: int, kinds: frozenset[str]) -> bytes:
+def _lines(epoch: int, news: Iterable[Event], number: int, kinds: frozenset[str]) -> bytes:
     parts = []
     for event in news:
         if event.number > number + 1:
             parts.append(b": %d events are not kept any more\n\n" % (event.number - number - 1))
         number = event.number
         if _wanted(event, kinds):
-            data = encode(_event(event))
+            data = encode(event)
             parts.append(b"id: %d-%d\nevent: %s\ndata: %s\n\n" % (epoch, number, event.kind.encode(), data))
     return b"".join(parts)
 

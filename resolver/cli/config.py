@@ -43,7 +43,9 @@ def run(args: argparse.Namespace) -> int:
 
     flags = options.given(args)
     settings, origins = config.load_with_origins(flags, args.config)
-    rows: Iterable[SettingRow] = (SettingRow(*each) for each in config.described(settings, origins))
+    rows: Iterable[SettingRow] = (
+        SettingRow(each.name, each.value, each.origin) for each in config.described(settings, origins)
+    )
     of, why = "", "options were given"
     if not args.config and flags.keys() <= {"socket"}:
         of = client.socket_of(args.socket)

@@ -168,7 +168,8 @@ def summary(snapshot: Snapshot, *, dry_run: bool) -> str:
     lines += [f"{path} does not exist: is HAMi installed on this node?" for path in snapshot.missing_dirs]
     lines += [f"skipped: {path}: {reason}" for path, reason in sorted(snapshot.rejected.items())]
     lines += [
-        f"unresolved: {region.pod_uid}_{region.container_name} slot {slot.slot} pid {slot.ns_pid}: {slot.unresolved}"
+        f"unresolved: {region.pod_uid or ''}_{region.container_name or ''} "
+        f"slot {slot.slot} pid {slot.pid}: {slot.unresolved}"
         for region, slot in snapshot.unresolved()
     ]
     return "\n".join(lines)

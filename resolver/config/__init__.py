@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from resolver.lean import lean
 
@@ -42,7 +42,7 @@ __all__ = (
     "HostpidNamespace",
     "LogFormat",
     "LogLevel",
-    "SettingReport",
+    "Setting",
     "Settings",
     "SourceName",
     "WriteUtilization",
@@ -61,8 +61,8 @@ __all__ = (
 OTHER_VARIABLES = {f"{PREFIX}CONFIG", f"{PREFIX}NODE", f"{PREFIX}REPORT_METRICS_ADDR"}
 
 
-class SettingReport(NamedTuple):
-    """One setting in force: ``value`` as JSON has it, durations in seconds; ``origin`` as in `load_with_origins`."""
+class Setting(msgspec.Struct, frozen=True):
+    """One setting in force, and where it comes from; durations in seconds."""
 
     name: str
     value: Any
@@ -105,13 +105,13 @@ def load_with_origins(
     return settings, origins
 
 
-def described(settings: Settings, origins: Mapping[str, str]) -> tuple[SettingReport, ...]:
+def described(settings: Settings, origins: Mapping[str, str]) -> tuple[Setting, ...]:
     """Every setting with where it comes from: ``unknown`` without a word in ``origins``."""
     values = msgspec.json.decode(msgspec.json.encode(settings))
-    return tuple(SettingReport(name, value, origins.get(name, "unknown")) for name, value in values.items())
+    return tuple(Setting(name, value, origins.get(name, "unknown")) for name, value in values.items())
 
 
-def changed(described: Iterable[SettingReport]) -> str:
+def changed(described: Iterable[Setting]) -> str:
     """What differs from the defaults, and by whom, in a line: ``interval=1s (command line), dry_run=true (...)``."""
     told = (
         f"{each.name}={text_of(each.value) or 'none'} ({each.origin})" for each in described if _differs(each)
@@ -119,7 +119,7 @@ def changed(described: Iterable[SettingReport]) -> str:
     return ", ".join(told) or "all at their defaults"
 
 
-def _differs(report: SettingReport) -> bool:
+def _differs(report: Setting) -> bool:
     setting = SETTINGS.get(report.name)
     return setting is None or text_of(report.value) != text_of(setting.default)
 

@@ -32,7 +32,7 @@ from resolver.daemon.rights import Rights
 from resolver.daemon.running_containers import Census
 from resolver.daemon.snapshots import Snapshots
 from resolver.daemon.source_upkeep import SourceUpkeep
-from resolver.events import EventLog
+from resolver.event_log import EventLog
 from resolver.linux.procfs import Procfs
 from resolver.lookup.cached import LiveLookup
 from resolver.pids.ladder import Ladder, open_source

@@ -183,7 +183,7 @@ def _slots(snapshot: Snapshot) -> Iterator[Metric]:
         reasons += {why.value: count for why, count in each.unresolved.items()}
         stuck += each.stuck
     yield _by(f.REGIONS, LAYOUTS, Counter(region.layout for region in snapshot.regions))
-    placements = Counter(region.placement for region in snapshot.regions)
+    placements = Counter(region.placement or "" for region in snapshot.regions)
     yield _by(f.PLACEMENT_REGIONS, [row.name for row in PLACEMENTS], placements)
     yield f.CLAIM.metric(_claims(snapshot))
     yield _by(f.SLOTS, ("resolved", "unresolved", "dead"), states)

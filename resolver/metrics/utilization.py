@@ -204,7 +204,7 @@ def _groups(snapshot: Snapshot) -> dict[Names, _Group]:
     by_name: dict[tuple[str, str], list[RegionReport]] = {}
     for region in snapshot.regions:
         if region.pod_uid:
-            by_name.setdefault((region.pod_uid, region.container_name), []).append(region)
+            by_name.setdefault((region.pod_uid, region.container_name or ""), []).append(region)
     processes: dict[str, list[Process]] = {}
     for process in snapshot.gpu_processes:
         if process.container_id and process.no_slot not in _NOBODYS:

@@ -35,18 +35,18 @@ def region_report(
     ids = sorted({slot.container_id for slot in owned} - {""}) if claim else [first] if first else []
     return RegionReport(
         path=region.path,
-        pod_uid=repairs.whose.pod_uid,
-        container_name=repairs.whose.container_name,
+        pod_uid=repairs.whose.pod_uid or None,
+        container_name=repairs.whose.container_name or None,
         layout=region.layout.name,
         device_uuids=uuids,
         slots=slots,
-        container_id="" if len(ids) > 1 else first,
+        container_id=ids[0] if len(ids) == 1 else None,
         quarantined=repairs.blame.quarantined(now),
         limit=view.limit if view else (),
         sm_limit=view.sm_limit if view else (),
-        claim=claim,
+        claim=claim or None,
         container_ids=tuple(ids),
-        placement=repairs.whose.placement,
+        placement=repairs.whose.placement or None,
     )
 
 
@@ -59,7 +59,7 @@ def _slot_report(state: SlotState, uuids: tuple[str, ...], joined: Joined, conta
     else:
         utilization = (0 if state.dead else None,) * len(uuids)
     return SlotReport(
-        ns_pid=slot.pid,
+        pid=slot.pid,
         slot=slot.index,
         hostpid=slot.hostpid,
         host_pid=owner.process.host_pid if owner else None,

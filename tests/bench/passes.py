@@ -68,7 +68,9 @@ async def _passes(directory: Path, count: int, truth: dict[int, list[int]]) -> _
             await service.pass_once(patient=False)
         snapshot = service.snapshots.take()
         right = sum(
-            slot.hostpid == slot.host_pid == truth[int(region.pod_uid.removeprefix("pod-"))][slot.ns_pid - 1]
+            slot.hostpid
+            == slot.host_pid
+            == truth[int((region.pod_uid or "").removeprefix("pod-"))][slot.pid - 1]
             for region in snapshot.regions
             for slot in region.slots
         )

@@ -11,6 +11,8 @@ import time
 import uuid
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from resolver.config import Settings
 from resolver.daemon.snapshots import BOUNDS
 from resolver.gpu.attribution import Joined
@@ -137,6 +139,8 @@ def _process(of: Container, host_pid: int, ns_pid: int, device_uuid: str) -> Pro
 
 def _region(of: Container, on: tuple[str, ...], slots: tuple[SlotReport, ...]) -> RegionReport:
     path = f"/usr/local/vgpu/containers/{of.pod_uid}_{of.container_name}/{of.container_id[-8:]}.cache"
-    report = RegionReport(path, of.pod_uid or "", of.container_name or "", "v1.2", on, slots, of.container_id)
+    report = RegionReport(
+        path, of.pod_uid or "", of.container_name or "", "v1.2", on, of.container_id, slots=slots
+    )
     # HAMi's scheduler always gives a share of the memory, and usually one of the cores.
-    return report._replace(limit=(8 << 30,) * len(on), sm_limit=(30,) * len(on))
+    return replace(report, limit=(8 << 30,) * len(on), sm_limit=(30,) * len(on))

@@ -13,7 +13,7 @@ from resolver.api.access import ApiGatekeeper
 from resolver.api.app import Api
 from resolver.api.context import Context
 from resolver.api.server import serve
-from resolver.events import EventLog
+from resolver.event_log import EventLog
 from resolver.linux.procfs import Procfs
 from resolver.log import Journal
 from resolver.lookup.cached import LiveLookup

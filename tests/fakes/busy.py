@@ -109,11 +109,13 @@ class Builder:
                 1_700_000_000.0,
             )
         )
-        self.regions.append(RegionReport(path, pod_uid, container, "v1.2", (gpu.uuid,), (), container_id))
+        self.regions.append(
+            RegionReport(path, pod_uid, container, "v1.2", (gpu.uuid,), container_id, slots=())
+        )
 
     def limited(self, core: int, gib: float) -> None:
         """HAMi's limits of the last container: per cent of the cores, and memory; 0 for none."""
-        self.regions[-1] = self.regions[-1]._replace(limit=(int(gib * GIB),), sm_limit=(core,))
+        self.regions[-1] = replace(self.regions[-1], limit=(int(gib * GIB),), sm_limit=(core,))
 
     def process(
         self,
@@ -164,7 +166,7 @@ class Builder:
             sm_util=(0,),
             utilization=(None,),
         )
-        self.regions[-1] = region._replace(slots=(*region.slots, empty._replace(**fields)))
+        self.regions[-1] = replace(region, slots=(*region.slots, replace(empty, **fields)))
 
     def container(self, gpu: GpuReport, processes: int) -> None:
         """A container with some name and some processes."""

@@ -21,7 +21,7 @@ from resolver.api.context import Context
 from resolver.api.server import serve
 from resolver.cli._top.reading import documents_from
 from resolver.cli._top.tree import Tree, build
-from resolver.events import EventLog
+from resolver.event_log import EventLog
 from resolver.linux.procfs import Procfs
 from resolver.log import Journal
 from resolver.lookup.cached import LiveLookup

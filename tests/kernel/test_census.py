@@ -11,7 +11,7 @@ import pytest
 
 from resolver.containers.pod_names import PodNames
 from resolver.daemon.running_containers import Census
-from resolver.events import EventLog
+from resolver.event_log import EventLog
 from resolver.linux.procfs import Procfs
 from resolver.log import Journal
 from resolver.lookup.cached import LiveLookup

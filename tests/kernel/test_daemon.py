@@ -447,7 +447,7 @@ def test_without_pidfds(node: Node, tmp_path: Path) -> None:
             victim.kill()
             for _ in range(3):
                 await service.pass_once(patient=False)
-            slots = [s for r in service.repairer.reports() for s in r.slots if s.ns_pid == victim.ns_pid]
+            slots = [s for r in service.repairer.reports() for s in r.slots if s.pid == victim.ns_pid]
             assert [slot.dead for slot in slots] == [True]
             container.restart()
             after = container.tenant(guess="none")

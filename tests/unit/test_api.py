@@ -17,12 +17,13 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+from msgspec.structs import replace
 
 from resolver import client
 from resolver.api import server, stream
 from resolver.api.problems import Reason
 from resolver.api.request import MOST_BODY_BYTES
-from resolver.config import SettingReport
+from resolver.config import Setting
 from resolver.errors import AccessDenied, Ambiguous, CannotKnow, NoDaemon, NotFound, UsageError
 from resolver.gpu.attribution import NOTHING, Sample
 from resolver.gpu.inventory import GpuReport, Illness, Inventory, MigInstance
@@ -44,8 +45,8 @@ FULL: dict[str, Any] = {
         Container("cd" * 32, *(None,) * 7, (), 1e9),
     ),
     "regions": (
-        RegionReport("/a.cache", POD, "main", "v1.2", (GPU, "GPU-2"), SLOTS, CID),
-        RegionReport("/b.cache", POD, "other", "v1.2", (GPU,), (), "", True),
+        RegionReport("/a.cache", POD, "main", "v1.2", (GPU, "GPU-2"), CID, slots=SLOTS),
+        RegionReport("/b.cache", POD, "other", "v1.2", (GPU,), None, quarantined=True, slots=()),
     ),
     "rejected": {"/c.cache": RegionReason.SYMLINK},
     "missing_dirs": ("/gone",),
@@ -75,7 +76,7 @@ FULL: dict[str, Any] = {
     ),
     "workers": (Worker("nvml worker", 2, 1, "it hung"), Worker("slot writer", 1, 0, None)),
     "counters": {"repairs": 5},
-    "settings": (SettingReport("interval", 0.25, "default"), SettingReport("containers_dir", ["/x"], "file x")),
+    "settings": (Setting("interval", 0.25, "default"), Setting("containers_dir", ["/x"], "file x")),
 }  # fmt: skip
 
 
@@ -250,8 +251,8 @@ def test_a_new_picture_is_a_new_answer(served: Served) -> None:
 @pytest.mark.parametrize("count", [499, 500, 501, 12_345])
 def test_lists_of_any_length_are_whole(served: Served, count: int) -> None:
     region = served.shown.regions[0]
-    slots = tuple(SLOTS[0]._replace(ns_pid=number) for number in range(1, count + 1))
-    served.shown = served.shown._replace(regions=(region._replace(slots=slots),))
+    slots = tuple(replace(SLOTS[0], pid=number) for number in range(1, count + 1))
+    served.shown = served.shown._replace(regions=(replace(region, slots=slots),))
     found = client.get_json("/v1/slots", served.path)["slots"]
     assert [slot["pid"] for slot in found] == list(range(1, count + 1))
 

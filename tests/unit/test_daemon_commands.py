@@ -249,7 +249,7 @@ def test_a_healthy_daemon(daemon: Daemon) -> None:
 )
 def test_a_file_at_any_place_is_counted(daemon: Daemon, placement: str, project: str) -> None:
     """A newer daemon may know more placements than the command."""
-    region = RegionReport("/dir/pod_main/a.cache", "pod", "main", "v1.2", (), (), placement=placement)
+    region = RegionReport("/dir/pod_main/a.cache", "pod", "main", "v1.2", (), placement=placement, slots=())
     daemon.show(picture(started_at=AT, collected_at=AT, joined=NOTHING._replace(error=""), regions=(region,)))
     done = resolver("status", "--socket", str(daemon.path))
     assert (done.returncode, done.stderr) == (0, "")
@@ -338,7 +338,7 @@ def test_use_and_limits_of_containers_and_who_is_over_them(daemon: Daemon) -> No
     build = Builder()
     build.named(GPUS[0], "research/train-0/main")
     build.process("x", 5, 5, 52, 2.0)
-    build.regions[0] = build.regions[0]._replace(limit=(GIB * 3 // 2,), sm_limit=(60,))
+    build.regions[0] = replace(build.regions[0], limit=(GIB * 3 // 2,), sm_limit=(60,))
     build.named(GPUS[1], "research/free-0-with-a-name-as-deployments-give-7f9c8d6b5c-x2x9k/main")
     build.process("x", 6, 5, 12, 1.0)
     daemon.show(build.picture())

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from resolver import log
-from resolver.events import KINDS, EventLog
+from resolver.event_log import EventLog
+from resolver.events import KINDS
 from resolver.log import Journal
 
 

@@ -34,7 +34,9 @@ Asked = Callable[..., tuple[int, str]]
 
 
 def region(*slots: SlotReport, **changes: Any) -> RegionReport:
-    return RegionReport(PATH, POD, "main", "v1.2", (GPU,), slots, CID, placement="hami")._replace(**changes)
+    return replace(
+        RegionReport(PATH, POD, "main", "v1.2", (GPU,), CID, placement="hami", slots=slots), **changes
+    )
 
 
 def whole(*slots: SlotReport, **changes: Any) -> dict[str, Any]:
@@ -125,7 +127,7 @@ def test_of_a_pod_every_container_is_explained_and_of_two_pods_none(asked: Asked
 def test_the_file_of_a_claim_belongs_to_each_container_that_has_a_slot_in_it(asked: Asked) -> None:
     path = "/run/claims/x.cache"
     shared = region(
-        RIGHT._replace(container_id=CID), path=path, pod_uid="", container_name="", container_id=""
+        replace(RIGHT, container_id=CID), path=path, pod_uid=None, container_name=None, container_id=None
     )
     code, text = asked(whole(regions=(shared,), containers=(replace(MAIN, regions=()),)))
     assert (code, "x.cache, layout v1.2" in text) == (0, True), text
@@ -139,7 +141,7 @@ def test_who_is_not_here_is_not_found(asked: Asked) -> None:
 @pytest.mark.parametrize("reason", sorted(set(UnresolvedReason) - words.PASSING))
 def test_each_reason_of_a_slot_is_explained_with_what_to_do(asked: Asked, reason: UnresolvedReason) -> None:
     owner = 4711 if reason in words.OF_WRITING else None
-    slot = RIGHT._replace(unresolved=reason, host_pid=owner, hostpid=9, repaired=None, utilization=(None,))
+    slot = replace(RIGHT, unresolved=reason, host_pid=owner, hostpid=9, repaired=None, utilization=(None,))
     policy = {"policy": "unknown"} if reason is UnresolvedReason.DRIVER_UNKNOWN else {}
     broken = breaks(asked, whole(slot, **policy))
     where = "driver" if policy else "hostpid" if reason in words.OF_WRITING else "slot"
@@ -148,7 +150,7 @@ def test_each_reason_of_a_slot_is_explained_with_what_to_do(asked: Asked, reason
 
 @pytest.mark.parametrize("reason", sorted(words.PASSING))
 def test_what_passes_by_itself_is_no_break(asked: Asked, reason: UnresolvedReason) -> None:
-    code, text = asked(whole(RIGHT._replace(unresolved=reason, hostpid=9, repaired=None)))
+    code, text = asked(whole(replace(RIGHT, unresolved=reason, hostpid=9, repaired=None)))
     assert (code, "It is being put right" in text) == (0, True)
 
 
@@ -191,7 +193,7 @@ def test_a_container_without_hami_breaks_at_the_cache_file(asked: Asked) -> None
 def test_a_wrong_number_is_explained_and_breaks_where_nobody_writes(
     asked: Asked, hostpid: int, others: tuple[SlotReport, ...], reason: RepairReason
 ) -> None:
-    wrong = RIGHT._replace(hostpid=hostpid, repaired=None, sm_util=(0,))
+    wrong = replace(RIGHT, hostpid=hostpid, repaired=None, sm_util=(0,))
     broken = breaks(asked, whole(wrong, *others, dry_run=True))
     assert (broken["name"], broken["reason"], broken["ns_pid"]) == ("hostpid", reason, 7)
     assert "--dry-run" in broken["fix"]
@@ -210,11 +212,11 @@ def test_a_wrong_number_is_explained_and_breaks_where_nobody_writes(
             "which PIDs this driver's samples carry",
         ),
         (
-            whole(RIGHT._replace(stuck="somebody else writes sm_util as well")),
+            whole(replace(RIGHT, stuck="somebody else writes sm_util as well")),
             "value",
             "somebody else writes",
         ),
-        (whole(RIGHT._replace(sm_util=())), "value", "no place for utilization"),
+        (whole(replace(RIGHT, sm_util=())), "value", "no place for utilization"),
         (whole(regions=(region(RIGHT, quarantined=True),)), "cache file", "died or hung"),
         (whole(regions=(region(RIGHT, layout="v1.1-shifted"),)), "monitor", "2.8.1 wrongly"),
     ],
@@ -228,10 +230,10 @@ def test_each_link_can_break(asked: Asked, picture: dict[str, Any], link: str, s
     ("picture", "said"),
     [
         (whole(joined=NOTHING._replace(error="the driver hangs")), "NVML does not answer: the driver hangs"),
-        (whole(RIGHT._replace(utilization=(None,))), "NVML has not said anything of this process yet"),
+        (whole(replace(RIGHT, utilization=(None,))), "NVML has not said anything of this process yet"),
         (
             whole(
-                RIGHT._replace(utilization=(None,)),
+                replace(RIGHT, utilization=(None,)),
                 inventory=GPUS._replace(
                     gpus=(
                         GpuReport(
@@ -253,7 +255,7 @@ def test_what_is_not_known_is_neither_right_nor_broken(
 
 
 def test_a_killed_process_adds_up_until_its_slot_is_cleared(asked: Asked) -> None:
-    dead = RIGHT._replace(host_pid=None, dead=True, sm_util=(55,), utilization=(0,))
+    dead = replace(RIGHT, host_pid=None, dead=True, sm_util=(55,), utilization=(0,))
     code, text = asked(whole(dead, gpu_processes=()))
     assert (code, "what its process said last" in " ".join(text.split())) == (0, True)
     assert breaks(asked, whole(dead, gpu_processes=(), dry_run=True))["name"] == "value"

@@ -85,7 +85,7 @@ class Life:
             sorted(listed, key=lambda slot: slot.slot),
             repairs.odd,
             repairs.contested,
-            report.container_id,
+            report.container_id or "",
             sorted(due),
         )
 

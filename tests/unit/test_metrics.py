@@ -81,7 +81,7 @@ def container(number: int = 1, **changes: Any) -> Container:
 
 def slot(host_pid: int | None, **changes: Any) -> SlotReport:
     report = SlotReport(2, 0, host_pid or 0, host_pid, False, None, None, (0,), (0,))
-    return report._replace(**changes)
+    return replace(report, **changes)
 
 
 def region(
@@ -89,8 +89,8 @@ def region(
 ) -> RegionReport:
     path = f"/containers/{of.pod_uid}_{of.container_name}/x.cache"
     names = of.pod_uid or "", of.container_name or ""
-    report = RegionReport(path, *names, "v1.2", uuids, slots, of.container_id)
-    return report._replace(**changes)
+    report = RegionReport(path, *names, "v1.2", uuids, of.container_id, slots=slots)
+    return replace(report, **changes)
 
 
 def process(

@@ -256,8 +256,8 @@ def test_a_snapshot_tells_what_is_unresolved() -> None:
         return SlotReport(7, 0, 0, None, False, reason, None, (0,), (None,))
 
     wrong, right = slot(UnresolvedReason.NOT_MAPPED), slot(None)
-    first = RegionReport("/a", "uid", "a", "v1.2", ("GPU-a",), (wrong, right))
-    second = RegionReport("/b", "uid", "b", "v1.2", ("GPU-a",), (right, wrong, wrong))
+    first = RegionReport("/a", "uid", "a", "v1.2", ("GPU-a",), slots=(wrong, right))
+    second = RegionReport("/b", "uid", "b", "v1.2", ("GPU-a",), slots=(right, wrong, wrong))
     snapshot = picture(regions=(first, second))
     assert list(snapshot.unresolved()) == [(first, wrong), (second, wrong), (second, wrong)]
 

@@ -32,7 +32,7 @@ def logged(tree: ast.Module) -> set[str]:
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         texts = [each.value if isinstance(each, ast.Constant) else None for each in node.args]
-        if node.func.attr in ("debug", "info", "warning", "error", "exception", "tell"):
+        if node.func.attr in ("debug", "info", "warning", "error", "exception", "record"):
             names |= {text for text in texts[:1] if isinstance(text, str) and text}
         elif node.func.attr == "trouble":
             names |= {text for text in texts[2:4] if isinstance(text, str) and text}

@@ -173,7 +173,7 @@ def test_a_process_on_a_mig_instance_is_on_its_gpu() -> None:
 def test_a_container_whose_processes_nobody_knows_gets_its_name_only_if_it_is_the_only_one() -> None:
     build = Builder()
     build.named(GPUS[0], "ns/pod/main")
-    build.regions[0] = build.regions[0]._replace(container_id="")
+    build.regions[0] = replace(build.regions[0], container_id=None)
     alone = tree_of(build.picture())
     assert containers(alone, 0)["main"].pod == "pod"
     build.containers.append(
