@@ -228,7 +228,38 @@ def placements() -> list[str]:
     )
 
 
+#: The tables of docs/metrics.md, each with the family that it begins with; it goes on to the next one's.
+METRICS = {
+    "containers": "resolver_container_utilization_ratio",
+    "slots": "resolver_regions",
+    "nvml": "resolver_nvml_up",
+    "gpus": "resolver_gpu_info",
+    "daemon": "resolver_build_info",
+    "reporter": "resolver_report_writes_total",
+    "hami": "hami_host_gpu_memory_used_bytes",
+}
+
+
+def metrics(table: str) -> list[str]:
+    """The families of one table."""
+    from resolver.kube import tally
+    from resolver.metrics import families, hami_names
+
+    everybodys = (*families.FAMILIES, *tally.FAMILIES, *hami_names.FAMILIES)
+    at = {family.name: index for index, family in enumerate(everybodys)}
+    begins = [*(at[name] for name in METRICS.values()), len(everybodys)]
+    number = list(METRICS).index(table)
+    return rows(
+        ("name", "type", "labels", "meaning"),
+        (
+            (f"`{each.name}`", each.kind, ", ".join(f"`{label}`" for label in each.labels), each.help)
+            for each in everybodys[begins[number] : begins[number + 1]]
+        ),
+    )
+
+
 TABLES: dict[tuple[str, str], Callable[[], list[str]]] = {
+    **{("docs/metrics.md", f"metrics-{table}"): partial(metrics, table) for table in METRICS},
     ("docs/config.md", "settings"): settings,
     ("docs/cli.md", "options-of-run"): options_of_run,
     ("docs/cli.md", "event-kinds"): event_kinds,
