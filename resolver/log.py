@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 with lean("structlog"):
     import structlog
 
-#: Lines that one container may cause at once, and how many more a second.
-_LINES_AT_ONCE, _LINES_PER_SECOND = 64.0, 1.0
+#: Lines that one container may cause at once, and how many more a second; and files that are not used, by directory.
+_OF_A_CONTAINER, _OF_A_DIRECTORY = (64.0, 1.0), (4.0, 0.25)
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -59,20 +59,27 @@ def _event_first(_logger: object, _method: str, event: MutableMapping[str, Any])
 class _Quota:
     """What one container may still cause to be said, and what was left out of it since the last line."""
 
-    __slots__ = ("at", "left", "left_out")
+    __slots__ = ("_at_once", "_per_second", "at", "left", "left_out")
 
-    def __init__(self, now: float) -> None:
-        self.left, self.at = _LINES_AT_ONCE, now
+    def __init__(self, now: float, at_once: float, per_second: float) -> None:
+        self._at_once, self._per_second = at_once, per_second
+        self.left, self.at = at_once, now
         self.left_out: Counter[str] = Counter()
 
     def take(self, now: float) -> bool:
         """Take a line, if there is one left."""
-        self.left = min(_LINES_AT_ONCE, self.left + (now - self.at) * _LINES_PER_SECOND)
-        self.at = now
+        self.left, self.at = self._now(now), now
         if self.left < 1:
             return False
         self.left -= 1
         return True
+
+    def full(self, now: float) -> bool:
+        """Whether nothing need be remembered of it."""
+        return self._now(now) >= self._at_once
+
+    def _now(self, now: float) -> float:
+        return min(self._at_once, self.left + (now - self.at) * self._per_second)
 
 
 class Journal:
@@ -92,14 +99,19 @@ class Journal:
         """The logger; ``debug``, ``info``, ``warning``, ``error``, ``exception``, each with key=value pairs."""
         return structlog.get_logger()
 
-    def record(self, event: str, *, level: str = "info", **fields: Any) -> None:
-        """Log something that is also an event. With a ``container`` among the fields it is counted against that one."""
-        container = fields.get("container")
+    def record(self, event: str, *, level: str = "info", about: str = "", **fields: Any) -> None:
+        """Log something that is also an event. With a ``container`` among the fields it is counted against that one.
+
+        ``about`` is who it is counted against where it is not known which container that is: a directory.
+        """
+        container = about or fields.get("container")
         if container:
             now = time.monotonic()
             quota = self._quotas.get(container)
             if quota is None:
-                quota = self._quotas[container] = _Quota(now)
+                quota = self._quotas[container] = _Quota(
+                    now, *(_OF_A_DIRECTORY if about else _OF_A_CONTAINER)
+                )
             if quota.left_out or not quota.take(now):
                 quota.left_out[event] += 1
                 return
@@ -113,7 +125,7 @@ class Journal:
                 if quota.take(now):
                     left_out, quota.left_out = dict(quota.left_out), Counter()
                     self._say("events_left_out", "info", {"container": container, "kinds": left_out})
-            elif quota.left + (now - quota.at) * _LINES_PER_SECOND >= _LINES_AT_ONCE:
+            elif quota.full(now):
                 del self._quotas[container]
 
     def _say(self, event: str, level: str, fields: dict[str, Any]) -> None:

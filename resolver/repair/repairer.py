@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -349,7 +350,11 @@ class Repairer:
     def _count_rejected(self, path: str, why: RegionRejected) -> None:
         self._changed = True
         self.counters[CounterByReason.REJECTED.of(why.reason)] += 1
-        self.journal.log.warning("region_rejected", path=path, reason=why.reason, why=why.detail)
+        # A tenant can make and remove such files as fast as it likes.
+        about = os.path.dirname(path)
+        self.journal.record(
+            "region_rejected", level="warning", about=about, path=path, reason=why.reason, why=why.detail
+        )
 
     def drop(self, path: str) -> None:
         """Give up a region that is gone; nothing happens if it is not known."""

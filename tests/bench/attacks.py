@@ -7,6 +7,7 @@ Each attack is a context: it goes on while it is entered, for ``SECONDS`` at mos
 from __future__ import annotations
 
 import contextlib
+import shutil
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -43,7 +44,8 @@ class Scene(NamedTuple):
 class Attack(NamedTuple):
     """``begin(scene, size)`` is the attack. ``named`` has a place for the size, for people.
 
-    ``seconds``: how long it has to go on to do its worst. ``at_socket``: on the socket for containers.
+    ``seconds``: how long it has to go on to do its worst. ``at_socket``: on the socket for containers. ``everywhere``:
+    the daemon searches the directories of all schedulers.
     """
 
     named: str
@@ -51,6 +53,7 @@ class Attack(NamedTuple):
     begin: Callable[[Scene, int], AbstractContextManager[None]]
     seconds: float = 12.0
     at_socket: bool = False
+    everywhere: bool = False
 
     def name(self, size: int) -> str:
         """The attack at that size, in words."""
@@ -85,12 +88,12 @@ def run(container: Container, *arguments: object) -> None:
 
 
 @contextlib.contextmanager
-def hostile_containers(node: Node, count: int) -> Iterator[list[Container]]:
+def hostile_containers(node: Node, count: int, placement: str = "hami") -> Iterator[list[Container]]:
     """Containers with no more rights than usual, and gone at the end, with their directories."""
     made: list[Container] = []
     try:
         made += (
-            node.container(name=f"hostile-{number}", sm_limit=0, rights=DEFAULT_RIGHTS)
+            node.container(name=f"hostile-{number}", sm_limit=0, rights=DEFAULT_RIGHTS, placement=placement)
             for number in range(count)
         )
         yield made
@@ -98,15 +101,13 @@ def hostile_containers(node: Node, count: int) -> Iterator[list[Container]]:
         for container in made:
             container.stop()
             node.containers.remove(container)
-            for path in container.directory.iterdir():
-                path.unlink()
-            container.directory.rmdir()
+            shutil.rmtree(container.directory, ignore_errors=True)
 
 
 def flip(container: Container, what: str, names: Sequence[str]) -> None:
     """Let the container write a word of every slot of its files anew, again and again."""
+    paths = [Path(container.inside).parent / name for name in names]
     words = {"hostpid": (4, 0), "util": (_SM_UTIL, _V1_2.device_util_size)}[what]
-    paths = [f"/usr/local/vgpu/{name}" for name in names]
     run(container, "flip", what, _V1_2.procs, _V1_2.slot_size, *words, _EVERY_MS, *paths)
 
 
@@ -151,6 +152,37 @@ def _files(what: str, *, devices: int, load: int) -> Callable[[Scene, int], Abst
     return begin
 
 
+def _make_events(container: Container) -> None:
+    run(container, "events", container.inside, Path(container.inside).parent / "new.cache")
+
+
+@contextlib.contextmanager
+def _events(scene: Scene, size: int) -> Iterator[None]:
+    with hostile_containers(scene.node, size) as containers:
+        for container in containers:
+            claims(container.cache, [1])
+            _make_events(container)
+        yield
+
+
+@contextlib.contextmanager
+def _tree(scene: Scene, size: int) -> Iterator[None]:
+    """All who have a PID namespace have a PID 1, and in that tree any of them could be meant by any file.
+
+    One of them changes all its slots, and lets its file look as if processes attached to it without end.
+    """
+    with hostile_containers(scene.node, size, "kai") as containers:
+        for container in containers:
+            container.directory.mkdir()
+            container.directory.chmod(0o777)
+            claims(container.cache, [1])
+        worst = containers[0]
+        claims(worst.cache, range(1, SLOTS + 1))
+        flip(worst, "hostpid", [worst.cache_name])
+        _make_events(worst)
+        yield
+
+
 @contextlib.contextmanager
 def _scrapes(scene: Scene, size: int) -> Iterator[None]:
     with hostile_containers(scene.node, 1) as (container,):
@@ -185,6 +217,13 @@ ATTACKS: Final = {
     "flips": Attack("{} files of 1,024 flipped slots", (7, 14), _files("hostpid", devices=1, load=0)),
     "dead": Attack(
         "{} files of 1,024 dead slots on 16 devices", (7, 14), _files("util", devices=DEVICES, load=50)
+    ),
+    "events": Attack("{} tenants that write, make and remove files without end", (2, 4), _events),
+    "tree": Attack(
+        "{} tenants in one tree, all PID 1, one of whom flips and writes",
+        (40, 80),
+        _tree,
+        everywhere=True,
     ),
     "scrapes": Attack("{} scrapes a second, each hung up on", (350, 700), _scrapes, seconds=25.0),
     "knocks": Attack("{} tenants that connect and close", (2, 4), _knocks, at_socket=True),

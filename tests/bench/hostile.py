@@ -137,7 +137,8 @@ class Seen(NamedTuple):
 class Stage:
     """A node with a good container and a daemon, and the clients beside; ready when it is entered."""
 
-    def __init__(self, scratch: Path, *, tree: Path = ROOT) -> None:
+    def __init__(self, scratch: Path, *, tree: Path = ROOT, everywhere: bool = False) -> None:
+        self._everywhere = everywhere
         self._stack = contextlib.ExitStack()
         self._scratch, self._tree = scratch, tree
         self.tenant_socket = scratch / "run" / "tenants" / "resolver.sock"
@@ -158,11 +159,12 @@ class Stage:
 
     def start(self, *options: str, number: int = 0) -> WatchedDaemon:
         """A daemon; another ``number`` for each that shares this stage."""
+        everywhere = self.node.placement_options() if self._everywhere else ()
         return WatchedDaemon(
             self._scratch,
             self.node.containers_dir,
             self.node.environment(),
-            ("--tenant-socket", str(self.tenant_socket), *options),
+            ("--tenant-socket", str(self.tenant_socket), *everywhere, *options),
             metrics=self.port,
             tree=self._tree,
             number=number,
@@ -223,7 +225,7 @@ def measure(progress: Progress, *, only: str = "", tree: Path = ROOT) -> list[Ro
 
 def under(attack: Attack, size: int, scratch: Path, *, tree: Path = ROOT) -> Seen:
     """Measure one attack at one size."""
-    with Stage(scratch, tree=tree) as stage:
+    with Stage(scratch, tree=tree, everywhere=attack.everywhere) as stage:
         daemon, good = stage.daemon, stage.good
         own = stage.own_client() if attack.at_socket else None
         clients = [stage.root_client(), stage.client("scrape", str(daemon.metrics))]

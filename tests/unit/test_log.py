@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,3 +140,26 @@ def test_troubles_of_different_things_are_told_apart(capsys: pytest.CaptureFixtu
     journal.trouble("dir /a", "", "missing", "found")
     events = [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()]
     assert events == ["missing", "missing", "found"]
+
+
+def test_files_that_are_not_used_cost_few_lines_for_each_directory(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who makes and removes such a file without end caused a line each time that it was seen."""
+    now = 100.0
+    monkeypatch.setattr(log, "time", SimpleNamespace(monotonic=lambda: now))
+    log.setup("json")
+    journal = log.Journal()
+    for _ in range(40):
+        now += 0.5
+        for directory in ("/c/bad", "/c/good"):
+            if directory == "/c/bad" or now == 110.0:
+                journal.record(
+                    "region_rejected", level="warning", about=directory, path=f"{directory}/x.cache"
+                )
+        journal.catch_up()
+    said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    lines = [each for each in said if "bad" in f"{each}"]
+    assert 4 < len(lines) < 10
+    assert {each["event"] for each in lines} == {"region_rejected", "events_left_out"}
+    assert [each["event"] for each in said if "good" in f"{each}"] == ["region_rejected"]

@@ -5,6 +5,8 @@
  *                                             writes a word of each of 1,024 slots anew, again and again: `hostpid` at
  *                                             OFFSET, or those that are 0 of 16 utilizations from OFFSET on, each STEP
  *                                             after the other
+ *   hostile SECONDS events FILE NEW           opens FILE, writes its last byte and closes it, and makes and removes NEW, as
+ *                                             fast as it can
  *   hostile SECONDS scrapes PORT RATE         connects to 127.0.0.1, asks for /metrics, closes; RATE times a second
  *   hostile SECONDS knocks PATH               connects to a Unix socket and closes, as fast as it is let
  *   hostile SECONDS holds PATH NAMESPACES CONNECTIONS
@@ -100,6 +102,24 @@ static void flip(char **argv)
                         *value = 50;
                 }
         rest(every);
+    }
+}
+
+static void events(const char *path, const char *new)
+{
+    for (int first = 1;; first = 0) {
+        int fd = open(path, O_RDWR | O_CLOEXEC);
+        off_t end = fd < 0 ? -1 : lseek(fd, -1, SEEK_END);
+        if (end < 0 || write(fd, "", 1) != 1)
+            fail(path);
+        close(fd);
+        fd = open(new, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        if (fd < 0)
+            fail(new);
+        close(fd);
+        unlink(new);
+        if (first)
+            ready();
     }
 }
 
@@ -206,6 +226,8 @@ int main(int argc, char **argv)
         mappings(atoi(argv[3]));
     if (strcmp(argv[2], "flip") == 0 && argc > 9)
         flip(argv + 3);
+    if (strcmp(argv[2], "events") == 0 && argc == 5)
+        events(argv[3], argv[4]);
     if (strcmp(argv[2], "scrapes") == 0 && argc == 5)
         scrapes(atoi(argv[3]), atol(argv[4]));
     if (strcmp(argv[2], "knocks") == 0)
