@@ -5,4 +5,4 @@ from __future__ import annotations
 from typing import Final
 
 #: Seconds. Only what never comes costs them.
-PATIENCE_S: Final = 60.0
+PATIENCE_S: Final = 180.0

@@ -19,7 +19,7 @@ from resolver import client
 from tests.fakes.node import Node
 from tests.kernel.conftest import Daemon, Start, until
 
-EXAMPLES = 15
+EXAMPLES = 8
 #: Asked for by name, as an answer to `*/*` is a stream without end.
 ACCEPT = {"Accept": "application/json, application/problem+json"}
 

@@ -89,7 +89,7 @@ other=$!
 until grep -q . "/proc/$other/task/$other/children"; do sleep 0.1; done
 setpriv --reuid 65534 --regid 65534 --clear-groups "$@"
 ended=$?
-kill "$other"
+kill -KILL "$other"  # unshare itself minds no other signal
 exit "$ended"
 """
 

@@ -82,7 +82,7 @@ def test_no_write_lands_on_another_owner(node: Node, start: Start, layout: str, 
     mover.read_line()
     mover.write_line("go")
     outcomes = asyncio.run(hammer(container, mover, slots))
-    verdict: dict[str, int] = json.loads(mover.read_line(30))
+    verdict: dict[str, int] = json.loads(mover.read_line())
     print(f"{layout}: outcomes {dict(outcomes)}, {verdict}")
     assert verdict["moves"] == moves
     assert verdict["wrong_hostpid"] == 0
@@ -187,7 +187,7 @@ def test_the_daemon_itself_races_with_slots_of_real_processes(node: Node, start:
     options = ("--nvml-interval", "50ms", "--write-utilization", "always")
     daemon = start(node, "--interval", "10ms", *options)
     mover.write_line("go")
-    moves, seen, strange = json.loads(mover.read_line(30))
+    moves, seen, strange = json.loads(mover.read_line())
     written = {(child, hostpid) for kind, child, hostpid in strange if kind == "hostpid"}
     print(
         f"{moves} moves, {len(daemon.said('repair'))} repairs, {seen} right slots seen, {len(written)} processes"

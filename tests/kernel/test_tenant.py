@@ -444,7 +444,7 @@ def race(container: Container, write: Callable[[mmap.mmap, int], None] | None, m
     if writer:
         writer.start()
     mover.write_line("go")
-    verdict: dict[str, int] = json.loads(mover.read_line(60))
+    verdict: dict[str, int] = json.loads(mover.read_line())
     if writer:
         writer.stopped.set()
         writer.join()

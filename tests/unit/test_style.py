@@ -17,7 +17,6 @@ CHECKS = {
 }
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CHECKS)
 def test_style(name: str, root: Path) -> None:
     program, *arguments = CHECKS[name]
