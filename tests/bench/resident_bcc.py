@@ -20,7 +20,7 @@ def main() -> int:
     loader: Any = importlib.import_module("loader")
     bcc = loader.import_bcc(os.path.join(directory, "include"))
     _, offsets = loader.read_offsets("/sys/kernel/btf/vmlinux")
-    program = loader.compile_program(bcc, directory, {**offsets, **sizes})
+    program = loader.compile_program(bcc, {**offsets, **sizes})
     links = loader.attach(bcc, program, loader.load_functions(program))
     loader.seed(bcc, links[-1])
     print("ready", flush=True)

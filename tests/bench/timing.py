@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 
@@ -30,8 +31,16 @@ def runs(steps: dict[str, Callable[[], object]], turns: int) -> dict[str, list[f
 
 def command(argv: Sequence[str] | str) -> Callable[[], object]:
     """A step that runs a command; a string goes through the shell. It has to succeed."""
+    complaints = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the step; a pipe would have to be emptied
 
     def step() -> None:
-        subprocess.run(argv, shell=isinstance(argv, str), check=True, stdout=subprocess.DEVNULL)
+        complaints.seek(0)
+        complaints.truncate()
+        done = subprocess.run(
+            argv, shell=isinstance(argv, str), check=False, stdout=subprocess.DEVNULL, stderr=complaints
+        )
+        if done.returncode != 0:
+            complaints.seek(0)
+            raise RuntimeError(f"{argv} ended with {done.returncode}: {complaints.read().decode()}")
 
     return step
