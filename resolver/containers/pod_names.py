@@ -21,6 +21,7 @@ class PodNames:
         self.directory = directory
         self._names: dict[str, tuple[str, str]] = {}
         self._mtime_ns = -1
+        self.version = 0  # another one when a name may be different
 
     def refresh(self) -> None:
         """Read the directory again if it changed. One that is not there gives no names."""
@@ -30,8 +31,10 @@ class PodNames:
                 return
             entries = os.listdir(self.directory)
         except OSError:
+            self.version += bool(self._names)
             self._names, self._mtime_ns = {}, -1
             return
+        self.version += 1
         self._names, self._mtime_ns = parse_names(entries), mtime_ns
 
     def of(self, pod_uid: str) -> tuple[str, str]:

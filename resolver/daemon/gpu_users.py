@@ -63,6 +63,8 @@ class GpuUsers:
         )
         self._listed: tuple[Used, ...] | None = None  # those that `processes` was made of
         self._list_again = 0.0
+        self._seen: tuple[dict[str, int], dict[str, list[str]]] = ({}, {})
+        self._seen_of: tuple[object, ...] = ()  # what that was made of
         self._procfs, self._pidmap, self._repairer = procfs, pidmap, repairer
         self._counters, self._journal = counters, journal
 
@@ -108,15 +110,10 @@ class GpuUsers:
 
     async def count_containers(self) -> None:
         """Who runs on this node, and which of their processes use a GPU."""
-        owners, regions = self._repairer.owners, dict[str, list[str]]()
-        for region in self._repairer.reports():
-            for container_id in region.container_ids:
-                regions.setdefault(container_id, []).append(region.path)
-        users = owners.by_container()
-        for used in self.joined.used:
-            if used.no_slot in (SampleReason.NO_SLOT, SampleReason.NO_SHARED_REGION):
-                users.setdefault(used.container, used.host_pid)
-        changed = await self.census.refresh(users, regions)
+        made_of = self._repairer.changes, self._repairer.owners.changes, self.joined.used
+        if made_of != self._seen_of:
+            self._seen, self._seen_of = self._see(), made_of
+        changed = await self.census.refresh(*self._seen)
         now = time.monotonic()
         if not changed and self.joined.used is self._listed and now < self._list_again:
             return
@@ -126,6 +123,18 @@ class GpuUsers:
             processes.append(self._process(used))
             await slices.breathe()
         self.processes = tuple(processes)
+
+    def _see(self) -> tuple[dict[str, int], dict[str, list[str]]]:
+        """Containers that show by what their processes use: a host PID, and the paths of regions, by container id."""
+        regions: dict[str, list[str]] = {}
+        for region in self._repairer.reports():
+            for container_id in region.container_ids:
+                regions.setdefault(container_id, []).append(region.path)
+        users = self._repairer.owners.by_container()
+        for used in self.joined.used:
+            if used.no_slot in (SampleReason.NO_SLOT, SampleReason.NO_SHARED_REGION):
+                users.setdefault(used.container, used.host_pid)
+        return users, regions
 
     def _process(self, used: Used) -> Process:
         owner = self._repairer.owners.process(used.host_pid) if used.no_slot is None else None

@@ -66,7 +66,7 @@ class Census:
         self._look_again = 0.0
 
     async def refresh(self, users: Mapping[str, int], regions: Mapping[str, list[str]]) -> bool:
-        """Look again; whether anything may have changed.
+        """Look again; whether anything of a container is different.
 
         ``users``: a host PID for each container id that is seen otherwise; ``regions``: paths by id.
         """
@@ -75,12 +75,12 @@ class Census:
             self._next_scan = now + _SCAN_SECONDS
             await self._pidmap.catch_up(Slices())
         self.pods.refresh()
-        pods = tuple(self.pods.of(known.report.pod_uid or "") for known in self._known.values())
-        made_of = (self._pidmap.inits(), users, regions, pods)
+        made_of = (self._pidmap.inits(), users, regions, self.pods.version)
         if made_of == self._made_of and now < self._look_again:
             return False
         if self._names is not None:
             self._names.refresh()
+        before = self.containers()
         slices = Slices()
         await self._live.look_around()
         present: dict[str, tuple[int, int | None]] = {
@@ -106,7 +106,7 @@ class Census:
         # Of what is not known yet more may be known next time.
         complete = all(_named(known) or known.looks >= _LOOKS for known in self._known.values())
         self._made_of, self._look_again = (made_of if complete else ()), now + _LOOK_AGAIN
-        return True
+        return self.containers() != before
 
     def _by_inits(self) -> dict[str, tuple[int, int | None]]:
         """First process and PID namespace by container id.

@@ -326,8 +326,8 @@ class Service:
         self.gpus.expect_idleness(collection)
         if self.repairer.is_news(self.gpus.joined):
             self._hurry.set()
-        elif self.snapshots.latest is not None:
-            self.snapshots.renew()
+        else:
+            self.snapshots.after_collection()
 
     async def pass_once(self, *, patient: bool = True, everything: bool = True) -> None:
         """One pass over the slots, or those that are due, and a new snapshot."""

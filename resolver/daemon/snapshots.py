@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from resolver.pids.pidmap import PidMap
     from resolver.repair.repairer import Repairer
 
-#: A picture that nothing was new in is made anew after so many seconds, for its counters and times.
+#: A picture that nothing was new in is made anew, for its counters and times, for who looks after so many seconds.
 _SHOWN_SECONDS = 0.25
 #: Of the histogram of passes, in seconds.
 BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
@@ -43,6 +43,7 @@ class Snapshots:
     ) -> None:
         self.latest: Snapshot | None = None
         self.passes = 0
+        self._owed = False  # counters or times are others now than in the latest one
         self.holder = holder
         self.inventories = EventLog(1)
         self._reloading, self._pidmap, self._ladder = reloading, pidmap, ladder
@@ -52,23 +53,39 @@ class Snapshots:
         self._seconds = 0.0
 
     def after_pass(self, seconds: float, *, news: bool = True) -> None:
-        """A pass took so long: count it, and show what is known now; without news not more often than by the clock."""
+        """A pass took so long: count it, and show what is known now; without news not before somebody looks."""
         self._seconds += seconds
         for index, bound in enumerate(BOUNDS):
             self._counts[index] += seconds <= bound
         self.passes += 1
-        if news or self.latest is None or not 0 <= time.time() - self.latest.at < _SHOWN_SECONDS:
+        if news or self.latest is None:
             self.renew()
+        else:
+            self._owed = True
+
+    def after_collection(self) -> None:
+        """NVML was asked, and said nothing that a pass is to be made for."""
+        if self.latest is None:
+            return
+        if _inventory_of(self.latest) != (self._gpus.inventory.version, self._gpus.joined.error):
+            self.renew()
+        else:
+            self._owed = True
 
     def renew(self) -> None:
         """Show what is known now."""
+        self._owed = False
         before, self.latest = self.latest, self.take()
         if before is None or _inventory_of(before) != _inventory_of(self.latest):
             self.inventories.publish("inventory", {})
 
     def shown(self) -> Snapshot:
-        """The latest, or one that is taken now if there is none."""
-        return self.latest or self.take()
+        """The latest; one that is taken now if there is none, or if what has no news in it is due for others."""
+        if self.latest is None:
+            return self.take()
+        if self._owed and not 0 <= time.time() - self.latest.at < _SHOWN_SECONDS:
+            self.renew()
+        return self.latest
 
     def take(self) -> Snapshot:
         """What is known now, as one immutable value."""

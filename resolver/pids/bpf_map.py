@@ -6,6 +6,7 @@ one verifies it against ``/proc`` and the start time first.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -301,18 +302,12 @@ class BpfPidMap:
 
     def missed_events(self) -> int:
         """Events that the kernel did not show the probes, because one ran already on that CPU (Linux 5.12)."""
-        return sum(stats["recursion_misses"] for name, stats in self.run_stats().items() if name in _PROBES)
+        programs = self._loaded.programs
+        return sum(_run_stats(fd)["recursion_misses"] for name, fd in programs.items() if name in _PROBES)
 
     def run_stats(self) -> dict[str, dict[str, int]]:
         """By program: ``run_cnt`` and ``run_time_ns`` (while kernel.bpf_stats_enabled), ``recursion_misses``."""
-        found = {}
-        for name, fd in self._loaded.programs.items():
-            with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
-                fields = dict(line.split(":", 1) for line in file if ":" in line)
-            found[name] = {
-                field: int(fields.get(field, 0)) for field in ("run_cnt", "run_time_ns", "recursion_misses")
-            }
-        return found
+        return {name: _run_stats(fd) for name, fd in self._loaded.programs.items()}
 
     def complete(self) -> bool:
         """Whether an absence proves anything: every process found room since the last reconciliation."""
@@ -409,6 +404,19 @@ def _last_place(row: bytes, host_pid: int) -> int | None:
         if at > 0:
             return (at - 8) // 4
     return None
+
+
+def _run_stats(program: int) -> dict[str, int]:
+    """What the kernel says of the program behind this descriptor; read every second, so without a file object."""
+    fd = os.open(f"/proc/self/fdinfo/{program}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = os.read(fd, 4096)
+    finally:
+        os.close(fd)
+    fields = dict(line.split(b":", 1) for line in text.splitlines() if b":" in line)
+    return {
+        name: int(fields.get(name.encode(), 0)) for name in ("run_cnt", "run_time_ns", "recursion_misses")
+    }
 
 
 def _identity(table: BpfMap) -> _Identity:

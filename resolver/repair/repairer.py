@@ -141,7 +141,8 @@ class Repairer:
         self._alone = asyncio.Lock()  # a pass, or what is done between two of them
         self._joined: Joined | None = None
         self._policy: Policy | None = None
-        self._changed = True  # something that is shown
+        self.changes = 1  # how often something that is shown became another
+        self._changes_taken = 0
         self._next_refresh = 0.0  # of the discoveries, by the clock
         self.not_before = 0.0  # events bring no pass further forward
         self._listed_at = 0.0  # when every directory was listed
@@ -331,7 +332,7 @@ class Repairer:
             discovery.reject(region, why)  # and tried again later
             return
         blame = self.writing.blame(whose.account)
-        self._changed = True
+        self.changes += 1
         age = max(0.0, time.time() - region.mtime_ns / 1e9)  # since a process attached: it writes a byte
         self._attention.found(region.path, time.monotonic() - age)
         self.regions[region.path] = RegionRepairs(region, whose, location, blame)
@@ -348,7 +349,7 @@ class Repairer:
         return {path: why for each in self.discoveries for path, why in each.rejected.items()}
 
     def _count_rejected(self, path: str, why: RegionRejected) -> None:
-        self._changed = True
+        self.changes += 1
         self.counters[CounterByReason.REJECTED.of(why.reason)] += 1
         # A tenant can make and remove such files as fast as it likes.
         about = os.path.dirname(path)
@@ -360,7 +361,7 @@ class Repairer:
         """Give up a region that is gone; nothing happens if it is not known."""
         repairs = self.regions.pop(path, None)
         self._reports.pop(path, None)
-        self._changed = True
+        self.changes += 1
         self.hami_counts.forget(path)
         if repairs is not None:
             self._unused += len(repairs.view.slots) if repairs.view is not None else 0
@@ -644,8 +645,8 @@ class Repairer:
 
     def take_news(self) -> bool:
         """Whether a region came or went, or a report changed, since the last call."""
-        changed, self._changed = self._changed, False
-        return changed
+        taken, self._changes_taken = self._changes_taken, self.changes
+        return taken != self.changes
 
     def unwatched(self) -> int:
         """How many regions are looked at by the clock alone, since the kernel does not tell of them."""
@@ -655,7 +656,7 @@ class Repairer:
 
     def _report(self, repairs: RegionRepairs, joined: Joined) -> None:
         report = region_report(repairs, joined, self.owners.container_id, time.monotonic())
-        self._changed = self._changed or self._reports.get(repairs.region.path) != report
+        self.changes += self._reports.get(repairs.region.path) != report
         self._reports[repairs.region.path] = report
 
     def reports(self) -> tuple[RegionReport, ...]:

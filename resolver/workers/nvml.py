@@ -121,16 +121,20 @@ class Nvml:
 
     def samples(self, request: dict[str, Any]) -> dict[str, Any]:
         """One device's processes, and their utilization samples newer than ``since`` (not asked for if null)."""
+        answer = self._samples_of(request["uuid"], request["since"])
+        return answer | {"count": self._pynvml.nvmlDeviceGetCount()}
+
+    def _samples_of(self, uuid: str, since: int | None) -> dict[str, Any]:
         self._ensure_initialized()
         nvml = self._pynvml
         # By UUID: an index is another device's as soon as one falls off the bus, and a handle is when one is added.
-        handle = nvml.nvmlDeviceGetHandleByUUID(request["uuid"])
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         answer = self._processes(handle)
-        if request["since"] is not None:
-            answer |= self._utilization(handle, request["since"])
+        if since is not None:
+            answer |= self._utilization(handle, since)
         if xids := self._xids.fetch():
             answer["xids"] = xids
-        return answer | {"count": nvml.nvmlDeviceGetCount()}
+        return answer
 
     def several(self, request: dict[str, Any]) -> dict[str, Any]:
         """`samples` of several devices; one that fails is an answer of its own."""

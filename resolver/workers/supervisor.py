@@ -194,8 +194,9 @@ async def _readable(channel: socket.socket, limit: float) -> None:
         if not readable.done():
             readable.set_result(None)
 
-    loop.add_reader(channel, on_readable)
+    number = channel.fileno()  # asyncio would describe a socket twice, for an error that nobody sees
+    loop.add_reader(number, on_readable)
     try:
         await asyncio.wait({readable}, timeout=limit)
     finally:
-        loop.remove_reader(channel)
+        loop.remove_reader(number)

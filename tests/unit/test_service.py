@@ -17,6 +17,7 @@ import pytest
 from resolver import api, log
 from resolver.api import ApiSockets
 from resolver.config import HostpidNamespace, LogLevel, Settings
+from resolver.daemon import snapshots
 from resolver.daemon.pace import ERRORS_BEFORE_END
 from resolver.daemon.service import Service
 from resolver.gpu.attribution import NOTHING, Joined, Sample
@@ -267,6 +268,29 @@ def test_orphans_are_counted_by_their_reason() -> None:
     orphans = tuple(Sample(5, "GPU-a", 3, reason, None) for reason in reasons)
     joined = Joined(0.0, "", {}, frozenset(), frozenset(), orphans)
     assert joined.orphan_reasons() == {SampleReason.NO_SLOT: 2, SampleReason.PID_UNKNOWN: 1}
+
+
+def test_a_picture_without_news_is_renewed_for_who_looks(
+    driver: Driver, tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        daemon = Service(settings(tmp_path))
+        try:
+            await daemon.pass_once(patient=False)
+            await daemon.pass_once(everything=False)
+            before = daemon.snapshots.shown()
+            monkeypatch.setattr(snapshots, "_SHOWN_SECONDS", 0.0)
+            daemon.counters["made_up"] += 1
+            await daemon.pass_once(everything=False)
+            assert daemon.snapshots.latest is before
+            shown = daemon.snapshots.shown()
+            assert shown is not before
+            assert (shown.counters["made_up"], shown.passes) == (1, before.passes + 1)
+            assert daemon.snapshots.shown() is shown  # nothing happened since
+        finally:
+            daemon.close()
+
+    asyncio.run(main())
 
 
 def test_a_picture_stays_as_it_was_taken(driver: Driver, tmp_path: Path, lines: Lines) -> None:
