@@ -111,7 +111,7 @@ def _with_bcc_loaded() -> float:
     constants = {
         "PROCESSES": sizes.processes,
         "PROCESS_LEVELS": sizes.processes,
-        "NAMESPACES": sizes.namespaces,
+        "NAMESPACES": sizes.namespaces or sizes.processes // 2,
         "TOMBSTONES": sizes.tombstones,
     }
     argv = [default_pythons()[0], str(_HERE / "resident_bcc.py"), bpf_directory(), json.dumps(constants)]
