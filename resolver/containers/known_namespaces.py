@@ -16,7 +16,6 @@ number of tasks may take them side by side: a step leaves everything in order, a
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 import time
@@ -28,7 +27,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from resolver.containers.namespaces import is_gvisor
 from resolver.errors import AccessDenied, CannotKnow, ProcessGone
 from resolver.linux.procfs import HOST_PIDNS
-from resolver.retry import longer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -41,13 +39,16 @@ _K = TypeVar("_K", bound="Hashable")
 
 #: CPU seconds of one refresh: some 15 us to place a namespace, some 120 us to read what its first process has.
 SLICE_SECONDS = 0.02
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 60.0
+#: Seconds from each look to the next, the last one from then on.
+_PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 #: More namespaces than these in one container are not searched.
 MAX_NAMESPACES = 1024
 #: So often one that no runtime made is read again at every occasion: it may just be moved into its container.
 _EAGER_LOOKS = 8
 #: Where most namespaces are: one tuple for all of them.
 _ON_THE_HOST = (HOST_PIDNS,)
+#: One for all that have none: each empty set would take 216 bytes.
+_NO_DIRECTORIES: frozenset[Hashable] = frozenset()
 _AT_ONCE = 64  # processes between two steps
 
 
@@ -63,6 +64,7 @@ class FirstProcess:
         "arrival",
         "container_id",
         "directories",
+        "due",
         "host_pid",
         "level",
         "looks",
@@ -71,7 +73,6 @@ class FirstProcess:
         "name_looks",
         "next_name_look",
         "parents",
-        "pause",
         "pidns",
     )
 
@@ -80,10 +81,10 @@ class FirstProcess:
         self.pidns = 0  # not known yet
         self.level = 0
         self.parents: tuple[int, ...] = ()  # the host's first
-        self.directories: frozenset[Hashable] = frozenset()
+        self.directories = _NO_DIRECTORIES
         self.container_id = ""
         self.made_by_runtime = False
-        self.looks, self.pause = 0, 0.0
+        self.looks, self.due = 0, 0.0
         self.name, self.name_looks, self.next_name_look = "", 0, 0.0
 
 
@@ -104,8 +105,8 @@ class KnownNamespaces:
         self._seen: object = None  # what of `PidMap.inits` they are
         self._unplaced: deque[FirstProcess] = deque()
         self._not_placed: list[FirstProcess] = []  # it was tried, and is again with the next refresh
-        self._due: list[tuple[float, int, FirstProcess]] = []  # a heap: when it is read; a number
-        self._numbers = itertools.count()
+        #: When each is read: first those that never were, then those that wait for the next of `_PAUSES`.
+        self._due: tuple[deque[FirstProcess], ...] = tuple(deque() for _ in range(len(_PAUSES) + 1))
         self._young: dict[int, FirstProcess] = {}  # by host PID; see `_EAGER_LOOKS`
         self._by_pidns: dict[int, FirstProcess] = {}
         self._by_id: dict[str, set[int]] = {}  # host PIDs of those that a runtime made, by container id
@@ -150,13 +151,13 @@ class KnownNamespaces:
         """Bring it up to date with the map, in steps; may be left at any point, and others may work between them.
 
         What is new is placed, then what is due is read, for so many CPU seconds: our own, and not others' while we gave
-        way. ``eager``: those that no runtime made are read again before their time, as long as they are new.
+        way. ``eager``: before all that, those that no runtime made are read, the newest first, as long as they are new.
         """
         while (inits := self._pidmap.inits()) is not self._seen:
             yield from self._follow(inits)
         self._unplaced.extend(self._not_placed)
         self._not_placed.clear()
-        for work in itertools.chain(self._placing(), self._reading(), self._watching() if eager else ()):
+        for work in itertools.chain(self._watching() if eager else (), self._placing(), self._reading()):
             if seconds < 0:
                 return
             began = time.thread_time()
@@ -194,8 +195,11 @@ class KnownNamespaces:
 
     def _let_go(self) -> None:
         """Most have ended: a table that was large once stays so until it is made anew."""
-        self._due = [each for each in self._due if self._lives(each[2])]
-        heapq.heapify(self._due)
+        for queue in self._due:
+            left = [each for each in queue if self._lives(each)]
+            queue.clear()
+            queue.extend(left)
+        self._below = {pidns: set(below) for pidns, below in self._below.items()}
         self._known, self._young, self._by_pidns = dict(self._known), dict(self._young), dict(self._by_pidns)
 
     def _lives(self, known: FirstProcess) -> bool:
@@ -208,23 +212,33 @@ class KnownNamespaces:
 
     def _reading(self) -> Iterator[Callable[[], None]]:
         """Those that are due, who was never read first; none twice."""
-        now, until = self._clock(), next(self._numbers)
-        while self._due and self._due[0][0] <= now and self._due[0][1] < until:
-            yield partial(self._read_next, now)
+        now = self._clock()
+        for number, count in [(number, len(queue)) for number, queue in enumerate(self._due)]:
+            queue = self._due[number]
+            for _ in range(count):
+                if not queue or queue[0].due > now:
+                    break
+                yield partial(self._read_next, number, now)
 
     def _watching(self) -> Iterator[Callable[[], None]]:
         """The newest first: it is the one that is asked for."""
         for known in reversed(list(self._young.values())):
-            if known.looks and known.host_pid in self._young:
-                yield partial(self._identify, known)
+            if known.host_pid in self._young:
+                yield partial(self._watch, known)
 
     # -- one of them --------------------------------------------------------------------------------
 
+    def _watch(self, known: FirstProcess) -> None:
+        if known.pidns or self._place(known):
+            self._identify(known)
+
     def _place_next(self) -> None:
-        """Its namespace and those above it. They never change."""
         known = self._unplaced.popleft()
-        if not self._lives(known):
-            return
+        if self._lives(known) and not known.pidns and not self._place(known):
+            self._not_placed.append(known)
+
+    def _place(self, known: FirstProcess) -> bool:
+        """Its namespace and those above it, which never change; whether they can be read."""
         try:
             depth = len(self._procfs.ns_pids(known.host_pid))
             own = self._procfs.pidns(known.host_pid)
@@ -234,22 +248,22 @@ class KnownNamespaces:
             elif depth == 2:
                 known.parents = _ON_THE_HOST
         except (ProcessGone, AccessDenied, CannotKnow):
-            self._not_placed.append(known)
-            return
+            return False
         known.pidns, known.level = own, depth - 1
         self._by_pidns[own] = known
         if known.parents:
             self._below.setdefault(known.parents[-1], set()).add(own)
         self._of.clear()
-        heapq.heappush(self._due, (0.0, next(self._numbers), known))
+        self._due[0].append(known)
+        return True
 
-    def _read_next(self, now: float) -> None:
+    def _read_next(self, number: int, now: float) -> None:
         """Whose it is, and what it has mounted."""
-        known = heapq.heappop(self._due)[2]
+        known = self._due[number].popleft()
         if not self._lives(known):
             return
-        heapq.heappush(self._due, (now + known.pause, next(self._numbers), known))
-        known.pause = longer(known.pause, _FIRST_PAUSE, _LONGEST_PAUSE)
+        known.due = now + _PAUSES[min(number, len(_PAUSES) - 1)]
+        self._due[min(number + 1, len(_PAUSES))].append(known)
         self._identify(known)
         if self._directories is None:
             return

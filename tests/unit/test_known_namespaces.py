@@ -126,12 +126,26 @@ def test_without_time_it_says_that_some_may_be_missing(room: Room) -> None:
     assert not room.index.behind
 
 
+def test_the_newest_is_not_behind_thousands(room: Room) -> None:
+    room.lives(range(1000, 4000))
+    list(room.index.steps(0.0))
+    room.lives(range(1000, 4001))
+    steps = room.index.steps(eager=True)
+    for _ in range(3000 // 64 * 2 + 4):
+        next(steps)
+    assert room.index._known[4000].looks
+    assert room.index.behind
+
+
 def test_one_that_could_not_be_placed_is_tried_again(room: Room) -> None:
     room.procfs.hidden.add(1005)
     room.lives(range(1000, 1010))
     list(room.index.steps())
     assert not room.index.behind  # it may just have ended
     assert 10**6 + 1005 not in room.index.of(5)
+    for _ in range(5):
+        list(room.index.steps(eager=True))
+    assert len(room.index._not_placed) == 1
     room.procfs.hidden.clear()
     room.pidmap.refresh(unhurried=False)
     list(room.index.steps())
@@ -146,8 +160,9 @@ def test_who_has_ended_leaves_nothing_behind(room: Room) -> None:
     list(index.steps(eager=True))
     assert index.take_gone() == 2990
     assert index.take_gone() == 0
-    for kept in (index._known, index._by_pidns, index._due, index._with):
+    for kept in (index._known, index._by_pidns, index._with):
         assert len(kept) == 10
+    assert sum(map(len, index._due)) == 10
     assert index._below == {HOST_PIDNS: {10**6 + host_pid for host_pid in range(1000, 1010)}}
     assert not index._unplaced
     assert not index._not_placed

@@ -570,6 +570,7 @@ def test_a_map_that_has_not_counted_its_processes_yet_makes_nothing_quadratic(
     for host_pid in range(1000, 1300):
         proc.put(host_pid, 1, mounts=mountinfo(OTHERS))
     proc.pidmap.refresh(unhurried=False)
+    proc.containers.update(bounded=False)
     arrival, asked = proc.pidmap.arrival, Counter[int]()
 
     def counted(host_pid: int) -> tuple[int, int]:
