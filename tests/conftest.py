@@ -17,6 +17,9 @@ import hypothesis
 import pytest
 import structlog
 
+from resolver.workers import supervisor
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).parent.parent
 #: What pytest makes of the tests' assertions is kept: without it every worker makes all of it anew, ten seconds of CPU.
 sys.dont_write_bytecode = False
@@ -24,6 +27,9 @@ sys.dont_write_bytecode = False
 # How long an example may take is no question: another process may have the machine.
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
+
+# A killed child that the machine has no time to end would be left to a later one, and there is none.
+supervisor.KILLED_SECONDS = PATIENCE_S
 
 #: Tests in these directories make namespaces, cgroups and containers.
 NEEDS_ROOT = ("tests/kernel/", "tests/runtime/")

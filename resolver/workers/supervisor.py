@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _MAX_MESSAGE = 1 << 18
 _FIRST_DELAY = 0.05
 _LONGEST_DELAY = 30.0
+#: How long a killed child is waited for: only one that hangs in the kernel takes longer.
+KILLED_SECONDS = 0.1
 
 
 class Worker:
@@ -176,7 +178,7 @@ class Worker:
         with contextlib.suppress(PermissionError):  # it is another user by now, and ends by its closed socket
             process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.1)
+            process.wait(KILLED_SECONDS)
         if process.returncode is None:
             self._unreaped.append(process)
 

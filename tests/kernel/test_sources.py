@@ -313,6 +313,8 @@ class Room:
         values = {"interval": 0.05, "nvml_interval": 0.2, "containers_dir": (str(node.containers_dir),)}
         values |= {"run_dir": str(node.root)}
         self.service = Service(Settings(**{**values, **settings}))
+        # The writer shares a busy machine with us; after some failures in a row nobody asks it for half a minute.
+        self.service.repairer.writing.worker.timeout = PATIENCE_S
         self.said: list[tuple[str, dict[str, Any]]] = []
         self.service.ladder._say = lambda event, **fields: self.said.append((event, fields))
 
