@@ -33,7 +33,7 @@ test: setup-dev ## lint, types, layering and every test, JOBS=4 at a time (needs
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: long
-long: setup-dev ## the tests that take long: the image, the site, and some at their full size (needs root; minutes)
+long: setup-dev ## the tests that take long: the image, the site, the documents' commands, setup, and some at their full size (needs root; minutes)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m long $(ARGS)
 
 .PHONY: lint

@@ -39,6 +39,7 @@ NEEDS_ROOT = ("tests/kernel/", "tests/runtime/")
 FIRST = (
     *(
         "unit/test_style",
+        "kernel/test_sources",
         "kernel/test_repair",
         "kernel/test_races",
         "kernel/test_metrics",
@@ -62,7 +63,7 @@ FIRST = (
         "kernel/test_api_batch",
         "kernel/test_prometheus",
     ),
-    *("kernel/test_bpf_map", "kernel/test_sources", "kernel/test_api_peers", "runtime/test_pods"),
+    *("kernel/test_bpf_map", "kernel/test_gpus", "kernel/test_api_peers", "runtime/test_pods"),
 )
 
 
