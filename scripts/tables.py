@@ -262,7 +262,6 @@ TABLES: dict[tuple[str, str], Callable[[], list[str]]] = {
     **{("docs/metrics.md", f"metrics-{table}"): partial(metrics, table) for table in METRICS},
     ("docs/config.md", "settings"): settings,
     ("docs/cli.md", "options-of-run"): options_of_run,
-    ("docs/cli.md", "event-kinds"): event_kinds,
     ("docs/drivers.md", "drivers"): drivers,
     ("docs/troubleshooting.md", "slot-reasons"): slot_reasons,
     ("docs/troubleshooting.md", "sample-reasons"): sample_reasons,
