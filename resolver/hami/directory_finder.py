@@ -32,10 +32,10 @@ from resolver.hami.discovery import (
     PodFile,
     RegionChanges,
     SharedDirectory,
-    Whose,
 )
-from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS, ContainerProof, is_entry, placement_of
+from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS, is_entry
 from resolver.hami.region import SharedRegion, open_region
+from resolver.hami.searched_directories import NOWHERE, Candidate, Directory, Root
 from resolver.linux.inotify import OF_A_DIRECTORY
 from resolver.linux.safe_open import open_directory, translate
 from resolver.reasons import RegionReason
@@ -68,87 +68,7 @@ _SOON, _LATER = 0.005, 0.25
 #: Changes within this time before a listing may carry the same time stamp as later ones (kernel ticks).
 _TICK_NS = 50_000_000
 _NOT_YET = (RegionReason.NOT_INITIALIZED, RegionReason.UNKNOWN_SIZE, RegionReason.TRUNCATED)
-_NOWHERE = (0, 0)
 _STRAY = "kubelet has no such container here: its pod is gone, or another one's process made the directory"
-
-
-class _Candidate:
-    """A name that ends in .cache."""
-
-    __slots__ = (
-        "accepted_at",
-        "directory",
-        "identity",
-        "name",
-        "path",
-        "pause",
-        "region",
-        "retry_at",
-        "seen_at",
-        "shared",
-    )
-
-    def __init__(self, directory: _Directory, name: str) -> None:
-        self.directory = directory
-        self.name = name
-        self.path = f"{directory.path}/{name}"
-        #: Whether a file of this name is one of those that every container can reach.
-        self.shared = directory.root.shared or name == KAI.file
-        self.region: SharedRegion | None = None
-        self.pause = FIRST_PAUSE
-        self.accepted_at = 0.0
-        self.start_anew(_NOWHERE, 0.0)
-
-    def start_anew(self, identity: tuple[int, int], now: float) -> None:
-        """Another file has this name now."""
-        self.identity = identity
-        self.seen_at = now
-        self.retry_at = 0.0
-
-
-class _Directory:
-    """The directory of a container, or of a claim."""
-
-    __slots__ = ("candidates", "ctime_ns", "identity", "look_at", "name", "news", "path", "root")
-
-    def __init__(self, root: _Root, name: str) -> None:
-        self.root = root
-        self.name = name
-        self.path = f"{root.path}/{name}"
-        self.identity = _NOWHERE
-        self.ctime_ns = -1
-        self.look_at = 0.0  # not before, unless there is news of it
-        self.news = True
-        self.candidates: dict[str, _Candidate] = {}
-
-    def whose(self, candidate: _Candidate) -> Whose:
-        """Whose a file in it is, by its name; of one that all can reach it is known that there is such a container."""
-        row = placement_of(candidate.path, shared=candidate.shared)
-        placement = row.name if row else ""
-        if row is not None and row.proof is ContainerProof.CLAIM:
-            return Whose(self.path, self.name, claim=self.name.partition("_")[0], placement=placement)
-        # Neither a UID nor a Kubernetes container name can hold an underscore.
-        pod_uid, _, name = self.name.partition("_")
-        return Whose(self.path, self.name, pod_uid=pod_uid, container_name=name, placement=placement)
-
-
-class _Root:
-    """A directory that is searched; ``fd`` is -1 while it is not there.
-
-    ``known``: it is one of those that are only tried. ``shared``: containers make the entries themselves.
-    """
-
-    __slots__ = ("ctime_ns", "directories", "fd", "identity", "known", "path", "shared", "strays")
-
-    def __init__(self, path: str, *, known: bool = False) -> None:
-        self.path = path.rstrip("/") or "/"
-        self.known = known
-        self.shared = False
-        self.fd = -1
-        self.identity = _NOWHERE
-        self.ctime_ns = -1
-        self.directories: dict[str, _Directory] = {}
-        self.strays: set[str] = set()
 
 
 def list_caches(dir_fd: int) -> tuple[list[str], bool]:
@@ -212,14 +132,14 @@ class DirectoryFinder:
         self.max_regions = sys.maxsize
         self._procfs = procfs
         self._names = names or ContainerNames("", "")
-        roots = [_Root(path) for path in dict.fromkeys(containers_dirs) if path != AUTO]
+        roots = [Root(path) for path in dict.fromkeys(containers_dirs) if path != AUTO]
         self._auto = AUTO in containers_dirs
         if self._auto:
             given = {root.path for root in roots}
-            roots += [_Root(path, known=True) for path in KNOWN_DIRS if path not in given]
+            roots += [Root(path, known=True) for path in KNOWN_DIRS if path not in given]
         self._roots = roots
-        self._order: list[_Directory] = []
-        self._accepted: dict[str, _Candidate] = {}
+        self._order: list[Directory] = []
+        self._accepted: dict[str, Candidate] = {}
         self._next = 0  # where in _order the next refresh begins
         self._opens_left = 0
         self._full_left = 0  # directories that are still to be listed anew
@@ -326,7 +246,7 @@ class DirectoryFinder:
             detail = f"its directory cannot be used: {error}"
             raise RegionRejected(RegionReason.IO_ERROR, detail) from None
 
-    def _pod_file(self, region: SharedRegion, directory: _Directory, shown: Shown) -> PodFile:
+    def _pod_file(self, region: SharedRegion, directory: Directory, shown: Shown) -> PodFile:
         """The very file that is open, and the tree that it is in, as every container has it."""
         from resolver.linux.mappings import descriptor, place_of
 
@@ -358,7 +278,7 @@ class DirectoryFinder:
 
     # -- containers directories ---------------------------------------------------------------------
 
-    def _refresh_root(self, root: _Root, *, full: bool) -> None:
+    def _refresh_root(self, root: Root, *, full: bool) -> None:
         try:
             info = os.stat(root.path)
             if root.known and not self._may_be_searched(root, info):
@@ -389,7 +309,7 @@ class DirectoryFinder:
             self._report(root.path, translate(error))
         self.missing_dirs.discard(root.path)
 
-    def _may_be_searched(self, root: _Root, info: os.stat_result) -> bool:
+    def _may_be_searched(self, root: Root, info: os.stat_result) -> bool:
         """Whether a directory that nobody asked for is one to search: not another one's again, nor made by a user."""
         others = (each for each in self._roots if each is not root and each.fd >= 0)
         if any(each.identity == (info.st_dev, info.st_ino) for each in others):
@@ -400,7 +320,7 @@ class DirectoryFinder:
         above = [os.lstat("/".join(parts[:end])) for end in range(3, len(parts) + 1)]
         return all(stat.S_ISDIR(each.st_mode) and each.st_uid == 0 for each in above)
 
-    def _list_root(self, root: _Root) -> None:
+    def _list_root(self, root: Root) -> None:
         seen: set[str] = set()
         with os.scandir(root.fd) as listing:
             for entry in islice(listing, MAX_CONTAINERS):
@@ -415,7 +335,7 @@ class DirectoryFinder:
         else:
             self._report_unless(complete, root.path, MAX_CONTAINERS)
         for name in seen - root.directories.keys():
-            root.directories[name] = _Directory(root, name)
+            root.directories[name] = Directory(root, name)
         if complete:
             for name in root.directories.keys() - seen:
                 directory = root.directories.pop(name)
@@ -423,7 +343,7 @@ class DirectoryFinder:
                 self._drop_candidates(directory)
                 self.rejected.pop(directory.path, None)
 
-    def _of_kubelet(self, root: _Root, listed: set[str], *, complete: bool) -> set[str]:
+    def _of_kubelet(self, root: Root, listed: set[str], *, complete: bool) -> set[str]:
         """The entries of containers that kubelet has here, listed or not; of the others some are told."""
         if self._names.trouble:
             why = f"{self._names.trouble}, and only kubelet tells which containers its entries are of"
@@ -444,7 +364,7 @@ class DirectoryFinder:
             or (not complete and os.access(name, os.F_OK, dir_fd=root.fd, follow_symlinks=False))
         }
 
-    def _drop_root(self, root: _Root) -> None:
+    def _drop_root(self, root: Root) -> None:
         for name in root.strays:
             self.rejected.pop(f"{root.path}/{name}", None)
         root.strays.clear()
@@ -453,10 +373,10 @@ class DirectoryFinder:
         if root.fd >= 0:
             os.close(root.fd)
             self._order = [entry for entry in self._order if entry.root is not root]
-        root.fd, root.identity, root.ctime_ns = -1, _NOWHERE, -1
+        root.fd, root.identity, root.ctime_ns = -1, NOWHERE, -1
         self.rejected.pop(root.path, None)
 
-    def _forget_directories(self, root: _Root) -> None:
+    def _forget_directories(self, root: Root) -> None:
         for directory in root.directories.values():
             self._forget(directory.path)
             self._drop_candidates(directory)
@@ -465,7 +385,7 @@ class DirectoryFinder:
 
     # -- one container's directory ------------------------------------------------------------------
 
-    def _visit(self, directory: _Directory, now: float, *, full: bool) -> None:
+    def _visit(self, directory: Directory, now: float, *, full: bool) -> None:
         due = any(_due(candidate, now) for candidate in directory.candidates.values())
         if not (full or due or directory.news or now >= directory.look_at):
             return
@@ -479,7 +399,7 @@ class DirectoryFinder:
                 soon = now + min(max(_SOON, now - candidate.seen_at), _LATER)
                 self._wants = min(self._wants, candidate.retry_at if candidate.retry_at > now else soon)
 
-    def _visit_it(self, directory: _Directory, now: float, *, full: bool) -> None:
+    def _visit_it(self, directory: Directory, now: float, *, full: bool) -> None:
         try:
             info = os.stat(directory.name, dir_fd=directory.root.fd, follow_symlinks=False)
         except OSError as error:
@@ -511,22 +431,22 @@ class DirectoryFinder:
         finally:
             os.close(dir_fd)
 
-    def _news_in(self, directory: _Directory) -> None:
+    def _news_in(self, directory: Directory) -> None:
         directory.news, directory.ctime_ns = True, -1  # a coarse time stamp may hide it
         self._wants = 0.0
 
-    def _news_of(self, root: _Root) -> None:
+    def _news_of(self, root: Root) -> None:
         root.ctime_ns = -1
         self._wants = 0.0
 
-    def _directory_failed(self, directory: _Directory, why: RegionRejected) -> None:
+    def _directory_failed(self, directory: Directory, why: RegionRejected) -> None:
         directory.ctime_ns = -1
         if why.reason is not RegionReason.IO_ERROR:  # a lack of descriptors says nothing about the regions
             self._drop_candidates(directory)
         if why.reason is not RegionReason.GONE:
             self._report(directory.path, why)
 
-    def _list(self, directory: _Directory, dir_fd: int) -> list[_Candidate]:
+    def _list(self, directory: Directory, dir_fd: int) -> list[Candidate]:
         """Names that were not known; those that are gone were taken off before."""
         names, complete = list_caches(dir_fd)
         if directory.root.shared and KAI.file not in names:  # anybody may have put others before it
@@ -534,11 +454,11 @@ class DirectoryFinder:
         new = [name for name in names if name not in directory.candidates]
         room = MAX_CACHES - len(directory.candidates)
         self._report_unless(complete and len(new) <= room, directory.path, MAX_ENTRIES)
-        added = [_Candidate(directory, name) for name in new[:room]]
+        added = [Candidate(directory, name) for name in new[:room]]
         directory.candidates.update({candidate.name: candidate for candidate in added})
         return added
 
-    def _check(self, directory: _Directory, candidate: _Candidate, dir_fd: int, now: float) -> None:
+    def _check(self, directory: Directory, candidate: Candidate, dir_fd: int, now: float) -> None:
         """Hold a name against the file that has it now; what is in a region, `SharedRegion.read` looks at."""
         try:
             info = os.stat(candidate.name, dir_fd=dir_fd, follow_symlinks=False)
@@ -553,7 +473,7 @@ class DirectoryFinder:
             with self._budgets.charge(directory.path):
                 self._try(candidate, dir_fd, now)
 
-    def _try(self, candidate: _Candidate, dir_fd: int, now: float) -> None:
+    def _try(self, candidate: Candidate, dir_fd: int, now: float) -> None:
         whose = candidate.directory.whose(candidate)
         try:
             if candidate.shared and not self._names.has(whose.pod_uid, whose.container_name):
@@ -578,9 +498,9 @@ class DirectoryFinder:
 
     # -- refusals -----------------------------------------------------------------------------------
 
-    def _refuse(self, candidate: _Candidate, why: RegionRejected, now: float) -> None:
+    def _refuse(self, candidate: Candidate, why: RegionRejected, now: float) -> None:
         if why.reason is RegionReason.GONE:
-            candidate.start_anew(_NOWHERE, now)  # the next listing takes it off, or finds its successor
+            candidate.start_anew(NOWHERE, now)  # the next listing takes it off, or finds its successor
             return
         self._report(candidate.path, why)
         if why.reason in _NOT_YET and now - candidate.seen_at < YOUNG:
@@ -608,7 +528,7 @@ class DirectoryFinder:
 
     # -- letting go ---------------------------------------------------------------------------------
 
-    def _release(self, candidate: _Candidate) -> None:
+    def _release(self, candidate: Candidate) -> None:
         region, candidate.region = candidate.region, None
         if region is not None:
             region.close()
@@ -616,21 +536,21 @@ class DirectoryFinder:
             if self.regions.pop(candidate.path, None) is not None:
                 self._changes.removed.append(region)
 
-    def _drop(self, directory: _Directory, candidate: _Candidate) -> None:
+    def _drop(self, directory: Directory, candidate: Candidate) -> None:
         self._release(candidate)
         self.rejected.pop(candidate.path, None)
         directory.candidates.pop(candidate.name, None)
 
-    def _drop_candidates(self, directory: _Directory) -> None:
+    def _drop_candidates(self, directory: Directory) -> None:
         for candidate in list(directory.candidates.values()):
             self._drop(directory, candidate)
 
 
-def _key(root: _Root) -> str:
+def _key(root: Root) -> str:
     return f"{root.path}/"  # another than that of a container's directory
 
 
-def _due(candidate: _Candidate, now: float) -> bool:
+def _due(candidate: Candidate, now: float) -> bool:
     return candidate.region is None and now >= candidate.retry_at
 
 
