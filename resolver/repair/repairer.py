@@ -52,6 +52,8 @@ _DISCOVER_EVERY, _DISCOVER_WATCHED = 1.0, 30.0
 _MANY_UNUSED, _UNUSED_SECONDS = 1024, 1.5
 #: CPU seconds after which a container's turn in a pass goes to the next one, and after which a pass ends.
 _TURN_SECONDS, _PASS_SECONDS = 0.01, 0.1
+#: Seconds, by the clock, after which no more rounds of turns are begun in a pass.
+_ROUNDS_SECONDS = 0.1
 #: CPU seconds that no container is charged for a region that was only read: a thousandth of what it may cost meanwhile.
 _TRIFLE_SECONDS = 5e-5
 #: Passes that events ask for take at most one part in this many of the time.
@@ -73,6 +75,7 @@ class _Pass(Account):
         self.by_clock = everything
         self.slices = Slices()
         self.spent = 0.0  # CPU seconds
+        self.long = False  # it has gone on for long, whoever had the CPU
         self._budgets = budgets
 
     def spend(self, container: str, seconds: float) -> None:
@@ -92,8 +95,8 @@ class _Pass(Account):
         return self.patient and self._budgets.over(container)
 
     def ends(self, part: float = 1.0) -> bool:
-        """Whether the pass, or this part of it, has cost all that it may: what was not begun is the next one's."""
-        return self.patient and self.spent >= _PASS_SECONDS * part
+        """Whether the pass, or this part of it, has taken all that it may: what was not begun is the next one's."""
+        return self.patient and (self.long or self.spent >= _PASS_SECONDS * part)
 
 
 class _Work:
@@ -194,11 +197,14 @@ class Repairer:
             await self._owner_finder.catch_up(
                 this.slices, bounded=this.patient
             )  # nobody's cost in particular
+        until = time.monotonic() + _ROUNDS_SECONDS
         while busy:
             for container, works in list(busy.items()):
                 await this.slices.breathe()
                 if not await self._turn(container, works, this):
                     del busy[container]
+            # Everybody had a turn. The writer takes its time, which is nobody's CPU here, and a slot that is new waits.
+            this.long = time.monotonic() >= until
 
     def _take_in(self, this: _Pass) -> None:
         """What NVML and the kernel have told since the last pass."""

@@ -168,6 +168,24 @@ def test_regions_take_turns_with_the_writer(bench: Patient) -> None:
     )  # the second region's one order, at the latest after the first batch of the other
 
 
+def test_a_writer_that_takes_its_time_makes_no_pass_long(
+    bench: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch after batch was waited for, and so did a new slot of somebody else's: CPU alone ended a pass."""
+    turns = 0
+
+    async def turn(_container: str, _works: object, this: Any) -> bool:
+        nonlocal turns
+        turns += 1
+        await asyncio.sleep(0.06)  # for the writer
+        return turns < 50 and not this.ends()
+
+    bench.file((7, 0))
+    monkeypatch.setattr(bench.repairer, "_turn", turn)
+    bench.step()
+    assert 1 < turns < 10
+
+
 def test_a_thousand_slots_at_once_cost_a_few_lines(bench: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(
