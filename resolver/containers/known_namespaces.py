@@ -29,7 +29,7 @@ from resolver.errors import AccessDenied, CannotKnow, ProcessGone
 from resolver.linux.procfs import HOST_PIDNS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
     from resolver.budget import Slices
     from resolver.linux.procfs import Procfs
@@ -39,6 +39,9 @@ _K = TypeVar("_K", bound="Hashable")
 
 #: CPU seconds of one refresh: some 15 us to place a namespace, some 120 us to read what its first process has.
 SLICE_SECONDS = 0.02
+#: And of those in the last of the queues, where little is new: on a node with hundreds of containers all of them are
+#: due when nobody asked for a minute, and who attaches then would wait for it.
+SETTLED_SECONDS, _SETTLED = 0.002, 7
 #: Seconds from each look to the next, the last one from then on.
 _PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 #: More namespaces than these in one container are not searched.
@@ -157,13 +160,12 @@ class KnownNamespaces:
             yield from self._follow(inits)
         self._unplaced.extend(self._not_placed)
         self._not_placed.clear()
-        for work in itertools.chain(self._watching() if eager else (), self._placing(), self._reading()):
-            if seconds < 0:
-                return
-            began = time.thread_time()
-            work()
-            seconds -= time.thread_time() - began
-            yield
+        young = self._reading(0, _SETTLED)
+        yield from _work_off(
+            itertools.chain(self._watching() if eager else (), self._placing(), young), seconds
+        )
+        settled = seconds if seconds == math.inf else min(seconds, SETTLED_SECONDS)
+        yield from _work_off(self._reading(_SETTLED, len(self._due)), settled)
 
     def take_gone(self) -> int:
         """How many have ended since the last call."""
@@ -210,10 +212,10 @@ class KnownNamespaces:
         while self._unplaced:
             yield self._place_next
 
-    def _reading(self) -> Iterator[Callable[[], None]]:
+    def _reading(self, first: int, end: int) -> Iterator[Callable[[], None]]:
         """Those that are due, who was never read first; none twice."""
         now = self._clock()
-        for number, count in [(number, len(queue)) for number, queue in enumerate(self._due)]:
+        for number, count in [(number, len(queue)) for number, queue in enumerate(self._due)][first:end]:
             queue = self._due[number]
             for _ in range(count):
                 if not queue or queue[0].due > now:
@@ -404,3 +406,14 @@ def _discard(sets: dict[_K, set[int]], key: _K, number: int) -> None:
         numbers.discard(number)
         if not numbers:
             del sets[key]
+
+
+def _work_off(works: Iterable[Callable[[], None]], seconds: float) -> Iterator[None]:
+    """Do them for so many CPU seconds, giving way after each."""
+    for work in works:
+        if seconds < 0:
+            return
+        began = time.thread_time()
+        work()
+        seconds -= time.thread_time() - began
+        yield

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from resolver.containers.known_namespaces import KnownNamespaces
+from resolver.containers.known_namespaces import SLICE_SECONDS, KnownNamespaces
 from resolver.errors import ProcessGone
 from resolver.linux.procfs import HOST_PIDNS, Procfs
 from resolver.pids.listing import Listing
 from resolver.pids.pidmap import PidMap
+from tests.unit.test_budget import burn
 
 
 class Firsts(Listing):
@@ -176,3 +177,27 @@ def test_a_number_that_is_used_again_is_another(room: Room) -> None:
     room.pidmap.refresh(unhurried=False)
     list(room.index.steps())
     assert room.index._known[1000] is not before
+
+
+def test_who_is_new_does_not_wait_for_hundreds_that_have_been_read_for_long(room: Room) -> None:
+    now, read = 1000.0, list[int]()
+    room.index._clock = lambda: now
+    room.index.read_mounts(lambda host_pid: frozenset({host_pid}))
+    room.lives(range(1000, 1100))
+    for _ in range(20):
+        list(room.index.steps())
+        now += 60.0
+
+    def slowly(host_pid: int) -> frozenset[int]:
+        read.append(host_pid)
+        burn(0.001)
+        return frozenset({host_pid})
+
+    room.index.read_mounts(slowly)
+    room.lives(range(1000, 1101))
+    list(room.index.steps(SLICE_SECONDS))
+    assert read[0] == 1100
+    assert 2 <= len(read) <= 6
+    for _ in range(100):  # the others have their turn all the same
+        list(room.index.steps(SLICE_SECONDS))
+    assert set(read) == set(range(1000, 1101))
