@@ -43,7 +43,10 @@ ASKER = textwrap.dedent(
             pass  # it said why before it hung up
         said = b""
         while b"\\r\\n\\r\\n" not in said:
-            more = channel.recv(65536)
+            try:
+                more = channel.recv(65536)
+            except ConnectionResetError:
+                more = b""  # hung up before it had read the question
             if not more:
                 return [0, ""]
             said += more
