@@ -38,7 +38,7 @@ TYPE_CHECKING = False  # typing takes milliseconds to import
 if TYPE_CHECKING:
     from typing import Any
 
-MAPS = ("processes", "tgids", "namespaces", "tombstones", "graves", "counters")
+MAPS = ("slots", "overflow", "namespaces", "tombstones", "graves", "counters")
 #: Program to tracepoint. The end first: a process that is known from its beginning must not miss its end.
 PROBES = {"on_exit": "sched_process_exit", "on_fork": "sched_process_fork", "on_exec": "sched_process_exec"}
 ITERATOR = "bpf_iter__task"

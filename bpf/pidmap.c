@@ -11,9 +11,11 @@
 
 #define E2BIG 7
 #define EEXIST 17
+#define BPF_F_MMAPABLE (1U << 10)
 
-BPF_TABLE("hash", struct level, struct process, processes, PROCESS_LEVELS);
-BPF_TABLE("hash", u32, struct process, tgids, PROCESSES);
+/* Who has which number. A slot takes no lock and no list of free ones, and is in the cache more often than a hash. */
+BPF_F_TABLE("array", u32, struct slot, slots, SLOTS, BPF_F_MMAPABLE);
+BPF_TABLE("hash", struct level, struct process, overflow, OVERFLOW);
 BPF_TABLE("hash", u32, struct init, namespaces, NAMESPACES);
 /* A ring, and where in it whose tombstone is. An LRU hash would find one faster, and cost each exit 1 us more. */
 BPF_TABLE("array", u32, struct tombstone, tombstones, TOMBSTONES);
@@ -135,27 +137,106 @@ static __always_inline bool same(const struct process *one, const struct process
     return !((one->start_time ^ other->start_time) | (one->host_tgid ^ other->host_tgid));
 }
 
-/* Every entry but the one in `tgids`; afterwards `process` is that one.
+/* As one number, that is compared and exchanged at once. */
+static __always_inline u64 packed(const struct level *level)
+{
+    return (u64)level->ns_pid << 32 | level->pidns;
+}
+
+static __always_inline struct slot *slot_of(const struct level *level)
+{
+    u32 place = SLOT_OF(level->pidns, level->ns_pid);
+    return slots.lookup(&place);
+}
+
+/* The process that has this number. */
+static __always_inline struct process *find(struct level *level)
+{
+    struct slot *slot = slot_of(level);
+    if (slot && *(u64 *)&slot->level == packed(level))
+        return &slot->process;
+    return overflow.lookup(level);
+}
+
+/* HELD: the iterator and a probe have met over one number, and the other one writes it. */
+enum entered { NEW, KNOWN, REPLACED, HELD, LOST };
+
+/* Gives a number to its process. */
+static __always_inline enum entered enter(struct level *level, struct process *process)
+{
+    u64 mine = packed(level), busy = mine | (u64)BUSY << 32, holder;
+    struct slot *slot = slot_of(level);
+    int error;
+    if (!slot)
+        return LOST; /* never: the place is masked */
+    holder = __sync_val_compare_and_swap((u64 *)&slot->level, 0, busy);
+    if (holder && holder != mine && holder != busy) {
+        error = overflow.update(level, process);
+        if (!error)
+            return NEW;
+        count_failure(error);
+        return LOST;
+    }
+    if (holder) {
+        if (holder == mine && same(&slot->process, process))
+            return KNOWN;
+        if (holder == busy || __sync_val_compare_and_swap((u64 *)&slot->level, mine, busy) != mine)
+            return HELD;
+    }
+    slot->process = *process;
+    __sync_lock_test_and_set((u64 *)&slot->level, mine);
+    return holder ? REPLACED : NEW;
+}
+
+/* Takes a number back from whoever has it. */
+static __always_inline void leave(struct level *level)
+{
+    u64 mine = packed(level);
+    struct slot *slot = slot_of(level);
+    if (slot && __sync_val_compare_and_swap((u64 *)&slot->level, mine, 0) != mine)
+        overflow.delete(level);
+}
+
+/* Takes it back from this process. */
+static __always_inline void leave_if(struct level *level, const struct process *process)
+{
+    u64 mine = packed(level);
+    struct slot *slot = slot_of(level);
+    struct process *there;
+    if (!slot)
+        return;
+    if (*(u64 *)&slot->level == mine) {
+        if (same(&slot->process, process))
+            __sync_val_compare_and_swap((u64 *)&slot->level, mine, 0);
+        return;
+    }
+    there = overflow.lookup(level);
+    if (there && same(there, process))
+        overflow.delete(level);
+}
+
+/* Every level but the host's; afterwards `process` is what belongs to that.
  *
- * The iterator (`seeding`) leaves alone what is right already. `known`: the entry in `tgids`, which is written
- * last, was there before, so that a level that is not there was lost and is not merely on its way.
+ * The iterator (`seeding`) leaves alone what is right already. `known`: the entry of the host's level, which is
+ * written last, was there before, so that a level that is not there was lost and is not merely on its way.
  */
 static __always_inline void store_levels(u64 pid, u32 level, struct process *process, bool seeding, bool known)
 {
+    enum entered how;
     int error;
-    for (u32 i = 1; i < MAX_LEVELS; i++) {
+    for (u64 i = 1; i < MAX_LEVELS; i++) {
         struct level key = {};
         struct process *old;
         if (i > level || read_level(pid, i, &key))
             break;
         process->level = i;
-        old = seeding ? processes.lookup(&key) : NULL;
+        old = seeding ? find(&key) : NULL;
         if (!old || !same(old, process)) {
-            error = processes.update(&key, process);
-            if (error)
-                count_failure(error);
-            else if (known)
+            how = enter(&key, process);
+            if (known && (how == NEW || how == REPLACED))
                 COUNT(levels_mended);
+            if (!seeding && how == HELD)
+                COUNT(update_failed);
         }
         if (key.ns_pid == 1) {
             struct init init = {.start_time = process->start_time, .host_tgid = process->host_tgid};
@@ -171,25 +252,21 @@ static __always_inline void store_levels(u64 pid, u32 level, struct process *pro
 /* A process that begins, or that was missed. `leader` is the address of its task_struct. */
 static __always_inline void store(u64 leader, u32 host_tgid)
 {
-    struct process process = {}, *old;
+    struct level host = {.pidns = HOST_PIDNS, .ns_pid = host_tgid};
+    struct process process = {};
     u64 pid = 0;
     u32 level = 0;
-    int error;
+    enum entered how;
     if (read_process(leader, host_tgid, &process, &pid, &level))
         return;
     store_levels(pid, level, &process, false, false);
-    error = tgids.insert(&host_tgid, &process);
-    if (error == -EEXIST) {
-        old = tgids.lookup(&host_tgid);
-        if (old && old->start_time == process.start_time) {
-            COUNT(overtaken);
-            return;
-        }
+    how = enter(&host, &process);
+    if (how == KNOWN)
+        COUNT(overtaken);
+    else if (how == REPLACED)
         COUNT(replaced);
-        error = tgids.update(&host_tgid, &process);
-    }
-    if (error)
-        count_failure(error);
+    else if (how == HELD) /* most likely for this process, but an absence proves nothing until the next comparison */
+        COUNT(update_failed);
 }
 
 /* The next place in the ring, which had the oldest tombstone. Void until its host_tgid is set again. */
@@ -215,27 +292,24 @@ static __always_inline struct tombstone *dig(u32 host_tgid)
 /* A process that ended. It keeps its numbers until it is reaped, so the entries under them are its own. */
 static __always_inline void bury(u64 leader, u32 host_tgid)
 {
+    struct level key = {.pidns = HOST_PIDNS, .ns_pid = host_tgid};
     struct process process = {};
     struct tombstone *tombstone;
     u64 pid = 0;
     u32 level = 0;
-    tgids.delete(&host_tgid);
+    leave(&key);
     tombstone = dig(host_tgid);
     if (!tombstone || read_process(leader, host_tgid, &process, &pid, &level))
         return;
-    tombstone->start_time = process.start_time;
-    tombstone->exit_time = bpf_ktime_get_boot_ns();
-    tombstone->levels = process.levels;
-    tombstone->level[0] = process.next;
-    for (u32 i = 1; i < MAX_LEVELS; i++) {
-        struct level key = {};
+    for (u64 i = 1; i < MAX_LEVELS; i++) {
         if (i > level || read_level(pid, i, &key))
             break;
-        processes.delete(&key);
+        leave(&key);
         if (key.ns_pid == 1)
             namespaces.delete(&key.pidns);
-        tombstone->level[i] = key;
     }
+    tombstone->start_time = process.start_time;
+    tombstone->exit_time = bpf_ktime_get_boot_ns();
     barrier();
     tombstone->host_tgid = host_tgid;
 }
@@ -243,17 +317,13 @@ static __always_inline void bury(u64 leader, u32 host_tgid)
 /* What the iterator put in for a process that ended meanwhile; its numbers may be another's by now. */
 static __always_inline void withdraw(u64 pid, u32 level, struct process *mine)
 {
-    struct process *there = tgids.lookup(&mine->host_tgid);
-    if (there && same(there, mine))
-        tgids.delete(&mine->host_tgid);
-    for (u32 i = 1; i < MAX_LEVELS; i++) {
-        struct level key = {};
-        struct init *first;
+    struct level key = {.pidns = HOST_PIDNS, .ns_pid = mine->host_tgid};
+    struct init *first;
+    leave_if(&key, mine);
+    for (u64 i = 1; i < MAX_LEVELS; i++) {
         if (i > level || read_level(pid, i, &key))
             break;
-        there = processes.lookup(&key);
-        if (there && same(there, mine))
-            processes.delete(&key);
+        leave_if(&key, mine);
         first = namespaces.lookup(&key.pidns);
         if (first && first->start_time == mine->start_time)
             namespaces.delete(&key.pidns);
@@ -275,7 +345,8 @@ int on_fork(struct bpf_raw_tracepoint_args *ctx)
 int on_exec(struct bpf_raw_tracepoint_args *ctx)
 {
     u32 tgid = bpf_get_current_pid_tgid() >> 32;
-    if (!tgids.lookup(&tgid)) {
+    struct level host = {.pidns = HOST_PIDNS, .ns_pid = tgid};
+    if (!find(&host)) {
         COUNT(mended_at_exec);
         store(ctx->args[0], tgid);
     }
@@ -306,8 +377,9 @@ int bpf_iter__task(struct bpf_iter__task *ctx)
     struct process process = {}, *old;
     struct present present = {};
     u32 tgid = 0, level = 0;
+    struct level host = {.pidns = HOST_PIDNS};
+    enum entered how = KNOWN;
     bool known;
-    int error = 0;
     if (!task || !leads(task, &tgid) || read_process(task, tgid, &process, &pid, &level))
         return 0;
     present.start_time = process.start_time;
@@ -315,23 +387,16 @@ int bpf_iter__task(struct bpf_iter__task *ctx)
     present.ends = live_threads(task) <= 0;
     if (present.ends)
         goto report;
-    old = tgids.lookup(&tgid);
+    host.ns_pid = tgid;
+    old = find(&host);
     known = old && same(old, &process);
     store_levels(pid, level, &process, true, known);
-    if (!known) {
-        error = tgids.insert(&tgid, &process);
-        if (error == -EEXIST) { /* an earlier process's, or its fork event came just now */
-            old = tgids.lookup(&tgid);
-            known = old && same(old, &process);
-            error = known ? 0 : tgids.update(&tgid, &process);
-        }
-        if (error)
-            count_failure(error);
-    }
+    if (!known)
+        how = enter(&host, &process);
     present.ends = live_threads(task) <= 0;
     if (present.ends)
         withdraw(pid, level, &process);
-    else if (!known && !error)
+    else if (how == NEW || how == REPLACED)
         COUNT(seeded);
 report:
     bpf_seq_write(seq, &present, sizeof(present)); /* that it did not fit, the kernel sees, and calls again */

@@ -13,16 +13,16 @@
 /* PROC_PID_INIT_INO in include/linux/proc_ns.h: the initial PID namespace. */
 #define HOST_PIDNS 0xEFFFFFFCU
 
-/* The number of a process in one of its PID namespaces. Key of `processes`. */
+/* The number of a process in one of its PID namespaces, the host's included. What everything is found by. */
 struct level {
     __u32 pidns; /* inode */
     __u32 ns_pid;
 };
 
-/* Value of `tgids`, whose key is a host tgid, and of `processes`.
+/* A process by one of its levels.
  *
- * The levels of a process form a ring: its entry in `tgids` names its innermost level, each entry in `processes`
- * names the next level outwards. Level 0 is not in `processes`: its ns_pid is the host tgid, the key of `tgids`.
+ * The levels of a process form a ring: the entry of the host's level names the innermost one, each other entry names
+ * the next level outwards.
  */
 struct process {
     __u64 start_time; /* task_struct.start_boottime of the leader */
@@ -32,6 +32,19 @@ struct process {
     struct level next;
 };
 
+/* Value of `slots`. A level has one slot where it may be; if that is another's, it is in `overflow`.
+ *
+ * `level` is written last and cleared first, each time at once, so that no slot is ever two writers'.
+ */
+struct slot {
+    struct level level; /* 0: free. With BUSY in ns_pid: it is being written for that level */
+    struct process process;
+};
+#define BUSY 0x80000000U /* above every PID */
+/* Of SLOTS, a power of two. The numbers of a namespace are given in order, so that its slots share cache lines. */
+#define SPREAD 0x9E3779B1U
+#define SLOT_OF(pidns, ns_pid) (((ns_pid) + (pidns) * SPREAD) & (SLOTS - 1))
+
 /* Value of `namespaces`, whose key is the inode of a PID namespace: the process that is PID 1 in it. */
 struct init {
     __u64 start_time;
@@ -39,13 +52,12 @@ struct init {
     __u32 padding;
 };
 
-/* Value of `tombstones`, a ring of the processes that ended last. Only the first `levels` of `level` are its own. */
+/* Value of `tombstones`, a ring of the processes that ended last. */
 struct tombstone {
     __u64 start_time;
     __u64 exit_time;
     __u32 host_tgid; /* 0: never used, or being written */
-    __u32 levels;
-    struct level level[MAX_LEVELS]; /* outermost first */
+    __u32 padding;
 };
 
 /* The one value of `graves`: who lies where in `tombstones`, to be searched without reading all of them. */

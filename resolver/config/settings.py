@@ -191,7 +191,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         About(
             "processes that the kernel's map has room for; 0: as many as the node needs",
             "N",
-            "processes that the kernel's map has room for, with `bpf`; 240 bytes each; 0: as many as "
+            "processes that the kernel's map has room for, with `bpf`; 210 bytes each; 0: as many as "
             "[the node needs](sources.md#how-large-the-map-is)",
             chart=Chart(
                 says="Processes that the kernel's map has room for, with `bpf`; 0: as many as the node needs"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from resolver.budget import SLICE_SECONDS
 from resolver.pids.bpf_map import first_processes_in
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from resolver.linux.procfs import Procfs
-    from resolver.pids.bpf_map import BpfPidMap, Drift, Record
+    from resolver.pids.bpf_map import BpfPidMap, Drift, Ended, Record
 
 _RECONCILE_EVERY = 60.0
 _ASK_FOR_MISSED_EVERY = 5.0  # it costs 0.1 ms; and before it is relied on, with each refresh
 _TOMBSTONE_NS = 60 * 10**9
+
+_Found = TypeVar("_Found", "Record", "Ended")
 
 
 class Mapped:
@@ -149,14 +151,14 @@ class Mapped:
 
     def arrival(self, host_pid: int) -> int:
         """Its start time in nanoseconds since boot; of one that only the scan knows, when that first saw it."""
-        record = self._record(self.bpf.by_host, host_pid)
+        record = self._asked(self.bpf.by_host, host_pid)
         if record is not None:
             return record.start_ns
         return self._scan.arrival(host_pid) if self._gaps else 0
 
     def ended(self, host_pid: int) -> int:
         """By the map's tombstones."""
-        stone = self._record(self.bpf.tombstone, host_pid)
+        stone = self._asked(self.bpf.tombstone, host_pid)
         if stone is not None and time.clock_gettime_ns(time.CLOCK_BOOTTIME) - stone.exit_ns < _TOMBSTONE_NS:
             return stone.start_ns
         return self._scan.ended(host_pid) if self._gaps else 0
@@ -209,7 +211,7 @@ class Mapped:
         record = self.bpf.lookup(pidns, ns_pid)
         return [record.host_pid] if record and record.levels[-1] == (pidns, ns_pid) else []
 
-    def _record(self, ask: Callable[[int], Record | None], host_pid: int) -> Record | None:
+    def _asked(self, ask: Callable[[int], _Found | None], host_pid: int) -> _Found | None:
         try:
             return ask(host_pid)
         except OSError as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.linux.procfs import HOST_PIDNS
 from resolver.pids.bpf_load import BTF, TIMEOUT, BpfUnavailable, Loaded, default_pythons, load
-from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS, BpfMap, Kernel
+from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS, BpfMap, Kernel, LevelMap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ TICK = 10_000_000
 _OVERTAKEN_WAIT = 0.002
 _PROBES = ("on_fork", "on_exec", "on_exit")
 
-_LEVEL, _PROCESS, _INIT = LAYOUTS["level"], LAYOUTS["process"], LAYOUTS["init"]
+_PROCESS, _INIT = LAYOUTS["process"], LAYOUTS["init"]
 _TOMBSTONE, _PRESENT = LAYOUTS["tombstone"], LAYOUTS["present"]
 
 Level = tuple[int, int]
@@ -31,10 +31,9 @@ _Identity = tuple[int, int]
 
 
 class Sizes(NamedTuple):
-    """How many entries the maps hold. Kernel memory: 190 bytes a process, 90 a namespace, 350 a tombstone, at once.
+    """How many entries the maps hold. Kernel memory: 170 bytes a process, 90 a namespace, 28 a tombstone, at once.
 
-    ``processes`` is for living processes, and once more for those of them that are in PID namespaces; twice as many
-    make a fork in a container 0.1 us slower, because more memory has to be fetched.
+    ``processes`` is for living processes, each with a number on the host and one in a PID namespace.
     ``namespaces`` is half of that if 0: a tenant who makes one for each of its processes does not fill it up first.
     ``tombstones`` is rounded up to a power of two.
     """
@@ -43,17 +42,33 @@ class Sizes(NamedTuple):
     namespaces: int = 0
     tombstones: int = 8192
 
+    def constants(self) -> dict[str, int]:
+        """What ``pidmap.c`` is compiled with.
+
+        With three slots for two processes, which have four numbers, at most nine tenths of a number a process find
+        their slot taken: `overflow` holds one.
+        """
+        return {
+            "SLOTS": _power_of_two(self.processes * 3 // 2),
+            "OVERFLOW": self.processes,
+            "NAMESPACES": self.namespaces or max(1, self.processes // 2),
+            "TOMBSTONES": _power_of_two(self.tombstones),
+        }
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << max(0, least - 1).bit_length()
+
 
 class Record(NamedTuple):
     """A process as the kernel knows it. ``levels`` are ``(pidns, ns_pid)``, the host's first, its own last.
 
-    Times are nanoseconds since boot (CLOCK_BOOTTIME); ``exit_ns`` is 0 for the living.
+    ``start_ns`` is nanoseconds since boot (CLOCK_BOOTTIME), as every time here.
     """
 
     host_pid: int
     start_ns: int
     levels: tuple[Level, ...]
-    exit_ns: int = 0
 
     @property
     def start_time(self) -> int:
@@ -71,6 +86,14 @@ class Init(NamedTuple):
 
     host_pid: int
     start_ns: int
+
+
+class Ended(NamedTuple):
+    """A process that ended."""
+
+    host_pid: int
+    start_ns: int
+    exit_ns: int
 
 
 class Drift(NamedTuple):
@@ -96,13 +119,9 @@ def start(
 
     Raises `BpfUnavailable` with the reason and the fix. ``pythons`` are tried in order for one that has bcc.
     """
-    constants = {
-        "PROCESSES": sizes.processes,
-        "PROCESS_LEVELS": sizes.processes,
-        "NAMESPACES": sizes.namespaces or max(1, sizes.processes // 2),
-        "TOMBSTONES": 1 << max(0, sizes.tombstones - 1).bit_length(),
-    }
-    loaded = load(constants, pythons=pythons or default_pythons(), btf=btf, timeout=timeout, kept_in=kept_in)
+    loaded = load(
+        sizes.constants(), pythons=pythons or default_pythons(), btf=btf, timeout=timeout, kept_in=kept_in
+    )
     try:
         return BpfPidMap(loaded)
     except BaseException:
@@ -126,10 +145,10 @@ class BpfPidMap:
         u32 = LAYOUTS["u32"]
         self._tombstone_count: int = maps["tombstones"]["max_entries"]
         #: How many living processes there is room for.
-        self.room: int = maps["tgids"]["max_entries"]
+        self.room: int = maps["overflow"]["max_entries"]
         wanted = {
-            "processes": (_LEVEL, _PROCESS.size),
-            "tgids": (u32, _PROCESS.size),
+            "slots": (u32, LAYOUTS["slot"].size),
+            "overflow": (LAYOUTS["level"], _PROCESS.size),
             "namespaces": (u32, _INIT.size),
             "tombstones": (u32, _TOMBSTONE.size),
             "graves": (u32, 8 + 4 * self._tombstone_count),
@@ -143,8 +162,7 @@ class BpfPidMap:
                 )
         self._cpus = _possible_cpus()
         fds = loaded.maps
-        self._processes = BpfMap(self._kernel, fds["processes"], _LEVEL, _PROCESS.size)
-        self._tgids = BpfMap(self._kernel, fds["tgids"], u32, _PROCESS.size)
+        self._levels = LevelMap(self._kernel, fds["slots"], maps["slots"]["max_entries"], fds["overflow"])
         self._namespaces = BpfMap(self._kernel, fds["namespaces"], u32, _INIT.size)
         self._tombstones = BpfMap(self._kernel, fds["tombstones"], u32, _TOMBSTONE.size)
         self._graves = BpfMap(self._kernel, fds["graves"], u32, 8 + 4 * self._tombstone_count)
@@ -157,10 +175,10 @@ class BpfPidMap:
         """The living process that has this number in the namespace with this inode, at whatever level."""
         if pidns == HOST_PIDNS:
             return self.by_host(ns_pid)
-        if not self._processes.lookup(pidns, ns_pid):
+        if not self._levels.lookup(pidns, ns_pid):
             return None
         start_ns, host_pid, level, levels, outer_pidns, outer_ns_pid = _PROCESS.unpack_from(
-            self._processes.value
+            self._levels.value
         )
         if levels == 2:
             return Record(host_pid, start_ns, ((HOST_PIDNS, host_pid), (pidns, ns_pid)))
@@ -178,17 +196,14 @@ class BpfPidMap:
 
         A single one may be another process's, if the entry was taken while it was copied. The same one twice is not.
         """
-        if pidns == HOST_PIDNS:
-            found = self._tgids.lookup(ns_pid)
-            return _identity(self._tgids) if found else None
-        return _identity(self._processes) if self._processes.lookup(pidns, ns_pid) else None
+        return _identity(self._levels) if self._levels.lookup(pidns, ns_pid) else None
 
     def by_host(self, host_pid: int) -> Record | None:
         """The living process with this host PID (a thread's id finds nothing)."""
         for _ in range(3):  # it may end, and its number be used again, while its levels are followed
-            if not self._tgids.lookup(host_pid):
+            if not self._levels.lookup(HOST_PIDNS, host_pid):
                 return None
-            start_ns, found, _, levels, pidns, ns_pid = _PROCESS.unpack_from(self._tgids.value)
+            start_ns, found, _, levels, pidns, ns_pid = _PROCESS.unpack_from(self._levels.value)
             if found != host_pid:
                 continue  # the entry was taken for another process while it was copied
             if levels == 1:
@@ -206,9 +221,9 @@ class BpfPidMap:
         """The levels from the host's to this one; None if one on the way is not there or another process's."""
         found = [key]
         while level:
-            if not self._processes.lookup(*key):
+            if not self._levels.lookup(*key):
                 return None
-            *identity, pidns, ns_pid = _PROCESS.unpack_from(self._processes.value)
+            *identity, pidns, ns_pid = _PROCESS.unpack_from(self._levels.value)
             if identity != [start_ns, host_pid, level, levels]:
                 return None
             level -= 1
@@ -223,13 +238,13 @@ class BpfPidMap:
         if host and len(host.levels) == 1:
             found.append(ns_pid)
         for pidns in self.namespaces():
-            if self._processes.lookup(pidns, ns_pid):
-                _, host_pid, level, levels, _, _ = _PROCESS.unpack_from(self._processes.value)
+            if self._levels.lookup(pidns, ns_pid):
+                _, host_pid, level, levels, _, _ = _PROCESS.unpack_from(self._levels.value)
                 if level == levels - 1:
                     found.append(host_pid)
         return sorted(found)
 
-    def tombstone(self, host_pid: int) -> Record | None:
+    def tombstone(self, host_pid: int) -> Ended | None:
         """The last process with this host PID that ended, if it is among the last ``Sizes.tombstones`` that did."""
         if not 0 < host_pid < 1 << 32:
             return None
@@ -240,11 +255,10 @@ class BpfPidMap:
             return None
         first = self._tombstones.value.raw
         self._tombstones.lookup(place)
-        start_ns, exit_ns, found, count, *numbers = _TOMBSTONE.unpack(first)
+        start_ns, exit_ns, found, _ = _TOMBSTONE.unpack(first)
         if found != host_pid or self._tombstones.value.raw != first:
             return None  # it is the oldest one, and being written over
-        levels = tuple(zip(numbers[: 2 * count : 2], numbers[1 : 2 * count : 2], strict=True))
-        return Record(host_pid, start_ns, levels, exit_ns=exit_ns)
+        return Ended(host_pid, start_ns, exit_ns)
 
     # -- the whole of it ----------------------------------------------------------------------------
 
@@ -267,29 +281,23 @@ class BpfPidMap:
 
     def count(self) -> int:
         """How many processes live."""
-        return sum(len(keys) for keys, _ in self._tgids.batches()) // LAYOUTS["u32"].size
+        return sum(entry[0] == HOST_PIDNS for some in self._levels.entries() for entry in some)
 
     def dump(self) -> dict[int, Record]:
         """``{host_pid: record}`` of all the living. What begins or ends meanwhile may be there or not."""
-        outer: dict[Level, tuple[int, ...]] = {}
-        for keys, values in self._processes.batches():
-            outer.update(zip(_LEVEL.iter_unpack(keys), _PROCESS.iter_unpack(values), strict=True))
-        found = {}
-        for _, values in self._tgids.batches():
-            for start_ns, host_pid, _, count, pidns, ns_pid in _PROCESS.iter_unpack(values):
+        found, deep = {}, []
+        for some in self._levels.entries():
+            for pidns, number, start_ns, host_pid, _, count, *own in some:
+                if pidns != HOST_PIDNS or number != host_pid:
+                    continue  # not the host's level; or the slot went to another process while it was copied
                 if count <= 2:
-                    own = ((pidns, ns_pid),) if count == 2 else ()
-                    found[host_pid] = Record(host_pid, start_ns, ((HOST_PIDNS, host_pid), *own))
-                    continue
-                levels = [(pidns, ns_pid)]
-                while len(levels) < count and (entry := outer.get(levels[-1])):
-                    if entry[:2] != (start_ns, host_pid):
-                        break
-                    levels.append((entry[4], entry[5]))
-                if len(levels) == count:
-                    found[host_pid] = Record(host_pid, start_ns, tuple(reversed(levels)))
-                elif record := self.by_host(host_pid):  # it came between the two lists
-                    found[host_pid] = record
+                    inner = ((own[0], own[1]),) if count == 2 else ()
+                    found[host_pid] = Record(host_pid, start_ns, ((HOST_PIDNS, host_pid), *inner))
+                else:
+                    deep.append(host_pid)
+        for host_pid in deep:  # containers in containers: few
+            if record := self.by_host(host_pid):
+                found[host_pid] = record
         return found
 
     # -- how well it does ---------------------------------------------------------------------------
@@ -364,18 +372,17 @@ class BpfPidMap:
             self._lost_then = now
         yield Drift(seeded + now - lost, stale, seeded + mended)
 
-    def _entries(self) -> Iterator[list[tuple[BpfMap, tuple[int, ...], _Identity]]]:
+    def _entries(self) -> Iterator[list[tuple[BpfMap | LevelMap, tuple[int, ...], _Identity]]]:
         """Everything in the maps of the living, some at a time: the map, the key, and whose it is said to be."""
-        for table, key, value in (
-            (self._tgids, LAYOUTS["u32"], _PROCESS),
-            (self._processes, _LEVEL, _PROCESS),
-            (self._namespaces, LAYOUTS["u32"], _INIT),
-        ):
-            for keys, values in table.batches():
-                yield [
-                    (table, each, (fields[0], fields[1]))
-                    for each, fields in zip(key.iter_unpack(keys), value.iter_unpack(values), strict=True)
-                ]
+        for some in self._levels.entries():
+            yield [(self._levels, entry[:2], (entry[2], entry[3])) for entry in some]
+        for keys, values in self._namespaces.batches():
+            yield [
+                (self._namespaces, each, (fields[0], fields[1]))
+                for each, fields in zip(
+                    LAYOUTS["u32"].iter_unpack(keys), _INIT.iter_unpack(values), strict=True
+                )
+            ]
 
     def _present(self) -> set[_Identity]:
         """Start time and host PID of every process that is not reaped; the walk puts in those that are missing."""
@@ -419,7 +426,7 @@ def _run_stats(program: int) -> dict[str, int]:
     }
 
 
-def _identity(table: BpfMap) -> _Identity:
+def _identity(table: BpfMap | LevelMap) -> _Identity:
     start_ns, host_pid = _INIT.unpack_from(table.value)[:2]  # every value begins with these two
     return start_ns, host_pid
 

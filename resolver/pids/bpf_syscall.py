@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import platform
 import sys
+from itertools import compress
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - the name says what it is
 from typing import TYPE_CHECKING
@@ -26,7 +28,8 @@ LAYOUTS = {
     "level": Struct("=II"),  # pidns, ns_pid
     "process": Struct("=QIHHII"),  # start_time, host_tgid, level, levels, next.pidns, next.ns_pid
     "init": Struct("=QII"),  # start_time, host_tgid, padding
-    "tombstone": Struct("=QQII66I"),  # start_time, exit_time, host_tgid, levels, level[33]
+    "slot": Struct("=IIQIHHII"),  # level, process
+    "tombstone": Struct("=QQII"),  # start_time, exit_time, host_tgid, padding
     "present": Struct("=QII"),  # start_time, host_tgid, ends
     "counters": Struct("=9Q"),  # see COUNTERS
 }
@@ -47,6 +50,9 @@ COUNTERS = (
 _LOOKUP_ELEM, _DELETE_ELEM, _LOOKUP_BATCH, _ITER_CREATE = 1, 3, 24, 33
 _SYSCALL_NUMBERS = {"x86_64": 321, "aarch64": 280}
 _BATCH = 4096
+#: ``SPREAD`` and ``BUSY`` of ``bpf/pidmap.h``.
+SPREAD, BUSY = 0x9E3779B1, 1 << 31
+_SOME_SLOTS = 2048  # 64 KiB: whole pages on every machine
 
 
 def syscall_number(machine: str) -> int:
@@ -100,13 +106,21 @@ class Kernel:
 class BpfMap:
     """One hash or array map behind a descriptor. ``value_bytes`` counts all CPUs for a per-CPU map."""
 
-    def __init__(self, kernel: Kernel, fd: int, key: Struct, value_bytes: int) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        fd: int,
+        key: Struct,
+        value_bytes: int,
+        value: ctypes.Array[ctypes.c_char] | None = None,
+    ) -> None:
+        """``value`` is a buffer of that size to use, if not one of its own."""
         self.fd = fd
         self._kernel = kernel
         self._key_bytes, self._value_bytes = key.size, value_bytes
         self._key = ctypes.create_string_buffer(key.size)
         #: Where `lookup` leaves what it found.
-        self.value = ctypes.create_string_buffer(value_bytes)
+        self.value = value or ctypes.create_string_buffer(value_bytes)
         self._pack = key.pack_into
         self._attributes = ctypes.create_string_buffer(
             Struct("=IIQQQ").pack(fd, 0, ctypes.addressof(self._key), ctypes.addressof(self.value), 0), 32
@@ -162,3 +176,63 @@ class BpfMap:
                 memoryview(keys)[: count * self._key_bytes],
                 memoryview(values)[: count * self._value_bytes],
             )
+
+
+class LevelMap:
+    """``slots`` and ``overflow`` of ``bpf/pidmap.c`` as one map: from a level to the process that has it."""
+
+    def __init__(self, kernel: Kernel, slots: int, count: int, overflow: int) -> None:
+        """Two descriptors, and how many slots there are: a power of two."""
+        level, process = LAYOUTS["level"], LAYOUTS["process"]
+        self._mask = count - 1
+        self._slots = BpfMap(kernel, slots, LAYOUTS["u32"], LAYOUTS["slot"].size)
+        self._slot = memoryview(self._slots.value).cast("B")
+        #: Where `lookup` leaves what it found, wherever that was.
+        self.value = (ctypes.c_char * process.size).from_buffer(self._slots.value, level.size)
+        self.overflow = BpfMap(kernel, overflow, level, process.size, self.value)
+        self._pack = level.pack
+
+    def lookup(self, pidns: int, ns_pid: int) -> bool:
+        """Whether a process has this number; it is in `value` until the next call. Raises OSError."""
+        if not 0 < ns_pid < BUSY:
+            return False
+        try:
+            level = self._pack(pidns, ns_pid)
+        except StructError:
+            return False  # not the number of any namespace
+        self._slots.lookup(ns_pid + pidns * SPREAD & self._mask)
+        return self._slot[: len(level)] == level or self.overflow.lookup(pidns, ns_pid)
+
+    def delete(self, pidns: int, ns_pid: int) -> bool:
+        """Take a number from its process; False if none had it. Raises OSError."""
+        at = (ns_pid + pidns * SPREAD & self._mask) * LAYOUTS["slot"].size
+        page = at - at % mmap.PAGESIZE
+        # A store of eight bytes, since the kernel would copy a whole value, while a probe may write the next one.
+        with mmap.mmap(self._slots.fd, mmap.PAGESIZE, offset=page) as mapped:
+            level = ctypes.c_uint64.from_buffer(mapped, at - page)
+            found = level.value == pidns | ns_pid << 32
+            if found:
+                level.value = 0
+            del level
+        return found or self.overflow.delete(pidns, ns_pid)
+
+    def entries(self) -> Iterator[list[tuple[int, ...]]]:
+        """Everything, some at a time: the fields of ``struct slot``. Raises OSError.
+
+        What is in the map all the while comes exactly once; what comes or goes meanwhile may or may not.
+        """
+        layout = LAYOUTS["slot"]
+        for first in range(0, self._mask + 1, _SOME_SLOTS):
+            size = min(_SOME_SLOTS, self._mask + 1 - first) * layout.size
+            # For so long only: these pages would be counted as the daemon's memory.
+            with mmap.mmap(self._slots.fd, size, prot=mmap.PROT_READ, offset=first * layout.size) as mapped:
+                copy = mapped[:]
+            levels = memoryview(copy).cast("Q")[:: layout.size // 8].tolist()
+            found = [layout.unpack_from(copy, at) for at in compress(range(0, size, layout.size), levels)]
+            yield [each for each in found if each[1] < BUSY]
+        level, process = LAYOUTS["level"], LAYOUTS["process"]
+        for keys, values in self.overflow.batches():
+            yield [
+                key + value
+                for key, value in zip(level.iter_unpack(keys), process.iter_unpack(values), strict=True)
+            ]

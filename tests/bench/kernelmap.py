@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from resolver.errors import ProcessGone
-from resolver.linux.procfs import Procfs
-from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS, BpfMap, Kernel
+from resolver.linux.procfs import HOST_PIDNS, Procfs
+from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS, BpfMap, Kernel, LevelMap
 
 _PIDFD_GETFD = 438
-_PER_CPU_ARRAY, _RAW_TRACEPOINT = 6, 17  # enum bpf_map_type, enum bpf_prog_type
+_HASH, _ARRAY, _PER_CPU_ARRAY, _RAW_TRACEPOINT = "1", "2", 6, 17  # enum bpf_map_type, enum bpf_prog_type
 _TICK = 10_000_000  # nanoseconds in a tick of field 22 of /proc/<pid>/stat
 _SETTLE = 0.2
 _INIT = 1  # some kernels keep the host's first process from BPF iterators; see "What it cannot see" in bpf/README.md
@@ -62,18 +62,21 @@ def _compare(daemon: int) -> tuple[int, set[tuple[int, int]], set[tuple[int, int
         with contextlib.suppress(ProcessGone):
             if procfs.status(host_pid).state not in "ZX":
                 listed.add((host_pid, procfs.start_time(host_pid)))
-    mapped = {(host_pid, start_ns // _TICK) for host_pid, start_ns in _tgids(daemon) if host_pid != _INIT}
+    mapped = {(host_pid, start_ns // _TICK) for host_pid, start_ns in _mapped(daemon) if host_pid != _INIT}
     return len(listed & mapped), listed - mapped, mapped - listed
 
 
-def _tgids(daemon: int) -> Iterator[tuple[int, int]]:
+def _mapped(daemon: int) -> Iterator[tuple[int, int]]:
     """Host PID and start time in nanoseconds of every process in the map."""
-    key, value = LAYOUTS["u32"], LAYOUTS["process"]
-    for number, fields in _descriptors(daemon):
-        if (fields.get("key_size"), fields.get("value_size")) == (str(key.size), str(value.size)):
-            with _borrowed(daemon, number) as fd:
-                for _, values in BpfMap(Kernel(), fd, key, value.size).batches():
-                    yield from ((each[1], each[0]) for each in value.iter_unpack(values))
+    maps = {
+        (fields.get("map_type"), fields.get("value_size")): (number, int(fields.get("max_entries", 0)))
+        for number, fields in _descriptors(daemon)
+    }
+    slots, count = maps[_ARRAY, str(LAYOUTS["slot"].size)]
+    overflow, _ = maps[_HASH, str(LAYOUTS["process"].size)]
+    with _borrowed(daemon, slots) as first, _borrowed(daemon, overflow) as second:
+        for some in LevelMap(Kernel(), first, count, second).entries():
+            yield from ((each[3], each[2]) for each in some if each[0] == HOST_PIDNS)
 
 
 def _descriptors(daemon: int) -> Iterator[tuple[int, dict[str, str]]]:

@@ -107,14 +107,8 @@ def _wait_for(daemon: Daemon, event: str) -> float:
 
 def _with_bcc_loaded() -> float:
     """MiB of a process that loads the same program and keeps BCC."""
-    sizes = Sizes()
-    constants = {
-        "PROCESSES": sizes.processes,
-        "PROCESS_LEVELS": sizes.processes,
-        "NAMESPACES": sizes.namespaces or sizes.processes // 2,
-        "TOMBSTONES": sizes.tombstones,
-    }
-    argv = [default_pythons()[0], str(_HERE / "resident_bcc.py"), bpf_directory(), json.dumps(constants)]
+    sizes = json.dumps(Sizes().constants())
+    argv = [default_pythons()[0], str(_HERE / "resident_bcc.py"), bpf_directory(), sizes]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as held:

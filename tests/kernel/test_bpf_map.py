@@ -13,7 +13,7 @@ import pytest
 
 from resolver.linux.procfs import HOST_PIDNS, Procfs
 from resolver.pids.bpf_map import BpfPidMap, Drift, Record, Sizes, start
-from resolver.pids.bpf_syscall import LAYOUTS, BpfMap, Kernel
+from resolver.pids.bpf_syscall import BUSY, LAYOUTS, SPREAD, BpfMap, Kernel
 from tests.fakes.bpf.lives import Identity, Life, child_of, children_of, compile_lives, life, truth
 from tests.kernel.conftest import until
 
@@ -102,6 +102,49 @@ def test_forks_in_a_namespace_that_uses_its_numbers_again(pidmap: BpfPidMap, liv
     assert pidns not in pidmap.namespaces()
 
 
+def test_who_finds_its_slot_taken_is_in_the_map_as_well(lives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 128 slots nearly everybody does."""
+    constants = Sizes().constants() | {"SLOTS": 128}
+    monkeypatch.setattr(Sizes, "constants", lambda _: constants)
+    crowded = start()
+    try:
+        with life(lives, "many", "300") as many:
+            many.ready()
+            for host_pid in children_of(many.host_pid):
+                record = crowded.by_host(host_pid)
+                assert record is not None
+                assert record.ns_pids == Procfs().ns_pids(host_pid)
+                assert crowded.lookup(*record.levels[-1]) == record
+            compare(crowded)
+            many.end()
+        with life(lives, "storm", "1000", "100", "600") as storm:
+            storm.ready()
+            for _ in range(3):
+                compare(crowded)
+        assert crowded.reconcile() == Drift(0, 0, 0)
+        assert {name: crowded.counters()[name] for name in WRONG} == dict.fromkeys(WRONG, 0)
+    finally:
+        crowded.close()
+
+
+def test_a_slot_that_is_being_written_is_nobodys(pidmap: BpfPidMap) -> None:
+    nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) - 2
+    levels = pidmap._levels
+    place = struct.pack("=I", nobody + HOST_PIDNS * SPREAD & levels._mask)
+    put(
+        levels._slots,
+        place,
+        LAYOUTS["slot"].pack(HOST_PIDNS, nobody | BUSY, 1, nobody, 0, 1, HOST_PIDNS, nobody),
+    )
+    try:
+        assert pidmap.by_host(nobody) is None
+        assert pidmap.by_host(nobody | BUSY) is None
+        assert nobody not in pidmap.dump()
+        assert pidmap.reconcile() == Drift(0, 0, 0)
+    finally:
+        put(levels._slots, place, bytes(LAYOUTS["slot"].size))
+
+
 def test_two_hundred_namespaces_in_a_row(pidmap: BpfPidMap, lives: Path) -> None:
     inodes = set()
     with life(lives, "row", "200") as row:
@@ -123,9 +166,7 @@ def test_two_hundred_namespaces_in_a_row(pidmap: BpfPidMap, lives: Path) -> None
             for ns_pid, host_pid in family.items():
                 left = pidmap.lookup(pidns, ns_pid)
                 assert left is None or left.host_pid not in family.values()
-                stone = pidmap.tombstone(host_pid)
-                assert stone is not None
-                assert stone.levels == ((HOST_PIDNS, host_pid), (pidns, ns_pid))
+                assert pidmap.tombstone(host_pid) is not None
             if number % 20 == 0:
                 compare(pidmap)
     assert len(inodes) < 200, "the kernel did not use a namespace's number again, so nothing was shown"
@@ -145,7 +186,6 @@ def test_the_last_that_ended_are_all_remembered(pidmap: BpfPidMap) -> None:
     for host_pid in ended:
         stone = pidmap.tombstone(host_pid)
         assert stone is not None
-        assert stone.levels == ((HOST_PIDNS, host_pid),)
         assert 0 <= stone.exit_ns - stone.start_ns < 10**9
         assert pidmap.by_host(host_pid) is None
     exits = [stone.exit_ns for stone in map(pidmap.tombstone, ended) if stone]
@@ -175,7 +215,7 @@ def test_a_map_that_is_too_small_is_counted_and_nothing_in_it_is_wrong(lives: Pa
     small = start(Sizes(processes=living + 400))  # whatever else this machine does stays below that
     try:
         assert small.complete()
-        with life(lives, "many", "1500") as many:
+        with life(lives, "many", "2500") as many:
             many.ready()
             children = children_of(many.host_pid)
             found: list[Record] = [record for record in map(small.by_host, children) if record]
@@ -211,16 +251,18 @@ def test_entries_of_processes_that_are_gone_are_found_and_taken_out(pidmap: BpfP
     """Drift made by hand: what a lost event would leave behind."""
     process = pidmap.by_host(os.getpid())
     assert process is not None
-    assert pidmap._tgids.delete(os.getpid())
+    assert pidmap._levels.delete(HOST_PIDNS, os.getpid())
     assert pidmap.by_host(os.getpid()) is None
     assert pidmap.reconcile() == Drift(missing=1, stale=0, mended=1)
     assert pidmap.by_host(os.getpid()) == process
     assert pidmap.reconcile() == Drift(0, 0, 0)
     nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) - 1
     assert not Path(f"/proc/{nobody}").exists()
-    put(pidmap._tgids, struct.pack("=I", nobody), LAYOUTS["process"].pack(1, nobody, 0, 2, 99, 7))
+    levels = pidmap._levels
+    slot = LAYOUTS["slot"].pack(HOST_PIDNS, nobody, 1, nobody, 0, 2, 99, 7)
+    put(levels._slots, struct.pack("=I", nobody + HOST_PIDNS * SPREAD & levels._mask), slot)
     put(
-        pidmap._processes,
+        levels.overflow,
         struct.pack("=II", 99, 7),
         LAYOUTS["process"].pack(1, nobody, 1, 2, HOST_PIDNS, nobody),
     )

@@ -11,21 +11,22 @@ import pytest
 
 from resolver.linux.procfs import HOST_PIDNS
 from resolver.pids.bpf_load import bpf_directory
-from resolver.pids.bpf_map import _TOMBSTONE, Sizes
-from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS, syscall_number
+from resolver.pids.bpf_map import Sizes
+from resolver.pids.bpf_syscall import BUSY, COUNTERS, LAYOUTS, SPREAD, syscall_number
 
 #: Struct, and its members in the order of the Python format; an array stands for its elements.
 MEMBERS = {
     "level": ("pidns", "ns_pid"),
     "process": ("start_time", "host_tgid", "level", "levels", "next.pidns", "next.ns_pid"),
     "init": ("start_time", "host_tgid", "padding"),
-    "tombstone": (
-        "start_time",
-        "exit_time",
-        "host_tgid",
-        "levels",
-        *(f"level[{level}].{name}" for level in range(33) for name in ("pidns", "ns_pid")),
+    "slot": (
+        "level.pidns",
+        "level.ns_pid",
+        *(f"process.{name}" for name in ("start_time", "host_tgid", "level", "levels")),
+        "process.next.pidns",
+        "process.next.ns_pid",
     ),
+    "tombstone": ("start_time", "exit_time", "host_tgid", "padding"),
     "present": ("start_time", "host_tgid", "ends"),
     "counters": COUNTERS,
     "graves": ("next", "host_tgid[0]", "host_tgid[8191]"),
@@ -35,7 +36,7 @@ MEMBERS = {
 @pytest.fixture(scope="module")
 def in_c(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """``{expression: number}`` of every size and offset, and of the limits."""
-    expressions = ["MAX_LEVELS", "HOST_PIDNS", "TOMBSTONES"]
+    expressions = ["HOST_PIDNS", "TOMBSTONES", "SPREAD", "BUSY"]
     for name, members in MEMBERS.items():
         expressions.append(f"sizeof(struct {name})")
         for member in members:
@@ -74,7 +75,8 @@ def test_every_struct_of_the_header_is_compared() -> None:
 
 def test_the_limits(in_c: dict[str, int]) -> None:
     assert in_c["HOST_PIDNS"] == HOST_PIDNS
-    assert _TOMBSTONE.size == 24 + 8 * in_c["MAX_LEVELS"]
+    assert (in_c["SPREAD"], in_c["BUSY"]) == (SPREAD, BUSY)
+    assert in_c["BUSY"] > 1 << 22  # PID_MAX_LIMIT
     assert in_c["TOMBSTONES"] == Sizes().tombstones
     assert in_c["sizeof(struct graves)"] == 8 + 4 * Sizes().tombstones
     assert in_c["offsetof(struct graves, host_tgid[0])"] == 8

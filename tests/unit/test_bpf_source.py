@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from resolver.errors import ProcessGone
-from resolver.linux.procfs import Procfs
+from resolver.linux.procfs import HOST_PIDNS, Procfs
 from resolver.pids import bpf
 from resolver.pids.bpf import Mapped
 from resolver.pids.bpf_map import BpfPidMap, Sizes, start
@@ -158,7 +158,7 @@ def test_a_comparison_that_takes_long_is_made_bit_by_bit(
     monkeypatch.setattr(large, "_next_reconcile", 0.0)
     large.tend()
     assert large._comparing is not None
-    assert large.bpf._tgids.delete(child)
+    assert large.bpf._levels.delete(HOST_PIDNS, child)
     with subprocess.Popen(["sleep", "1000"]) as later:
         large.tend()
         assert later.pid in large
@@ -187,7 +187,7 @@ def test_after_a_missed_event_the_map_is_compared_at_once(
     large: Mapped, child: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large.tend()
-    assert large.bpf._tgids.delete(child)  # what a missed fork leaves behind: nothing
+    assert large.bpf._levels.delete(HOST_PIDNS, child)  # what a missed fork leaves behind: nothing
     monkeypatch.setattr(large, "_next_ask", 0.0)
     large.tend()
     assert child not in large  # nothing was missed, so it has time
@@ -201,7 +201,7 @@ def test_after_a_missed_event_the_map_is_compared_at_once(
 def test_after_a_missed_event_no_absence_counts_before_the_map_was_compared(
     large: Mapped, child: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert large.bpf._tgids.delete(child)
+    assert large.bpf._levels.delete(HOST_PIDNS, child)
     large.refresh()
     assert child not in large
     monkeypatch.setattr(large.bpf, "missed_events", lambda: 1)
