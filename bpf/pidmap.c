@@ -56,6 +56,8 @@ static __always_inline void count_at(u32 offset)
 #define barrier() asm volatile("" ::: "memory")
 /* Masks where the value is used, for every verifier: the compiler can neither do it earlier nor leave it out. */
 #define BOUND(value, mask) asm volatile("%0 &= %1" : "+r"(value) : "i"(mask))
+/* Keeps a loop's counter one that a verifier can follow: the compiler may not count down from `level` instead. */
+#define COUNTED(i) asm volatile("" : "+r"(i))
 #define COUNT(what) count_at(__builtin_offsetof(struct counters, what))
 
 static __always_inline void count_failure(int error)
@@ -225,6 +227,7 @@ static __always_inline void store_levels(u64 pid, u32 level, struct process *pro
     enum entered how;
     int error;
     for (u64 i = 1; i < MAX_LEVELS; i++) {
+        COUNTED(i);
         struct level key = {};
         struct process *old;
         if (i > level || read_level(pid, i, &key))
@@ -302,6 +305,7 @@ static __always_inline void bury(u64 leader, u32 host_tgid)
     if (!tombstone || read_process(leader, host_tgid, &process, &pid, &level))
         return;
     for (u64 i = 1; i < MAX_LEVELS; i++) {
+        COUNTED(i);
         if (i > level || read_level(pid, i, &key))
             break;
         leave(&key);
@@ -321,6 +325,7 @@ static __always_inline void withdraw(u64 pid, u32 level, struct process *mine)
     struct init *first;
     leave_if(&key, mine);
     for (u64 i = 1; i < MAX_LEVELS; i++) {
+        COUNTED(i);
         if (i > level || read_level(pid, i, &key))
             break;
         leave_if(&key, mine);
