@@ -47,7 +47,12 @@ def small(maps: tuple[BpfPidMap, BpfPidMap]) -> Mapped:
 
 @pytest.fixture
 def child() -> Iterator[int]:
-    with subprocess.Popen(["sleep", "1000"]) as process:
+    """It runs already: the event of its exec, which comes after `Popen` returns, would put back what a test takes out."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin and process.stdout
+        process.stdin.write(b"!")
+        process.stdin.flush()
+        assert process.stdout.read(1) == b"!"
         yield process.pid
         process.kill()
 
