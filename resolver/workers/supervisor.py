@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import signal
 import socket
 import subprocess
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 _MAX_MESSAGE = 1 << 18
 _FIRST_DELAY = 0.05
 _LONGEST_DELAY = 30.0
+#: So many times its time limit a child is waited for that wants a CPU and gets none: the node is late, not the child.
+_STARVED_TURNS = 10
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 #: How long a killed child is waited for: only one that hangs in the kernel takes longer.
 KILLED_SECONDS = 0.1
 
@@ -74,7 +78,8 @@ class Worker:
     ) -> bytes:
         """Send one message, return its answer; `WorkerFailed` when there is none in time (``limit``, or ``timeout``).
 
-        What else the child handed over is in ``received``: open files, which are the caller's.
+        What else the child handed over is in ``received``: open files, which are the caller's. Time in which a busy
+        node gave the child no CPU does not count.
 
         Starts the child if there is none. After a failure the next start is immediate, after several in a
         row it waits (0.05 s doubling to 30 s), and requests fail at once until then.
@@ -83,7 +88,7 @@ class Worker:
             channel = self._send(message, list(descriptors))
             limit = self.timeout if limit is None else limit
             try:
-                await _readable(channel, limit)
+                await self._answer(channel, limit)
                 if received is None:
                     answer = channel.recv(_MAX_MESSAGE)
                 else:
@@ -102,6 +107,14 @@ class Worker:
                 raise self._ended()
             self._in_a_row = 0
             return answer
+
+    async def _answer(self, channel: socket.socket, limit: float) -> None:
+        """Wait ``limit`` seconds at most, but for those in which the child had no CPU."""
+        host_pid = self.host_pid or 0
+        for _ in range(_STARVED_TURNS):
+            before = cpu_seconds(host_pid)
+            if await _readable(channel, limit) or not starved(host_pid, before, limit):
+                return
 
     def _send(self, message: bytes, descriptors: list[int]) -> socket.socket:
         """Give the message to the child. One that ended while it was idle took nothing: its successor gets it."""
@@ -183,8 +196,31 @@ class Worker:
             self._unreaped.append(process)
 
 
-async def _readable(channel: socket.socket, limit: float) -> None:
-    """Wait until there is an answer, ``limit`` seconds at most.
+def cpu_seconds(host_pid: int) -> float:
+    """What a child has used, by proc_pid_stat(5); 0 if that can't be read."""
+    return _cpu_and_state(host_pid)[0]
+
+
+def starved(host_pid: int, before: float, seconds: float) -> bool:
+    """Whether a child wants a CPU, and had none for most of the last ``seconds``; ``before`` is what it had used then.
+
+    One that hangs sleeps, is stopped, or waits in the kernel; one that goes round in circles uses what it gets.
+    """
+    used, state = _cpu_and_state(host_pid)
+    return state == b"R" and used - before < seconds / 2
+
+
+def _cpu_and_state(host_pid: int) -> tuple[float, bytes]:
+    try:
+        with open(f"/proc/{host_pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b") ")[2].split()
+    except OSError:
+        return 0.0, b""
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND, fields[0]
+
+
+async def _readable(channel: socket.socket, limit: float) -> bool:
+    """Wait until there is an answer, ``limit`` seconds at most; whether it was seen.
 
     Whoever calls reads in either case: an answer that came in time is one, also if the loop was too busy to see it
     before the time was up.
@@ -202,3 +238,4 @@ async def _readable(channel: socket.socket, limit: float) -> None:
         await asyncio.wait({readable}, timeout=limit)
     finally:
         loop.remove_reader(number)
+    return readable.done()

@@ -158,6 +158,54 @@ def test_a_child_that_hangs_is_killed_in_time(puppet: Callable[..., Worker]) -> 
     asyncio.run(scene())
 
 
+def test_a_child_that_gets_no_cpu_is_waited_for(
+    puppet: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node is overloaded: its successor would be as late, and each of them would cost its start."""
+    worker = puppet(timeout=0.2)
+    asyncio.run(ask(worker, "begin"))
+    child = worker.host_pid
+    monkeypatch.setattr(supervisor, "starved", lambda host_pid, _before, _seconds: host_pid == child)
+    asyncio.run(ask(worker, "late 0.5"))
+    assert worker.host_pid == child
+    monkeypatch.setattr(supervisor, "_STARVED_TURNS", 2)
+    with pytest.raises(WorkerFailed, match=r"did not answer within 0\.2 s"):
+        asyncio.run(ask(worker, "late 600"))
+
+
+def test_who_gets_no_cpu() -> None:
+    """On one CPU with a loop of the highest weight, one of the lowest gets a thousandth of it."""
+    spin = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    only = {min(os.sched_getaffinity(0))}
+
+    def starved_after(child: subprocess.Popen[bytes], seconds: float) -> bool:
+        before = supervisor.cpu_seconds(child.pid)
+        time.sleep(seconds)
+        return supervisor.starved(child.pid, before, seconds)
+
+    with (
+        subprocess.Popen(spin, stdout=subprocess.PIPE) as loop,
+        subprocess.Popen(spin, stdout=subprocess.PIPE) as idle,
+    ):
+        try:
+            for each in (loop, idle):
+                assert each.stdout is not None
+                assert each.stdout.readline()
+            os.setpriority(os.PRIO_PROCESS, loop.pid, -20)
+            os.sched_setaffinity(loop.pid, only)
+            assert not starved_after(loop, 0.5)
+            os.sched_setscheduler(idle.pid, os.SCHED_IDLE, os.sched_param(0))
+            os.sched_setaffinity(idle.pid, only)
+            assert starved_after(idle, 0.5)
+            idle.send_signal(signal.SIGSTOP)
+            os.waitpid(idle.pid, os.WUNTRACED)
+            assert not starved_after(idle, 0.1)
+        finally:
+            loop.kill()
+            idle.kill()
+    assert not supervisor.starved(idle.pid, 0.0, 1.0)
+
+
 def test_a_stopped_child_is_killed_too(puppet: Callable[..., Worker]) -> None:
     async def scene() -> None:
         worker = puppet()
