@@ -47,9 +47,10 @@ def small(maps: tuple[BpfPidMap, BpfPidMap]) -> Mapped:
 
 @pytest.fixture
 def child() -> Iterator[int]:
-    """It runs already: the event of its exec, which comes after `Popen` returns, would put back what a test takes out."""
+    """It runs already: the event of its exec comes after `Popen` returns, and would put back what is taken out."""
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin and process.stdout
+        assert process.stdin is not None
+        assert process.stdout is not None
         process.stdin.write(b"!")
         process.stdin.flush()
         assert process.stdout.read(1) == b"!"
