@@ -14,8 +14,8 @@ from resolver.daemon.service import Service
 from tests.bench.crowd import UUID, crowd, host_pids, make_regions
 from tests.bench.timing import Progress, RowValues
 
-_PASSES = 400
-_NEWS = 2  # the kind of pass before which NVML said something new
+_PASSES = 400  # a quarter of each kind
+_NEWS, _DUE = 2, 3  # kinds of pass: NVML said something new; only over what is due
 
 
 def measure(scratch: Path, progress: Progress) -> list[RowValues]:
@@ -37,6 +37,13 @@ def measure(scratch: Path, progress: Progress) -> list[RowValues]:
         ("  … and it says something new of a process in each region", small.news * 1e3, "ms", None, ""),
         ("pass over 256 regions of 32 slots", large.quiet * 1e3, "ms", 3.0, ""),
         ("  over the smaller, per slot", large.quiet / small.quiet / 16, "times", 1.0, linear),
+        (
+            "  the same when only some are due, and none is",
+            large.due * 1e3,
+            "ms",
+            3.0,
+            "as most of the daemon's",
+        ),
         ("  the pass after NVML was asked", large.asked * 1e3, "ms", 8.0, "it says the same as before"),
         ("  over the smaller, per slot", large.asked / small.asked / 16, "times", 1.0, linear),
         ("  … and it says something new of a process in each region", large.news * 1e3, "ms", None, ""),
@@ -46,11 +53,15 @@ def measure(scratch: Path, progress: Progress) -> list[RowValues]:
 
 
 class _Medians(NamedTuple):
-    """Seconds of passes: with nothing new, after NVML said the same again, and after it said something new."""
+    """Seconds of passes: with nothing new, after NVML said the same again or something new, with no region due.
+
+    The first three read every region, due or not.
+    """
 
     quiet: float
     asked: float
     news: float
+    due: float
 
 
 def _measure(directory: Path, regions: int, slots: int, progress: Progress) -> _Medians:
@@ -76,16 +87,16 @@ async def _passes(directory: Path, count: int, truth: dict[int, list[int]]) -> _
         )
         if right != count:
             raise RuntimeError(f"{right} of {count} slots are right; counters: {dict(service.counters)}")
-        seconds: list[list[float]] = [[], [], []]
+        seconds: list[list[float]] = [[], [], [], []]
         told = service.gpus.joined = service.gpus.joined._replace(asked=frozenset({UUID.decode()}))
         firsts = frozenset((host_pids[0], UUID.decode()) for host_pids in truth.values())
         for number in range(_PASSES):
             kind = number % len(seconds)
-            if kind:  # nothing to write: of a process in each region a value is known, or not
+            if kind in {1, _NEWS}:  # nothing to write: of a process in each region a value is known, or not
                 unknown = firsts - told.unknown if kind == _NEWS else told.unknown
                 told = service.gpus.joined = told._replace(unknown=unknown)
             began = time.perf_counter()
-            await service.pass_once()
+            await service.pass_once(everything=kind != _DUE)
             seconds[kind].append(time.perf_counter() - began)
     finally:
         service.close()
