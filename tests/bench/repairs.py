@@ -12,6 +12,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+from resolver.repair.attention import STARTED
 from tests.bench.timing import Progress, RowValues
 from tests.bench.usage import children, cpu, rss
 from tests.fakes.container import Container
@@ -50,6 +51,9 @@ def _on_a_node(scratch: Path, count: int, progress: Progress) -> list[RowValues]
         try:
             for container in busy:
                 _wait(container, container.processes[0], 30.0)
+            if not few:
+                progress("a minute, after which none of them has just started")
+                time.sleep(STARTED)
             progress(f"{_SLOTS} slots appear, one after the other")
             times = [_until_repaired(random.choice(containers)) for _ in range(_SLOTS)]
             first, again = (sorted(each * 1e3 for each in column) for column in zip(*times, strict=True))
