@@ -466,7 +466,10 @@ def test_a_plain_writer_lands_on_others_and_is_seen(node: Node) -> None:
         (pid,) = struct.unpack_from("<i", view, slot)
         view[slot + 4 : slot + 8] = struct.pack("<i", pid + 1_000_000)
 
-    verdict = race(node.container(), plain, 300_000)
+    for _ in range(10):  # on a busy machine the two may hardly meet
+        verdict = race(node.container(), plain, 300_000)
+        if verdict["wrong_hostpid"]:
+            break
     assert verdict["right_hostpid_seen"] > 0
     assert verdict["wrong_hostpid"] > 0
     assert [verdict[name] for name in CLEAN[1:]] == [0, 0, 0]
@@ -481,7 +484,10 @@ def test_utilization_on_another_owner_is_seen(node: Node) -> None:
         (pid,) = struct.unpack_from("<i", view, slot)
         view[slot + sm_util : slot + sm_util + 8] = struct.pack("<Q", pid)
 
-    verdict = race(node.container(), plain, 300_000)
+    for _ in range(10):
+        verdict = race(node.container(), plain, 300_000)
+        if verdict["wrong_util"]:
+            break
     assert verdict["right_util_seen"] > 0
     assert verdict["wrong_util"] > 0
     assert (verdict["wrong_hostpid"], verdict["changed_bytes_elsewhere"]) == (0, 0)

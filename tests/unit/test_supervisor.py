@@ -197,7 +197,9 @@ def test_who_gets_no_cpu() -> None:
             os.sched_setscheduler(idle.pid, os.SCHED_IDLE, os.sched_param(0))
             os.sched_setaffinity(idle.pid, only)
             assert starved_after(idle, 0.5)
-            loop.kill()  # to stop or to end takes a moment of CPU, too
+            os.sched_setscheduler(
+                idle.pid, os.SCHED_OTHER, os.sched_param(0)
+            )  # to stop takes a moment of CPU, too
             idle.send_signal(signal.SIGSTOP)
             os.waitpid(idle.pid, os.WUNTRACED)
             assert not starved_after(idle, 0.1)
