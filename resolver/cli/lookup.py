@@ -103,11 +103,11 @@ def _answer(args: Arguments) -> str:
     if asked is not None:
         with asked:
             try:
-                told = _told(asked, args, _SECONDS)
+                answer = _from_daemon(asked, args, _SECONDS)
             except TimeoutError:
                 return _first_answer(asked, args)
-        if told is not None:
-            return told
+        if answer is not None:
+            return answer
     return _in_words(_by_id_or_name(args), args)
 
 
@@ -139,13 +139,13 @@ def _first_answer(asked: client.Asked, args: Arguments) -> str:
     except RuntimeError:  # the node has no thread left
         return _in_words(_by_ourselves(args), args)
     try:
-        told = _told(asked, args, _PATIENCE)
+        answer = _from_daemon(asked, args, _PATIENCE)
     except TimeoutError:
-        told = None
-    if told is not None and (not answers or isinstance(answers[0], CannotKnow)):
+        answer = None
+    if answer is not None and (not answers or isinstance(answers[0], CannotKnow)):
         waited = _SECONDS + time.monotonic() - began
         print(f"resolver lookup: the daemon was late, its answer took {waited:.1f} s", file=sys.stderr)
-        return told
+        return answer
     kernel.join()
     print(
         f"resolver lookup: the daemon does not answer within {_SECONDS:g} s, the kernel does", file=sys.stderr
@@ -215,7 +215,7 @@ def _put_to_daemon(args: Arguments) -> client.Asked | None:
     )
 
 
-def _told(asked: client.Asked, args: Arguments, seconds: float) -> str | None:
+def _from_daemon(asked: client.Asked, args: Arguments, seconds: float) -> str | None:
     """What the daemon knows; None if the kernel has to be asked all the same. TimeoutError: nothing yet.
 
     An answer that does not look like one, or is about something else, is none.

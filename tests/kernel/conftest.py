@@ -300,6 +300,24 @@ def node(tmp_path: Path) -> Iterator[Node]:
 # ---- looking at processes -----------------------------------------------------------------------------------------
 
 
+def command(node: Node, run_dir: Path, pods: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run ``resolver`` as a person at the node does, beside the daemon of ``run_dir`` if there is one."""
+    return subprocess.run(
+        [sys.executable, "-m", "resolver", *words],
+        cwd=ROOT,
+        env=node.environment()
+        | {
+            "RESOLVER_CONTAINERS_DIR": str(node.containers_dir),
+            "RESOLVER_POD_LOGS_DIR": str(pods),
+            "RESOLVER_SOCKET": str(run_dir / "resolver.sock"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
 def children_of(host_pid: int) -> dict[str, int]:
     """Living children by `comm`; empty when the process is gone."""
     try:

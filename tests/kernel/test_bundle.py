@@ -5,32 +5,17 @@ from __future__ import annotations
 import json
 import re
 import socket
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 from tests.fakes.node import Node
 from tests.fakes.regions import LAYOUTS
-from tests.kernel.conftest import ROOT, Start, until
+from tests.kernel.conftest import Start, command, until
 
 
 def bundle(node: Node, run_dir: Path, pods: Path, file: Path, *words: str) -> dict[str, str]:
     """The parts by name."""
-    done = subprocess.run(
-        [sys.executable, "-m", "resolver", "bundle", "-o", str(file), *words],
-        cwd=ROOT,
-        env=node.environment()
-        | {
-            "RESOLVER_CONTAINERS_DIR": str(node.containers_dir),
-            "RESOLVER_POD_LOGS_DIR": str(pods),
-            "RESOLVER_SOCKET": str(run_dir / "resolver.sock"),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = command(node, run_dir, pods, "bundle", "-o", str(file), *words)
     assert done.returncode == 0, done.stderr
     with tarfile.open(file) as archive:
         return {m.name.partition("/")[2]: archive.extractfile(m).read().decode() for m in archive}  # type: ignore[union-attr]

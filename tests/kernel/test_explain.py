@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 
 from tests.fakes.node import Node
 from tests.fakes.scene import DRIVERS, Case, full_scene, settle
-from tests.kernel.conftest import ROOT, Start, hostpid_of, until
+from tests.kernel.conftest import Start, command, hostpid_of, until
 
 #: The container's name, and at which link its chain breaks once everything is repaired; what no repair helps.
 BREAKS = {"serve": "monitor", "legacy": "value"}
@@ -30,21 +28,7 @@ def cases(tmp_path: Path) -> Iterator[list[Case]]:
 
 def explain(case: Case, run_dir: Path, pods: Path, *words: str) -> tuple[int, str]:
     """Exit code and standard output, as a person at the node gets them."""
-    node = case.container.node
-    done = subprocess.run(
-        [sys.executable, "-m", "resolver", "explain", *words],
-        cwd=ROOT,
-        env=node.environment()
-        | {
-            "RESOLVER_CONTAINERS_DIR": str(node.containers_dir),
-            "RESOLVER_POD_LOGS_DIR": str(pods),
-            "RESOLVER_SOCKET": str(run_dir / "resolver.sock"),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = command(case.container.node, run_dir, pods, "explain", *words)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout
 

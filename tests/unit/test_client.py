@@ -210,7 +210,7 @@ def from_daemon(where: Path, cid: str = CID, ns_pid: int = 7, **more: object) ->
     if asked is None:
         return None
     with asked:
-        return command._told(asked, args, command._SECONDS)
+        return command._from_daemon(asked, args, command._SECONDS)
 
 
 def http(body: str, status: int = 200) -> str:
