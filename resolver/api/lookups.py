@@ -16,7 +16,7 @@ from resolver.lookup.batch import NO_SUCH_PROCESS, Answers, Batch, Hit, walk
 from resolver.lookup.forward import lookup, lookup_many
 from resolver.lookup.reverse import reverse
 from resolver.lookup.tenant import find_own, walk_own
-from resolver.lookup.verify import Found
+from resolver.lookup.verify import ContainerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -163,16 +163,18 @@ async def look_up(context: Context, request: Request) -> Answer:
     return Answer(msgspec.json.format(encode(_document(found)), indent=2))
 
 
-def _look_up(procfs: Procfs, cid: str, ns_pid: int, pidns: int | None) -> Found:
+def _look_up(procfs: Procfs, cid: str, ns_pid: int, pidns: int | None) -> ContainerProcess:
     return lookup(procfs, cid, ns_pid, pidns=pidns)
 
 
-def _document(found: Found) -> FoundProcess:
+def _document(found: ContainerProcess) -> FoundProcess:
     fields = found._asdict() | {"container_id": found.container_id or None}
     return FoundProcess(**fields)
 
 
-async def _own(context: Context, tenant: Tenant, cid: str, ns_pid: int, pidns: int | None) -> Found:
+async def _own(
+    context: Context, tenant: Tenant, cid: str, ns_pid: int, pidns: int | None
+) -> ContainerProcess:
     """About the peer's own PID namespace, whatever it says about it. The same refusal for all others, there or not."""
     if pidns not in (None, tenant.own.pidns) or not _is_own(tenant, cid):
         raise _not_yours()
@@ -285,7 +287,7 @@ def _walk(procfs: Procfs, left: dict[str, list[int]]) -> dict[str, Answers]:
     return walk(ask, left, lambda error: problem_of(error).reason, _WALK_SECONDS)
 
 
-def _hit(found: Found | None) -> Hit | str:
+def _hit(found: ContainerProcess | None) -> Hit | str:
     return Hit(found.host_pid, found.start_time) if found else NO_SUCH_PROCESS
 
 

@@ -24,7 +24,7 @@ _FULL_ID = 64
 _HOST_CGROUPNS = "cgroup:[4026531835]"
 
 
-class Container(NamedTuple):
+class FoundContainer(NamedTuple):
     """A container with processes. ``keys`` holds its id, or, where its name is no id, its cgroup paths."""
 
     keys: frozenset[str]
@@ -97,7 +97,7 @@ class Wanted:
 
 def find_container(
     procfs: Procfs, wanted: Wanted, mounts: Iterable[Mount], roots: Sequence[str] | None
-) -> tuple[Container, str]:
+) -> tuple[FoundContainer, str]:
     """The one container that is wanted, and ``"cgroup"`` or ``"scan"``, whichever showed it.
 
     Raises NotFound, Ambiguous, CannotKnow, and UsageError for a name that is too short to be part of an id.
@@ -160,7 +160,7 @@ def name_of(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str |
     return None
 
 
-def _by_directories(wanted: Wanted, roots: Sequence[str]) -> list[Container]:
+def _by_directories(wanted: Wanted, roots: Sequence[str]) -> list[FoundContainer]:
     """Containers with processes, by their directories in all hierarchies: a hybrid may have it in one only.
 
     For a full id the first hierarchy that has it is walked, and the same path is tried in the others.
@@ -183,9 +183,9 @@ def _tops(directories: list[str]) -> list[str]:
     return [directory for directory in directories if os.path.dirname(directory) not in known]
 
 
-def _merged(parts: Iterable[tuple[str, list[str], dict[int, None]]]) -> list[Container]:
+def _merged(parts: Iterable[tuple[str, list[str], dict[int, None]]]) -> list[FoundContainer]:
     """Containers; those with a name and another path in each hierarchy are one if they share processes."""
-    containers: list[Container] = []
+    containers: list[FoundContainer] = []
     for key, directories, host_pids in parts:
         if not host_pids:
             continue  # left behind by a container that is gone
@@ -197,11 +197,11 @@ def _merged(parts: Iterable[tuple[str, list[str], dict[int, None]]]) -> list[Con
                 keys |= other.keys
                 merged_directories = other.directories + merged_directories
                 merged_pids = other.host_pids | merged_pids
-        containers.append(Container(keys, merged_directories, merged_pids))
+        containers.append(FoundContainer(keys, merged_directories, merged_pids))
     return containers
 
 
-def _by_scan(procfs: Procfs, wanted: Wanted) -> list[Container]:
+def _by_scan(procfs: Procfs, wanted: Wanted) -> list[FoundContainer]:
     by_key: dict[str, dict[int, None]] = {}
     for host_pid in procfs.entries():
         try:
@@ -228,9 +228,9 @@ def _is_dead(procfs: Procfs, host_pid: int) -> bool:
         return True
 
 
-def _named(procfs: Procfs, wanted: Wanted, containers: list[Container]) -> list[Container]:
+def _named(procfs: Procfs, wanted: Wanted, containers: list[FoundContainer]) -> list[FoundContainer]:
     """Those of a pod's containers that have the wanted name; NotFound, with the names there are, if none."""
-    names: dict[str, list[Container]] = {}
+    names: dict[str, list[FoundContainer]] = {}
     unnamed = 0
     for container in containers:
         name = name_of(procfs, members_of(procfs, container.host_pids), wanted.pod_uid)

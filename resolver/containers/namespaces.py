@@ -13,11 +13,11 @@ TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from resolver.linux.procfs import Process, Procfs
+    from resolver.linux.procfs import ProcessIdentity, Procfs
 
 
 class Member(NamedTuple):
-    """A process of the container; ``ns_pids`` as in `resolver.linux.procfs.Process`."""
+    """A process of the container; ``ns_pids`` as in `resolver.linux.procfs.ProcessIdentity`."""
 
     host_pid: int
     ns_pids: tuple[int, ...]
@@ -122,13 +122,13 @@ def numbered(procfs: Procfs, members: Iterable[Member], namespace: Namespace, ns
     return fitting
 
 
-def has_number(procfs: Procfs, member: Member | Process, namespace: Namespace, ns_pid: int) -> bool:
+def has_number(procfs: Procfs, member: Member | ProcessIdentity, namespace: Namespace, ns_pid: int) -> bool:
     """Whether the process's number in the namespace is ``ns_pid``. Raises ProcessGone and AccessDenied."""
     same = member.ns_pids[namespace.level : namespace.level + 1] == (ns_pid,)
     return same and goes_through(procfs, member, namespace)
 
 
-def goes_through(procfs: Procfs, member: Member | Process, namespace: Namespace) -> bool:
+def goes_through(procfs: Procfs, member: Member | ProcessIdentity, namespace: Namespace) -> bool:
     """Whether the number at this level is one of this very namespace, and not of a sibling."""
     if namespace == HOST:
         return True

@@ -25,7 +25,7 @@ from resolver.linux import capabilities
 from resolver.linux.procfs import HOST_PIDNS
 from resolver.retry import doubled
 from resolver.workers.driver_probe import RIGHTS
-from resolver.workers.supervisor import Worker
+from resolver.workers.supervisor import WorkerProcess
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -82,7 +82,7 @@ class DriverMeasurement:
         self.why = ""  # why it is not measured yet; for people
         self.unable = ""  # why it never will be; empty while it may
         self.rights = frozenset[str]()  # what the daemon's children need for it, for as long as it is needed
-        self.worker = Worker(
+        self.worker = WorkerProcess(
             "driver probe",
             "resolver.workers.driver_probe",
             sysconfig.get_paths()["purelib"],

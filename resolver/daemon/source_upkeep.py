@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from resolver.log import Journal
     from resolver.pids.ladder import Ladder
     from resolver.pids.pidmap import PidMap
-    from resolver.pids.source import Source
+    from resolver.pids.source import PidSource
 
 
 class SourceUpkeep:
@@ -19,7 +19,7 @@ class SourceUpkeep:
         self.ladder = ladder
         self.failed = asyncio.Event()
         self._pidmap, self._journal = pidmap, journal
-        self._known_failed: Source | None = None
+        self._known_failed: PidSource | None = None
 
     def keep_up(self) -> None:
         """With every pass."""

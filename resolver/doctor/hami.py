@@ -247,7 +247,7 @@ def writer(node: Node) -> Finding:  # noqa: ARG001
     import ctypes
 
     from resolver.workers import slot_writer as orders
-    from resolver.workers.supervisor import Worker
+    from resolver.workers.supervisor import WorkerProcess
 
     try:
         ctypes.CDLL(_LIBATOMIC)
@@ -257,7 +257,7 @@ def writer(node: Node) -> Finding:  # noqa: ARG001
             f"{_LIBATOMIC} is what it compares and swaps with, and it cannot be loaded: {error}",
             "apt-get install libatomic1 (Debian, Ubuntu) or dnf install libatomic (Fedora)",
         )
-    worker = Worker(
+    worker = WorkerProcess(
         "slot writer", "resolver.workers.slot_writer", timeout=5.0, rights=frozenset({"DAC_OVERRIDE"})
     )
     fd = os.memfd_create("slot", os.MFD_CLOEXEC)

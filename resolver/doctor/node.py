@@ -29,7 +29,7 @@ _ROUNDS = 64
 _STATUS_SECONDS = 3.0
 
 
-class Regions(NamedTuple):
+class NodeRegions(NamedTuple):
     """What is below the containers directories: ``(path, layout)`` of every region, and what is refused and why.
 
     ``found`` counts the regions by directory and by placement.
@@ -160,7 +160,7 @@ class Node:
         return asyncio.run(collect())
 
     @cached_property
-    def regions(self) -> Regions:
+    def regions(self) -> NodeRegions:
         """All that the daemon would find, read as it reads: no lock, no write, every step bounded."""
         from resolver.containers.log_names import ContainerNames
         from resolver.hami.directory_finder import DirectoryFinder
@@ -182,8 +182,8 @@ class Node:
             finder.close()
 
 
-def _seen(finder: DirectoryFinder, found: dict[tuple[str, str], int]) -> Regions:
-    return Regions(
+def _seen(finder: DirectoryFinder, found: dict[tuple[str, str], int]) -> NodeRegions:
+    return NodeRegions(
         regions=tuple((path, region.layout.name) for path, region in sorted(finder.regions.items())),
         rejected={path: str(reason) for path, reason in sorted(finder.rejected.items())},
         missing_dirs=frozenset(finder.missing_dirs),

@@ -15,7 +15,7 @@ _LISTEN = "0A"  # TCP_LISTEN in include/net/tcp_states.h
 _ANSWER_SECONDS = 2.0
 
 
-class Listener(NamedTuple):
+class ListeningSocket(NamedTuple):
     """A listening socket: its inode, and its address in hex as ``/proc/net/tcp`` has it."""
 
     inode: int
@@ -27,14 +27,14 @@ class Listener(NamedTuple):
         return not self.address.strip("0")
 
 
-def listeners(text: str, port: int) -> list[Listener]:
+def listeners(text: str, port: int) -> list[ListeningSocket]:
     """Those on a port, from the text of ``/proc/net/tcp`` or ``tcp6``."""
     found = []
     for line in text.splitlines()[1:]:
         fields = line.split()
         address, _, number = fields[1].partition(":")
         if fields[3] == _LISTEN and int(number, 16) == port:
-            found.append(Listener(int(fields[9]), address))
+            found.append(ListeningSocket(int(fields[9]), address))
     return found
 
 
@@ -69,8 +69,8 @@ def metrics(node: Node) -> Finding:
     return _judge(node, found, address, daemon)
 
 
-def _listening(node: Node, whose: str, port: int, host: str) -> list[Listener] | None:
-    found: list[Listener] = []
+def _listening(node: Node, whose: str, port: int, host: str) -> list[ListeningSocket] | None:
+    found: list[ListeningSocket] = []
     readable = False
     for name in ("tcp", "tcp6"):
         with (
@@ -98,7 +98,7 @@ def _in_hex(host: str) -> frozenset[str]:
     return frozenset()
 
 
-def _judge(node: Node, found: list[Listener], address: tuple[str, int], daemon: int | None) -> Finding:
+def _judge(node: Node, found: list[ListeningSocket], address: tuple[str, int], daemon: int | None) -> Finding:
     inodes, port = {each.inode for each in found}, address[1]
     if daemon is not None and _has(node, daemon, inodes):
         if _network(node, daemon) != _network(node, "self"):

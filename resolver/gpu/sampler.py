@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from resolver.errors import WorkerFailed
 from resolver.gpu.inventory import NONE, Inventory
 from resolver.gpu.kept_inventory import Stock
-from resolver.workers.supervisor import Worker
+from resolver.workers.supervisor import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,7 +83,7 @@ class Sampler:
     def __init__(self, *, details: bool = False) -> None:
         """``details``: read what only some want of each GPU, too, and that more often."""
         purelib = sysconfig.get_paths()["purelib"]
-        self.worker = Worker("nvml worker", "resolver.workers.nvml", purelib, timeout=_CALL_SECONDS)
+        self.worker = WorkerProcess("nvml worker", "resolver.workers.nvml", purelib, timeout=_CALL_SECONDS)
         self.driver_version: str | None = None
         self.implausible = 0
         self._details = details

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from resolver.hami.discovery import Shown
     from resolver.hami.watches import Watches
     from resolver.linux.procfs import Procfs
-    from resolver.workers.supervisor import Worker
+    from resolver.workers.supervisor import WorkerProcess
 
 MAX_CONTAINERS = 16384  # directories in a containers directory
 MAX_ENTRIES = 64  # entries looked at in one container's directory; upstream makes two or three
@@ -109,7 +109,7 @@ class DirectoryFinder:
     ``counts`` counts each refusal once, when it is new.
     """
 
-    workers: Sequence[Worker] = ()
+    workers: Sequence[WorkerProcess] = ()
 
     def __init__(
         self,

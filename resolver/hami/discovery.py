@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from resolver.hami.region import SharedRegion
     from resolver.linux.mappings import FilePlace
     from resolver.reasons import RegionReason
-    from resolver.workers.supervisor import Worker
+    from resolver.workers.supervisor import WorkerProcess
 
 FIRST_PAUSE = 0.25  # seconds until a refused file is tried again, doubled each time
 LONGEST_PAUSE = 30.0
@@ -135,7 +135,7 @@ class Discovery(Protocol):
         """What is found now, by path."""
 
     @property
-    def workers(self) -> Sequence[Worker]:
+    def workers(self) -> Sequence[WorkerProcess]:
         """Its child processes."""
 
     @property

@@ -79,7 +79,7 @@ class Origin(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Policy(NamedTuple):
+class HostpidPolicy(NamedTuple):
     """``namespace`` is HOST, CONTAINER, or None while it cannot be known; ``why`` is for people."""
 
     namespace: HostpidNamespace | None
@@ -98,16 +98,16 @@ def parse_driver_version(text: str) -> tuple[int, ...] | None:
     return tuple(map(int, text.split("."))) if re.fullmatch(r"\d+(\.\d+){1,3}", text) else None
 
 
-def by_version(driver_version: str) -> Policy:
+def by_version(driver_version: str) -> HostpidPolicy:
     """What the driver's version alone says."""
     version = parse_driver_version(driver_version)
     if version is None:
-        return Policy(None, f"driver version {driver_version!r} is not understood; {_FORCE}")
+        return HostpidPolicy(None, f"driver version {driver_version!r} is not understood; {_FORCE}")
     since = [row for row in DRIVERS if not row.first or (parse_driver_version(row.first) or ()) <= version]
     until = [row for row in DRIVERS if not row.last or version <= (parse_driver_version(row.last) or ())]
     if since[-1].samples is not until[0].samples:
-        return Policy(None, f"driver {driver_version} lies between those known to differ; {_FORCE}")
-    return Policy(
+        return HostpidPolicy(None, f"driver {driver_version} lies between those known to differ; {_FORCE}")
+    return HostpidPolicy(
         since[-1].samples,
         f"driver {driver_version}: samples carry {_extent(since[-1].samples)}",
         Origin.BY_VERSION,
@@ -131,20 +131,20 @@ def decide(
     driver_version: str | None,
     measured: HostpidNamespace | None = None,
     unmeasurable: str = "",
-) -> Policy:
+) -> HostpidPolicy:
     """The policy for a node. ``driver_version`` is None until NVML has told it.
 
     ``measured`` is what that very driver was seen to do on this node; ``unmeasurable`` says why it will never be seen,
     and stays empty while it may be.
     """
     if setting is not HostpidNamespace.AUTO:
-        return Policy(setting, f"forced by hostpid_namespace = {setting.value}", Origin.FORCED)
+        return HostpidPolicy(setting, f"forced by hostpid_namespace = {setting.value}", Origin.FORCED)
     if driver_version is None:
-        return Policy(
+        return HostpidPolicy(
             None, "NVML has not reported the driver's version yet; --hostpid-namespace decides without it"
         )
     if measured is not None:
-        return Policy(
+        return HostpidPolicy(
             measured,
             f"driver {driver_version}: samples in a container carry {measured.value} PIDs",
             Origin.MEASURED,

@@ -38,7 +38,7 @@ from resolver.linux.procfs import TooLarge
 from resolver.linux.safe_open import translate
 from resolver.reasons import RegionReason
 from resolver.retry import longer
-from resolver.workers.supervisor import Worker
+from resolver.workers.supervisor import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -118,7 +118,7 @@ class MappingFinder:
         self._clock = clock
         self._processes: dict[int, _Process] = {}
         self._changes = RegionChanges([], [], [])
-        self.worker = Worker(
+        self.worker = WorkerProcess(
             "path walker",
             "resolver.workers.path_walker",
             timeout=WALK_SECONDS,
@@ -133,7 +133,7 @@ class MappingFinder:
         return {name: found.region for name, found in self.found.items()}
 
     @property
-    def workers(self) -> Sequence[Worker]:
+    def workers(self) -> Sequence[WorkerProcess]:
         """The child that walks paths."""
         return (self.worker,)
 

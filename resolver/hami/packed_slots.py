@@ -15,7 +15,7 @@ _WORD, _HALF = Struct("=Q"), Struct("=i")
 _HALF_COLUMNS = 3  # the first ones: pid, hostpid, status
 
 
-class Slot(NamedTuple):
+class SlotRecord(NamedTuple):
     """One proc_slot as it was read. ``pid`` is a number of the tenant's own PID namespace.
 
     ``sm_util`` in per cent per used device; empty where the layout has none (``v0-no-util``).
@@ -53,8 +53,8 @@ class Columns:
         return tuple([views[code][where].tobytes() for code, where in self._slices])
 
 
-class PackedSlots(Sequence[Slot]):
-    """The slots of one region: 12 bytes each, and 8 for each device. A `Slot` is made when one is asked for."""
+class PackedSlots(Sequence[SlotRecord]):
+    """The slots of one region: 12 bytes each, and 8 for each device. A `SlotRecord` is made when one is asked for."""
 
     __slots__ = ("_crowded", "_hostpids", "_pids", "_sm_util", "_statuses", "columns")
 
@@ -67,7 +67,7 @@ class PackedSlots(Sequence[Slot]):
         self._crowded: frozenset[int] | None = None
 
     @classmethod
-    def packed(cls, slots: Iterable[Slot]) -> Self:
+    def packed(cls, slots: Iterable[SlotRecord]) -> Self:
         """Of slots that are there already."""
         listed = list(slots)
         halves = ([each[field] for each in listed] for field in (1, 2, 3))
@@ -83,16 +83,16 @@ class PackedSlots(Sequence[Slot]):
         return len(self._pids)
 
     @overload
-    def __getitem__(self, index: int) -> Slot: ...
+    def __getitem__(self, index: int) -> SlotRecord: ...
     @overload
-    def __getitem__(self, index: slice) -> tuple[Slot, ...]: ...
-    def __getitem__(self, index: int | slice) -> Slot | tuple[Slot, ...]:
+    def __getitem__(self, index: slice) -> tuple[SlotRecord, ...]: ...
+    def __getitem__(self, index: int | slice) -> SlotRecord | tuple[SlotRecord, ...]:
         if isinstance(index, slice):
             return tuple(self[each] for each in range(*index.indices(len(self))))
         if index < 0:
             index += len(self)
         util = tuple([column[index] for column in self._sm_util])
-        return Slot(
+        return SlotRecord(
             index=index,
             pid=self._pids[index],
             hostpid=self._hostpids[index],
@@ -100,7 +100,7 @@ class PackedSlots(Sequence[Slot]):
             sm_util=util,
         )
 
-    def __iter__(self) -> Iterator[Slot]:
+    def __iter__(self) -> Iterator[SlotRecord]:
         return (self[index] for index in range(len(self)))
 
     def __eq__(self, other: object) -> bool:

@@ -17,7 +17,7 @@ from resolver.linux.safe_open import check_plain, open_plain, translate
 from resolver.reasons import RegionReason
 
 if TYPE_CHECKING:
-    from resolver.hami.packed_slots import Slot
+    from resolver.hami.packed_slots import SlotRecord
 
 #: Slots that are read in one go, some 60 KiB: what a thousand of them need at once isn't kept by the allocator.
 _CHUNK = 32
@@ -148,7 +148,7 @@ class SharedRegion:
             return None
         return int.from_bytes(data, "little") if len(data) == 8 else None
 
-    def used(self, slot: Slot, device_num: int) -> tuple[tuple[int, int, int, int], ...] | None:
+    def used(self, slot: SlotRecord, device_num: int) -> tuple[tuple[int, int, int, int], ...] | None:
         """What HAMi-core has counted for the slot's process, see `layout.parse_used`.
 
         None if it cannot be read, or if the slot is another process's by now.

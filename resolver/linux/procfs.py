@@ -35,7 +35,7 @@ _CAP_SYS_PTRACE = 19  # include/uapi/linux/capability.h
 _DIGITS = frozenset("123456789")
 
 
-class Process(NamedTuple):
+class ProcessIdentity(NamedTuple):
     """A process is its PID *and* its start time.
 
     ``ns_pids`` are the numbers of the ``NSpid:`` line, outermost (the reader's) first, so
@@ -136,7 +136,7 @@ class ProcessHandle(HeldProcess):
 
     __slots__ = ("process",)
 
-    def __init__(self, process: Process, fd: int, *, is_pidfd: bool) -> None:
+    def __init__(self, process: ProcessIdentity, fd: int, *, is_pidfd: bool) -> None:
         super().__init__(fd, is_pidfd=is_pidfd)
         self.process = process
 
@@ -229,9 +229,9 @@ class Procfs:
         """
         return parse_start_time(self._read(f"{host_pid}/task/{host_pid}/stat"))
 
-    def process(self, host_pid: int) -> Process:
+    def process(self, host_pid: int) -> ProcessIdentity:
         """The identity of a process now."""
-        return Process(host_pid, self.start_time(host_pid), self.ns_pids(host_pid))
+        return ProcessIdentity(host_pid, self.start_time(host_pid), self.ns_pids(host_pid))
 
     def cgroup(self, host_pid: int) -> str:
         """``/proc/<host_pid>/cgroup`` as text, for the functions of `resolver.linux.cgroup`."""

@@ -14,14 +14,14 @@ from resolver.containers.find import container_name
 from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.linux.cgroup import strip_scheme
-from resolver.lookup.verify import Found, verify
+from resolver.lookup.verify import ContainerProcess, verify
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
     from resolver.containers.known_namespaces import FirstProcess
     from resolver.linux.cgroup import ContainerCgroup
-    from resolver.linux.procfs import Process, Procfs
+    from resolver.linux.procfs import ProcessIdentity, Procfs
     from resolver.pids.pidmap import PidMap
 
 
@@ -40,7 +40,7 @@ class LiveLookup:
         self.pidmap = pidmap
         self.namespaces = namespaces or KnownNamespaces(procfs, pidmap)
 
-    def find(self, cid: str, ns_pid: int) -> Found | None:
+    def find(self, cid: str, ns_pid: int) -> ContainerProcess | None:
         """The process that a container knows as ``ns_pid``, verified; None if this is not a plain case.
 
         By the last refresh of the map, and as far as `look_for` got.
@@ -76,7 +76,7 @@ class LiveLookup:
         for _ in self.namespaces.steps(eager=True):
             await slices.breathe()
 
-    def find_in(self, first: FirstProcess, ns_pid: int) -> Found | None:
+    def find_in(self, first: FirstProcess, ns_pid: int) -> ContainerProcess | None:
         """As `find`, in the container of this first process."""
         for host_pid in self._worth(first, self.pidmap.source.candidates(ns_pid, first.pidns)):
             found = self._verified(host_pid, first, ns_pid)
@@ -84,7 +84,9 @@ class LiveLookup:
                 return found
         return None
 
-    def process_in(self, first: FirstProcess, ns_pid: int, among: Container[int] = ()) -> Process | None:
+    def process_in(
+        self, first: FirstProcess, ns_pid: int, among: Container[int] = ()
+    ) -> ProcessIdentity | None:
         """As `find_in`, with nothing said about the process but who it is: a third cheaper.
 
         ``among`` are host PIDs that are thought to be in the container: where many processes have that number, as
@@ -115,7 +117,7 @@ class LiveLookup:
         except (ProcessGone, AccessDenied):
             return False
 
-    def _inside(self, process: Process, first: FirstProcess, ns_pid: int) -> ContainerCgroup | None:
+    def _inside(self, process: ProcessIdentity, first: FirstProcess, ns_pid: int) -> ContainerCgroup | None:
         """Its cgroup, if the process, which is held, is the one with that number in the container."""
         container = self._procfs.container(process.host_pid)
         if container.container_id != first.container_id:
@@ -136,7 +138,7 @@ class LiveLookup:
             first.name_looks, first.next_name_look = first.name_looks + 1, now + 1.0
         return first.name
 
-    def _verified(self, host_pid: int, first: FirstProcess, ns_pid: int) -> Found | None:
+    def _verified(self, host_pid: int, first: FirstProcess, ns_pid: int) -> ContainerProcess | None:
         """None also for one that may not be read: a number is only one process's in its namespace."""
         procfs = self._procfs
         try:
@@ -146,7 +148,7 @@ class LiveLookup:
                     return None
                 # While a process of it runs, so does the first one: that is who is asked for the name.
                 name = self._name(first, container.pod_uid)
-                return Found(
+                return ContainerProcess(
                     container_id=first.container_id,
                     container_pid=ns_pid,
                     host_pid=host_pid,

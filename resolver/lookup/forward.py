@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from resolver.containers.find import Container, Wanted, find_container, name_of
+from resolver.containers.find import FoundContainer, Wanted, find_container, name_of
 from resolver.containers.namespaces import (
     HOST,
     Member,
@@ -23,7 +23,7 @@ from resolver.containers.namespaces import (
 from resolver.errors import CannotKnow, NotFound, ProcessGone, UsageError
 from resolver.linux.cgroup import cgroup_paths, parse_cgroup, pod_uid_of
 from resolver.linux.cgroup_directories import processes_in
-from resolver.lookup.verify import Found, verify
+from resolver.lookup.verify import ContainerProcess, verify
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def lookup(
     *,
     pidns: int | None = None,
     cgroup_roots: Sequence[str] | None = None,
-) -> Found:
+) -> ContainerProcess:
     """The host PID of the process that container ``cid`` knows as ``ns_pid``.
 
     ``cid`` is an id, the first 6 or more characters of one, either with or without a scheme such as
@@ -79,7 +79,7 @@ def lookup(
     )
 
 
-def lookup_many(procfs: Procfs, cid: str, ns_pids: Iterable[int]) -> dict[int, Found | None]:
+def lookup_many(procfs: Procfs, cid: str, ns_pids: Iterable[int]) -> dict[int, ContainerProcess | None]:
     """The same for several PIDs of one container, which is searched once. None: no process has that number.
 
     Nothing is said of the container but its id. Raises as `lookup` does, but for a single process that is not there.
@@ -97,7 +97,7 @@ def lookup_many(procfs: Procfs, cid: str, ns_pids: Iterable[int]) -> dict[int, F
     for member in members:
         if len(member.ns_pids) > namespace.level:
             by_number.setdefault(member.ns_pids[namespace.level], []).append(member)
-    answers: dict[int, Found | None] = {}
+    answers: dict[int, ContainerProcess | None] = {}
     for ns_pid in ns_pids:
         fitting = numbered(procfs, by_number.get(ns_pid, ()), namespace, ns_pid)
         tried = (_verified(procfs, wanted, container, namespace, ns_pid, each, source) for each in fitting)
@@ -108,12 +108,12 @@ def lookup_many(procfs: Procfs, cid: str, ns_pids: Iterable[int]) -> dict[int, F
 def _verified(
     procfs: Procfs,
     wanted: Wanted,
-    container: Container,
+    container: FoundContainer,
     namespace: Namespace,
     ns_pid: int,
     member: Member,
     source: str,
-) -> Found | None:
+) -> ContainerProcess | None:
     """The answer, read while the process is held; None if it ended or is another one by now."""
     host_pid = member.host_pid
     try:
@@ -123,7 +123,7 @@ def _verified(
             cgroup = procfs.cgroup(host_pid)
             if not _is_inside(wanted, container, host_pid, cgroup):
                 return None
-            return Found(
+            return ContainerProcess(
                 container_id=container.container_id,
                 container_pid=ns_pid,
                 host_pid=host_pid,
@@ -138,7 +138,7 @@ def _verified(
         return None
 
 
-def _is_inside(wanted: Wanted, container: Container, host_pid: int, cgroup: str) -> bool:
+def _is_inside(wanted: Wanted, container: FoundContainer, host_pid: int, cgroup: str) -> bool:
     """Whether the process is in the container now. In a private cgroup namespace paths may be cut short."""
     return not container.keys.isdisjoint(wanted.keys_in(cgroup)) or host_pid in processes_in(
         container.directories
@@ -155,7 +155,7 @@ def _pod_uid(cgroup: str, container_id: str) -> str | None:
 
 
 def _late(
-    procfs: Procfs, wanted: Wanted, container: Container, namespace: Namespace, ns_pid: int
+    procfs: Procfs, wanted: Wanted, container: FoundContainer, namespace: Namespace, ns_pid: int
 ) -> list[Member]:
     """The process among all of the node's: it may have changed its cgroup while the directories were read.
 
@@ -189,7 +189,7 @@ def _name(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str | N
 
 
 def _explain(
-    procfs: Procfs, container: Container, members: list[Member], namespace: Namespace, ns_pid: int
+    procfs: Procfs, container: FoundContainer, members: list[Member], namespace: Namespace, ns_pid: int
 ) -> str:
     """Why no process has that number, with the nearest thing that has it."""
     where = f"container {container.container_id}"

@@ -17,10 +17,10 @@ from resolver.lookup.verify import verify
 
 if TYPE_CHECKING:
     from resolver.containers.pod_names import PodNames
-    from resolver.linux.procfs import Process, Procfs
+    from resolver.linux.procfs import ProcessIdentity, Procfs
 
 
-class Level(NamedTuple):
+class NamespacePid(NamedTuple):
     """The process's number in one PID namespace, whose inode is None where the kernel does not show it."""
 
     ns_pid: int
@@ -38,7 +38,7 @@ class Reversed(NamedTuple):
 
     host_pid: int
     tid: int | None
-    levels: tuple[Level, ...]
+    levels: tuple[NamespacePid, ...]
     container_id: str | None
     container_pid: int | None
     pod_uid: str | None
@@ -93,7 +93,7 @@ def _process_of(procfs: Procfs, host_pid: int) -> int:
         raise NotFound(f"no process or thread of this host has the number {host_pid}") from None
 
 
-def _read(procfs: Procfs, process: Process, pods: PodNames | None) -> Reversed:
+def _read(procfs: Procfs, process: ProcessIdentity, pods: PodNames | None) -> Reversed:
     host_pid, start_time, ns_pids = process
     if not ns_pids:
         raise CannotKnow(
@@ -131,19 +131,19 @@ def _read(procfs: Procfs, process: Process, pods: PodNames | None) -> Reversed:
     )
 
 
-def _levels(procfs: Procfs, host_pid: int, ns_pids: tuple[int, ...]) -> tuple[Level, ...]:
+def _levels(procfs: Procfs, host_pid: int, ns_pids: tuple[int, ...]) -> tuple[NamespacePid, ...]:
     if len(ns_pids) == 1:
-        return (Level(ns_pids[0], HOST_PIDNS),)
+        return (NamespacePid(ns_pids[0], HOST_PIDNS),)
     try:
         chain: tuple[int | None, ...] = procfs.pidns_chain(host_pid)
     except AccessDenied:
         chain = (HOST_PIDNS, *[None] * (len(ns_pids) - 1))
     except CannotKnow:  # before Linux 4.9 only the ends are told
         chain = (HOST_PIDNS, *[None] * (len(ns_pids) - 2), procfs.pidns(host_pid))
-    return tuple(Level(ns_pid, pidns) for ns_pid, pidns in zip(ns_pids, chain, strict=True))
+    return tuple(NamespacePid(ns_pid, pidns) for ns_pid, pidns in zip(ns_pids, chain, strict=True))
 
 
-def _inside(procfs: Procfs, process: Process, container_id: str, pod_uid: str | None) -> _Inside:
+def _inside(procfs: Procfs, process: ProcessIdentity, container_id: str, pod_uid: str | None) -> _Inside:
     """Asked of the whole container; what cannot be told, or ends meanwhile, stays unknown."""
     try:
         container, _ = find_container(procfs, Wanted(container_id), procfs.mounts("self"), None)
@@ -159,7 +159,7 @@ def _inside(procfs: Procfs, process: Process, container_id: str, pod_uid: str | 
     return _Inside(name, process.ns_pids[own.level] if is_in else None)
 
 
-def _no_container(cgroup: str, levels: tuple[Level, ...]) -> str:
+def _no_container(cgroup: str, levels: tuple[NamespacePid, ...]) -> str:
     """No id is not always no container: a runtime may have given a name that no pattern knows."""
     path = max(cgroup_paths(cgroup), key=len, default="/")
     if len(levels) == 1:

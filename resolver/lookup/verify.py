@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from resolver.linux.procfs import ProcessHandle, Procfs
 
 
-class Found(NamedTuple):
+class ContainerProcess(NamedTuple):
     """A process of a container.
 
     ``container_pid`` is its number in the PID namespace with inode ``pidns``, ``start_time`` in clock ticks since boot

@@ -30,7 +30,7 @@ _Found = TypeVar("_Found", "Record", "Ended")
 
 
 class Mapped:
-    """A `resolver.pids.source.Source` over a `BpfPidMap`."""
+    """A `resolver.pids.source.PidSource` over a `BpfPidMap`."""
 
     name = "bpf"
     namespaced = True

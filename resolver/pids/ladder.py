@@ -16,13 +16,13 @@ from resolver.pids.scan import ScanSource
 from resolver.pids.source import close
 from resolver.retry import in_a_thread, longer
 from resolver.workers.canary import namespaced
-from resolver.workers.supervisor import Worker
+from resolver.workers.supervisor import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from resolver.linux.procfs import Procfs
-    from resolver.pids.source import Source
+    from resolver.pids.source import PidSource
 
 #: Best first.
 LADDER = ("bpf", "netlink", "scan")
@@ -34,7 +34,7 @@ _LEAST_ROOM = 32_768
 _CANARY_RIGHTS = frozenset({"SYS_ADMIN", "SYS_PTRACE"})
 
 
-def open_source(name: str, procfs: Procfs, map_size: int, run_dir: str = "") -> Source:
+def open_source(name: str, procfs: Procfs, map_size: int, run_dir: str = "") -> PidSource:
     """Start one source. Blocks for up to 60 s (``bpf`` compiles). Raises `CannotKnow` with what is missing.
 
     ``run_dir`` is where a compiled program is kept for the next start; empty: nowhere.
@@ -76,9 +76,11 @@ class Canary(NamedTuple):
     unmade: str
 
 
-async def find_canary(source: Source) -> Canary:
+async def find_canary(source: PidSource) -> Canary:
     """Make a process in a new PID namespace and search for it; see `resolver.workers.canary`."""
-    canary = Worker("canary", "resolver.workers.canary", timeout=_CANARY_SECONDS, rights=_CANARY_RIGHTS)
+    canary = WorkerProcess(
+        "canary", "resolver.workers.canary", timeout=_CANARY_SECONDS, rights=_CANARY_RIGHTS
+    )
     try:
         try:
             host_pid, ns_pid, *other = map(int, (await canary.request(b"sing")).split())
@@ -92,7 +94,7 @@ async def find_canary(source: Source) -> Canary:
         canary.stop()
 
 
-def _missed(source: Source, host_pid: int, ns_pid: int, other: list[int]) -> str:
+def _missed(source: PidSource, host_pid: int, ns_pid: int, other: list[int]) -> str:
     """What the source does not see of what is there."""
     source.refresh()
     if host_pid not in source.candidates(ns_pid):
@@ -121,9 +123,9 @@ class Ladder:
         wanted: str,
         procfs: Procfs,
         map_size: int,
-        use: Callable[[Source], None],
+        use: Callable[[PidSource], None],
         say: Callable[..., None],
-        opener: Callable[[str, Procfs, int], Source] = open_source,
+        opener: Callable[[str, Procfs, int], PidSource] = open_source,
     ) -> None:
         self.wanted = wanted
         self.why_not: dict[str, str] = {}  # by source: why it is not in use
@@ -145,18 +147,18 @@ class Ladder:
         """The sources that may be used, best first."""
         return LADDER if self.wanted == "auto" else (self.wanted,)
 
-    def not_ready(self, source: Source) -> str:
+    def not_ready(self, source: PidSource) -> str:
         """Why it is not known that the source in use finds what it should; empty if the canary was found through it."""
         return self.trouble(source) or self._no_canary
 
-    def trouble(self, source: Source) -> str:
+    def trouble(self, source: PidSource) -> str:
         """Why the source in use must not be used any more; one that breaks when it is asked is no good either."""
         try:
             return self._broken or source.trouble()
         except Exception as error:  # noqa: BLE001 - nothing that a failed source does may stop the fall
             return _explanation(error)
 
-    def keep_up(self, source: Source) -> str:
+    def keep_up(self, source: PidSource) -> str:
         """Cheap upkeep, with every pass; returns its `trouble`."""
         try:
             source.tend()
@@ -177,7 +179,7 @@ class Ladder:
         # With auto the scan was there from the beginning: it has yet to show that it finds one.
         self._next_check = time.monotonic() + (_CHECK_EVERY if not self._no_canary else 0.0)
 
-    async def tend(self, source: Source) -> None:
+    async def tend(self, source: PidSource) -> None:
         """Check the source in use and fall if it fails; from time to time try to climb."""
         now = time.monotonic()
         trouble = self.trouble(source)
@@ -206,7 +208,7 @@ class Ladder:
         self._wait = longer(self._wait, _FIRST_CLIMB, _LONGEST_CLIMB)
         self._next_climb = time.monotonic() + self._wait
 
-    async def _grow(self, source: Source, now: float) -> None:
+    async def _grow(self, source: PidSource, now: float) -> None:
         """Open a source that does not hold every process anew, with room for those there are now, and a bit more.
 
         Not at once: until it is compared with the kernel's tasks, after a minute, a peak may have passed.

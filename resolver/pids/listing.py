@@ -20,7 +20,7 @@ _TOMBSTONE_SECONDS = 60.0
 
 
 class Listing:
-    """A `resolver.pids.source.Source` made of a `resolver.pids.source.Lister`."""
+    """A `resolver.pids.source.PidSource` made of a `resolver.pids.source.Lister`."""
 
     namespaced = False
 

@@ -1,6 +1,6 @@
 """The source in use, and what stays right when it is exchanged while the daemon runs.
 
-Questions about processes go to ``pidmap.source`` (`resolver.pids.source.Source`); the caller verifies an answer.
+Questions about processes go to ``pidmap.source`` (`resolver.pids.source.PidSource`); the caller verifies an answer.
 Here is what no source can answer alone: values that name a process across sources, how often it may be asked to
 refresh, what all of them counted, and whose a process was that has ended.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from resolver.budget import Slices
-    from resolver.pids.source import Source
+    from resolver.pids.source import PidSource
 
 #: Refreshes may take at most one part in this many of the time, whatever tenants do to cause them.
 _REST_FACTOR = 5
@@ -31,7 +31,7 @@ _MOST_CONTAINERS = 8192
 class PidMap:
     """Every process of the node, as of the last refresh of its ``source``, which is closed by who has the map."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: PidSource) -> None:
         self.source = source
         self.refreshes = 0
         self.last_seconds = 0.0
@@ -43,7 +43,7 @@ class PidMap:
         self._inits_mark: object = None
         self._containers: OrderedDict[int, tuple[tuple[int, int], str]] = OrderedDict()
 
-    def use(self, source: Source) -> None:
+    def use(self, source: PidSource) -> None:
         """Go over to another source, whatever the present one does that is closed then."""
         before, self.source = self.source, source
         self._generation += 1

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from resolver.pids.bpf_map import BpfPidMap
 
 
-class Source(Protocol):
+class PidSource(Protocol):
     """What every source offers. PIDs are those of the reader's namespace (the host's, in production)."""
 
     name: str
@@ -84,7 +84,7 @@ class Source(Protocol):
         """Whether a process with that host PID is known."""
 
 
-def close(source: Source) -> None:
+def close(source: PidSource) -> None:
     """Give back what a source has that is not used any more; one that cannot even be closed stops nobody."""
     try:
         source.close()
@@ -114,7 +114,7 @@ class Lister(Protocol):
         """What changed since the last call, up to now."""
 
     def ahead(self) -> Iterator[int]:
-        """As `Source.ahead`: gives the host PIDs to `look` at, and 0 in between."""
+        """As `PidSource.ahead`: gives the host PIDs to `look` at, and 0 in between."""
 
     def look(self, host_pid: int) -> ProcessChanges:
         """What changed about the process with that host PID; never a thread's."""

@@ -14,7 +14,7 @@ from resolver.repair.plan import encode
 from resolver.repair.quarantine import Blame
 from resolver.retry import longer
 from resolver.workers import slot_writer
-from resolver.workers.supervisor import Worker
+from resolver.workers.supervisor import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ class Writing:
     """The slot writer as the pass sees it. ``blames`` are what files did to it, by container."""
 
     def __init__(self, counters: Counter[str], journal: Journal) -> None:
-        self.worker = Worker(
+        self.worker = WorkerProcess(
             # A tenant's umask may have taken the right to write from others, and root is one of them without this.
             "slot writer",
             "resolver.workers.slot_writer",

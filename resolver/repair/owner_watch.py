@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from resolver.errors import AccessDenied, ProcessGone
 
 if TYPE_CHECKING:
-    from resolver.linux.procfs import Process, ProcessHandle, Procfs
+    from resolver.linux.procfs import ProcessHandle, ProcessIdentity, Procfs
     from resolver.repair.slot_states import SlotState
 
 
@@ -23,7 +23,7 @@ class Owners:
         self._without_pidfd: set[int] = set()
         self._slots: dict[int, int] = {}  # host PID -> how many slots it owns
         self._container_ids: dict[int, str] = {}
-        self._processes: dict[int, Process] = {}
+        self._processes: dict[int, ProcessIdentity] = {}
         self.changes = 0  # how often one came or went
 
     def __contains__(self, host_pid: object) -> bool:
@@ -33,7 +33,7 @@ class Owners:
         """Ids of the containers that have at least one resolved slot."""
         return frozenset(self._container_ids.values())
 
-    def process(self, host_pid: int) -> Process | None:
+    def process(self, host_pid: int) -> ProcessIdentity | None:
         """The process, if it owns a slot."""
         return self._processes.get(host_pid)
 

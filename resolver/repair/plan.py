@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
     from resolver.hami.discovery import Location, Whose
-    from resolver.hami.hostpid_policy import Policy
+    from resolver.hami.hostpid_policy import HostpidPolicy
     from resolver.hami.region import RegionView, SharedRegion
     from resolver.repair.slot_states import SlotState
 
@@ -305,7 +305,7 @@ class RegionRepairs:
     def plan(
         self,
         now: float,
-        policy: Policy,
+        policy: HostpidPolicy,
         truth: Callable[[int, str], int | None],
         writes: WriteUtilization,
         on_conflict: Callable[[SlotState, float], None],
@@ -365,7 +365,7 @@ class RegionRepairs:
         state: SlotState,
         host_pid: int,
         now: float,
-        policy: Policy,
+        policy: HostpidPolicy,
         on_conflict: Callable[[SlotState, float], None],
     ) -> Order | None:
         slot = state.slot

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from resolver.config import Settings
     from resolver.gpu.attribution import Joined
     from resolver.hami.discovery import Discovery, FoundRegion
-    from resolver.hami.hostpid_policy import Policy
+    from resolver.hami.hostpid_policy import HostpidPolicy
     from resolver.hami.region import SharedRegion
     from resolver.log import Journal
     from resolver.pids.pidmap import PidMap
@@ -65,7 +65,7 @@ class _Pass(Account):
     """One pass: what it is made with, and what it has cost so far."""
 
     def __init__(
-        self, policy: Policy, joined: Joined, budgets: Budgets, *, patient: bool, everything: bool
+        self, policy: HostpidPolicy, joined: Joined, budgets: Budgets, *, patient: bool, everything: bool
     ) -> None:
         self.now = time.monotonic()
         self.policy = policy
@@ -143,7 +143,7 @@ class Repairer:
         self._next_discovery = 0.0
         self._alone = asyncio.Lock()  # a pass, or what is done between two of them
         self._joined: Joined | None = None
-        self._policy: Policy | None = None
+        self._policy: HostpidPolicy | None = None
         self.changes = 1  # how often something that is shown became another
         self._changes_taken = 0
         self._next_refresh = 0.0  # of the discoveries, by the clock
@@ -157,7 +157,7 @@ class Repairer:
         self._unused_since = 0.0
 
     async def pass_once(
-        self, policy: Policy, joined: Joined, *, patient: bool = True, everything: bool = True
+        self, policy: HostpidPolicy, joined: Joined, *, patient: bool = True, everything: bool = True
     ) -> None:
         """One pass. ``patient=False``: whatever it costs, as this pass is the only one.
 

@@ -24,7 +24,7 @@ from resolver.config import HostpidNamespace
 from resolver.hami.hostpid_policy import Origin
 
 if TYPE_CHECKING:
-    from resolver.hami.hostpid_policy import Policy
+    from resolver.hami.hostpid_policy import HostpidPolicy
 
 #: Seconds: two ticks of a watcher of HAMi's, 120 ms each.
 TWO_TICKS = 0.24
@@ -166,7 +166,7 @@ class Evidence:
         """The devices whose value somebody else writes wrongly, as far as they are in use."""
         return [device for device, word in self.words.items() if word.contested and word.actual]
 
-    def why(self, hostpid: int, policy: Policy, now: float) -> str:
+    def why(self, hostpid: int, policy: HostpidPolicy, now: float) -> str:
         """Why values of this slot don't stay right; empty if they do, or it is too early to say."""
         for word in self.words.values():
             if word.contested and now - word.contested_since >= TOLD_AFTER:
@@ -177,7 +177,7 @@ class Evidence:
         return ""
 
 
-def _doubt(word: Word, hostpid: int, policy: Policy) -> str:
+def _doubt(word: Word, hostpid: int, policy: HostpidPolicy) -> str:
     """Where a watcher that finds nothing may be right, and we wrong."""
     if word.own or policy.origin not in (Origin.BY_VERSION, Origin.FORCED):
         return ""

@@ -18,7 +18,7 @@ from resolver.state import UnownedCode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from resolver.hami.packed_slots import Slot
+    from resolver.hami.packed_slots import SlotRecord
     from resolver.reasons import RepairReason
     from resolver.state import SlotReport
 
@@ -66,7 +66,7 @@ class SlotState:
         "wrong_since",
     )
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, slot: SlotRecord) -> None:
         self.slot = slot
         self.owner: ProcessHandle | None = None
         self.reason: UnresolvedReason | None = None
@@ -177,7 +177,7 @@ class UnownedSlots:
         self._codes[index] = code
         self._looks[index], self._next[index] = min(state.looks, _MOST_LOOKS), state.next_look
 
-    def take(self, slot: Slot) -> SlotState:
+    def take(self, slot: SlotRecord) -> SlotState:
         """The state of a slot that is in here, and is not any more."""
         state, code = SlotState(slot), self._codes[slot.index]
         state.reason = UnownedCode.reason(code)

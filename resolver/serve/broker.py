@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from resolver.config import Settings
-    from resolver.hami.hostpid_policy import Policy
+    from resolver.hami.hostpid_policy import HostpidPolicy
     from resolver.linux.procfs import Procfs
     from resolver.log import Journal
     from resolver.pids.pidmap import PidMap
@@ -66,7 +66,7 @@ class BrokerRefusal(StrEnum):
     ACCESS_DENIED = PeerReason.ACCESS_DENIED.value
 
 
-class _Refused(Exception):
+class _RequestRefused(Exception):
     def __init__(self, reason: BrokerRefusal) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -84,7 +84,7 @@ class Broker:
         settings: Settings,
         procfs: Procfs,
         pidmap: PidMap,
-        policy: Callable[[], Policy],
+        policy: Callable[[], HostpidPolicy],
         journal: Journal,
         counters: Counter[str],
     ) -> None:
@@ -168,9 +168,9 @@ class Broker:
     def _answer(self, connection: socket.socket, request: bytes) -> bytes:
         try:
             if request != REQUEST.pack(MAGIC, VERSION, MY_HOST_PID):
-                raise _Refused(BrokerRefusal.INVALID)
+                raise _RequestRefused(BrokerRefusal.INVALID)
             number = self._number(connection)
-        except _Refused as refused:
+        except _RequestRefused as refused:
             self._counters[CounterByReason.BROKER_REFUSED.of(refused.reason)] += 1
             return ANSWER.pack(MAGIC, VERSION, INVALID, 0)
         self._counters[CounterName.BROKER_ANSWERS] += 1
@@ -184,19 +184,19 @@ class Broker:
         """
         namespace = HostpidNamespace.HOST if self._always_host else self._policy().namespace
         if namespace is None:
-            raise _Refused(BrokerRefusal.POLICY_UNKNOWN)
+            raise _RequestRefused(BrokerRefusal.POLICY_UNKNOWN)
         try:
             with peer_of(connection, self._procfs, exact=False) as peer:
                 ns_pids = self._procfs.ns_pids(peer.host_pid)
                 self._pidmap.source.look(peer.host_pid)
                 if not peer.alive() or not ns_pids:
-                    raise _Refused(BrokerRefusal.ENDED)
+                    raise _RequestRefused(BrokerRefusal.ENDED)
         except PeerUnknown as unknown:
-            raise _Refused(BrokerRefusal(unknown.reason.value)) from None
+            raise _RequestRefused(BrokerRefusal(unknown.reason.value)) from None
         except ProcessGone:
-            raise _Refused(BrokerRefusal.ENDED) from None
+            raise _RequestRefused(BrokerRefusal.ENDED) from None
         except AccessDenied:
-            raise _Refused(BrokerRefusal.ACCESS_DENIED) from None
+            raise _RequestRefused(BrokerRefusal.ACCESS_DENIED) from None
         answer = peer.host_pid if namespace is HostpidNamespace.HOST else ns_pids[-1]
         self._journal.log.debug("broker_answer", host_pid=peer.host_pid, ns_pid=ns_pids[-1], answer=answer)
         return answer
@@ -293,7 +293,7 @@ async def serve(
     settings: Settings,
     procfs: Procfs,
     pidmap: PidMap,
-    policy: Callable[[], Policy],
+    policy: Callable[[], HostpidPolicy],
     journal: Journal,
     counters: Counter[str],
 ) -> None:

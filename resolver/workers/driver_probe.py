@@ -57,7 +57,7 @@ def main() -> int:
         return 0
     try:
         answer = _answer(channel, json.loads(message), descriptors)
-    except _Refused as why:
+    except _ProbeRefused as why:
         answer = {"refused": str(why)}
     except OSError as error:
         answer = {"failed": f"{error.filename or 'the kernel'}: {error.strerror}", "init": False}
@@ -65,7 +65,7 @@ def main() -> int:
     return 0
 
 
-class _Refused(Exception):
+class _ProbeRefused(Exception):
     """The probe stays out."""
 
 
@@ -83,13 +83,13 @@ def _answer(channel: socket.socket, request: dict[str, Any], descriptors: list[i
 
     (pidns_fd,) = descriptors
     if os.fstat(pidns_fd).st_ino != request["pidns"]:
-        raise _Refused("the namespace is another one now")
+        raise _ProbeRefused("the namespace is another one now")
     try:
         why = objection(Procfs(), request["pidns"])
     except ResolverError as error:
         why = str(error)
     if why:
-        raise _Refused(why)
+        raise _ProbeRefused(why)
     nobody = _enter_and_give_up(pidns_fd, nobody=request["nobody"])
     read_end, write_end = os.pipe()
     child = os.fork()

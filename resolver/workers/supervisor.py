@@ -34,7 +34,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 KILLED_SECONDS = 0.1
 
 
-class Worker:
+class WorkerProcess:
     """One kind of child and its present process, if there is one.
 
     ``module`` has a ``main()`` and is started by `resolver.workers.child` without ``site``, so that it starts in

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from resolver.config import BrokerAnswer, HostpidNamespace, Settings
 from resolver.errors import UsageError
-from resolver.hami.hostpid_policy import Policy
+from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.linux import peers
 from resolver.linux.procfs import Procfs
 from resolver.log import Journal
@@ -41,9 +41,9 @@ from tests.fakes.node import Node
 from tests.fakes.pids import reborn
 from tests.kernel.conftest import never, until
 
-HOST = Policy(HostpidNamespace.HOST, "for a test")
-CONTAINER = Policy(HostpidNamespace.CONTAINER, "for a test")
-UNKNOWN = Policy(None, "for a test")
+HOST = HostpidPolicy(HostpidNamespace.HOST, "for a test")
+CONTAINER = HostpidPolicy(HostpidNamespace.CONTAINER, "for a test")
+UNKNOWN = HostpidPolicy(None, "for a test")
 
 
 class Told(Journal):
@@ -64,7 +64,9 @@ class Told(Journal):
 class Serving:
     """`broker.serve` in a thread with a loop of its own."""
 
-    def __init__(self, path: Path, policy: Policy = HOST, answer: BrokerAnswer = BrokerAnswer.POLICY) -> None:
+    def __init__(
+        self, path: Path, policy: HostpidPolicy = HOST, answer: BrokerAnswer = BrokerAnswer.POLICY
+    ) -> None:
         self.path, self.policy = path, policy
         self.settings = Settings(broker=str(path), broker_answer=answer)
         self.counters: Counter[str] = Counter()
@@ -212,7 +214,7 @@ def test_while_the_policy_is_unknown_nothing_is_said(served: Serving, path: Path
 
 
 @pytest.mark.parametrize("policy", [HOST, CONTAINER, UNKNOWN])
-def test_hamis_own_answer_whatever_the_driver(path: Path, policy: Policy) -> None:
+def test_hamis_own_answer_whatever_the_driver(path: Path, policy: HostpidPolicy) -> None:
     with Serving(path, policy, BrokerAnswer.HOST):
         assert ask(str(path)) == (0, os.getpid())
 
@@ -220,7 +222,7 @@ def test_hamis_own_answer_whatever_the_driver(path: Path, policy: Policy) -> Non
 @pytest.mark.parametrize("policy", [HOST, CONTAINER])
 @pytest.mark.parametrize("old_kernel", [False, True])
 def test_from_inside_real_namespaces(
-    node: Node, path: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch, *, old_kernel: bool
+    node: Node, path: Path, policy: HostpidPolicy, monkeypatch: pytest.MonkeyPatch, *, old_kernel: bool
 ) -> None:
     if old_kernel:
         monkeypatch.setattr(peers, "_by_pidfd", lambda *_: None)

@@ -20,7 +20,7 @@ import pytest
 
 from resolver.linux.capabilities import TO_START
 from resolver.workers.driver_probe import RIGHTS
-from resolver.workers.supervisor import Worker
+from resolver.workers.supervisor import WorkerProcess
 from tests.fakes.container import DEFAULT_RIGHTS, Container
 from tests.fakes.node import Node
 from tests.fakes.process import Process, Tenant
@@ -265,7 +265,7 @@ def test_nor_can_one_with_every_capability_in_a_user_namespace_of_its_own(
 ) -> None:
     """Its root is the host's, by number; what it may do, it may do below its own namespace only."""
     hostile = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    worker = Worker(
+    worker = WorkerProcess(
         PROBE, "resolver.workers.driver_probe", sysconfig.get_paths()["purelib"], timeout=60, rights=RIGHTS
     )
     with driver(open_root, "535.183.01") as node:

@@ -22,7 +22,7 @@ import pytest
 
 from resolver.errors import WorkerFailed
 from resolver.workers import slot_writer
-from resolver.workers.supervisor import Worker
+from resolver.workers.supervisor import WorkerProcess
 from tests.fakes.cachefiles import poke, recorded, write
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
@@ -305,7 +305,7 @@ def test_a_file_that_is_cut_under_the_writer_kills_the_writer_only(tmp_path: Pat
     region(path)
 
     async def hammer() -> WorkerFailed | None:
-        child = Worker("slot writer", "resolver.workers.slot_writer", timeout=60)
+        child = WorkerProcess("slot writer", "resolver.workers.slot_writer", timeout=60)
         fd = os.open(path, os.O_RDONLY)
         at = V1_2.procs + 900 * V1_2.slot_size
         message = slot_writer.HEAD.pack(V1_2.size + 1, 1) + slot_writer.ORDER.pack(-1, 0, at, 1, at, 1, 1)

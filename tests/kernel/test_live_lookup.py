@@ -14,7 +14,7 @@ import pytest
 from resolver.errors import ProcessGone
 from resolver.linux.procfs import Procfs
 from resolver.lookup.cached import LiveLookup
-from resolver.lookup.verify import Found
+from resolver.lookup.verify import ContainerProcess
 from resolver.pids.ladder import open_source
 from resolver.pids.pidmap import PidMap
 from tests.bench.usage import children
@@ -43,7 +43,7 @@ def renewed(pidmap: PidMap) -> LiveLookup:
     return LiveLookup(Procfs(), pidmap)
 
 
-def find(live: LiveLookup, container_id: str, ns_pid: int) -> Found | None:
+def find(live: LiveLookup, container_id: str, ns_pid: int) -> ContainerProcess | None:
     """As the API does."""
     asyncio.run(live.look_for((container_id,)))
     return live.find(container_id, ns_pid)

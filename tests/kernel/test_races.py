@@ -19,7 +19,7 @@ from collections import Counter, deque
 import pytest
 
 from resolver.workers import slot_writer
-from resolver.workers.supervisor import Worker
+from resolver.workers.supervisor import WorkerProcess
 from tests.fakes.chain import read_chain
 from tests.fakes.container import Container
 from tests.fakes.node import Node
@@ -52,7 +52,7 @@ def orders_for(fd: int, container: Container, index: int) -> bytes:
 async def hammer(container: Container, mover: Process, slots: int) -> Counter[int]:
     """Orders for every slot, over and over until the mover is done; how often each outcome came."""
     outcomes: Counter[int] = Counter()
-    child = Worker("slot writer", "resolver.workers.slot_writer", timeout=60)
+    child = WorkerProcess("slot writer", "resolver.workers.slot_writer", timeout=60)
     fd = os.open(container.cache, os.O_RDONLY)
     try:
         while not readable(mover._stdout, 0):

@@ -10,7 +10,7 @@ import pytest
 
 from resolver.hami.discovery import Location, SharedDirectory, Whose
 from resolver.hami.layout import LAYOUTS
-from resolver.hami.packed_slots import PackedSlots, Slot
+from resolver.hami.packed_slots import PackedSlots, SlotRecord
 from resolver.hami.region import RegionView, SharedRegion
 from resolver.linux.procfs import Procfs
 from resolver.reasons import UnresolvedReason
@@ -36,7 +36,7 @@ class Scene:
         region = SharedRegion(fd, os.fstat(fd), LAYOUTS["v1.2"], str(self.file))
         whose = Whose(account=f"{OURS}_main", container=f"{OURS}_main", pod_uid=OURS, container_name="main")
         self.repairs = RegionRepairs(region, whose, Location(SharedDirectory("8:1", "/c"), ("8:1", 4242)))
-        slot = Slot(0, 7, 0, 1, (64, 0))
+        slot = SlotRecord(0, 7, 0, 1, (64, 0))
         self.repairs.observe(RegionView(2, ("GPU-a", "GPU-b"), (100, 100), 1, 0, PackedSlots.packed([slot])))
         self.state = self.repairs.at(0)
         self.state.found(UnresolvedReason.NO_SUCH_PROCESS, 0.0)

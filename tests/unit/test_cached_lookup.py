@@ -15,7 +15,7 @@ from resolver.errors import AccessDenied
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.lookup.cached import LiveLookup
 from resolver.lookup.forward import lookup
-from resolver.lookup.verify import Found
+from resolver.lookup.verify import ContainerProcess
 from resolver.pids.listing import Listing
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
@@ -57,7 +57,7 @@ class Room:
         self.pidmap = PidMap(kind(ScanSource(self.procfs)))
         self.live = LiveLookup(self.procfs, self.pidmap)
 
-    def find(self, container: Container | str, ns_pid: int) -> Found | None:
+    def find(self, container: Container | str, ns_pid: int) -> ContainerProcess | None:
         self.pidmap._next_refresh = 0.0
         cid = container if isinstance(container, str) else container.container_id
         asyncio.run(self.live.look_for((cid,)))
@@ -76,7 +76,7 @@ def room(node: Node) -> Room:
     return Room(node)
 
 
-def host_pid(found: Found | None) -> int | None:
+def host_pid(found: ContainerProcess | None) -> int | None:
     return found.host_pid if found else None
 
 

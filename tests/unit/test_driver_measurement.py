@@ -17,7 +17,7 @@ from resolver.daemon import driver_measurement
 from resolver.daemon.driver_measurement import DriverMeasurement
 from resolver.errors import ProcessGone, WorkerFailed
 from resolver.gpu.sampler import FAILED, OK, Collection, DeviceSamples
-from resolver.linux.procfs import Process
+from resolver.linux.procfs import ProcessIdentity
 from resolver.log import Journal
 
 GPU = "GPU-1"
@@ -29,7 +29,7 @@ NOW = 1_700_000_000.0
 class Handle:
     """Held: its descriptor is a real one, so that one that is not given back shows."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: ProcessIdentity) -> None:
         self.process, self.fd, self.lives = process, os.open("/dev/null", os.O_RDONLY), True
 
     def alive(self) -> bool:
@@ -45,16 +45,16 @@ class Node:
     root = "/proc"
 
     def __init__(self) -> None:
-        self.owners: dict[int, Process] = {}
+        self.owners: dict[int, ProcessIdentity] = {}
         self.namespaces: dict[int, int] = {}
         self.numbered: dict[int, list[int]] = {}
         self.handles: list[Handle] = []
 
     def add(self, host_pid: int, *ns_pids: int, pidns: int = HERE) -> None:
-        self.owners[host_pid] = Process(host_pid, 1, (host_pid, *ns_pids))
+        self.owners[host_pid] = ProcessIdentity(host_pid, 1, (host_pid, *ns_pids))
         self.namespaces[host_pid] = pidns
 
-    def process(self, host_pid: int) -> Process | None:
+    def process(self, host_pid: int) -> ProcessIdentity | None:
         return self.owners.get(host_pid)
 
     def pidns(self, host_pid: int) -> int:
@@ -241,7 +241,7 @@ def on_the_host(node: Node, own: int) -> dict[str, Any]:
 
 
 def not_in_the_host_pid_namespace(node: Node, own: int) -> dict[str, Any]:
-    node.owners[own] = Process(own, 1, (own,))
+    node.owners[own] = ProcessIdentity(own, 1, (own,))
     return {}
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from resolver.config import HostpidNamespace
 from resolver.hami.hostpid_policy import (
     DRIVERS,
-    Policy,
+    HostpidPolicy,
     classify,
     decide,
     parse_driver_version,
@@ -107,7 +107,7 @@ def test_no_text_is_misread(text: str) -> None:
     ids=["host", "container", "unknown"],
 )
 def test_the_number_a_slot_must_hold(namespace: HostpidNamespace | None, wanted: int | None) -> None:
-    assert Policy(namespace, "").wanted(host_pid=4711, ns_pid=7) == wanted
+    assert HostpidPolicy(namespace, "").wanted(host_pid=4711, ns_pid=7) == wanted
 
 
 @pytest.mark.parametrize(

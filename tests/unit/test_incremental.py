@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from resolver.config import HostpidNamespace, WriteUtilization
 from resolver.gpu.attribution import Joined
 from resolver.hami.discovery import Location, SharedDirectory, Whose
-from resolver.hami.hostpid_policy import Policy
+from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.hami.layout import LAYOUTS
-from resolver.hami.packed_slots import PackedSlots, Slot
+from resolver.hami.packed_slots import PackedSlots, SlotRecord
 from resolver.hami.region import RegionView, SharedRegion
-from resolver.linux.procfs import Process, ProcessHandle
+from resolver.linux.procfs import ProcessHandle, ProcessIdentity
 from resolver.reasons import UnresolvedReason
 from resolver.repair.plan import Order, RegionRepairs
 from resolver.repair.region_report import region_report
@@ -25,7 +25,11 @@ from resolver.repair.slot_states import SlotState
 from resolver.state import SlotReport, tally
 
 UUIDS = "GPU-a", "GPU-b"
-POLICIES = Policy(HostpidNamespace.HOST, ""), Policy(HostpidNamespace.CONTAINER, ""), Policy(None, "unknown")
+POLICIES = (
+    HostpidPolicy(HostpidNamespace.HOST, ""),
+    HostpidPolicy(HostpidNamespace.CONTAINER, ""),
+    HostpidPolicy(None, "unknown"),
+)
 PIDS = range(1, 6)  # of which 5 is nobody's
 
 
@@ -55,7 +59,7 @@ class Life:
         self.answered = 0.0
 
     def hold(self, ns_pid: int) -> ProcessHandle:
-        process = Process(4000 + ns_pid, 1, (4000 + ns_pid, ns_pid))
+        process = ProcessIdentity(4000 + ns_pid, 1, (4000 + ns_pid, ns_pid))
         handle = ProcessHandle(process, os.open(os.devnull, os.O_RDONLY), is_pidfd=True)
         self.stack.callback(handle.close)
         return handle
@@ -152,7 +156,7 @@ class Moment(NamedTuple):
     seconds: float
     view: RegionView
     joined: Joined
-    policy: Policy
+    policy: HostpidPolicy
     writes: WriteUtilization
     found: frozenset[int]
     answer: UnresolvedReason
@@ -234,7 +238,7 @@ def moments(draw: st.DrawFn) -> list[Moment]:
 
 
 def _view(slots: list[tuple[int, int, int, tuple[int, int]]]) -> RegionView:
-    made = [Slot(index, *slot) for index, slot in enumerate(slots)]
+    made = [SlotRecord(index, *slot) for index, slot in enumerate(slots)]
     return RegionView(2, UUIDS, (100, 100), len(made), 0, PackedSlots.packed(made))
 
 

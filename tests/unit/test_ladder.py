@@ -19,7 +19,7 @@ from resolver.pids.ladder import Ladder
 from resolver.pids.listing import Listing
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
-from resolver.pids.source import Source
+from resolver.pids.source import PidSource
 from resolver.workers import supervisor
 
 
@@ -50,21 +50,21 @@ class Room:
         self.broken: dict[str, str] = {}
         self.blind: set[str] = set()
         self.opened: list[str] = []
-        self.source: Source | None = None
+        self.source: PidSource | None = None
         self.said: list[tuple[str, dict[str, Any]]] = []
         monkeypatch.setattr(ladder, "find_canary", self.canary)
         self.ladder = Ladder(wanted, Procfs(), map_size, self.use, self.say, self.open)
 
-    def open(self, name: str, _procfs: Procfs, _map_size: int) -> Source:
+    def open(self, name: str, _procfs: Procfs, _map_size: int) -> PidSource:
         self.opened.append(name)
         if name in self.broken:
             raise CannotKnow(self.broken[name])
         return Fickle(name)
 
-    async def canary(self, source: Source) -> ladder.Canary:
+    async def canary(self, source: PidSource) -> ladder.Canary:
         return ladder.Canary("it is blind" if source.name in self.blind else "", "")
 
-    def use(self, source: Source) -> None:
+    def use(self, source: PidSource) -> None:
         self.source = source
 
     def say(self, event: str, **fields: Any) -> None:
@@ -124,7 +124,7 @@ def test_a_defect_of_a_source_is_a_reason_like_others(
 ) -> None:
     made = room("auto")
 
-    def open_source(name: str, procfs: Procfs, map_size: int) -> Source:
+    def open_source(name: str, procfs: Procfs, map_size: int) -> PidSource:
         if name == "bpf":
             raise KeyError("maps")
         return made.open(name, procfs, map_size)
@@ -146,7 +146,7 @@ def test_what_the_compiler_said_goes_to_the_debug_log(
         assert ("pidmap.c:7: error" in capsys.readouterr().err) is told
 
 
-def _refuse_with_detail(name: str, _procfs: Procfs, _map_size: int) -> Source:
+def _refuse_with_detail(name: str, _procfs: Procfs, _map_size: int) -> PidSource:
     raise BpfUnavailable(f"{name} does not compile here", "pidmap.c:7: error")
 
 
@@ -247,7 +247,7 @@ def test_one_that_is_refused_and_cannot_be_closed_keeps_nobody_from_the_next(
     made = room("auto")
     made.blind.add("bpf")
 
-    def open_source(name: str, *_: object) -> Source:
+    def open_source(name: str, *_: object) -> PidSource:
         return Stubborn(name, "close")
 
     monkeypatch.setattr(made.ladder, "_open", open_source)
@@ -294,7 +294,7 @@ def test_a_canary_that_cannot_be_made_says_nothing_about_the_source(
         raise OSError(errno.EMFILE, "Too many open files")
 
     if fault == "no descriptors":
-        monkeypatch.setattr(supervisor.Worker, "_start", refuse)
+        monkeypatch.setattr(supervisor.WorkerProcess, "_start", refuse)
     else:
         monkeypatch.setattr("sys.executable", "/bin/false")
     source = Listing(ScanSource(Procfs()))

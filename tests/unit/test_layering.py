@@ -89,3 +89,12 @@ def test_no_file_is_called_as_another_one_but_a_command_as_what_it_is_about(root
     paths = [path for path in root.glob("resolver/**/*.py") if path.stem not in ("__init__", "__main__")]
     names = Counter(path.name for path in paths if path.parent != root / "resolver/cli")
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_no_class_is_called_as_another_one_but_a_clients_type_as_the_answer_it_types(root: Path) -> None:
+    names = Counter[str]()
+    for path in root.glob("resolver/**/*.py"):
+        if path.name != "client_types.py":
+            tree = ast.parse(path.read_text())
+            names.update(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []

@@ -21,7 +21,7 @@ from resolver.hami.layout import (
     parse_region,
     parse_tail_start,
 )
-from resolver.hami.packed_slots import Columns, PackedSlots, Slot
+from resolver.hami.packed_slots import Columns, PackedSlots, SlotRecord
 from resolver.reasons import RegionReason
 from tests.fakes.cachefiles import NAMES, RECORDED, expected, recorded
 
@@ -197,4 +197,4 @@ def test_the_quick_reader_sees_what_the_whole_one_sees(layout: Layout, device_nu
     assert len(quick) == len(parsed)
     for slot, seen in zip(parsed, quick, strict=True):
         utils = tuple(util["sm_util"] for util in slot.get("device_util", []))
-        assert seen == Slot(slot["index"], slot["pid"], slot["hostpid"], slot["status"], utils)
+        assert seen == SlotRecord(slot["index"], slot["pid"], slot["hostpid"], slot["status"], utils)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from resolver.errors import AccessDenied
-from resolver.linux.procfs import Process, Procfs
+from resolver.linux.procfs import ProcessIdentity, Procfs
 from resolver.pids.netlink import NetlinkSource
 from resolver.pids.proc_events import EventStream
 
@@ -275,7 +275,7 @@ def test_many_named_processes_are_listed_at_once(fixture: Fixture) -> None:
 def test_what_may_not_be_read_is_counted_until_it_can(
     fixture: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Procfs, host_pid: int) -> Process:
+    def refuse(self: Procfs, host_pid: int) -> ProcessIdentity:
         raise AccessDenied(f"{host_pid} may not be read")
 
     fixture.start(100)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from resolver.errors import WorkerFailed
-from resolver.workers.supervisor import Worker
+from resolver.workers.supervisor import WorkerProcess
 from tests.fakes.gpu import DEFAULT_DEVICES, Mig
 from tests.fakes.state import Answer, Fault, Hang
 from tests.unit.conftest import Driver
@@ -25,7 +25,7 @@ FIRST, SECOND = (device.uuid for device in DEFAULT_DEVICES)
 class Nvml:
     def __init__(self, timeout: float = 60.0) -> None:
         paths = sysconfig.get_paths()
-        self.worker = Worker("nvml worker", "resolver.workers.nvml", paths["purelib"], timeout=timeout)
+        self.worker = WorkerProcess("nvml worker", "resolver.workers.nvml", paths["purelib"], timeout=timeout)
         self._runner = asyncio.Runner()
 
     def close(self) -> None:

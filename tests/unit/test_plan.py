@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from resolver.config import HostpidNamespace, WriteUtilization
 from resolver.hami.discovery import Location, Place, PodFile, SharedDirectory, Whose
-from resolver.hami.hostpid_policy import Policy
+from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.hami.layout import LAYOUTS
-from resolver.hami.packed_slots import PackedSlots, Slot
+from resolver.hami.packed_slots import PackedSlots, SlotRecord
 from resolver.hami.region import RegionView, SharedRegion
 from resolver.linux.mappings import FilePlace
-from resolver.linux.procfs import Process, ProcessHandle
+from resolver.linux.procfs import ProcessHandle, ProcessIdentity
 from resolver.reasons import RepairReason, UnresolvedReason
 from resolver.repair.plan import FOLLOWED, Order, RegionRepairs, encode, slot_word
 from resolver.repair.quarantine import FORGIVEN_SECONDS, Blame
@@ -27,8 +27,10 @@ from resolver.repair.reported_values import TWO_TICKS
 from resolver.repair.slot_states import SlotState
 from resolver.workers import slot_writer
 
-HOST, CONTAINER = (Policy(namespace, "") for namespace in (HostpidNamespace.HOST, HostpidNamespace.CONTAINER))
-UNKNOWN = Policy(None, "")
+HOST, CONTAINER = (
+    HostpidPolicy(namespace, "") for namespace in (HostpidNamespace.HOST, HostpidNamespace.CONTAINER)
+)
+UNKNOWN = HostpidPolicy(None, "")
 AUTO, ALWAYS, NEVER = WriteUtilization.AUTO, WriteUtilization.ALWAYS, WriteUtilization.NEVER
 UUIDS = ("GPU-a", "GPU-b")
 
@@ -38,7 +40,7 @@ SlotValues = tuple[Any, ...]
 def view(*slots: SlotValues) -> RegionView:
     """Slots as ``(pid, hostpid[, status[, sm_util]])``, in the order of their indexes."""
     rest = (1, (0, 0))
-    made = tuple(Slot(index, *values, *rest[len(values) - 2 :]) for index, values in enumerate(slots))
+    made = tuple(SlotRecord(index, *values, *rest[len(values) - 2 :]) for index, values in enumerate(slots))
     return RegionView(2, UUIDS, (100, 100), len(made), 0, PackedSlots.packed(made))
 
 
@@ -78,13 +80,13 @@ class Bench:
 
     def own(self, ns_pid: int, host_pid: int) -> ProcessHandle:
         handle = ProcessHandle(
-            Process(host_pid, 1, (host_pid, ns_pid)), os.open(os.devnull, os.O_RDONLY), is_pidfd=True
+            ProcessIdentity(host_pid, 1, (host_pid, ns_pid)), os.open(os.devnull, os.O_RDONLY), is_pidfd=True
         )
         self.stack.callback(handle.close)
         self.state(ns_pid).found(handle, self.now)
         return handle
 
-    def plan(self, policy: Policy = HOST, writes: WriteUtilization = AUTO) -> list[Order]:
+    def plan(self, policy: HostpidPolicy = HOST, writes: WriteUtilization = AUTO) -> list[Order]:
         def truth(host_pid: int, uuid: str) -> int | None:
             return self.load.get((host_pid, uuid), 0) if self.known else None
 
@@ -132,7 +134,7 @@ def bench(stack: ExitStack) -> Bench:
     ],
 )
 def test_a_wrong_hostpid_gives_one_exact_order(
-    stack: ExitStack, layout: str, hostpid: int, policy: Policy, reason: RepairReason, after: int
+    stack: ExitStack, layout: str, hostpid: int, policy: HostpidPolicy, reason: RepairReason, after: int
 ) -> None:
     bench = Bench(stack, layout)
     bench.see((9, 55), (7, hostpid))
@@ -146,7 +148,7 @@ def test_a_wrong_hostpid_gives_one_exact_order(
 
 
 @pytest.mark.parametrize(("hostpid", "policy"), [(4711, HOST), (7, CONTAINER)])
-def test_a_right_hostpid_gives_none(bench: Bench, hostpid: int, policy: Policy) -> None:
+def test_a_right_hostpid_gives_none(bench: Bench, hostpid: int, policy: HostpidPolicy) -> None:
     bench.see((9, hostpid), (7, hostpid))  # whoever else claims the number
     bench.own(7, 4711)
     assert bench.plan(policy) == []
@@ -707,7 +709,7 @@ _slots = st.lists(
 @settings(max_examples=200)
 @given(st.lists(_slots, min_size=1, max_size=6), st.sampled_from([HOST, CONTAINER, UNKNOWN]))
 def test_whatever_a_tenant_shows_only_owned_slots_get_their_own_number(
-    views: list[list[tuple[int, int, int]]], policy: Policy
+    views: list[list[tuple[int, int, int]]], policy: HostpidPolicy
 ) -> None:
     with ExitStack() as stack:
         bench = Bench(stack)

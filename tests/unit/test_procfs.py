@@ -20,7 +20,7 @@ from resolver.linux.mappings import maps_file
 from resolver.linux.procfs import (
     HOST_PIDNS,
     Mount,
-    Process,
+    ProcessIdentity,
     Procfs,
     TooLarge,
     parse_mountinfo,
@@ -128,7 +128,7 @@ def test_what_is_read_of_a_process(proc: Path) -> None:
     assert procfs.status(12) == ("x", "S", 12, 1, (12, 3))
     assert procfs.ns_pids(12) == (12, 3)
     assert procfs.start_time(12) == 22
-    assert procfs.process(12) == Process(12, 22, (12, 3))
+    assert procfs.process(12) == ProcessIdentity(12, 22, (12, 3))
     assert procfs.cgroup(12) == "0::/docker/x\n"
     assert procfs.comm(12) == "a\\xffb"
     assert procfs.pidns(12) == 4026532000
@@ -298,7 +298,9 @@ def test_ourselves() -> None:
     assert procfs.pidns_chain(ourselves)[-1] == procfs.pidns(ourselves)
     assert procfs.cgroup(ourselves) == Path("/proc/self/cgroup").read_text()
     assert {mount.mount_point for mount in procfs.mounts("self")} >= {"/", "/proc"}
-    assert procfs.process(ourselves) == Process(ourselves, procfs.start_time(ourselves), status.ns_pids)
+    assert procfs.process(ourselves) == ProcessIdentity(
+        ourselves, procfs.start_time(ourselves), status.ns_pids
+    )
 
 
 @pytest.mark.parametrize("query", [True, False])

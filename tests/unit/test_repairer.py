@@ -27,7 +27,7 @@ from resolver.errors import RegionRejected, WorkerFailed
 from resolver.gpu.attribution import NOTHING, Joined
 from resolver.hami import layout as layouts
 from resolver.hami.discovery import FoundRegion, Location, RegionChanges, SharedDirectory, Whose
-from resolver.hami.hostpid_policy import Policy
+from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.hami.region import SharedRegion, adopt_region
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.pids.listing import Listing
@@ -42,7 +42,7 @@ from tests.fakes import cachefiles
 from tests.fakes.cachefiles import poke
 
 V1_2 = layouts.LAYOUTS["v1.2"]
-HOST = Policy(HostpidNamespace.HOST, "")
+HOST = HostpidPolicy(HostpidNamespace.HOST, "")
 UUID = "GPU-a"
 
 Lines = Callable[[], list[dict[str, Any]]]
@@ -123,7 +123,7 @@ class Bench:
         values = {} if load is None else {(host_pid, UUID): load for host_pid in self.told.host_pids.values()}
         self.joined = Joined(1.0, "", values, frozenset(), frozenset({UUID}), ())
 
-    def step(self, policy: Policy = HOST) -> None:
+    def step(self, policy: HostpidPolicy = HOST) -> None:
         self.runner.run(self.repairer.pass_once(policy, self.joined, patient=False))
 
     def waits(self) -> None:

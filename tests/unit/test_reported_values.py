@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import pytest
 
 from resolver.config import HostpidNamespace
-from resolver.hami.hostpid_policy import Origin, Policy
+from resolver.hami.hostpid_policy import HostpidPolicy, Origin
 from resolver.repair.reported_values import TOLD_AFTER, TWO_TICKS, Evidence, Verdict, Word, differs
 
 RIGHT, WAIT, WRONG = Verdict.RIGHT, Verdict.WAIT, Verdict.WRONG
-MEASURED = Policy(HostpidNamespace.HOST, "", Origin.MEASURED)
-BY_VERSION = Policy(HostpidNamespace.HOST, "", Origin.BY_VERSION)
-FORCED = Policy(HostpidNamespace.CONTAINER, "", Origin.FORCED)
+MEASURED = HostpidPolicy(HostpidNamespace.HOST, "", Origin.MEASURED)
+BY_VERSION = HostpidPolicy(HostpidNamespace.HOST, "", Origin.BY_VERSION)
+FORCED = HostpidPolicy(HostpidNamespace.CONTAINER, "", Origin.FORCED)
 PASS = 0.25
 
 
@@ -176,7 +176,7 @@ def test_a_watcher_gets_its_two_ticks_from_when_its_number_is_right() -> None:
 
 
 def test_it_is_told_after_a_while_with_what_is_known() -> None:
-    def told(word: Word, policy: Policy) -> str:
+    def told(word: Word, policy: HostpidPolicy) -> str:
         evidence = Evidence()
         evidence.words[0] = word
         assert evidence.why(4711, policy, 100.0 + TOLD_AFTER - 0.1) == ""

@@ -22,7 +22,7 @@ from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.repair.plan import slot_word
 from resolver.workers import slot_writer
 from resolver.workers.slot_writer import DIFFERENT, DONE, MOVED, NOT_WRITABLE, OWNER_GONE, WRONG_SIZE
-from resolver.workers.supervisor import Worker
+from resolver.workers.supervisor import WorkerProcess
 from tests.fakes import cachefiles
 
 V1_2 = layouts.LAYOUTS["v1.2"]
@@ -35,7 +35,7 @@ class Bench:
     def __init__(self, path: Path, layout: layouts.Layout = V1_2) -> None:
         self.path, self.layout = path, layout
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.worker = Worker("slot writer", "resolver.workers.slot_writer", timeout=60)
+        self.worker = WorkerProcess("slot writer", "resolver.workers.slot_writer", timeout=60)
         self._runner = asyncio.Runner()
 
     def close(self) -> None:

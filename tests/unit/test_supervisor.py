@@ -17,7 +17,7 @@ import pytest
 
 from resolver.errors import WorkerFailed
 from resolver.workers import supervisor
-from resolver.workers.supervisor import Worker
+from resolver.workers.supervisor import WorkerProcess
 from tests.patience import PATIENCE_S
 
 #: A child that does what it is told, and tells how it runs.
@@ -44,12 +44,12 @@ def main():
 
 
 @pytest.fixture
-def puppet(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+def puppet(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
     (tmp_path / "puppet.py").write_text(PUPPET)
-    made: list[Worker] = []
+    made: list[WorkerProcess] = []
 
-    def make(module: str = "puppet", timeout: float = PATIENCE_S) -> Worker:
-        made.append(Worker("puppet of this test", module, str(tmp_path), timeout=timeout))
+    def make(module: str = "puppet", timeout: float = PATIENCE_S) -> WorkerProcess:
+        made.append(WorkerProcess("puppet of this test", module, str(tmp_path), timeout=timeout))
         return made[-1]
 
     yield make
@@ -57,7 +57,7 @@ def puppet(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
         worker.stop()
 
 
-async def ask(worker: Worker, text: str) -> str:
+async def ask(worker: WorkerProcess, text: str) -> str:
     return (await worker.request(text.encode())).decode()
 
 
@@ -84,7 +84,7 @@ def until(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def test_it_starts_on_first_use_and_stays(puppet: Callable[..., Worker]) -> None:
+def test_it_starts_on_first_use_and_stays(puppet: Callable[..., WorkerProcess]) -> None:
     async def scene() -> None:
         worker = puppet()
         assert (worker.host_pid, worker.starts) == (None, 0)
@@ -102,7 +102,7 @@ def test_it_starts_on_first_use_and_stays(puppet: Callable[..., Worker]) -> None
     asyncio.run(scene())
 
 
-def test_how_a_child_runs(puppet: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_a_child_runs(puppet: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/evil")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/where/the/driver/is")
     kept = os.open("/dev/null", os.O_RDONLY)
@@ -125,7 +125,7 @@ def test_how_a_child_runs(puppet: Callable[..., Worker], monkeypatch: pytest.Mon
 
 
 def test_an_answer_in_time_counts_though_the_loop_was_busy_when_the_time_was_up(
-    puppet: Callable[..., Worker],
+    puppet: Callable[..., WorkerProcess],
 ) -> None:
     async def scene() -> None:
         worker = puppet()
@@ -140,7 +140,7 @@ def test_an_answer_in_time_counts_though_the_loop_was_busy_when_the_time_was_up(
     asyncio.run(scene())
 
 
-def test_a_child_that_hangs_is_killed_in_time(puppet: Callable[..., Worker]) -> None:
+def test_a_child_that_hangs_is_killed_in_time(puppet: Callable[..., WorkerProcess]) -> None:
     async def scene() -> None:
         worker = puppet()
         await ask(worker, "warm up")
@@ -159,7 +159,7 @@ def test_a_child_that_hangs_is_killed_in_time(puppet: Callable[..., Worker]) -> 
 
 
 def test_a_child_that_gets_no_cpu_is_waited_for(
-    puppet: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+    puppet: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node is overloaded: its successor would be as late, and each of them would cost its start."""
     worker = puppet(timeout=0.2)
@@ -209,7 +209,7 @@ def test_who_gets_no_cpu() -> None:
     assert not supervisor.starved(idle.pid, 0.0, 1.0)
 
 
-def test_a_stopped_child_is_killed_too(puppet: Callable[..., Worker]) -> None:
+def test_a_stopped_child_is_killed_too(puppet: Callable[..., WorkerProcess]) -> None:
     async def scene() -> None:
         worker = puppet()
         await ask(worker, "warm up")
@@ -237,7 +237,7 @@ def test_a_stopped_child_is_killed_too(puppet: Callable[..., Worker]) -> None:
     ],
 )
 def test_how_it_died_is_told(
-    puppet: Callable[..., Worker], order: str, what: str, *, own_fault: bool
+    puppet: Callable[..., WorkerProcess], order: str, what: str, *, own_fault: bool
 ) -> None:
     async def scene() -> None:
         worker = puppet()
@@ -250,7 +250,7 @@ def test_how_it_died_is_told(
     asyncio.run(scene())
 
 
-def test_one_that_cannot_even_start_says_how_it_ended(puppet: Callable[..., Worker]) -> None:
+def test_one_that_cannot_even_start_says_how_it_ended(puppet: Callable[..., WorkerProcess]) -> None:
     async def scene() -> None:
         worker = puppet(module="no_such_module")
         error = await fails(ask(worker, "hello"))
@@ -260,7 +260,9 @@ def test_one_that_cannot_even_start_says_how_it_ended(puppet: Callable[..., Work
     asyncio.run(scene())
 
 
-def test_a_python_that_is_not_there(puppet: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_that_is_not_there(
+    puppet: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent/python3")
 
     async def scene() -> None:
@@ -272,7 +274,7 @@ def test_a_python_that_is_not_there(puppet: Callable[..., Worker], monkeypatch: 
     asyncio.run(scene())
 
 
-def test_one_that_was_killed_while_idle_is_replaced_at_once(puppet: Callable[..., Worker]) -> None:
+def test_one_that_was_killed_while_idle_is_replaced_at_once(puppet: Callable[..., WorkerProcess]) -> None:
     async def scene() -> None:
         worker = puppet()
         for turn in range(5):
@@ -288,7 +290,7 @@ def test_one_that_was_killed_while_idle_is_replaced_at_once(puppet: Callable[...
 
 
 def test_several_failures_in_a_row_wait_ever_longer(
-    puppet: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+    puppet: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
@@ -321,7 +323,7 @@ def test_several_failures_in_a_row_wait_ever_longer(
     asyncio.run(scene())
 
 
-def test_a_malformed_answer_ends_the_child(puppet: Callable[..., Worker]) -> None:
+def test_a_malformed_answer_ends_the_child(puppet: Callable[..., WorkerProcess]) -> None:
     async def scene() -> None:
         worker = puppet()
         await ask(worker, "hello")
@@ -335,7 +337,7 @@ def test_a_malformed_answer_ends_the_child(puppet: Callable[..., Worker]) -> Non
     asyncio.run(scene())
 
 
-def test_an_answer_of_a_cancelled_request_is_nobodys(puppet: Callable[..., Worker]) -> None:
+def test_an_answer_of_a_cancelled_request_is_nobodys(puppet: Callable[..., WorkerProcess]) -> None:
     async def scene() -> None:
         worker = puppet()
         await ask(worker, "warm up")
@@ -350,7 +352,7 @@ def test_an_answer_of_a_cancelled_request_is_nobodys(puppet: Callable[..., Worke
     asyncio.run(scene())
 
 
-def test_a_cancellation_is_never_lost(puppet: Callable[..., Worker]) -> None:
+def test_a_cancellation_is_never_lost(puppet: Callable[..., WorkerProcess]) -> None:
     """It can come in the very turn of the loop in which the answer came."""
 
     async def scene() -> None:
@@ -376,7 +378,7 @@ def test_a_cancellation_is_never_lost(puppet: Callable[..., Worker]) -> None:
     asyncio.run(scene())
 
 
-def test_requests_take_turns(puppet: Callable[..., Worker]) -> None:
+def test_requests_take_turns(puppet: Callable[..., WorkerProcess]) -> None:
     async def scene() -> None:
         worker = puppet()
         answers = await asyncio.gather(*(ask(worker, f"late {n / 1000}") for n in range(20)))
@@ -386,7 +388,7 @@ def test_requests_take_turns(puppet: Callable[..., Worker]) -> None:
     asyncio.run(scene())
 
 
-def test_descriptors_do_not_pile_up(puppet: Callable[..., Worker]) -> None:
+def test_descriptors_do_not_pile_up(puppet: Callable[..., WorkerProcess]) -> None:
     async def scene() -> None:
         worker = puppet()
         await ask(worker, "warm up")
@@ -402,9 +404,9 @@ def test_descriptors_do_not_pile_up(puppet: Callable[..., Worker]) -> None:
 
 DAEMON = """
 import asyncio, os, sys
-from resolver.workers.supervisor import Worker
+from resolver.workers.supervisor import WorkerProcess
 async def main():
-    worker = Worker("orphan", "puppet", sys.argv[1], timeout=60)
+    worker = WorkerProcess("orphan", "puppet", sys.argv[1], timeout=60)
     await worker.request(b"hello")
     print(worker.host_pid, flush=True)
     await worker.request(sys.argv[2].encode())
@@ -414,7 +416,9 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("state", ["idle", "hanging", "stopped"])
-def test_children_die_with_the_daemon(puppet: Callable[..., Worker], tmp_path: Path, state: str) -> None:
+def test_children_die_with_the_daemon(
+    puppet: Callable[..., WorkerProcess], tmp_path: Path, state: str
+) -> None:
     puppet()
     order = "hang" if state == "hanging" else "hello"
     with subprocess.Popen(

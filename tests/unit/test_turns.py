@@ -16,7 +16,7 @@ import pytest
 from resolver import log
 from resolver.budget import BURST_SECONDS, SHARE
 from resolver.hami.discovery import SharedDirectory
-from resolver.hami.hostpid_policy import Policy
+from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.linux.procfs import ProcessHandle
 from resolver.reasons import UnresolvedReason
 from resolver.repair import orders
@@ -48,11 +48,11 @@ class Patient(Bench):
         self.repairer._owner_finder = self.told  # type: ignore[assignment]
         self.longest = 0.0
 
-    def step(self, policy: Policy = HOST) -> None:
+    def step(self, policy: HostpidPolicy = HOST) -> None:
         self.pidmap._next_refresh = 0.0
         self.runner.run(self._watched(policy))
 
-    async def _watched(self, policy: Policy) -> None:
+    async def _watched(self, policy: HostpidPolicy) -> None:
         """A pass, and how long it kept another task from going on."""
         passing = asyncio.create_task(self.repairer.pass_once(policy, self.joined))
         last = time.thread_time()

@@ -11,7 +11,7 @@ from resolver.cli._top.costs import Costs
 from resolver.cli._top.frame import Shown, body_height, frame, help_pages
 from resolver.cli._top.reading import EVERYTHING, Reader, Reading
 from resolver.cli._top.rows import Choice, Row, container_key, rows_of
-from resolver.cli._top.screen import Ended, Screen
+from resolver.cli._top.screen import EndedBySignal, Screen
 from resolver.cli.show import printable, size
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def watch(socket_path: str | None, interval: float, first: Reading, part: Screen
                 raise reader.failure
             finally:
                 reader.stop()
-    except Ended as end:
+    except EndedBySignal as end:
         return 128 + end.number
     except EOFError:
         return 0

@@ -67,7 +67,7 @@ class Painter:
         )
 
 
-class Ended(BaseException):  # not Exception: nobody on the way out is to take it for an error
+class EndedBySignal(BaseException):  # not Exception: nobody on the way out is to take it for an error
     """A signal asked for the end; ``number`` is which."""
 
     def __init__(self, number: int) -> None:
@@ -78,7 +78,7 @@ class Ended(BaseException):  # not Exception: nobody on the way out is to take i
 class Screen:
     """A terminal in our hands, from ``with`` to its end.
 
-    SIGTERM, SIGHUP, SIGINT and SIGQUIT leave it by `Ended`. SIGTSTP and SIGCONT give it back and take it again.
+    SIGTERM, SIGHUP, SIGINT and SIGQUIT leave it by `EndedBySignal`. SIGTSTP and SIGCONT give it back and take it again.
     """
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class Screen:
     def _end(self, number: int, _frame: FrameType | None) -> None:
         if not self._leaving:
             self._leaving = True
-            raise Ended(number)
+            raise EndedBySignal(number)
 
     def _on_resize(self, _number: int, _frame: FrameType | None) -> None:
         self._resized = True
