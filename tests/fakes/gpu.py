@@ -241,6 +241,9 @@ class Gpu:
     # ---- the driver's thread -----------------------------------------------------------------------
 
     def _run(self) -> None:
+        # A GPU takes its samples whether or not anybody on the node has a CPU.
+        with suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -20)
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._stop_r, selectors.EVENT_READ)
