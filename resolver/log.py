@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 with lean("structlog"):
     import structlog
 
-#: Lines that one container may cause at once, and how many more a second; and files that are not used, by directory.
+#: Lines that one container may cause at once, and how many more a second; and the files in its directory.
 _OF_A_CONTAINER, _OF_A_DIRECTORY = (64.0, 1.0), (4.0, 0.25)
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -91,7 +91,7 @@ class Journal:
 
     def __init__(self, events: EventLog | None = None) -> None:
         self._troubles: dict[str, str] = {}
-        self._quotas: dict[str, _Quota] = {}
+        self._quotas: dict[tuple[str, bool], _Quota] = {}  # by whom, and whether that is a directory
         self._events = events
 
     @property
@@ -102,16 +102,14 @@ class Journal:
     def record(self, event: str, *, level: str = "info", about: str = "", **fields: Any) -> None:
         """Log something that is also an event. With a ``container`` among the fields it is counted against that one.
 
-        ``about`` is who it is counted against where it is not known which container that is: a directory.
+        ``about`` is a directory, which it is counted against instead: files come and go as fast as a tenant likes.
         """
-        container = about or fields.get("container")
-        if container:
-            now = time.monotonic()
-            quota = self._quotas.get(container)
+        whom = about or fields.get("container")
+        if whom:
+            now, key = time.monotonic(), (whom, bool(about))
+            quota = self._quotas.get(key)
             if quota is None:
-                quota = self._quotas[container] = _Quota(
-                    now, *(_OF_A_DIRECTORY if about else _OF_A_CONTAINER)
-                )
+                quota = self._quotas[key] = _Quota(now, *(_OF_A_DIRECTORY if about else _OF_A_CONTAINER))
             if quota.left_out or not quota.take(now):
                 quota.left_out[event] += 1
                 return
@@ -120,29 +118,34 @@ class Journal:
     def catch_up(self) -> None:
         """Say of each container what was left out, as soon as it may say something again; call it now and then."""
         now = time.monotonic()
-        for container, quota in list(self._quotas.items()):
+        for key, quota in list(self._quotas.items()):
             if quota.left_out:
                 if quota.take(now):
                     left_out, quota.left_out = dict(quota.left_out), Counter()
-                    self._say("events_left_out", "info", {"container": container, "kinds": left_out})
+                    self._say("events_left_out", "info", {"container": key[0], "kinds": left_out})
             elif quota.full(now):
-                del self._quotas[container]
+                del self._quotas[key]
 
     def _say(self, event: str, level: str, fields: dict[str, Any]) -> None:
         self._also(event, fields)
         getattr(self.log, level)(event, **fields)
 
-    def trouble(self, what: str, why: str, begins: str, ends: str, **where: str) -> None:
-        """Log ``begins`` when ``why`` is new, ``ends`` when it has become empty, nothing while it stays."""
+    def trouble(self, what: str, why: str, begins: str, ends: str, *, about: str = "", **where: str) -> None:
+        """Log ``begins`` when ``why`` is new, ``ends`` when it has become empty, nothing while it stays.
+
+        ``about`` is as in `record`.
+        """
         before = self._troubles.pop(what, "")
         if why:
             self._troubles[what] = why
         if why and why != before:
-            self._also(begins, {"why": why, **where})
-            self.log.warning(begins, why=why, **where)
+            self.record(begins, level="warning", about=about, why=why, **where)
         elif before and not why:
-            self._also(ends, where)
-            self.log.info(ends, **where)
+            self.record(ends, about=about, **where)
+
+    def forget(self, what: str) -> None:
+        """What this trouble was about is gone."""
+        self._troubles.pop(what, None)
 
     def _also(self, event: str, fields: dict[str, Any]) -> None:
         if self._events is not None and event in KINDS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -154,7 +155,13 @@ class Writing:
         path, why = repairs.region.path, ""
         if outcome == slot_writer.NOT_WRITABLE:
             why = "it cannot be opened for writing; mount the containers directory read-write"
-        self._journal.trouble(f"write {path}", why, "write_failed", "write_works_again", path=path)
+        self._journal.trouble(
+            _trouble(path), why, "write_failed", "write_works_again", about=directory_of(path), path=path
+        )
+
+    def forget(self, path: str) -> None:
+        """The file is gone."""
+        self._journal.forget(_trouble(path))
 
     def _repaired(self, repairs: RegionRepairs, order: Order, reason: RepairReason) -> None:
         state = order.state
@@ -162,7 +169,8 @@ class Writing:
         state.written, state.repaired, state.reason = order.new >> 32, reason, None
         state.written_at = order.slot
         state.wrong_since = None
-        self._journal.record("repair", **_about(repairs, order))
+        if not state.conflicts:  # else another writer is met again and again, and each time has its line
+            self._journal.record("repair", **_about(repairs, order))
 
     def would_write(self, repairs: RegionRepairs, order: Order) -> None:
         """Say once per generation and value what a dry run would write."""
@@ -185,6 +193,15 @@ class Writing:
                 before=order.expected,
                 after=order.new,
             )
+
+
+def directory_of(path: str) -> str:
+    """What lines about a region's file are counted against; of a mapped one that is its container, by id."""
+    return os.path.dirname(path) if path.startswith("/") else path.partition(":")[0]
+
+
+def _trouble(path: str) -> str:
+    return f"write {path}"
 
 
 def _about(repairs: RegionRepairs, order: Order) -> dict[str, Any]:

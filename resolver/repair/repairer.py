@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -25,7 +24,7 @@ from resolver.reasons import RegionReason, SampleReason, UnresolvedReason
 from resolver.repair.abandoned import Abandoned
 from resolver.repair.attention import QUIET_INTERVALS, Attention
 from resolver.repair.hami_counts import CountsOfRegions
-from resolver.repair.orders import ORDER_SECONDS, Writing, of_slot
+from resolver.repair.orders import ORDER_SECONDS, Writing, directory_of, of_slot
 from resolver.repair.owner_watch import Owners
 from resolver.repair.plan import RegionRepairs
 from resolver.repair.region_report import region_report
@@ -343,7 +342,11 @@ class Repairer:
         self._attention.found(region.path, time.monotonic() - age)
         self.regions[region.path] = RegionRepairs(region, whose, location, blame)
         self.journal.record(
-            "region_found", container=whose.container, path=region.path, layout=region.layout.name
+            "region_found",
+            about=directory_of(region.path),
+            container=whose.container,
+            path=region.path,
+            layout=region.layout.name,
         )
 
     def _reject(self, region: SharedRegion, why: RegionRejected) -> None:
@@ -357,10 +360,13 @@ class Repairer:
     def _count_rejected(self, path: str, why: RegionRejected) -> None:
         self.changes += 1
         self.counters[CounterByReason.REJECTED.of(why.reason)] += 1
-        # A tenant can make and remove such files as fast as it likes.
-        about = os.path.dirname(path)
         self.journal.record(
-            "region_rejected", level="warning", about=about, path=path, reason=why.reason, why=why.detail
+            "region_rejected",
+            level="warning",
+            about=directory_of(path),
+            path=path,
+            reason=why.reason,
+            why=why.detail,
         )
 
     def drop(self, path: str) -> None:
@@ -377,7 +383,10 @@ class Repairer:
             self._abandoned.forget(path)
             self._attention.forget(path)
             self.watches.forget(path)
-            self.journal.record("region_gone", container=repairs.whose.container, path=path)
+            self.writing.forget(path)
+            self.journal.record(
+                "region_gone", about=directory_of(path), container=repairs.whose.container, path=path
+            )
 
     def shed(self) -> None:
         """Descriptors ran out: give up half of the regions, so that there are some for the work on the others."""
@@ -570,6 +579,7 @@ class Repairer:
                 ns_pid=state.slot.pid,
                 hostpid=state.slot.hostpid,
                 why="another writer changed hostpid back",
+                times=state.conflicts,
                 next_try_seconds=wait,
             )
 

@@ -331,7 +331,7 @@ def rows(name: str, seen: Seen) -> list[RowValues]:
             most,
             "/s",
             _BOUNDS["lines"],
-            f"{seen.lines.total()} in all",
+            f"the one with most of them; {seen.lines.total()} of all {len(seen.lines)}",
         ),
         ("  SIGTERM to its end", 20.0 if seen.ended is None else seen.ended, "s", _BOUNDS["end"], end),
     ]

@@ -360,6 +360,24 @@ def test_another_writer_is_a_conflict_and_is_waited_for(bench: Bench, lines: Lin
     assert slot(path)[1] == process.pid
 
 
+def test_what_another_writer_costs_in_lines_is_one_for_each_time_it_is_met(
+    bench: Bench, lines: Lines
+) -> None:
+    """The repair of a slot that was changed back says nothing that the conflict hasn't said."""
+    path, process = bench.file((7, 0)), bench.child()
+    bench.told.host_pids = {7: process.pid}
+    bench.step()
+    for _ in range(4):
+        rewrite(path, 815)
+        bench.step()
+        next(iter(bench.repairer.regions.values())).states[7].not_before = 0.0
+        bench.step()
+        assert slot(path)[1] == process.pid
+    assert bench.counters["repairs_stale"] == 4
+    assert len(events(lines, "repair")) == 2  # the first, and the one after what may have been its own guess
+    assert [line["times"] for line in events(lines, "conflict")] == [1, 2, 3]
+
+
 class Answering:
     """Stands where the writer is, and answers as it is told; nothing is written."""
 
@@ -428,6 +446,43 @@ def test_a_file_that_cannot_be_written_is_said_once_and_its_end_too(bench: Bench
             repairs.unwritable(0.0, 0.0)  # the time is over
     names = Counter(line["event"] for line in lines())
     assert (names["write_failed"], names["write_works_again"]) == (1, 1)
+
+
+def test_what_is_said_of_a_file_that_cannot_be_written_has_a_limit_too(bench: Bench, lines: Lines) -> None:
+    """A lease that its container takes and gives back makes it so at will."""
+    answers = [(slot_writer.NOT_WRITABLE, 0), (slot_writer.DONE, 0)] * 50
+    with_answers(bench, *answers)
+    for number in range(99):
+        bench.step()
+        (repairs,) = bench.repairer.regions.values()
+        repairs.unwritable(0.0, 0.0)  # the time is over
+        repairs.states[7].not_before = 0.0
+        assert number or events(lines, "write_failed")
+    said = Counter(line["event"] for line in lines())
+    assert said["write_failed"] + said["write_works_again"] < 10
+
+
+def test_nothing_is_kept_of_a_file_that_could_not_be_written_and_is_gone(bench: Bench) -> None:
+    """Its container makes another one, of another name, for ever."""
+    path = with_answers(bench, (slot_writer.NOT_WRITABLE, 0))
+    bench.step()
+    path.unlink()
+    bench.step()
+    assert not bench.repairer.journal._troubles
+
+
+def test_files_that_come_and_go_cost_few_lines_for_each_container(bench: Bench, lines: Lines) -> None:
+    for number in range(20):
+        path = bench.file((7, 0))
+        path = path.rename(path.with_name(f"{number}.cache"))
+        bench.step()
+        path.unlink()
+        bench.step()
+    bench.file((7, 0), name="other")
+    bench.step()
+    told = [line for line in lines() if line["event"] in ("region_found", "region_gone")]
+    assert [line["event"] for line in told if "other" in line["path"]] == ["region_found"]
+    assert 2 <= len(told) < 8
 
 
 def test_a_write_that_was_changed_back_before_it_was_read_back_was_one(bench: Bench) -> None:

@@ -204,7 +204,7 @@ def test_a_thousand_slots_at_once_cost_a_few_lines(bench: Patient, monkeypatch: 
     said.clear()
     until(bench, lambda: slot(path, 999)[2] == 0)
     assert len(said) <= 3
-    bench.repairer.journal._quotas["uid_a"].at -= 2
+    bench.repairer.journal._quotas["uid_a", False].at -= 2
     bench.repairer.journal.catch_up()
     assert any(line.startswith("events_left_out") and "'repair': 9" in line for line in said)
 
