@@ -32,6 +32,8 @@ _ROUNDS: Final = (
     ("namespaces", 278),
     ("flips", 7),
     ("dead", 7),
+    ("events", 2),
+    ("tree", 40),
     ("scrapes", 350),
     ("knocks", 2),
     ("holds", 9),
@@ -195,7 +197,8 @@ def main() -> int:
     if os.geteuid() != 0:
         print("make soak: it makes PID and mount namespaces, so it needs root", file=sys.stderr)
         return 2
-    with open_directory() as scratch, Stage(scratch) as stage:
+    # Everywhere: one of the attacks is in the directories of another scheduler.
+    with open_directory() as scratch, Stage(scratch, everywhere=True) as stage:
         soak = Soak(stage)
         soak.run(seconds)
     troubles = soak.troubles + soak.grown()
