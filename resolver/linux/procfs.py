@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 HOST_PIDNS = 0xEFFFFFFC
 #: Longest ``maps`` or ``mountinfo`` that is read. 65,530 mappings (vm.max_map_count) of 100 bytes fit.
 MAX_TENANT_FILE = 16 << 20
+#: As much of a mount table as is read of a process in a container: some 2,000 mounts, and 5 ms.
+MAX_MOUNT_TABLE = 128 << 10
 #: ioctl for the parent of a namespace, _IO(0xb7, 2), Linux 4.9 (include/uapi/linux/nsfs.h).
 NS_GET_PARENT = 0xB702
 
@@ -70,7 +72,7 @@ class Mount(NamedTuple):
 
 
 class TooLarge(CannotKnow):
-    """A file that a tenant can grow is longer than `MAX_TENANT_FILE`."""
+    """A file that a tenant can grow is longer than is read of it."""
 
 
 def parse_ns_pids(status: bytes) -> tuple[int, ...]:
@@ -253,13 +255,13 @@ class Procfs:
         except OSError as error:
             raise translate(error, path) from None
 
-    def _read_of_any_thread(self, host_pid: int | str, name: str) -> bytes:
+    def _read_of_any_thread(self, host_pid: int | str, name: str, limit: int) -> bytes:
         """A file of the process that its leader has no more once it has exited, while other threads run on.
 
         It may be empty: after chroot into a plain directory no mount is below the root.
         """
         with contextlib.suppress(ProcessGone):
-            return self._read(f"{host_pid}/{name}")
+            return self._read(f"{host_pid}/{name}", limit)
         try:
             tids = os.listdir(f"{self.root}/{host_pid}/task")
         except OSError as error:
@@ -267,18 +269,28 @@ class Procfs:
         for tid in tids:
             with contextlib.suppress(ProcessGone):
                 if tid != str(host_pid):
-                    return self._read(f"{host_pid}/task/{tid}/{name}")
+                    return self._read(f"{host_pid}/task/{tid}/{name}", limit)
         raise ProcessGone(f"{self.root}/{host_pid}/{name}: the process ended")
 
     def mount_table(self, host_pid: int | str) -> bytes:
-        """``mountinfo`` as the process sees it (needs CAP_SYS_PTRACE for others' processes)."""
-        return self._read_of_any_thread(host_pid, "mountinfo")
+        """``mountinfo`` as the process sees it (needs CAP_SYS_PTRACE for others' processes). Raises `TooLarge`."""
+        return self._mount_table(host_pid)
+
+    def _mount_table(self, host_pid: int | str) -> bytes:
+        # One that is in no container may have those of all of them, on a busy host.
+        if host_pid != "self":
+            try:
+                return self._read_of_any_thread(host_pid, "mountinfo", MAX_MOUNT_TABLE)
+            except TooLarge:
+                if self.container(int(host_pid)).container_id:
+                    raise
+        return self._read_of_any_thread(host_pid, "mountinfo", MAX_TENANT_FILE)
 
     def mounts(self, host_pid: int | str) -> list[Mount]:
         """The mount table as the process sees it (needs CAP_SYS_PTRACE for others' processes)."""
         return list(parse_mountinfo(self.mount_table(host_pid)))
 
-    def first_mounts(self, host_pid: int, limit: int = 1 << 20) -> Iterator[Mount]:
+    def first_mounts(self, host_pid: int, limit: int = MAX_MOUNT_TABLE) -> Iterator[Mount]:
         """The beginning of the mount table, ``limit`` bytes of it: what the runtime made stands before all others.
 
         For what is only wanted if it is cheap; a tenant can make its mount table as long as it likes.
@@ -303,7 +315,7 @@ class Procfs:
         The pair is exact and cannot be forged by a tenant: a bind mount of something inside its own
         directory has a longer root.
         """
-        text = self._read_of_any_thread(host_pid, "mountinfo")
+        text = self._mount_table(host_pid)
         tail = os.fsencode(root.rsplit("/", 1)[-1])
         if b"\\" not in tail and not re.search(rb"[ \t\n]", tail) and tail not in text:
             return False

@@ -68,7 +68,7 @@ def walk(procfs: Procfs, host_pid: int, path: str, file_systems: Container[str])
                     RegionReason.ACCESS_DENIED,
                     "its process is in a user namespace of its own, where tenants can make mounts: it is skipped",
                 )
-            mounts = {mount.mount_id: mount.fs_type for mount in procfs.first_mounts(host_pid)}
+            mounts = {mount.mount_id: mount.fs_type for mount in procfs.first_mounts(host_pid, limit=1 << 20)}
             _check_mount(fd, mounts, file_systems)
             for component in directories:
                 below = os.open(component, _STEP, dir_fd=fd)

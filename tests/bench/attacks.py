@@ -23,6 +23,8 @@ from tests.fakes.regions import DEVICES, LAYOUTS, SLOTS
 SECONDS: Final = 120
 #: As many as vm.max_map_count allows, less what a process needs to run.
 MAPPINGS: Final = 65_000
+#: A mount namespace has room for 100,000 mounts (fs.mount-max).
+_DOUBLINGS: Final = 16
 #: Files of a directory that are looked at are eight; seven leave room for one of the container's own.
 _FILES: Final = 7
 _EVERY_MS: Final = 20
@@ -127,6 +129,16 @@ def _mappings(scene: Scene, size: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _mounts(scene: Scene, size: int) -> Iterator[None]:
+    with hostile_containers(scene.node, 1) as (container,):
+        for _ in range(size):
+            run(container, "mounts", _DOUBLINGS)
+        claims(container.cache, [process.ns_pid for process in container.processes])
+        flip(container, "hostpid", [container.cache_name])
+        yield
+
+
+@contextlib.contextmanager
 def _namespaces(scene: Scene, size: int) -> Iterator[None]:
     with crowd(size, 1), hostile_containers(scene.node, 1) as (container,):
         claims(container.cache, range(1, SLOTS + 1))
@@ -209,6 +221,7 @@ def _holds(scene: Scene, size: int) -> Iterator[None]:
 ATTACKS: Final = {
     "nothing": Attack("no attack", (0,), _nothing),
     "mappings": Attack("{} processes with 65,000 mappings each", (4, 8, 16, 32), _mappings),
+    "mounts": Attack("{} processes with 65,000 mounts each", (2, 4), _mounts),
     "namespaces": Attack(
         "{} PID namespaces, one file of 1,024 claims with flipped hostpids",
         (278, 556, 3000, 6000),

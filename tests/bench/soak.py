@@ -7,7 +7,7 @@ memory, descriptors, objects, the longest block of the loop in the round, and ho
 
 Exit code 1 if a wrong value was seen, or if memory or descriptors grew over the last life, from when each attack had
 been seen once: Python keeps the memory that the first ones took, and uses it again for the next. That is said only of
-a life that saw each attack three times, which takes some 12m. Killed by nobody, it ends by itself: all of it is
+a life that saw each attack three times, which takes some 13m. Killed by nobody, it ends by itself: all of it is
 bounded.
 """
 
@@ -29,6 +29,7 @@ from tests.bench.watched import WatchedDaemon
 #: What attacks in turn, and how much of it: small enough for hours, large enough to be felt.
 _ROUNDS: Final = (
     ("mappings", 4),
+    ("mounts", 2),
     ("namespaces", 278),
     ("flips", 7),
     ("dead", 7),
@@ -165,7 +166,7 @@ class Soak:
         """What the last life gained, in sentences; empty if that is nothing."""
         if len(self.life) < 3 * len(_ROUNDS):
             print(
-                "make soak: too short to say whether anything grew: that takes each attack three times, some 12m"
+                "make soak: too short to say whether anything grew: that takes each attack three times, some 13m"
             )
             return []
         first, last = self.life[len(_ROUNDS) : 2 * len(_ROUNDS)], self.life[-len(_ROUNDS) :]

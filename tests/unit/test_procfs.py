@@ -158,6 +158,20 @@ def test_no_more_is_read_than_a_tenant_may_fill(proc: Path, monkeypatch: pytest.
         Procfs(str(proc)).has_mount(12, "8:1", "/x")
 
 
+def test_of_a_containers_mount_table_less_is_read(proc: Path) -> None:
+    """The root of a user namespace can have 65,000 lines in one, which took the loop 0.4 s."""
+    procfs, many = Procfs(str(proc)), LINE * (600_000 // len(LINE))
+    (proc / "12/mountinfo").write_bytes(many)
+    (proc / "12/cgroup").write_text("0::/system.slice/docker.service\n")
+    assert len(procfs.mounts(12)) == len(many) // len(LINE)  # of a busy host
+    (proc / "12/cgroup").write_text(f"0::/docker/{'a' * 64}\n")
+    for read in (lambda: procfs.mounts(12), lambda: procfs.has_mount(12, "8:1", "/x")):
+        with pytest.raises(TooLarge, match="longer than"):
+            read()
+    (proc / "self/mountinfo").write_bytes(many)
+    assert len(procfs.mounts("self")) == len(many) // len(LINE)
+
+
 def table(device: str, root: str) -> str:
     return LINE.decode() + f"1 0 {device} {root} /usr/local/vgpu rw - ext4 /dev/sda rw\n"
 

@@ -233,7 +233,8 @@ def test_what_could_not_be_read_at_all_may_be_the_owner(
 def test_a_file_that_is_blown_up_is_not_read(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(Procfs._read, "__defaults__", (1 << 16,))
+    monkeypatch.setattr(procfs_module, "MAX_MOUNT_TABLE", 1 << 16)
+    monkeypatch.setattr(procfs_module, "MAX_TENANT_FILE", 1 << 16)
     monkeypatch.setattr(mappings, "MAX_MAPS", 1 << 16)
     file = proc.put(100, 7) / name
     file.write_text("x" * (1 << 18) + "\n" + file.read_text())
@@ -243,7 +244,8 @@ def test_a_file_that_is_blown_up_is_not_read(
 def test_a_neighbour_that_makes_itself_unreadable_hides_nobody_else(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Procfs._read, "__defaults__", (1 << 16,))
+    monkeypatch.setattr(procfs_module, "MAX_MOUNT_TABLE", 1 << 16)
+    monkeypatch.setattr(procfs_module, "MAX_TENANT_FILE", 1 << 16)
     proc.put(100, 7)
     hostile = proc.put(101, 7, mounts="x" * (1 << 18) + "\n")
     assert proc.find(7) is UnresolvedReason.TOO_LARGE  # neither is known to be in a container
@@ -261,7 +263,8 @@ def test_a_neighbour_that_makes_itself_unreadable_hides_nobody_else(
 def test_a_mount_table_that_is_too_large_is_read_once_per_refresh(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Procfs._read, "__defaults__", (1 << 16,))
+    monkeypatch.setattr(procfs_module, "MAX_MOUNT_TABLE", 1 << 16)
+    monkeypatch.setattr(procfs_module, "MAX_TENANT_FILE", 1 << 16)
     reads: Counter[int] = Counter()
 
     class Counting(Procfs):

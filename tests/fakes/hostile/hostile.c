@@ -1,6 +1,8 @@
 /* What a tenant can do to cost others as much as it can, with no more rights than its container has.
  *
  *   hostile SECONDS mappings COUNT            COUNT mappings that cannot be merged; says "ready" and waits
+ *   hostile SECONDS mounts DOUBLINGS          a mount table of its own, by a user namespace, with 2^DOUBLINGS lines and more;
+ *                                             says "ready" and waits
  *   hostile SECONDS flip hostpid|util PROCS SLOT_SIZE OFFSET STEP MILLISECONDS FILE...
  *                                             writes a word of each of 1,024 slots anew, again and again: `hostpid` at
  *                                             OFFSET, or those that are 0 of 16 utilizations from OFFSET on, each STEP
@@ -28,6 +30,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -67,6 +70,34 @@ static void mappings(int count)
     for (int i = 1; i < count; i += 2) /* neighbours with other rights stay apart */
         if (mprotect(all + page * (size_t)i, page, PROT_READ | PROT_WRITE))
             fail("mprotect");
+    ready();
+    for (;;)
+        pause();
+}
+
+static void put(const char *path, const char *text)
+{
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || write(fd, text, strlen(text)) < 0)
+        fail(path);
+    close(fd);
+}
+
+static void mounts(int doublings)
+{
+    char path[32];
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNS))
+        fail("a mount namespace of a user's own");
+    put("/proc/self/setgroups", "deny");
+    put("/proc/self/uid_map", "0 0 1");
+    put("/proc/self/gid_map", "0 0 1");
+    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) || mount("t", "/tmp", "tmpfs", 0, NULL))
+        fail("mount");
+    for (int i = 0; i < doublings; i++) {
+        snprintf(path, sizeof path, "/tmp/%d", i);
+        if (mkdir(path, 0700) || mount("/tmp", path, NULL, MS_BIND | MS_REC, NULL))
+            fail(path);
+    }
     ready();
     for (;;)
         pause();
@@ -224,6 +255,8 @@ int main(int argc, char **argv)
     alarm(seconds);
     if (strcmp(argv[2], "mappings") == 0)
         mappings(atoi(argv[3]));
+    if (strcmp(argv[2], "mounts") == 0)
+        mounts(atoi(argv[3]));
     if (strcmp(argv[2], "flip") == 0 && argc > 9)
         flip(argv + 3);
     if (strcmp(argv[2], "events") == 0 && argc == 5)
