@@ -68,9 +68,10 @@ class GpuUsers:
         self._procfs, self._pidmap, self._repairer = procfs, pidmap, repairer
         self._counters, self._journal = counters, journal
 
-    async def collect(self, interval: float) -> Collection:
-        """Ask NVML, and join what it says."""
-        collection = await self.sampler.collect(max(_DRIVER_SECONDS, interval))
+    async def collect(self, interval: float, wait: float = 0.0) -> Collection:
+        """Ask NVML, and join what it says; see `Sampler.collect`."""
+        patience = max(_DRIVER_SECONDS, interval)
+        collection = await self.sampler.collect(patience, wait=wait, every=interval)
         trouble = self._journal.trouble
         self._counters[CounterName.IMPLAUSIBLE_SAMPLES] = self.sampler.implausible
         for kind, fields in changes(self.inventory, collection.inventory):

@@ -33,6 +33,7 @@ from resolver.daemon.running_containers import Census
 from resolver.daemon.snapshots import Snapshots
 from resolver.daemon.source_upkeep import SourceUpkeep
 from resolver.event_log import EventLog
+from resolver.gpu.sampler import LONGEST_WAIT
 from resolver.linux.procfs import Procfs
 from resolver.lookup.cached import LiveLookup
 from resolver.pids.ladder import Ladder, open_source
@@ -319,7 +320,8 @@ class Service:
 
     async def collect_once(self) -> None:
         """Ask NVML, join what it says, and see what the driver's version means for ``hostpid``."""
-        collection = await self.gpus.collect(self.settings.nvml_interval)
+        wait = 0.0 if self.repairer.restless else LONGEST_WAIT
+        collection = await self.gpus.collect(self.settings.nvml_interval, wait)
         self._decide()
         self.decision.consider(collection)
         await self.gpus.count_containers()
@@ -342,7 +344,10 @@ class Service:
             self._contested.set()
         else:
             self._contested.clear()
-        self.snapshots.after_pass(seconds, news=everything or self.repairer.take_news())
+        news = everything or self.repairer.take_news()
+        self.snapshots.after_pass(seconds, news=news)
+        if news or self.repairer.restless:
+            self.gpus.sampler.hurry()
 
     def _take_new_settings(self) -> None:
         names = self.reloading.take()
@@ -350,6 +355,7 @@ class Service:
             self.repairer.use(self.settings)
             log.setup(self.settings.log_format, self.settings.log_level)
             self._decide()
+            self.gpus.sampler.hurry()
             self.journal.log.info("settings_reloaded", **names)
 
     def _decide(self) -> None:

@@ -1,6 +1,9 @@
 """NVML's utilization samples, asked of the NVML worker, with a watermark per device.
 
 Devices are identified by UUID. A device that fails or is unsupported is a state with its reason, not a zero.
+
+While no device has a sample the worker asks by itself, as often as the daemon would, and answers when there is
+something new: so nothing is seen later, and the daemon sleeps.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 #: A sample speaks for this long; then the process is idle. HAMi's own watcher asks for the last second too.
 SAMPLE_SECONDS = 1.0
+#: So long the worker may be silent where nothing runs, in seconds: as long as a cache file is where all is right.
+LONGEST_WAIT = 4.0
 _DEVICES_EVERY, _DETAILS_EVERY = 60.0, 10.0
 _INCOMPLETE_SECONDS = 2.0  # a lost GPU makes the worker start the library anew, each time
 _CALL_SECONDS = 5.0
@@ -39,6 +44,8 @@ _HINTS = {
 #: remembers which directories it did not find. A new worker looks anew.
 _OLD_VIEW = ("LibRmVersionMismatch", "LibraryNotFound")
 _RESTART_SECONDS = 10.0
+
+_NO_WAIT: Mapping[str, float] = {}
 
 OK, UNSUPPORTED, FAILED = "ok", "unsupported", "failed"
 
@@ -92,6 +99,9 @@ class Sampler:
         self._count = 0  # of the devices, when they were last read
         self._states: dict[str, tuple[bool, bool]] = {}
         self._answered = False  # all of the last collection
+        self._last = Collection(at=0.0, error="", driver_version=None, devices={})
+        self._quiet = False  # all answered, and no device had a sample
+        self._waits = self._hurried = False  # for something new; not any more
         self._complete = False  # every device answered
         self._pending: asyncio.Task[Collection] | None = None
         self._next_restart = 0.0
@@ -100,17 +110,27 @@ class Sampler:
         self._clients: dict[str, list[int]] = {}  # of MPS servers
         self._dropped: dict[str, dict[int, int]] = {}  # PID -> time stamp of its last value that cannot be
 
-    async def collect(self, patience: float = _CALL_SECONDS) -> Collection:
+    async def collect(
+        self, patience: float = _CALL_SECONDS, *, wait: float = 0.0, every: float = SAMPLE_SECONDS
+    ) -> Collection:
         """Ask every device for what is new. Never raises; what fails is said in the answer.
+
+        If no device had a sample last time the answer comes when there is something new, after ``wait`` seconds or by
+        `hurry`; the driver is asked ``every`` so many seconds meanwhile.
 
         A driver that answered before and does not within ``patience`` (seconds) leaves everything unknown from then
         on. It is asked nothing else meanwhile: the next call goes on waiting, until the worker's time limit.
         """
         if not self._answered:
             patience = max(patience, _CALL_SECONDS)
-        if self._pending is None:
-            self._pending = asyncio.create_task(self._collect())
         try:
+            if self._pending is None:
+                wait = self._may_wait(wait, every)
+                self._pending = asyncio.create_task(
+                    self._collect({"wait": wait, "every": every} if wait else {})
+                )
+                if wait:
+                    await asyncio.wait({self._pending}, timeout=wait)
             await _wait(self._pending, patience)
         except asyncio.CancelledError:
             await self._abandon()
@@ -136,22 +156,34 @@ class Sampler:
             self._pending = None
         self.worker.stop()
 
+    def hurry(self) -> None:
+        """Have the collection that goes on, or the next one, wait for nothing."""
+        if self._waits and not self._hurried:
+            self.worker.tell(b'{"call":"now"}')
+        self._hurried = True
+
+    def _may_wait(self, wait: float, every: float) -> float:
+        wait = min(wait, self._devices_until - time.monotonic())
+        return wait if self._quiet and not self._hurried and wait > every else 0.0
+
     async def _abandon(self) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.cancel()
             await asyncio.gather(pending, return_exceptions=True)
 
-    async def _collect(self) -> Collection:
+    async def _collect(self, waiting: dict[str, float]) -> Collection:
         try:
             looked = time.monotonic() >= self._devices_until
             if looked:
                 await self._find_devices()
-            devices = await self._ask(self._stock.answering)
+            devices = await self._ask(self._stock.answering, waiting)
+            if devices is self._last.devices:
+                return self._last._replace(at=time.time())
             if self._devices_until == 0.0 and not looked:  # something is not as it was: see it at once
                 await self._find_devices()
                 new = [gpu for gpu in self._stock.answering if gpu.uuid not in devices]
-                devices |= await self._ask(new)
+                devices = {**devices, **await self._ask(new)}
             known = {gpu.uuid: gpu for gpu in self._stock.answering}
             devices = {uuid: samples for uuid, samples in devices.items() if uuid in known}
             self._states = {uuid: _answered(samples) for uuid, samples in devices.items()}
@@ -160,18 +192,26 @@ class Sampler:
             return self._none(error)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return self._none(self.worker.malformed("answered something malformed"))
+        finally:
+            self._waits = self._hurried = False
         for gpu in inventory.gpus:
             if gpu.uuid and gpu.uuid not in devices:
                 devices[gpu.uuid] = DeviceSamples(
                     status=FAILED, why=gpu.samples_why or "", newest={}, dropped=frozenset()
                 )
-        return Collection(
+        self._quiet = (
+            not any(self._newest.values())
+            and not any(self._dropped.values())
+            and all(samples.status != FAILED for samples in devices.values())
+        )
+        self._last = Collection(
             at=time.time(), error="", driver_version=self.driver_version, devices=devices, inventory=inventory
         )
+        return self._last
 
     def _none(self, why: Exception) -> Collection:
         """Nothing was answered, and the devices are read anew next time."""
-        self._devices_until, self._complete = 0.0, False
+        self._devices_until, self._complete, self._quiet = 0.0, False, False
         if "(DriverNotLoaded)" in str(why):
             self._stock.driver_gone()
         return Collection(
@@ -198,17 +238,30 @@ class Sampler:
             for gone in known.keys() - uuids:
                 del known[gone]
 
-    async def _ask(self, gpus: tuple[GpuReport, ...] | list[GpuReport]) -> dict[str, DeviceSamples]:
-        """Each one's samples; a change makes the devices be read again."""
+    async def _ask(
+        self, gpus: tuple[GpuReport, ...] | list[GpuReport], waiting: Mapping[str, float] = _NO_WAIT
+    ) -> Mapping[str, DeviceSamples]:
+        """Each one's samples; a change makes the devices be read again.
+
+        ``waiting`` is how long, and how often, the worker asks for itself: then they are those of the last collection,
+        the very same object, if nothing is new.
+        """
         found: dict[str, DeviceSamples] = {}
         left = list(gpus)
         while left:
             now_us = int(time.time() * 1e6)
             asked = [[gpu.uuid, None if gpu.mig else self._since(gpu.uuid, now_us)] for gpu in left]
             limit = self.worker.timeout * max(1.0, len(left) / _IN_ONE_CALL)
-            answers = (await self._call({"call": "several", "devices": asked}, limit))["answers"]
+            request = {"call": "several", "devices": asked, **waiting}
+            self._waits = bool(waiting)
+            answer = await self._call(request, limit + waiting.get("wait", 0.0))
+            if "unchanged" in answer:
+                return self._last.devices
+            answers = answer["answers"]
             if not answers:
                 raise ValueError("no device answered, not even with an error")
+            if waiting:
+                now_us = int(time.time() * 1e6)
             for gpu, answer in zip(left, answers, strict=False):
                 found[gpu.uuid] = samples = self._sample(gpu, answer, now_us)
                 answered = _answered(samples)

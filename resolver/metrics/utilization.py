@@ -11,7 +11,7 @@ from collections import Counter
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED
+from resolver.gpu.sampler import FAILED, LONGEST_WAIT, OK, UNSUPPORTED
 from resolver.reasons import SampleReason
 from resolver.state import Counted
 
@@ -110,11 +110,15 @@ def devices(snapshot: Snapshot) -> dict[str, Device]:
 
 
 def nvml_trouble(snapshot: Snapshot, now: float, longest: float) -> Unknown | None:
-    """Why nothing that NVML told can be believed at Unix time ``now``; None if it can."""
+    """Why nothing that NVML told can be believed at Unix time ``now``; None if it can.
+
+    Its answer may be ``longest`` seconds old; where nothing runs the worker tells of news only.
+    """
     joined = snapshot.joined
     if joined.error:
         return Unknown.NO_ANSWER
-    return Unknown.STALE if now - joined.at > longest else None
+    runs = joined.values or joined.orphans
+    return Unknown.STALE if now - joined.at > longest + (0 if runs else LONGEST_WAIT) else None
 
 
 def usages(snapshot: Snapshot, trouble: Unknown | None) -> Iterator[Usage]:

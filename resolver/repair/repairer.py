@@ -139,6 +139,7 @@ class Repairer:
         self._namespaces = namespaces or KnownNamespaces(procfs, pidmap)
         self._owner_finder = OwnerFinder(procfs, pidmap, names=self._names, known=self._namespaces)
         self._abandoned = Abandoned(procfs)
+        self._restless: set[str] = set()  # regions of which something is to be done at their next look
         self._next_discovery = 0.0
         self._alone = asyncio.Lock()  # a pass, or what is done between two of them
         self._joined: Joined | None = None
@@ -381,6 +382,7 @@ class Repairer:
             self._release(repairs)
             self._owner_finder.forget(repairs.place)
             self._abandoned.forget(path)
+            self._restless.discard(path)
             self._attention.forget(path)
             self.watches.forget(path)
             self.writing.forget(path)
@@ -470,10 +472,9 @@ class Repairer:
         )
 
     def _looked(self, repairs: RegionRepairs, this: _Pass, *, watched: bool, quiet_until: float) -> None:
-        interval = self.settings.interval
-        self._attention.looked(
-            repairs.region.path, this.now, interval, watched=watched, quiet_until=quiet_until
-        )
+        path, interval = repairs.region.path, self.settings.interval
+        (self._restless.discard if quiet_until else self._restless.add)(path)
+        self._attention.looked(path, this.now, interval, watched=watched, quiet_until=quiet_until)
 
     def _read(self, repairs: RegionRepairs) -> bool:
         """Take in what the region says now; False if it had to be given up."""
@@ -653,6 +654,11 @@ class Repairer:
         clock = min(self._next_refresh, self._next_discovery, now + wait)
         events = min(self._attention.next(), *(each.wants() for each in self.discoveries))
         return max(min(clock, events), self.not_before)
+
+    @property
+    def restless(self) -> bool:
+        """Whether something is not as it should be, so that NVML's next answer may be waited for."""
+        return bool(self._restless)
 
     def is_news(self, joined: Joined) -> bool:
         """Whether it says something else of a process than what the last pass went by."""

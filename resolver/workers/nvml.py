@@ -13,6 +13,9 @@ One JSON object each way over the SOCK_SEQPACKET socket on descriptor 0::
          | the same with {"status": "unsupported" | "failed", "text": str} for the samples; without, if none are wanted
     {"call": "several", "devices": [[uuid, since], ...]} -> {"answers": [...]}, each as of "samples", in order; at least
         one, and fewer than were asked for if they are long
+    the same with {"wait": seconds, "every": seconds}: while that is what was answered last, NVML is asked again so
+        often, and nothing is answered before the time is up; then {"unchanged": true}
+    {"call": "now"} -> nothing; who waits answers now
     anything that fails -> {"error": NVML's name of it, "code": int, "text": str}
 
 Time stamps are NVML's: microseconds since the epoch. Percentages as NVML gives them.
@@ -22,6 +25,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from struct import Struct
 
 from resolver.lean import lean
 from resolver.workers.nvml_devices import DeviceReader, error_name, text
@@ -38,6 +43,9 @@ _SIZE_RETRIES = 5
 _MANY_NUMBERS = 6000
 #: The list of processes has had three shapes. nvidia-ml-py's call without a suffix knows the last one only.
 _LIST_VERSIONS = ("_v3", "_v2")
+#: One of its entries (nvmlProcessInfo_v2_t): PID, bytes of memory, and instances. All ones: the driver doesn't tell.
+_ENTRY, _NOT_TOLD = Struct("=I4xQ8x"), 2**64 - 1
+_ROOM = 64  # entries that a list is first fetched with
 
 
 def main() -> int:
@@ -53,10 +61,25 @@ def main() -> int:
     seccomp.forbid(seccomp.DANGEROUS)  # which calls the driver's library needs, only its maker knows
     channel = _socket.socket(fileno=os.dup(0))
     nvml = Nvml(pynvml)
-    calls: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+
+    def spoken_to(seconds: float) -> bool:
+        """Wait so long at most; whether there is something to read."""
+        channel.settimeout(seconds)
+        try:
+            channel.recv(1, _socket.MSG_PEEK)
+        except TimeoutError:
+            return False
+        finally:
+            channel.settimeout(None)
+        return True
+
+    calls: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
         "devices": nvml.devices,
         "samples": nvml.samples,
-        "several": nvml.several,
+        "several": lambda request: (
+            nvml.news(request, spoken_to) if "wait" in request else nvml.several(request)
+        ),
+        "now": lambda _request: None,
     }
     while message := channel.recv(1 << 16):
         request = json.loads(message)
@@ -64,7 +87,8 @@ def main() -> int:
             answer = calls[request["call"]](request)
         except pynvml.NVMLError as error:
             answer = nvml.failed(error)
-        channel.send(json.dumps(answer, separators=(",", ":")).encode())
+        if answer is not None:
+            channel.send(json.dumps(answer, separators=(",", ":")).encode())
     return 0
 
 
@@ -76,6 +100,8 @@ class Nvml:
         self._xids = XidWatch(pynvml)
         self._initialized = False
         self._renew = False  # a device was lost: it comes back only with a fresh start of the library
+        self._told: object = None  # what `several` last answered, and of which devices
+        self._room = self._entries(_ROOM)
         # Errors after which NVML has to be shut down and started again before it answers anything.
         self._fatal = {
             pynvml.NVML_ERROR_UNINITIALIZED,
@@ -139,10 +165,12 @@ class Nvml:
     def several(self, request: dict[str, Any]) -> dict[str, Any]:
         """`samples` of several devices; one that fails is an answer of its own."""
         answers: list[dict[str, Any]] = []
-        numbers = 0
+        numbers, count = 0, None
         for uuid, since in request["devices"]:
             try:
-                answer = self.samples({"uuid": uuid, "since": since})
+                answer = self._samples_of(uuid, since)
+                count = self._pynvml.nvmlDeviceGetCount() if count is None else count
+                answer["count"] = count
             except self._pynvml.NVMLError as error:
                 answer = self.failed(error)
             answers.append(answer)
@@ -150,7 +178,20 @@ class Nvml:
             numbers += 3 * sum(len(answer.get(name) or ()) for name in lists)
             if numbers > _MANY_NUMBERS:
                 break
+        self._told = [uuid for uuid, _since in request["devices"]], answers
         return {"answers": answers}
+
+    def news(self, request: dict[str, Any], spoken_to: Callable[[float], bool]) -> dict[str, Any]:
+        """`several` as soon as that is another answer than the last one, or when the time is up."""
+        until = time.monotonic() + request["wait"]
+        while True:
+            before = self._told
+            answer = self.several(request)
+            if self._told != before or any(map(_is_news, answer["answers"])):
+                return answer
+            left = until - time.monotonic()
+            if left <= 0 or spoken_to(min(left, request["every"])):
+                return {"unchanged": True}
 
     def _processes(self, handle: Any) -> dict[str, Any]:
         """Who uses the device, with memory. MPS clients are in a list of their own, and some in both.
@@ -178,7 +219,7 @@ class Nvml:
         nvml = self._pynvml
         for version in _LIST_VERSIONS:
             try:
-                found = self._fetch(getattr(nvml, name + version), handle)
+                found = self._fetch(self._running, name + version, handle)
             except nvml.NVMLError_FunctionNotFound:
                 continue
             except nvml.NVMLError_NotSupported:
@@ -188,13 +229,35 @@ class Nvml:
                     raise
                 return None
             memory: dict[int, int | None] = {}
-            for entry in found:
-                if entry.pid > 0:  # 0 has been seen, and is nobody
-                    known = memory.get(entry.pid, 0), entry.usedGpuMemory
+            for pid, used in found:
+                if pid > 0:  # 0 has been seen, and is nobody
+                    known = memory.get(pid, 0)
                     # In MIG mode a process is listed once for each of its instances.
-                    memory[entry.pid] = None if None in known else sum(known)
+                    memory[pid] = None if known is None or used == _NOT_TOLD else known + used
             return memory
         return without
+
+    def _entries(self, count: int) -> Any:
+        return (self._pynvml.c_nvmlProcessInfo_v2_t * count)()
+
+    def _running(self, name: str, handle: Any) -> list[tuple[int, int]]:
+        """One of NVML's lists of processes, with their memory.
+
+        It is fetched each second from each GPU: nvidia-ml-py makes two calls for it, and two objects of each process.
+        """
+        import ctypes
+
+        nvml = self._pynvml
+        call = getattr(nvml.nvmlLib, name, None)
+        if call is None:
+            raise nvml.NVMLError(nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        count = ctypes.c_uint(len(self._room))
+        result = call(handle, ctypes.byref(count), self._room)
+        if result == nvml.NVML_ERROR_INSUFFICIENT_SIZE:
+            self._room = self._entries(count.value * 2 + 5)  # more can come
+        if result != nvml.NVML_SUCCESS:
+            raise nvml.NVMLError(result)
+        return list(_ENTRY.iter_unpack(memoryview(self._room).cast("B")[: count.value * _ENTRY.size]))
 
     def _utilization(self, handle: Any, since: int) -> dict[str, Any]:
         """The samples newer than ``since``.
@@ -240,3 +303,9 @@ class Nvml:
             except nvml.NVMLError_InsufficientSize:
                 continue
         raise nvml.NVMLError(nvml.NVML_ERROR_INSUFFICIENT_SIZE)
+
+
+def _is_news(answer: dict[str, Any]) -> bool:
+    """Whether there is something in an answer that doesn't become old by being the same as in the last one."""
+    passing = any(answer.get(name) for name in ("samples", "dropped", "xids"))
+    return passing or "error" in answer or answer.get("status") == "failed"

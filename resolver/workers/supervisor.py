@@ -108,6 +108,12 @@ class WorkerProcess:
             self._in_a_row = 0
             return answer
 
+    def tell(self, message: bytes) -> None:
+        """Say something that has no answer; nothing happens if there is no child, or if it can't take it now."""
+        if self._channel is not None:
+            with contextlib.suppress(OSError):
+                self._channel.send(message)
+
     async def _answer(self, channel: socket.socket, limit: float) -> None:
         """Wait ``limit`` seconds at most, but for those in which the child had no CPU."""
         host_pid = self.host_pid or 0

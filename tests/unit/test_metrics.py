@@ -249,7 +249,8 @@ def test_a_container_that_ended_has_no_series_though_its_file_is_there() -> None
     ("reason", "changes"),
     [
         ("no_answer", {"joined": joined(error="GPU is lost", asked=frozenset(), listed=frozenset())}),
-        ("stale", {"joined": joined(at=time.time() - 3.6)}),
+        ("stale", {"joined": joined(at=time.time() - 3.6, values={(1, GPUS[0]): 50})}),
+        ("stale", {"joined": joined(at=time.time() - 7.6)}),
         ("device_failed", {"joined": joined(asked=frozenset(GPUS[1:]))}),
         (
             "unsupported",

@@ -7,9 +7,9 @@ import json
 import os
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -20,6 +20,7 @@ from tests.fakes.state import Answer, Fault, Hang
 from tests.unit.conftest import Driver
 
 FIRST, SECOND = (device.uuid for device in DEFAULT_DEVICES)
+T = TypeVar("T")
 
 
 class Nvml:
@@ -38,6 +39,18 @@ class Nvml:
 
     def devices(self) -> dict[str, Any]:
         return self.ask(call="devices")
+
+    def message(self, *uuids: str, **waiting: float) -> bytes:
+        since = int((time.time() - 10) * 1e6)
+        devices = [[uuid, since] for uuid in uuids or (FIRST, SECOND)]
+        return json.dumps({"call": "several", "devices": devices, **waiting}).encode()
+
+    def several(self, *uuids: str, wait: float | None = None) -> dict[str, Any]:
+        waiting = {} if wait is None else {"wait": wait, "every": 0.05}
+        return dict(json.loads(self.run(self.worker.request(self.message(*uuids, **waiting)))))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
 
     def processes(self, uuid: str = FIRST) -> dict[str, Any]:
         return self.ask(call="samples", uuid=uuid, since=None)
@@ -396,6 +409,57 @@ def test_a_call_that_hangs_costs_one_worker(driver: Driver, hang: Hang) -> None:
         assert (nvml.worker.starts, nvml.worker.failures) == (2, 1)
     finally:
         nvml.close()
+
+
+def test_what_is_the_same_as_before_is_answered_when_the_time_is_up(driver: Driver, nvml: Nvml) -> None:
+    assert "answers" in nvml.several(wait=60.0)  # nothing was answered before
+    assert nvml.several(wait=0.2) == {"unchanged": True}
+    assert nvml.several(FIRST, wait=60.0) != {"unchanged": True}  # others than before
+    nvml.several()
+    driver.sample(4711, 30)
+    for _ in range(2):  # a sample is news each time, until it isn't asked for any more
+        samples = nvml.several(wait=60.0)["answers"][0]["samples"]
+        assert [(pid, sm) for pid, _, sm in samples] == [(4711, 30)]
+
+
+@pytest.mark.parametrize("what", ["sample", "error", "xid", "gpu"])
+def test_news_ends_the_wait(driver: Driver, nvml: Nvml, what: str) -> None:
+    nvml.devices()
+    before = nvml.several()
+
+    async def wait() -> dict[str, Any]:
+        waiting = asyncio.create_task(nvml.worker.request(nvml.message(wait=60.0, every=0.05)))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        if what == "sample":
+            driver.sample(4711, 30)
+        elif what == "error":
+            driver.gpu.set_errors({Answer.UTILIZATION: 999})
+        elif what == "xid":
+            driver.gpu.raise_xid(1, 79)
+        else:
+            driver.gpu.set_devices(DEFAULT_DEVICES[:1])
+        return dict(json.loads(await waiting))
+
+    answer = nvml.run(wait())
+    assert "unchanged" not in answer
+    assert answer != before
+
+
+def test_who_is_in_a_hurry_gets_an_answer_at_once(nvml: Nvml) -> None:
+    before = nvml.several()
+    nvml.several()
+
+    async def wait() -> dict[str, Any]:
+        nvml.worker.tell(b'{"call":"now"}')  # nobody waits: nothing comes of it
+        waiting = asyncio.create_task(nvml.worker.request(nvml.message(wait=60.0, every=30.0)))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        nvml.worker.tell(b'{"call":"now"}')
+        return dict(json.loads(await waiting))
+
+    assert nvml.run(wait()) == {"unchanged": True}
+    assert nvml.several() == before  # and the next one is answered as asked
 
 
 def test_an_unknown_request_ends_the_child(nvml: Nvml) -> None:

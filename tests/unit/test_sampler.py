@@ -6,9 +6,10 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import pytest
 
@@ -22,6 +23,7 @@ from tests.fakes.state import Answer, Fault, Hang
 from tests.unit.conftest import Driver
 
 FIRST, SECOND = (device.uuid for device in DEFAULT_DEVICES)
+T = TypeVar("T")
 
 
 class Bench:
@@ -35,6 +37,12 @@ class Bench:
 
     def collect(self, patience: float = 5.0) -> Collection:
         return self._runner.run(self.sampler.collect(patience))
+
+    def news(self, wait: float) -> Collection:
+        return self.run(self.sampler.collect(wait=wait, every=0.05))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
 
     def gpu(self, uuid: str = FIRST) -> GpuReport:
         """What the inventory says of one device after another collection."""
@@ -557,6 +565,83 @@ def test_what_was_known_is_not_forgotten_when_nvml_fails(driver: Driver, bench: 
     collection = bench.collect()
     assert "DriverNotLoaded" in collection.error
     assert collection.inventory == known
+
+
+# ---- where nothing runs ---------------------------------------------------------------------------
+
+
+def test_where_nothing_runs_news_is_waited_for(driver: Driver, bench: Bench) -> None:
+    first = bench.collect()
+    began = time.monotonic()
+    second = bench.news(wait=0.3)
+    assert time.monotonic() - began >= 0.3
+    assert second.devices is first.devices
+    assert second.at >= first.at + 0.3
+
+    async def sampled() -> Collection:
+        waiting = asyncio.create_task(bench.sampler.collect(wait=60.0, every=0.05))
+        await asyncio.sleep(0.3)
+        driver.sample(4711, 30)
+        return await waiting
+
+    assert bench.run(sampled()).devices[FIRST].newest[4711][1] == 30
+    began = time.monotonic()
+    bench.news(wait=60.0)  # not while a process has a sample: 0 is to come in time
+    assert time.monotonic() - began < 30
+
+
+def test_a_sample_that_ends_a_long_wait_speaks_for_a_second_from_then_on(
+    driver: Driver, bench: Bench
+) -> None:
+    bench.collect()
+
+    async def late() -> Collection:
+        waiting = asyncio.create_task(bench.sampler.collect(wait=60.0, every=0.05))
+        await asyncio.sleep(1.5)  # longer than a sample speaks
+        driver.sample(4711, 30)
+        return await waiting
+
+    assert bench.run(late()).devices[FIRST].newest[4711][1] == 30
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_hurry_ends_the_wait_or_leaves_out_the_next(bench: Bench, *, before: bool) -> None:
+    bench.collect()
+
+    async def hurried() -> Collection:
+        if before:
+            bench.sampler.hurry()
+        waiting = asyncio.create_task(bench.sampler.collect(wait=60.0, every=30.0))
+        if not before:
+            await asyncio.sleep(0.3)
+            assert not waiting.done()
+            bench.sampler.hurry()
+        return await waiting
+
+    began = time.monotonic()
+    assert bench.run(hurried()).error == ""
+    assert time.monotonic() - began < 30
+    began = time.monotonic()
+    bench.news(wait=0.3)  # once
+    assert time.monotonic() - began >= 0.3
+
+
+def test_a_driver_that_hangs_is_noticed_after_the_wait(driver: Driver, bench: Bench) -> None:
+    bench.collect()
+    driver.gpu.set_faults(hang=Hang.UTILIZATION)
+    collection = bench.run(bench.sampler.collect(0.2, wait=0.3, every=0.05))
+    assert (collection.error, dict(collection.devices)) == ("the driver did not answer within 0.2 s", {})
+    driver.gpu.set_faults()
+    assert bench.collect().error == ""
+
+
+def test_gpus_are_read_once_a_minute_though_news_is_waited_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_DEVICES_EVERY", 0.3)
+    first = bench.collect().inventory
+    bench.news(wait=60.0)
+    assert bench.news(wait=60.0).inventory.at > first.at
 
 
 # ---- a driver that does not answer ---------------------------------------------------------------

@@ -23,6 +23,7 @@ from resolver.daemon.service import Service
 from resolver.gpu.attribution import NOTHING, Joined, Sample
 from resolver.gpu.sampler import Collection, DeviceSamples
 from resolver.reasons import SampleReason, UnresolvedReason
+from resolver.repair.repairer import Repairer
 from resolver.state import RegionReport, SlotReport
 from tests.fakes import cachefiles
 from tests.fakes.pictures import picture
@@ -338,6 +339,25 @@ def test_nvml_is_asked_again_when_a_process_that_seems_to_idle_can_be_said_to(
         else:
             await asyncio.sleep(0.2)
             assert not daemon.gpus.ask_again.is_set()
+        daemon.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("restless", "news", "hurries"), [(False, False, 0), (True, False, 1), (False, True, 1)]
+)
+def test_nvml_is_not_waited_for_when_something_is_new_or_not_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, restless: bool, news: bool, hurries: int
+) -> None:
+    async def main() -> None:
+        daemon = Service(settings(tmp_path))
+        monkeypatch.setattr(daemon.repairer, "take_news", lambda: news)
+        monkeypatch.setattr(Repairer, "restless", restless)
+        seen: list[bool] = []
+        monkeypatch.setattr(daemon.gpus.sampler, "hurry", lambda: seen.append(True))
+        await daemon.pass_once(everything=False)
+        assert len(seen) == hurries
         daemon.close()
 
     asyncio.run(main())
