@@ -8,7 +8,7 @@ of the next process, else rarely.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from operator import itemgetter
 
 #: Seconds since a process attached -> seconds until the next look. After these the clock's interval, until `STARTED`.
 _STEPS = ((3.0, 0.02), (20.0, 0.04))
@@ -23,10 +23,13 @@ QUIET_INTERVALS = 16
 _LONG_AGO = float("-inf")
 
 
-class _Look(NamedTuple):
-    due: float
-    last: float
-    attached: float
+class _Look:
+    """Changed in place: each pass does that for each region that it reads."""
+
+    __slots__ = ("attached", "due", "last")
+
+    def __init__(self, due: float, last: float, attached: float) -> None:
+        self.due, self.last, self.attached = due, last, attached
 
 
 class Attention:
@@ -39,8 +42,8 @@ class Attention:
         """Somebody wrote into the file: a process that attaches."""
         known = self._looks.get(path)
         if known is not None:
-            due = min(known.due, max(now, known.last + _SHORTEST))
-            self._looks[path] = _Look(due, known.last, now)
+            known.due = min(known.due, max(now, known.last + _SHORTEST))
+            known.attached = now
 
     def let_go(self, path: str, now: float) -> None:
         """Somebody who could write into the file has closed it: a process that ended, if nothing else."""
@@ -50,27 +53,24 @@ class Attention:
         """Look at it at this time at the latest."""
         known = self._looks.get(path)
         if known is not None and when < known.due:
-            self._looks[path] = known._replace(due=when)
+            known.due = when
 
     def put_off(self, path: str, when: float) -> None:
         """It is not looked at before this time."""
         known = self._looks.get(path)
         if known is not None:
-            self._looks[path] = known._replace(due=max(known.due, when))
+            known.due = max(known.due, when)
 
     def everything(self, when: float) -> None:
         """Look at every region at this time at the latest."""
-        self._looks = {path: look._replace(due=min(look.due, when)) for path, look in self._looks.items()}
+        for look in self._looks.values():
+            look.due = min(look.due, when)
 
-    def since(self, path: str) -> float:
-        """When it was last looked at; long ago if never."""
-        known = self._looks.get(path)
-        return known.last if known is not None else _LONG_AGO
-
-    def is_due(self, path: str, now: float) -> bool:
-        """Whether it is its time; a new region's is at once."""
-        known = self._looks.get(path)
-        return known is None or known.due <= now
+    def due(self, until: float) -> list[str]:
+        """Whose time comes until then, who waits longest first; a new region's is at once."""
+        due = [(look.last, path) for path, look in self._looks.items() if look.due <= until]
+        due.sort(key=itemgetter(0))
+        return [path for _last, path in due]
 
     def found(self, path: str, attached: float) -> None:
         """A new region, to be looked at at once; the last process attached to it then, by the file's time."""
@@ -81,15 +81,17 @@ class Attention:
 
         ``watched``: the kernel reports its processes. Nothing is to be done before ``quiet_until`` as far as is known.
         """
-        known = self._looks.get(path) or _Look(now, _LONG_AGO, now)
+        known = self._looks.get(path)
+        if known is None:
+            known = self._looks[path] = _Look(now, _LONG_AGO, now)
         age = now - known.attached
-        often = next((pause for until, pause in _STEPS if age < until), interval)
         if age >= STARTED and watched:
             pause = min(max(interval, quiet_until - now), QUIET_INTERVALS * interval)
         else:
+            often = next((pause for until, pause in _STEPS if age < until), interval)
             # At first as long again as it is since the event: the slot comes milliseconds after it.
             pause = min(interval, often, max(_SHORTEST, age))
-        self._looks[path] = _Look(now + pause, now, known.attached)
+        known.due, known.last = now + pause, now
 
     def forget(self, path: str) -> None:
         """It is gone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -414,13 +415,8 @@ class Repairer:
         busy: dict[str, deque[_Work]] = {}
         # Those whose time is nearly come are read as well: one pass for all is cheaper than one for each.
         ahead = self.settings.interval * QUIET_INTERVALS / 2 if this.by_clock else _TOGETHER_SECONDS
-        until = this.now + ahead
-        due = [
-            repairs
-            for path, repairs in self.regions.items()
-            if this.everything or self._attention.is_due(path, until)
-        ]
-        due.sort(key=lambda each: self._attention.since(each.region.path))  # who waits longest comes first
+        until = math.inf if this.everything else this.now + ahead
+        due = [self.regions[path] for path in self._attention.due(until)]
         shares = Shares(this.spend_if_any)
         for repairs in self.budgets.most_left_first(due, _account):
             if this.slices.over():
@@ -458,6 +454,8 @@ class Repairer:
     def _watch(self, repairs: RegionRepairs) -> bool:
         """Whether the kernel tells when something happens to the file."""
         region, whose = repairs.region, repairs.whose
+        if region.path in self.watches:
+            return True
 
         def on_event(happened: int) -> None:
             now = time.monotonic()
@@ -467,9 +465,7 @@ class Repairer:
             else:
                 self._attention.let_go(region.path, now)
 
-        return region.path in self.watches or self.watches.watch(
-            region.path, whose.account, region.fd, OF_A_FILE, on_event
-        )
+        return self.watches.watch(region.path, whose.account, region.fd, OF_A_FILE, on_event)
 
     def _looked(self, repairs: RegionRepairs, this: _Pass, *, watched: bool, quiet_until: float) -> None:
         path, interval = repairs.region.path, self.settings.interval

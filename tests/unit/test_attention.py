@@ -92,24 +92,34 @@ def test_nobody_knows_what_was_lost_so_everything_is_due() -> None:
         attention.looked(path, 200.0, INTERVAL, watched=False, quiet_until=NEVER)
     attention.everything(200.1)
     assert attention.next() == 200.1
-    assert attention.is_due("r", 200.1)
-    assert attention.is_due("other", 200.1)
-    assert not attention.is_due("r", 200.05)
+    assert attention.due(200.1) == ["r", "other"]
+    assert attention.due(200.05) == []
 
 
 def test_one_that_is_over_its_budget_waits() -> None:
     attention = settled()
     attention.attached("r", 200.0)
     attention.put_off("r", 200.25)
-    assert not attention.is_due("r", 200.2)
-    assert attention.is_due("r", 200.25)
+    assert attention.due(200.2) == []
+    assert attention.due(200.25) == ["r"]
 
 
 def test_a_new_region_is_due_and_a_forgotten_one_wakes_nobody() -> None:
     attention = Attention()
     assert attention.next() == NEVER
-    assert attention.is_due("new", 0.0)
+    attention.found("new", 0.0)
+    assert attention.due(0.0) == ["new"]
     attention.looked("new", 0.0, INTERVAL, watched=True, quiet_until=NEVER)
     attention.forget("new")
     attention.attached("new", 1.0)
     assert attention.next() == NEVER
+
+
+def test_who_waits_longest_comes_first() -> None:
+    attention = Attention()
+    for path, last in (("b", 200.0), ("c", 100.0), ("a", 150.0)):
+        attention.found(path, 0.0)
+        attention.looked(path, last, INTERVAL, watched=False, quiet_until=NEVER)
+    attention.found("new", 0.0)
+    assert attention.due(300.0) == ["new", "c", "a", "b"]
+    assert attention.due(150.25) == ["new", "c", "a"]
