@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 _K = TypeVar("_K", bound="Hashable")
 
-#: CPU seconds of one refresh: some 15 us to place a namespace, some 120 us to read what its first process has.
+#: CPU seconds of one refresh: some 5 us to place a namespace by the kernel's map, 15 us without, some 120 us to read
+#: what its first process has.
 SLICE_SECONDS = 0.02
 #: And of those in the last of the queues, where little is new: on a node with hundreds of containers all of them are
 #: due when nobody asked for a minute, and who attaches then would wait for it.
@@ -240,11 +241,17 @@ class KnownNamespaces:
             self._not_placed.append(known)
 
     def _place(self, known: FirstProcess) -> bool:
-        """Its namespace and those above it, which never change; whether they can be read."""
+        """Its namespace and those above it, which never change; whether they are known.
+
+        To read them from ``/proc`` takes several times as long as to ask the kernel's map.
+        """
+        chain = self._pidmap.namespaces_of(known.host_pid, known.arrival)
         try:
-            depth = len(self._procfs.ns_pids(known.host_pid))
-            own = self._procfs.pidns(known.host_pid)
-            if depth > 2:
+            depth = len(chain or self._procfs.ns_pids(known.host_pid))
+            own = chain[-1] if chain else self._procfs.pidns(known.host_pid)
+            if chain:
+                known.parents = _ON_THE_HOST if depth == 2 else chain[:-1]
+            elif depth > 2:
                 with suppress(CannotKnow):
                     known.parents = self._procfs.pidns_chain(known.host_pid)[:-1]
             elif depth == 2:

@@ -120,8 +120,10 @@ class Mapped:
 
     def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
         """By the map, in one namespace or every one that it knows; by a scan as well while it is incomplete."""
+        if pidns is None:
+            return sorted({*self.everywhere(ns_pid)} - {0})
         try:
-            found = self.bpf.candidates(ns_pid) if pidns is None else self._in_namespace(pidns, ns_pid)
+            found = self._in_namespace(pidns, ns_pid)
         except OSError as error:
             self._failed("be read", error)
             self._scan.refresh()
@@ -129,6 +131,22 @@ class Mapped:
         if not self._gaps:
             return found
         return sorted({*found, *self._scan.candidates(ns_pid)})
+
+    def everywhere(self, ns_pid: int) -> Iterator[int]:
+        """By the map's own list of namespaces, two system calls for most of them."""
+        try:
+            yield from self.bpf.everywhere(ns_pid)
+        except OSError as error:
+            self._failed("be read", error)
+            self._scan.refresh()
+        if self._gaps:
+            yield from self._scan.candidates(ns_pid)
+
+    def namespaces_of(self, host_pid: int, arrival: int) -> tuple[int, ...]:
+        """By the map; none of a process that only the scan knows."""
+        record = self._asked(self.bpf.by_host, host_pid)
+        known = record is not None and record.start_ns == arrival
+        return tuple(pidns for pidns, _ in record.levels) if record is not None and known else ()
 
     def inits_mark(self) -> object:
         """What the map's own list of them is, byte by byte."""

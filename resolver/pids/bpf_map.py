@@ -233,16 +233,20 @@ class BpfPidMap:
 
     def candidates(self, ns_pid: int) -> list[int]:
         """Host PIDs of every process, in whatever namespace, whose own number is ``ns_pid``; sorted."""
-        found = []
+        return sorted({*self.everywhere(ns_pid)} - {0})
+
+    def everywhere(self, ns_pid: int) -> Iterator[int]:
+        """The same one namespace after the other, the host's first: 0 where nobody has that number."""
         host = self.by_host(ns_pid)
         if host and len(host.levels) == 1:
-            found.append(ns_pid)
-        for pidns in self.namespaces():
-            if self._levels.lookup(pidns, ns_pid):
-                _, host_pid, level, levels, _, _ = _PROCESS.unpack_from(self._levels.value)
-                if level == levels - 1:
-                    found.append(host_pid)
-        return sorted(found)
+            yield ns_pid
+        for keys, _ in self._namespaces.batches():
+            for (pidns,) in LAYOUTS["u32"].iter_unpack(keys):
+                host_pid = 0
+                if self._levels.lookup(pidns, ns_pid):
+                    _, owner, level, levels, _, _ = _PROCESS.unpack_from(self._levels.value)
+                    host_pid = owner if level == levels - 1 else 0
+                yield host_pid
 
     def tombstone(self, host_pid: int) -> Ended | None:
         """The last process with this host PID that ended, if it is among the last ``Sizes.tombstones`` that did."""

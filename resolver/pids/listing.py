@@ -93,6 +93,14 @@ class Listing:
         """Host PIDs of every process whose own number is ``ns_pid``; of namespaces it knows nothing."""
         return sorted(self._by_inner.get(ns_pid, ()))
 
+    def everywhere(self, ns_pid: int) -> Iterator[int]:
+        """As `candidates`."""
+        return iter(self.candidates(ns_pid))
+
+    def namespaces_of(self, _host_pid: int, _arrival: int) -> tuple[int, ...]:
+        """None: the numbers of a process don't tell its namespaces."""
+        return ()
+
     def inits_mark(self) -> object:
         """How often one came or went."""
         return self._changed_firsts

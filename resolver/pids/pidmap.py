@@ -126,6 +126,11 @@ class PidMap:
         """A value that is never used again for another process with that host PID."""
         return self._generation, self.source.arrival(host_pid)
 
+    def namespaces_of(self, host_pid: int, arrival: tuple[int, int]) -> tuple[int, ...]:
+        """As of the source, of the process with that `arrival`."""
+        generation, arrived = arrival
+        return self.source.namespaces_of(host_pid, arrived) if generation == self._generation else ()
+
     def name_container(self, host_pid: int, container: str) -> None:
         """Remember whose a process is, so that it can be told after its end."""
         arrival = self.arrival(host_pid)

@@ -47,6 +47,15 @@ class PidSource(Protocol):
         A source that knows namespaces leaves out those that are not in ``pidns``, if it is given.
         """
 
+    def everywhere(self, ns_pid: int) -> Iterator[int]:
+        """The same of all namespaces, one after the other: 0 where nobody has that number; may be left at any point.
+
+        However long it takes: who has it all the while is among them.
+        """
+
+    def namespaces_of(self, host_pid: int, arrival: int) -> tuple[int, ...]:
+        """Inodes of the PID namespaces that the process which arrived then is in, the host's first; none: not known."""
+
     def inits_mark(self) -> object:
         """A value that is equal to that of before as long as `inits` has nothing else to give; cheap."""
 

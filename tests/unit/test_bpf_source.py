@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -101,6 +102,29 @@ def test_a_map_with_room_needs_no_help(large: Mapped, child: int) -> None:
     off = [_counted(large) - _living() for _ in range(20)]
     assert min(map(abs, off)) <= 2, off  # others come and go meanwhile
     assert len(large._scan) == 0  # the scan was never asked
+
+
+def test_a_process_is_found_in_one_namespace_after_the_other(large: Mapped, child: int) -> None:
+    procfs, unshared = Procfs(), ["unshare", "--pid", "--fork", "--kill-child"]
+    with subprocess.Popen(
+        [*unshared, *unshared, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"!")
+        assert process.stdout.read(1) == b"!"
+        outer = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+        inner = int(Path(f"/proc/{outer}/task/{outer}/children").read_text())
+        assert len(procfs.ns_pids(inner)) == 3
+        for host_pid in (child, outer, inner):
+            ns_pid = procfs.ns_pids(host_pid)[-1]
+            found = list(large.everywhere(ns_pid))
+            assert host_pid in found
+            assert sorted({*found} - {0}) == large.candidates(ns_pid)
+            arrival = large.arrival(host_pid)
+            assert large.namespaces_of(host_pid, arrival) == procfs.pidns_chain(host_pid)
+            assert large.namespaces_of(host_pid, arrival + 1) == ()  # its PID was another's then
+        process.kill()
 
 
 def test_an_end_leaves_a_tombstone_with_the_start_time(

@@ -101,6 +101,24 @@ def test_nothing_shows_of_a_list_that_is_half_made(room: Room) -> None:
     assert min(room.pidmap.inits()) == 3000
 
 
+def test_where_the_map_tells_the_namespaces_they_are_not_read(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def namespaces_of(host_pid: int, arrival: int) -> tuple[int, ...]:
+        assert arrival == host_pid + 7
+        nested = (HOST_PIDNS, 10**6 + 1000, 10**6 + host_pid)
+        return {1000: nested[:2], 1001: nested}.get(host_pid, ())
+
+    monkeypatch.setattr(room.source, "namespaces_of", namespaces_of)
+    room.procfs.hidden.update({1000, 1001, 1002})
+    room.lives(range(1000, 1004))
+    list(room.index.steps())
+    assert room.index.of(0) == {10**6 + 1000, 10**6 + 1001}  # the one below belongs to the container, too
+    assert room.index._known[1001].level == 2
+    assert room.index.of(2) == frozenset()
+    assert room.index.of(3) == {10**6 + 1003}
+
+
 def test_two_tasks_that_bring_it_up_to_date_at_once_agree(room: Room) -> None:
     room.lives(range(1000, 1300))
     one = room.index.steps()
