@@ -15,6 +15,7 @@ the file himself.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from resolver.budget import Slices
     from resolver.pids.pidmap import PidMap
+    from resolver.pids.source import PidSource
 
 
 class Seen(NamedTuple):
@@ -47,17 +49,20 @@ class Seen(NamedTuple):
 
 #: Places whose owners are searched through their containers' PID namespaces.
 _Searched = SharedDirectory | MappedFile
-#: CPU seconds of one refresh in which every process is looked at, for places whose namespaces are not known.
-_WALK_SECONDS = 0.02
-_LEAST_SECONDS = 0.005
+#: CPU seconds of one refresh in which walks over every process are begun or gone on with, for places whose namespaces
+#: are not known; and of one walk.
+_WALK_SECONDS, _TURN_SECONDS = 0.02, 0.005
+#: Walks that were begun and not ended, some 100 KiB each; and seconds until one that nobody goes on with is forgotten.
+_MOST_WALKS, _FORGOTTEN_SECONDS = 16, 60.0
 
 
 class OwnerFinder:
     """Finds the owner of a slot, verified.
 
     It is searched by key: in the PID namespaces of the slot's container (`KnownNamespaces`) and in the host's. Where
-    none is known, every process with that number is looked at, for one slot of a region with each refresh of the map.
-    What failed is remembered for that process, and looked at again ever more rarely.
+    none is known, every process with that number is looked at, for one slot of a region with each refresh of the map,
+    and for a moment only: with the next one it goes on from there. What failed is remembered for that process, and
+    looked at again ever more rarely.
     """
 
     def __init__(
@@ -80,7 +85,8 @@ class OwnerFinder:
         self._index = known or KnownNamespaces(procfs, pidmap, clock)
         self._index.read_mounts(self._facts.read_directories)
         self._failed: dict[int, _Failure] = {}
-        self._walked: dict[Place, int] = {}  # in which refresh every process was looked at for it
+        self._walked: dict[Place, int] = {}  # in which refresh a walk was begun or gone on with for it
+        self._walks: dict[Place, _OwnerWalk] = {}
         self._bounded = True
         self._walk_until = (-1, 0.0)  # the refresh, and the CPU time at which no more of that is begun in it
 
@@ -114,25 +120,19 @@ class OwnerFinder:
         refused = self._refused(place, namespaces)
         if refused is not None:
             return refused
-        seen = Seen(shown, mtime_ns)
+        seen, found = Seen(shown, mtime_ns), _Findings()
         if self._index.behind:
             # One of them may be missing, so only all processes prove that one alone fits.
             namespaces = frozenset()
         if namespaces:
             found = self._search(self._by_key(namespaces, ns_pid), place, seen, ns_pid, namespaces)
-        elif self._may_walk(place):
-            asked = self._pidmap.source.candidates(ns_pid)
-            found = self._search(asked, place, seen, ns_pid, namespaces, until=self._until())
+        # Nothing tells all containers that share a file, so every process with that number is asked once it matters.
+        shared = len(found.fitting) == 1 and isinstance(place, MappedFile | ClaimDirectory)
+        if not namespaces or shared:
+            found.add(self._walk(place, seen, ns_pid, besides=found.asked))
         else:
-            return UnresolvedReason.OVER_BUDGET
-        if len(found.fitting) == 1 and namespaces and isinstance(place, MappedFile | ClaimDirectory):
-            # Nothing tells all containers that share a file, so every process with that number is asked once it matters
-            others = set(self._pidmap.source.candidates(ns_pid)) - set(found.asked)
-            if not self._may_walk(place, again=True):
-                found.close()
-                return UnresolvedReason.OVER_BUDGET
-            found.add(self._search(sorted(others), place, seen, ns_pid, frozenset(), until=self._until()))
-        if found.cut:  # what was read of those that were asked is remembered, so the next one gets further
+            self._walks.pop(place, None)
+        if found.cut:
             found.close()
             return UnresolvedReason.OVER_BUDGET
         return self._judge(found, place)
@@ -191,6 +191,7 @@ class OwnerFinder:
         """The region of that place is gone."""
         self._index.forget(place)
         self._walked.pop(place, None)
+        self._walks.pop(place, None)
 
     def vacant(self, place: Place, ns_pid: int) -> bool:
         """Whether the kernel says that no process of the container has that number; True is never a guess.
@@ -249,11 +250,58 @@ class OwnerFinder:
             found.append(host_pid)
         return found
 
+    def _walk(self, place: _Searched, seen: Seen, ns_pid: int, besides: list[int]) -> _Findings:
+        """Ask every process of the node with that number, ``besides`` those that were asked.
+
+        It goes on for a moment with each refresh, however many namespaces there are, and proves nothing before its end.
+        """
+        found = _Findings()
+        found.cut = True
+        if not self._may_walk(place, again=bool(besides)):
+            return found
+        now, about = self._clock(), (self._pidmap.source, seen, ns_pid)
+        walk = self._walks.get(place)
+        if walk is None or walk.about != about or now - walk.at > _FORGOTTEN_SECONDS:
+            if not self._may_begin(place, now):
+                return found
+            walk = self._walks[place] = _OwnerWalk(*about)
+        walk.at, until = now, self._until()
+        for host_pid in itertools.chain(walk.held, walk.left):
+            if time.thread_time() > until:
+                walk.held = (host_pid,)
+                return found
+            if host_pid and host_pid not in besides and self._concerns(host_pid, place):
+                walk.concerned.add(host_pid)
+        walk.held = ()
+        # They are judged in one go: what was seen of the first ones may not be true any more. If there are too many for
+        # that, what was read of them is remembered, so the next refresh gets further.
+        concerned = sorted(walk.concerned)
+        found = self._search(concerned, place, seen, ns_pid, frozenset(), until=self._until())
+        if not found.cut:
+            del self._walks[place]
+        return found
+
+    def _may_begin(self, place: Place, now: float) -> bool:
+        """Whether there is room for one more walk, or there is one of this place already."""
+        if len(self._walks) >= _MOST_WALKS:
+            self._walks = {
+                each: walk for each, walk in self._walks.items() if now - walk.at <= _FORGOTTEN_SECONDS
+            }
+        return place in self._walks or len(self._walks) < _MOST_WALKS
+
+    def _concerns(self, host_pid: int, place: _Searched) -> bool:
+        """Whether that process has anything to do with the place, as far as can be told."""
+        try:
+            return self._may_fit(host_pid, place, frozenset())
+        except ProcessGone:
+            return False
+        except (AccessDenied, TooLarge):
+            return True
+
     def _may_walk(self, place: Place, *, again: bool = False) -> bool:
-        """Whether every process may be looked at now: with each refresh once for a place, and for a limited time."""
+        """Whether a walk may go on now: with each refresh once for a place, and for a limited time."""
         epoch = self._pidmap.refreshes
         if not self._bounded:
-            self._walk_until = epoch, math.inf
             return True
         if self._walk_until[0] != epoch:
             self._walk_until = epoch, time.thread_time() + _WALK_SECONDS
@@ -264,8 +312,8 @@ class OwnerFinder:
         return True
 
     def _until(self) -> float:
-        """Until when those are asked that a walk has listed; for a moment at least, so that each gets further."""
-        return max(self._walk_until[1], time.thread_time() + _LEAST_SECONDS)
+        """Until when one walk goes on in this refresh, in this thread's CPU time."""
+        return time.thread_time() + _TURN_SECONDS if self._bounded else math.inf
 
     # -- one candidate ------------------------------------------------------------------------------
 
@@ -405,6 +453,17 @@ class _Failure(NamedTuple):
     reason: UnresolvedReason
 
 
+class _OwnerWalk:
+    """A search among all processes with one number, as far as it got. ``at``: when it was last gone on with."""
+
+    def __init__(self, source: PidSource, seen: Seen, ns_pid: int) -> None:
+        self.about = source, seen, ns_pid
+        self.left = source.everywhere(ns_pid)  # 0 where nobody has that number
+        self.held: tuple[int, ...] = ()  # the one that was taken from it and not asked
+        self.concerned = set[int]()  # those that have anything to do with the place
+        self.at = 0.0
+
+
 class _Findings:
     """What a search found: handles of those that fit, and those that could not be judged, which may fit as well."""
 
@@ -416,6 +475,7 @@ class _Findings:
         self.cut = False
 
     def add(self, other: _Findings) -> None:
+        self.asked += other.asked
         self.cut = self.cut or other.cut
         self.fitting += other.fitting
         self.hidden += other.hidden

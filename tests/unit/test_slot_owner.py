@@ -14,6 +14,7 @@ import pytest
 
 from resolver.containers.known_namespaces import FirstProcess
 from resolver.errors import ResolverError
+from resolver.hami import slot_owner
 from resolver.hami.directory_finder import shared_directory
 from resolver.hami.discovery import SharedDirectory
 from resolver.hami.slot_owner import OwnerFinder
@@ -24,6 +25,7 @@ from resolver.pids.listing import Listing
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from resolver.reasons import UnresolvedReason
+from tests.unit.test_budget import burn
 
 DEVICE, HOOK = "8:1", "/usr/local/vgpu/containers"
 OURS = SharedDirectory(DEVICE, f"{HOOK}/uid-1_main")
@@ -403,6 +405,99 @@ def test_without_a_known_namespace_one_slot_with_each_refresh_is_looked_for_ever
     assert proc.find(8) == 102
 
 
+class Slow(Procfs):
+    """Each mount table takes a millisecond."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root, use_pidfd=False)
+        self.reads = Counter[int]()
+
+    def mount_table(self, host_pid: int | str) -> bytes:
+        self.reads[int(host_pid)] += 1
+        burn(0.001)
+        return super().mount_table(host_pid)
+
+
+def strangers(proc: FakeProc, count: int = 60) -> Slow:
+    """So many that have the number 7 and nothing to do with the place."""
+    procfs = Slow(str(proc.root))
+    proc.containers = OwnerFinder(procfs, proc.pidmap)
+    for host_pid in range(1000, 1000 + count):
+        proc.put(host_pid, 7, mounts=mountinfo(OTHERS))
+    return procfs
+
+
+def test_a_walk_goes_on_where_it_was_and_says_nothing_before_its_end(proc: FakeProc) -> None:
+    procfs = strangers(proc)
+    proc.put(100, 7)
+    answers, read = list[object](), 0
+    while not answers or answers[-1] is UnresolvedReason.OVER_BUDGET:
+        answers.append(proc.find(7))
+        assert procfs.reads.total() - read < 30
+        read = procfs.reads.total()
+    assert answers[-1] == 100
+    assert len(answers) > 3
+    assert all(procfs.reads[host_pid] == 1 for host_pid in range(1000, 1060))
+    assert not proc.containers._walks
+
+
+def test_two_that_are_met_by_a_walk_in_different_refreshes_are_ambiguous(proc: FakeProc) -> None:
+    strangers(proc)
+    proc.put(100, 7)
+    proc.put(2000, 9, 7)
+    answers = [proc.find(7)]
+    while answers[-1] is UnresolvedReason.OVER_BUDGET:
+        answers.append(proc.find(7))
+    assert len(answers) > 3
+    assert answers[-1] is UnresolvedReason.AMBIGUOUS
+
+
+def test_who_has_ended_since_a_walk_met_it_owns_nothing(proc: FakeProc) -> None:
+    strangers(proc)
+    place = proc.put(100, 7)
+    assert proc.find(7) is UnresolvedReason.OVER_BUDGET
+    (place / "stat").unlink()
+    answers = [proc.find(7)]
+    while answers[-1] is UnresolvedReason.OVER_BUDGET:
+        answers.append(proc.find(7))
+    assert answers[-1] is UnresolvedReason.NO_SUCH_PROCESS
+
+
+def test_another_question_and_another_source_begin_a_walk_anew(proc: FakeProc) -> None:
+    strangers(proc)
+    assert proc.find(7) is UnresolvedReason.OVER_BUDGET
+    first = proc.containers._walks[OURS]
+    assert proc.find(7) is UnresolvedReason.OVER_BUDGET
+    assert proc.containers._walks[OURS] is first
+    assert proc.find(7, inode=INODE + 1) is UnresolvedReason.OVER_BUDGET
+    second = proc.containers._walks[OURS]
+    assert second is not first
+    proc.pidmap.use(Listing(ScanSource(proc.procfs)))
+    strangers_of_it = proc.find(7, inode=INODE + 1)  # it has let go of the other one's descriptors
+    assert strangers_of_it is UnresolvedReason.OVER_BUDGET
+    assert proc.containers._walks[OURS] is not second
+    proc.containers.forget(OURS)
+    assert not proc.containers._walks
+
+
+def test_walks_that_nobody_goes_on_with_make_room(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_owner, "_MOST_WALKS", 2)
+    now, procfs = [0.0], strangers(proc, 30)
+    proc.containers = OwnerFinder(procfs, proc.pidmap, lambda: now[0])
+    procfs.reads.clear()
+    places = [SharedDirectory(DEVICE, f"{HOOK}/uid-{number}_main") for number in range(3)]
+    for place in places[:2]:
+        assert proc.find(7, place) is UnresolvedReason.OVER_BUDGET
+        proc.containers._facts._mounted.clear()  # each of them has as much to do
+    assert list(proc.containers._walks) == places[:2]
+    for _ in range(3):
+        assert proc.find(7, places[2]) is UnresolvedReason.OVER_BUDGET
+    assert list(proc.containers._walks) == places[:2]
+    now[0] += 61.0
+    assert proc.find(7, places[2]) is UnresolvedReason.OVER_BUDGET
+    assert list(proc.containers._walks) == [places[2]]
+
+
 def test_what_failed_is_remembered_and_looked_at_ever_more_rarely(proc: FakeProc) -> None:
     now, reads = [0.0], Counter[int]()
 
@@ -430,6 +525,15 @@ class Steady:
 
     def inits_mark(self) -> object:
         return None
+
+    def candidates(self, _ns_pid: int, _pidns: int | None = None) -> list[int]:
+        raise NotImplementedError
+
+    def everywhere(self, ns_pid: int) -> Iterator[int]:
+        return iter(self.candidates(ns_pid))
+
+    def namespaces_of(self, _host_pid: int, _arrival: int) -> tuple[int, ...]:
+        return ()
 
 
 def test_thousands_of_namespaces_cost_a_thousand_claims_nothing(proc: FakeProc) -> None:
