@@ -91,10 +91,10 @@ class RegionRepairs:
     def observe(self, view: RegionView) -> list[SlotState]:
         """Take in what the region says now; returns the states of slots that are no longer there."""
         if self._attached or self.region.mtime_ns != self._mtime_ns:
-            self._attached = False
+            attached, self._attached = self._attached, False
             self._mtime_ns = self.region.mtime_ns
             for state in self.states.values():
-                state.touched()
+                state.touched(attached=attached)
             self._unowned.touched()
             self._next_look = 0.0
             self.unsettle()

@@ -28,6 +28,8 @@ EAGER_LOOKS, _LONGEST_LOOK = 4, 30.0
 _DEAD_LOOK = 1.0
 #: The same where the kernel reports each process that attaches: for events that were lost.
 _WATCHED_DEAD_LOOK = 15.0
+#: After so many they come no more rarely.
+_SETTLED_LOOKS = EAGER_LOOKS + 6
 _MOST_LOOKS = 255  # that are counted; the pauses grow no longer
 #: Answers that leave it open whether a process owns the slot: what was dead may have been taken again.
 _MAY_LIVE = {
@@ -50,6 +52,7 @@ class SlotState:
         "conflicts",
         "dead",
         "evidence",
+        "followed",
         "guessed",
         "looks",
         "next_look",
@@ -74,6 +77,7 @@ class SlotState:
         self.dead = False
         self.abandoned = False  # dead because nobody has the file open, see `resolver.repair.abandoned`
         self.unsure = False  # the file was touched since it was called dead, and nobody has looked yet
+        self.followed = False  # a process attached to the file since its owner was found
         self.looks = 0  # in vain, in a row
         self.next_look = 0.0
         self.written: int | None = None  # the hostpid of our one write to this generation
@@ -97,7 +101,7 @@ class SlotState:
         """Take in the answer of a search for the owner. ``watched``: a process that attaches is reported."""
         if isinstance(result, ProcessHandle):
             self.owner, self.reason, self.dead, self.looks = result, None, False, 0
-            self.abandoned = self.unsure = False
+            self.abandoned = self.unsure = self.followed = False
             self.written, self.guessed, self.conflicts, self.not_before = None, False, 0, 0.0
             self.announced = _NOTHING_ANNOUNCED
             self.stuck, self.evidence = "", Evidence()
@@ -107,6 +111,7 @@ class SlotState:
             return  # it was not looked for
         self.unsure = False
         if result in _MAY_LIVE:
+            self.looks = min(self.looks, EAGER_LOOKS) if self.dead else self.looks
             self.dead = False
         self.looks += 1
         if self.looks > EAGER_LOOKS:
@@ -126,20 +131,27 @@ class SlotState:
         self.owner = None
 
     def owner_ended(self) -> None:
-        """Its process is gone; whether another one took the slot is for the next look to find out."""
+        """Its process is gone; whether another one took the slot is for the next look to find out.
+
+        That is one look. The next ones are as rare as those at any dead slot, unless somebody has attached: where
+        a container has ended, each of them may go through all processes of the node.
+        """
         self.release()
-        self.dead, self.unsure, self.looks, self.next_look = True, False, 0, 0.0
+        looks = EAGER_LOOKS if self.followed else _SETTLED_LOOKS
+        self.dead, self.unsure, self.looks, self.next_look = True, False, looks, 0.0
         self.reason, self.repaired, self.wrong_since = None, None, None
         self.stuck, self.evidence = "", None
 
-    def touched(self) -> None:
-        """A process attached to the file, and may have taken this slot again: look once more now, if nobody owns it.
+    def touched(self, *, attached: bool = False) -> None:
+        """The file was written to: a process may have taken this slot again. Look once more now, if nobody owns it.
 
+        ``attached``: the kernel reports a write, as each process that attaches makes one; its stores change the time.
         A change of the slot's own bytes brings no look forward: a tenant can flip them as fast as it likes.
         """
         self.next_look = 0.0
         self.looks = min(self.looks, EAGER_LOOKS)
         self.unsure = True
+        self.followed = self.followed or attached
         if self.abandoned:  # that was true until now
             self.dead = self.abandoned = False
 

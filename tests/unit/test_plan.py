@@ -525,6 +525,40 @@ def test_a_dead_slot_is_looked_at_again_for_it_may_be_taken_again(
     assert [order.new >> 32 for order in bench.plan()] == [4722]
 
 
+def test_where_a_process_has_ended_nobody_is_looked_for_again_and_again(bench: Bench) -> None:
+    """In a container that has ended each look may go through all processes of the node."""
+    bench.see((7, 815, 1, (0, 0)))
+    state = bench.state(7)
+    state.owner_ended()
+    assert state.due(bench.now)
+    state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now, watched=True)
+    assert state.next_look - bench.now == 15.0
+    bench.repairs.attached()
+    bench.see((7, 815, 1, (0, 0)))
+    assert state.due(bench.now)
+    state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now, watched=True)
+    assert state.next_look - bench.now == 1.0  # whoever attached may not show its mounts yet
+
+
+def test_where_somebody_attached_before_the_end_was_heard_of_the_next_looks_come_soon(bench: Bench) -> None:
+    bench.see((7, 815, 1, (0, 0)))
+    state = bench.state(7)
+    bench.own(7, 4721)
+    bench.repairs.attached()
+    bench.see((7, 815, 1, (0, 0)))
+    state.owner_ended()
+    state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now, watched=True)
+    assert state.next_look - bench.now == 1.0
+
+
+def test_a_slot_that_may_live_after_all_is_looked_at_soon(bench: Bench) -> None:
+    bench.see((7, 815, 1, (0, 0)))
+    state = bench.state(7)
+    state.owner_ended()
+    state.found(UnresolvedReason.AMBIGUOUS, bench.now, watched=True)
+    assert state.next_look - bench.now == 1.0
+
+
 @pytest.mark.parametrize(
     ("answer", "dead"),
     [
