@@ -71,7 +71,7 @@ def test_it_starts_works_and_stops(driver: Driver, tmp_path: Path, lines: Lines)
         daemon = Service(settings(tmp_path))
 
         async def scene() -> None:
-            await until(lambda: daemon.snapshots.passes >= 5 and daemon.snapshots.shown().driver_version)
+            await until(lambda: daemon.snapshots.passes >= 5 and daemon.snapshots.shown().policy == "host")
 
         await while_running(daemon, scene)
         assert daemon.snapshots.latest is not None
