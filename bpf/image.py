@@ -57,10 +57,10 @@ def image_of(
     for name in maps:
         fd = program[name.encode()].map_fd
         with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
-            told = {key: value.strip() for key, _, value in (line.partition(":") for line in file)}
+            stated = {key: value.strip() for key, _, value in (line.partition(":") for line in file)}
         places[fd] = len(found)
         sizes = {
-            key: int(told[key], 0)
+            key: int(stated[key], 0)
             for key in ("map_type", "key_size", "value_size", "max_entries", "map_flags")
         }
         found.append({"name": name, **sizes})

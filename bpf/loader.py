@@ -12,7 +12,7 @@ and one answer goes, with the descriptors in the order of ``maps``, then ``progr
      "milliseconds": {step: number}, "seeded": number of processes}
 
 or ``{"error": a whole sentence, "cause": a word (see `LoadError`), "detail": for the debug log}``. With the cause
-``bcc`` another Python may do better. ``kept_in`` is where compiled programs are kept (`image`); empty: nowhere.
+``bcc`` another Python may do better. ``kept_in`` is where compiled programs are kept (`image`); empty: not kept.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def main() -> int:
         answer, descriptors = load(request)
     except LoadError as error:
         answer = {"error": str(error), "cause": error.cause, "detail": error.detail}
-    except Exception as error:  # noqa: BLE001 - whatever went wrong, the daemon is told, and goes on without
+    except Exception as error:  # noqa: BLE001 - whatever went wrong, it is reported to the daemon, which goes on without
         sentence = f"the BPF loader failed unexpectedly ({type(error).__name__}: {error}); please report it"
         answer = {"error": sentence, "cause": "other", "detail": traceback.format_exc()}
     if "error" in answer:
@@ -316,7 +316,7 @@ def seed(bcc: Any, iterator: int) -> int:
 
 
 def count_present(fd: int) -> int:
-    """How many processes the iterator's descriptor tells of, which is closed then."""
+    """How many processes the iterator's descriptor lists; it is closed then."""
     size = 0
     try:
         while chunk := os.read(fd, 1 << 16):
@@ -327,7 +327,7 @@ def count_present(fd: int) -> int:
 
 
 def failed(what: str, error: Exception) -> LoadError:
-    """BCC tells no reason, only that it failed; what it printed goes to the debug log."""
+    """BCC gives no reason, only that it failed; what it printed goes to the debug log."""
     if "super-user" in str(error) or "not permitted" in str(error):
         return forbidden(Kernel(), errno.EPERM, reached=True)
     return LoadError(

@@ -30,7 +30,7 @@ _PROG_LOAD, _ITER_CREATE, _RAW_TRACEPOINT = (
 _PROBE_READ_KERNEL = 113  # enum bpf_func_id
 _TOO_LARGE = (
     1 << 20
-)  # more than a page is refused with E2BIG before anything else is looked at (kernel/bpf/syscall.c)
+)  # more than a page is refused with E2BIG before anything else is checked (kernel/bpf/syscall.c)
 _LOG_SIZE = 1 << 14
 _OTHERWISE = "use --source netlink or scan"
 
@@ -98,7 +98,7 @@ class Kernel:
         return fd
 
     def filtered(self) -> bool:
-        """Whether a seccomp filter looks at this process's calls."""
+        """Whether a seccomp filter checks this process's calls."""
         return _own_status().get("Seccomp") == "2"
 
     def confinement(self) -> str:

@@ -374,7 +374,7 @@ int on_exit(struct bpf_raw_tracepoint_args *ctx)
     return 0;
 }
 
-/* Runs over every task when its descriptor is read: seeds, mends, and says which processes there are. */
+/* Runs over every task when its descriptor is read: seeds, repairs, and lists the processes there are. */
 int bpf_iter__task(struct bpf_iter__task *ctx)
 {
     struct seq_file *seq = ctx->meta->seq;
