@@ -15,7 +15,7 @@
       +-- WorkerFailed            a child died, hung or spoke nonsense
 
 Errors of the operating system are translated where the system is called (``procfs``, ``hami.region``,
-``workers``) and nowhere further in.
+``workers``) and not further in.
 """
 
 from __future__ import annotations

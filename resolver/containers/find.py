@@ -149,7 +149,7 @@ def container_name(mounts: Iterable[Mount], pod_uid: str | None) -> str | None:
 def name_of(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str | None:
     """A container's name by the mount table of its main process: outermost, with the lowest number."""
     if pod_uid is None:
-        return None  # nothing in a mount table could be told apart from another pod's
+        return None  # nothing in a mount table could be distinguished from another pod's
     for member in sorted(members, key=lambda member: (len(member.ns_pids), member.ns_pids[-1])):
         try:
             name = container_name(procfs.mounts(member.host_pid), pod_uid)

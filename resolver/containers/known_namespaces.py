@@ -3,7 +3,7 @@
 To be asked with each slot and each look-up, without a walk; what one container's namespaces are, seen from its
 processes, is in `resolver.containers.namespaces`.
 
-Each PID namespace lives exactly as long as its first process. The cgroups of those processes tell whose namespace it
+Each PID namespace lives exactly as long as its first process. The cgroups of those processes show whose namespace it
 is, and their mount tables which directories are that container's; what is below such a namespace, or above it (but for
 the host's), belongs to the container, too. A process that was found to own a slot adds its own namespace, which is then
 known for certain.

@@ -166,7 +166,7 @@ def _made_inside(procfs: Procfs, top: list[Member], inits: list[Member]) -> bool
     born_top, born_init = _first_start(procfs, top), _first_start(procfs, inits)
     if born_top == born_init or (born_top < born_init and _from_outside(procfs, top)):
         raise Ambiguous(
-            "the container's own PID namespace cannot be told from one made inside it: choose with --pidns",
+            "which PID namespace is the container's own, and which was made inside it, is unknown: choose with --pidns",
             tuple(
                 f"--pidns {namespace.pidns}  (host PID {group[0].host_pid})"
                 for group in (top, inits)

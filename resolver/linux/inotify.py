@@ -1,7 +1,7 @@
-"""What happens to files and in directories, as the kernel tells it (inotify(7)); Python's library has no name for it.
+"""What happens to files and in directories, as the kernel reports it (inotify(7)); Python's library has no name for it.
 
 An inode is watched and not a path, so it does not matter under which name, or through which mount, somebody writes.
-Stores through a shared mapping are not told. Numbers are those of include/uapi/linux/inotify.h.
+Stores through a shared mapping are not reported. Numbers are those of include/uapi/linux/inotify.h.
 """
 
 from __future__ import annotations

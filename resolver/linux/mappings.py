@@ -276,7 +276,7 @@ def opened_by_name(procfs: Procfs, host_pid: int, name: str) -> list[Descriptor]
                 return found
     except OSError as error:
         raise translate(error, directory) from None
-    raise TooLarge(f"{directory} has more than {MAX_DESCRIPTORS} entries, which is as many as are looked at")
+    raise TooLarge(f"{directory} has more than {MAX_DESCRIPTORS} entries, which is as many as are read")
 
 
 def open_for_writing(procfs: Procfs, host_pid: int) -> list[Descriptor]:
@@ -297,7 +297,7 @@ def open_for_writing(procfs: Procfs, host_pid: int) -> list[Descriptor]:
                 return found
     except OSError as error:
         raise translate(error, directory) from None
-    raise TooLarge(f"{directory} has more than {MAX_DESCRIPTORS} entries, which is as many as are looked at")
+    raise TooLarge(f"{directory} has more than {MAX_DESCRIPTORS} entries, which is as many as are read")
 
 
 def open_names(procfs: Procfs, host_pid: int) -> set[str]:
@@ -316,7 +316,7 @@ def open_names(procfs: Procfs, host_pid: int) -> set[str]:
                 return names
     except OSError as error:
         raise translate(error, directory) from None
-    raise TooLarge(f"{directory} has more than {MAX_DESCRIPTORS} entries, which is as many as are looked at")
+    raise TooLarge(f"{directory} has more than {MAX_DESCRIPTORS} entries, which is as many as are read")
 
 
 def place_of(opened: Descriptor, mounts: Iterable[Mount]) -> FilePlace | None:

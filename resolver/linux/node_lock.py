@@ -46,7 +46,7 @@ class NodeLock:
             os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
         except OSError as error:
             if wait:
-                return  # who has waited for its turn takes it; only its PID isn't told to others
+                return  # the process that waited has the lock; only its PID is not written down
             self.__exit__()
             raise _unusable(run_dir, error) from None
 

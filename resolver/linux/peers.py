@@ -58,7 +58,7 @@ class PeerReason(StrEnum):
     ENDED = "ended"  # the process that connected is gone, though another may hold the connection
     NOT_VISIBLE = "not_visible"  # it has no PID in this process's PID namespace
     NOT_PROVEN = (
-        "not_proven"  # whether it is the process that has the number now cannot be told on this kernel
+        "not_proven"  # whether it is the process that has the number now cannot be determined on this kernel
     )
     ACCESS_DENIED = "access_denied"  # /proc refused
 
@@ -139,7 +139,7 @@ class PeerPidns(NamedTuple):
 class Peer(HeldProcess):
     """The process that connected, held so that its number stays its own.
 
-    ``exact`` is False only if `peer_of` was told that this is enough.
+    ``exact`` is False only if `peer_of` was called with ``exact=False``.
     """
 
     __slots__ = ("credentials", "exact")
@@ -173,7 +173,7 @@ def credentials_of(connection: PeerSocket) -> Credentials:
 def peer_of(
     connection: PeerSocket, procfs: Procfs, *, exact: bool = True, use_peerpidfd: bool = True
 ) -> Peer:
-    """Take hold of the process that connected. `PeerUnknown` if it is gone, or cannot be told for certain.
+    """Take hold of the process that connected. `PeerUnknown` if it is gone, or is not certain.
 
     ``exact=False`` also takes, where nothing better is to be had, the process that has the number now. Then what
     is read about it is right *if the process that connected still runs*: enough for an answer that only that
@@ -248,7 +248,7 @@ def _by_number(connection: PeerSocket, procfs: Procfs, credentials: Credentials,
             if exact:
                 raise PeerUnknown(
                     PeerReason.NOT_PROVEN,
-                    f"whether PID {host_pid} is still the process that connected cannot be told on this kernel. "
+                    f"whether PID {host_pid} is still the process that connected cannot be determined on this kernel. "
                     "Linux 6.5 shows it; before, the peer must be in the host's network namespace, or have started "
                     "well before it connects: let it try again",
                 )

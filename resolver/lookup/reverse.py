@@ -138,13 +138,13 @@ def _levels(procfs: Procfs, host_pid: int, ns_pids: tuple[int, ...]) -> tuple[Na
         chain: tuple[int | None, ...] = procfs.pidns_chain(host_pid)
     except AccessDenied:
         chain = (HOST_PIDNS, *[None] * (len(ns_pids) - 1))
-    except CannotKnow:  # before Linux 4.9 only the ends are told
+    except CannotKnow:  # before Linux 4.9 only the ends are known
         chain = (HOST_PIDNS, *[None] * (len(ns_pids) - 2), procfs.pidns(host_pid))
     return tuple(NamespacePid(ns_pid, pidns) for ns_pid, pidns in zip(ns_pids, chain, strict=True))
 
 
 def _inside(procfs: Procfs, process: ProcessIdentity, container_id: str, pod_uid: str | None) -> _Inside:
-    """Asked of the whole container; what cannot be told, or ends meanwhile, stays unknown."""
+    """Asked of the whole container; what cannot be determined, or ends meanwhile, stays unknown."""
     try:
         container, _ = find_container(procfs, Wanted(container_id), procfs.mounts("self"), None)
         members = members_of(procfs, container.host_pids)

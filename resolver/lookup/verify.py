@@ -15,7 +15,7 @@ class ContainerProcess(NamedTuple):
 
     ``container_pid`` is its number in the PID namespace with inode ``pidns``, ``start_time`` in clock ticks since boot
     (field 22 of ``/proc/<pid>/stat``), ``source`` is ``cgroup`` or ``scan``, or a source of PIDs. What the kernel does
-    not tell is None; ``container_id`` is empty then.
+    not show is None; ``container_id`` is empty then.
     """
 
     container_id: str
