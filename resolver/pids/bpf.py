@@ -80,17 +80,17 @@ class Mapped:
         return self._comparing is not None or self._unseen
 
     def tend(self) -> None:
-        """See whether the map still has room; once a minute compare it with the kernel's tasks, and mend it.
+        """See whether the map still has room; once a minute compare it with the kernel's tasks, and repair it.
 
         At once when the kernel has not shown the probes an event, as Linux 7.3.4 was seen to do.
         """
         now = time.monotonic()
-        mend = False
+        repair = False
         if now >= self._next_ask:
             self._next_ask = now + _ASK_FOR_MISSED_EVERY
             self._ask_for_missed()
-            mend = self._unseen  # not more often: the scan answers meanwhile
-        if self._comparing is None and (mend or now >= self._next_reconcile):
+            repair = self._unseen  # not more often: the scan answers meanwhile
+        if self._comparing is None and (repair or now >= self._next_reconcile):
             self._next_reconcile = time.monotonic() + _RECONCILE_EVERY
             self._ask_for_missed()
             self._missed_before = self._drift["missed"]

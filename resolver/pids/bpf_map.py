@@ -97,7 +97,7 @@ class Ended(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """How far the map was off: processes it missed, entries of processes that are gone, and how many were mended.
+    """How far the map was off: processes it missed, entries of processes that are gone, and how many were repaired.
 
     A level that was missing of a known process counts as ``missing`` too.
     """
@@ -307,7 +307,7 @@ class BpfPidMap:
     # -- how well it does ---------------------------------------------------------------------------
 
     def counters(self) -> dict[str, int]:
-        """What went wrong or was mended since the start, see ``struct counters`` in ``bpf/pidmap.h``."""
+        """What went wrong or was repaired since the start, see ``struct counters`` in ``bpf/pidmap.h``."""
         self._counters.lookup(0)
         totals = map(sum, zip(*LAYOUTS["counters"].iter_unpack(self._counters.value), strict=True))
         return dict(zip(COUNTERS, totals, strict=True))
@@ -404,7 +404,7 @@ def first_processes_in(read: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _last_place(row: bytes, host_pid: int) -> int | None:
-    """Where in a ``struct graves`` this number stands last before the next free place; None if nowhere."""
+    """Where in a ``struct graves`` this number stands last before the next free place; None if there is none."""
     count = (len(row) - 8) // 4
     free = 8 + 4 * (int.from_bytes(row[:8], sys.byteorder) % count)
     wanted = host_pid.to_bytes(4, sys.byteorder)

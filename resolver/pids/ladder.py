@@ -37,7 +37,7 @@ _CANARY_RIGHTS = frozenset({"SYS_ADMIN", "SYS_PTRACE"})
 def open_source(name: str, procfs: Procfs, map_size: int, run_dir: str = "") -> PidSource:
     """Start one source. Blocks for up to 60 s (``bpf`` compiles). Raises `CannotKnow` with what is missing.
 
-    ``run_dir`` is where a compiled program is kept for the next start; empty: nowhere.
+    ``run_dir`` is where a compiled program is kept for the next start; empty: not kept.
     """
     if name == "bpf":
         from resolver.pids.bpf import Mapped

@@ -142,7 +142,7 @@ class NetlinkSource:
             stream.ended.clear()
 
     def ahead(self) -> Iterator[int]:
-        """Nothing: the events have told what is to be read."""
+        """Nothing: the events have said which PIDs to read."""
         return iter(())
 
     def refresh(self) -> ProcessChanges:

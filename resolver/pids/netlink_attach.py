@@ -65,7 +65,7 @@ def _require_initial_namespaces(procfs: Procfs) -> None:
 
 
 def _host_network(procfs: Procfs) -> str | None:
-    """The host's network namespace to enter, None if it is ours or cannot be told from ours.
+    """The host's network namespace to enter, None if it is ours, or may be ours.
 
     That of kthreadd, always 2 (rest_init in init/main.c): kernel threads never leave the initial namespaces,
     while those of process 1 may be another's, and refused when it has capabilities that this process has not.

@@ -110,7 +110,7 @@ class PidMap:
             self._inits, self._inits_mark = present, mark
 
     def candidates_in(self, ns_pid: int, namespaces: frozenset[int]) -> list[int]:
-        """Processes with that number in these namespaces, and in others where the source can't tell."""
+        """Processes with that number in these namespaces, and in others where the source doesn't know namespaces."""
         if not self.source.namespaced:
             return self.source.candidates(ns_pid)
         return sorted({each for pidns in namespaces for each in self.source.candidates(ns_pid, pidns)})
@@ -132,7 +132,7 @@ class PidMap:
         return self.source.namespaces_of(host_pid, arrived) if generation == self._generation else ()
 
     def name_container(self, host_pid: int, container: str) -> None:
-        """Remember whose a process is, so that it can be told after its end."""
+        """Remember whose a process is, so that it is known after its end."""
         arrival = self.arrival(host_pid)
         if arrival[1]:
             self._containers[host_pid] = arrival, container
@@ -141,7 +141,7 @@ class PidMap:
                 self._containers.popitem(last=False)
 
     def container_of(self, host_pid: int) -> str:
-        """What `name_container` was told of the last process with this PID that ended, or of the one that is known.
+        """What `name_container` was given for the last process with this PID that ended, or of the one that is known.
 
         Empty if that was another process, or if it ended more than a minute ago.
         """
@@ -150,7 +150,7 @@ class PidMap:
         return container if arrival == (self._generation, last) else ""
 
     def counters(self) -> Mapping[str, int]:
-        """What was lost, missed and mended by this source and those before it."""
+        """What was lost, missed and repaired by this source and those before it."""
         total = Counter(self.source.counters())
         total.update(self._past)  # not `+`, which would leave out what is still 0
         return total

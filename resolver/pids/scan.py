@@ -1,7 +1,7 @@
 """The ``/proc`` scan: works everywhere, costs most.
 
 The first refresh reads the ``NSpid:`` line of every process. Later ones list ``/proc`` once and read only
-the processes that are new, told apart by the inode of their directory (see `Procfs.entries`), so a PID that
+the processes that are new, distinguished by the inode of their directory (see `Procfs.entries`), so a PID that
 was used again is noticed too.
 """
 
@@ -30,7 +30,7 @@ class ScanSource:
         self._procfs = procfs
         self._inodes: dict[int, int] = {}
         self._ns_pids: dict[int, tuple[int, ...]] = {}
-        self._listing: dict[int, int] | None = None  # that `ahead` is at, with what was looked at meanwhile
+        self._listing: dict[int, int] | None = None  # that `ahead` is at, with what was read meanwhile
         self._listed: dict[int, int] | None = None  # the same, complete, for a refresh that comes right after
 
     def ahead(self) -> Iterator[int]:

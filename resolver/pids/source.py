@@ -81,7 +81,7 @@ class PidSource(Protocol):
         """Why this source must not be used any more; empty while it works."""
 
     def counters(self) -> Mapping[str, int]:
-        """What was lost, missed and mended, ever."""
+        """What was lost, missed and repaired since the start."""
 
     def close(self) -> None:
         """Give everything back."""
@@ -142,7 +142,7 @@ class Lister(Protocol):
         """Why this lister must not be used any more; empty while it works."""
 
     def counters(self) -> Mapping[str, int]:
-        """What was lost, missed and mended, ever."""
+        """What was lost, missed and repaired since the start."""
 
     def close(self) -> None:
         """Give everything back."""
