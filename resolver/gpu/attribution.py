@@ -157,14 +157,14 @@ def _used(collection: Collection, place: Callable[[int], int | _Nowhere], joined
     """Every process on every device, once; NVML may list several threads of it."""
     for uuid, device in collection.devices.items():
         memory: dict[int, int | None] = {}
-        nowhere: dict[int, _Nowhere] = {}
+        unplaced: dict[int, _Nowhere] = {}
         samples: dict[int, int | None] = {}  # of those without a slot
         idle = 0 if uuid in joined.asked else None
         for nvml_pid in {**device.newest, **dict.fromkeys(device.dropped), **(device.memory or {})}:
             found = place(nvml_pid)
             if isinstance(found, _Nowhere):
                 host_pid = found.host_pid or nvml_pid
-                nowhere[host_pid] = found
+                unplaced[host_pid] = found
                 sample = None if nvml_pid in device.dropped else device.newest.get(nvml_pid, (0, idle))[1]
                 samples[host_pid] = _most(samples.get(host_pid), sample)
             else:
@@ -172,7 +172,7 @@ def _used(collection: Collection, place: Callable[[int], int | _Nowhere], joined
             # A process's threads share its memory.
             memory[host_pid] = _most(memory.get(host_pid), (device.memory or {}).get(nvml_pid))
         for host_pid, used in memory.items():
-            away = nowhere.get(host_pid)
+            away = unplaced.get(host_pid)
             if away is None:
                 yield Used(
                     host_pid=host_pid,

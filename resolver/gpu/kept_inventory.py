@@ -163,8 +163,8 @@ def _report(
 
 def _with_news(gpu: GpuReport, samples: tuple[str, str] | None, xids: Mapping[int, int] | None) -> GpuReport:
     status, why = samples or ("failed", _illness(gpu))
-    told = tuple(Xid(xid, count, meaning(xid)) for xid, count in sorted(xids.items())) if xids else ()
-    return replace(gpu, samples=status, samples_why=why or None, xids=told)
+    counted = tuple(Xid(xid, count, meaning(xid)) for xid, count in sorted(xids.items())) if xids else ()
+    return replace(gpu, samples=status, samples_why=why or None, xids=counted)
 
 
 def _details(device: dict[str, Any]) -> GpuDetails | None:

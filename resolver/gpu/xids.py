@@ -1,7 +1,7 @@
 """XID errors, the driver's numbers for what went wrong on a GPU: which of them make it unhealthy.
 
 A program can cause most of them on a GPU that is well, so they say nothing of its health; those in `BROKEN` are of the
-GPU, and NVIDIA's catalogue asks for a reset or a look at the hardware after them.
+GPU, and NVIDIA's catalogue asks for a reset or a check of the hardware after them.
 """
 
 from __future__ import annotations

@@ -254,10 +254,10 @@ def ask(nvml: Nvml, pynvml: Any, uuids: list[str], since: int) -> dict[str, Any]
         started = True
         seen = {}
         for uuid in uuids:
-            told = nvml.samples({"uuid": uuid, "since": since})
+            answer = nvml.samples({"uuid": uuid, "since": since})
             seen[uuid] = {
-                "samples": _pids(told["samples"] if told["status"] == "ok" else None),
-                "listed": _pids(told["processes"]),
+                "samples": _pids(answer["samples"] if answer["status"] == "ok" else None),
+                "listed": _pids(answer["processes"]),
             }
     except pynvml.NVMLError as error:
         return {"failed": f"NVML says there: {error}", "init": not started}

@@ -263,7 +263,7 @@ class Nvml:
         """The samples newer than ``since``.
 
         No sample is not a failure: NVML says NOT_FOUND when nothing ran. Samples with PID 0 or a value above
-        100 have been seen from real drivers; they are told apart, so that nobody takes such a process for idle.
+        100 have been seen from real drivers; they are distinguished, so that such a process is not taken for idle.
         """
         nvml = self._pynvml
         try:

@@ -13,7 +13,7 @@ _FETCH_SECONDS, _AT_ONCE = 1.0, 64
 
 
 class XidWatch:
-    """The event set, made when GPUs are first seen. A driver without one has none to tell."""
+    """The event set, made when GPUs are first seen. A driver without one reports no events."""
 
     def __init__(self, pynvml: Any) -> None:
         self._nvml = pynvml
@@ -22,7 +22,7 @@ class XidWatch:
         self._next_fetch = 0.0
 
     def watch(self, handle: Any, uuid: str) -> None:
-        """Have errors of this GPU told from now on. What NVML refuses is left out."""
+        """Have errors of this GPU reported from now on. What NVML refuses is left out."""
         nvml = self._nvml
         if uuid in self._watched:
             return
