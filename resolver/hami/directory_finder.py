@@ -1,12 +1,12 @@
 """Shared regions in directories of the host, one below for each container or claim: ``<directory>/<entry>/*.cache``.
 
 Which directories, and what the names of entries say, is in `resolver.hami.placements`. Tenants can put anything into
-their directories, so every step is bounded: entries looked at per directory, directories and opened files per refresh,
+their directories, so every step is bounded: entries read per directory, directories and opened files per refresh,
 and ever longer pauses before a refused file is tried again. What does not fit into one refresh is the next one's
 beginning, so no directory can keep another one waiting for ever.
 
 Where containers make the entries themselves, beside each other's, anybody can fill a listing and take any name. There
-the entries of kubelet's containers are opened by their names, and the rest is only told.
+the entries of kubelet's containers are opened by their names, and the rest is only reported.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ if TYPE_CHECKING:
     from resolver.workers.supervisor import WorkerProcess
 
 MAX_CONTAINERS = 16384  # directories in a containers directory
-MAX_ENTRIES = 64  # entries looked at in one container's directory; upstream makes two or three
+MAX_ENTRIES = 64  # entries read in one container's directory; upstream makes two or three
 MAX_CACHES = 8  # of them, names that end in .cache; upstream's own monitor refuses more than two
 MAX_VISITS = 1024  # container directories per refresh
-MAX_STRAYS = 64  # entries of a shared directory that are told and not opened
+MAX_STRAYS = 64  # entries of a shared directory that are reported and not opened
 MAX_OPENS = 256  # files opened per refresh, some 40 us each
 REFRESH_SECONDS = 0.02  # CPU time of one refresh, but for one directory more
 
 YOUNG = 10.0  # seconds in which a file may still be on its way to being a region
 GOOD = 60.0  # seconds a region must have been accepted to be forgiven earlier refusals
 
-#: Seconds between two looks at a directory of which the kernel tells what is new in it.
+#: Seconds between two listings of a directory of which the kernel reports what is new in it.
 WATCHED_LOOK = 15.0
 #: Until a file that is on its way to being a region is tried again.
 _SOON, _LATER = 0.005, 0.25
@@ -72,7 +72,7 @@ _STRAY = "kubelet has no such container here: its pod is gone, or another one's 
 
 
 def list_caches(dir_fd: int) -> tuple[list[str], bool]:
-    """Names that end in .cache in an open directory, and whether all entries were looked at.
+    """Names that end in .cache in an open directory, and whether all entries were read.
 
     At most `MAX_CACHES` of the first `MAX_ENTRIES`. Raises OSError.
     """
@@ -98,7 +98,7 @@ def shared_directory(procfs: Procfs, directory_fd: int) -> SharedDirectory:
     place = place_of(opened, procfs.mounts("self"))
     if place is None:
         raise ResolverError(
-            f"{opened.path} is on no mount that is visible from here, so containers cannot be told by it"
+            f"{opened.path} is on no mount that is visible from here, so a container cannot be recognized by it"
         )
     return SharedDirectory(*place)
 
@@ -120,7 +120,7 @@ class DirectoryFinder:
         watches: Watches | None = None,
         names: ContainerNames | None = None,
     ) -> None:
-        """``budgets`` are by the directory's path; files are opened on theirs. ``watches`` tell of what is new.
+        """``budgets`` are by the directory's path; files are opened on theirs. ``watches`` report what is new.
 
         ``containers_dirs`` may have `AUTO` for all those that are known, of which none need be there. ``names`` are
         kubelet's.
@@ -209,7 +209,7 @@ class DirectoryFinder:
             self._visit(self._order[self._next % total], now, full=self._full_left > 0)
             if not self._opens_left:
                 self._wants = now
-                break  # the same directory first, next time: its other files have not been looked at
+                break  # the same directory first, next time: its other files have not been checked
             self._full_left = max(0, self._full_left - 1)
             self._next = (self._next + 1) % total
             if time.thread_time() >= until:
@@ -344,9 +344,9 @@ class DirectoryFinder:
                 self.rejected.pop(directory.path, None)
 
     def _of_kubelet(self, root: Root, listed: set[str], *, complete: bool) -> set[str]:
-        """The entries of containers that kubelet has here, listed or not; of the others some are told."""
+        """The entries of containers that kubelet has here, listed or not; of the others some are reported."""
         if self._names.trouble:
-            why = f"{self._names.trouble}, and only kubelet tells which containers its entries are of"
+            why = f"{self._names.trouble}, and only kubelet knows which containers its entries are of"
             self._report(root.path, RegionRejected(RegionReason.UNPROVEN, why))
             return set()
         self.rejected.pop(root.path, None)
@@ -459,7 +459,7 @@ class DirectoryFinder:
         return added
 
     def _check(self, directory: Directory, candidate: Candidate, dir_fd: int, now: float) -> None:
-        """Hold a name against the file that has it now; what is in a region, `SharedRegion.read` looks at."""
+        """Hold a name against the file that has it now; what is in a region, `SharedRegion.read` checks."""
         try:
             info = os.stat(candidate.name, dir_fd=dir_fd, follow_symlinks=False)
         except OSError:
@@ -521,9 +521,7 @@ class DirectoryFinder:
         if complete:
             self.rejected.pop(path, None)
             return
-        detail = (
-            f"it has more entries than the {limit} that are looked at, or more than {MAX_CACHES} .cache files"
-        )
+        detail = f"it has more entries than the {limit} that are read, or more than {MAX_CACHES} .cache files"
         self._report(path, RegionRejected(RegionReason.TOO_MANY_ENTRIES, detail))
 
     # -- letting go ---------------------------------------------------------------------------------

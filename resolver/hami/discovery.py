@@ -56,7 +56,7 @@ class ClaimDirectory(SharedDirectory):
 class PodFile(NamedTuple):
     """A process belongs to the region if it is in the pod and in the container, and holds and maps this very file.
 
-    For a tree that every container has as a whole, so that neither a mount nor an open file tells anything: the pod is
+    For a tree that every container has as a whole, so that neither a mount nor an open file proves anything: the pod is
     the one in the process's cgroup, the container's name is kubelet's. ``tree`` is where the tree is, ``opened`` the
     number of the file that descriptors show (`mappings.Descriptor`).
     """
@@ -140,7 +140,7 @@ class Discovery(Protocol):
 
     @property
     def watched(self) -> bool:
-        """Whether the kernel tells of everything new in its directories, so that they are rarely looked at."""
+        """Whether the kernel reports everything new in its directories, so that they are rarely listed."""
 
     def wants(self) -> float:
         """When it wants `refresh` to be called at the latest, on the monotonic clock; infinity: by the clock alone."""
@@ -148,7 +148,7 @@ class Discovery(Protocol):
     def refresh(self, *, full: bool) -> RegionChanges:
         """What changed since the last call. Called when it `wants`, and by the clock.
 
-        Only with ``full`` everything is looked at again; without, what is cheap, or already known to be news.
+        With ``full`` everything is checked again; without, only what is cheap, or already known to be new.
         """
 
     async def settle(self) -> bool:

@@ -132,7 +132,7 @@ def decide(
     measured: HostpidNamespace | None = None,
     unmeasurable: str = "",
 ) -> HostpidPolicy:
-    """The policy for a node. ``driver_version`` is None until NVML has told it.
+    """The policy for a node. ``driver_version`` is None until NVML has answered.
 
     ``measured`` is what that very driver was seen to do on this node; ``unmeasurable`` says why it will never be seen,
     and stays empty while it may be.

@@ -1,13 +1,13 @@
 """Shared regions inside containers, where HAMi-core runs without Kubernetes: ``/tmp/cudevshr.cache``.
 
 No directory of the host has them. They are found through the processes that NVML lists: one that holds a file of that
-name open for writing tells the path, which is opened below its own root. What is opened counts only if it is the
-very file that the process holds and maps, so that a path which leads elsewhere by now leads nowhere. Device and inode
-numbers don't tell that (btrfs): the mount and the path below it do.
+name open for writing gives the path, which is opened below its own root. What is opened counts only if it is the
+very file that the process holds and maps, so that a path which leads elsewhere by now is refused. Device and inode
+numbers don't prove that (btrfs): the mount and the path below it do.
 
 All of that is a tenant's: names, links, mounts. The walk goes through no file system that is not in the list below,
 and is a child's (`resolver.workers.path_walker`), beside the passes: what is below an overlay may not answer for
-ever. Processes in a user namespace of their own can make mounts, and are left alone.
+ever. Processes in a user namespace of their own can make mounts, and are skipped.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from resolver.linux.procfs import ProcessHandle, Procfs
 
 NAME = "cudevshr.cache"
-MAX_LOOKS = 16  # processes looked at per refresh
+MAX_LOOKS = 16  # processes checked per refresh
 MAX_REGIONS = 1024
-_POLL_SECONDS = 0.05  # while processes are looked at
+_POLL_SECONDS = 0.05  # while processes are checked
 MAX_PER_CONTAINER = 8
 WALK_SECONDS = 2.0  # for one path; a child that is later is killed
 FIRST_LATE, LONGEST_LATE = 30.0, 3600.0  # seconds until another path of that container is walked
@@ -59,7 +59,7 @@ FILE_SYSTEMS = frozenset(
 
 
 class _Process:
-    """One that was looked at: when again, and how long after that."""
+    """One that was checked: when it is due again, and the pause after that."""
 
     __slots__ = ("arrival", "pause", "refused_as", "retry_at")
 
@@ -94,7 +94,7 @@ class MappingFinder:
     """
 
     dirs: Sequence[str] = ()
-    watched = True  # there is no directory that anything could be new in: NVML tells of new processes
+    watched = True  # there is no directory that anything could be new in: NVML lists new processes
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class MappingFinder:
         in_use: Callable[[str], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``host_pids()`` are those that NVML lists and nothing else is known of; ``arrival`` tells one used again.
+        """``host_pids()``: those NVML lists of which nothing else is known. ``arrival`` differs for a PID used again.
 
         ``in_use``: whether a slot of the region with that name has a living owner.
         """
@@ -138,13 +138,13 @@ class MappingFinder:
         return (self.worker,)
 
     def wants(self) -> float:
-        """When a look has ended, and when a process is to be looked at again."""
+        """When a check has ended, and when the next process is due."""
         if self._task is not None:
             return 0.0 if self._task.done() else self._clock() + _POLL_SECONDS
         return min((each.retry_at for each in self._processes.values()), default=math.inf)
 
     def refresh(self, *, full: bool) -> RegionChanges:  # noqa: ARG002
-        """Give up regions whose last process has ended, and begin to look at processes that are due.
+        """Give up regions whose last process has ended, and begin to check processes that are due.
 
         Never waits: what is found is in the changes of a later refresh. An open file would keep the file system of a
         container that has ended, so nothing is kept without a process.
@@ -163,7 +163,7 @@ class MappingFinder:
             if not found.handles and not self._in_use(name):
                 changes.removed.append(found.region)
                 self._drop(name)
-        # Of what ended before anybody was told of it, nobody need hear.
+        # What ended before it was reported need not be reported.
         added = [each for each in changes.added if each.region.fd >= 0]
         for host_pid, arrived in wanted.items():
             if host_pid not in self._processes:

@@ -35,7 +35,7 @@ class Placement(NamedTuple):
     such directories looks like: ``<directory>/<entry>/<file>``. ``open`` says that containers make the entries
     themselves. ``file`` is the only name that is looked for, empty: every one that ends in .cache.
 
-    The rest is for people: where a container has it, its environment, and what tells the names of a container.
+    The rest is for people: where a container has it, its environment, and what gives the names of a container.
     """
 
     name: str

@@ -141,7 +141,7 @@ class PodOwner:
         return None if place.file in held else UnresolvedReason.UNPROVEN
 
     def _held(self, host_pid: int, place: PodFile) -> set[FilePlace | None]:
-        """Where the files are that it holds open for writing, in the tree or maybe this one; None: it can't be told."""
+        """Where the files are that it holds open for writing, in the tree or maybe this one; None: unknown."""
         opened = open_for_writing(self._procfs, host_pid)
         mounts = self._procfs.mounts(host_pid) if opened else []
         inside = f"{place.tree.path.rstrip('/')}/"

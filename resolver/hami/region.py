@@ -204,7 +204,7 @@ def open_region(dir_fd: int, file_name: str, path: str) -> SharedRegion:
     """Open ``file_name`` in an open directory as a shared region; ``path`` is where that is, for people.
 
     Raises `RegionRejected`: see `openat.open_plain` and `layout.identify`. What is inside the header is
-    looked at by `SharedRegion.read`.
+    checked by `SharedRegion.read`.
     """
     fd, _ = open_plain(dir_fd, file_name)
     return adopt_region(fd, path)

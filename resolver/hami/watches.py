@@ -2,7 +2,7 @@
 
 Each process that attaches opens its cache file and writes a byte, so nobody has to look whether there is one. That
 something happened is all that is taken from an event; what, is read from the files. So lost events cost time and
-nothing else, and what is not watched is looked at by the clock.
+nothing else, and what is not watched is checked by the clock.
 
 A tenant can make events as fast as it likes. They are merged, reading them is at its container's expense, and one
 that makes too many is ignored for a while, which leaves the queue to the others.
