@@ -59,7 +59,7 @@ class Writing:
         self._zeroed: dict[str, Zeroed] = {}  # by container, since it was last logged
         self._next_logs: dict[
             str, tuple[float, float]
-        ] = {}  # when that may be told next, and the pause before
+        ] = {}  # when that may be logged next, and the pause before
         self._blames = WeakValueDictionary[str, Blame]()
         self._remembered: dict[str, Blame] = {}  # those that matter without a file, too
         self._counters = counters

@@ -1,4 +1,4 @@
-"""The processes that own slots, held, and told of the moment they end."""
+"""The processes that own slots: each is held, and its end is reported at once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Owners:
 
     @property
     def polled(self) -> bool:
-        """Whether some have no pidfd (before Linux 5.3), so that nobody tells of their end."""
+        """Whether some have no pidfd (before Linux 5.3), so that their end is not reported."""
         return bool(self._without_pidfd)
 
     def watch(self, state: SlotState, owner: ProcessHandle) -> None:

@@ -217,7 +217,7 @@ class RegionRepairs:
     # -- whether there is anything to do ------------------------------------------------------------
 
     def stirs(self, now: float, *inputs: object) -> bool:
-        """Whether anything is to be done. With other ``inputs`` than last time, every slot is looked at anew."""
+        """Whether anything is to be done. With other ``inputs`` than last time, every slot is checked anew."""
         inputs = (*inputs, self._paused(now))
         if inputs != self._inputs:
             self._inputs = inputs
@@ -306,7 +306,7 @@ class RegionRepairs:
         self,
         now: float,
         policy: HostpidPolicy,
-        truth: Callable[[int, str], int | None],
+        actual_utilization: Callable[[int, str], int | None],
         writes: WriteUtilization,
         on_conflict: Callable[[SlotState, float], None],
         answered: float,
@@ -315,8 +315,9 @@ class RegionRepairs:
 
         It is about the slots that changed, or of which something else is new; a state stays open until nothing is to
         be done for it. Each None is a moment to give way: a thousand slots on sixteen devices take some time.
-        ``truth(host_pid, uuid)`` is the utilization in per cent: 0 is idle, None is not known; NVML's answer came at
-        ``answered``, on the clock of ``now``. ``on_conflict`` is told the state and the seconds until the next try.
+        ``actual_utilization(host_pid, uuid)`` is the utilization in per cent: 0 is idle, None is not known.
+        NVML's answer came at ``answered``, on the clock of ``now``. ``on_conflict`` gets the state and the seconds
+        until the next try.
         """
         self.contested = False
         view = self.view
@@ -346,7 +347,7 @@ class RegionRepairs:
             if state.owner is None:
                 orders, calm = self._zeroes(state), False
             else:
-                orders, calm = self._values(view, state, truth, now, answered, writes)
+                orders, calm = self._values(view, state, actual_utilization, now, answered, writes)
             if calm and not orders:
                 self._open.pop(state.slot.pid, None)
             yield from orders if writes is not WriteUtilization.NEVER else ()
@@ -358,7 +359,7 @@ class RegionRepairs:
         for index in dead:
             yield None
             yield from self._zeroes(self.at(index))
-        self._news = bool(dead)  # they are looked at again until they are 0
+        self._news = bool(dead)  # they are checked again until they are 0
 
     def _hostpid(
         self,
@@ -421,7 +422,7 @@ class RegionRepairs:
         self,
         view: RegionView,
         state: SlotState,
-        truth: Callable[[int, str], int | None],
+        actual_utilization: Callable[[int, str], int | None],
         now: float,
         answered: float,
         writes: WriteUtilization,
@@ -439,7 +440,7 @@ class RegionRepairs:
         if evidence.since is None:
             evidence.since = now
         for device, present in enumerate(state.slot.sm_util):
-            actual = truth(host_pid, view.uuids[device])
+            actual = actual_utilization(host_pid, view.uuids[device])
             if actual is None:
                 continue
             word = evidence.word(device, present)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from resolver.repair.slot_states import SlotState
     from resolver.state import RegionReport
 
-#: Seconds after which every directory is listed anew; and where the kernel tells of what is new in all of them.
+#: Seconds after which every directory is listed anew; and where the kernel reports what is new in all of them.
 _DISCOVER_EVERY, _DISCOVER_WATCHED = 1.0, 30.0
 #: Memory goes back when so many slots and namespaces are gone, and nobody is shown them any more.
 _MANY_UNUSED, _UNUSED_SECONDS = 1024, 1.5
@@ -150,7 +150,7 @@ class Repairer:
         self._next_refresh = 0.0  # of the discoveries, by the clock
         self.not_before = 0.0  # events bring no pass further forward
         self._listed_at = 0.0  # when every directory was listed
-        self._lost_at = 0.0  # when everything was, or is to be, looked at for want of events
+        self._lost_at = 0.0  # when everything was, or is to be, checked for want of events
         self._answered = 0.0  # when that was first seen, on the monotonic clock
         self._reports: dict[str, RegionReport] = {}
         self.hami_counts = CountsOfRegions()
@@ -208,7 +208,7 @@ class Repairer:
             this.long = time.monotonic() >= until
 
     def _take_in(self, this: _Pass) -> None:
-        """What NVML and the kernel have told since the last pass."""
+        """What NVML and the kernel have reported since the last pass."""
         if this.joined is not self._joined:
             changed = this.joined.changed(self._joined)
             self._joined, self._answered = this.joined, this.now
@@ -270,7 +270,7 @@ class Repairer:
         return tuple(self._discoveries.values())
 
     def _wanted(self, settings: Settings) -> dict[object, Callable[[], Discovery]]:
-        """What makes the discoveries that the settings ask for, each by what tells it from all others."""
+        """What makes the discoveries that the settings ask for, each by what distinguishes it from the others."""
         dirs = settings.containers_dir
         wanted: dict[object, Callable[[], Discovery]] = {}
         if settings.mapped_regions:
@@ -356,7 +356,7 @@ class Repairer:
             discovery.reject(region, why)  # those that do not know it do nothing
 
     def rejected(self) -> dict[str, RegionReason]:
-        """What is left alone now, and why, by path."""
+        """What is skipped now, and why, by path."""
         return {path: why for each in self.discoveries for path, why in each.rejected.items()}
 
     def _count_rejected(self, path: str, why: RegionRejected) -> None:
@@ -452,7 +452,7 @@ class Repairer:
         return self.regions.get(repairs.region.path) is repairs
 
     def _watch(self, repairs: RegionRepairs) -> bool:
-        """Whether the kernel tells when something happens to the file."""
+        """Whether the kernel reports what happens to the file."""
         region, whose = repairs.region, repairs.whose
         if region.path in self.watches:
             return True
@@ -580,8 +580,8 @@ class Repairer:
                 next_try_seconds=wait,
             )
 
-        writes, truth = self.settings.write_utilization, this.joined.utilization
-        return repairs.plan(this.now, this.policy, truth, writes, conflict, self._answered)
+        writes, actual = self.settings.write_utilization, this.joined.utilization
+        return repairs.plan(this.now, this.policy, actual, writes, conflict, self._answered)
 
     def _finish(self, work: _Work, this: _Pass) -> None:
         """All that could be done for a region in this pass was."""
@@ -609,7 +609,7 @@ class Repairer:
     # -- between two passes -------------------------------------------------------------------------
 
     def lingering(self) -> Iterator[tuple[int, str]]:
-        """Owners and devices whose value nobody will zero when they idle, as far as can be told."""
+        """Owners and devices whose value nobody will zero when they idle, as far as is known."""
         for repairs in self.regions.values():
             yield from repairs.lingering()
 
@@ -633,9 +633,9 @@ class Repairer:
     # -- when ----------------------------------------------------------------------------------------
 
     def take_events(self) -> None:
-        """Read some of what the kernel tells of tenants' files; `next_pass` may be sooner then."""
+        """Read some of the kernel's events about tenants' files; `next_pass` may be sooner then."""
         if self.watches.take():
-            # Nobody knows what was lost: look at everything, but not all the time if tenants make it so.
+            # What was lost is unknown: check everything, but not all the time if tenants make it so.
             now = time.monotonic()
             when = max(now, self._lost_at + self.settings.interval)
             self._lost_at = when
@@ -667,7 +667,7 @@ class Repairer:
         return taken != self.changes
 
     def unwatched(self) -> int:
-        """How many regions are looked at by the clock alone, since the kernel does not tell of them."""
+        """How many regions are read by the clock alone, since the kernel does not report their changes."""
         return sum(path not in self.watches for path in self.regions)
 
     # -- the picture --------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from resolver.reasons import RepairReason
     from resolver.state import SlotReport
 
-#: How often a slot without a process is looked at again, at first each pass, then ever more rarely.
+#: How often a slot without a process is checked again, at first each pass, then ever more rarely.
 EAGER_LOOKS, _LONGEST_LOOK = 4, 30.0
 #: A dead slot can be taken again without a byte of it changing, and on tmpfs without the file's time changing.
 _DEAD_LOOK = 1.0
