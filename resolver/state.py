@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from resolver.lookup.cached import LiveLookup
     from resolver.reasons import RegionReason
 
-#: A daemon whose last pass is older than this, or than so many intervals, is not well.
+#: A daemon whose last pass is older than this, or than so many intervals, is unhealthy.
 _STANDS_SECONDS, _STANDS_INTERVALS = 10.0, 20
 
 
@@ -329,8 +329,8 @@ class Snapshot(NamedTuple):
     dry_run: bool
     settings: tuple[Setting, ...] = ()
     holder: str = ""  # PID of the daemon whose end this one waits for before it writes
-    unwatched: int = 0  # regions that the kernel tells nothing of
-    not_measured: str = ""  # why the driver's truth was not measured; empty if it was
+    unwatched: int = 0  # regions that the kernel reports no changes of
+    not_measured: str = ""  # why the driver was not measured; empty if it was
     hami_counts: Mapping[str, HamiCounts] = MappingProxyType(
         {}
     )  # by region's path; with ``--hami-metrics`` only

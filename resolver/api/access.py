@@ -230,7 +230,7 @@ class ApiGatekeeper:
         return Access(self, ("refused", 0), None, Problem(403, Reason.NOT_YOURS, why))
 
     def _unknown(self, error: Exception) -> Access:
-        why = f"which process asks cannot be told ({error}), so nothing is answered"
+        why = f"the calling process cannot be determined ({error}), so the request is refused"
         return Access(self, ("refused", 0), None, Problem(403, Reason.PEER_UNKNOWN, why))
 
     def _own_pidns(self) -> int:

@@ -28,7 +28,7 @@ class Reason(StrEnum):
     AMBIGUOUS = "ambiguous"  # several fit; `candidates` has them
     CANNOT_KNOW = "cannot_know"  # the answer is out of the daemon's sight; `detail` says what is missing
     NOT_YOURS = "not_yours"  # only root and the socket's group may ask that
-    PEER_UNKNOWN = "peer_unknown"  # which process asks cannot be told
+    PEER_UNKNOWN = "peer_unknown"  # the calling process cannot be determined
     BAD_REQUEST = "bad_request"  # `detail` says what is wrong with it
     NO_SUCH_ROUTE = "no_such_route"
     METHOD_NOT_ALLOWED = "method_not_allowed"

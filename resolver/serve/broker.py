@@ -2,8 +2,8 @@
 
 The client sends no number: who it is comes from the kernel (`resolver.linux.peers`). The answer is the number
 that it must write into its slot, by the same policy as repairs; ``--broker-answer host`` always says the host PID, as
-HAMi's own broker does. Who cannot be told for certain gets status 1 and no number: HAMi's client then guesses, if it
-can take a lock for the whole node, else its ``hostpid`` stays 0; the next pass repairs either.
+HAMi's own broker does. A client that is not known for certain gets status 1 and no number: HAMi's client then
+guesses, if it can take a lock for the whole node, else its ``hostpid`` stays 0; the next pass repairs either.
 
 A request that is there when its client is accepted is answered at once. Only clients that keep it waiting take one of
 the places, and when those run out, the one that has waited longest gives way: silence costs nobody but the silent.
@@ -56,7 +56,7 @@ _BROKER = Listening("broker", "--broker", "or leave --broker out if HAMi's own i
 
 
 class BrokerRefusal(StrEnum):
-    """Why a client was told no number; counted as ``broker_refused_<reason>``."""
+    """Why a client got no number; counted as ``broker_refused_<reason>``."""
 
     INVALID = "invalid"  # no request of this protocol's
     POLICY_UNKNOWN = "policy_unknown"  # which number this driver's samples carry is not known

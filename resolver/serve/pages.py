@@ -45,7 +45,7 @@ def listen(host: str, port: int) -> socket.socket:
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise
-        return socket.create_server(("", port), backlog=_BACKLOG)  # a kernel told to be without IPv6
+        return socket.create_server(("", port), backlog=_BACKLOG)  # a kernel started without IPv6
     kind, flags = socket.SOCK_STREAM, socket.AI_NUMERICHOST
     family, _, _, _, address = socket.getaddrinfo(host.encode(), port, type=kind, flags=flags)[0]
     return socket.create_server(address, family=family, backlog=_BACKLOG)
