@@ -86,7 +86,7 @@ class Page:
         return 404, PLAIN, b"there are /metrics, /healthz and /readyz\n"
 
     async def metrics(self, kind: str) -> bytes:
-        """All families in the text format ``kind``; the same text for everybody who asks at the same time."""
+        """All families in the text format ``kind``; the same text for all callers at the same time."""
         async with self._turn:
             made = self._texts.get(kind)
             if made is None or not 0 <= time.monotonic() - made.at < _KEPT_SECONDS:

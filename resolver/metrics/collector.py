@@ -151,8 +151,8 @@ def _known(rows: Iterable[tuple[Any, ...]], column: int, unit: int) -> Iterator[
 
 def _by(family: f.Family, reasons: Iterable[str], counted: Counter[str]) -> Metric:
     """A series for each reason, 0 too, so that a rate is known from the first one on."""
-    told = {str(reason): 0 for reason in reasons} | counted
-    return family.metric(((reason,), count) for reason, count in told.items())
+    values = {str(reason): 0 for reason in reasons} | counted
+    return family.metric(((reason,), count) for reason, count in values.items())
 
 
 def _claims(snapshot: Snapshot) -> Iterator[f.Row]:
@@ -244,8 +244,8 @@ def _gpus(snapshot: Snapshot, *, known: bool, details: bool) -> Iterator[Metric]
     gpus = [(gpu, (gpu.uuid, str(gpu.device_index))) for gpu in snapshot.inventory.gpus]
 
     def values(family: f.Family, value: Callable[[GpuReport], float | None], unit: int = 1) -> Metric:
-        told = ((labels, value(gpu)) for gpu, labels in gpus if known)
-        return family.metric((labels, number / unit) for labels, number in told if number is not None)
+        numbers = ((labels, value(gpu)) for gpu, labels in gpus if known)
+        return family.metric((labels, number / unit) for labels, number in numbers if number is not None)
 
     yield f.GPU.metric(
         ((*labels, "" if gpu.minor is None else str(gpu.minor), gpu.name), 1) for gpu, labels in gpus
@@ -279,8 +279,8 @@ def _gpus(snapshot: Snapshot, *, known: bool, details: bool) -> Iterator[Metric]
         for each in gpu.mig_instances
     ]
     for family, attribute in ((f.MIG_MEMORY, "memory_total"), (f.MIG_MEMORY_USED, "memory_used")):
-        told = ((labels, getattr(each, attribute)) for labels, each in instances)
-        yield family.metric((labels, number) for labels, number in told if number is not None)
+        numbers = ((labels, getattr(each, attribute)) for labels, each in instances)
+        yield family.metric((labels, number) for labels, number in numbers if number is not None)
 
 
 def _gpu_details(gpus: list[tuple[GpuDetails, tuple[str, str]]]) -> Iterator[Metric]:
@@ -296,8 +296,8 @@ def _gpu_details(gpus: list[tuple[GpuDetails, tuple[str, str]]]) -> Iterator[Met
         (f.GPU_ENCODER, "encoder", 0.01),
         (f.GPU_DECODER, "decoder", 0.01),
     ):
-        told = ((labels, getattr(details, value)) for details, labels in gpus)
-        yield family.metric((labels, number * factor) for labels, number in told if number is not None)
+        values = ((labels, getattr(details, value)) for details, labels in gpus)
+        yield family.metric((labels, number * factor) for labels, number in values if number is not None)
     yield f.GPU_THROTTLED.metric(
         ((*labels, reason), reason in details.throttle_reasons)
         for details, labels in gpus

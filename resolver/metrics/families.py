@@ -1,4 +1,4 @@
-"""Every metric family there is: its name, type, labels and meaning. What is not declared here is not told.
+"""Every metric family there is: its name, type, labels and meaning. Only what is declared here is exported.
 
 A family's series come as rows: the values of its labels in order, and a number. Nothing is a row that is not known.
 """
@@ -149,7 +149,7 @@ QUARANTINED_REGIONS = _gauge(
 UNWATCHED_REGIONS = _gauge(
     "unwatched_regions",
     (),
-    "Cache files that the kernel tells nothing of (inotify), so that they are checked by the clock alone.",
+    "Cache files that the kernel reports no changes of (inotify), so that they are checked by the clock alone.",
 )
 PLACEMENT_REGIONS = _gauge(
     "placement_regions",
@@ -207,7 +207,7 @@ NAMESPACE_ORIGIN = _states(
 )
 PROBES = _counter("driver_probes", (), "Times that a child asked NVML from within a tenant's PID namespace.")
 PROBES_REFUSED = _counter("driver_probes_refused", (), "Times that no namespace was fit for such a child.")
-PROBES_FAILED = _counter("driver_probes_failed", (), "Times that such a child told nothing.")
+PROBES_FAILED = _counter("driver_probes_failed", (), "Times that such a child gave no result.")
 
 # -- GPUs -----------------------------------------------------------------------------------------------------------
 
@@ -294,7 +294,7 @@ INTERNAL_ERRORS = _counter("internal_errors", (), "Defects that were survived; p
 OUT_OF_DESCRIPTORS = _counter("out_of_descriptors", (), "Times that all file descriptors were in use.")
 DRY_RUN = _gauge("dry_run", (), "1 if nothing is written because the settings say so.")
 STANDBY = _gauge("standby", (), "1 while nothing is written because another daemon writes on this node.")
-BROKER_ANSWERS = _counter("broker_answers", (), "Processes that the broker told their PID.")
+BROKER_ANSWERS = _counter("broker_answers", (), "Processes that got their PID from the broker.")
 BROKER_REFUSED = _counter("broker_refused", ("reason",), "Requests that the broker refused.")
 BROKER_TIMEOUTS = _counter("broker_timeouts", (), "Clients that did not end their request in time.")
 BROKER_BUSY = _counter("broker_busy", (), "Connections that the broker closed because there were too many.")

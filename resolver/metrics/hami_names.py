@@ -2,7 +2,7 @@
 
 Two generations of names: those with ``hami_`` (as HAMi 2.10 has them, and KAI's monitor) and those before it, which
 later releases give with ``--legacy-metrics``. Upstream's units: utilization is in per cent, also where the name says
-ratio. What upstream tells and is not known here is left out. The kinds of memory and the time of the last kernel are
+ratio. What upstream exports and is not known here is left out. The kinds of memory and the time of the last kernel are
 what HAMi-core says in the container's file, of processes that are known to own its slots.
 """
 
@@ -105,7 +105,7 @@ _Rows = list[tuple[tuple[str, ...], float | None]]
 
 
 def collect(snapshot: Snapshot, used: Iterable[Usage], *, known: bool) -> Iterator[Metric]:
-    """``known``: NVML answers. Only a pod's name tells containers apart in HAMi's labels: without one there is none."""
+    """``known``: NVML answers. HAMi's labels know a container by its pod's name only: without one there is none."""
     node = os.environ.get("NODE_NAME", "")
     gpus = [
         ((node, str(gpu.device_index), gpu.uuid, f"NVIDIA-{gpu.name}", _ZONE), gpu)
@@ -149,6 +149,6 @@ def _each(
     families: tuple[Family, ...], rows: Iterable[tuple[tuple[str, ...], float | None]]
 ) -> Iterator[Metric]:
     # A pod and the one of the same name before it may both be there for a moment: the labels hold one of them.
-    told = {labels: value for labels, value in rows if value is not None}
+    values = {labels: value for labels, value in rows if value is not None}
     for family in families:
-        yield family.metric(told.items())
+        yield family.metric(values.items())

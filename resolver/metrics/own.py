@@ -46,7 +46,7 @@ def collect() -> Iterator[Metric]:
 
 
 def _proportional(process: str) -> int | None:
-    """Bytes of a process's pages, each divided by the number of processes that map it; None if that is not told."""
+    """Bytes of a process's pages, each divided by the number of processes that map it; None if unknown."""
     try:
         with open(f"/proc/{process}/smaps_rollup", "rb") as file:  # since Linux 4.14
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss:"))
