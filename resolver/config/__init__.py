@@ -113,10 +113,10 @@ def described(settings: Settings, origins: Mapping[str, str]) -> tuple[Setting, 
 
 def changed(described: Iterable[Setting]) -> str:
     """What differs from the defaults, and by whom, in a line: ``interval=1s (command line), dry_run=true (...)``."""
-    told = (
+    changed = (
         f"{each.name}={text_of(each.value) or 'none'} ({each.origin})" for each in described if _differs(each)
     )
-    return ", ".join(told) or "all at their defaults"
+    return ", ".join(changed) or "all at their defaults"
 
 
 def _differs(report: Setting) -> bool:
@@ -126,12 +126,12 @@ def _differs(report: Setting) -> bool:
 
 def from_status(status: Mapping[str, Any]) -> dict[str, Any]:
     """``{name: value}`` of the settings that a daemon says are in force."""
-    told = status.get("settings") or {}
-    if isinstance(told, list):
-        told = {each["name"]: each for each in told}
+    reported = status.get("settings") or {}
+    if isinstance(reported, list):
+        reported = {each["name"]: each for each in reported}
     return {
         name: each["value"] if isinstance(each, dict) and "value" in each else each
-        for name, each in told.items()
+        for name, each in reported.items()
     }
 
 
@@ -196,7 +196,7 @@ def _convert(name: str, value: Any, where: str) -> Any:
         if setting.about.check is not None:
             setting.about.check(meant)
         if setting.kind is not bool and isinstance(meant, bool):
-            raise ValueError("neither true nor false is meaningful here")
+            raise ValueError("true and false are refused here")
         return msgspec.convert(meant, setting.type, strict=True)
     except (ValueError, TypeError, msgspec.ValidationError) as error:
         choices = f": it is one of {', '.join(setting.choices)}" if setting.choices else ""

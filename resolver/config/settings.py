@@ -311,7 +311,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         About(
             "kubelet's links to containers' logs, from which KAI's containers are known",
             "DIR",
-            "kubelet's links to the logs of containers. By their names a container's id tells its name, without which "
+            "kubelet's links to the logs of containers. Their names give the name for a container's id, without which "
             "no file of [KAI's](placements.md#kai) is touched",
             chart=Chart(
                 says="Kubelet's links to the logs of containers, without whose names no file of KAI's is touched",

@@ -1,6 +1,6 @@
 """Measures which PIDs the driver gives to a container's watcher, once per driver version.
 
-When NVML has just had samples of slot owners, a child (`resolver.workers.driver_probe`) looks at the same samples
+When NVML has just had samples of slot owners, a child (`resolver.workers.driver_probe`) reads the same samples
 from inside their PID namespace. Two looks that agree, of different containers where there are several, are a
 measurement. One that fails or is refused is counted, and the next one waits: a tenant that disturbs it gets what the
 driver's version says.

@@ -35,7 +35,7 @@ class Systemd:
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Systemd | None:
-        """None where nobody wants to be told. Its variables are taken out: children are not to speak for the daemon."""
+        """None without a service manager. Its variables are taken out: children must not speak for the daemon."""
         path = environment.pop("NOTIFY_SOCKET", "")
         micros, whose = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
         if not path.startswith(("/", "@")):

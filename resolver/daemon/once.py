@@ -1,4 +1,4 @@
-"""One look at the node and one round of repairs, without a loop: for ``run --once`` and for who finds no daemon."""
+"""One check of the node and one round of repairs, without a loop: for ``run --once``, and where no daemon runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def once(
         if settings.source != SourceName.AUTO:
             await service.start_source()
         await service.collect_once()
-        # The second look tells a process that is gone from one that was only missed.
+        # The second check distinguishes a process that is gone from one that was only missed.
         for _ in range(2):
             await service.pass_once(patient=False)
         await service.collect_once()

@@ -1,4 +1,4 @@
-"""When what runs: each step of the daemon at its own pace, until it is told to stop."""
+"""When what runs: each step of the daemon at its own pace, until it is asked to stop."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _SCAN_SECONDS = 5.0
 #: The runtime makes a container's mounts after its first process: a name that is not there yet is retried.
 _LOOKS = 5
-#: Seconds after which all are looked at again though none came or went.
+#: Seconds after which all are checked again though none came or went.
 _LOOK_AGAIN = 10.0
 
 
@@ -53,7 +53,7 @@ class Census:
         journal: Journal,
         names: ContainerNames | None = None,
     ) -> None:
-        """``names`` are kubelet's, where a container's mounts don't tell its own."""
+        """``names`` are kubelet's, where a container's mounts don't show its own."""
         self._procfs = procfs
         self._pidmap = pidmap
         self._live = live

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 #: A source that fails is tended at once; one that works need not be so often.
 _TEND_INTERVALS = 5
-_FOLLOW_EVERY = 0.01  # seconds between two looks at values that a watcher makes wrong every 120 ms
+_FOLLOW_EVERY = 0.01  # seconds between two reads of values that a watcher makes wrong every 120 ms
 
 
 class Service:
@@ -252,7 +252,7 @@ class Service:
             await self._contested.wait()
             with contextlib.suppress(
                 OSError
-            ):  # no descriptors left, say: the next pass meets it too, and tells
+            ):  # no descriptors left, say: the next pass meets it too, and logs it
                 await self.repairer.follow()
             await asyncio.sleep(_FOLLOW_EVERY)
 
