@@ -48,9 +48,7 @@ def daemon(node: Node) -> Finding:
     host_pid = node.lock_holder or min(running)
     other = running.get(host_pid)
     elsewhere = other.settings.socket_path if other and other.settings else where
-    own = (
-        f"resolver doctor --socket {elsewhere}" if elsewhere != where else "mend what the check socket names"
-    )
+    own = f"resolver doctor --socket {elsewhere}" if elsewhere != where else "fix what the check socket names"
     return unknown(
         f"PID {host_pid} runs, but does not answer at {where}",
         f"it listens at {elsewhere}"
@@ -113,7 +111,7 @@ def _slight(status: dict[str, Any]) -> Iterator[tuple[object, Finding]]:
     )
     yield (
         status["dry_run"],
-        warning("it is a dry run", "it writes nothing, as it was told", "start it without --dry-run"),
+        warning("it is a dry run", "--dry-run was given, so it writes nothing", "start it without --dry-run"),
     )
     yield (
         unresolved,

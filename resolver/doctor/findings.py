@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class State(StrEnum):
-    """From well to worst. ``unknown``: it cannot be told from here, which is not the same as well."""
+    """From well to worst. ``unknown``: it cannot be checked from here, which is not the same as ok."""
 
     OK = "ok"
     WARNING = "warning"
@@ -51,7 +51,7 @@ def failed(found: str, cause: str, fix: str) -> Finding:
 
 
 def unknown(found: str, cause: str, fix: str) -> Finding:
-    """Whether it is well cannot be told from here."""
+    """Whether it is ok cannot be checked from here."""
     return Finding(state=State.UNKNOWN, found=found, cause=cause, fix=fix)
 
 

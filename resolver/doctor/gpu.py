@@ -118,9 +118,11 @@ def driver(node: Node) -> Finding:
     from resolver.hami.hostpid_policy import decide, known
 
     status = node.status
-    told = status["policy"] if status else None
-    if told and told["namespace"] != "unknown":
-        return ok(f"hostpid = {told['namespace']} PID, {told['origin']} (the daemon's word: {told['why']})")
+    policy = status["policy"] if status else None
+    if policy and policy["namespace"] != "unknown":
+        return ok(
+            f"hostpid = {policy['namespace']} PID, {policy['origin']} (from the daemon: {policy['why']})"
+        )
     collection = node.collection
     version = collection.driver_version
     measured = DriverMemory(node.settings.run_dir).get(version) if version else None
@@ -150,7 +152,7 @@ def _no_answer() -> Finding:
         state=State.UNKNOWN,
         found="NVML does not answer",
         cause="without it neither the driver's version nor any GPU is known",
-        fix="mend what the check nvml names, then: resolver doctor --only gpus --only driver",
+        fix="fix what the check nvml names, then: resolver doctor --only gpus --only driver",
     )
 
 

@@ -103,7 +103,7 @@ def containers_dir(node: Node) -> Finding:
     if AUTO in given:
         there = [path for path in KNOWN_DIRS if path not in dirs and os.path.isdir(path)]
         if not there and not dirs:
-            troubles.append(_nowhere())
+            troubles.append(_no_files())
         dirs += there
     troubles += [finding for path in dirs if (finding := _directory(path)).state != State.OK]
     if (mismatch := volcano_mismatch(dirs, node.procfs)) is not None:
@@ -121,7 +121,7 @@ def _with_files(path: str, node: Node) -> str:
     )
 
 
-def _nowhere() -> Finding:
+def _no_files() -> Finding:
     return failed(
         f"none of {', '.join(KNOWN_DIRS)} exists",
         "no scheduler's device plugin has made its directory: none is installed on this node, no container used a GPU "
@@ -230,7 +230,7 @@ def regions(node: Node) -> Finding:
             return unknown(
                 "there is no directory to read",
                 "where HAMi keeps its files on this node is not known",
-                "mend what the check containers_dir names, then: resolver doctor --only regions",
+                "fix what the check containers_dir names, then: resolver doctor --only regions",
             )
         return ok("none yet: no container of HAMi's runs here, or none of them has started CUDA")
     return together(found, troubles)

@@ -45,7 +45,7 @@ def kernel(node: Node) -> Finding:
     if version < _NESTED:
         return warning(
             found,
-            "before Linux 4.9 nested PID namespaces cannot be told apart (NS_GET_PARENT): such slots stay ambiguous",
+            "before Linux 4.9 nested PID namespaces cannot be distinguished (NS_GET_PARENT): such slots stay ambiguous",
             "boot a newer kernel; 5.12 or later has all that is used",
         )
     if version < _FETCHES:

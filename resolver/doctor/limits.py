@@ -48,7 +48,7 @@ def descriptors(node: Node) -> Finding:
 
 
 def watches(node: Node) -> Finding:
-    """Whether the kernel would tell of every cache file and its directory: by trying it."""
+    """Whether the kernel would report changes to every cache file and its directory: by trying it."""
     paths = [path for path, _ in node.regions.regions]
     try:
         queue = Inotify()
@@ -75,7 +75,7 @@ def watches(node: Node) -> Finding:
 
 def _to_be_watched(path: str) -> Iterator[tuple[int, int]]:
     """A cache file's directory and itself, open, and what is watched of each."""
-    with contextlib.suppress(ResolverError):  # what is refused is what the check `regions` tells
+    with contextlib.suppress(ResolverError):  # the check `regions` reports what is refused
         directory = open_directory(os.path.dirname(path))
         yield os.dup(directory), OF_A_DIRECTORY
         try:

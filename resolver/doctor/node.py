@@ -67,8 +67,8 @@ class Node:
         self.procfs = Procfs(proc)
         self.sys = sys
         self.nvml_seconds = nvml_seconds
-        told = os.uname()
-        self.release, self.machine = uname or (told.release, told.machine)
+        running = os.uname()
+        self.release, self.machine = uname or (running.release, running.machine)
         self._pythons = pythons
 
     @property

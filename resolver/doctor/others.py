@@ -20,7 +20,7 @@ _PYTHON = re.compile(r"python[0-9.]*")
 
 
 class Other(NamedTuple):
-    """A process that is ``resolver run``. ``settings`` are None where they cannot be told from here."""
+    """A process that is ``resolver run``. ``settings`` are None where they cannot be read from here."""
 
     argv: tuple[str, ...]
     settings: config.Settings | None

@@ -117,13 +117,13 @@ def _judge(node: Node, found: list[ListeningSocket], address: tuple[str, int], d
     return failed(
         f"port {port} is taken by {who}",
         "the daemon cannot serve metrics there: it logs metrics_off, goes on without, and tries again",
-        f"ss -ltnp 'sport = :{port}'; stop that one, or choose another port, and tell Prometheus: "
+        f"ss -ltnp 'sport = :{port}'; stop that one, or choose another port, and change Prometheus's target: "
         f"--metrics-addr :{port + 1}",
     )
 
 
 def _network(node: Node, host_pid: int | str) -> str:
-    """A process's network namespace; empty if that cannot be told."""
+    """A process's network namespace; empty if it is unknown."""
     with contextlib.suppress(OSError):
         return os.readlink(f"{node.procfs.root}/{host_pid}/ns/net")
     return ""

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from resolver.doctor.node import Node
 
 _REMEDIES = {
-    "netlink": "mend what the checks pid_namespace, user_namespace or capabilities name; a kernel without "
+    "netlink": "fix what the checks pid_namespace, user_namespace or capabilities name; a kernel without "
     "CONFIG_PROC_EVENTS has none: grep CONFIG_PROC_EVENTS /boot/config-$(uname -r)",
-    "scan": "mend what the checks pid_namespace and hidepid name: everything else rests on a /proc that can be read",
+    "scan": "fix what the checks pid_namespace and hidepid name: everything else rests on a /proc that can be read",
 }
 #: By the cause that the loader names (`LoadError` in bpf/obstacles.py).
 _BPF_REMEDIES = {
-    "place": "mend what the checks pid_namespace or user_namespace name",
-    "rights": "mend what the check capabilities names",
+    "place": "fix what the checks pid_namespace or user_namespace name",
+    "rights": "fix what the check capabilities names",
     "seccomp": "give it a seccomp profile that allows bpf(): deploy/seccomp/resolver.json, or the default one of "
     "containerd 1.7 or Docker 23 and later, for a process with CAP_BPF",
     "module": "allow it in the security module's profile (AppArmor: capability bpf, capability perfmon; SELinux: class "
@@ -31,8 +31,8 @@ _BPF_REMEDIES = {
     "kernel": "boot Linux 5.12 or later (arm64: 5.18), or set source = netlink to save the try",
     "lockdown": "boot with lockdown=integrity on the kernel's command line (Secure Boot allows that), or set "
     "source = netlink to save the try",
-    "btf": "mend what the check btf names",
-    "bcc": "mend what the check bcc names",
+    "btf": "fix what the check btf names",
+    "bcc": "fix what the check bcc names",
     "verifier": "report the kernel's release and the output of: resolver doctor --verbose --only bpf; no right and no "
     "setting helps but source = netlink, which saves the try",
     "other": "the reason is said in full by: resolver doctor --verbose --only bpf; please report it",

@@ -254,7 +254,7 @@ def test_beside_a_daemon_it_disturbs_nothing_and_all_is_well(
     names(found["instances"], "ok", f"one, PID {daemon.process.pid}")
     names(found["socket"], "ok", "mode 06")
     names(found["metrics"], "ok", f"the daemon (PID {daemon.process.pid}) answers")
-    names(found["driver"], "ok", "hostpid = host PID", "the daemon's word")
+    names(found["driver"], "ok", "hostpid = host PID", "from the daemon: ")
     names(found["gpus"], "ok", DEFAULT_DEVICES[0].uuid)
     names(found["sample_clock"], "ok", "s old")
     names(found["regions"], "ok", "1 region: 1 of layout v1.2")
