@@ -70,7 +70,7 @@ class Completed(NamedTuple):
 
 
 class Kubectl:
-    """The program, with the options that say which cluster is meant."""
+    """The program, with the options that choose the cluster."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.argv = [os.environ.get("KUBECTL", "kubectl")]
@@ -195,17 +195,17 @@ def target(kubectl: Kubectl, text: str, namespace: str | None) -> Target:
     if not node:
         raise Trouble(f"pod {name} is on no node yet", EXIT_WRONG)
     about, status = pod["metadata"], pod["status"]
-    told = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
+    listed = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
     annotations = about.get("annotations", {})
     # The node knows a static pod by the hash of its file; its mirror in the API server has a UID of its own.
     uid = annotations.get("kubernetes.io/config.mirror") or about["uid"]
-    ids = {each["name"]: each.get("containerID", "") for each in told}
+    ids = {each["name"]: each.get("containerID", "") for each in listed}
     default = annotations.get("kubectl.kubernetes.io/default-container", "")
     return Target(name=f"{about['namespace']}/{name}", uid=uid, node=node, containers=ids, default=default)
 
 
 def container_of(pod: Target, wanted: str | None) -> str:
-    """The id of the container that is meant."""
+    """The id of the chosen container."""
     names = list(pod.containers)
     name = wanted or pod.default or (names[0] if len(names) == 1 else "")
     if name not in pod.containers:
@@ -291,26 +291,31 @@ def status(kubectl: Kubectl, args: argparse.Namespace) -> int:
     """A line a node."""
     rows, documents, wrong = [], [], 0
     for daemon, answer in everywhere(kubectl, args, ["status", "--json"], 15.0).items():
-        told, why = _document(answer)
+        daemon_status, why = _document(answer)
         documents.append(
-            {"node": daemon.node, "pod": f"{daemon.namespace}/{daemon.pod}", "status": told, "error": why}
+            {
+                "node": daemon.node,
+                "pod": f"{daemon.namespace}/{daemon.pod}",
+                "status": daemon_status,
+                "error": why,
+            }
         )
-        if told is None:
+        if daemon_status is None:
             wrong += 1
             rows.append([daemon.node, "?", "-", "-", "-", "-", "-", "-", "-", why])
             continue
-        source, totals, driver = told["source"], told["totals"], told["driver"]
+        source, totals, driver = (daemon_status[key] for key in ("source", "totals", "driver"))
         troubles = [
             source["not_ready"],
             driver["error"] and f"NVML: {driver['error']}",
-            told["dry_run"] and "dry run",
+            daemon_status["dry_run"] and "dry run",
         ]
         wrong += bool(source["not_ready"])
         rows.append(
             [
                 daemon.node,
                 "no" if source["not_ready"] else "yes",
-                told["version"],
+                daemon_status["version"],
                 source["name"],
                 f"{driver['gpus']}"
                 + (f" ({driver['gpus_unhealthy']} ill)" if driver["gpus_unhealthy"] else ""),

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_arguments(parser)
     parser.epilog = (
         "exit status: 0 all well or warnings only, 1 something failed, 2 wrong usage, 4 nothing failed, but something\n"
-        "could not be told"
+        "could not be determined"
     )
 
 

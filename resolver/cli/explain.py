@@ -2,7 +2,7 @@
 
 The links: processes, PID namespace, the map of PIDs, HAMi's cache file, the driver; of each slot its process, hostpid,
 NVML's sample, and the value; at last what HAMi's monitor makes of it. Asks the daemon; where none answers, root gets
-the same from a look at the node that writes nothing.
+the same from a read-only check of the node.
 
 CONTAINER is NAMESPACE/POD[/NAME], the start of a pod's UID, POD_UID/NAME, NAME, or an id or its start. Of a pod
 every container is explained.

@@ -114,7 +114,7 @@ def _answer(args: Arguments) -> str:
 def _first_answer(asked: client.Asked, args: Arguments) -> str:
     """The daemon is late: the kernel is asked beside it, and the first answer counts, of two at once the kernel's.
 
-    Whose it is stands on standard error. What the kernel does not let this user see, the daemon may still tell.
+    Its owner goes to standard error. What the kernel hides from this user, the daemon may still answer.
     """
     import threading
     import time

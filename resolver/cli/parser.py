@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The word that was meant, as far as spelling tells; empty if none is near."""
+    """The known word with the nearest spelling; empty if none is near."""
     from difflib import get_close_matches  # for mistakes only
 
     return next(iter(get_close_matches(word, known, n=1)), "")

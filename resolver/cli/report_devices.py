@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Report until told to end."""
+    """Report until a signal asks for the end."""
     import asyncio
     import importlib.util
 

@@ -58,7 +58,7 @@ def short_id(container_id: str | None) -> str | None:
 
 
 def shorten(text: str, width: int) -> str:
-    """A name in at most so many cells: what tells names apart is at their ends, so the middle is left out."""
+    """A name in at most so many cells: names differ at their ends, so the middle is left out."""
     if len(text) <= width:
         return text
     tail = max(width - 1, 0) * 2 // 3

@@ -159,7 +159,7 @@ def _read_caches(dir_fd: int, path: str, *, complain: bool = True) -> Iterator[d
     for name in sorted(names):
         yield _read_file(dir_fd, name, os.path.join(path, name))
     if not complete and complain:
-        detail = f"only {MAX_ENTRIES} entries and {MAX_CACHES} .cache files are looked at, and it has more"
+        detail = f"only {MAX_ENTRIES} entries and {MAX_CACHES} .cache files are read, and it has more"
         yield _failed(path, RegionRejected(RegionReason.TOO_MANY_ENTRIES, detail))
 
 
@@ -220,7 +220,7 @@ def _error(region: dict[str, Any]) -> str:
 
 
 def hint(slot: dict[str, Any], slots_with_hostpid: list[int]) -> str:
-    """What looks wrong with a slot, as far as the file alone tells, by the names of `resolver.reasons`.
+    """What is wrong with a slot as far as the file alone shows, by the names of `resolver.reasons`.
 
     ``slots_with_hostpid`` are the indexes of this region's live slots that hold the same ``hostpid``. A ``hostpid``
     that is the container's number is right with some drivers, so that is a question.
@@ -294,6 +294,6 @@ def _short(container: str) -> str:
 
 
 def _short_uuid(uuid: str) -> str:
-    """``GPU-5f3a12c4-...`` as people tell them apart, in as few cells."""
+    """``GPU-5f3a12c4-...`` shortened as people write it, in as few cells."""
     kind, _, rest = uuid.partition("-")
     return rest[:8] if kind == "GPU" and rest else uuid[:12]

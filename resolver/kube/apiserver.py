@@ -1,7 +1,7 @@
 """Asks the Kubernetes API server, as the service account whose token and CA are in a directory.
 
 Both files are read again when they are needed, since kubelet exchanges them while the pod runs. Errors of the HTTP
-library are translated here and nowhere further in: everything that fails is an `ApiServerFailed`.
+library are translated here and not further in: everything that fails is an `ApiServerFailed`.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ class Redactor:
         if isinstance(value, dict):
             about_container = bool({"pod", "pod_uid", "container_name", "container_id"} & value.keys())
             for name, below in value.items():
-                told = name in _FIELDS and (name != "namespace" or about_container)
-                self._walk(below, name if told else "")
+                masked = name in _FIELDS and (name != "namespace" or about_container)
+                self._walk(below, name if masked else "")
         elif isinstance(value, list):
             for below in value:
                 self._walk(below, key)
@@ -103,8 +103,8 @@ class Redactor:
         documents = list(_documents(text))
         if documents:
             lines = text.lstrip().startswith("{") and len(documents) > 1
-            told = [json.dumps(self._in_value(each), indent=None if lines else 1) for each in documents]
-            return "\n".join(told) + "\n"
+            shown = [json.dumps(self._in_value(each), indent=None if lines else 1) for each in documents]
+            return "\n".join(shown) + "\n"
         if re.search(r"^# (HELP|TYPE) ", text, re.MULTILINE):
             return "\n".join(map(self._in_metric, text.split("\n")))
         return self.sentence(text)

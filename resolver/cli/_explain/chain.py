@@ -422,8 +422,8 @@ def _value(
 
 
 def _per_gpu(of: _Of, values: Sequence[tuple[str, int | None]]) -> str:
-    told = (f"{_percent(value)} on {of.gpu(uuid)}" for uuid, value in values)
-    return ", ".join(told) or "on no GPU"
+    shown = (f"{_percent(value)} on {of.gpu(uuid)}" for uuid, value in values)
+    return ", ".join(shown) or "on no GPU"
 
 
 # ---- what comes out -----------------------------------------------------------------------------------------------
@@ -433,15 +433,15 @@ def _reported(of: _Of) -> Iterator[Reported]:
     devices = [uuid for region in of.regions for uuid in region["device_uuids"]]
     devices += [each["device_uuid"] for each in of.processes]
     for uuid in dict.fromkeys(devices):
-        told = [
+        listed = [
             (slot["host_pid"], each)
             for slot in of.slots
             for each in slot["device_util"]
             if each["device_uuid"] == uuid
         ]
-        monitor = [each["sm_util"] for _, each in told]
+        monitor = [each["sm_util"] for _, each in listed]
         used = {each["host_pid"]: each["sm_util"] for each in of.processes if each["device_uuid"] == uuid}
-        for host_pid, each in told:  # one that NVML does not list there is idle, or not known
+        for host_pid, each in listed:  # one that NVML does not list there is idle, or not known
             if host_pid is not None:
                 used.setdefault(host_pid, each["utilization"])
         legible = bool(of.regions) and not _read_wrongly(of)

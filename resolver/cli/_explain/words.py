@@ -53,7 +53,7 @@ UNRESOLVED = {
     ),
     UnresolvedReason.AMBIGUOUS: Words(
         "several processes fit: in nested PID namespaces, or in containers that share the file",
-        "`resolver lookup --pidns` tells them apart; nothing is written to the slot",
+        "`resolver lookup --pidns` distinguishes them; nothing is written to the slot",
     ),
     UnresolvedReason.INVALID_PID: Words(
         "the slot is in use, yet its PID is 0 or negative",

@@ -85,7 +85,7 @@ def printable(text: str, *, ascii_only: bool = False) -> str:
 
 
 def fit(text: str, width: int, glyphs: Glyphs, *, middle: bool = False) -> str:
-    """The text in exactly ``width`` cells; what is cut out leaves an ellipsis, in the middle if that tells more."""
+    """The text in exactly ``width`` cells; what is cut out leaves an ellipsis, in the middle if that keeps more."""
     length = len(text) if text.isascii() else cell_len(text)
     if length <= width:
         return text + " " * (width - length)

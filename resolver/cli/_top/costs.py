@@ -1,4 +1,4 @@
-"""Whose the processes on the screen are, what they run and what they cost; asked only while somebody looks at them."""
+"""Owner, command line and cost of the processes on the screen; read only while they are shown."""
 
 from __future__ import annotations
 

@@ -318,7 +318,7 @@ def _history(values: tuple[int | None, ...], width: int, glyphs: Glyphs) -> str:
 
 
 def percent(amount: Amount | None, glyphs: Glyphs) -> str:
-    """A utilization in at most five letters; empty where there is none to be told."""
+    """A utilization in at most five letters; empty where it is unknown."""
     if amount is None:
         return ""
     if amount.value is None:

@@ -52,7 +52,7 @@ def watch(socket_path: str | None, interval: float, first: Reading, part: Screen
 
 
 class LiveView:
-    """What the person looks at: where, in which order, through which filter."""
+    """What is on the screen: from which line on, in which order, through which filter."""
 
     def __init__(self, glyphs: Glyphs) -> None:
         self.choice = Choice()
@@ -104,7 +104,7 @@ class LiveView:
         return frame(reading, rows, shown, size, self._glyphs, node, now)
 
     def _facts(self, reading: Reading) -> str:
-        """Whose the process below the cursor is, and what it runs. Asked only while somebody looks at it."""
+        """Owner and command line of the process below the cursor. Read only while it is shown."""
         row = self.rows[self._cursor] if self._cursor < len(self.rows) else None
         cost = self._costs.of(row, reading.read_at) if row is not None else None
         return printable(cost.in_a_line()) if cost is not None else ""

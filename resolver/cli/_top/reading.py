@@ -33,7 +33,7 @@ def read(socket_path: str | None) -> Tree:
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise CannotKnow(
             f"the daemon's answer is not understood ({error!r}): is it of another version? `resolver status` and "
-            "`resolver --version` tell; restart the daemon after an upgrade"
+            "`resolver --version` show both; restart the daemon after an upgrade"
         ) from None
 
 
@@ -63,7 +63,7 @@ class Reading(NamedTuple):
 class Reader:
     """Reads in a thread of its own, so that a daemon that hangs delays no key.
 
-    ``latest`` is replaced whole; ``told`` is called, from that thread, after it was.
+    ``latest`` is replaced whole; ``notify`` is called, from that thread, after it was.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class Reader:
         socket_path: str | None,
         interval: float,
         first: Reading,
-        told: Callable[[], None],
+        notify: Callable[[], None],
         part: ScreenPart = EVERYTHING,
     ) -> None:
         self.latest = first
         self.failure: BaseException | None = None  # what ended the thread, which nothing should
         self._socket_path = socket_path
         self._interval = interval
-        self._told = told
+        self._notify = notify
         self._part = part
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
@@ -96,7 +96,7 @@ class Reader:
             self._read_on()
         except BaseException as error:  # noqa: BLE001 (a defect of ours: who draws has to end with it)
             self.failure = error
-            self._told()
+            self._notify()
 
     def _read_on(self) -> None:
         due = time.monotonic()
@@ -110,4 +110,4 @@ class Reader:
             except ResolverError as error:
                 self.latest = before._replace(error=str(error), since=before.since or now)
             if not self._ended.is_set():
-                self._told()
+                self._notify()

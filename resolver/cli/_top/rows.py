@@ -34,7 +34,7 @@ class Row(NamedTuple):
     """One line of the list.
 
     ``key`` stays the same from one reading to the next. ``depth`` is 0 for a GPU, 1 for a container, 2 for a process.
-    ``amount`` is the utilization in per cent, None where there is none to be told. ``detail`` is everything, in words.
+    ``amount`` is the utilization in per cent, None where it is unknown. ``detail`` is everything, in words.
     """
 
     key: str

@@ -1,6 +1,6 @@
 """GPU > container > process, made from the daemon's documents; and what is unresolved.
 
-A process is under each GPU that NVML lists it on. One that owns a slot, and that NVML lists nowhere, is under every
+A process is under each GPU that NVML lists it on. One that owns a slot, and that NVML does not list, is under every
 GPU of its cache file. Whatever is not known is None: it is drawn as ``?``, and never counts as 0.
 """
 
@@ -195,7 +195,7 @@ class _Spot:
         self.limits: tuple[int | None, int | None] = (None, None)
 
     def container(self, *, asked: bool) -> ContainerNode:
-        """``asked``: the driver told what runs on that GPU, so that nothing told is nothing."""
+        """``asked``: the driver listed what runs on that GPU, so that an empty list means none."""
         names, processes = self.names, self.processes
         missing = not asked and not processes
         return ContainerNode(
@@ -282,7 +282,7 @@ class _Places:
         names, slots = self._names(region), self._slots.get(region["path"], ())
         for index, device in enumerate(region["device_uuids"]):
             place = self._at(device, names)
-            # A daemon of before does not tell them.
+            # An older daemon does not report them.
             limits = (region.get(field) or () for field in ("sm_limit", "limit"))
             core, memory = (each[index] if index < len(each) else None for each in limits)
             place.limits = (core or place.limits[0], memory or place.limits[1])
@@ -340,7 +340,7 @@ class _Places:
 
 
 def _gpu_key(report: Json) -> str:
-    """Of its UUID, which a GPU in trouble may never have told."""
+    """Of its UUID, which NVML may never have given for a GPU in trouble."""
     return report["uuid"] or f"device {report['device_index']}"
 
 
