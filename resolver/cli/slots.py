@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from resolver.cli.ask_daemon import add_config, add_socket
 from resolver.cli.show import NONE, on_terminal, print_table, printable, shorten, size, styled
 from resolver.errors import RegionRejected, ResolverError
-from resolver.hami.directory_finder import MAX_CACHES, MAX_CONTAINERS, MAX_ENTRIES, list_caches
+from resolver.hami.directory_listing import MAX_CACHES, MAX_CONTAINERS, MAX_ENTRIES, list_caches
 from resolver.hami.placements import AUTO, is_entry, searched
 from resolver.hami.region import open_region
 from resolver.linux.safe_open import open_directory, translate

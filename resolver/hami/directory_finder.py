@@ -16,91 +16,49 @@ import os
 import stat
 import sys
 import time
-from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from resolver.budget import Budgets
 from resolver.containers.log_names import ContainerNames
-from resolver.errors import RegionRejected, ResolverError
-from resolver.hami.discovery import (
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
-    ClaimDirectory,
-    FoundRegion,
-    Location,
-    PodFile,
-    RegionChanges,
-    SharedDirectory,
+from resolver.errors import RegionRejected
+from resolver.hami.directory_listing import (
+    MAX_CACHES,
+    MAX_CONTAINERS,
+    MAX_ENTRIES,
+    change_stamp,
+    list_caches,
 )
 from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS, is_entry
-from resolver.hami.region import SharedRegion, open_region
+from resolver.hami.region import open_region
+from resolver.hami.region_location import locate
+from resolver.hami.region_register import RegionRegister
 from resolver.hami.searched_directories import NOWHERE, Candidate, Directory, Root
 from resolver.linux.inotify import OF_A_DIRECTORY
 from resolver.linux.safe_open import open_directory, translate
 from resolver.reasons import RegionReason
-from resolver.retry import longer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from resolver.hami.discovery import Shown
+    from resolver.hami.discovery import Location, RegionChanges
+    from resolver.hami.region import SharedRegion
     from resolver.hami.watches import Watches
     from resolver.linux.procfs import Procfs
     from resolver.workers.supervisor import WorkerProcess
 
-MAX_CONTAINERS = 16384  # directories in a containers directory
-MAX_ENTRIES = 64  # entries read in one container's directory; upstream makes two or three
-MAX_CACHES = 8  # of them, names that end in .cache; upstream's own monitor refuses more than two
 MAX_VISITS = 1024  # container directories per refresh
 MAX_STRAYS = 64  # entries of a shared directory that are reported and not opened
 MAX_OPENS = 256  # files opened per refresh, some 40 us each
 REFRESH_SECONDS = 0.02  # CPU time of one refresh, but for one directory more
 
-YOUNG = 10.0  # seconds in which a file may still be on its way to being a region
-GOOD = 60.0  # seconds a region must have been accepted to be forgiven earlier refusals
 
 #: Seconds between two listings of a directory of which the kernel reports what is new in it.
 WATCHED_LOOK = 15.0
 #: Until a file that is on its way to being a region is tried again.
 _SOON, _LATER = 0.005, 0.25
 
-#: Changes within this time before a listing may carry the same time stamp as later ones (kernel ticks).
-_TICK_NS = 50_000_000
-_NOT_YET = (RegionReason.NOT_INITIALIZED, RegionReason.UNKNOWN_SIZE, RegionReason.TRUNCATED)
 _STRAY = "kubelet has no such container here: its pod is gone, or another one's process made the directory"
-
-
-def list_caches(dir_fd: int) -> tuple[list[str], bool]:
-    """Names that end in .cache in an open directory, and whether all entries were read.
-
-    At most `MAX_CACHES` of the first `MAX_ENTRIES`. Raises OSError.
-    """
-    names: list[str] = []
-    with os.scandir(dir_fd) as listing:
-        for entry in islice(listing, MAX_ENTRIES):
-            if entry.name.endswith(".cache"):
-                if len(names) == MAX_CACHES:
-                    return names, False
-                names.append(entry.name)
-        return names, next(listing, None) is None
-
-
-def shared_directory(procfs: Procfs, directory_fd: int) -> SharedDirectory:
-    """How the open directory would show in the mount table of a container that has it bind-mounted.
-
-    The superblock comes from our own mount table, not from ``stat``: on btrfs the two differ. Raises
-    ResolverError if the directory is not on any mount that can be seen from here.
-    """
-    from resolver.linux.mappings import descriptor, place_of  # `resolver slots` pays for every import
-
-    opened = descriptor(procfs, "self", directory_fd)
-    place = place_of(opened, procfs.mounts("self"))
-    if place is None:
-        raise ResolverError(
-            f"{opened.path} is on no mount that is visible from here, so a container cannot be recognized by it"
-        )
-    return SharedDirectory(*place)
 
 
 class DirectoryFinder:
@@ -125,9 +83,9 @@ class DirectoryFinder:
         ``containers_dirs`` may have `AUTO` for all those that are known, of which none need be there. ``names`` are
         kubelet's.
         """
-        self.regions: dict[str, SharedRegion] = {}
-        self.rejected: dict[str, RegionReason] = {}
-        self.counts: Counter[RegionReason] = Counter()
+        self._register = RegionRegister()
+        self.regions, self.rejected = self._register.regions, self._register.rejected
+        self.counts = self._register.counts
         self.missing_dirs: set[str] = set()
         self.max_regions = sys.maxsize
         self._procfs = procfs
@@ -139,7 +97,6 @@ class DirectoryFinder:
             roots += [Root(path, known=True) for path in KNOWN_DIRS if path not in given]
         self._roots = roots
         self._order: list[Directory] = []
-        self._accepted: dict[str, Candidate] = {}
         self._next = 0  # where in _order the next refresh begins
         self._opens_left = 0
         self._full_left = 0  # directories that are still to be listed anew
@@ -147,7 +104,6 @@ class DirectoryFinder:
         self._budgets = budgets or Budgets()
         self._watches = watches
         self._wants = 0.0
-        self._changes = RegionChanges([], [], [])
 
     @property
     def dirs(self) -> Sequence[str]:
@@ -192,7 +148,7 @@ class DirectoryFinder:
         With ``full`` everything is listed anew, which also finds what a coarse time stamp hid. Raises nothing
         that a tenant, or a lack of descriptors, could cause.
         """
-        changes = self._changes = RegionChanges([], [], [])
+        changes = self._register.begin()
         if full:
             self._names.refresh()
         for root in self._roots:
@@ -225,50 +181,15 @@ class DirectoryFinder:
 
     def locate(self, region: SharedRegion) -> Location:
         """The directory as containers have it mounted. Raises `RegionRejected`."""
-        from resolver.linux.mappings import mapped_as
-
-        candidate = self._accepted.get(region.path)
-        try:
-            shown = mapped_as(self._procfs, region.fd)
-            if candidate is not None and candidate.shared:
-                return Location(self._pod_file(region, candidate.directory, shown), shown)
-            dir_fd = open_directory(os.path.dirname(region.path))
-            try:
-                directory = shared_directory(self._procfs, dir_fd)
-            finally:
-                os.close(dir_fd)
-            if candidate is not None and candidate.directory.whose(candidate).claim:
-                directory = ClaimDirectory(*directory)
-            return Location(directory, shown)
-        except RegionRejected:
-            raise
-        except (OSError, ResolverError) as error:
-            detail = f"its directory cannot be used: {error}"
-            raise RegionRejected(RegionReason.IO_ERROR, detail) from None
-
-    def _pod_file(self, region: SharedRegion, directory: Directory, shown: Shown) -> PodFile:
-        """The very file that is open, and the tree that it is in, as every container has it."""
-        from resolver.linux.mappings import descriptor, place_of
-
-        mounts = self._procfs.mounts("self")
-        opened = descriptor(self._procfs, "self", region.fd)
-        file = place_of(opened, mounts)
-        tree = place_of(descriptor(self._procfs, "self", directory.root.fd), mounts)
-        if file is None or tree is None:
-            raise ResolverError(f"{directory.root.path} is on no mount that is visible from here")
-        expected = os.path.join(tree.path, directory.name, os.path.basename(region.path))
-        if (file.device, file.path) != (tree.device, expected):
-            raise RegionRejected(RegionReason.GONE, "it was moved while it was opened")
-        pod_uid, _, name = directory.name.partition("_")
-        return PodFile(file, *shown, opened=opened.inode, tree=tree, pod_uid=pod_uid, container_name=name)
+        return locate(self._procfs, region, self._register.candidate(region))
 
     def reject(self, region: SharedRegion, why: RegionRejected) -> None:
         """Give up a region: closed now, tried again later."""
-        candidate = self._accepted.get(region.path)
+        candidate = self._register.candidate(region)
         if candidate is not None and candidate.region is region:
-            self._changes = RegionChanges([], [], [])  # this is no news to the caller
-            self._release(candidate)
-            self._refuse(candidate, why, self._clock())
+            self._register.begin()  # this is no news to the caller
+            self._register.release(candidate)
+            self._register.refuse(candidate, why, self._clock())
 
     def close(self) -> None:
         """Close everything; the finder can be used again afterwards."""
@@ -291,7 +212,7 @@ class DirectoryFinder:
                 root.identity = info.st_dev, info.st_ino
             self._watch(_key(root), root.path, root.fd, lambda _: self._news_of(root))
             if full or info.st_ctime_ns != root.ctime_ns:
-                root.ctime_ns = _stamp(info)
+                root.ctime_ns = change_stamp(info)
                 # The device plugins make theirs for root alone. Once seen, it stays so: a tenant can change the mode.
                 if info.st_mode & 0o002 and not root.shared:
                     root.shared = True
@@ -306,7 +227,7 @@ class DirectoryFinder:
             return
         except OSError as error:
             root.ctime_ns = -1
-            self._report(root.path, translate(error))
+            self._register.report(root.path, translate(error))
         self.missing_dirs.discard(root.path)
 
     def _may_be_searched(self, root: Root, info: os.stat_result) -> bool:
@@ -333,21 +254,21 @@ class DirectoryFinder:
         if root.shared:
             seen, complete = self._of_kubelet(root, seen, complete=complete), True
         else:
-            self._report_unless(complete, root.path, MAX_CONTAINERS)
+            self._register.report_unless(complete, root.path, MAX_CONTAINERS)
         for name in seen - root.directories.keys():
             root.directories[name] = Directory(root, name)
         if complete:
             for name in root.directories.keys() - seen:
                 directory = root.directories.pop(name)
                 self._forget(directory.path)
-                self._drop_candidates(directory)
+                self._register.drop_candidates(directory)
                 self.rejected.pop(directory.path, None)
 
     def _of_kubelet(self, root: Root, listed: set[str], *, complete: bool) -> set[str]:
         """The entries of containers that kubelet has here, listed or not; of the others some are reported."""
         if self._names.trouble:
             why = f"{self._names.trouble}, and only kubelet knows which containers its entries are of"
-            self._report(root.path, RegionRejected(RegionReason.UNPROVEN, why))
+            self._register.report(root.path, RegionRejected(RegionReason.UNPROVEN, why))
             return set()
         self.rejected.pop(root.path, None)
         wanted = {f"{pod_uid}_{name}" for pod_uid, name in self._names.pairs()}
@@ -356,7 +277,7 @@ class DirectoryFinder:
             self.rejected.pop(f"{root.path}/{name}", None)
         root.strays = strays
         for name in sorted(strays):
-            self._report(f"{root.path}/{name}", RegionRejected(RegionReason.NOT_ON_NODE, _STRAY))
+            self._register.report(f"{root.path}/{name}", RegionRejected(RegionReason.NOT_ON_NODE, _STRAY))
         return {
             name
             for name in wanted
@@ -379,7 +300,7 @@ class DirectoryFinder:
     def _forget_directories(self, root: Root) -> None:
         for directory in root.directories.values():
             self._forget(directory.path)
-            self._drop_candidates(directory)
+            self._register.drop_candidates(directory)
             self.rejected.pop(directory.path, None)
         root.directories.clear()
 
@@ -406,7 +327,7 @@ class DirectoryFinder:
             self._directory_failed(directory, translate(error))
             return
         if (info.st_dev, info.st_ino) != directory.identity:
-            self._drop_candidates(directory)
+            self._register.drop_candidates(directory)
             self._forget(directory.path)
             directory.identity, directory.ctime_ns = (info.st_dev, info.st_ino), -1
         changed = full or info.st_ctime_ns != directory.ctime_ns
@@ -422,12 +343,12 @@ class DirectoryFinder:
             for candidate in list(directory.candidates.values()):
                 self._check(directory, candidate, dir_fd, now)
             if changed:
-                directory.ctime_ns = _stamp(info)
+                directory.ctime_ns = change_stamp(info)
                 for candidate in self._list(directory, dir_fd):
                     self._check(directory, candidate, dir_fd, now)
         except OSError as error:
             directory.ctime_ns = -1
-            self._report(directory.path, translate(error))
+            self._register.report(directory.path, translate(error))
         finally:
             os.close(dir_fd)
 
@@ -442,9 +363,9 @@ class DirectoryFinder:
     def _directory_failed(self, directory: Directory, why: RegionRejected) -> None:
         directory.ctime_ns = -1
         if why.reason is not RegionReason.IO_ERROR:  # a lack of descriptors says nothing about the regions
-            self._drop_candidates(directory)
+            self._register.drop_candidates(directory)
         if why.reason is not RegionReason.GONE:
-            self._report(directory.path, why)
+            self._register.report(directory.path, why)
 
     def _list(self, directory: Directory, dir_fd: int) -> list[Candidate]:
         """Names that were not known; those that are gone were taken off before."""
@@ -453,7 +374,7 @@ class DirectoryFinder:
             names.insert(0, KAI.file)
         new = [name for name in names if name not in directory.candidates]
         room = MAX_CACHES - len(directory.candidates)
-        self._report_unless(complete and len(new) <= room, directory.path, MAX_ENTRIES)
+        self._register.report_unless(complete and len(new) <= room, directory.path, MAX_ENTRIES)
         added = [Candidate(directory, name) for name in new[:room]]
         directory.candidates.update({candidate.name: candidate for candidate in added})
         return added
@@ -463,10 +384,10 @@ class DirectoryFinder:
         try:
             info = os.stat(candidate.name, dir_fd=dir_fd, follow_symlinks=False)
         except OSError:
-            self._drop(directory, candidate)
+            self._register.drop(directory, candidate)
             return
         if (info.st_dev, info.st_ino) != candidate.identity:
-            self._release(candidate)
+            self._register.release(candidate)
             candidate.start_anew((info.st_dev, info.st_ino), now)
         if _due(candidate, now) and self._opens_left and not self._budgets.over(directory.path):
             self._opens_left -= 1
@@ -488,60 +409,9 @@ class DirectoryFinder:
                 region.close()
                 raise
         except RegionRejected as why:
-            self._refuse(candidate, why, now)
+            self._register.refuse(candidate, why, now)
             return
-        candidate.region, candidate.identity, candidate.accepted_at = region, region.identity, now
-        self.rejected.pop(candidate.path, None)
-        self.regions[candidate.path] = region
-        self._accepted[candidate.path] = candidate
-        self._changes.added.append(FoundRegion(region, whose))
-
-    # -- refusals -----------------------------------------------------------------------------------
-
-    def _refuse(self, candidate: Candidate, why: RegionRejected, now: float) -> None:
-        if why.reason is RegionReason.GONE:
-            candidate.start_anew(NOWHERE, now)  # the next listing takes it off, or finds its successor
-            return
-        self._report(candidate.path, why)
-        if why.reason in _NOT_YET and now - candidate.seen_at < YOUNG:
-            candidate.retry_at = now
-            return
-        if candidate.accepted_at and now - candidate.accepted_at > GOOD:
-            candidate.pause = FIRST_PAUSE
-        candidate.retry_at = now + candidate.pause
-        candidate.pause = longer(candidate.pause, FIRST_PAUSE, LONGEST_PAUSE)
-
-    def _report(self, path: str, why: RegionRejected) -> None:
-        if self.rejected.get(path) is not why.reason:
-            self.rejected[path] = why.reason
-            self.counts[why.reason] += 1
-            self._changes.rejected.append((path, why))
-
-    def _report_unless(self, complete: bool, path: str, limit: int) -> None:  # noqa: FBT001
-        if complete:
-            self.rejected.pop(path, None)
-            return
-        detail = f"it has more entries than the {limit} that are read, or more than {MAX_CACHES} .cache files"
-        self._report(path, RegionRejected(RegionReason.TOO_MANY_ENTRIES, detail))
-
-    # -- letting go ---------------------------------------------------------------------------------
-
-    def _release(self, candidate: Candidate) -> None:
-        region, candidate.region = candidate.region, None
-        if region is not None:
-            region.close()
-            self._accepted.pop(candidate.path, None)
-            if self.regions.pop(candidate.path, None) is not None:
-                self._changes.removed.append(region)
-
-    def _drop(self, directory: Directory, candidate: Candidate) -> None:
-        self._release(candidate)
-        self.rejected.pop(candidate.path, None)
-        directory.candidates.pop(candidate.name, None)
-
-    def _drop_candidates(self, directory: Directory) -> None:
-        for candidate in list(directory.candidates.values()):
-            self._drop(directory, candidate)
+        self._register.accept(candidate, region, now)
 
 
 def _key(root: Root) -> str:
@@ -550,8 +420,3 @@ def _key(root: Root) -> str:
 
 def _due(candidate: Candidate, now: float) -> bool:
     return candidate.region is None and now >= candidate.retry_at
-
-
-def _stamp(info: os.stat_result) -> int:
-    """A directory's change time (which no tenant can set), or -1 while later changes could carry the same."""
-    return info.st_ctime_ns if time.time_ns() - info.st_ctime_ns > _TICK_NS else -1

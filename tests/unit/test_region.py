@@ -13,6 +13,7 @@ import pytest
 
 from resolver.errors import RegionRejected
 from resolver.hami import directory_finder as finder_module
+from resolver.hami import directory_listing
 from resolver.hami.directory_finder import DirectoryFinder
 from resolver.hami.discovery import Whose
 from resolver.hami.layout import LAYOUTS
@@ -251,7 +252,7 @@ def test_a_directory_is_listed_again_while_its_time_stamp_may_hide_a_change(
         listings += 1
         return finder_list(dir_fd)
 
-    finder_list = finder_module.list_caches
+    finder_list = directory_listing.list_caches
     monkeypatch.setattr(finder_module, "list_caches", noted)
     for later_ns, wanted in ((10**7, 1), (10**7, 2), (10**9, 3), (10**9, 3), (10**9, 3)):
         monkeypatch.setattr(time, "time_ns", lambda ns=later_ns: directory.stat().st_ctime_ns + ns)
