@@ -99,6 +99,7 @@ completion: setup-dev ## write what shells complete commands and options by anew
 
 .PHONY: tables
 tables: setup-dev ## write the documents' tables anew that come from the code
+	@$(BIN)/python -m tests.fakes.layouts
 	@$(BIN)/python scripts/tables.py $(ARGS)
 	@$(BIN)/python scripts/chart.py
 

@@ -162,6 +162,19 @@ def chart_schema(text: str) -> str:
 
 
 #: (document, name of the table) -> what writes its lines
+def layouts() -> list[str]:
+    """The layouts of HAMi's files, and which release writes them."""
+    from resolver.hami.layout import LAYOUTS
+
+    return rows(
+        ("layout", "written by", "has utilization"),
+        (
+            (f"`{row.name}`", row.released, "no" if row.device_util is None else "yes")
+            for row in LAYOUTS.values()
+        ),
+    )
+
+
 def drivers() -> list[str]:
     """What is known of each release of the driver."""
     from resolver.hami.hostpid_policy import DRIVERS
@@ -263,6 +276,7 @@ TABLES: dict[tuple[str, str], Callable[[], list[str]]] = {
     ("docs/config.md", "settings"): settings,
     ("docs/cli.md", "options-of-run"): options_of_run,
     ("docs/drivers.md", "drivers"): drivers,
+    ("docs/install.md", "layouts"): layouts,
     ("docs/troubleshooting.md", "slot-reasons"): slot_reasons,
     ("docs/troubleshooting.md", "sample-reasons"): sample_reasons,
     ("docs/log-events.md", "event-kinds"): event_kinds,

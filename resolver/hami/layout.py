@@ -33,6 +33,7 @@ class Layout(NamedTuple):
     """
 
     name: str
+    released: str  # who writes it
     size: int  # sizeof(shared_region_t)
     version: tuple[int, int] | None
     sm_init_flag: int
@@ -75,7 +76,8 @@ class Layout(NamedTuple):
 
 
 _V0_NO_UTIL = Layout(
-    name="v0-no-util",  # HAMi-core of January 2024
+    name="v0-no-util",
+    released="HAMi-core of January 2024",
     size=804680,
     version=None,
     sm_init_flag=4,
@@ -96,8 +98,9 @@ _V0_NO_UTIL = Layout(
     device_util_size=0,
     status=776,
 )
-_V0 = _V0_NO_UTIL._replace(  # from April 2024
+_V0 = _V0_NO_UTIL._replace(
     name="v0",
+    released="HAMi-core from April 2024",
     size=1197896,
     proc_num=1197880,
     slot_size=1168,
@@ -106,7 +109,8 @@ _V0 = _V0_NO_UTIL._replace(  # from April 2024
     status=1160,
 )
 _V1_1 = Layout(
-    name="v1.1",  # HAMi 2.4.1 to 2.8.0
+    name="v1.1",
+    released="HAMi 2.4.1 to 2.8.0",
     size=2008952,
     version=(1, 1),
     sm_init_flag=12,
@@ -128,7 +132,8 @@ _V1_1 = Layout(
     status=1928,
 )
 _V1_1_SHIFTED = Layout(
-    name="v1.1-shifted",  # HAMi 2.8.1: it says 1.1, but a second semaphore and the seqlock moved the rest
+    name="v1.1-shifted",  # it says 1.1, but a second semaphore and the seqlock moved the rest
+    released="HAMi 2.8.1",
     size=2008984,
     version=(1, 1),
     sm_init_flag=12,
@@ -149,7 +154,7 @@ _V1_1_SHIFTED = Layout(
     device_util_size=48,
     status=1936,
 )
-_V1_2 = _V1_1._replace(name="v1.2", version=(1, 2), seqlock=1936)  # HAMi 2.8.2, 2.8.3, 2.9.0
+_V1_2 = _V1_1._replace(name="v1.2", released="HAMi 2.8.2, 2.8.3, 2.9.0", version=(1, 2), seqlock=1936)
 
 #: Every layout that is known, by its name.
 LAYOUTS = {layout.name: layout for layout in (_V0_NO_UTIL, _V0, _V1_1, _V1_1_SHIFTED, _V1_2)}

@@ -19,13 +19,19 @@ import shutil
 import subprocess
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
+
+from tests.fakes.layouts import TABLE
+from tests.fakes.regions import LAYOUTS, Layout
 
 HERE: Final = Path(__file__).resolve().parent
 FLAGS: Final = ("-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread")
 NVML_SERIES: Final = (550, 510, 470)
 TENANT_SOURCES: Final = ("tenant.c", "region.c", "broker.c", "driver.c", "cuda.c", "watcher.c", "mover.c")
+
+_NOT_THE_TENANTS: Final = ("name", "sm_init_flag", "sm_util")
 
 
 class BuildError(RuntimeError):
@@ -78,6 +84,7 @@ def _source_hash() -> str:
     digest = hashlib.sha256(" ".join(FLAGS).encode())
     for path in [*sorted(p for p in HERE.rglob("*") if p.suffix in (".c", ".h")), Path(__file__)]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    digest.update(TABLE.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -104,10 +111,18 @@ def _compile_all(out: Path) -> None:
     (out / "cuda").mkdir()
     cuda = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1")
     _cc(*cuda, "-o", str(out / "cuda" / "libcuda.so.1"), str(HERE / "nvml" / "cuda.c"))
+    (out / "layouts.h").write_text("".join(map(_initializer, LAYOUTS.values())))
     tenant = [str(HERE / "tenant" / name) for name in TENANT_SOURCES]
-    _cc("-o", str(out / "tenant"), *tenant, "-ldl")
+    _cc(f"-I{out}", "-o", str(out / "tenant"), *tenant, "-ldl")
     _cc("-o", str(out / "container-init"), str(HERE / "container_init.c"))
     _cc("-o", str(out / "hostile"), str(HERE / "hostile" / "hostile.c"))
+
+
+def _initializer(layout: Layout) -> str:
+    """A row of the tenant's table: a ``struct layout``."""
+    offsets = {key: value for key, value in asdict(layout).items() if key not in _NOT_THE_TENANTS}
+    fields = (f".{key} = {'ABSENT' if value is None else value}" for key, value in offsets.items())
+    return f'{{.name = "{layout.name}", {", ".join(fields)}}},\n'
 
 
 def _cc(*arguments: str) -> None:

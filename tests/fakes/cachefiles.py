@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "regions"
-NAMES = ("v0-no-util", "v0", "v1.1", "v1.1-shifted", "v1.2")
+#: Every layout of which there is a recorded file.
+NAMES = tuple(path.name.removesuffix(".cache.gz") for path in sorted(RECORDED.glob("*.cache.gz")))
 POD_UID = "8d2f0c7e-51b4-4b8a-9a36-3d6f2b7d1c01"
 
 

@@ -1,17 +1,20 @@
-"""The shared region as the tests know it: offsets of the five layouts, and what HAMi's monitor would report.
+"""The shared region as the tests know it: the layouts, and what HAMi's monitor would report.
 
-Kept apart from the code under test on purpose: a wrong offset there must not be wrong here, too. The tables
-say the same as `tenant/region.c`; the files in `tests/fixtures/regions` hold both to account.
+The offsets are a C compiler's (`tests.fakes.layouts`), for the tenant as well; the files in
+`tests/fixtures/regions` hold them to account.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from tests.fakes.layouts import TABLE
 
 MAGIC: Final = 19920718
 DEVICES: Final = 16
@@ -24,43 +27,30 @@ class Layout:
 
     name: str
     size: int
-    minor_version: int | None
+    sm_init_flag: int
     owner_pid: int
     sem: int
     device_num: int
+    uuids: int
+    limit: int
+    sm_limit: int
     procs: int
     proc_num: int
     slot_size: int
-    seqlock: int | None
     used: int
     used_size: int
     monitorused: int
-    device_util: int | None
-    device_util_size: int
     status: int
-
-    @property
-    def uuids(self) -> int:
-        return self.device_num + 8
-
-    @property
-    def limit(self) -> int:
-        return self.uuids + DEVICES * 96
-
-    @property
-    def sm_limit(self) -> int:
-        return self.limit + DEVICES * 8
+    minor_version: int | None = None
+    sem_postinit: int | None = None
+    last_kernel_time: int | None = None
+    seqlock: int | None = None
+    device_util: int | None = None
+    device_util_size: int = 0
+    sm_util: int | None = None
 
 
-# In the order of the fields above.
-_ROWS: Final = (
-    ("v0-no-util", 804680, None, 8, 16, 48, 1848, 804664, 784, None, 8, 40, 648, None, 0, 776),
-    ("v0", 1197896, None, 8, 16, 48, 1848, 1197880, 1168, None, 8, 40, 648, 776, 24, 1160),
-    ("v1.1", 2008952, 1, 16, 24, 56, 1856, 2008896, 1960, None, 8, 64, 1032, 1160, 48, 1928),
-    ("v1.1-shifted", 2008984, 1, 16, 24, 88, 1888, 2008928, 1960, 8, 16, 64, 1040, 1168, 48, 1936),
-    ("v1.2", 2008952, 2, 16, 24, 56, 1856, 2008896, 1960, 1936, 8, 64, 1032, 1160, 48, 1928),
-)
-LAYOUTS: Final = {row[0]: Layout(*row) for row in _ROWS}
+LAYOUTS: Final = {name: Layout(name, **fields) for name, fields in json.loads(TABLE.read_text()).items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,5 @@ OLDER: Final = (
     Release("April 2024", "v0"),
 )
 RELEASES: Final = {release.name: release for release in (*OLDER, *BEHAVIOURS)}
-#: The release that stands for a layout, where a test asks for a layout alone.
-BY_LAYOUT: Final = {
-    RELEASES[name].layout: RELEASES[name]
-    for name in ("January 2024", "April 2024", "2.8.0", "2.8.1", "2.9.0")
-}
+#: The last release with a layout stands for it, where a test asks for a layout alone.
+BY_LAYOUT: Final = {release.layout: release for name, release in RELEASES.items() if name != "main"}

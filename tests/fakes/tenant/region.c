@@ -14,27 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define NEW_LAYOUT(n, bytes, minor_, sem_, postinit, devices, first, seq, used_, monitor, util, status_)        \
-    {                                                                                                           \
-        .name = n, .size = bytes, .minor_version = minor_, .owner_pid = 16, .sem = sem_, .sem_postinit = postinit, \
-        .device_num = devices, .uuids = devices + 8, .limit = devices + 1544, .sm_limit = devices + 1672,       \
-        .procs = first, .proc_num = first + 1024 * 1960, .last_kernel_time = first + 1024 * 1960 + 16,          \
-        .slot_size = 1960, .seqlock = seq, .used = used_, .used_size = 64, .monitorused = monitor,              \
-        .device_util = util, .device_util_size = 48, .status = status_                                          \
-    }
-
 const struct layout layouts[] = {
-    {.name = "v0-no-util", .size = 804680, .minor_version = ABSENT, .owner_pid = 8, .sem = 16, .sem_postinit = ABSENT,
-     .device_num = 48, .uuids = 56, .limit = 1592, .sm_limit = 1720, .procs = 1848, .proc_num = 804664,
-     .last_kernel_time = ABSENT, .slot_size = 784, .seqlock = ABSENT, .used = 8, .used_size = 40, .monitorused = 648,
-     .device_util = ABSENT, .device_util_size = 0, .status = 776},
-    {.name = "v0", .size = 1197896, .minor_version = ABSENT, .owner_pid = 8, .sem = 16, .sem_postinit = ABSENT,
-     .device_num = 48, .uuids = 56, .limit = 1592, .sm_limit = 1720, .procs = 1848, .proc_num = 1197880,
-     .last_kernel_time = ABSENT, .slot_size = 1168, .seqlock = ABSENT, .used = 8, .used_size = 40, .monitorused = 648,
-     .device_util = 776, .device_util_size = 24, .status = 1160},
-    NEW_LAYOUT("v1.1", 2008952, 1, 24, ABSENT, 56, 1856, ABSENT, 8, 1032, 1160, 1928),
-    NEW_LAYOUT("v1.1-shifted", 2008984, 1, 24, 56, 88, 1888, 8, 16, 1040, 1168, 1936),
-    NEW_LAYOUT("v1.2", 2008952, 2, 24, 2008920, 56, 1856, 1936, 8, 1032, 1160, 1928),
+#include "layouts.h" /* written by build.py */
     {.name = NULL},
 };
 

@@ -1,5 +1,5 @@
 /*
- * HAMi's shared region as a tenant uses it: five released layouts, the semaphore with its owner, the slots.
+ * HAMi's shared region as a tenant uses it: the released layouts, the semaphore with its owner, the slots.
  *
  * A layout is a table of byte offsets; nothing here depends on a C struct, so that one binary can play every
  * release. Little-endian, as on every machine HAMi runs on.

@@ -1,0 +1,30 @@
+"""The offsets of `tests/fixtures/regions/structs.c` as a C compiler gives them: the tests' own table of layouts.
+
+Kept apart from `resolver.hami.layout` on purpose: a wrong offset there must not be wrong here, too.
+``python -m tests.fakes.layouts`` writes the table, so that a test that reads it needs no compiler.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tests.fakes.cachefiles import NAMES, RECORDED
+
+TABLE = RECORDED / "layouts.json"
+
+
+def compiled(name: str) -> dict[str, int]:
+    """Every offset and size of a layout; what it does not have is not there."""
+    define = name.upper().replace("-", "_").replace(".", "_")
+    with tempfile.TemporaryDirectory() as scratch:
+        program = Path(scratch) / "structs"
+        subprocess.run(["gcc", f"-D{define}", "-o", program, RECORDED / "structs.c"], check=True)
+        lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
+    return {field: int(offset) for field, offset in map(str.split, lines)}
+
+
+if __name__ == "__main__":
+    TABLE.write_text(json.dumps({name: compiled(name) for name in NAMES}, indent=1) + "\n")
