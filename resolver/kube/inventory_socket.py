@@ -1,4 +1,7 @@
-"""What the daemon knows of the GPUs, and each change of it, over its Unix socket."""
+"""What the daemon knows of the GPUs, and each change of it, over its Unix socket.
+
+Not by `resolver.client`, which blocks: the reporter serves the API server while it waits for a change, for minutes.
+"""
 
 from __future__ import annotations
 
