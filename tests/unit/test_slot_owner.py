@@ -15,8 +15,8 @@ import pytest
 from resolver.containers.known_namespaces import FirstProcess
 from resolver.errors import ResolverError
 from resolver.hami import slot_owner
-from resolver.hami.directory_finder import shared_directory
 from resolver.hami.discovery import SharedDirectory
+from resolver.hami.region_location import shared_directory
 from resolver.hami.slot_owner import OwnerFinder
 from resolver.linux import mappings
 from resolver.linux import procfs as procfs_module
