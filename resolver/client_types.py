@@ -151,8 +151,8 @@ class GpuDetails(TypedDict):
 class Gpus(TypedDict):
     """``/v1/gpus``: ``version`` grows with each change, ``at`` is when they were read; also in the ``ETag``.
 
-    ``version`` is 0 before NVML answered for the first time. ``error`` says why it does not answer now; what is told
-    of the GPUs is then of some time before.
+    ``version`` is 0 before NVML answered for the first time. ``error`` says why it does not answer now; the
+    GPUs are then as they were last seen.
     """
 
     at: float

@@ -117,7 +117,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "time between two checks of a cache file by the clock",
             "TIME",
             meaning="time between two checks of a cache file by the clock: where something is waited for, or the "
-            "kernel doesn't tell of its processes. Other files are checked at once when a process attaches, and "
+            "kernel doesn't report its processes. Other files are checked at once when a process attaches, and "
             "else every 16 intervals ([how it works](how-it-works.md#when-a-cache-file-is-checked))",
             live=True,
         ),

@@ -5,7 +5,7 @@ The container is determined from the process's own mount table: a HAMi container
 exactly, so a tenant that makes mounts of its own cannot pass for another container. A process that shows no such mount
 can still be in the container, by its control group: that a mount is not seen proves nothing.
 
-In a tree that every container has as a whole the mount tells nothing, see `resolver.hami.pod_owner`.
+In a tree that every container has as a whole the mount proves nothing, see `resolver.hami.pod_owner`.
 
 A region inside a container has no such directory. There the owner is in the container that the region was found in,
 holds the very file open for writing, and maps it for all to see: the kernel lets nobody do that who could not write to
@@ -60,9 +60,9 @@ class OwnerFinder:
     """Finds the owner of a slot, verified.
 
     It is searched by key: in the PID namespaces of the slot's container (`KnownNamespaces`) and in the host's. Where
-    none is known, every process with that number is looked at, for one slot of a region with each refresh of the map,
+    none is known, every process with that number is checked, for one slot of a region with each refresh of the map,
     and for a moment only: with the next one it goes on from there. What failed is remembered for that process, and
-    looked at again ever more rarely.
+    checked again ever more rarely.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class OwnerFinder:
             namespaces = frozenset()
         if namespaces:
             found = self._search(self._by_key(namespaces, ns_pid), place, seen, ns_pid, namespaces)
-        # Nothing tells all containers that share a file, so every process with that number is asked once it matters.
+        # Not all containers that share a file are known, so every process with that number is asked once it matters.
         shared = len(found.fitting) == 1 and isinstance(place, MappedFile | ClaimDirectory)
         if not namespaces or shared:
             found.add(self._walk(place, seen, ns_pid, besides=found.asked))
@@ -244,7 +244,7 @@ class OwnerFinder:
         searched = namespaces | {HOST_PIDNS}
         found = []
         for host_pid in self._pidmap.candidates_in(ns_pid, searched):
-            with contextlib.suppress(ProcessGone, AccessDenied):  # it will be said when it is looked at
+            with contextlib.suppress(ProcessGone, AccessDenied):  # it is reported when it is checked
                 if self._facts.pidns(host_pid) not in searched:
                     continue
             found.append(host_pid)
@@ -290,7 +290,7 @@ class OwnerFinder:
         return place in self._walks or len(self._walks) < _MOST_WALKS
 
     def _concerns(self, host_pid: int, place: _Searched) -> bool:
-        """Whether that process has anything to do with the place, as far as can be told."""
+        """Whether that process has anything to do with the place, as far as is known."""
         try:
             return self._may_fit(host_pid, place, frozenset())
         except ProcessGone:
@@ -421,7 +421,7 @@ class OwnerFinder:
             raise _Unfit(UnresolvedReason.OTHER_CONTAINER)
 
     def _check_file(self, host_pid: int, place: MappedFile) -> None:
-        """Raise `_Unfit` unless the process holds this very file open: maps alone can't tell it from another one."""
+        """Raise `_Unfit` unless the process holds this very file open: maps alone can't distinguish it from another."""
         opened = opened_by_name(self._procfs, host_pid, place.file.path.rsplit("/", 1)[-1])
         mounts = self._procfs.mounts(host_pid) if opened else []
         places = {place_of(each, mounts) for each in opened if each.writable}
@@ -432,7 +432,7 @@ class OwnerFinder:
         )
 
     def _any_beside(self, host_pid: int, others: list[int], beside: set[str]) -> bool:
-        """Whether any of the others may be in that process's container, or one beside, as far as their cgroups tell.
+        """Whether any of the others may be in that process's container, or one beside, as far as their cgroups show.
 
         A tenant that makes itself unreadable (a mount table of many MiB) hides nobody's owner but its own.
         """
@@ -443,7 +443,7 @@ class OwnerFinder:
 
 
 class _Failure(NamedTuple):
-    """Why a process was not the owner, for which file, and until when it is not looked at again."""
+    """Why a process was not the owner, for which file, and until when it is not checked again."""
 
     arrival: tuple[int, int]
     about: tuple[_Searched, Seen]

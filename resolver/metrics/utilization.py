@@ -1,8 +1,8 @@
 """What each container uses of each GPU, from one snapshot. A value that is not known has a reason instead.
 
-A container's utilization on a GPU is the sum of its processes' samples of the last second, at most 1. Whose a
-process is, its cgroup tells and not its slot, so that a tenant cannot hide or add load by what it writes into its
-file. The file only adds the GPUs on which a container is idle; a GPU that NVML does not know is none.
+A container's utilization on a GPU is the sum of its processes' samples of the last second, at most 1. Which
+container a process is in comes from its cgroup and not from its slot, so that a tenant cannot hide or add load by what
+it writes into its file. The file only adds the GPUs on which a container is idle, if NVML knows the GPU.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ def devices(snapshot: Snapshot) -> dict[str, Device]:
 
 
 def nvml_trouble(snapshot: Snapshot, now: float, longest: float) -> Unknown | None:
-    """Why nothing that NVML told can be believed at Unix time ``now``; None if it can.
+    """Why nothing that NVML reported can be used at Unix time ``now``; None if it can.
 
-    Its answer may be ``longest`` seconds old; where nothing runs the worker tells of news only.
+    Its answer may be ``longest`` seconds old; where nothing runs the worker reports changes only.
     """
     joined = snapshot.joined
     if joined.error:
@@ -218,9 +218,9 @@ def _groups(snapshot: Snapshot) -> dict[Names, _Group]:
         named = by_name.get((container.pod_uid or "", container.container_name or ""), ())
         group = groups.setdefault(names_of(container), _Group())
         group.add(processes.get(container.container_id, ()), {**_keyed(paths), **_keyed(named)}.values())
-    told = {(names.pod_uid, names.container) for names in groups}
+    grouped = {(names.pod_uid, names.container) for names in groups}
     for (pod_uid, name), regions in by_name.items():
-        if (pod_uid, name) not in told:
+        if (pod_uid, name) not in grouped:
             _add_without_id(
                 groups,
                 Names(namespace="", pod="", container=name, pod_uid=pod_uid, container_id=""),

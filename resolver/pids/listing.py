@@ -98,7 +98,7 @@ class Listing:
         return iter(self.candidates(ns_pid))
 
     def namespaces_of(self, _host_pid: int, _arrival: int) -> tuple[int, ...]:
-        """None: the numbers of a process don't tell its namespaces."""
+        """None: the numbers of a process don't give its namespaces."""
         return ()
 
     def inits_mark(self) -> object:

@@ -1,9 +1,9 @@
-"""When each region is looked at next: often after a process attached to it, rarely while all is right.
+"""When each region is read next: often after a process attached to it, rarely while all is right.
 
 A process that attaches takes its slot within milliseconds, and guesses its host PID once CUDA has started: up to
-seconds later, and by a store through its mapping, which nobody is told of. So the region is looked at often for as long
-as that takes. After that it is looked at by the clock, as long as there is something to wait for or nobody would tell
-of the next process, else rarely.
+seconds later, and by a store through its mapping, which the kernel does not report. So the region is read often
+for as long as that takes. After that it is read by the clock, as long as there is something to wait for or the next
+process would not be reported, else rarely.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from operator import itemgetter
 _STEPS = ((3.0, 0.02), (20.0, 0.04))
 #: Seconds after which a process that attached has surely started.
 STARTED = 60.0
-#: Seconds between two looks at one region, whatever its tenant does; the first one after an attachment comes at once.
+#: Seconds between two reads of one region, whatever its tenant does; the first one after an attachment comes at once.
 _SHORTEST = 0.004
-#: Until a region is looked at of which a program that wrote into it has let go. The slot writer is one, too.
+#: Until a region is read after a program that wrote into it has closed it. The slot writer is one, too.
 _LET_GO = 0.05
-#: A region where all is right, and of which the kernel tells, is looked at once in so many intervals.
+#: A region where all is right, and whose changes the kernel reports, is read once in so many intervals.
 QUIET_INTERVALS = 16
 _LONG_AGO = float("-inf")
 
@@ -56,7 +56,7 @@ class Attention:
             known.due = when
 
     def put_off(self, path: str, when: float) -> None:
-        """It is not looked at before this time."""
+        """It is not read before this time."""
         known = self._looks.get(path)
         if known is not None:
             known.due = max(known.due, when)
@@ -73,11 +73,11 @@ class Attention:
         return [path for _last, path in due]
 
     def found(self, path: str, attached: float) -> None:
-        """A new region, to be looked at at once; the last process attached to it then, by the file's time."""
+        """A new region, to be read at once; the last process attached to it then, by the file's time."""
         self._looks[path] = _Look(_LONG_AGO, _LONG_AGO, attached)
 
     def looked(self, path: str, now: float, interval: float, *, watched: bool, quiet_until: float) -> None:
-        """It was looked at: when again.
+        """It was read: when it is due again.
 
         ``watched``: the kernel reports its processes. Nothing is to be done before ``quiet_until`` as far as is known.
         """

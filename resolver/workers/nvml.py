@@ -43,7 +43,7 @@ _SIZE_RETRIES = 5
 _MANY_NUMBERS = 6000
 #: The list of processes has had three shapes. nvidia-ml-py's call without a suffix knows the last one only.
 _LIST_VERSIONS = ("_v3", "_v2")
-#: One of its entries (nvmlProcessInfo_v2_t): PID, bytes of memory, and instances. All ones: the driver doesn't tell.
+#: One of its entries (nvmlProcessInfo_v2_t): PID, bytes of memory, and instances. All ones: the driver doesn't know.
 _ENTRY, _NOT_TOLD = Struct("=I4xQ8x"), 2**64 - 1
 _ROOM = 64  # entries that a list is first fetched with
 
