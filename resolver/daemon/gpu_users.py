@@ -32,7 +32,7 @@ _DRIVER_SECONDS = 1.0  # a driver that answered before may take this long; then 
 #: A process whose last sample is older (seconds; drivers take some six a second) seems to idle; and at the earliest so
 #: many seconds after an answer NVML is asked again for it.
 _SEEMS_IDLE, _ASK_AGAIN_AFTER = 0.3, 0.25
-_LIST_SECONDS = 10.0  # after which processes are listed anew though nothing happened: their names may change
+_LIST_SECONDS = 30.0  # after which processes are listed anew though nothing happened: their names may change
 
 
 class GpuUsers:

@@ -32,7 +32,7 @@ _SCAN_SECONDS = 5.0
 #: The runtime makes a container's mounts after its first process: a name that is not there yet is retried.
 _LOOKS = 5
 #: Seconds after which all are checked again though none came or went.
-_LOOK_AGAIN = 10.0
+_LOOK_AGAIN = 30.0
 
 
 class _Known(NamedTuple):

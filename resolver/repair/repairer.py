@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from resolver.state import RegionReport
 
 #: Seconds after which every directory is listed anew; and where the kernel reports what is new in all of them.
-_DISCOVER_EVERY, _DISCOVER_WATCHED = 1.0, 30.0
+_DISCOVER_EVERY, _DISCOVER_WATCHED = 1.0, 120.0
 #: Memory goes back when so many slots and namespaces are gone, and nobody is shown them any more.
 _MANY_UNUSED, _UNUSED_SECONDS = 1024, 1.5
 #: CPU seconds after which a container's turn in a pass goes to the next one, and after which a pass ends.
