@@ -210,7 +210,12 @@ class OwnerFinder:
         ids = self._index.container_ids(place)
         try:
             for host_pid in self._by_key(namespaces, ns_pid):
-                if self._facts.pidns(host_pid) in namespaces or self._facts.container_id(host_pid) in ids:
+                try:
+                    elsewhere = self._facts.pidns(host_pid) not in namespaces
+                    elsewhere = elsewhere and self._facts.container_id(host_pid) not in ids
+                except ProcessGone:
+                    elsewhere = False  # what can't be told of one that is still there proves nothing
+                if not elsewhere:
                     with contextlib.suppress(ProcessGone):  # a zombie owns nothing
                         self._procfs.open_handle(host_pid).close()
                         return False

@@ -202,7 +202,7 @@ class Repairer:
         while busy:
             for container, works in list(busy.items()):
                 await this.slices.breathe()
-                if not await self._turn(container, works, this):
+                if not await self._turn_alone(container, works, this):
                     del busy[container]
             # Everybody had a turn. The writer takes its time, which is nobody's CPU here, and a slot that is new waits.
             this.long = time.monotonic() >= until
@@ -491,6 +491,18 @@ class Repairer:
         self._attention.put_off(repairs.region.path, this.now + self.settings.interval)
         if repairs.put_off(this.now):
             self._report(repairs, this.joined)
+
+    async def _turn_alone(self, container: str, works: deque[_Work], this: _Pass) -> bool:
+        """The same as `_turn`; a defect in it ends this container's turn, and nobody else's."""
+        try:
+            return await self._turn(container, works, this)
+        except OSError:  # such as no descriptors: that is everybody's trouble
+            raise
+        except Exception:  # noqa: BLE001 - a defect: shown, counted, and survived
+            self.counters[CounterName.INTERNAL_ERRORS] += 1
+            whom = works[0].repairs.whose.container if works else container
+            self.journal.record("internal_error", level="exception", container=whom, step="pass")
+            return False
 
     async def _turn(self, container: str, works: deque[_Work], this: _Pass) -> bool:
         """One container's turn; whether there is more to be done for it in this pass."""

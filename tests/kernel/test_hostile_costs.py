@@ -56,7 +56,9 @@ def test_the_loop_gives_way(name: str, size: int, place: Path) -> None:
         with ATTACKS[name].begin(stage.scene, size):
             _repaired(stage, _SECONDS)
         block = stage.daemon.longest_block()
-        lines = by_container(lines_of(stage.daemon.log))
+        log = lines_of(stage.daemon.log)
+        lines = by_container(log)
+    assert [line for line in log if line.get("event") == "internal_error"] == []
     print(
         f"{ATTACKS[name].name(size)}: {block * 1e3:.0f} ms of CPU in one go; lines of the log: {lines.total()}"
     )

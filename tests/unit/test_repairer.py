@@ -471,6 +471,27 @@ def test_nothing_is_kept_of_a_file_that_could_not_be_written_and_is_gone(bench: 
     assert not bench.repairer.journal._troubles
 
 
+def test_what_goes_wrong_with_one_container_ends_nobody_elses_turn(
+    bench: Bench, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _, process = bench.file((8, 0), name="good"), bench.file((7, 0), name="bad"), bench.child()
+    bench.told.host_pids = {8: process.pid}
+    ask = bench.told.owner
+
+    def owner(place: SharedDirectory, *more: Any) -> ProcessHandle | UnresolvedReason:
+        if place.root.endswith("_bad"):
+            raise ZeroDivisionError("the very defect")
+        return ask(place, *more)
+
+    monkeypatch.setattr(bench.told, "owner", owner)
+    bench.step()
+    assert slot(path)[1] == process.pid
+    (line,) = events(lines, "internal_error")
+    assert (line["container"], line["step"]) == ("uid_bad", "pass")
+    assert "the very defect" in line["exception"]
+    assert bench.counters["internal_errors"] == 1
+
+
 def test_files_that_come_and_go_cost_few_lines_for_each_container(bench: Bench, lines: Lines) -> None:
     for number in range(20):
         path = bench.file((7, 0))

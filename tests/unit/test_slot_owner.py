@@ -607,6 +607,22 @@ def test_a_number_is_vacant_only_where_an_owner_was_seen_and_nobody_has_it(proc:
     assert not proc.containers.vacant(OURS, 9)
 
 
+def test_one_that_ends_while_it_is_asked_whether_its_number_is_vacant(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that forks without end ended the pass of all of them with it, and the daemon after ten."""
+    with_container(proc)
+    in_namespace(proc.put(101, 7), 5001)
+    proc.pidmap.refresh(unhurried=False)
+    assert proc.find(7) == 101
+    monkeypatch.setattr(proc.containers, "_by_key", lambda *_: [102])
+    assert proc.containers.vacant(OURS, 9)
+    # What can't be told whose it is, and is there, may be the container's.
+    monkeypatch.setattr(proc.containers, "_by_key", lambda *_: [103])
+    (in_namespace(proc.put(103, 9), 5001) / "ns/pid").unlink()
+    assert not proc.containers.vacant(OURS, 9)
+
+
 @pytest.mark.parametrize(
     ("mount", "program", "known"),
     [
