@@ -115,6 +115,7 @@ def pod() -> Manifest:
     return fast(pod_of(render(KUSTOMIZE / "base")), RESOLVER_INTERVAL=f"{INTERVAL}s")
 
 
+@pytest.mark.long
 def test_upgrade_rollback_and_removal(
     node: Node, node_paths: dict[str, Path], start_pod: StartPod, versions: dict[str, Path], pod: Manifest
 ) -> None:

@@ -171,6 +171,7 @@ def test_it_sees_the_system_read_only(node: Node, work: Path) -> None:
         unit.close()
 
 
+@pytest.mark.long
 def test_with_the_drop_in_the_driver_is_measured(node: Node, work: Path) -> None:
     unit = Unit(node, work, "measure-driver.conf", environment={"RESOLVER_SOURCE": "scan"})
     try:
