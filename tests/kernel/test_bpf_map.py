@@ -182,9 +182,7 @@ def one_that_ended() -> int:
 
 def test_the_last_that_ended_are_all_remembered(pidmap: BpfPidMap) -> None:
     count = Sizes().tombstones
-    ended = []
-    for _ in range(300):
-        ended.append(one_that_ended())
+    ended = [one_that_ended() for _ in range(300)]
     assert count == 8192
     for host_pid in ended:
         stone = pidmap.tombstone(host_pid)
@@ -198,9 +196,7 @@ def test_the_last_that_ended_are_all_remembered(pidmap: BpfPidMap) -> None:
 def test_a_small_ring_keeps_exactly_as_many_as_it_says() -> None:
     small = start(Sizes(tombstones=64))
     try:
-        ended = []
-        for _ in range(200):
-            ended.append(one_that_ended())
+        ended = [one_that_ended() for _ in range(200)]
         kept = [host_pid for host_pid in ended if small.tombstone(host_pid)]
         assert kept == ended[-len(kept) :], "an older one outlived a younger one"
         assert 0 < len(kept) <= 64
