@@ -50,7 +50,10 @@ if TYPE_CHECKING:
 MAX_VISITS = 1024  # container directories per refresh
 MAX_STRAYS = 64  # entries of a shared directory that are reported and not opened
 MAX_OPENS = 256  # files opened per refresh, some 40 us each
-REFRESH_SECONDS = 0.02  # CPU time of one refresh, but for one directory more
+REFRESH_SECONDS = 0.02  # CPU time of one refresh for directories of which there is news, but for one more
+#: And for all others, which are listed anew every 30 s: what is new elsewhere would wait for them, and for the rest
+#: that a long pass is followed by.
+RELIST_SECONDS = 0.005
 
 
 #: Seconds between two listings of a directory of which the kernel reports what is new in it.
@@ -157,12 +160,16 @@ class DirectoryFinder:
             there = any(root.known and root.fd >= 0 for root in self._roots)
             (self.missing_dirs.discard if there else self.missing_dirs.add)(AUTO)
         self._opens_left = MAX_OPENS
-        now, total, until = self._clock(), len(self._order), time.thread_time() + REFRESH_SECONDS
+        now, total = self._clock(), len(self._order)
         if full:
             self._full_left = total
         self._wants = math.inf
+        visited = self._visit_news(now)
+        until = time.thread_time() + RELIST_SECONDS
         for _ in range(min(total, MAX_VISITS)):
-            self._visit(self._order[self._next % total], now, full=self._full_left > 0)
+            directory = self._order[self._next % total]
+            if directory not in visited:
+                self._visit(directory, now, full=self._full_left > 0)
             if not self._opens_left:
                 self._wants = now
                 break  # the same directory first, next time: its other files have not been checked
@@ -174,6 +181,18 @@ class DirectoryFinder:
         if self._full_left:
             self._wants = now
         return changes
+
+    def _visit_news(self, now: float) -> set[Directory]:
+        """New directories, and those in which something happened, before all that are only looked at by the clock."""
+        visited = set[Directory]()
+        until = time.thread_time() + REFRESH_SECONDS
+        for directory in [each for each in self._order if each.news][:MAX_VISITS]:
+            if not self._opens_left or time.thread_time() >= until:
+                self._wants = now
+                break
+            self._visit(directory, now, full=False)
+            visited.add(directory)
+        return visited
 
     async def settle(self) -> bool:
         """Nothing goes on beside the passes."""

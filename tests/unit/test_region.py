@@ -22,6 +22,7 @@ from resolver.linux.procfs import Procfs
 from resolver.linux.safe_open import open_plain
 from resolver.reasons import RegionReason
 from tests.fakes.cachefiles import NAMES, POD_UID, container, expected, poke, recorded, write
+from tests.unit.test_budget import burn
 
 V1_2 = LAYOUTS["v1.2"]
 
@@ -260,6 +261,29 @@ def test_a_directory_is_listed_again_while_its_time_stamp_may_hide_a_change(
         assert listings == wanted
     find.refresh(full=True)
     assert listings == 4
+
+
+def test_a_new_directory_does_not_wait_for_those_that_are_listed_anew(
+    find: DirectoryFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(40):
+        (tmp_path / f"uid{number}_old").mkdir()
+    find.refresh(full=True)
+    listed = list[int]()
+
+    def slowly(dir_fd: int) -> tuple[list[str], bool]:
+        listed.append(dir_fd)
+        burn(0.002)
+        return finder_list(dir_fd)
+
+    finder_list = directory_listing.list_caches
+    monkeypatch.setattr(finder_module, "list_caches", slowly)
+    new = container(tmp_path)
+    assert [region.path for region in find.refresh(full=True).added] == [str(new)]
+    assert 2 <= len(listed) <= 5
+    while find.wants() <= time.monotonic():
+        find.refresh(full=False)
+    assert len(listed) >= 41  # the others have had their turn
 
 
 def test_a_replaced_file_is_another_region(find: DirectoryFinder, tmp_path: Path) -> None:
