@@ -37,9 +37,12 @@ if TYPE_CHECKING:
 
 _K = TypeVar("_K", bound="Hashable")
 
-#: CPU seconds of one refresh: some 5 us to place a namespace by the kernel's map, 15 us without, some 120 us to read
-#: what its first process has.
+#: CPU seconds of one refresh to place namespaces, some 5 us each by the kernel's map, 15 us without: everybody's search
+#: waits for that.
 SLICE_SECONDS = 0.02
+#: And to read what their first processes have, some 120 us each. Who is new would wait for thousands of them, and for
+#: the rest that a long pass is followed by.
+YOUNG_SECONDS = 0.005
 #: And of those in the last of the queues, where little is new: on a node with hundreds of containers all of them are
 #: due when nobody asked for a minute, and who attaches then would wait for it.
 SETTLED_SECONDS, _SETTLED = 0.002, 7
@@ -161,12 +164,10 @@ class KnownNamespaces:
             yield from self._follow(inits)
         self._unplaced.extend(self._not_placed)
         self._not_placed.clear()
-        young = self._reading(0, _SETTLED)
-        yield from _work_off(
-            itertools.chain(self._watching() if eager else (), self._placing(), young), seconds
-        )
-        settled = seconds if seconds == math.inf else min(seconds, SETTLED_SECONDS)
-        yield from _work_off(self._reading(_SETTLED, len(self._due)), settled)
+        watching = self._watching() if eager else ()
+        yield from _work_off(itertools.chain(watching, self._placing()), seconds)
+        for first, end, most in ((0, _SETTLED, YOUNG_SECONDS), (_SETTLED, len(self._due), SETTLED_SECONDS)):
+            yield from _work_off(self._reading(first, end), seconds if seconds == math.inf else most)
 
     def take_gone(self) -> int:
         """How many have ended since the last call."""

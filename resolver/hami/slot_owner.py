@@ -50,8 +50,10 @@ class Seen(NamedTuple):
 #: Places whose owners are searched through their containers' PID namespaces.
 _Searched = SharedDirectory | MappedFile
 #: CPU seconds of one refresh in which walks over every process are begun or gone on with, for places whose namespaces
-#: are not known; and of one walk.
-_WALK_SECONDS, _TURN_SECONDS = 0.02, 0.005
+#: are not known: others wait for that, and for the rest that a long pass is followed by. And of one of them.
+_WALK_SECONDS = _TURN_SECONDS = 0.005
+#: The same where every owner is searched so, for there is no other way.
+_POD_SECONDS = 0.02
 #: Walks that were begun and not ended, some 100 KiB each; and seconds until one that nobody goes on with is forgotten.
 _MOST_WALKS, _FORGOTTEN_SECONDS = 16, 60.0
 
@@ -88,7 +90,7 @@ class OwnerFinder:
         self._walked: dict[Place, int] = {}  # in which refresh a walk was begun or gone on with for it
         self._walks: dict[Place, _OwnerWalk] = {}
         self._bounded = True
-        self._walk_until = (-1, 0.0)  # the refresh, and the CPU time at which no more of that is begun in it
+        self._walks_began = (-1, 0.0)  # the refresh, and the CPU time of the first one in it
 
     def update(self, *, bounded: bool = True) -> None:
         """Take in what the last refresh of the map changed; without this, the next question does.
@@ -147,7 +149,7 @@ class OwnerFinder:
 
     def _owner_in_pod(self, place: PodFile, ns_pid: int, mtime_ns: int) -> ProcessHandle | UnresolvedReason:
         """Every process with that number is asked: in that tree, any of them could be meant."""
-        if not self._may_walk(place, again=True):
+        if not self._may_walk(place, again=True, seconds=_POD_SECONDS):
             return UnresolvedReason.OVER_BUDGET
         source = self._pidmap.source
         asked = {host_pid: self._pidmap.arrival(host_pid) for host_pid in source.candidates(ns_pid)}
@@ -303,15 +305,16 @@ class OwnerFinder:
         except (AccessDenied, TooLarge):
             return True
 
-    def _may_walk(self, place: Place, *, again: bool = False) -> bool:
+    def _may_walk(self, place: Place, *, again: bool = False, seconds: float = _WALK_SECONDS) -> bool:
         """Whether a walk may go on now: with each refresh once for a place, and for a limited time."""
         epoch = self._pidmap.refreshes
         if not self._bounded:
             return True
-        if self._walk_until[0] != epoch:
-            self._walk_until = epoch, time.thread_time() + _WALK_SECONDS
+        now = time.thread_time()
+        if self._walks_began[0] != epoch:
+            self._walks_began = epoch, now
             self._walked = {each: at for each, at in self._walked.items() if at == epoch}
-        if (self._walked.get(place) == epoch and not again) or time.thread_time() > self._walk_until[1]:
+        if (self._walked.get(place) == epoch and not again) or now - self._walks_began[1] > seconds:
             return False
         self._walked[place] = epoch
         return True

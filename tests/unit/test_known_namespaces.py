@@ -197,6 +197,23 @@ def test_a_number_that_is_used_again_is_another(room: Room) -> None:
     assert room.index._known[1000] is not before
 
 
+def test_thousands_that_are_to_be_read_are_all_placed_first_and_read_little_by_little(room: Room) -> None:
+    read = list[int]()
+
+    def slowly(host_pid: int) -> frozenset[int]:
+        read.append(host_pid)
+        burn(0.001)
+        return frozenset({host_pid})
+
+    room.index.read_mounts(slowly)
+    room.lives(range(1000, 1100))
+    list(room.index.steps(SLICE_SECONDS))
+    assert not room.index.behind
+    assert 1 <= len(read) <= 6
+    list(room.index.steps())
+    assert sorted({*read}) == list(range(1000, 1100))
+
+
 def test_who_is_new_does_not_wait_for_hundreds_that_have_been_read_for_long(room: Room) -> None:
     now, read = 1000.0, list[int]()
     room.index._clock = lambda: now

@@ -325,6 +325,7 @@ def test_mount_tables_are_read_once_per_process_not_once_per_slot(proc: FakeProc
     for number, directory in enumerate(directories):
         proc.put(100 + number, 1, mounts=mountinfo(directory))
     proc.pidmap.refresh(unhurried=False)
+    proc.containers.update(bounded=False)
     for directory in directories:
         found = proc.containers.owner(directory, (DEVICE, INODE), 1)
         assert isinstance(found, ProcessHandle)
