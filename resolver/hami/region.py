@@ -8,7 +8,7 @@ on it compares the slot's ``(pid, hostpid)`` word again, atomically.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 from resolver.errors import RegionRejected
 from resolver.hami import layout as layouts
@@ -42,6 +42,8 @@ class SharedRegion:
         "_columns",
         "_header",
         "_header_bytes",
+        "_numbers",
+        "_tail",
         "_view",
         "fd",
         "inode",
@@ -59,6 +61,8 @@ class SharedRegion:
         self.path = path
         #: When the file was last written through a fresh mapping (or by write); a new process in it shows here.
         self.mtime_ns = info.st_mtime_ns
+        self._tail: bytes | None = None  # as it was read
+        self._numbers = 0, 0  # what it says: proc_num and utilization_switch
         self._header_bytes = b""
         self._header = layouts.Header(0, (), ())
         self._columns = Columns(layout, 0)
@@ -86,8 +90,14 @@ class SharedRegion:
                 self._refuse(info)
             self.mtime_ns = info.st_mtime_ns
             tail = os.pread(self.fd, layouts.TAIL_START_BYTES, layout.proc_num)
-            proc_num, utilization_switch = layouts.parse_tail_start(tail)
-            data = self._bytes(0, layout.procs + min(proc_num, _CHUNK) * layout.slot_size)
+            if tail != self._tail:
+                self._numbers = layouts.parse_tail_start(tail)
+                self._tail = tail
+            proc_num, utilization_switch = self._numbers
+            length = layout.procs + min(proc_num, _CHUNK) * layout.slot_size
+            data = os.pread(self.fd, length, 0)
+            if len(data) != length:
+                self._cut()
             # The words that processes change all the time (owner_pid, the semaphore) lie before device_num.
             header_bytes = data[: layout.owner_pid] + data[layout.device_num : layout.procs]
             view = self._view
@@ -120,8 +130,11 @@ class SharedRegion:
     def _bytes(self, start: int, length: int) -> bytes:
         data = os.pread(self.fd, length, start)
         if len(data) != length:
-            raise RegionRejected(RegionReason.TRUNCATED, "it was truncated while it was read")
+            self._cut()
         return data
+
+    def _cut(self) -> NoReturn:
+        raise RegionRejected(RegionReason.TRUNCATED, "it was truncated while it was read")
 
     def _take_header(self, data: bytes, header_bytes: bytes) -> None:
         layout = self.layout

@@ -75,6 +75,7 @@ class RegionRepairs:
         self._news = True  # something else than states may need something
         self._next_look = 0.0
         self._inputs: tuple[object, ...] = ()  # what the last plan was made with
+        self._was_paused: UnresolvedReason | None = None
         self._unwritable_until = 0.0
         self._mtime_ns = region.mtime_ns
         self._attached = False  # since the last look
@@ -218,9 +219,9 @@ class RegionRepairs:
 
     def stirs(self, now: float, *inputs: object) -> bool:
         """Whether anything is to be done. With other ``inputs`` than last time, every slot is checked anew."""
-        inputs = (*inputs, self._paused(now))
-        if inputs != self._inputs:
-            self._inputs = inputs
+        paused = self._paused(now)
+        if inputs != self._inputs or paused is not self._was_paused:
+            self._inputs, self._was_paused = inputs, paused
             self.unsettle()
         return self._news or bool(self._open) or now >= self._next_look
 

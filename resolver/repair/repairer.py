@@ -438,12 +438,12 @@ class Repairer:
 
     def _look(self, repairs: RegionRepairs, this: _Pass) -> bool:
         """Read a region; whether anything is to be done for it."""
-        watched = self._watch(repairs)
+        watched, settings = self._watch(repairs), self.settings
         if not self._read(repairs):
             return False
-        if self.settings.hami_metrics:
+        if settings.hami_metrics:
             self.hami_counts.take(repairs, this.now)
-        stirs = repairs.stirs(this.now, this.policy, self.settings.write_utilization, self.settings.dry_run)
+        stirs = repairs.stirs(this.now, this.policy, settings.write_utilization, settings.dry_run)
         self._looked(repairs, this, watched=watched, quiet_until=0.0 if stirs else repairs.quiet_until())
         return stirs
 
