@@ -50,8 +50,8 @@ class Seen(NamedTuple):
 #: Places whose owners are searched through their containers' PID namespaces.
 _Searched = SharedDirectory | MappedFile
 #: CPU seconds of one refresh in which walks over every process are begun or gone on with, for places whose namespaces
-#: are not known: others wait for that, and for the rest that a long pass is followed by. And of one of them.
-_WALK_SECONDS = _TURN_SECONDS = 0.005
+#: are not known: others wait for that, and for the rest that a long pass is followed by. And of the last one at least.
+_WALK_SECONDS, _LEAST_SECONDS = 0.003, 0.002
 #: The same where every owner is searched so, for there is no other way.
 _POD_SECONDS = 0.02
 #: Walks that were begun and not ended, some 100 KiB each; and seconds until one that nobody goes on with is forgotten.
@@ -153,7 +153,7 @@ class OwnerFinder:
             return UnresolvedReason.OVER_BUDGET
         source = self._pidmap.source
         asked = {host_pid: self._pidmap.arrival(host_pid) for host_pid in source.candidates(ns_pid)}
-        found = self._in_pod.find(asked, (place, ns_pid, mtime_ns), self._until())
+        found = self._in_pod.find(asked, (place, ns_pid, mtime_ns), self._until(_POD_SECONDS))
         if source.incomplete():
             if isinstance(found, ProcessHandle):
                 found.close()
@@ -319,9 +319,11 @@ class OwnerFinder:
         self._walked[place] = epoch
         return True
 
-    def _until(self) -> float:
-        """Until when one walk goes on in this refresh, in this thread's CPU time."""
-        return time.thread_time() + _TURN_SECONDS if self._bounded else math.inf
+    def _until(self, seconds: float = _WALK_SECONDS) -> float:
+        """Until when one walk goes on in this refresh, in this thread's CPU time; for a moment at least."""
+        if not self._bounded:
+            return math.inf
+        return max(self._walks_began[1] + seconds, time.thread_time() + _LEAST_SECONDS)
 
     # -- one candidate ------------------------------------------------------------------------------
 
