@@ -534,7 +534,7 @@ def test_the_notes_say_what_to_do_next(tmp_path: Path) -> None:
     assert "kubectl -n resolver rollout status daemonset/resolver\n" in first
     assert "pod-security.kubernetes.io/enforce=privileged" in first
     assert "port 9395 of each pod" in first
-    assert "serviceMonitor.enabled or podMonitor.enabled does" in first
+    assert "without serviceMonitor.enabled or podMonitor.enabled" in first
     assert "dry_run" not in first
     other = notes({"source": "netlink", "settings": {"dry_run": True}, "nodeSelector": None}, tmp_path)
     assert "on every node with any labels" in other

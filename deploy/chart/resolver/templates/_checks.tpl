@@ -1,5 +1,5 @@
 {{/*
-What the schema cannot say: values that are possible each for itself, and not together. All of them are told at once.
+What the schema cannot say: values that are possible each for itself, and not together. All of them are reported at once.
 */}}
 {{- define "resolver.checks" -}}
 {{- $wrong := list -}}
@@ -16,7 +16,7 @@ What the schema cannot say: values that are possible each for itself, and not to
 {{- end -}}
 
 {{- if and (eq .Values.source "netlink") (not $hostNetwork) (not (has "SYS_ADMIN" (default list .Values.extraCapabilities))) -}}
-{{- $wrong = append $wrong "source is netlink and hostNetwork is off: the kernel tells of processes in the host's network namespace only. Leave hostNetwork empty, or let the daemon enter that one: extraCapabilities: [SYS_ADMIN]" -}}
+{{- $wrong = append $wrong "source is netlink and hostNetwork is off: the kernel reports processes in the host's network namespace only. Leave hostNetwork empty, or let the daemon enter that one: extraCapabilities: [SYS_ADMIN]" -}}
 {{- end -}}
 
 {{- $profile := default dict .Values.seccompProfile -}}
@@ -69,7 +69,7 @@ What the schema cannot say: values that are possible each for itself, and not to
 {{- end -}}
 {{- end -}}
 {{- if and $settings.socket (not (hasPrefix (printf "%s/" (clean $settings.run_dir)) (clean $settings.socket))) -}}
-{{- $wrong = append $wrong (printf "settings.socket is %s, outside of settings.run_dir (%s): nothing else of the node is mounted, and who asks would not find it" $settings.socket $settings.run_dir) -}}
+{{- $wrong = append $wrong (printf "settings.socket is %s, outside of settings.run_dir (%s): nothing else of the node is mounted, and no client would find it" $settings.socket $settings.run_dir) -}}
 {{- end -}}
 {{- with $settings.tenant_socket -}}
 {{- if not (hasPrefix (printf "%s/" (clean $settings.run_dir)) (dir (clean .))) -}}

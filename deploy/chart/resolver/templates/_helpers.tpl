@@ -31,7 +31,7 @@
 {{- end -}}
 {{- end }}
 
-{{/* What a selector holds on to may never change; what else is told of a release comes on top. */}}
+{{/* What a selector holds on to may never change; what else describes a release comes on top. */}}
 {{- define "resolver.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "resolver.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
