@@ -233,7 +233,15 @@ def placements() -> list[str]:
     from resolver.hami.placements import PLACEMENTS
 
     return rows(
-        ("placement", "project", "on the host", "in the container", "environment", "recognized by", "names from"),
+        (
+            "placement",
+            "project",
+            "on the host",
+            "in the container",
+            "environment",
+            "recognized by",
+            "names from",
+        ),
         (
             (f"`{row.name}`", row.project, row.host, row.inside, row.environment, f"`{row.proof}`", row.names)
             for row in PLACEMENTS
