@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SAMPLE_SECONDS = 1.0
 #: So long the worker may be silent where nothing runs, in seconds: as long as a cache file is where all is right.
 LONGEST_WAIT = 4.0
+_ON_ITS_WAY = 0.1  # its answer takes a moment more, for which nobody is to be woken
 _DEVICES_EVERY, _DETAILS_EVERY = 60.0, 10.0
 _INCOMPLETE_SECONDS = 2.0  # a lost GPU makes the worker start the library anew, each time
 _CALL_SECONDS = 5.0
@@ -130,7 +131,7 @@ class Sampler:
                     self._collect({"wait": wait, "every": every} if wait else {})
                 )
                 if wait:
-                    await asyncio.wait({self._pending}, timeout=wait)
+                    await asyncio.wait({self._pending}, timeout=wait + _ON_ITS_WAY)
             await _wait(self._pending, patience)
         except asyncio.CancelledError:
             await self._abandon()
