@@ -20,7 +20,6 @@ sys.path.insert(0, str(ROOT))
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from resolver.cli.describe import Argument
     from resolver.config.settings import Declared
 
 
@@ -74,28 +73,6 @@ def _meaning(setting: Declared) -> str:
 def _limits(setting: Declared) -> str:
     limits = setting.limits
     return f"; from {limits.ge} to {limits.le}" if limits is not None and setting.kind is int else ""
-
-
-def options_of_run() -> list[str]:
-    """The options of ``resolver run``."""
-    from resolver.cli.describe import commands
-
-    (command,) = [command for command in commands() if command.name == "run"]
-    return rows(
-        ("option", "default", "meaning"),
-        (_option_row(option) for option in command.options if "--help" not in option.flags),
-    )
-
-
-def _option_row(option: Argument) -> tuple[str, str, str]:
-    from resolver.config import SETTINGS, text_of
-
-    usage = " ".join(filter(None, (option.flags[-1], option.value))).replace("|", "\\|")
-    setting = SETTINGS.get(option.flags[-1][2:].replace("-", "_"))
-    if setting is None:
-        return f"`{usage}`", "", option.help
-    default = "" if setting.kind is bool else text_of(setting.default)
-    return f"`{usage}`", _quoted(default), setting.about.help
 
 
 def chart_settings() -> list[str]:
@@ -282,7 +259,6 @@ def metrics(table: str) -> list[str]:
 TABLES: dict[tuple[str, str], Callable[[], list[str]]] = {
     **{("docs/metrics.md", f"metrics-{table}"): partial(metrics, table) for table in METRICS},
     ("docs/config.md", "settings"): settings,
-    ("docs/cli.md", "options-of-run"): options_of_run,
     ("docs/drivers.md", "drivers"): drivers,
     ("docs/install.md", "layouts"): layouts,
     ("docs/troubleshooting.md", "slot-reasons"): slot_reasons,
