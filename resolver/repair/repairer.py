@@ -48,8 +48,9 @@ if TYPE_CHECKING:
 
 #: Seconds after which every directory is listed anew; and where the kernel reports what is new in all of them.
 _DISCOVER_EVERY, _DISCOVER_WATCHED = 1.0, 120.0
-#: Memory goes back when so many slots and namespaces are gone, and nobody is shown them any more.
-_MANY_UNUSED, _UNUSED_SECONDS = 1024, 1.5
+#: Memory goes back when so many slots and namespaces are gone, and nobody is shown them any more; and once again, as a
+#: busy machine is late with that.
+_MANY_UNUSED, _UNUSED_SECONDS = 1024, (1.5, 5.0)
 #: CPU seconds after which a container's turn in a pass goes to the next one, and after which a pass ends.
 _TURN_SECONDS, _PASS_SECONDS = 0.01, 0.1
 #: Seconds, by the clock, after which no more rounds of turns are begun in a pass.
@@ -156,6 +157,7 @@ class Repairer:
         self.hami_counts = CountsOfRegions()
         self._unused = 0  # slots and namespaces that memory was needed for and is not any more
         self._unused_since = 0.0
+        self._given_back = 0  # how often since then
 
     async def pass_once(
         self, policy: HostpidPolicy, joined: Joined, *, patient: bool = True, everything: bool = True
@@ -178,9 +180,11 @@ class Repairer:
         self.budgets.forget_full()
         if gone := self._namespaces.take_gone():
             self._unused, self._unused_since = self._unused + gone, this.now
-        if self._unused >= _MANY_UNUSED and this.now - self._unused_since > _UNUSED_SECONDS:
-            self._unused = 0
+        if self._unused >= _MANY_UNUSED and this.now - self._unused_since > _UNUSED_SECONDS[self._given_back]:
             give_back_memory()
+            self._given_back = (self._given_back + 1) % len(_UNUSED_SECONDS)
+            if not self._given_back:
+                self._unused = 0
         self.journal.catch_up()
         self.writing.log_zeroed()
         await self._discover(this)

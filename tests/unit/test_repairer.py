@@ -34,6 +34,7 @@ from resolver.pids.listing import Listing
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from resolver.reasons import RegionReason, RepairReason, UnresolvedReason
+from resolver.repair import repairer as repairer_module
 from resolver.repair.repairer import Repairer
 from resolver.repair.reported_values import TWO_TICKS
 from resolver.state import SlotReport
@@ -469,6 +470,27 @@ def test_nothing_is_kept_of_a_file_that_could_not_be_written_and_is_gone(bench: 
     path.unlink()
     bench.step()
     assert not bench.repairer.journal._troubles
+
+
+def test_memory_of_many_slots_goes_back_and_once_again_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine some of it was still in use at the first time."""
+    given: list[float] = []
+    monkeypatch.setattr(repairer_module, "give_back_memory", lambda: given.append(time.monotonic()))
+    monkeypatch.setattr(repairer_module, "_UNUSED_SECONDS", (0.1, 0.3))
+    path = bench.file(*((ns_pid, 0) for ns_pid in range(1, 1025)))
+    bench.step()
+    path.unlink()
+    began = time.monotonic()
+    while len(given) < 2:
+        bench.step()
+    assert given[0] - began >= 0.1
+    assert given[1] - began >= 0.3
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        bench.step()
+    assert len(given) == 2
 
 
 def test_what_goes_wrong_with_one_container_ends_nobody_elses_turn(
