@@ -174,7 +174,8 @@ def _seed_and_look_up() -> tuple[float, float, float, int]:
             raise RuntimeError(f"the map does not hold every process: {pidmap.counters()}")
         keys = [record.levels[-1] for record in pidmap.dump().values() if len(record.levels) == 2]
         random.shuffle(keys)
-        chosen = itertools.cycle(keys[:10_000])
+        # Made anew, one behind the other: it is the map's memory that is to be cold, not this list's.
+        chosen = itertools.cycle([(int(str(pidns)), int(str(ns_pid))) for pidns, ns_pid in keys[:10_000]])
         each = _each(lambda: pidmap.lookup(*next(chosen)), 90_000)
         memory = sum(int(_memlock(fd)) for fd in pidmap._loaded.maps.values())
     return statistics.median(seeds), each, memory / 2**20, places
