@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import struct
 
+TYPE_CHECKING = False  # typing takes milliseconds to import
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 _MAGIC = 0xEB9F
-_STRUCT, _UNION, _FUNCTION = 4, 5, 12
+_STRUCT, _UNION = 4, 5
+TYPEDEF, FUNCTION = 8, 12
 #: Words after the three of every type, by its kind: (fixed, for each of vlen). 0 is no kind.
 _TAIL = {
     1: (1, 0),  # int
@@ -84,18 +89,23 @@ class Btf:
         """Bytes of ``struct name``."""
         return self._words[self._find(name) + 2]
 
-    def function(self, name: str) -> int:
-        """The type id of a function. Those are at the end: this walks all the way."""
-        wanted, words, checked = self._name(name), self._words, 1
-        more = wanted >= 0
-        while more:
+    def ids(self, kind: int, names: Iterable[str]) -> dict[str, int]:
+        """The type ids of functions or typedefs. Those are anywhere: this walks all the way."""
+        wanted, words, found, checked = {self._name(name): name for name in names}, self._words, {}, 1
+        if -1 in wanted:
+            raise BtfError(f"it describes no {wanted[-1]}")
+        more = True
+        while more and len(found) < len(wanted):
             more = self._walk(1024)
             for type_id in range(checked, len(self._starts)):
                 at = self._starts[type_id]
-                if words[at] == wanted and words[at + 1] >> 24 & 0x1F == _FUNCTION:
-                    return type_id
+                if words[at] in wanted and words[at + 1] >> 24 & 0x1F == kind:
+                    found[wanted[words[at]]] = type_id
             checked = len(self._starts)
-        raise BtfError(f"it describes no function {name}")
+        for name in wanted.values():
+            if name not in found:
+                raise BtfError(f"it describes no {name}")
+        return found
 
     def _name(self, text: str) -> int:
         """Offset of a name in the string section; -1 if nothing is called so."""

@@ -23,17 +23,27 @@ if TYPE_CHECKING:
     from obstacles import Kernel
 
 NAME = "bpf-program"
-_FORMAT = 1
+_FORMAT = 2
 _MOST_BYTES = 1 << 20
 # enum bpf_cmd, bpf_prog_type and bpf_attach_type in include/uapi/linux/bpf.h
 _MAP_CREATE, _PROG_LOAD, _RAW_TRACEPOINT_OPEN, _LINK_CREATE = 0, 5, 17, 28
-_RAW_TRACEPOINT, _TRACING, _TRACE_ITER = 17, 26, 28
+_TRACING, _TRACE_RAW_TP, _TRACE_ITER = 26, 23, 28
 _LOAD_64, _PSEUDO_MAP_FD = 0x18, 1
 _INSTRUCTION = struct.Struct("=BBhi")
+_LOG_SIZE = 1 << 22  # older kernels keep the beginning of what did not fit, and the end is what is wanted
 
 
 class ImageError(Exception):
     """There is no program to be had from there; ``str()`` says why."""
+
+
+class Refused(ImageError):
+    """The kernel does not take one of its parts."""
+
+    def __init__(self, what: str, code: int, log: str = "") -> None:
+        """An error number, and what the verifier said of a program."""
+        super().__init__(f"the kernel does not take {what}: {os.strerror(code)}")
+        self.what, self.code, self.log = what, code, log
 
 
 def fingerprint(sources: str, constants: dict[str, int]) -> str:
@@ -48,10 +58,8 @@ def fingerprint(sources: str, constants: dict[str, int]) -> str:
     return digest.hexdigest()
 
 
-def image_of(
-    program: Any, maps: Iterable[str], functions: dict[str, str], iterator_id: int
-) -> dict[str, Any]:
-    """What BCC made. ``functions`` are names to tracepoints, "" for the iterator, whose BTF id is given."""
+def image_of(program: Any, maps: Iterable[str], functions: dict[str, int], iterator: str) -> dict[str, Any]:
+    """What BCC made. ``functions`` are names to BTF ids of what each is attached to; one of them is an iterator."""
     found: list[dict[str, int | str]] = []
     places: dict[int, int] = {}
     for name in maps:
@@ -65,7 +73,7 @@ def image_of(
         }
         found.append({"name": name, **sizes})
     programs = []
-    for name, tracepoint in functions.items():
+    for name, btf_id in functions.items():
         code = bytearray(program.dump_func(name.encode()))
         uses = []
         for at in range(0, len(code), _INSTRUCTION.size):
@@ -73,8 +81,11 @@ def image_of(
             if operation == _LOAD_64 and registers >> 4 == _PSEUDO_MAP_FD:
                 uses.append((at, places[value]))
                 struct.pack_into("=i", code, at + 4, 0)
-        programs.append({"name": name, "tracepoint": tracepoint, "code": code.hex(), "maps": uses})
-    return {"maps": found, "programs": programs, "iterator_id": iterator_id, "machine": platform.machine()}
+        attach_type = _TRACE_ITER if name == iterator else _TRACE_RAW_TP
+        programs.append(
+            {"name": name, "attach_type": attach_type, "btf_id": btf_id, "code": code.hex(), "maps": uses}
+        )
+    return {"maps": found, "programs": programs, "machine": platform.machine()}
 
 
 def save(directory: str, mark: str, image: dict[str, Any]) -> None:
@@ -142,10 +153,13 @@ class Loaded:
             for each in image["maps"]:
                 self.maps[each["name"]] = self._map(each)
             for each in image["programs"]:
-                self.programs[each["name"]] = self._program(each, image["iterator_id"])
+                self.programs[each["name"]] = self._program(each)
             for each in image["programs"]:
-                self.links.append(self._link(self.programs[each["name"]], each["tracepoint"]))
-        except (ImageError, ValueError, KeyError, TypeError, struct.error) as error:
+                self.links.append(self._link(self.programs[each["name"]], each))
+        except Refused:
+            self.close()
+            raise
+        except (ValueError, KeyError, TypeError, struct.error) as error:
             self.close()
             raise ImageError(f"{type(error).__name__}: {error}") from None
 
@@ -159,7 +173,7 @@ class Loaded:
         name = each["name"].encode()[:15]
         return self._call(_MAP_CREATE, struct.pack("=5III16sI", *sizes, 0, 0, name, 0), each["name"])
 
-    def _program(self, each: dict[str, Any], iterator_id: int) -> int:
+    def _program(self, each: dict[str, Any]) -> int:
         import ctypes
 
         code = bytearray.fromhex(each["code"])
@@ -168,28 +182,35 @@ class Loaded:
             struct.pack_into("=i", code, at + 4, descriptors[place])
         instructions = ctypes.create_string_buffer(bytes(code), len(code))
         licence = ctypes.create_string_buffer(b"GPL")
-        iterates = not each["tracepoint"]
-        attributes = struct.pack(
-            "=IIQQIIQII16sIIIIQIIQII",
-            *(_TRACING if iterates else _RAW_TRACEPOINT, len(code) // 8),
-            *(ctypes.addressof(instructions), ctypes.addressof(licence), 0, 0, 0, 0, 0),
-            *(each["name"].encode()[:15], 0, _TRACE_ITER if iterates else 0),
-            *(0, 0, 0, 0, 0, 0, 0, iterator_id if iterates else 0),
-        )
-        return self._call(_PROG_LOAD, attributes, each["name"])
 
-    def _link(self, program: int, tracepoint: str) -> int:
-        import ctypes
+        def attributes(log_size: int, log: int) -> bytes:
+            return struct.pack(
+                "=IIQQIIQII16sIIIIQIIQII",
+                *(_TRACING, len(code) // 8, ctypes.addressof(instructions), ctypes.addressof(licence)),
+                *(1 if log_size else 0, log_size, log, 0, 0),
+                *(each["name"].encode()[:15], 0, each["attach_type"]),
+                *(0, 0, 0, 0, 0, 0, 0, each["btf_id"]),
+            )
 
-        if not tracepoint:
+        try:
+            return self._call(_PROG_LOAD, attributes(0, 0), each["name"])
+        except Refused as refused:
+            log = ctypes.create_string_buffer(_LOG_SIZE)
+            fd = self._kernel.call(
+                _PROG_LOAD, again := attributes(_LOG_SIZE, ctypes.addressof(log)), len(again)
+            )
+            if fd >= 0:  # it had no memory at first, or was interrupted
+                os.close(fd)
+            raise Refused(each["name"], refused.code, log.value.decode("utf-8", "replace")) from None
+
+    def _link(self, program: int, each: dict[str, Any]) -> int:
+        if each["attach_type"] == _TRACE_ITER:
             return self._call(_LINK_CREATE, struct.pack("=IIII", program, 0, _TRACE_ITER, 0), "the iterator")
-        name = ctypes.create_string_buffer(tracepoint.encode())
-        attributes = struct.pack("=QII", ctypes.addressof(name), program, 0)
-        return self._call(_RAW_TRACEPOINT_OPEN, attributes, tracepoint)
+        return self._call(_RAW_TRACEPOINT_OPEN, struct.pack("=QII", 0, program, 0), f"{each['name']}'s link")
 
     def _call(self, command: int, attributes: bytes, what: str) -> int:
         fd = self._kernel.call(command, attributes, len(attributes))
         if fd < 0:
-            raise ImageError(f"the kernel does not take {what}: {os.strerror(-fd)}")
+            raise Refused(what, -fd)
         os.set_inheritable(fd, False)
         return fd

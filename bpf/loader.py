@@ -31,14 +31,14 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)  # python -I leaves it out
 
 import image  # noqa: E402
-from btf import Btf, BtfError  # noqa: E402
+from btf import FUNCTION, TYPEDEF, Btf, BtfError  # noqa: E402
 from obstacles import Kernel, LoadError, forbidden, require  # noqa: E402
 
 TYPE_CHECKING = False  # typing takes milliseconds to import
 if TYPE_CHECKING:
     from typing import Any
 
-MAPS = ("slots", "overflow", "namespaces", "tombstones", "graves", "counters")
+MAPS = ("slots", "overflow", "namespaces", "counters")
 #: Program to tracepoint. The end first: a process that is known from its beginning must not miss its end.
 PROBES = {"on_exit": "sched_process_exit", "on_fork": "sched_process_fork", "on_exec": "sched_process_exec"}
 ITERATOR = "bpf_iter__task"
@@ -59,8 +59,6 @@ OFFSETS = {
     "PIDNS_INUM": (("pid_namespace", "ns", "inum"),),
 }
 
-_RAW_TRACEPOINT, _TRACING = 17, 26  # enum bpf_prog_type
-_TRACE_ITER = 28  # enum bpf_attach_type
 _PRESENT = 16  # sizeof(struct present)
 _MOST_WORDS = 1 << 15
 
@@ -131,47 +129,28 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     bcc = import_bcc(os.path.join(HERE, "include"))
     clock.step("import bcc")
     program = compile_program(bcc, constants)
+    made = image.image_of(program, MAPS, hooks(btf), ITERATOR)
     clock.step("compile")
-    functions = load_functions(program)
-    clock.step("verify")
-    links = attach(bcc, program, functions)
-    clock.step("attach")
-    seeded = seed(bcc, links[-1])
-    clock.step("seed")
+    try:
+        answer, descriptors = from_image(made, clock)
+    except image.Refused as refused:
+        raise not_taken(refused) from None
+    answer["bcc"] = getattr(bcc, "__version__", "unknown")
     if request["kept_in"]:
-        keep(program, btf, request["kept_in"], mark)
+        keep(made, request["kept_in"], mark)
         clock.step("keep")
-    maps = [(name, program[name.encode()]) for name in MAPS]
-    answer = {
-        "maps": [
-            {
-                "name": name,
-                "key_size": bcc.lib.bpf_table_key_size(program.module, name.encode()),
-                "value_size": bcc.lib.bpf_table_leaf_size(program.module, name.encode()),
-                "max_entries": bcc.lib.bpf_table_max_entries(program.module, name.encode()),
-            }
-            for name, _ in maps
-        ],
-        "programs": list(functions),
-        "links": [*PROBES.values(), "iterator"],
-        "kernel": platform.release(),
-        "bcc": getattr(bcc, "__version__", "unknown"),
-        "python": sys.executable,
-        "milliseconds": clock.steps,
-        "seeded": seeded,
-    }
-    return answer, [table.map_fd for _, table in maps] + list(functions.values()) + links
+    return answer, descriptors
 
 
 def from_image(kept: dict[str, Any], clock: Clock) -> tuple[dict[str, Any], list[int]]:
-    """`load` without a compiler. Raises `image.ImageError`, and then nothing is left of it."""
+    """Past the verifier, attached and seeded. Raises `image.ImageError`, and then nothing is left of it."""
     loaded = image.Loaded(Kernel(), kept)
     clock.step("verify")
     try:
         seeded = count_present(Kernel().iterate(loaded.links[-1]))
     except OSError as error:
         loaded.close()
-        raise image.ImageError(f"its iterator does not run: {error.strerror}") from None
+        raise image.Refused("the iterator's run", error.errno) from None
     clock.step("seed")
     sizes = ("name", "key_size", "value_size", "max_entries")
     answer = {
@@ -187,13 +166,23 @@ def from_image(kept: dict[str, Any], clock: Clock) -> tuple[dict[str, Any], list
     return answer, [*loaded.maps.values(), *loaded.programs.values(), *loaded.links]
 
 
-def keep(program: Any, btf: Btf, directory: str, mark: str) -> None:
+def keep(made: dict[str, Any], directory: str, mark: str) -> None:
     """For the next start. Where that cannot be, it compiles again."""
     try:
-        made = image.image_of(program, MAPS, {**PROBES, ITERATOR: ""}, btf.function("bpf_iter_task"))
         image.save(directory, mark, made)
-    except (OSError, BtfError, image.ImageError) as error:
+    except (OSError, image.ImageError) as error:
         sys.stderr.write(f"the program is not kept: {error}\n")
+
+
+def hooks(btf: Btf) -> dict[str, int]:
+    """The BTF id of what each program is attached to: its arguments' types, by which the verifier lets it read them."""
+    tracepoints = {name: f"btf_trace_{tracepoint}" for name, tracepoint in PROBES.items()}
+    iterated = f"bpf_iter_{ITERATOR.removeprefix('bpf_iter__')}"
+    try:
+        ids = btf.ids(TYPEDEF, tracepoints.values()) | btf.ids(FUNCTION, [iterated])
+    except BtfError as error:
+        raise not_understood(error) from None
+    return {name: ids[each] for name, each in {**tracepoints, ITERATOR: iterated}.items()}
 
 
 def read_offsets(path: str) -> tuple[Btf, dict[str, int]]:
@@ -210,14 +199,18 @@ def read_offsets(path: str) -> tuple[Btf, dict[str, int]]:
     try:
         btf = Btf(blob)
         found = {name: first_offset(btf, choices) for name, choices in OFFSETS.items()}
-        found["UPID_SIZE"] = btf.size("upid")
+        found |= {"UPID_SIZE": btf.size("upid"), "PID_SIZE": btf.size("pid")}
     except BtfError as error:
-        raise LoadError(
-            "btf",
-            f"this kernel's BTF in {path} is not understood: {error}. Use --source netlink or scan, and report the "
-            "kernel",
-        ) from None
+        raise not_understood(error) from None
     return btf, found
+
+
+def not_understood(error: BtfError) -> LoadError:
+    """What the kernel says of itself lacks something, or is no BTF."""
+    return LoadError(
+        "btf",
+        f"this kernel's BTF is not understood: {error}. Use --source netlink or scan, and report the kernel",
+    )
 
 
 def first_offset(btf: Btf, choices: tuple[tuple[str, ...], ...]) -> int:
@@ -256,63 +249,24 @@ def compile_program(bcc: Any, constants: dict[str, int]) -> Any:
         raise failed("the BPF program could not be compiled, or its maps not be made", error) from None
 
 
-def load_functions(program: Any) -> dict[str, int]:
-    """Past the verifier: ``{name: descriptor}``."""
-    found = {}
-    for name in (*PROBES, ITERATOR):
-        kind, options = (
-            (_TRACING, {"attach_type": _TRACE_ITER}) if name == ITERATOR else (_RAW_TRACEPOINT, {})
-        )
-        before = os.fstat(2).st_size
-        try:
-            found[name] = program.load_func(name.encode(), kind, **options).fd
-        except Exception as error:  # noqa: BLE001 - BCC raises no other
-            raise not_taken(name, str(error), complaints_since(before)) from None
-    return found
-
-
-def not_taken(name: str, text: str, said: str) -> LoadError:
-    """A program that the kernel refused, although it took those of `obstacles`: ``said`` has the verifier's log."""
-    if re.search(r"^processed \d+ insns", said, re.MULTILINE):
-        reason = "Operation not permitted" if "super-user" in text else text.rpartition(": ")[2]
+def not_taken(refused: image.Refused) -> LoadError:
+    """A program that the kernel refused, although it took those of `obstacles`."""
+    what, reason = refused.what, os.strerror(refused.code)
+    if re.search(r"^processed \d+ insns", refused.log, re.MULTILINE):
         return LoadError(
             "verifier",
-            f"the kernel's verifier refused the BPF program ({name}: {reason}): to Linux {platform.release()} it "
+            f"the kernel's verifier refused the BPF program ({what}: {reason}): to Linux {platform.release()} it "
             "does not look safe. Rights do not change that. The verifier's last words are in the debug log and in "
             "resolver doctor --verbose --only bpf; please report them, and use --source netlink or scan",
+            refused.log[-_MOST_WORDS:],
         )
-    if "super-user" in text:
+    if refused.code == errno.EPERM:
         return forbidden(Kernel(), errno.EPERM, reached=True)
     return LoadError(
-        "other", f"the kernel did not take the BPF program ({text}); use --source netlink or scan"
+        "other",
+        f"the kernel did not take the BPF program ({what}: {reason}); use --source netlink or scan",
+        refused.log[-_MOST_WORDS:],
     )
-
-
-def attach(bcc: Any, program: Any, functions: dict[str, int]) -> list[int]:
-    """The links, in the order of `PROBES`, and the iterator's last."""
-    try:
-        for name, tracepoint in PROBES.items():
-            program.attach_raw_tracepoint(tracepoint.encode(), name.encode())
-    except Exception as error:  # noqa: BLE001 - BCC raises no other
-        raise failed("the BPF program could not be attached", error) from None
-    links = [program.raw_tracepoint_fds[tracepoint.encode()] for tracepoint in PROBES.values()]
-    iterator = bcc.lib.bcc_iter_attach(functions[ITERATOR], None, 0)
-    if iterator < 0:
-        raise LoadError(
-            "other",
-            "the task iterator could not be attached, see the debug log; use --source netlink or scan",
-        )
-    return [*links, iterator]
-
-
-def seed(bcc: Any, iterator: int) -> int:
-    """Run over every process there is; returns how many there are."""
-    fd = bcc.lib.bcc_iter_create(iterator)
-    if fd < 0:
-        raise LoadError(
-            "other", "the task iterator could not be started, see the debug log; use --source netlink or scan"
-        )
-    return count_present(fd)
 
 
 def count_present(fd: int) -> int:

@@ -17,20 +17,7 @@
 BPF_F_TABLE("array", u32, struct slot, slots, SLOTS, BPF_F_MMAPABLE);
 BPF_TABLE("hash", struct level, struct process, overflow, OVERFLOW);
 BPF_TABLE("hash", u32, struct init, namespaces, NAMESPACES);
-/* A ring, and where in it whose tombstone is. An LRU hash would find one faster, and cost each exit 1 us more. */
-BPF_TABLE("array", u32, struct tombstone, tombstones, TOMBSTONES);
-BPF_TABLE("array", u32, struct graves, graves, 1);
 BPF_TABLE("percpu_array", u32, struct counters, counters, 1);
-
-/* Neighbours are read at once: each read costs some 20 ns. */
-#if TASK_TGID != TASK_PID + 4 || UPID_NR != 0 || UPID_NS != 8
-#error "task_struct.pid and tgid, or the members of struct upid, are not where they have always been"
-#endif
-struct upid {
-    u32 nr;
-    u32 padding;
-    u64 ns;
-};
 
 struct seq_file;
 struct task_struct;
@@ -53,9 +40,6 @@ static __always_inline void count_at(u32 offset)
         *(u64 *)((char *)mine + offset) += 1;
 }
 
-#define barrier() asm volatile("" ::: "memory")
-/* Masks where the value is used, for every verifier: the compiler can neither do it earlier nor leave it out. */
-#define BOUND(value, mask) asm volatile("%0 &= %1" : "+r"(value) : "i"(mask))
 /* Keeps a loop's counter one that a verifier can follow: the compiler may not count down from `level` instead. */
 #define COUNTED(i) asm volatile("" : "+r"(i))
 #define COUNT(what) count_at(__builtin_offsetof(struct counters, what))
@@ -68,70 +52,78 @@ static __always_inline void count_failure(int error)
         COUNT(update_failed);
 }
 
+/* A member of a kernel structure, read at once. The verifier knows what `base` points at, from the tracepoint's
+ * signature on, and that this member is there; where no memory is, the kernel gives 0. A helper takes 40 ns for each.
+ */
+#define MEMBER(type, base, offset) (*(volatile type *)((base) + (offset)))
+
 static __always_inline int read(void *to, u32 size, u64 from)
 {
     return bpf_probe_read_kernel(to, size, (void *)from);
 }
 
-/* `pid` is the address of the struct pid, `level` at most its own level. A failed read leaves zeros. */
-static __always_inline int read_level(u64 pid, u32 level, struct level *to)
+/* `pid` points at the struct pid, `level` is at most its own level. A failed read leaves zeros. */
+static __always_inline int read_level(u64 pid, u64 level, struct level *to)
 {
-    struct upid upid = {};
-    int error = read(&upid, sizeof(upid), pid + PID_NUMBERS + (u64)level * UPID_SIZE);
-    error |= read(&to->pidns, sizeof(to->pidns), upid.ns + PIDNS_INUM);
-    to->ns_pid = upid.nr;
+    u32 ns_pid = 0, pidns = 0;
+    u64 ns = 0, upid;
+    int error;
+    /* Nearly always; no verifier follows a pointer that was moved by a variable. Before Linux 6.5, where the array was said
+     * to have one element, none lets a program read the second.
+     */
+    if (level == 1 && PID_SIZE <= PID_NUMBERS) {
+        ns = MEMBER(u64, pid, PID_NUMBERS + UPID_SIZE + UPID_NS);
+        to->ns_pid = MEMBER(u32, pid, PID_NUMBERS + UPID_SIZE + UPID_NR);
+        to->pidns = MEMBER(u32, ns, PIDNS_INUM);
+        return 0;
+    }
+    upid = pid + PID_NUMBERS + level * UPID_SIZE;
+    error = read(&ns_pid, sizeof(ns_pid), upid + UPID_NR);
+    error |= read(&ns, sizeof(ns), upid + UPID_NS);
+    error |= read(&pidns, sizeof(pidns), ns + PIDNS_INUM);
+    to->ns_pid = ns_pid;
+    to->pidns = pidns;
     if (error)
         COUNT(read_failed);
     return error;
 }
 
-/* Threads that have not yet begun to exit, in the whole group; -1 if that cannot be read. */
+/* Threads that have not yet begun to exit, in the whole group; -1 for a task that has let go of it. */
 static __always_inline int live_threads(u64 task)
 {
-    u64 signal = 0;
-    int live = 0;
-    int error = read(&signal, sizeof(signal), task + TASK_SIGNAL);
-    error |= read(&live, sizeof(live), signal + SIGNAL_LIVE);
-    if (error) {
-        COUNT(read_failed);
-        return -1;
-    }
-    return live;
+    u64 signal = MEMBER(u64, task, TASK_SIGNAL);
+    return signal ? MEMBER(int, signal, SIGNAL_LIVE) : -1;
 }
 
 /* Whether a task leads its group, and the number of the group. */
 static __always_inline bool leads(u64 task, u32 *tgid)
 {
-    u32 numbers[2] = {};
-    int error = read(numbers, sizeof(numbers), task + TASK_PID);
-    if (error)
-        COUNT(read_failed);
-    *tgid = numbers[1];
-    return !error && numbers[0] == numbers[1];
+    *tgid = MEMBER(u32, task, TASK_TGID);
+    return MEMBER(u32, task, TASK_PID) == *tgid;
 }
 
-/* What is the same in all entries of a process. `leader` is the address of the group leader's task_struct. */
-static __always_inline int read_process(u64 leader, u32 host_tgid, struct process *process, u64 *pid, u32 *level)
+/* Read anew wherever it is compared: a verifier would walk what follows a loop once for each value that it has left. */
+#define LEVEL_OF(pid) MEMBER(u32, pid, PID_LEVEL)
+
+/* What is the same in all entries of a process, and its struct pid. `leader` points at the group leader's task_struct. */
+static __always_inline bool read_process(u64 leader, u32 host_tgid, struct process *process, u64 *pid)
 {
-    int error = read(&process->start_time, sizeof(process->start_time), leader + TASK_START);
-    error |= read(pid, sizeof(*pid), leader + TASK_THREAD_PID);
+    u32 level;
+    *pid = MEMBER(u64, leader, TASK_THREAD_PID);
     /* Only the iterator meets this: a task that is being released has let go of its PID, and is no process any more. */
-    if (!error && !*pid)
-        return -1;
-    error |= read(level, sizeof(*level), *pid + PID_LEVEL);
-    if (error) {
-        COUNT(read_failed);
-        return error;
-    }
-    if (*level >= MAX_LEVELS) {
-        *level = MAX_LEVELS - 1;
+    if (!*pid)
+        return false;
+    level = LEVEL_OF(*pid);
+    if (level >= MAX_LEVELS) {
+        level = MAX_LEVELS - 1;
         COUNT(levels_truncated);
     }
+    process->start_time = MEMBER(u64, leader, TASK_START);
     process->host_tgid = host_tgid;
-    process->levels = *level + 1;
+    process->levels = level + 1;
     process->next.pidns = HOST_PIDNS;
     process->next.ns_pid = host_tgid;
-    return 0;
+    return true;
 }
 
 static __always_inline bool same(const struct process *one, const struct process *other)
@@ -160,6 +152,15 @@ static __always_inline struct process *find(struct level *level)
     return overflow.lookup(level);
 }
 
+/* Takes a slot that is free or has a tombstone, to be written. Returns 0, or whose it is. */
+static __always_inline u64 claim(struct slot *slot, u64 busy)
+{
+    u64 tombstone = *(volatile u64 *)&slot->level, holder;
+    tombstone *= tombstone >> 62 & 1; /* ENDED; without a branch, since a verifier walks each one in every loop */
+    holder = __sync_val_compare_and_swap((u64 *)&slot->level, tombstone, busy);
+    return holder == tombstone ? 0 : holder;
+}
+
 /* HELD: the iterator and a probe have met over one number, and the other one writes it. */
 enum entered { NEW, KNOWN, REPLACED, HELD, LOST };
 
@@ -171,7 +172,7 @@ static __always_inline enum entered enter(struct level *level, struct process *p
     int error;
     if (!slot)
         return LOST; /* never: the place is masked */
-    holder = __sync_val_compare_and_swap((u64 *)&slot->level, 0, busy);
+    holder = claim(slot, busy);
     if (holder && holder != mine && holder != busy) {
         error = overflow.update(level, process);
         if (!error)
@@ -222,7 +223,7 @@ static __always_inline void leave_if(struct level *level, const struct process *
  * The iterator (`seeding`) leaves alone what is right already. `known`: the entry of the host's level, which is
  * written last, was there before, so that a level that is not there was lost and is not merely on its way.
  */
-static __always_inline void store_levels(u64 pid, u32 level, struct process *process, bool seeding, bool known)
+static __always_inline void store_levels(u64 pid, struct process *process, bool seeding, bool known)
 {
     enum entered how;
     int error;
@@ -230,7 +231,7 @@ static __always_inline void store_levels(u64 pid, u32 level, struct process *pro
         COUNTED(i);
         struct level key = {};
         struct process *old;
-        if (i > level || read_level(pid, i, &key))
+        if (i > LEVEL_OF(pid) || read_level(pid, i, &key))
             break;
         process->level = i;
         old = seeding ? find(&key) : NULL;
@@ -258,11 +259,10 @@ static __always_inline void store(u64 leader, u32 host_tgid)
     struct level host = {.pidns = HOST_PIDNS, .ns_pid = host_tgid};
     struct process process = {};
     u64 pid = 0;
-    u32 level = 0;
     enum entered how;
-    if (read_process(leader, host_tgid, &process, &pid, &level))
+    if (!read_process(leader, host_tgid, &process, &pid))
         return;
-    store_levels(pid, level, &process, false, false);
+    store_levels(pid, &process, false, false);
     how = enter(&host, &process);
     if (how == KNOWN)
         COUNT(overtaken);
@@ -272,24 +272,26 @@ static __always_inline void store(u64 leader, u32 host_tgid)
         COUNT(update_failed);
 }
 
-/* The next place in the ring, which had the oldest tombstone. Void until its host_tgid is set again. */
-static __always_inline struct tombstone *dig(u32 host_tgid)
+/* Takes the host's number back, and leaves a tombstone in its slot, or in another that nobody needs. */
+static __always_inline void leave_host(struct level *host, const struct process *process)
 {
-    u32 zero = 0, key;
-    u64 place;
-    struct graves *row = graves.lookup(&zero);
-    struct tombstone *tombstone;
-    if (!row)
-        return NULL;
-    place = __sync_fetch_and_add(&row->next, 1);
-    key = place & (TOMBSTONES - 1);
-    tombstone = tombstones.lookup(&key);
-    if (!tombstone)
-        return NULL;
-    tombstone->host_tgid = 0;
-    BOUND(place, TOMBSTONES - 1);
-    row->host_tgid[place] = host_tgid;
-    return tombstone;
+    u64 mine = packed(host), busy = mine | (u64)BUSY << 32;
+    u64 ended = (mine & ~0xFFFFFFFFULL) | (u64)ENDED << 32 | EXIT_TIME(bpf_ktime_get_boot_ns());
+    struct slot *slot = slot_of(host);
+    if (slot && *(volatile u64 *)&slot->level == mine && same(&slot->process, process) &&
+        __sync_val_compare_and_swap((u64 *)&slot->level, mine, ended) == mine)
+        return;
+    leave(host);
+    for (u64 i = 0; i < TOMBSTONE_PLACES; i++) {
+        COUNTED(i);
+        u32 place = SLOT_OF(host->pidns, host->ns_pid) ^ (i * (SLOTS / TOMBSTONE_PLACES));
+        slot = slots.lookup(&place);
+        if (slot && !claim(slot, busy)) {
+            slot->process = *process;
+            __sync_lock_test_and_set((u64 *)&slot->level, ended);
+            break;
+        }
+    }
 }
 
 /* A process that ended. It keeps its numbers until it is reaped, so the entries under them are its own. */
@@ -297,36 +299,31 @@ static __always_inline void bury(u64 leader, u32 host_tgid)
 {
     struct level key = {.pidns = HOST_PIDNS, .ns_pid = host_tgid};
     struct process process = {};
-    struct tombstone *tombstone;
     u64 pid = 0;
-    u32 level = 0;
-    leave(&key);
-    tombstone = dig(host_tgid);
-    if (!tombstone || read_process(leader, host_tgid, &process, &pid, &level))
+    if (!read_process(leader, host_tgid, &process, &pid)) {
+        leave(&key);
         return;
+    }
+    leave_host(&key, &process);
     for (u64 i = 1; i < MAX_LEVELS; i++) {
         COUNTED(i);
-        if (i > level || read_level(pid, i, &key))
+        if (i > LEVEL_OF(pid) || read_level(pid, i, &key))
             break;
         leave(&key);
         if (key.ns_pid == 1)
             namespaces.delete(&key.pidns);
     }
-    tombstone->start_time = process.start_time;
-    tombstone->exit_time = bpf_ktime_get_boot_ns();
-    barrier();
-    tombstone->host_tgid = host_tgid;
 }
 
 /* What the iterator put in for a process that ended meanwhile; its numbers may be another's by now. */
-static __always_inline void withdraw(u64 pid, u32 level, struct process *mine)
+static __always_inline void withdraw(u64 pid, struct process *mine)
 {
     struct level key = {.pidns = HOST_PIDNS, .ns_pid = mine->host_tgid};
     struct init *first;
     leave_if(&key, mine);
     for (u64 i = 1; i < MAX_LEVELS; i++) {
         COUNTED(i);
-        if (i > level || read_level(pid, i, &key))
+        if (i > LEVEL_OF(pid) || read_level(pid, i, &key))
             break;
         leave_if(&key, mine);
         first = namespaces.lookup(&key.pidns);
@@ -364,13 +361,9 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx)
  */
 int on_exit(struct bpf_raw_tracepoint_args *ctx)
 {
-    u64 leader = 0;
-    if (live_threads(ctx->args[0]) != 0)
-        return 0;
-    if (read(&leader, sizeof(leader), ctx->args[0] + TASK_GROUP_LEADER))
-        COUNT(read_failed);
-    else
-        bury(leader, bpf_get_current_pid_tgid() >> 32);
+    u64 task = ctx->args[0];
+    if (live_threads(task) == 0)
+        bury(MEMBER(u64, task, TASK_GROUP_LEADER), MEMBER(u32, task, TASK_TGID));
     return 0;
 }
 
@@ -381,11 +374,11 @@ int bpf_iter__task(struct bpf_iter__task *ctx)
     u64 task = (u64)ctx->task, pid = 0;
     struct process process = {}, *old;
     struct present present = {};
-    u32 tgid = 0, level = 0;
+    u32 tgid = 0;
     struct level host = {.pidns = HOST_PIDNS};
     enum entered how = KNOWN;
     bool known;
-    if (!task || !leads(task, &tgid) || read_process(task, tgid, &process, &pid, &level))
+    if (!task || !leads(task, &tgid) || !read_process(task, tgid, &process, &pid))
         return 0;
     present.start_time = process.start_time;
     present.host_tgid = tgid;
@@ -395,12 +388,12 @@ int bpf_iter__task(struct bpf_iter__task *ctx)
     host.ns_pid = tgid;
     old = find(&host);
     known = old && same(old, &process);
-    store_levels(pid, level, &process, true, known);
+    store_levels(pid, &process, true, known);
     if (!known)
         how = enter(&host, &process);
     present.ends = live_threads(task) <= 0;
     if (present.ends)
-        withdraw(pid, level, &process);
+        withdraw(pid, &process);
     else if (how == NEW || how == REPLACED)
         COUNT(seeded);
 report:

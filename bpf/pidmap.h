@@ -40,7 +40,17 @@ struct slot {
     struct level level; /* 0: free. With BUSY in ns_pid: it is being written for that level */
     struct process process;
 };
-#define BUSY 0x80000000U /* above every PID */
+/* Above every PID. */
+#define BUSY 0x80000000U
+/* A tombstone: `ns_pid` without it is the host PID of a process that ended, `pidns` is when (EXIT_TIME), and of `process`
+ * start_time and host_tgid are its own. Whoever needs the slot takes it.
+ */
+#define ENDED 0x40000000U
+/* In eighths of a second, rounded down; enough for 18 years. */
+#define EXIT_SHIFT 27
+#define EXIT_TIME(nanoseconds) ((__u32)((nanoseconds) >> EXIT_SHIFT))
+/* Where the tombstone of a process is if its slot was another's when it ended: the other quarters, the same place. */
+#define TOMBSTONE_PLACES 4
 /* Of SLOTS, a power of two. The numbers of a namespace are given in order, so that its slots share cache lines. */
 #define SPREAD 0x9E3779B1U
 #define SLOT_OF(pidns, ns_pid) (((ns_pid) + (pidns) * SPREAD) & (SLOTS - 1))
@@ -50,23 +60,6 @@ struct init {
     __u64 start_time;
     __u32 host_tgid;
     __u32 padding;
-};
-
-/* Value of `tombstones`, a ring of the processes that ended last. */
-struct tombstone {
-    __u64 start_time;
-    __u64 exit_time;
-    __u32 host_tgid; /* 0: never used, or being written */
-    __u32 padding;
-};
-
-/* The one value of `graves`: who lies where in `tombstones`, to be searched without reading all of them. */
-#ifndef TOMBSTONES
-#define TOMBSTONES 8192 /* a power of two */
-#endif
-struct graves {
-    __u64 next; /* tombstones ever put up; the next one's place in the ring is the remainder by TOMBSTONES */
-    __u32 host_tgid[TOMBSTONES];
 };
 
 /* The one value of `counters`, per CPU. */

@@ -7,40 +7,37 @@ one verifies it against ``/proc`` and the start time first.
 from __future__ import annotations
 
 import os
-import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.linux.procfs import HOST_PIDNS
 from resolver.pids.bpf_load import BTF, TIMEOUT, BpfUnavailable, Loaded, default_pythons, load
-from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS, BpfMap, Kernel, LevelMap
+from resolver.pids.bpf_syscall import COUNTERS, EXIT_SHIFT, LAYOUTS, BpfMap, Kernel, LevelMap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 #: Nanoseconds in a clock tick as ``/proc`` counts them (USER_HZ is 100 on every machine this runs on).
 TICK = 10_000_000
 _OVERTAKEN_WAIT = 0.002
 _PROBES = ("on_fork", "on_exec", "on_exit")
 
-_PROCESS, _INIT = LAYOUTS["process"], LAYOUTS["init"]
-_TOMBSTONE, _PRESENT = LAYOUTS["tombstone"], LAYOUTS["present"]
+_PROCESS, _INIT, _PRESENT = LAYOUTS["process"], LAYOUTS["init"], LAYOUTS["present"]
 
 Level = tuple[int, int]
 _Identity = tuple[int, int]
 
 
 class Sizes(NamedTuple):
-    """How many entries the maps hold. Kernel memory: 170 bytes a process, 90 a namespace, 28 a tombstone, at once.
+    """How many entries the maps hold. Kernel memory: 170 bytes a process and 90 a namespace, at once.
 
     ``processes`` is for living processes, each with a number on the host and one in a PID namespace.
     ``namespaces`` is half of that if 0: a tenant who makes one for each of its processes does not fill it up first.
-    ``tombstones`` is rounded up to a power of two.
     """
 
     processes: int = 32_768
     namespaces: int = 0
-    tombstones: int = 8192
 
     def constants(self) -> dict[str, int]:
         """What ``pidmap.c`` is compiled with.
@@ -52,7 +49,6 @@ class Sizes(NamedTuple):
             "SLOTS": _power_of_two(self.processes * 3 // 2),
             "OVERFLOW": self.processes,
             "NAMESPACES": self.namespaces or max(1, self.processes // 2),
-            "TOMBSTONES": _power_of_two(self.tombstones),
         }
 
 
@@ -79,6 +75,10 @@ class Record(NamedTuple):
     def ns_pids(self) -> tuple[int, ...]:
         """The numbers of the ``NSpid:`` line."""
         return tuple(ns_pid for _, ns_pid in self.levels)
+
+
+#: `Record` from a tuple of its fields, without the Python function that a named tuple is made by: 0.2 us of 3.
+_record: Callable[[tuple[int, int, tuple[Level, ...]]], Record] = partial(tuple.__new__, Record)
 
 
 class Init(NamedTuple):
@@ -143,15 +143,12 @@ class BpfPidMap:
         maps = {each["name"]: each for each in loaded.report["maps"]}
         sizes = {name: (each["key_size"], each["value_size"]) for name, each in maps.items()}
         u32 = LAYOUTS["u32"]
-        self._tombstone_count: int = maps["tombstones"]["max_entries"]
         #: How many living processes there is room for.
         self.room: int = maps["overflow"]["max_entries"]
         wanted = {
             "slots": (u32, LAYOUTS["slot"].size),
             "overflow": (LAYOUTS["level"], _PROCESS.size),
             "namespaces": (u32, _INIT.size),
-            "tombstones": (u32, _TOMBSTONE.size),
-            "graves": (u32, 8 + 4 * self._tombstone_count),
             "counters": (u32, LAYOUTS["counters"].size),
         }
         for name, (key, value_size) in wanted.items():
@@ -164,8 +161,6 @@ class BpfPidMap:
         fds = loaded.maps
         self._levels = LevelMap(self._kernel, fds["slots"], maps["slots"]["max_entries"], fds["overflow"])
         self._namespaces = BpfMap(self._kernel, fds["namespaces"], u32, _INIT.size)
-        self._tombstones = BpfMap(self._kernel, fds["tombstones"], u32, _TOMBSTONE.size)
-        self._graves = BpfMap(self._kernel, fds["graves"], u32, 8 + 4 * self._tombstone_count)
         self._counters = BpfMap(self._kernel, fds["counters"], u32, LAYOUTS["counters"].size * self._cpus)
         self._lost_then = 0
 
@@ -175,13 +170,12 @@ class BpfPidMap:
         """The living process that has this number in the namespace with this inode, at whatever level."""
         if pidns == HOST_PIDNS:
             return self.by_host(ns_pid)
-        if not self._levels.lookup(pidns, ns_pid):
+        slot = self._levels.lookup(pidns, ns_pid)
+        if slot is None:
             return None
-        start_ns, host_pid, level, levels, outer_pidns, outer_ns_pid = _PROCESS.unpack_from(
-            self._levels.value
-        )
+        _, _, start_ns, host_pid, level, levels, outer_pidns, outer_ns_pid = slot
         if levels == 2:
-            return Record(host_pid, start_ns, ((HOST_PIDNS, host_pid), (pidns, ns_pid)))
+            return _record((host_pid, start_ns, ((HOST_PIDNS, host_pid), (pidns, ns_pid))))
         if level == levels - 1:
             outer = self._outwards(host_pid, start_ns, levels, level - 1, (outer_pidns, outer_ns_pid))
             if outer:
@@ -196,20 +190,22 @@ class BpfPidMap:
 
         A single one may be another process's, if the entry was taken while it was copied. The same one twice is not.
         """
-        return _identity(self._levels) if self._levels.lookup(pidns, ns_pid) else None
+        slot = self._levels.lookup(pidns, ns_pid)
+        return (slot[2], slot[3]) if slot else None
 
     def by_host(self, host_pid: int) -> Record | None:
         """The living process with this host PID (a thread's id finds nothing)."""
         for _ in range(3):  # it may end, and its number be used again, while its levels are followed
-            if not self._levels.lookup(HOST_PIDNS, host_pid):
+            slot = self._levels.lookup(HOST_PIDNS, host_pid)
+            if slot is None:
                 return None
-            start_ns, found, _, levels, pidns, ns_pid = _PROCESS.unpack_from(self._levels.value)
+            _, _, start_ns, found, _, levels, pidns, ns_pid = slot
             if found != host_pid:
                 continue  # the entry was taken for another process while it was copied
             if levels == 1:
                 return Record(host_pid, start_ns, ((HOST_PIDNS, host_pid),))
             if levels == 2:
-                return Record(host_pid, start_ns, ((HOST_PIDNS, host_pid), (pidns, ns_pid)))
+                return _record((host_pid, start_ns, ((HOST_PIDNS, host_pid), (pidns, ns_pid))))
             followed = self._outwards(host_pid, start_ns, levels, levels - 1, (pidns, ns_pid))
             if followed:
                 return Record(host_pid, start_ns, followed)
@@ -221,13 +217,11 @@ class BpfPidMap:
         """The levels from the host's to this one; None if one on the way is not there or another process's."""
         found = [key]
         while level:
-            if not self._levels.lookup(*key):
-                return None
-            *identity, pidns, ns_pid = _PROCESS.unpack_from(self._levels.value)
-            if identity != [start_ns, host_pid, level, levels]:
+            slot = self._levels.lookup(*key)
+            if slot is None or slot[2:6] != (start_ns, host_pid, level, levels):
                 return None
             level -= 1
-            key = (pidns, ns_pid)
+            key = slot[6], slot[7]
             found.append(key)
         return tuple(reversed(found))
 
@@ -243,26 +237,21 @@ class BpfPidMap:
         for keys, _ in self._namespaces.batches():
             for (pidns,) in LAYOUTS["u32"].iter_unpack(keys):
                 host_pid = 0
-                if self._levels.lookup(pidns, ns_pid):
-                    _, owner, level, levels, _, _ = _PROCESS.unpack_from(self._levels.value)
+                slot = self._levels.lookup(pidns, ns_pid)
+                if slot:
+                    _, _, _, owner, level, levels, _, _ = slot
                     host_pid = owner if level == levels - 1 else 0
                 yield host_pid
 
     def tombstone(self, host_pid: int) -> Ended | None:
-        """The last process with this host PID that ended, if it is among the last ``Sizes.tombstones`` that did."""
-        if not 0 < host_pid < 1 << 32:
+        """The last process with this host PID that ended, while nobody else needs the slot that keeps it.
+
+        When it ended is known to an eighth of a second, rounded down, but not to before its start.
+        """
+        slot = self._levels.ended(HOST_PIDNS, host_pid)
+        if slot is None or slot[3] != host_pid:
             return None
-        self._graves.lookup(0)
-        row = self._graves.value.raw
-        place = _last_place(row, host_pid)
-        if place is None or not self._tombstones.lookup(place):
-            return None
-        first = self._tombstones.value.raw
-        self._tombstones.lookup(place)
-        start_ns, exit_ns, found, _ = _TOMBSTONE.unpack(first)
-        if found != host_pid or self._tombstones.value.raw != first:
-            return None  # it is the oldest one, and being written over
-        return Ended(host_pid, start_ns, exit_ns)
+        return Ended(host_pid, start_ns=slot[2], exit_ns=max(slot[2], slot[0] << EXIT_SHIFT))
 
     # -- the whole of it ----------------------------------------------------------------------------
 
@@ -359,7 +348,7 @@ class BpfPidMap:
             present = self._present()
             yield None
         for table, key, identity in suspects:
-            if identity not in present and table.lookup(*key) and _identity(table) == identity:
+            if identity not in present and _identity(table, key) == identity:
                 stale += 1
                 mended += table.delete(*key)
         after = self.counters()
@@ -403,20 +392,6 @@ def first_processes_in(read: bytes) -> Iterator[tuple[int, int]]:
     return ((host_pid, start_ns) for start_ns, host_pid, _ in _INIT.iter_unpack(read))
 
 
-def _last_place(row: bytes, host_pid: int) -> int | None:
-    """Where in a ``struct graves`` this number stands last before the next free place; None if there is none."""
-    count = (len(row) - 8) // 4
-    free = 8 + 4 * (int.from_bytes(row[:8], sys.byteorder) % count)
-    wanted = host_pid.to_bytes(4, sys.byteorder)
-    for start, end in ((8, free), (free, len(row))):
-        at = row.rfind(wanted, start, end)
-        while at > 0 and at % 4:
-            at = row.rfind(wanted, start, at + 3)
-        if at > 0:
-            return (at - 8) // 4
-    return None
-
-
 def _run_stats(program: int) -> dict[str, int]:
     """What the kernel says of the program behind this descriptor; read every second, so without a file object."""
     fd = os.open(f"/proc/self/fdinfo/{program}", os.O_RDONLY | os.O_CLOEXEC)
@@ -430,9 +405,11 @@ def _run_stats(program: int) -> dict[str, int]:
     }
 
 
-def _identity(table: BpfMap | LevelMap) -> _Identity:
-    start_ns, host_pid = _INIT.unpack_from(table.value)[:2]  # every value begins with these two
-    return start_ns, host_pid
+def _identity(table: BpfMap | LevelMap, key: tuple[int, ...]) -> _Identity | None:
+    if isinstance(table, LevelMap):
+        slot = table.lookup(*key)
+        return (slot[2], slot[3]) if slot else None
+    return _INIT.unpack(table.value)[:2] if table.lookup(*key) else None
 
 
 def _possible_cpus() -> int:

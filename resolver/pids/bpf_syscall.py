@@ -12,7 +12,7 @@ import mmap
 import os
 import platform
 import sys
-from itertools import compress
+from functools import partial
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - the name says what it is
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from resolver.errors import CannotKnow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 #: Field layouts, in the byte order and with the alignment of this machine. Names as in ``bpf/pidmap.h``.
 LAYOUTS = {
@@ -29,7 +29,6 @@ LAYOUTS = {
     "process": Struct("=QIHHII"),  # start_time, host_tgid, level, levels, next.pidns, next.ns_pid
     "init": Struct("=QII"),  # start_time, host_tgid, padding
     "slot": Struct("=IIQIHHII"),  # level, process
-    "tombstone": Struct("=QQII"),  # start_time, exit_time, host_tgid, padding
     "present": Struct("=QII"),  # start_time, host_tgid, ends
     "counters": Struct("=9Q"),  # see COUNTERS
 }
@@ -50,8 +49,10 @@ COUNTERS = (
 _LOOKUP_ELEM, _DELETE_ELEM, _LOOKUP_BATCH, _ITER_CREATE = 1, 3, 24, 33
 _SYSCALL_NUMBERS = {"x86_64": 321, "aarch64": 280}
 _BATCH = 4096
-#: ``SPREAD`` and ``BUSY`` of ``bpf/pidmap.h``.
-SPREAD, BUSY = 0x9E3779B1, 1 << 31
+#: As in ``bpf/pidmap.h``.
+SPREAD, BUSY, ENDED, EXIT_SHIFT, TOMBSTONE_PLACES = 0x9E3779B1, 1 << 31, 1 << 30, 27, 4
+_U32 = (1 << 32) - 1
+_NOBODYS = ENDED << 32  # a level from there on is a tombstone, or being written
 _SOME_SLOTS = 2048  # 64 KiB: whole pages on every machine
 
 
@@ -83,7 +84,7 @@ class Kernel:
 
     def prepared(
         self, command: int, attributes: ctypes.Array[ctypes.c_char]
-    ) -> tuple[object, tuple[ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint]]:
+    ) -> tuple[Callable[..., int], tuple[ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint]]:
         """The system call and its arguments, made once for a call that is made often."""
         where = ctypes.c_void_p(ctypes.addressof(attributes))
         return self._syscall, (self._number, ctypes.c_int(command), where, ctypes.c_uint(len(attributes)))
@@ -112,31 +113,32 @@ class BpfMap:
         fd: int,
         key: Struct,
         value_bytes: int,
-        value: ctypes.Array[ctypes.c_char] | None = None,
     ) -> None:
-        """``value`` is a buffer of that size to use, if not one of its own."""
         self.fd = fd
         self._kernel = kernel
         self._key_bytes, self._value_bytes = key.size, value_bytes
-        self._key = ctypes.create_string_buffer(key.size)
+        #: What it is asked for.
+        self.key = ctypes.create_string_buffer(key.size)
         #: Where `lookup` leaves what it found.
-        self.value = value or ctypes.create_string_buffer(value_bytes)
+        self.value = ctypes.create_string_buffer(value_bytes)
         self._pack = key.pack_into
         self._attributes = ctypes.create_string_buffer(
-            Struct("=IIQQQ").pack(fd, 0, ctypes.addressof(self._key), ctypes.addressof(self.value), 0), 32
+            Struct("=IIQQQ").pack(fd, 0, ctypes.addressof(self.key), ctypes.addressof(self.value), 0), 32
         )
         self._key_only = ctypes.create_string_buffer(
-            Struct("=IIQ").pack(fd, 0, ctypes.addressof(self._key)), 16
+            Struct("=IIQ").pack(fd, 0, ctypes.addressof(self.key)), 16
         )  # the kernel refuses to delete when anything is said about a value
-        self._call, self._lookup = kernel.prepared(_LOOKUP_ELEM, self._attributes)
+        #: The system call of `lookup`, and its arguments.
+        self.prepared = kernel.prepared(_LOOKUP_ELEM, self._attributes)
 
     def lookup(self, *key: int) -> bool:
         """Whether there is such a key; its value is in `value` until the next call. Raises OSError."""
         try:
-            self._pack(self._key, 0, *key)
+            self._pack(self.key, 0, *key)
         except StructError:
             return False  # not a number that any process or namespace has
-        if self._call(*self._lookup) == 0:  # type: ignore[operator]
+        call, arguments = self.prepared
+        if call(*arguments) == 0:
             return True
         code = ctypes.get_errno()
         if code == errno.ENOENT:
@@ -145,7 +147,7 @@ class BpfMap:
 
     def delete(self, *key: int) -> bool:
         """Take a key out; False if it was not there. Raises OSError."""
-        self._pack(self._key, 0, *key)
+        self._pack(self.key, 0, *key)
         code = -self._kernel.call(_DELETE_ELEM, self._key_only)
         if code not in (0, errno.ENOENT):
             raise OSError(code, f"{os.strerror(code)} (BPF_MAP_DELETE_ELEM)")
@@ -183,25 +185,45 @@ class LevelMap:
 
     def __init__(self, kernel: Kernel, slots: int, count: int, overflow: int) -> None:
         """Two descriptors, and how many slots there are: a power of two."""
-        level, process = LAYOUTS["level"], LAYOUTS["process"]
+        slot, process = LAYOUTS["slot"], LAYOUTS["process"]
         self._mask = count - 1
-        self._slots = BpfMap(kernel, slots, LAYOUTS["u32"], LAYOUTS["slot"].size)
-        self._slot = memoryview(self._slots.value).cast("B")
-        #: Where `lookup` leaves what it found, wherever that was.
-        self.value = (ctypes.c_char * process.size).from_buffer(self._slots.value, level.size)
-        self.overflow = BpfMap(kernel, overflow, level, process.size, self.value)
-        self._pack = level.pack
+        self._slots = BpfMap(kernel, slots, LAYOUTS["u32"], slot.size)
+        self.overflow = BpfMap(kernel, overflow, LAYOUTS["level"], process.size)
+        # What `lookup` does thousands of times, as short as Python has it.
+        self._place = memoryview(self._slots.key).cast("B").cast("I")
+        call, arguments = self._slots.prepared
+        self._copy_slot = partial(call, *arguments)
+        self._slot = partial(slot.unpack, memoryview(self._slots.value))
 
-    def lookup(self, pidns: int, ns_pid: int) -> bool:
-        """Whether a process has this number; it is in `value` until the next call. Raises OSError."""
-        if not 0 < ns_pid < BUSY:
-            return False
-        try:
-            level = self._pack(pidns, ns_pid)
-        except StructError:
-            return False  # not the number of any namespace
-        self._slots.lookup(ns_pid + pidns * SPREAD & self._mask)
-        return self._slot[: len(level)] == level or self.overflow.lookup(pidns, ns_pid)
+    def lookup(self, pidns: int, ns_pid: int) -> tuple[int, ...] | None:
+        """The fields of the ``struct slot`` of the process that has this number; None without one. Raises OSError."""
+        if not (0 < ns_pid < BUSY and 0 < pidns <= _U32):
+            return None  # not the number of any process or namespace
+        self._place[0] = place = ns_pid + pidns * SPREAD & self._mask
+        if self._copy_slot():
+            self._slots.lookup(place)  # once more, to raise what it was
+        found = self._slot()
+        if found[1] == ns_pid and found[0] == pidns:
+            return found
+        if self.overflow.lookup(pidns, ns_pid):
+            return (pidns, ns_pid, *LAYOUTS["process"].unpack(self.overflow.value))
+        return None
+
+    def ended(self, pidns: int, ns_pid: int) -> tuple[int, ...] | None:
+        """The fields of the ``struct slot`` with the last tombstone under this number; None without one."""
+        if not (0 < ns_pid < ENDED and 0 < pidns <= _U32):
+            return None
+        own, quarter = ns_pid + pidns * SPREAD & self._mask, (self._mask + 1) // TOMBSTONE_PLACES
+        found: list[tuple[int, ...]] = []
+        for place in (own ^ number * quarter for number in range(TOMBSTONE_PLACES)):
+            slot = self._at(place)
+            if slot[1] == ns_pid | ENDED and slot == self._at(place):  # not taken while it was copied
+                found.append(slot)
+        return max(found, default=None)
+
+    def _at(self, place: int) -> tuple[int, ...]:
+        self._slots.lookup(place)
+        return self._slot()
 
     def delete(self, pidns: int, ns_pid: int) -> bool:
         """Take a number from its process; False if none had it. Raises OSError."""
@@ -228,8 +250,8 @@ class LevelMap:
             with mmap.mmap(self._slots.fd, size, prot=mmap.PROT_READ, offset=first * layout.size) as mapped:
                 copy = mapped[:]
             levels = memoryview(copy).cast("Q")[:: layout.size // 8].tolist()
-            found = [layout.unpack_from(copy, at) for at in compress(range(0, size, layout.size), levels)]
-            yield [each for each in found if each[1] < BUSY]
+            places = zip(range(0, size, layout.size), levels, strict=True)
+            yield [layout.unpack_from(copy, at) for at, level in places if 0 < level < _NOBODYS]
         level, process = LAYOUTS["level"], LAYOUTS["process"]
         for keys, values in self.overflow.batches():
             yield [

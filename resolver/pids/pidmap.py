@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Refreshes may take at most one part in this many of the time, whatever tenants do to cause them.
 _REST_FACTOR = 5
 _AT_ONCE = 64  # first processes between two steps
-#: As many as there are tombstones.
+#: As many as a scan has tombstones.
 _MOST_CONTAINERS = 8192
 
 

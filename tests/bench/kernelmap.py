@@ -15,7 +15,7 @@ from resolver.linux.procfs import HOST_PIDNS, Procfs
 from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS, BpfMap, Kernel, LevelMap
 
 _PIDFD_GETFD = 438
-_HASH, _ARRAY, _PER_CPU_ARRAY, _RAW_TRACEPOINT = "1", "2", 6, 17  # enum bpf_map_type, enum bpf_prog_type
+_HASH, _ARRAY, _PER_CPU_ARRAY, _TRACING = "1", "2", 6, 26  # enum bpf_map_type, enum bpf_prog_type
 _TICK = 10_000_000  # nanoseconds in a tick of field 22 of /proc/<pid>/stat
 _SETTLE = 0.2
 _INIT = 1  # some kernels keep the host's first process from BPF iterators; see "What it cannot see" in bpf/README.md
@@ -33,7 +33,7 @@ def state(daemon: int) -> State:
     counters, missed = dict.fromkeys(COUNTERS, 0), 0
     layout = LAYOUTS["counters"]
     for number, fields in _descriptors(daemon):
-        if fields.get("prog_type") == str(_RAW_TRACEPOINT):
+        if fields.get("prog_type") == str(_TRACING):
             missed += int(fields.get("recursion_misses", 0))
         if fields.get("map_type") == str(_PER_CPU_ARRAY) and fields.get("value_size") == str(layout.size):
             with _borrowed(daemon, number) as fd:

@@ -22,7 +22,7 @@ assert _SPEC.loader
 image: Any = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(image)
 
-SIZES = Sizes(processes=4096, namespaces=256, tombstones=256)
+SIZES = Sizes(processes=4096, namespaces=256)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_program_that_the_kernel_does_not_take_is_compiled_again(kept_in: Path
         first["code"] = "b7010000" + first["code"][8:]  # an instruction that leaves the context unknown
         first["code"] = first["code"][: len(first["code"]) - 16]  # and no exit
     elif spoil == "iterator":
-        kept["image"]["iterator_id"] = 1
+        kept["image"]["programs"][-1]["btf_id"] = 1
     elif spoil == "maps":
         del kept["image"]["maps"][0]["key_size"]
     file.write_text("{" if spoil == "text" else json.dumps(kept))
@@ -139,7 +139,7 @@ def _anothers_directory(file: Path) -> None:
 def test_a_file_that_somebody_else_may_have_written_is_not_taken(
     kept_in: Path, spoil: Callable[[Path], None]
 ) -> None:
-    made = {"maps": [], "programs": [], "iterator_id": 1}
+    made: dict[str, list[Any]] = {"maps": [], "programs": []}
     image.save(str(kept_in), "mark", made)
     assert image.find(str(kept_in), "mark") == made
     spoil(kept_in / image.NAME)

@@ -55,7 +55,7 @@ def gone(pidmap: BpfPidMap, record: Record) -> None:
         assert left is None or left.host_pid != record.host_pid
     stone = pidmap.tombstone(record.host_pid)
     assert stone is not None
-    assert stone.exit_ns > stone.start_ns
+    assert stone.exit_ns >= stone.start_ns
     assert (stone.host_pid, stone.start_ns) == (record.host_pid, record.start_ns)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from resolver.linux.procfs import HOST_PIDNS, Procfs
-from resolver.pids.bpf_map import BpfPidMap, Drift, Record, Sizes, start
-from resolver.pids.bpf_syscall import BUSY, LAYOUTS, SPREAD, BpfMap, Kernel
+from resolver.pids.bpf_map import BpfPidMap, Drift, Ended, Record, Sizes, start
+from resolver.pids.bpf_syscall import BUSY, ENDED, LAYOUTS, SPREAD, TOMBSTONE_PLACES, BpfMap, Kernel
 from tests.fakes.bpf.lives import Identity, Life, child_of, children_of, compile_lives, life, truth
 from tests.kernel.conftest import until
 
@@ -180,28 +180,64 @@ def one_that_ended() -> int:
     return host_pid
 
 
-def test_the_last_that_ended_are_all_remembered(pidmap: BpfPidMap) -> None:
-    count = Sizes().tombstones
+def test_the_last_that_ended_are_remembered(pidmap: BpfPidMap) -> None:
+    """But for the few whose slot another process of this machine has taken since."""
     ended = [one_that_ended() for _ in range(300)]
-    assert count == 8192
-    for host_pid in ended:
-        stone = pidmap.tombstone(host_pid)
-        assert stone is not None
-        assert 0 <= stone.exit_ns - stone.start_ns < 10**9
-        assert pidmap.by_host(host_pid) is None
-    exits = [stone.exit_ns for stone in map(pidmap.tombstone, ended) if stone]
+    stones = [stone for stone in map(pidmap.tombstone, ended) if stone]
+    assert len(stones) > 270
+    assert {stone.host_pid for stone in stones} <= set(ended)
+    assert all(0 <= stone.exit_ns - stone.start_ns < 10**9 for stone in stones)
+    assert not set(ended) & pidmap.dump().keys()
+    exits = [stone.exit_ns // 2**27 for stone in stones]
     assert exits == sorted(exits)
 
 
-def test_a_small_ring_keeps_exactly_as_many_as_it_says() -> None:
-    small = start(Sizes(tombstones=64))
+def test_who_had_no_slot_is_remembered_in_another(pidmap: BpfPidMap) -> None:
+    """The slots of the next numbers are given to somebody else before they are used."""
+    levels = pidmap._levels
+    layout, last = LAYOUTS["slot"], one_that_ended()
+    anothers = []
+    for host_pid in range(last + 1, last + 400):
+        place = struct.pack("=I", host_pid + HOST_PIDNS * SPREAD & levels._mask)
+        levels._slots.lookup(*struct.unpack("=I", place))
+        _, ns_pid, *_ = layout.unpack(levels._slots.value)
+        if ns_pid == 0 or ns_pid & ENDED:
+            put(levels._slots, place, layout.pack(1, 1, 1, 1, 1, 2, HOST_PIDNS, 1))
+            anothers.append((host_pid, place))
     try:
-        ended = [one_that_ended() for _ in range(200)]
-        kept = [host_pid for host_pid in ended if small.tombstone(host_pid)]
-        assert kept == ended[-len(kept) :], "an older one outlived a younger one"
-        assert 0 < len(kept) <= 64
+        ended = {one_that_ended() for _ in range(100)} & {host_pid for host_pid, _ in anothers}
+        stones = {host_pid: pidmap.tombstone(host_pid) for host_pid in ended}
     finally:
-        small.close()
+        for _, place in anothers:
+            put(levels._slots, place, bytes(layout.size))
+    assert len(ended) > 10, "this machine gave its numbers to others"
+    found = [stone for stone in stones.values() if stone]
+    assert len(found) >= len(ended) * 9 // 10
+    assert all(0 <= stone.exit_ns - stone.start_ns < 10**9 for stone in found)
+    assert not ended & pidmap.dump().keys()
+
+
+def test_a_tombstone_is_of_the_last_process_with_its_number(pidmap: BpfPidMap) -> None:
+    """One may lie in another place than the next one's, whose own slot was free."""
+    nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) + 3
+    levels = pidmap._levels
+    own = nobody + HOST_PIDNS * SPREAD & levels._mask
+    quarter = (levels._mask + 1) // TOMBSTONE_PLACES
+    written = []
+    for number, (start_ns, exit_units) in {0: (5, 7), 1: (1, 3), 3: (2, 4)}.items():
+        written.append(struct.pack("=I", own ^ number * quarter))
+        slot = LAYOUTS["slot"].pack(exit_units, nobody | ENDED, start_ns, nobody, 0, 1, HOST_PIDNS, nobody)
+        put(levels._slots, written[-1], slot)
+    try:
+        assert pidmap.tombstone(nobody) == Ended(nobody, 5, 7 << 27)
+        assert pidmap.by_host(nobody) is pidmap.by_host(nobody | ENDED) is None
+        assert nobody not in pidmap.dump()
+        assert pidmap.reconcile() == Drift(0, 0, 0)
+        put(levels._slots, written[0], bytes(LAYOUTS["slot"].size))
+        assert pidmap.tombstone(nobody) == Ended(nobody, 2, 4 << 27)
+    finally:
+        for place in written:
+            put(levels._slots, place, bytes(LAYOUTS["slot"].size))
 
 
 @pytest.mark.alone

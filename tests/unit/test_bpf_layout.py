@@ -11,8 +11,16 @@ import pytest
 
 from resolver.linux.procfs import HOST_PIDNS
 from resolver.pids.bpf_load import bpf_directory
-from resolver.pids.bpf_map import Sizes
-from resolver.pids.bpf_syscall import BUSY, COUNTERS, LAYOUTS, SPREAD, syscall_number
+from resolver.pids.bpf_syscall import (
+    BUSY,
+    COUNTERS,
+    ENDED,
+    EXIT_SHIFT,
+    LAYOUTS,
+    SPREAD,
+    TOMBSTONE_PLACES,
+    syscall_number,
+)
 
 #: Struct, and its members in the order of the Python format; an array stands for its elements.
 MEMBERS = {
@@ -26,17 +34,15 @@ MEMBERS = {
         "process.next.pidns",
         "process.next.ns_pid",
     ),
-    "tombstone": ("start_time", "exit_time", "host_tgid", "padding"),
     "present": ("start_time", "host_tgid", "ends"),
     "counters": COUNTERS,
-    "graves": ("next", "host_tgid[0]", "host_tgid[8191]"),
 }
 
 
 @pytest.fixture(scope="module")
 def in_c(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """``{expression: number}`` of every size and offset, and of the limits."""
-    expressions = ["HOST_PIDNS", "TOMBSTONES", "SPREAD", "BUSY"]
+    expressions = ["HOST_PIDNS", "SPREAD", "BUSY", "ENDED", "EXIT_SHIFT", "TOMBSTONE_PLACES"]
     for name, members in MEMBERS.items():
         expressions.append(f"sizeof(struct {name})")
         for member in members:
@@ -52,7 +58,7 @@ def in_c(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     return {name: int(value) for name, value in (line.split("=") for line in said.splitlines())}
 
 
-@pytest.mark.parametrize("name", [name for name in MEMBERS if name != "graves"])
+@pytest.mark.parametrize("name", MEMBERS)
 def test_every_member_is_where_python_reads_it(in_c: dict[str, int], name: str) -> None:
     layout, members = LAYOUTS[name], MEMBERS[name]
     codes = "".join(
@@ -68,7 +74,7 @@ def test_every_member_is_where_python_reads_it(in_c: dict[str, int], name: str) 
 def test_every_struct_of_the_header_is_compared() -> None:
     header = (Path(bpf_directory()) / "pidmap.h").read_text()
     assert set(re.findall(r"^struct (\w+) {", header, re.MULTILINE)) == MEMBERS.keys()
-    assert set(LAYOUTS) == (MEMBERS.keys() - {"graves"}) | {"u32"}
+    assert set(LAYOUTS) == MEMBERS.keys() | {"u32"}
     counters = header[header.index("struct counters {") : header.index("/* What the iterator writes")]
     assert tuple(re.findall(r"__u64 (\w+);", counters)) == COUNTERS
 
@@ -76,10 +82,9 @@ def test_every_struct_of_the_header_is_compared() -> None:
 def test_the_limits(in_c: dict[str, int]) -> None:
     assert in_c["HOST_PIDNS"] == HOST_PIDNS
     assert (in_c["SPREAD"], in_c["BUSY"]) == (SPREAD, BUSY)
-    assert in_c["BUSY"] > 1 << 22  # PID_MAX_LIMIT
-    assert in_c["TOMBSTONES"] == Sizes().tombstones
-    assert in_c["sizeof(struct graves)"] == 8 + 4 * Sizes().tombstones
-    assert in_c["offsetof(struct graves, host_tgid[0])"] == 8
+    assert (in_c["ENDED"], in_c["EXIT_SHIFT"]) == (ENDED, EXIT_SHIFT)
+    assert in_c["TOMBSTONE_PLACES"] == TOMBSTONE_PLACES
+    assert in_c["BUSY"] > in_c["ENDED"] > 1 << 22  # PID_MAX_LIMIT
 
 
 def test_the_system_call_of_each_machine() -> None:

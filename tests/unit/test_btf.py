@@ -132,3 +132,17 @@ def test_the_reader_needs_nothing_but_the_standard_library(root: Path) -> None:
         [sys.executable, "-I", "-S", "-c", code, root / "bpf"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_type_ids_by_name_and_kind(btf: ModuleType, blob: Blob) -> None:
+    prototype = blob.add(13, "", 0)
+    traced = blob.add(TYPEDEF, "btf_trace_a", blob.add(PTR, "", prototype))
+    blob.add(12, "pid", prototype)
+    function = blob.add(12, "btf_trace_b", prototype)
+    blob.add(TYPEDEF, "btf_trace_b", prototype)
+    read = btf.Btf(blob.bytes())
+    assert read.ids(btf.TYPEDEF, ["btf_trace_a"]) == {"btf_trace_a": traced}
+    assert read.ids(btf.FUNCTION, ["btf_trace_b"]) == {"btf_trace_b": function}
+    for kind, name in ((btf.FUNCTION, "btf_trace_a"), (btf.TYPEDEF, "nothing")):
+        with pytest.raises(btf.BtfError, match=f"describes no {name}"):
+            btf.Btf(blob.bytes()).ids(kind, [name])
