@@ -7,7 +7,7 @@ from __future__ import annotations
 
 #: Every kind of event that the API serves, with its meaning.
 KINDS = {
-    "repair": "a slot's hostpid was written; again after a `conflict` is not said",
+    "repair": "a slot's hostpid was written; again after a second `conflict` is not said",
     "events_left_out": "one container caused too many events to record each: how many of each kind were dropped",
     "conflict": "another writer changed a slot's hostpid back, for the `times`-th time",
     "region_found": "a cache file was discovered and is repaired from now on",

@@ -169,7 +169,7 @@ class Writing:
         state.written, state.repaired, state.reason = order.new >> 32, reason, None
         state.written_at = order.slot
         state.wrong_since = None
-        if not state.conflicts:  # else another writer is met again and again, and each time has its line
+        if state.conflicts < 2:  # else another writer is met again and again, and each time has its line
             self._journal.record("repair", **_about(repairs, order))
 
     def would_write(self, repairs: RegionRepairs, order: Order) -> None:

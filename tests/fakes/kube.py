@@ -253,7 +253,12 @@ class KubeServer:
 
     async def _start(self) -> None:
         self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", self.port, ssl=self.authority.context(), backlog=4096
+            self._serve,
+            "127.0.0.1",
+            self.port,
+            ssl=self.authority.context(),
+            ssl_handshake_timeout=10,  # `_finish` waits for a client that has connected and says nothing
+            backlog=4096,
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -271,7 +276,7 @@ class KubeServer:
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in self._connections:
                 task.cancel()
-            _, late = await asyncio.wait(tasks, timeout=60)
+            _, late = await asyncio.wait(tasks, timeout=20)
             for task in late:
                 task.cancel()
         await asyncio.sleep(0.02)  # transports that were aborted are closed at one of the loop's next turns
