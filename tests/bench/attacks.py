@@ -118,24 +118,19 @@ def _nothing(_scene: Scene, _size: int) -> Iterator[None]:
     yield
 
 
-@contextlib.contextmanager
-def _mappings(scene: Scene, size: int) -> Iterator[None]:
-    with hostile_containers(scene.node, 1) as (container,):
-        for _ in range(size):
-            run(container, "mappings", MAPPINGS)
-        claims(container.cache, [process.ns_pid for process in container.processes])
-        flip(container, "hostpid", [container.cache_name])
-        yield
+def _costly(program: str, amount: int) -> Callable[[Scene, int], AbstractContextManager[None]]:
+    """One container with processes that are expensive to read, and whose slots change all the time."""
 
+    @contextlib.contextmanager
+    def attack(scene: Scene, size: int) -> Iterator[None]:
+        with hostile_containers(scene.node, 1) as (container,):
+            for _ in range(size):
+                run(container, program, amount)
+            claims(container.cache, [process.ns_pid for process in container.processes])
+            flip(container, "hostpid", [container.cache_name])
+            yield
 
-@contextlib.contextmanager
-def _mounts(scene: Scene, size: int) -> Iterator[None]:
-    with hostile_containers(scene.node, 1) as (container,):
-        for _ in range(size):
-            run(container, "mounts", _DOUBLINGS)
-        claims(container.cache, [process.ns_pid for process in container.processes])
-        flip(container, "hostpid", [container.cache_name])
-        yield
+    return attack
 
 
 @contextlib.contextmanager
@@ -220,8 +215,10 @@ def _holds(scene: Scene, size: int) -> Iterator[None]:
 #: Every attack, each with the size that was seen to do harm once, and twice that.
 ATTACKS: Final = {
     "nothing": Attack("no attack", (0,), _nothing),
-    "mappings": Attack("{} processes with 65,000 mappings each", (4, 8, 16, 32), _mappings),
-    "mounts": Attack("{} processes with 65,000 mounts each", (2, 4), _mounts),
+    "mappings": Attack(
+        "{} processes with 65,000 mappings each", (4, 8, 16, 32), _costly("mappings", MAPPINGS)
+    ),
+    "mounts": Attack("{} processes with 65,000 mounts each", (2, 4), _costly("mounts", _DOUBLINGS)),
     "namespaces": Attack(
         "{} PID namespaces, one file of 1,024 claims with flipped hostpids",
         (278, 556, 3000, 6000),
