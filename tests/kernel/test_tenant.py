@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from resolver.linux.inotify import MODIFY, Inotify
 from tests.fakes.cgroups import FORMATS, cgroup_path
 from tests.fakes.container import Container
 from tests.fakes.gpu import DEFAULT_DEVICES
@@ -288,10 +289,24 @@ def test_a_load_can_be_changed(node: Node) -> None:
     until(lambda: tenant.slot()["sm_util"] == [0], "idleness")
 
 
+@contextmanager
+def watching(path: Path) -> Iterator[Callable[[], bool]]:
+    """Says whether somebody has written into the file by a system call since."""
+    inotify, fd = Inotify(), os.open(path, os.O_RDONLY)
+    try:
+        inotify.add(fd, MODIFY)
+        yield lambda: any(mask & MODIFY for _, mask in inotify.read())
+    finally:
+        os.close(fd)
+        inotify.close()
+
+
 def test_a_forked_child_takes_its_own_slot_and_goes_with_its_parent(node: Node) -> None:
     container = node.container()
     parent = container.tenant(load=25)
-    child_ns_pid = parent.fork()
+    with watching(container.cache) as written:
+        child_ns_pid = parent.fork()
+        assert written(), "it attaches as any process does: it writes a byte"
     assert sorted(slot.pid for slot in container.region().slots) == [parent.ns_pid, child_ns_pid]
     child = node.gpu.host_pid(container.pidns, child_ns_pid)
     assert child is not None

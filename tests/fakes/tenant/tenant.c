@@ -43,6 +43,7 @@ static struct {
             .memory = 512u << 20, .memory_limit = 8ull << 30};
 
 static struct region region;
+static struct region_setup setup;
 static struct gpu_use use;
 static struct watcher_ways ways;
 static int slot_at_start; /* its index then: what a process that caches its slot's address goes on using */
@@ -208,6 +209,7 @@ static void wait_for_signal(int signals)
     leave(signals);
 }
 
+/* As upstream a child opens, writes and maps the file anew when it first uses CUDA, and keeps what it inherited. */
 static void fork_child(int signals)
 {
     fflush(stdout);
@@ -217,6 +219,8 @@ static void fork_child(int signals)
     } else if (child == 0) {
         prctl(PR_SET_PDEATHSIG, SIGTERM);
         driver_forget();
+        if (region_open(&region, region.layout, option.cache, &setup) < 0)
+            exit(1);
         become_tenant();
         print_event("forked", getpid());
         wait_for_signal(signals);
@@ -341,7 +345,7 @@ int main(int argc, char **argv)
     int signals = signalfd(-1, &set, SFD_CLOEXEC);
     use = (struct gpu_use){option.uuids, option.uuid_num, option.used_num ? option.used : option.uuids,
                            option.used_num ? option.used_num : option.uuid_num, option.memory};
-    struct region_setup setup = {option.uuids, option.uuid_num, option.memory_limit, option.sm_limit, option.priority};
+    setup = (struct region_setup){option.uuids, option.uuid_num, option.memory_limit, option.sm_limit, option.priority};
     region.lock_timeout_ms = option.lock_timeout_ms;
     region.lock_tries = option.lock_tries;
     if (region_open(&region, layout_by_name(option.layout), option.cache, &setup) < 0)
