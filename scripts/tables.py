@@ -138,7 +138,6 @@ def chart_schema(text: str) -> str:
     return json.dumps(whole, indent=2) + "\n"
 
 
-#: (document, name of the table) -> what writes its lines
 def layouts() -> list[str]:
     """The layouts of HAMi's files, and which release writes them."""
     from resolver.hami.layout import LAYOUTS
@@ -238,6 +237,38 @@ METRICS = {
 }
 
 
+def label_groups(*, hami: bool) -> dict[str, tuple[str, ...]]:
+    """Labels that stand together in many families, by what a table says in their place."""
+    from resolver.metrics import families, hami_names
+
+    if not hami:
+        return {"container": families.CONTAINER_LABELS, "GPU": families.GPU_LABELS}
+    return {
+        "GPU": hami_names.GPU_LABELS,
+        "GPU before": hami_names.OLD_GPU_LABELS,
+        "container": hami_names.CONTAINER_LABELS,
+        "container before": hami_names.OLD_CONTAINER_LABELS,
+    }
+
+
+def labels(*, hami: bool) -> list[str]:
+    """What the groups of labels are."""
+    groups = label_groups(hami=hami)
+    return rows(
+        ("in the table", "labels"), ((f"*{name}*", _labels(each, {})) for name, each in groups.items())
+    )
+
+
+def _labels(labels: Sequence[str], groups: dict[str, tuple[str, ...]]) -> str:
+    """Those of a family, a group by its name."""
+    for name, group in groups.items():
+        for at in range(len(labels) - len(group) + 1):
+            if tuple(labels[at : at + len(group)]) == group:
+                before, after = _labels(labels[:at], groups), _labels(labels[at + len(group) :], groups)
+                return ", ".join(filter(None, (before, f"*{name}*", after)))
+    return ", ".join(f"`{label}`" for label in labels)
+
+
 def metrics(table: str) -> list[str]:
     """The families of one table."""
     from resolver.kube import tally
@@ -247,17 +278,21 @@ def metrics(table: str) -> list[str]:
     at = {family.name: index for index, family in enumerate(everybodys)}
     begins = [*(at[name] for name in METRICS.values()), len(everybodys)]
     number = list(METRICS).index(table)
+    groups = label_groups(hami=table == "hami")
     return rows(
         ("name", "type", "labels", "meaning"),
         (
-            (f"`{each.name}`", each.kind, ", ".join(f"`{label}`" for label in each.labels), each.help)
+            (f"`{each.name}`", each.kind, _labels(each.labels, groups), each.help)
             for each in everybodys[begins[number] : begins[number + 1]]
         ),
     )
 
 
+#: (document, name of the table) -> what writes its lines
 TABLES: dict[tuple[str, str], Callable[[], list[str]]] = {
     **{("docs/metrics.md", f"metrics-{table}"): partial(metrics, table) for table in METRICS},
+    ("docs/metrics.md", "labels"): partial(labels, hami=False),
+    ("docs/metrics.md", "hami-labels"): partial(labels, hami=True),
     ("docs/config.md", "settings"): settings,
     ("docs/drivers.md", "drivers"): drivers,
     ("docs/install.md", "layouts"): layouts,

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 Row = tuple[tuple[str, ...], float]
 
-_CONTAINER = ("namespace", "pod", "container", "pod_uid", "container_id")
-_DEVICE = ("device_uuid", "device_index")
+CONTAINER_LABELS = ("namespace", "pod", "container", "pod_uid", "container_id")
+GPU_LABELS = ("device_uuid", "device_index")
 #: An empty value of these is left out: Prometheus takes it for no label at all.
 _OPTIONAL = frozenset({"container_id"})
 _LONGEST = 256  # characters of a label's value; a directory's name has at most 255 bytes
@@ -90,22 +90,22 @@ def _info(name: str, labels: tuple[str, ...], meaning: str) -> Family:
 
 CONTAINER_UTILIZATION = _gauge(
     "container_utilization_ratio",
-    (*_CONTAINER, *_DEVICE),
+    (*CONTAINER_LABELS, *GPU_LABELS),
     "SM utilization of a container on a GPU over the last second, from 0 to 1: the sum over its processes.",
 )
 CONTAINER_MEMORY = _gauge(
     "container_memory_bytes",
-    (*_CONTAINER, *_DEVICE),
+    (*CONTAINER_LABELS, *GPU_LABELS),
     "GPU memory that the processes of a container hold on a GPU.",
 )
 CONTAINER_MEMORY_LIMIT = _gauge(
     "container_memory_limit_bytes",
-    (*_CONTAINER, *_DEVICE),
+    (*CONTAINER_LABELS, *GPU_LABELS),
     "GPU memory that HAMi allows a container on a GPU; no series without a limit.",
 )
 CONTAINER_CORE_LIMIT = _gauge(
     "container_core_limit_ratio",
-    (*_CONTAINER, *_DEVICE),
+    (*CONTAINER_LABELS, *GPU_LABELS),
     "Share of a GPU's cores that HAMi allows a container, from 0 to 1; no series without a limit.",
 )
 UNKNOWN_VALUES = _gauge(
@@ -116,12 +116,12 @@ UNKNOWN_VALUES = _gauge(
 CONTAINERS = _gauge("containers", (), "Containers that run on this node.")
 PROCESS_UTILIZATION = _gauge(
     "process_utilization_ratio",
-    (*_CONTAINER, *_DEVICE, "host_pid", "ns_pid"),
+    (*CONTAINER_LABELS, *GPU_LABELS, "host_pid", "ns_pid"),
     "SM utilization of one process on a GPU over the last second, from 0 to 1.",
 )
 PROCESS_MEMORY = _gauge(
     "process_memory_bytes",
-    (*_CONTAINER, *_DEVICE, "host_pid", "ns_pid"),
+    (*CONTAINER_LABELS, *GPU_LABELS, "host_pid", "ns_pid"),
     "GPU memory that one process holds on a GPU.",
 )
 SERIES_LEFT_OUT = _gauge(
@@ -158,7 +158,7 @@ PLACEMENT_REGIONS = _gauge(
 )
 CLAIM = _info(
     "claim",
-    ("claim_uid", *_CONTAINER),
+    ("claim_uid", *CONTAINER_LABELS),
     "A container that uses a ResourceClaim's cache file, which other containers may use as well.",
 )
 MISSING_DIRECTORIES = _gauge("missing_directories", (), "Containers directories that do not exist.")
@@ -211,62 +211,62 @@ PROBES_FAILED = _counter("driver_probes_failed", (), "Times that such a child ga
 
 # -- GPUs -----------------------------------------------------------------------------------------------------------
 
-GPU = _info("gpu", (*_DEVICE, "minor", "name"), "A GPU of this node.")
-GPU_MEMORY = _gauge("gpu_memory_bytes", _DEVICE, "Memory that a GPU has.")
-GPU_MEMORY_USED = _gauge("gpu_memory_used_bytes", _DEVICE, "Memory of a GPU that is in use.")
+GPU = _info("gpu", (*GPU_LABELS, "minor", "name"), "A GPU of this node.")
+GPU_MEMORY = _gauge("gpu_memory_bytes", GPU_LABELS, "Memory that a GPU has.")
+GPU_MEMORY_USED = _gauge("gpu_memory_used_bytes", GPU_LABELS, "Memory of a GPU that is in use.")
 GPU_UTILIZATION = _gauge(
-    "gpu_utilization_ratio", _DEVICE, "How much of the time a GPU was busy, from 0 to 1."
+    "gpu_utilization_ratio", GPU_LABELS, "How much of the time a GPU was busy, from 0 to 1."
 )
-GPU_TEMPERATURE = _gauge("gpu_temperature_celsius", _DEVICE, "A GPU's temperature.")
-GPU_POWER = _gauge("gpu_power_watts", _DEVICE, "What a GPU draws.")
+GPU_TEMPERATURE = _gauge("gpu_temperature_celsius", GPU_LABELS, "A GPU's temperature.")
+GPU_POWER = _gauge("gpu_power_watts", GPU_LABELS, "What a GPU draws.")
 GPU_ECC = _counter(
-    "gpu_ecc_uncorrected_errors", _DEVICE, "Uncorrected ECC errors, as the driver counts them."
+    "gpu_ecc_uncorrected_errors", GPU_LABELS, "Uncorrected ECC errors, as the driver counts them."
 )
-GPU_HEALTHY = _gauge("gpu_healthy", _DEVICE, "1 while nothing is wrong with a GPU.")
+GPU_HEALTHY = _gauge("gpu_healthy", GPU_LABELS, "1 while nothing is wrong with a GPU.")
 GPU_UNHEALTHY = _gauge(
-    "gpu_unhealthy", (*_DEVICE, "reason"), "1 while this is wrong with a GPU, 0 while it is not."
+    "gpu_unhealthy", (*GPU_LABELS, "reason"), "1 while this is wrong with a GPU, 0 while it is not."
 )
 GPU_UNHEALTHY_SINCE = _gauge(
     "gpu_unhealthy_since_timestamp_seconds",
-    (*_DEVICE, "reason"),
+    (*GPU_LABELS, "reason"),
     "Since when this is wrong with a GPU, as Unix time; no series while it is not.",
 )
 GPU_XIDS = _counter(
     "gpu_xid_errors",
-    (*_DEVICE, "xid"),
+    (*GPU_LABELS, "xid"),
     "XID errors that the driver reported of a GPU since the daemon started.",
 )
-GPU_SM_CLOCK = _gauge("gpu_sm_clock_hertz", _DEVICE, "Clock of a GPU's multiprocessors.")
-GPU_MEMORY_CLOCK = _gauge("gpu_memory_clock_hertz", _DEVICE, "Clock of a GPU's memory.")
+GPU_SM_CLOCK = _gauge("gpu_sm_clock_hertz", GPU_LABELS, "Clock of a GPU's multiprocessors.")
+GPU_MEMORY_CLOCK = _gauge("gpu_memory_clock_hertz", GPU_LABELS, "Clock of a GPU's memory.")
 GPU_THROTTLED = _gauge(
     "gpu_clock_throttled",
-    (*_DEVICE, "reason"),
+    (*GPU_LABELS, "reason"),
     "1 while a GPU's clocks are lower than they could be for this reason.",
 )
-GPU_POWER_LIMIT = _gauge("gpu_power_limit_watts", _DEVICE, "What a GPU may draw.")
-GPU_ENERGY = _counter("gpu_energy_joules", _DEVICE, "What a GPU has used since the driver was loaded.")
-GPU_PCIE_GENERATION = _gauge("gpu_pcie_link_generation", _DEVICE, "Generation of a GPU's PCIe link now.")
-GPU_PCIE_WIDTH = _gauge("gpu_pcie_link_width", _DEVICE, "Lanes of a GPU's PCIe link now.")
-GPU_PCIE_REPLAYS = _counter("gpu_pcie_replays", _DEVICE, "Packets that a GPU's PCIe link sent again.")
+GPU_POWER_LIMIT = _gauge("gpu_power_limit_watts", GPU_LABELS, "What a GPU may draw.")
+GPU_ENERGY = _counter("gpu_energy_joules", GPU_LABELS, "What a GPU has used since the driver was loaded.")
+GPU_PCIE_GENERATION = _gauge("gpu_pcie_link_generation", GPU_LABELS, "Generation of a GPU's PCIe link now.")
+GPU_PCIE_WIDTH = _gauge("gpu_pcie_link_width", GPU_LABELS, "Lanes of a GPU's PCIe link now.")
+GPU_PCIE_REPLAYS = _counter("gpu_pcie_replays", GPU_LABELS, "Packets that a GPU's PCIe link sent again.")
 GPU_ECC_CORRECTED = _counter(
-    "gpu_ecc_corrected_errors", _DEVICE, "Corrected ECC errors, as the driver counts them."
+    "gpu_ecc_corrected_errors", GPU_LABELS, "Corrected ECC errors, as the driver counts them."
 )
 GPU_ENCODER = _gauge(
-    "gpu_encoder_utilization_ratio", _DEVICE, "How busy a GPU's video encoders are, from 0 to 1."
+    "gpu_encoder_utilization_ratio", GPU_LABELS, "How busy a GPU's video encoders are, from 0 to 1."
 )
 GPU_DECODER = _gauge(
-    "gpu_decoder_utilization_ratio", _DEVICE, "How busy a GPU's video decoders are, from 0 to 1."
+    "gpu_decoder_utilization_ratio", GPU_LABELS, "How busy a GPU's video decoders are, from 0 to 1."
 )
-GPU_SAMPLES = _states("gpu_samples", _DEVICE, "Whether NVML reports per-process utilization on a GPU.")
-GPU_MIG = _gauge("gpu_mig_enabled", _DEVICE, "1 for a GPU in MIG mode.")
+GPU_SAMPLES = _states("gpu_samples", GPU_LABELS, "Whether NVML reports per-process utilization on a GPU.")
+GPU_MIG = _gauge("gpu_mig_enabled", GPU_LABELS, "1 for a GPU in MIG mode.")
 MIG_MEMORY = _gauge(
     "gpu_mig_memory_bytes",
-    (*_DEVICE, "mig_uuid", "gpu_instance", "compute_instance"),
+    (*GPU_LABELS, "mig_uuid", "gpu_instance", "compute_instance"),
     "Memory of a MIG instance.",
 )
 MIG_MEMORY_USED = _gauge(
     "gpu_mig_memory_used_bytes",
-    (*_DEVICE, "mig_uuid", "gpu_instance", "compute_instance"),
+    (*GPU_LABELS, "mig_uuid", "gpu_instance", "compute_instance"),
     "Memory of a MIG instance that is in use.",
 )
 

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from resolver.state import Snapshot
 
 _ZONE = "vGPU"  # what upstream registers all of its own under
-_HOST = ("node", "device_index", "device_uuid", "device_type", "zone")
-_OLD_HOST = ("nodeid", "deviceidx", "deviceuuid", "devicetype", "zone")
-_CONTAINER = ("namespace", "pod", "container", "vdevice_index", "device_uuid", "zone")
-_OLD_CONTAINER = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid", "zone")
-_OLD_KINDS = (*_OLD_CONTAINER[:-1], "context", "module", "data", "offset", "zone")
+GPU_LABELS = ("node", "device_index", "device_uuid", "device_type", "zone")
+OLD_GPU_LABELS = ("nodeid", "deviceidx", "deviceuuid", "devicetype", "zone")
+CONTAINER_LABELS = ("namespace", "pod", "container", "vdevice_index", "device_uuid", "zone")
+OLD_CONTAINER_LABELS = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid", "zone")
+_OLD_KINDS = (*OLD_CONTAINER_LABELS[:-1], "context", "module", "data", "offset", "zone")
 
 
 def _gauge(name: str, labels: tuple[str, ...], meaning: str) -> Family:
@@ -43,42 +43,42 @@ _LAST_KERNEL = "Time since HAMi-core last saw a kernel of the container."
 
 #: Both generations of each, the later one first.
 HOST_MEMORY = (
-    _gauge("hami_host_gpu_memory_used_bytes", _HOST, _HOST_MEMORY),
-    _gauge("HostGPUMemoryUsage", _OLD_HOST, _HOST_MEMORY),
+    _gauge("hami_host_gpu_memory_used_bytes", GPU_LABELS, _HOST_MEMORY),
+    _gauge("HostGPUMemoryUsage", OLD_GPU_LABELS, _HOST_MEMORY),
 )
 HOST_UTILIZATION = (
-    _gauge("hami_host_gpu_utilization_ratio", _HOST, _HOST_UTILIZATION),
-    _gauge("HostCoreUtilization", _OLD_HOST, _HOST_UTILIZATION),
+    _gauge("hami_host_gpu_utilization_ratio", GPU_LABELS, _HOST_UTILIZATION),
+    _gauge("HostCoreUtilization", OLD_GPU_LABELS, _HOST_UTILIZATION),
 )
-HOST_TEMPERATURE = (_gauge("hami_host_gpu_temperature_celsius", _HOST, "A GPU's temperature."),)
-HOST_POWER = (_gauge("hami_host_gpu_power_usage_watts", _HOST, "What a GPU draws."),)
+HOST_TEMPERATURE = (_gauge("hami_host_gpu_temperature_celsius", GPU_LABELS, "A GPU's temperature."),)
+HOST_POWER = (_gauge("hami_host_gpu_power_usage_watts", GPU_LABELS, "What a GPU draws."),)
 MEMORY = (
-    _gauge("hami_vgpu_memory_used_bytes", _CONTAINER, _USED),
-    _gauge("hami_container_device_memory_bytes", _CONTAINER, _USED),
-    _gauge("vGPU_device_memory_usage_in_bytes", _OLD_CONTAINER, _USED),
+    _gauge("hami_vgpu_memory_used_bytes", CONTAINER_LABELS, _USED),
+    _gauge("hami_container_device_memory_bytes", CONTAINER_LABELS, _USED),
+    _gauge("vGPU_device_memory_usage_in_bytes", OLD_CONTAINER_LABELS, _USED),
 )
 LIMIT = (
-    _gauge("hami_vgpu_memory_limit_bytes", _CONTAINER, _LIMIT),
-    _gauge("vGPU_device_memory_limit_in_bytes", _OLD_CONTAINER, _LIMIT),
+    _gauge("hami_vgpu_memory_limit_bytes", CONTAINER_LABELS, _LIMIT),
+    _gauge("vGPU_device_memory_limit_in_bytes", OLD_CONTAINER_LABELS, _LIMIT),
 )
 CONTEXT = (
     _gauge(
         "hami_vgpu_memory_context_bytes",
-        _CONTAINER,
+        CONTAINER_LABELS,
         "GPU memory of a container's CUDA contexts, as HAMi-core counts it.",
     ),
 )
 MODULE = (
     _gauge(
         "hami_vgpu_memory_module_bytes",
-        _CONTAINER,
+        CONTAINER_LABELS,
         "GPU memory of a container's loaded modules, as HAMi-core counts it.",
     ),
 )
 BUFFER = (
     _gauge(
         "hami_vgpu_memory_buffer_bytes",
-        _CONTAINER,
+        CONTAINER_LABELS,
         "GPU memory that a container allocated, as HAMi-core counts it.",
     ),
 )
@@ -90,12 +90,12 @@ KINDS = (
     ),
 )
 UTILIZATION = (
-    _gauge("hami_container_device_utilization_ratio", _CONTAINER, _UTILIZATION),
-    _gauge("Device_utilization_desc_of_container", _OLD_CONTAINER, _UTILIZATION),
+    _gauge("hami_container_device_utilization_ratio", CONTAINER_LABELS, _UTILIZATION),
+    _gauge("Device_utilization_desc_of_container", OLD_CONTAINER_LABELS, _UTILIZATION),
 )
 LAST_KERNEL = (
-    _gauge("hami_container_last_kernel_elapsed_seconds", _CONTAINER, _LAST_KERNEL),
-    _gauge("Device_last_kernel_of_container", _OLD_CONTAINER, _LAST_KERNEL),
+    _gauge("hami_container_last_kernel_elapsed_seconds", CONTAINER_LABELS, _LAST_KERNEL),
+    _gauge("Device_last_kernel_of_container", OLD_CONTAINER_LABELS, _LAST_KERNEL),
 )
 _OF_HOSTS = (*HOST_MEMORY, *HOST_UTILIZATION, *HOST_TEMPERATURE, *HOST_POWER)
 _OF_CONTAINERS = (*MEMORY, *LIMIT, *CONTEXT, *MODULE, *BUFFER, *KINDS, *UTILIZATION, *LAST_KERNEL)

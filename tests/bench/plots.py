@@ -243,24 +243,29 @@ def draw(plot: Plot) -> str:
 
 
 def whole_table(found: Figures) -> str:
-    """Every row of the bench."""
+    """Every row of the bench that is in no other table."""
     lines = [
         f"On Linux {found.machine['kernel']}, {found.machine['cores']} cores, Python {found.machine['python']}:",
         "",
         "| measured | | aimed at | beside it |",
         "|---|---|---|---|",
     ]
-    for row in found.rows:
-        if row["name"].startswith(HOSTILE):
-            break  # they come last, and have a table of their own
-        name = row["name"].replace("|", "\\|")
-        name = f"… {name.strip()}" if name.startswith("  ") else name
-        value = "not measured" if row["value"] is None else f"{number(row['value'])} {row['unit']}".strip()
-        bound = "" if row["bound"] is None else f"{number(row['bound'])} or less"
-        if row["value"] is not None and row["bound"] is not None and row["value"] > row["bound"]:
-            value = f"**{value}**"
-        lines.append(f"| {name} | {value} | {bound} | {row['beside'].replace('|', chr(92) + '|')} |")
+    for group in _groups(found.rows):
+        if group[0]["name"].startswith((HOSTILE, "scrape of ")):
+            continue  # these have tables of their own
+        lines += map(_line, group)
     return "\n".join(lines)
+
+
+def _line(row: dict[str, Any]) -> str:
+    """One row of the bench."""
+    name = row["name"].replace("|", "\\|")
+    name = f"… {name.strip()}" if name.startswith("  ") else name
+    value = "not measured" if row["value"] is None else f"{number(row['value'])} {row['unit']}".strip()
+    bound = "" if row["bound"] is None else f"{number(row['bound'])} or less"
+    if row["value"] is not None and row["bound"] is not None and row["value"] > row["bound"]:
+        value = f"**{value}**"
+    return f"| {name} | {value} | {bound} | {row['beside'].replace('|', chr(92) + '|')} |"
 
 
 def short_table(found: Figures) -> str:
@@ -315,15 +320,17 @@ def scaling_table(found: Figures) -> str:
 
 
 def hostile_table(found: Figures) -> str:
-    """What each attack does to everybody else: a line for each, a column for each measure."""
-    attacks: dict[str, dict[str, dict[str, Any]]] = {}
+    """What each attack does to everybody else at its largest size: a line for each, a column for each measure."""
+    sizes: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {}  # the later, the larger
     rows: dict[str, dict[str, Any]] = {}
     for row in found.rows:
         if row["name"].startswith(HOSTILE):
-            rows = attacks.setdefault(row["name"].removeprefix(HOSTILE).partition(": ")[0], {})
-            rows["loop"] = row
+            name = row["name"].removeprefix(HOSTILE).partition(": ")[0]
+            rows = {"loop": row}
+            sizes[re.sub(r"\d[\d,]*", "N", name, count=1)] = (name, rows)
         elif row["name"].startswith("  "):
             rows[row["name"].strip()] = row
+    attacks = dict(sizes.values())
     if not attacks:
         return 'Not measured yet: `make bench ARGS="hostile --json hostile.json"`, then `make plots ARGS=hostile.json`.'
     lines = [f"| under | {' | '.join(_HOSTILE)} |", f"|---|{'---|' * len(_HOSTILE)}"]

@@ -20,10 +20,16 @@ TYPES = ("gauge", "counter", "histogram", "info", "stateset")
 
 
 def told(text: str) -> dict[str, tuple[str, tuple[str, ...], str]]:
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ((?:`\w+`(?:, )?)*) ?\| (.+) \|$", text, re.MULTILINE)
-    return {
-        name: (kind, tuple(re.findall(r"`(\w+)`", labels)), meaning) for name, kind, labels, meaning in rows
-    }
+    """Name -> type, labels and meaning. A group of labels, in italics, is that of the last table of groups."""
+    rows, groups = {}, {}
+    for line in re.findall(r"^\| (.+) \|$", text, re.MULTILINE):
+        match line.split(" | "):
+            case [group, labels] if group.startswith("*"):
+                groups[group] = labels
+            case [name, kind, labels, meaning] if kind in TYPES:
+                labels = re.sub(r"\*[\w ]+\*", lambda group: groups[group[0]], labels)
+                rows[name.strip("`")] = (kind, tuple(re.findall(r"`(\w+)`", labels)), meaning)
+    return rows
 
 
 def sections(root: Path) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -79,18 +78,6 @@ def test_which_entries_may_have_files(directory: str, name: str, expected: bool)
     assert is_entry(directory, name) is expected
     if expected:
         assert may_be_mounted(f"{directory}/{name}".encode())
-
-
-def test_a_table_in_the_documents_says_what_was_proven(root: Path) -> None:
-    text = (root / "docs/placements.md").read_text()
-    _, _, part = text.partition("## Schedulers")
-    proven = dict(re.findall(r"^\| `(\w+)` \|.*\| (.+) \|$", part, re.MULTILINE))
-    assert proven.keys() == {row.name for row in PLACEMENTS}
-    tests = "".join(path.read_text() for path in (root / "tests").glob("*/**/test_*.py"))
-    for name, by in proven.items():
-        named = re.findall(r"`(test_\w+)`", by)
-        assert named, name
-        assert [each for each in named if f"def {each}(" not in tests] == []
 
 
 # ---- kubelet's names ----------------------------------------------------------------------------------------------

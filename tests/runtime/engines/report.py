@@ -17,7 +17,7 @@ BEGIN, END = "<!-- runtimes: begin -->", "<!-- runtimes: end -->"
 _KEY: Final = ("engine", "how", "cgroups", "suite")
 _ORDER: Final = ("containerd", "containerd, CRI", "Docker", "Podman", "LXC", "gVisor")
 _HEAD: Final = (
-    "| engine | how | cgroups | the container's cgroup | `lookup` by | `containers` | `reverse` | slots |"
+    "| engine | how | cgroups | the container's cgroup | `lookup` | `containers` | `reverse` | slots |"
 )
 
 
@@ -42,13 +42,11 @@ def table(rows: Sequence[Row]) -> str:
     """In Markdown; rows that differ in the hierarchies alone are one."""
     lines: dict[tuple[str, ...], dict[str, None]] = {}
     for row in rows:
-        lookup = ", ".join(f"`{each}`" for each in row["ids"]) or "no"
-        refused = ", ".join(f"`{each}`" for each in row.get("not_by", ()))
         cells: tuple[str, ...] = (
             row["engine"],
             row["how"],
             f"`{row['cgroup']}`" if row["cgroup"] != "none" else "none",
-            lookup + (f"; not {refused}" if refused else ""),
+            "found" if row["ids"] else "no",
             row["containers"],
             row["reverse"],
             row["repair"],
@@ -67,7 +65,21 @@ def tables(whole: Mapping[str, Any]) -> str:
         rows = [row for row in whole["runtimes"] if row["suite"] == suite]
         packages = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
         parts.append(f"**Debian {suite}**: {packages}\n\n{table(rows)}")
-    return "\n\n".join(parts)
+    return "\n\n".join((*parts, asked(whole["runtimes"])))
+
+
+def asked(rows: Sequence[Row]) -> str:
+    """The engines' commands whose ids were looked up, and what found nothing."""
+    parts = []
+    for engine in _ORDER:
+        found = dict.fromkeys(each for row in rows if row["engine"] == engine for each in row["ids"])
+        refused = dict.fromkeys(
+            each for row in rows if row["engine"] == engine for each in row.get("not_by", ())
+        )
+        if found:
+            told = ", ".join(f"`{each}`" for each in found)
+            parts.append(f"{engine}: {told}" + "".join(f"; not `{each}`" for each in refused))
+    return "What was looked up. " + ". ".join(parts) + "."
 
 
 def put_table(page: str, whole: Mapping[str, Any]) -> str:
