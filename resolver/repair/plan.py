@@ -217,13 +217,16 @@ class RegionRepairs:
 
     # -- whether there is anything to do ------------------------------------------------------------
 
-    def stirs(self, now: float, *inputs: object) -> bool:
-        """Whether anything is to be done. With other ``inputs`` than last time, every slot is checked anew."""
+    def stirs(self, now: float, *inputs: object, ahead: float = 0.0) -> bool:
+        """Whether anything is to be done. With other ``inputs`` than last time, every slot is checked anew.
+
+        An owner is looked for that is due within ``ahead`` seconds.
+        """
         paused = self._paused(now)
         if inputs != self._inputs or paused is not self._was_paused:
             self._inputs, self._was_paused = inputs, paused
             self.unsettle()
-        return self._news or bool(self._open) or now >= self._next_look
+        return self._news or bool(self._open) or now + ahead >= self._next_look
 
     def quiet_until(self) -> float:
         """Before this nothing is to be done, on the monotonic clock, unless something happens; 0: look again."""

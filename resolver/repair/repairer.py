@@ -59,6 +59,7 @@ _ROUNDS_SECONDS = 0.1
 _TRIFLE_SECONDS = 5e-5
 #: Passes that events ask for take at most one part in this many of the time.
 _REST_FACTOR = 4
+#: What is due so soon is done at once: one pass for all is cheaper than one for each.
 _TOGETHER_SECONDS = 0.005
 
 
@@ -73,7 +74,7 @@ class _Pass(Account):
         self.joined = joined
         self.patient = patient
         self.everything = everything
-        self.by_clock = everything
+        self.ahead = _TOGETHER_SECONDS  # what is due within so many seconds is done now
         self.slices = Slices()
         self.spent = 0.0  # CPU seconds
         self.long = False  # it has gone on for long, whoever had the CPU
@@ -299,7 +300,7 @@ class Repairer:
 
     async def _discover(self, this: _Pass) -> None:
         full = this.now >= self._next_discovery
-        this.by_clock = by_clock = full or this.everything or this.now >= self._next_refresh
+        by_clock = full or this.everything or this.now >= self._next_refresh
         if full:
             self._listed_at = this.now
         for discovery in self.discoveries:
@@ -321,7 +322,11 @@ class Repairer:
         if full:
             self._next_discovery = this.now + (_DISCOVER_WATCHED if watched else _DISCOVER_EVERY)
         if by_clock:
-            self._next_refresh = this.now + self.settings.interval * (QUIET_INTERVALS if watched else 1)
+            pause = self.settings.interval * (QUIET_INTERVALS if watched else 1)
+            self._next_refresh = this.now + pause
+            if not this.everything:
+                # All that is due before the next such pass: each region would wake us at a time of its own.
+                this.ahead = pause
 
     async def _refresh(self, discovery: Discovery, this: _Pass, *, full: bool) -> None:
         changes = discovery.refresh(full=full)
@@ -417,9 +422,7 @@ class Repairer:
         # On a quiet node this is where a pass ends: nothing changed since all was right. So nothing is done for each
         # region but what has to be, and the clock is read once.
         busy: dict[str, deque[_Work]] = {}
-        # Those whose time is nearly come are read as well: one pass for all is cheaper than one for each.
-        ahead = self.settings.interval * QUIET_INTERVALS / 2 if this.by_clock else _TOGETHER_SECONDS
-        until = math.inf if this.everything else this.now + ahead
+        until = math.inf if this.everything else this.now + this.ahead
         due = [self.regions[path] for path in self._attention.due(until)]
         shares = Shares(this.spend_if_any)
         for repairs in self.budgets.most_left_first(due, _account):
@@ -435,7 +438,7 @@ class Repairer:
             if this.over(container):
                 self._put_off(repairs, this)
             elif self._look(repairs, this):
-                busy.setdefault(container, deque()).append(_Work(repairs, this.now))
+                busy.setdefault(container, deque()).append(_Work(repairs, this.now + this.ahead))
             shares.took(container)
         shares.settle()
         return busy
@@ -447,7 +450,8 @@ class Repairer:
             return False
         if settings.hami_metrics:
             self.hami_counts.take(repairs, this.now)
-        stirs = repairs.stirs(this.now, this.policy, settings.write_utilization, settings.dry_run)
+        inputs = this.policy, settings.write_utilization, settings.dry_run
+        stirs = repairs.stirs(this.now, *inputs, ahead=this.ahead)
         self._looked(repairs, this, watched=watched, quiet_until=0.0 if stirs else repairs.quiet_until())
         return stirs
 

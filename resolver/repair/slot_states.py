@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 EAGER_LOOKS, _LONGEST_LOOK = 4, 30.0
 #: A dead slot can be taken again without a byte of it changing, and on tmpfs without the file's time changing.
 _DEAD_LOOK = 1.0
-#: The same where the kernel reports each process that attaches: for events that were lost.
-_WATCHED_DEAD_LOOK = 15.0
+#: The same where the kernel reports each process that attaches. An event that was lost shows by the file's time, or by
+#: other bytes; what shows by neither is found so late. In a container that has ended it takes a walk over all.
+_WATCHED_DEAD_LOOK = 60.0
 #: After so many they come no more rarely.
 _SETTLED_LOOKS = EAGER_LOOKS + 6
 _MOST_LOOKS = 255  # that are counted; the pauses grow no longer
@@ -115,9 +116,10 @@ class SlotState:
             self.dead = False
         self.looks += 1
         if self.looks > EAGER_LOOKS:
-            wait = doubled(0.5, _LONGEST_LOOK, self.looks - EAGER_LOOKS)
-            dead = _WATCHED_DEAD_LOOK if watched else _DEAD_LOOK
-            self.next_look = now + (min(wait, dead) if self.dead else wait)
+            longest = _LONGEST_LOOK
+            if self.dead:
+                longest = _WATCHED_DEAD_LOOK if watched else _DEAD_LOOK
+            self.next_look = now + doubled(0.5, longest, self.looks - EAGER_LOOKS)
 
     def is_unowned(self) -> bool:
         """Whether nothing has to be known of it but what `UnownedSlots` keeps."""

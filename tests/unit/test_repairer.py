@@ -733,6 +733,58 @@ class InMemory:
         self.closed += 1
 
 
+class Clock:
+    """Stands where the repairer's `time` is: it stands still but for what a test says."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.thread_time, self.time = time.thread_time, time.time
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def quiet_life(bench: Bench, clock: Clock, files: int) -> Iterator[float]:
+    """When passes are made once some containers, found at any times, have started."""
+    repairer = bench.repairer
+
+    async def caught_up(slices: Slices, *, unhurried: bool = True) -> bool:
+        assert slices
+        return unhurried
+
+    bench.pidmap.catch_up = caught_up  # type: ignore[method-assign]
+    for number in range(files):
+        path = bench.file((number + 7, 4), name=f"c{number}")
+        os.utime(path, (1.0, 1.0))  # its process has started long ago
+        clock.now += 1.7
+        bench.runner.run(repairer.pass_once(HOST, NOTHING, everything=False))
+    while True:
+        clock.now = max(clock.now, repairer.next_pass())
+        bench.runner.run(repairer.pass_once(HOST, NOTHING, everything=False))
+        yield clock.now
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_files_that_are_only_looked_at_by_the_clock_are_looked_at_together(
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    alive: bool,
+) -> None:
+    """Whether their processes live or have ended: a wake-up costs more than a look."""
+    files, clock = 6, Clock()
+    monkeypatch.setattr(repairer_module, "time", clock)
+    bench.told.host_pids = {number + 7: bench.child().pid for number in range(files) if alive}
+    bench.told.runs = True
+    passes = quiet_life(bench, clock, files)
+    began = next(now for now in passes if now > 1100.0)
+    asked = bench.told.asked.total()
+    times = [next(passes) for _ in range(31)]
+    assert times[-1] - began > 30 * 4.0  # one more lists all directories anew
+    # Who took a dead slot without a sign of it is found within a minute.
+    assert bench.told.asked.total() - asked == (0 if alive else 2 * files)
+
+
 def test_any_number_of_discoveries_is_treated_alike(tmp_path: Path, stack: ExitStack, lines: Lines) -> None:
     bench = Bench(tmp_path, stack)
     in_directory, elsewhere = bench.file((7, 0)), bench.file((8, 0), name="side")
