@@ -63,3 +63,23 @@ class SampleReason(StrEnum):
     NO_SLOT = "no_slot"  # a container with HAMi, but no slot resolved to this process
     PROCESS_ENDED = "process_ended"
     PID_UNKNOWN = "pid_unknown"  # NVML gave 0, or a number no process has had
+
+
+class PeerReason(StrEnum):
+    """Why nothing is known of who connected to a socket."""
+
+    ENDED = "ended"  # the process that connected is gone, though another may hold the connection
+    NOT_VISIBLE = "not_visible"  # it has no PID in this process's PID namespace
+    NOT_PROVEN = "not_proven"  # this kernel can't tell whether it is the process that has the number now
+    ACCESS_DENIED = "access_denied"  # /proc refused
+
+
+class BrokerRefusal(StrEnum):
+    """Why a client of the broker got no number; counted as ``broker_refused_<reason>``."""
+
+    INVALID = "invalid"  # no request of this protocol's
+    POLICY_UNKNOWN = "policy_unknown"  # which number this driver's samples carry is not known
+    ENDED = PeerReason.ENDED.value
+    NOT_VISIBLE = PeerReason.NOT_VISIBLE.value
+    NOT_PROVEN = PeerReason.NOT_PROVEN.value
+    ACCESS_DENIED = PeerReason.ACCESS_DENIED.value

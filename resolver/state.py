@@ -18,16 +18,13 @@ from msgspec import Struct
 from resolver.reasons import RepairReason, SampleReason, UnresolvedReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from resolver.config import Setting
-    from resolver.event_log import EventLog
     from resolver.gpu.attribution import Joined
     from resolver.gpu.inventory import Inventory
     from resolver.hami.hostpid_policy import Origin
     from resolver.hami.packed_slots import PackedSlots
-    from resolver.linux.procfs import Procfs
-    from resolver.lookup.cached import LiveLookup
     from resolver.reasons import RegionReason
 
 #: A daemon whose last pass is older than this, or than so many intervals, is unhealthy.
@@ -355,17 +352,3 @@ class Snapshot(NamedTuple):
         return (
             (region, slot) for region in self.regions for slot in region.slots if slot.unresolved is not None
         )
-
-
-class View(NamedTuple):
-    """What the API and the metrics read: the last pass's snapshot, the map for look-ups, and the events.
-
-    ``snapshot()`` never waits. ``inventories`` has an event each time that a snapshot with another inventory, or
-    another failure of NVML, is shown.
-    """
-
-    snapshot: Callable[[], Snapshot]
-    live: LiveLookup
-    procfs: Procfs
-    events: EventLog
-    inventories: EventLog

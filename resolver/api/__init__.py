@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from resolver.api.access import ApiGatekeeper
     from resolver.api.app import Api
+    from resolver.api.context import View
     from resolver.config import Settings
     from resolver.log import Journal
-    from resolver.state import View
 
 
 #: A place where another daemon listens is tried again.

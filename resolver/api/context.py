@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver.api.request import Answer, encode
 from resolver.api.walks import Walks
@@ -15,11 +15,28 @@ if TYPE_CHECKING:
     from msgspec import Struct
 
     from resolver.api.access import ApiGatekeeper
-    from resolver.state import Snapshot, View
+    from resolver.event_log import EventLog
+    from resolver.linux.procfs import Procfs
+    from resolver.lookup.cached import LiveLookup
+    from resolver.state import Snapshot
 
 #: Objects that are made and encoded at a time, before others get their turn: a millisecond or two.
 _PIECE = 500
 _MOST_KEPT_BYTES = 1 << 20
+
+
+class View(NamedTuple):
+    """What the API reads: the last pass's snapshot, the map for look-ups, and the events.
+
+    ``snapshot()`` never waits. ``inventories`` has an event each time that a snapshot with another inventory, or
+    another failure of NVML, is shown.
+    """
+
+    snapshot: Callable[[], Snapshot]
+    live: LiveLookup
+    procfs: Procfs
+    events: EventLog
+    inventories: EventLog
 
 
 class Context:

@@ -41,8 +41,8 @@ from resolver.pids.listing import Listing
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from resolver.pids.source import close as close_source
+from resolver.reasons import BrokerRefusal
 from resolver.repair.repairer import Repairer
-from resolver.state import View
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Mapping
@@ -261,7 +261,16 @@ class Service:
             api.load()  # a daemon that waits has the time; after the take-over others would wait for it
         await self._our_turn.wait()  # the socket is the other daemon's as long
         if self._sockets is not None:
-            await api.serve(self.view(), self.settings, self.journal, self._sockets)
+            from resolver.api.context import View
+
+            view = View(
+                snapshot=self.snapshots.shown,
+                live=self.live,
+                procfs=self.procfs,
+                events=self.events,
+                inventories=self.snapshots.inventories,
+            )
+            await api.serve(view, self.settings, self.journal, self._sockets)
 
     def _servers(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Who answers others. Imported late: without them the daemon weighs a third less."""
@@ -269,11 +278,11 @@ class Service:
         if self.settings.metrics_addr != OFF:
             from resolver import metrics
 
-            yield metrics.serve(self.view(), self.settings, self.journal)
+            yield metrics.serve(self.snapshots.shown, self.settings, self.journal)
         if self.settings.broker:
-            from resolver.serve import broker
+            from resolver.daemon import broker
 
-            for reason in broker.BrokerRefusal:
+            for reason in BrokerRefusal:
                 # There from the start, for a rate to start from.
                 self.counters[CounterByReason.BROKER_REFUSED.of(reason)] += 0
             yield broker.serve(
@@ -375,16 +384,6 @@ class Service:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         why = f"all {limit} descriptors are in use, so some regions are not repaired: raise the limit (ulimit -n)"
         self.journal.trouble("descriptors", why, "out_of_descriptors", "")
-
-    def view(self) -> View:
-        """What the API and the metrics are given."""
-        return View(
-            snapshot=self.snapshots.shown,
-            live=self.live,
-            procfs=self.procfs,
-            events=self.events,
-            inventories=self.snapshots.inventories,
-        )
 
 
 def _raise_descriptor_limit() -> None:

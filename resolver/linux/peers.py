@@ -20,11 +20,11 @@ import os
 import socket
 import struct
 import time
-from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from resolver.errors import AccessDenied, CannotKnow, ProcessGone
 from resolver.linux.pidfd import HeldProcess
+from resolver.reasons import PeerReason
 
 if TYPE_CHECKING:
     from resolver.linux.procfs import Procfs
@@ -50,17 +50,6 @@ _ATTRIBUTE = struct.Struct("=HHI")  # struct nlattr, and the number that these a
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: A peer can have a million descriptors, and looking through them holds everybody else up.
 _MOST_DESCRIPTORS = 4096
-
-
-class PeerReason(StrEnum):
-    """Why nothing is known of a peer."""
-
-    ENDED = "ended"  # the process that connected is gone, though another may hold the connection
-    NOT_VISIBLE = "not_visible"  # it has no PID in this process's PID namespace
-    NOT_PROVEN = (
-        "not_proven"  # whether it is the process that has the number now cannot be determined on this kernel
-    )
-    ACCESS_DENIED = "access_denied"  # /proc refused
 
 
 class PeerUnknown(CannotKnow):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from resolver.config import Settings
     from resolver.log import Journal
-    from resolver.state import Snapshot, View
+    from resolver.state import Snapshot
 
 #: An address that another has is tried again.
 _AGAIN_SECONDS = 5.0
@@ -125,9 +125,9 @@ class Page:
         return (503, PLAIN, f"{why}\n".encode()) if why else (200, PLAIN, b"ok\n")
 
 
-async def serve(view: View, settings: Settings, journal: Journal) -> None:
+async def serve(snapshot: Callable[[], Snapshot], settings: Settings, journal: Journal) -> None:
     """Answer until cancelled. Where that cannot be, say so, let the daemon live, and try again from time to time."""
-    page = Page(view.snapshot, settings)
+    page = Page(snapshot, settings)
 
     async def answer(path: str, accept: str) -> tuple[int, str, bytes]:
         try:

@@ -16,7 +16,7 @@ from resolver.hami.layout import LAYOUTS
 from resolver.hami.placements import PLACEMENTS
 from resolver.metrics import families as f
 from resolver.metrics.utilization import Names, Unknown, devices, names_of, nvml_trouble, usages
-from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from resolver.reasons import BrokerRefusal, RegionReason, RepairReason, SampleReason, UnresolvedReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -206,8 +206,6 @@ def _counters(snapshot: Snapshot, settings: Settings) -> Iterator[Metric]:
     if settings.broker:
         for name, family in BROKER_COUNTERS.items():
             yield family.metric([((), counters.get(name, 0))])
-        from resolver.serve.broker import BrokerRefusal
-
         yield _by_reason(f.BROKER_REFUSED, CounterByReason.BROKER_REFUSED, BrokerRefusal, counters)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from resolver.api.access import ApiGatekeeper
 from resolver.api.app import Api
-from resolver.api.context import Context
+from resolver.api.context import Context, View
 from resolver.api.server import serve
 from resolver.event_log import EventLog
 from resolver.linux.procfs import Procfs
@@ -21,7 +21,7 @@ from resolver.pids.listing import Listing
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from resolver.serve.unix_socket import Listening, UnixSocket
-from resolver.state import Snapshot, View
+from resolver.state import Snapshot
 from tests.fakes.pictures import picture
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from resolver.api.access import ApiGatekeeper
 from resolver.api.app import Api
-from resolver.api.context import Context
+from resolver.api.context import Context, View
 from resolver.api.server import serve
 from resolver.cli._top.reading import documents_from
 from resolver.cli._top.tree import Tree, build
@@ -28,7 +28,7 @@ from resolver.lookup.cached import LiveLookup
 from resolver.pids.ladder import open_source
 from resolver.pids.pidmap import PidMap
 from resolver.serve.unix_socket import Listening, UnixSocket
-from resolver.state import Snapshot, View
+from resolver.state import Snapshot
 
 
 class Served:

@@ -25,6 +25,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resolver.config import BrokerAnswer, HostpidNamespace, Settings
+from resolver.daemon import broker
+from resolver.daemon.broker import Place
 from resolver.errors import UsageError
 from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.linux import peers
@@ -33,8 +35,6 @@ from resolver.log import Journal
 from resolver.pids.listing import Listing
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
-from resolver.serve import broker
-from resolver.serve.broker import Place
 from tests.fakes import broker_client
 from tests.fakes.broker_client import REQUEST, Distrust, ask, connect, parse, receive
 from tests.fakes.node import Node

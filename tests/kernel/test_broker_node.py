@@ -172,6 +172,6 @@ def test_without_root_it_is_off_and_the_daemon_works(node: Node, start: Start, t
 def test_by_default_there_is_none(node: Node, start: Start) -> None:
     daemon = start(node, *LAZY)
     daemon.wait_for("policy", hostpid_namespace="host")
-    script = "import sys, resolver.cli; print('resolver.serve.broker' in sys.modules)"
+    script = "import sys, resolver.cli; print('resolver.daemon.broker' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", script], cwd=ROOT) == b"False\n"
     assert daemon.said("broker_on") == daemon.said("broker_off") == []

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from resolver.linux.peers import Listener, Peer, PeerReason, PeerUnknown, credentials_of, peer_of, pidns_of
+from resolver.linux.peers import Listener, Peer, PeerUnknown, credentials_of, peer_of, pidns_of
 from resolver.linux.procfs import Procfs
+from resolver.reasons import PeerReason
 from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.pids import reborn

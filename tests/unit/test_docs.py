@@ -17,8 +17,7 @@ from resolver.gpu.health import REASONS
 from resolver.gpu.inventory import GpuReport
 from resolver.linux.capabilities import TO_START, WHILE_RUNNING
 from resolver.pids.ladder import LADDER
-from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
-from resolver.serve.broker import BrokerRefusal
+from resolver.reasons import BrokerRefusal, RegionReason, RepairReason, SampleReason, UnresolvedReason
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bpf/README.md", "docs", "docs/runbooks")
 

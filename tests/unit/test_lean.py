@@ -40,7 +40,7 @@ def test_a_daemon_carries_nothing_that_it_never_uses() -> None:
         "import resolver.cli\n"
         "resolver.cli.parser_of('run')[0].parse_args([])\n"
         "with lean('asyncio'): import asyncio\n"
-        "import resolver.daemon.service, resolver.api.server, resolver.metrics, resolver.serve.broker\n"
+        "import resolver.daemon.service, resolver.api.server, resolver.metrics, resolver.daemon.broker\n"
         "print(*sys.modules)\n"
     )
     assert "uvicorn.protocols.http.h11_impl" in found

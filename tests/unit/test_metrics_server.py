@@ -7,7 +7,6 @@ import contextlib
 import socket
 import time
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -377,10 +376,6 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Said:
     return log
 
 
-def view(snapshot: Any = picture) -> Any:
-    return SimpleNamespace(snapshot=snapshot)
-
-
 def test_an_address_that_another_has_is_said_once_and_tried_again(
     said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,7 +385,7 @@ def test_an_address_that_another_has_is_said_once_and_tried_again(
         taken = pages.listen("127.0.0.1", 0)
         port = taken.getsockname()[1]
         wanted = Settings(metrics_addr=f"127.0.0.1:{port}")
-        task = asyncio.create_task(metrics.serve(view(), wanted, Journal()))
+        task = asyncio.create_task(metrics.serve(picture, wanted, Journal()))
         event, fields = await said.next()
         assert event == "metrics_off"
         assert fields["why"] == (
@@ -416,9 +411,7 @@ def test_a_defect_is_shown_and_the_next_request_is_answered(said: Said) -> None:
 
     async def test() -> None:
         nonlocal broken
-        task = asyncio.create_task(
-            metrics.serve(view(snapshot), Settings(metrics_addr="127.0.0.1:0"), Journal())
-        )
+        task = asyncio.create_task(metrics.serve(snapshot, Settings(metrics_addr="127.0.0.1:0"), Journal()))
         event, fields = await said.next()
         assert event == "metrics_on"
         port = int(fields["address"].rpartition(":")[2])

@@ -17,8 +17,9 @@ import pytest
 
 from resolver.errors import AccessDenied, CannotKnow
 from resolver.linux import peers
-from resolver.linux.peers import Listener, PeerReason, PeerUnknown, credentials_of, peer_of, pidns_of
+from resolver.linux.peers import Listener, PeerUnknown, credentials_of, peer_of, pidns_of
 from resolver.linux.procfs import HOST_PIDNS, Procfs
+from resolver.reasons import PeerReason
 
 BOTH_WAYS = pytest.mark.parametrize("use_peerpidfd", [True, False])
 SO_PEERGROUPS, SO_PEERPIDFD = 59, 77

@@ -17,13 +17,13 @@ import fcntl
 import os
 import stat
 import struct
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from resolver.config import BrokerAnswer, HostpidNamespace
 from resolver.counters import CounterByReason, CounterName
 from resolver.errors import AccessDenied, ProcessGone, UsageError
-from resolver.linux.peers import PeerReason, PeerUnknown, peer_of
+from resolver.linux.peers import PeerUnknown, peer_of
+from resolver.reasons import BrokerRefusal
 from resolver.retry import tried_again
 from resolver.serve.reception import Acceptor
 from resolver.serve.unix_socket import Listening, UnixSocket, listens
@@ -53,17 +53,6 @@ _BACKLOG = 4096  # clients that connect without blocking are refused when it is 
 _SHARE = 0.1
 _RETRY_SECONDS = 15.0
 _BROKER = Listening("broker", "--broker", "or leave --broker out if HAMi's own is enough")
-
-
-class BrokerRefusal(StrEnum):
-    """Why a client got no number; counted as ``broker_refused_<reason>``."""
-
-    INVALID = "invalid"  # no request of this protocol's
-    POLICY_UNKNOWN = "policy_unknown"  # which number this driver's samples carry is not known
-    ENDED = PeerReason.ENDED.value
-    NOT_VISIBLE = PeerReason.NOT_VISIBLE.value
-    NOT_PROVEN = PeerReason.NOT_PROVEN.value
-    ACCESS_DENIED = PeerReason.ACCESS_DENIED.value
 
 
 class _RequestRefused(Exception):
