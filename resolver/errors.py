@@ -20,6 +20,8 @@ Errors of the operating system are translated where the system is called (``proc
 
 from __future__ import annotations
 
+import errno
+
 TYPE_CHECKING = False  # as typing's: every command pays for this module
 if TYPE_CHECKING:
     from resolver.reasons import RegionReason
@@ -38,7 +40,7 @@ class CannotKnow(ResolverError):
 
 
 class AccessDenied(CannotKnow):
-    """The kernel refused to show a file in ``/proc`` (EACCES or EPERM), or a daemon did not answer this user."""
+    """The kernel refused to show a file in ``/proc`` (EACCES, EPERM, ENAMETOOLONG), or a daemon to answer this user."""
 
 
 class NoDaemon(CannotKnow):
@@ -103,3 +105,8 @@ class WorkerFailed(ResolverError):
         super().__init__(message)
         self.waiting = waiting
         self.own_fault = own_fault
+
+
+def no_descriptors(error: BaseException) -> bool:
+    """Whether it says that this process, or the machine, has no descriptor left."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)

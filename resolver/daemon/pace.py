@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import time
 from typing import TYPE_CHECKING, Any
 
 from resolver.counters import CounterName
+from resolver.errors import no_descriptors
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -91,7 +91,7 @@ class Pace:
                 await step()
                 errors = 0
             except Exception as error:
-                if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                if no_descriptors(error):
                     self._out_of_descriptors()
                 else:
                     # A bug, or a file system that fails in a new way: shown, counted, and survived.

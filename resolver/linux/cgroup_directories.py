@@ -69,7 +69,9 @@ def find_directories(root: str, match: Match, top: str = "") -> dict[str, list[s
 def processes_in(directories: Iterable[str]) -> dict[int, None]:
     """The host PIDs in these cgroups, as an ordered set; directories that are gone hold nobody.
 
-    A directory of a threaded subtree refuses the read (EOPNOTSUPP): its processes are listed further up.
+    A directory of a threaded subtree refuses the read (EOPNOTSUPP): its processes are listed further up. One that a
+    tenant made so deep that it has no path (ENAMETOOLONG) is left out, as those below it are: who is missing here is
+    looked for among all processes.
     """
     host_pids: dict[int, None] = {}
     for directory in directories:
@@ -83,7 +85,7 @@ def processes_in(directories: Iterable[str]) -> dict[int, None]:
             finally:
                 os.close(fd)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP):
+            if error.errno in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.ENAMETOOLONG):
                 continue
             raise _translate(error, path) from None
         host_pids.update(dict.fromkeys(map(int, b"".join(chunks).split())))

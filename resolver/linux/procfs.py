@@ -466,4 +466,6 @@ def translate(error: OSError, what: str) -> Exception:
             f"{what} may not be read: run as root, or give CAP_SYS_PTRACE "
             "(Kubernetes: securityContext.capabilities.add: [SYS_PTRACE])"
         )
+    if error.errno == errno.ENAMETOOLONG:  # by control groups or directories that a tenant nests
+        return AccessDenied(f"{what} may not be read: there is a path in it that is too long for the kernel")
     return error

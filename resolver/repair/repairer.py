@@ -12,7 +12,7 @@ from resolver.budget import SLICE_SECONDS, Account, Budgets, Shares, Slices, giv
 from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.containers.log_names import ContainerNames
 from resolver.counters import CounterByReason, CounterName
-from resolver.errors import RegionRejected
+from resolver.errors import RegionRejected, no_descriptors
 from resolver.hami.directory_finder import DirectoryFinder
 from resolver.hami.discovery import PodFile
 from resolver.hami.mapping_finder import MappingFinder
@@ -504,9 +504,10 @@ class Repairer:
         """The same as `_turn`; a defect in it ends this container's turn, and nobody else's."""
         try:
             return await self._turn(container, works, this)
-        except OSError:  # such as no descriptors: that is everybody's trouble
-            raise
-        except Exception:  # noqa: BLE001 - a defect: shown, counted, and survived
+        except Exception as error:
+            if no_descriptors(error):  # that is everybody's trouble
+                raise
+            # A defect, or something that a tenant made the kernel refuse: shown, counted, and survived.
             self.counters[CounterName.INTERNAL_ERRORS] += 1
             whom = works[0].repairs.whose.container if works else container
             self.journal.record("internal_error", level="exception", container=whom, step="pass")

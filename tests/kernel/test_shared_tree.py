@@ -267,3 +267,28 @@ def test_a_dead_slot_is_zeroed_once_its_owner_was_seen_to_end(tree: Tree) -> Non
     until(lambda: slot_of(tree.victim, mine.ns_pid).sm_util == (64,), "its load")
     mine.kill()
     until(lambda: slot_of(tree.victim, mine.ns_pid).sm_util == (0,), "the end of its load")
+
+
+#: Opens a file whose path is longer than the kernel shows, and becomes a tenant that holds it.
+HOLDS_A_LONG_PATH = """
+import os, sys
+os.chdir(sys.argv[1])
+for _ in range(20):
+    os.makedirs("d" * 250, exist_ok=True)
+    os.chdir("d" * 250)
+os.set_inheritable(os.open("file", os.O_RDWR | os.O_CREAT), True)
+os.chdir("/")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def test_an_open_file_without_a_path_hides_nobody_else(tree: Tree, tmp_path: Path) -> None:
+    mine = tree.victim.tenant(guess="wrong")
+    theirs = tree.attacker.tenant_arguments(guess="none")
+    holder = tree.attacker.spawn([sys.executable, "-c", HOLDS_A_LONG_PATH, str(tmp_path), *theirs])
+    assert "ready" in holder.read_line()
+    tree.watch()
+    repaired(tree.victim, mine)
+    second = tree.victim.tenant(guess="none")
+    repaired(tree.victim, second)
+    tree.says(tree.attacker.cache, holder.ns_pid, "access_denied")

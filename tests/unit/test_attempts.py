@@ -115,6 +115,10 @@ ATTEMPTS = {
         "test_of_a_containers_mount_table_less_is_read",
         "test_a_neighbour_that_makes_itself_unreadable_hides_nobody_else",
     ),
+    "nest control groups, or hold a file open, so deep that the path is longer than the kernel shows": (
+        "test_control_groups_deeper_than_a_path_can_be_hide_nobody_else",
+        "test_an_open_file_without_a_path_hides_nobody_else",
+    ),
     "have a living process called dead, by `chroot`, `pivot_root` or mounts of its own": (
         "test_a_process_that_left_the_mounts_is_alive_and_the_owner",
         "test_it_is_alive_too_where_nothing_tells_whose_it_is",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import os
@@ -495,8 +496,11 @@ def test_memory_of_many_slots_goes_back_and_once_again_later(
     assert len(given) == 2
 
 
+@pytest.mark.parametrize(
+    "defect", [ZeroDivisionError("the very defect"), OSError(errno.ELOOP, "the very defect")]
+)
 def test_what_goes_wrong_with_one_container_ends_nobody_elses_turn(
-    bench: Bench, lines: Lines, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, lines: Lines, monkeypatch: pytest.MonkeyPatch, defect: Exception
 ) -> None:
     path, _, process = bench.file((8, 0), name="good"), bench.file((7, 0), name="bad"), bench.child()
     bench.told.host_pids = {8: process.pid}
@@ -504,7 +508,7 @@ def test_what_goes_wrong_with_one_container_ends_nobody_elses_turn(
 
     def owner(place: SharedDirectory, *more: Any) -> ProcessHandle | UnresolvedReason:
         if place.root.endswith("_bad"):
-            raise ZeroDivisionError("the very defect")
+            raise defect
         return ask(place, *more)
 
     monkeypatch.setattr(bench.told, "owner", owner)

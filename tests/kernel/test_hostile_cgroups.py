@@ -1,0 +1,95 @@
+"""Control groups that a tenant makes below its own: their names and their depth cost nobody else anything."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.fakes.container import Container
+from tests.fakes.node import Node
+from tests.fakes.process import Tenant
+from tests.kernel.conftest import Start, command, hostpid_of, until
+
+#: So many names of 255 bytes make a path that is longer than the kernel takes or shows.
+DEEP = 17
+
+
+@contextmanager
+def moved_down(container: Container) -> Iterator[None]:
+    """All its processes are far below its control group, in ones whose names are no text."""
+    assert container.cgroup is not None
+    levels = [os.open(container.cgroup, os.O_RDONLY)]
+    names = [(b"\xff\x1b[31m %d " % number).ljust(255, b"\xe9") for number in range(DEEP)]
+    everybody = [container.init_host_pid, *(process.host_pid for process in container.processes)]
+    try:
+        for name in names:
+            os.mkdir(name, dir_fd=levels[-1])
+            levels.append(os.open(name, os.O_RDONLY, dir_fd=levels[-1]))
+        _move(everybody, levels[-1])
+        yield
+    finally:
+        _move(everybody, levels[0])
+        for name in reversed(names[: len(levels) - 1]):
+            os.close(levels.pop())
+            os.rmdir(name, dir_fd=levels[-1])
+        os.close(levels[0])
+
+
+def _move(host_pids: list[int], directory: int) -> None:
+    procs = os.open("cgroup.procs", os.O_WRONLY, dir_fd=directory)
+    try:
+        for host_pid in host_pids:
+            os.write(procs, str(host_pid).encode())
+    finally:
+        os.close(procs)
+
+
+#: A daemon on a kernel that refuses to show a path that is too long, as older ones do; newer ones show its beginning.
+REFUSED = (
+    sys.executable,
+    "-c",
+    """
+import errno, os, sys
+from resolver.cli import main
+read = os.read
+def refused(fd, count):
+    text = read(fd, count)
+    if len(text) > 2048 and os.readlink(f"/proc/self/fd/{fd}").endswith("/cgroup"):
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    return text
+os.read = refused
+sys.argv = ["resolver", *sys.argv[4:]]
+sys.exit(main())
+""",
+)
+
+
+@pytest.mark.parametrize("wrapper", [(), REFUSED], ids=["shown in part", "refused"])
+def test_control_groups_deeper_than_a_path_can_be_hide_nobody_else(
+    node: Node, start: Start, wrapper: tuple[str, ...]
+) -> None:
+    good, deep = node.container(name="good"), node.container(name="deep")
+    tenants = {each: each.tenant(load=20, guess="none") for each in (good, deep)}
+    with moved_down(deep):
+        # No daemon yet: all of the node's control groups are walked.
+        for container, tenant in tenants.items():
+            assert lookup(node, container, tenant) == tenant.host_pid
+        daemon = start(node, "--interval", "50ms", "--nvml-interval", "50ms", wrapper=wrapper)
+        for container, tenant in tenants.items():
+            until(lambda c=container, t=tenant: hostpid_of(c, t) == t.host_pid, container.name)  # type: ignore[misc]
+        for _ in range(3):
+            later = good.tenant(guess="none")
+            until(lambda t=later: hostpid_of(good, t) == t.host_pid, "a later one's repair")  # type: ignore[misc]
+            assert lookup(node, good, later) == later.host_pid
+        assert daemon.process.poll() is None, daemon.tail()
+
+
+def lookup(node: Node, container: Container, tenant: Tenant) -> int:
+    words = ("lookup", container.container_id, str(tenant.ns_pid))
+    done = command(node, node.root / "run", node.pod_logs_dir, *words)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
