@@ -46,8 +46,8 @@ YOUNG_SECONDS = 0.005
 #: And of those in the last of the queues, where little is new: on a node with hundreds of containers all of them are
 #: due when nobody asked for a minute, and who attaches then would wait for it.
 SETTLED_SECONDS, _SETTLED = 0.002, 7
-#: Seconds from each look to the next, the last one from then on.
-_PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
+#: Seconds from each look to the next, the last one from then on: a container that runs is given no mounts by a runtime.
+_PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 120.0, 300.0, 600.0)
 #: More namespaces than these in one container are not searched.
 MAX_NAMESPACES = 1024
 #: So often one that no runtime made is read again at every occasion: it may just be moved into its container.

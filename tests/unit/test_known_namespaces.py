@@ -220,6 +220,19 @@ def test_thousands_that_are_to_be_read_are_all_placed_first_and_read_little_by_l
     assert sorted({*read}) == list(range(1000, 1100))
 
 
+def test_a_mount_table_is_read_ever_more_rarely(room: Room) -> None:
+    """A runtime makes the mounts a moment after the process; it costs as much as all else that a quiet node does."""
+    now, read = 1000.0, list[float]()
+    room.index._clock = lambda: now
+    room.index.read_mounts(lambda host_pid: read.append(now) or frozenset({host_pid}))  # type: ignore[func-returns-value]
+    room.lives(range(1000, 1001))
+    while now < 1000.0 + 7200.0:
+        list(room.index.steps(eager=True))
+        now += 0.25
+    assert sum(at < 1010.0 for at in read) >= 7
+    assert sum(at > 1000.0 + 3600.0 for at in read) <= 6
+
+
 def test_who_is_new_does_not_wait_for_hundreds_that_have_been_read_for_long(room: Room) -> None:
     now = 1000.0
     room.index._clock = lambda: now
@@ -227,7 +240,7 @@ def test_who_is_new_does_not_wait_for_hundreds_that_have_been_read_for_long(room
     room.lives(range(1000, 1100))
     for _ in range(20):
         list(room.index.steps())
-        now += 60.0
+        now += 600.0
 
     read = read_slowly(room)
     room.lives(range(1000, 1101))
