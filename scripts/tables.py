@@ -279,11 +279,18 @@ def metrics(table: str) -> list[str]:
     begins = [*(at[name] for name in METRICS.values()), len(everybodys)]
     number = list(METRICS).index(table)
     groups = label_groups(hami=table == "hami")
+    its = everybodys[begins[number] : begins[number + 1]]
+    earlier = [None, *(each.help for each in its)]
     return rows(
         ("name", "type", "labels", "meaning"),
         (
-            (f"`{each.name}`", each.kind, _labels(each.labels, groups), each.help)
-            for each in everybodys[begins[number] : begins[number + 1]]
+            (
+                f"`{each.name}`",
+                each.kind,
+                _labels(each.labels, groups),
+                "the same" if each.help == before else each.help,
+            )
+            for each, before in zip(its, earlier, strict=False)
         ),
     )
 

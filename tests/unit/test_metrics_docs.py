@@ -21,14 +21,15 @@ TYPES = ("gauge", "counter", "histogram", "info", "stateset")
 
 def told(text: str) -> dict[str, tuple[str, tuple[str, ...], str]]:
     """Name -> type, labels and meaning. A group of labels, in italics, is that of the last table of groups."""
-    rows, groups = {}, {}
+    rows, groups, last = {}, {}, ""
     for line in re.findall(r"^\| (.+) \|$", text, re.MULTILINE):
         match line.split(" | "):
             case [group, labels] if group.startswith("*"):
                 groups[group] = labels
             case [name, kind, labels, meaning] if kind in TYPES:
                 labels = re.sub(r"\*[\w ]+\*", lambda group: groups[group[0]], labels)
-                rows[name.strip("`")] = (kind, tuple(re.findall(r"`(\w+)`", labels)), meaning)
+                last = meaning if meaning != "the same" else last
+                rows[name.strip("`")] = (kind, tuple(re.findall(r"`(\w+)`", labels)), last)
     return rows
 
 

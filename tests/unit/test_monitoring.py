@@ -319,15 +319,14 @@ def test_prometheus_takes_the_scrape_settings_of_the_page(root: Path, tmp_path: 
         promtool("check", "config", "--syntax-only", settings)
 
 
-def test_the_operators_objects_of_the_page_keep_the_labels_of_containers(root: Path) -> None:
-    found = [yaml.safe_load(block) for block in blocks(root, "apiVersion: monitoring.coreos.com/v1")]
-    assert [each["kind"] for each in found] == ["PodMonitor", "ServiceMonitor"]
-    for each in found:
-        (endpoint,) = each["spec"].get("podMetricsEndpoints") or each["spec"]["endpoints"]
-        assert endpoint["honorLabels"] is True
-        assert {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"} in endpoint[
-            "relabelings"
-        ]
+def test_the_operators_object_of_the_page_keeps_the_labels_of_containers(root: Path) -> None:
+    (block,) = blocks(root, "apiVersion: monitoring.coreos.com/v1")
+    monitor = yaml.safe_load(block)
+    assert monitor["kind"] == "PodMonitor"
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["honorLabels"] is True
+    node = {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}
+    assert node in endpoint["relabelings"]
 
 
 def test_the_page_has_every_alert_with_its_severity(root: Path) -> None:
