@@ -13,8 +13,9 @@ One JSON object each way over the SOCK_SEQPACKET socket on descriptor 0::
          | the same with {"status": "unsupported" | "failed", "text": str} for the samples; without, if none are wanted
     {"call": "several", "devices": [[uuid, since], ...]} -> {"answers": [...]}, each as of "samples", in order; at least
         one, and fewer than were asked for if they are long
-    the same with {"wait": seconds, "every": seconds}: while that is what was answered last, NVML is asked again so
-        often, and nothing is answered before the time is up; then {"unchanged": true}
+    the same with {"wait": seconds, "every": seconds}: while that is what was answered last, nothing is answered before
+        the time is up; then {"unchanged": true}. So often NVML is asked for what changes when anything happens on a
+        GPU, a fraction of the whole, and for the whole when it did
     {"call": "now"} -> nothing; who waits answers now
     anything that fails -> {"error": NVML's name of it, "code": int, "text": str}
 
@@ -100,7 +101,13 @@ class Nvml:
         self._xids = XidWatch(pynvml)
         self._initialized = False
         self._renew = False  # a device was lost: it comes back only with a fresh start of the library
-        self._told: object = None  # what `several` last answered, and of which devices
+        self._told: tuple[object, object] = (
+            None,
+            None,
+        )  # what `several` was last asked, but times; what it answered
+        self._asked_at = 0.0  # when NVML was last asked for that, or glanced at
+        self._glance: object = None
+        self._handles: dict[str, Any] = {}  # by UUID, as of `several`
         self._room = self._entries(_ROOM)
         # Errors after which NVML has to be shut down and started again before it answers anything.
         self._fatal = {
@@ -122,6 +129,7 @@ class Nvml:
         if not self._initialized:
             return
         self._initialized = self._renew = False
+        self._handles.clear()
         self._xids.close()
         try:
             self._pynvml.nvmlShutdown()
@@ -154,7 +162,7 @@ class Nvml:
         self._ensure_initialized()
         nvml = self._pynvml
         # By UUID: an index is another device's as soon as one falls off the bus, and a handle is when one is added.
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        handle = self._handles[uuid] = nvml.nvmlDeviceGetHandleByUUID(uuid)
         answer = self._processes(handle)
         if since is not None:
             answer |= self._utilization(handle, since)
@@ -178,20 +186,65 @@ class Nvml:
             numbers += 3 * sum(len(answer.get(name) or ()) for name in lists)
             if numbers > _MANY_NUMBERS:
                 break
-        self._told = [uuid for uuid, _since in request["devices"]], answers
+        self._told, self._asked_at = (_uuids(request), answers), time.monotonic()
         return {"answers": answers}
 
     def news(self, request: dict[str, Any], spoken_to: Callable[[float], bool]) -> dict[str, Any]:
         """`several` as soon as that is another answer than the last one, or when the time is up."""
         until = time.monotonic() + request["wait"]
-        while True:
+        while self._told[0] == _uuids(request):
+            pause = min(self._asked_at + request["every"], until) - time.monotonic()
+            if pause > 0 and spoken_to(pause):
+                return {"unchanged": True}
+            over = time.monotonic() >= until
+            if not over and not self._stirs(request):
+                self._asked_at = time.monotonic()
+                continue
             before = self._told
             answer = self.several(request)
             if self._told != before or any(map(_is_news, answer["answers"])):
                 return answer
-            left = until - time.monotonic()
-            if left <= 0 or spoken_to(min(left, request["every"])):
+            if over:
                 return {"unchanged": True}
+        return self.several(request)
+
+    def _stirs(self, request: dict[str, Any]) -> bool:
+        """Whether anything may have happened on a GPU since the last time: memory shows who came or went.
+
+        With handles that may be another device's by now: so nothing but that is taken from it.
+        """
+        handles = [(self._handles.get(uuid), since) for uuid, since in request["devices"]]
+        before, self._glance = self._glance, None
+        try:
+            self._glance = [
+                self._pynvml.nvmlDeviceGetCount(),
+                *(self._used(each) for each, _since in handles),
+            ]
+            ran = any(self._ran(each, since) for each, since in handles if since is not None)
+            return ran or self._xids.happened() or self._glance != before
+        except self._pynvml.NVMLError:
+            return True
+
+    def _ran(self, handle: Any, since: int) -> bool:
+        """Whether there is a sample newer than ``since``, or that can't be said: the size of the list tells.
+
+        nvidia-ml-py raises an exception where there is none.
+        """
+        import ctypes
+
+        nvml, count = self._pynvml, ctypes.c_uint(0)
+        call = getattr(nvml.nvmlLib, "nvmlDeviceGetProcessUtilization", None)
+        result = call(handle, None, ctypes.byref(count), ctypes.c_ulonglong(since)) if call else None
+        if result in (None, nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+            return _is_news(self._utilization(handle, since))  # by the newer call, if there is that one
+        return not (result == nvml.NVML_ERROR_NOT_FOUND or (result == nvml.NVML_SUCCESS and not count.value))
+
+    def _used(self, handle: Any) -> int:
+        """Bytes in use, or the error below 0: a device that can't say so is not asked for everything each time."""
+        try:
+            return int(self._pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+        except self._pynvml.NVMLError as error:
+            return -int(error.value)
 
     def _processes(self, handle: Any) -> dict[str, Any]:
         """Who uses the device, with memory. MPS clients are in a list of their own, and some in both.
@@ -309,3 +362,7 @@ def _is_news(answer: dict[str, Any]) -> bool:
     """Whether there is something in an answer that doesn't become old by being the same as in the last one."""
     passing = any(answer.get(name) for name in ("samples", "dropped", "xids"))
     return passing or "error" in answer or answer.get("status") == "failed"
+
+
+def _uuids(request: dict[str, Any]) -> list[str]:
+    return [uuid for uuid, _since in request["devices"]]

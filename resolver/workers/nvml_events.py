@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-#: They are fetched so often at most (seconds), and so many at once: the rest is the next fetch's.
-_FETCH_SECONDS, _AT_ONCE = 1.0, 64
+#: NVML is asked so often at most (seconds), and for so many at once: the rest is the next look's.
+_LOOK_SECONDS, _AT_ONCE = 1.0, 64
 
 
 class XidWatch:
@@ -19,7 +19,8 @@ class XidWatch:
         self._nvml = pynvml
         self._set: Any = None
         self._watched: set[str] = set()
-        self._next_fetch = 0.0
+        self._next_look = 0.0
+        self._found: dict[tuple[str, int], int] = {}
 
     def watch(self, handle: Any, uuid: str) -> None:
         """Have errors of this GPU reported from now on. What NVML refuses is left out."""
@@ -35,23 +36,28 @@ class XidWatch:
         except nvml.NVMLError:
             return
 
-    def fetch(self) -> list[list[Any]]:
-        """``[UUID, XID, how often]`` for what happened since the last fetch."""
+    def happened(self) -> bool:
+        """Whether there is anything to fetch."""
         now = time.monotonic()
-        if self._set is None or now < self._next_fetch:
-            return []
-        self._next_fetch = now + _FETCH_SECONDS
-        found: dict[tuple[str, int], int] = {}
+        if self._set is None or now < self._next_look:
+            return bool(self._found)
+        self._next_look = now + _LOOK_SECONDS
         nvml = self._nvml
         try:
             for _ in range(_AT_ONCE):
                 event = nvml.nvmlEventSetWait_v2(self._set, 0)
                 uuid = nvml.nvmlDeviceGetUUID(event.device)
                 key = uuid if isinstance(uuid, str) else uuid.decode(), event.eventData
-                found[key] = found.get(key, 0) + 1
+                self._found[key] = self._found.get(key, 0) + 1
         except nvml.NVMLError as error:
             if error.value != nvml.NVML_ERROR_TIMEOUT:
                 self.close()  # a GPU is lost, say; it is made anew when the GPUs are read next
+        return bool(self._found)
+
+    def fetch(self) -> list[list[Any]]:
+        """``[UUID, XID, how often]`` for what happened since the last fetch."""
+        self.happened()
+        found, self._found = self._found, {}
         return [[uuid, xid, count] for (uuid, xid), count in found.items()]
 
     def close(self) -> None:

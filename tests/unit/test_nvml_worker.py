@@ -422,7 +422,7 @@ def test_what_is_the_same_as_before_is_answered_when_the_time_is_up(driver: Driv
         assert [(pid, sm) for pid, _, sm in samples] == [(4711, 30)]
 
 
-@pytest.mark.parametrize("what", ["sample", "error", "xid", "gpu"])
+@pytest.mark.parametrize("what", ["sample", "error", "xid", "gpu", "process"])
 def test_news_ends_the_wait(driver: Driver, nvml: Nvml, what: str) -> None:
     nvml.devices()
     before = nvml.several()
@@ -437,13 +437,35 @@ def test_news_ends_the_wait(driver: Driver, nvml: Nvml, what: str) -> None:
             driver.gpu.set_errors({Answer.UTILIZATION: 999})
         elif what == "xid":
             driver.gpu.raise_xid(1, 79)
+        elif what == "process":
+            client.context(SECOND, 1 << 20)
         else:
             driver.gpu.set_devices(DEFAULT_DEVICES[:1])
         return dict(json.loads(await waiting))
 
-    answer = nvml.run(wait())
+    with driver.client() as client:
+        answer = nvml.run(wait())
     assert "unchanged" not in answer
     assert answer != before
+
+
+def test_while_nothing_happens_lists_of_processes_are_read_at_the_end_of_the_wait_only(
+    driver: Driver, nvml: Nvml
+) -> None:
+    nvml.several()
+    nvml.several(wait=0.2)
+    driver.gpu.set_faults(hang=Hang.PROCESS_LIST)
+
+    async def wait() -> dict[str, Any]:
+        waiting = asyncio.create_task(nvml.worker.request(nvml.message(wait=60.0, every=0.05)))
+        await asyncio.sleep(0.5)
+        nvml.worker.tell(b'{"call":"now"}')
+        return dict(json.loads(await waiting))
+
+    assert nvml.run(wait()) == {"unchanged": True}
+    nvml.worker.timeout = 1.0
+    with pytest.raises(WorkerFailed, match="did not answer within"):
+        nvml.several(wait=0.2)
 
 
 def test_who_is_in_a_hurry_gets_an_answer_at_once(nvml: Nvml) -> None:
