@@ -13,6 +13,11 @@ for name in ("base", "unconfined"):
     modules[name] = subprocess.run(pp, capture_output=True, check=True, text=True).stdout
 # A login of a display manager, whose user is in a module that is not here.
 modules["base"] = re.sub(r"(?m)^\(selinuxuser sddm .*$", "", modules["base"])
+# Since 2:2.20250213-13 the base declares the other module's role as well.
+declared = set(re.findall(r"(?m)^\(role \w+\)$", modules["base"]))
+modules["unconfined"] = re.sub(
+    r"(?m)^\(role \w+\)$", lambda role: "" if role[0] in declared else role[0], modules["unconfined"]
+)
 own = """
 (type resolver_t)
 (type resolver_exec_t)
