@@ -69,9 +69,18 @@ def while_running(source: str, release: str) -> frozenset[str]:
 
 def held() -> frozenset[str]:
     """Those of `NUMBERS` that this process has in effect."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-        mask = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
+    mask = _sets()["CapEff"]
     return frozenset(name for name, number in NUMBERS.items() if mask >> number & 1)
+
+
+def _sets() -> dict[str, int]:
+    """The sets of this process, by their names in ``/proc/self/status``.
+
+    Not from capget(2): AppArmor takes out of its answer what the profile denies, and who sets what that answered has
+    given up what he still had, so that nobody can say any more who forbids it.
+    """
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        return {line[:6]: int(line.split()[1], 16) for line in status if line.startswith("Cap")}
 
 
 def limit(running: frozenset[str], to_start: frozenset[str] = frozenset()) -> None:
@@ -84,8 +93,7 @@ def limit(running: frozenset[str], to_start: frozenset[str] = frozenset()) -> No
     """
     libc = ctypes.CDLL(None, use_errno=True)
     header, halves = _Header(_VERSION_3, 0), (_Half * 2)()
-    if libc.capget(ctypes.byref(header), halves):
-        raise OSError(ctypes.get_errno(), "capget")
+    has = _sets()
     keep = {NUMBERS[name] for name in running | to_start}
     for number in range(_last_capability() + 1):
         # Refused without CAP_SETPCAP. No harm: without new privileges the bounding set gives nothing to anybody.
@@ -95,12 +103,13 @@ def limit(running: frozenset[str], to_start: frozenset[str] = frozenset()) -> No
             and ctypes.get_errno() == errno.EPERM
         ):
             break
-    in_effect = sum(1 << NUMBERS[name] for name in running)
-    kept = sum(1 << number for number in keep)
+    permitted = has["CapPrm"] & sum(1 << number for number in keep)
+    effective = permitted & sum(1 << NUMBERS[name] for name in running)
+    inheritable = permitted & has["CapInh"]  # what is not is not ambient either
     for index, half in enumerate(halves):
-        half.permitted &= kept >> 32 * index & 0xFFFFFFFF
-        half.effective = half.permitted & (in_effect >> 32 * index) & 0xFFFFFFFF
-        half.inheritable &= half.permitted  # what is not is not ambient either
+        half.permitted, half.effective, half.inheritable = (
+            mask >> 32 * index & 0xFFFFFFFF for mask in (permitted, effective, inheritable)
+        )
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if libc.capset(ctypes.byref(header), halves):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

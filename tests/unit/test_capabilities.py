@@ -50,6 +50,33 @@ def limited(running: set[str], children: set[str], *wrapper: str) -> list[str]:
     return python(SHOW.format(running=sorted(running), children=sorted(children)), *wrapper)
 
 
+APPARMOR = """
+    import ctypes
+    real = ctypes.CDLL(None, use_errno=True)
+    class Confined:
+        # As security/apparmor/lsm.c: capget(2) leaves out what the profile denies; it is held all the same.
+        def __getattr__(self, name):
+            return getattr(real, name)
+        def capget(self, header, halves):
+            answer = real.capget(header, halves)
+            for half in halves:
+                half.permitted, half.effective = half.permitted & {allowed}, half.effective & {allowed}
+            return answer
+    ctypes.CDLL = lambda *_, **__: Confined()
+"""
+
+
+def test_what_a_profile_denies_is_not_given_up_so_that_the_kernel_says_who_forbids_it() -> None:
+    childs = mask("SYS_PTRACE", "BPF", "PERFMON")
+    code = APPARMOR.format(allowed=mask("SYS_PTRACE")) + SHOW.format(
+        running=["SYS_PTRACE"], children=["BPF", "PERFMON"]
+    )
+    assert python(code) == [
+        str([mask("SYS_PTRACE"), childs, childs, 0, 0]),
+        str([childs, childs, childs, 0, 0]),
+    ]
+
+
 def test_a_process_keeps_what_it_needs_and_its_children_get_no_more_than_they_need() -> None:
     own, childs = mask("SYS_PTRACE"), mask("SYS_PTRACE", "BPF", "PERFMON")
     assert limited({"SYS_PTRACE"}, {"BPF", "PERFMON"}) == [
