@@ -282,6 +282,20 @@ def test_a_source_that_was_asked_for_is_started_anew_and_not_too_often(
     assert made.in_use().wrong == ""
 
 
+def test_a_source_that_missed_processes_has_to_find_a_canary_at_once(room: Callable[[str], Room]) -> None:
+    made = room("auto")
+    run(made.ladder.start())
+    source = made.in_use()
+    drift = {"drift_missing": 0}
+    source.counters = lambda: drift  # type: ignore[method-assign]
+    made.blind.add("bpf")
+    run(made.ladder.tend(source))
+    assert made.name == "bpf"  # the next one is made in minutes
+    drift["drift_missing"] = 2
+    run(made.ladder.tend(source))
+    assert (made.name, made.ladder.why_not) == ("netlink", {"bpf": "it is blind"})
+
+
 def test_the_real_canary_is_found_by_the_real_scan() -> None:
     assert asyncio.run(ladder.find_canary(Listing(ScanSource(Procfs())))) == ("", "")
 
