@@ -128,6 +128,7 @@ class Service:
         self._hurry = asyncio.Event()  # the next pass is not to wait for its time
         self._alarm: asyncio.TimerHandle | None = None  # for that
         self._made = 0  # passes before this one
+        self._watch_fd = -1  # of which the loop hears
         self._our_turn = asyncio.Event()
         if not holder:
             self._our_turn.set()
@@ -193,24 +194,26 @@ class Service:
         if holder:
             self.journal.log.info("waiting", holder=holder, why="another daemon writes on this node")
         await self._our_turn.wait()
-        loop, watch_fd = asyncio.get_running_loop(), self.repairer.watches.fd
-        if watch_fd >= 0:
-            loop.add_reader(watch_fd, self._on_watch_events)
+        loop = asyncio.get_running_loop()
         self._listen()
         try:
             await self._pace.whenever(self._next_pass, self._due_pass, self._hurry, "interval")
         finally:
             loop.remove_reader(self.repairer.owners.fd)
-            if watch_fd >= 0:
-                loop.remove_reader(watch_fd)
+            if self._watch_fd >= 0:
+                loop.remove_reader(self._watch_fd)
 
     async def _due_pass(self) -> None:
         await self.pass_once(everything=False)
         self._listen()
 
     def _listen(self) -> None:
-        """Hear of the end of the next owner; only after a pass can there be a next one."""
-        asyncio.get_running_loop().add_reader(self.repairer.owners.fd, self._owner_ended)
+        """Hear of the end of the next owner; only after a pass can there be a next one, or a first watch."""
+        loop, watch_fd = asyncio.get_running_loop(), self.repairer.watches.fd
+        loop.add_reader(self.repairer.owners.fd, self._owner_ended)
+        if self._watch_fd != watch_fd:
+            self._watch_fd = watch_fd
+            loop.add_reader(watch_fd, self._on_watch_events)
 
     def _owner_ended(self) -> None:
         asyncio.get_running_loop().remove_reader(self.repairer.owners.fd)

@@ -82,11 +82,9 @@ class Watches:
         self._full_until = 0.0
         for name in ("watch_events", "watch_overflows", "watch_floods"):
             counters[name] += 0
+        self._make = make
         self._inotify: Inotify | None = None
-        try:
-            self._inotify = make()
-        except OSError as error:
-            self.why_not = why_not(error)
+        self._open()
 
     def __len__(self) -> int:
         return len(self._watched)
@@ -96,8 +94,17 @@ class Watches:
 
     @property
     def fd(self) -> int:
-        """Readable while there is something to `take`; -1 where nothing can be watched."""
+        """Readable while there is something to `take`; -1 while nothing can be watched."""
         return self._inotify.fd if self._inotify is not None else -1
+
+    def _open(self) -> None:
+        """Others may have all the instances that a user may have, containers that run as root among them."""
+        try:
+            self._inotify = self._make()
+        except OSError as error:
+            self._full_until, self.why_not = self._clock() + _TRY_AGAIN, why_not(error)
+        else:
+            self._full_until, self.why_not = 0.0, ""
 
     def watch(self, key: str, account: str, fd: int, mask: int, on_event: Callable[[int], None]) -> bool:
         """Call ``on_event`` when something happens to what is open as ``fd``, at the expense of ``account``.
@@ -198,8 +205,10 @@ class Watches:
             self.forget(key)
 
     def tidy(self) -> None:
-        """Forget containers without an event for long; to be called now and then."""
+        """Forget containers without an event for long, try again what was refused; to be called now and then."""
         now = self._clock()
+        if self._inotify is None and now >= self._full_until:
+            self._open()
         self._quotas = {
             account: quota
             for account, quota in self._quotas.items()

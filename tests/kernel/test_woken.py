@@ -160,6 +160,44 @@ def test_without_inotify_the_clock_does_it(node: Node, start: Start, tmp_path: P
     assert len(daemon.said("not_watched")) == 1
 
 
+#: A daemon that is refused an instance of inotify until $ALLOWED is there, and asks again each half second.
+REFUSED_AT_FIRST = (
+    sys.executable,
+    "-c",
+    """
+import errno, os, sys
+from resolver.hami import watches
+from resolver.linux.inotify import Inotify
+assert watches._TRY_AGAIN == 30.0
+watches._TRY_AGAIN = 0.5
+make = Inotify.__init__
+def refused(self):
+    if not os.path.exists(os.environ["ALLOWED"]):
+        raise OSError(errno.EMFILE, "refused")
+    make(self)
+Inotify.__init__ = refused
+from resolver.cli import main
+sys.argv = ["resolver", *sys.argv[4:]]
+sys.exit(main())
+""",
+)
+
+
+def test_when_inotify_can_be_had_again_the_daemon_is_woken(node: Node, start: Start, tmp_path: Path) -> None:
+    container = node.container()
+    container.tenant(guess="none")
+    wrapper = ("env", f"ALLOWED={tmp_path / 'allowed'}", *REFUSED_AT_FIRST)
+    daemon = start(node, "--interval", "50ms", "--hostpid-namespace", "host", wrapper=wrapper)
+    daemon.wait_for("not_watched")
+    (tmp_path / "allowed").touch()
+    daemon.wait_for("watched_again")
+    time.sleep(0.5)  # its file is looked at, and so watched
+    tenant = container.tenant(guess="none")
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "its repair")
+    daemon.stop()
+    assert daemon.counters()["watch_events"] >= 1
+
+
 def test_where_the_watches_are_used_up_the_rest_is_looked_at_by_the_clock(tmp_path: Path) -> None:
     """A user namespace has limits of its own, so this one is real."""
     program = """

@@ -263,6 +263,31 @@ def test_without_inotify_nothing_is_watched_and_nothing_breaks(scene: Scene) -> 
     watches.close()
 
 
+def test_an_instance_that_was_refused_is_asked_for_again(scene: Scene, tmp_path: Path) -> None:
+    refusals = [errno.EMFILE, errno.EMFILE]
+
+    def make() -> Inotify:
+        if refusals:
+            raise OSError(code := refusals.pop(), os.strerror(code))
+        return Inotify()
+
+    watches = Watches(scene.budgets, scene.counters, scene.clock, make)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(2):
+        watches.tidy()
+        assert (watches.fd, len(refusals)) == (-1, 1), "not again at once"
+    scene.clock.now += 30.0
+    watches.tidy()
+    assert "max_user_instances" in watches.why_not
+    scene.clock.now += 30.0
+    watches.tidy()
+    assert watches.why_not == ""
+    assert watches.fd >= 0
+    assert watches.watch("x", "a", fd, OF_A_FILE, lambda _: None)
+    watches.close()
+    os.close(fd)
+
+
 def test_events_are_parsed_whatever_their_names() -> None:
     event = inotify._EVENT
     data = event.pack(1, CREATE, 0, 16) + b"x.cache".ljust(16, b"\0") + event.pack(2, MODIFY, 0, 0)
