@@ -332,8 +332,7 @@ class Service:
 
     async def collect_once(self) -> None:
         """Ask NVML, join what it says, and see what the driver's version means for ``hostpid``."""
-        wait = 0.0 if self.repairer.restless else LONGEST_WAIT
-        collection = await self.gpus.collect(self.settings.nvml_interval, wait)
+        collection = await self.gpus.collect(self.settings.nvml_interval, self._wait_for_news())
         self._decide()
         self.decision.consider(collection)
         await self.gpus.count_containers()
@@ -342,6 +341,13 @@ class Service:
             self._hurry.set()
         else:
             self.snapshots.after_collection()
+
+    def _wait_for_news(self) -> float:
+        """Seconds that NVML's answer may wait for news where nothing runs: until the next pass, to be woken once."""
+        if self.repairer.restless:
+            return 0.0
+        left = self.repairer.next_pass() - time.monotonic()
+        return left if self.settings.nvml_interval < left < LONGEST_WAIT else LONGEST_WAIT
 
     async def pass_once(self, *, patient: bool = True, everything: bool = True) -> None:
         """One pass over the slots, or those that are due, and a new snapshot."""

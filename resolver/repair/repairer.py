@@ -318,10 +318,10 @@ class Repairer:
                 self.journal.trouble(
                     f"dir {path}", trouble, "containers_dir_missing", "containers_dir_found", path=path
                 )
-        watched = all(discovery.watched for discovery in self.discoveries)
-        if full:
-            self._next_discovery = this.now + (_DISCOVER_WATCHED if watched else _DISCOVER_EVERY)
         if by_clock:
+            watched = all(discovery.watched for discovery in self.discoveries)
+            if full:
+                self._next_discovery = this.now + (_DISCOVER_WATCHED if watched else _DISCOVER_EVERY)
             pause = self.settings.interval * (QUIET_INTERVALS if watched else 1)
             self._next_refresh = this.now + pause
             if not this.everything:

@@ -21,7 +21,7 @@ from resolver.daemon import snapshots
 from resolver.daemon.pace import ERRORS_BEFORE_END
 from resolver.daemon.service import Service
 from resolver.gpu.attribution import NOTHING, Joined, Sample
-from resolver.gpu.sampler import Collection, DeviceSamples
+from resolver.gpu.sampler import LONGEST_WAIT, Collection, DeviceSamples
 from resolver.reasons import SampleReason, UnresolvedReason
 from resolver.repair.repairer import Repairer
 from resolver.state import RegionReport, SlotReport
@@ -119,6 +119,29 @@ def test_troubles_are_said_once_and_their_end_too(driver: Driver, tmp_path: Path
     said = events(lines)
     for event in ("nvml_unavailable", "nvml_available", "containers_dir_missing", "containers_dir_found"):
         assert said[event] == 1, event
+
+
+def test_where_nothing_runs_a_pass_and_nvmls_answer_come_together(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        daemon = Service(settings(tmp_path, interval=0.05, nvml_interval=0.02))
+        waits = list[float]()
+        collect = daemon.gpus.collect
+
+        async def collected(interval: float, wait: float = 0.0) -> Collection:
+            waits.append(wait)
+            return await collect(interval, wait)
+
+        monkeypatch.setattr(daemon.gpus, "collect", collected)
+        for due, wait in ((2.5, 2.5), (0.01, LONGEST_WAIT), (60.0, LONGEST_WAIT)):
+            monkeypatch.setattr(daemon.repairer, "next_pass", lambda due=due: time.monotonic() + due)
+            daemon.gpus.sampler.hurry()
+            await daemon.collect_once()
+            assert waits[-1] == pytest.approx(wait, abs=0.5)
+        daemon.close()
+
+    asyncio.run(main())
 
 
 def test_implausible_samples_are_counted(driver: Driver, tmp_path: Path, lines: Lines) -> None:
