@@ -80,12 +80,13 @@ def test_the_same_through_the_command(start: Start) -> None:
     assert [answer for answer in answers if not life.had_it(*answer)] == []
 
 
-def test_those_that_stay_are_found_among_those_that_go(start: Start) -> None:
+@pytest.mark.parametrize("lookups", [100, pytest.param(300, marks=pytest.mark.long)])
+def test_those_that_stay_are_found_among_those_that_go(start: Start, lookups: int) -> None:
     container = start(A, f"/kubepods/pod-y/crio-{A}")
     staying = container.order("fork 100", "child", 100)
     container.order("churn 0 4000 100")
     procfs, rounds = Procfs(), 1
-    for told in random.Random(7).choices(staying, k=300):
+    for told in random.Random(7).choices(staying, k=lookups):
         if len(container.all("churned")) == rounds:  # others come and go during all look-ups
             container.order("churn 0 4000 100")
             rounds += 1

@@ -96,12 +96,10 @@ def test_every_format(start: Start, cgroup_path: str, pod_uid: str | None) -> No
     assert "has no process 4000" in refused(1, A, 4000)
 
 
-@pytest.mark.parametrize(
-    "text", [A, A[:6], A[:12], f"containerd://{A}", f"docker://{A[:12]}", f"cri-o://{A}"]
-)
-def test_every_way_to_write_an_id(start: Start, text: str) -> None:
+def test_every_way_to_write_an_id(start: Start) -> None:
     container = start(A, FORMATS["containerd, systemd"][0])
-    assert host_pid(text, 1) == container.main.host_pid
+    for text in (A, A[:6], A[:12], f"containerd://{A}", f"docker://{A[:12]}", f"cri-o://{A}"):
+        assert host_pid(text, 1) == container.main.host_pid, text
 
 
 def test_a_prefix_that_fits_two_containers(start: Start) -> None:
@@ -302,7 +300,7 @@ def test_a_thousand_processes(start: Start) -> None:
     children = container.order("fork 1000", "child", 1000)
     assert len({told.ns_pid for told in children}) == 1000
     procfs = Procfs()
-    for told in children[::25]:
+    for told in children[::100]:
         assert lookup(procfs, A, told.ns_pid).host_pid == told.host_pid
     assert host_pid(A[:8], children[-1].ns_pid) == children[-1].host_pid
     found = lookup(procfs, A, children[0].ns_pid, cgroup_roots=[])
