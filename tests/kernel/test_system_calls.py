@@ -43,12 +43,12 @@ def test_what_neither_it_nor_its_children_need_is_refused(
 ) -> None:
     answers = tmp_path / "answers"
     options = (*FAST, "--hostpid-namespace", namespace)
-    daemon = start(node, *options, wrapper=(sys.executable, "-c", ASKED, str(answers)))
-    works(node, daemon, source)
+    daemon = start(node, *options, wrapper=(sys.executable, "-c", ASKED, str(answers)), anew=False)
+    daemon.wait_for("source", source=source)
     node.container(name="weak", rights=DEFAULT_RIGHTS).tenant(load=40, guess="none")
-    assert rights(daemon.process.pid).filtered
     if namespace == "auto":
         daemon.wait_for("policy", origin="measured")
+    until(lambda: rights(daemon.process.pid).filtered, "a filter")
 
     def ask() -> set[str]:
         answers.unlink(missing_ok=True)
@@ -58,6 +58,7 @@ def test_what_neither_it_nor_its_children_need_is_refused(
         return {name for name, error in found.items() if error == errno.EPERM}
 
     until(lambda: ("setns" in ask()) == (source != "netlink"), "the last filter, once the driver is measured")
+    works(node, daemon, source)
     refused = ask()
     assert refused >= {"process_vm_readv", "open_by_handle_at", "keyctl"}
     assert "unshare" not in refused  # the canary's
