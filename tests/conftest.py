@@ -22,7 +22,9 @@ from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent
 #: What pytest makes of the tests' assertions is kept: without it every worker makes all of it anew, ten seconds of CPU.
+#: So is what the children compile: where this variable forbids it, each start after a change compiles all it imports.
 sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # How long an example may take is no question: another process may have the machine.
 hypothesis.settings.register_profile("any machine", deadline=None)
