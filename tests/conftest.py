@@ -111,6 +111,12 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return place / "door", place / "room"
 
 
+@pytest.fixture(scope="session")
+def program(doors: tuple[Path, Path]) -> Path:
+    """Where the workers keep the compiled probes of the daemon's usual map, named as it names them."""
+    return doors[0].parent / "bpf-program"
+
+
 @pytest.fixture(autouse=True)
 def the_machine(request: pytest.FixtureRequest, doors: tuple[Path, Path]) -> Iterator[None]:
     """The machine: shared with others, or not."""

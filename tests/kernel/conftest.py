@@ -207,15 +207,23 @@ class Start:
         self.started: list[Daemon] = []
 
     def __call__(
-        self, node: Node, *arguments: str, run_dir: Path | None = None, anew: bool = False, **options: Any
+        self,
+        node: Node,
+        *arguments: str,
+        run_dir: Path | None = None,
+        anew: bool | None = None,
+        **options: Any,
     ) -> Daemon:
         """``anew``: by `exec` and with nothing kept of an earlier one, as an operator starts the first.
 
         Otherwise it is forked from what has its modules (`warm`), and finds the compiled probes of the test before.
+        Under a wrapper nothing is forked, and nothing is found unless ``anew`` is False.
         """
+        if anew is None:
+            anew = "wrapper" in options
         options.setdefault("stock", None if anew else self._stock)
         where = run_dir or self._run_dir
-        if self._program is not None and not anew and "wrapper" not in options and _may_use_bpf(arguments):
+        if self._program is not None and not anew and _may_use_bpf(arguments):
             hand_on(self._program, where / self._program.name)
         daemon = Daemon(node, where, *arguments, **options)
         self.started.append(daemon)
@@ -267,12 +275,6 @@ def stock() -> Iterator[Stock]:
     stock = Stock()
     yield stock
     stock.close()
-
-
-@pytest.fixture(scope="session")
-def program(doors: tuple[Path, Path]) -> Path:
-    """Where the workers keep the compiled probes of the daemon's usual map, named as it names them."""
-    return doors[0].parent / "bpf-program"
 
 
 @pytest.fixture(scope="session")

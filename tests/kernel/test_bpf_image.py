@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,24 @@ def kept_in(tmp_path: Path) -> Path:
     directory = tmp_path / "run"
     directory.mkdir(mode=0o755)
     return directory
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a start keeps, for the tests that spoil it: LLVM takes a second of CPU for each."""
+    directory = tmp_path_factory.mktemp("compiled")
+    with loaded(directory):
+        pass
+    return directory / str(image.NAME)
+
+
+@pytest.fixture
+def kept(kept_in: Path, compiled: Path) -> Path:
+    """A program of an earlier start in this test's directory, and taken as it is."""
+    shutil.copy(compiled, kept_in)
+    with loaded(kept_in) as taken:
+        assert taken.report["bcc"] == "kept"
+    return kept_in / compiled.name
 
 
 @contextlib.contextmanager
@@ -75,29 +94,27 @@ def _agree_about(first: BpfPidMap, second: BpfPidMap, outer: int) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["code", "iterator", "maps", "text"])
-def test_a_program_that_the_kernel_does_not_take_is_compiled_again(kept_in: Path, spoil: str) -> None:
-    with loaded(kept_in):
-        pass
-    file = kept_in / image.NAME
-    kept = json.loads(file.read_text())
+def test_a_program_that_the_kernel_does_not_take_is_compiled_again(
+    kept_in: Path, kept: Path, spoil: str
+) -> None:
+    whole = json.loads(kept.read_text())
     if spoil == "code":
-        first = kept["image"]["programs"][0]
+        first = whole["image"]["programs"][0]
         first["code"] = "b7010000" + first["code"][8:]  # an instruction that leaves the context unknown
         first["code"] = first["code"][: len(first["code"]) - 16]  # and no exit
     elif spoil == "iterator":
-        kept["image"]["programs"][-1]["btf_id"] = 1
+        whole["image"]["programs"][-1]["btf_id"] = 1
     elif spoil == "maps":
-        del kept["image"]["maps"][0]["key_size"]
-    file.write_text("{" if spoil == "text" else json.dumps(kept))
+        del whole["image"]["maps"][0]["key_size"]
+    kept.write_text("{" if spoil == "text" else json.dumps(whole))
     with loaded(kept_in) as again:
         assert again.report["bcc"] != "kept"
     with loaded(kept_in) as after:
         assert after.report["bcc"] == "kept"  # it was replaced
 
 
+@pytest.mark.usefixtures("kept")
 def test_another_size_is_another_program(kept_in: Path) -> None:
-    with loaded(kept_in):
-        pass
     with loaded(kept_in, SIZES._replace(processes=8192)) as other:
         assert other.report["bcc"] != "kept"
         assert other.room == 8192

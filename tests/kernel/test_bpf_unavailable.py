@@ -19,7 +19,7 @@ import pytest
 from resolver.cli import main
 from resolver.errors import CannotKnow
 from resolver.pids.bpf_load import BTF, BpfUnavailable, bpf_directory
-from resolver.pids.bpf_map import BpfPidMap, start
+from resolver.pids.bpf_map import start
 from resolver.pids.bpf_syscall import Kernel
 from tests.kernel.conftest import ROOT, until
 
@@ -28,7 +28,7 @@ CHILD = """
 import ctypes, json, os, sys
 from resolver.pids.bpf_map import BpfUnavailable, start
 try:
-    pidmap = start()
+    pidmap = start(kept_in=next(iter(sys.argv[1:]), ""))
 except BpfUnavailable as error:
     print(json.dumps({"error": str(error), "cause": error.cause})); sys.exit()
 if "drop" in sys.argv:
@@ -57,8 +57,8 @@ if "stay" in sys.argv:
 IDS = {"prog_id": 13, "map_id": 14, "link_id": 30}  # BPF_PROG_, BPF_MAP_, BPF_LINK_GET_FD_BY_ID
 
 
-def in_a_child(*wrapper: str, words: tuple[str, ...] = ()) -> dict[str, Any]:
-    command = [*wrapper, sys.executable, "-c", CHILD, *words]
+def in_a_child(*wrapper: str, kept_in: str = "", words: tuple[str, ...] = ()) -> dict[str, Any]:
+    command = [*wrapper, sys.executable, "-c", CHILD, kept_in, *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -93,8 +93,8 @@ def test_a_missing_capability_is_named(missing: str, says: str) -> None:
     assert "capabilities.add" in answer["error"]
 
 
-def test_everything_works_without_any_capability_once_it_is_loaded() -> None:
-    answer = in_a_child(words=("drop",))
+def test_everything_works_without_any_capability_once_it_is_loaded(kept_in: str) -> None:
+    answer = in_a_child(kept_in=kept_in, words=("drop",))
     assert (answer["uid"], answer["capabilities"]) == (65534, 0)
     assert answer["own"] > 0
     for what in ("listed", "candidate", "complete", "tombstone"):
@@ -122,12 +122,16 @@ def test_no_bcc(tmp_path: Path) -> None:
     assert "No module named 'bcc'" in error.detail
 
 
-def test_a_python_without_bcc_is_passed_over(tmp_path: Path) -> None:
+def test_a_python_without_bcc_is_passed_over_and_nothing_of_llvm_stays_in_memory(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     pythons = ["/no/such/python", str(tmp_path / "bare/bin/python"), "/usr/bin/python3"]
     pidmap = start(pythons=pythons)
-    assert pidmap.report["python"] == "/usr/bin/python3"
+    maps = Path("/proc/self/maps").read_text()
     pidmap.close()
+    assert pidmap.report["python"] == "/usr/bin/python3"
+    assert pidmap.report["bcc"] != "kept"
+    assert "libbcc" not in maps
+    assert "LLVM" not in maps
 
 
 def test_not_in_the_host_pid_namespace() -> None:
@@ -171,18 +175,16 @@ def copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return copy / "pidmap.c"
 
 
-def unbound(program: Path) -> None:
-    """A place beyond what it is in: no verifier takes it."""
-    text = program.read_text()
+def test_the_verifier_refuses_and_doctor_has_its_last_lines(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It answers as to missing rights, EACCES; what it says is the end of a long log."""
+    text = copied.read_text()
     assert text.count("same(&slot->process, process) &&") == 1
-    program.write_text(
+    # A place beyond what it is in: no verifier takes it.
+    copied.write_text(
         text.replace("same(&slot->process, process) &&", "same(&slot[mine & 0xFFFFF].process, process) &&")
     )
-
-
-def test_the_verifier_refuses(copied: Path) -> None:
-    """It answers as to missing rights, EACCES; what it says is the end of a long log."""
-    unbound(copied)
     error = refusal()
     assert str(error).startswith("the kernel's verifier refused the BPF program (on_exit: Permission denied)")
     assert f"Linux {os.uname().release}" in str(error)
@@ -190,10 +192,15 @@ def test_the_verifier_refuses(copied: Path) -> None:
     assert "unbounded memory access" in error.detail or "invalid access to map value" in error.detail
     assert re.search(r"^processed \d+ insns", error.detail.splitlines()[-1])
 
-
-def test_doctor_has_the_verifiers_last_lines(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    unbound(copied)
     words = ["doctor", "--only", "bpf", "--source", "bpf"]
+    assert main([*words, "--json"]) == 1
+    (result,) = json.loads(capsys.readouterr().out)
+    assert "processed" in result["detail"]
+
+    def refused(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("resolver.pids.bpf_map.start", refused)  # the same again, without the compiler
     assert main(words) == 1
     short = capsys.readouterr().out
     assert "the kernel's verifier refused the BPF program" in short
@@ -202,9 +209,6 @@ def test_doctor_has_the_verifiers_last_lines(copied: Path, capsys: pytest.Captur
     assert "processed" not in short
     assert main([*words, "--verbose"]) == 1
     assert re.search(r"^ +\| processed \d+ insns", capsys.readouterr().out, re.MULTILINE)
-    assert main([*words, "--json"]) == 1
-    (result,) = json.loads(capsys.readouterr().out)
-    assert "processed" in result["detail"]
 
 
 def test_what_is_no_rights_matter_is_not_called_one(copied: Path) -> None:
@@ -282,8 +286,8 @@ def test_nothing_is_left_when_it_is_closed(kept_in: str) -> None:
     until(lambda: not any(map(still_there, ids)), "the end of programs, maps and links")
 
 
-def test_nothing_is_left_when_its_owner_is_killed() -> None:
-    command = [sys.executable, "-c", CHILD, "stay"]
+def test_nothing_is_left_when_its_owner_is_killed(kept_in: str) -> None:
+    command = [sys.executable, "-c", CHILD, kept_in, "stay"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
         ids = kernel_ids(owner.pid, json.loads(owner.stdout.readline())["fds"])
@@ -309,17 +313,9 @@ def test_the_loader_dies_with_its_owner() -> None:
 
     before = set(loaders())
     for delay in (0.1, 0.3, 0.5, 0.7):
-        owner = subprocess.Popen([sys.executable, "-c", CHILD, "stay"], cwd=ROOT, stdin=subprocess.PIPE)
+        owner = subprocess.Popen([sys.executable, "-c", CHILD, "", "stay"], cwd=ROOT, stdin=subprocess.PIPE)
         time.sleep(delay)
         mine = [host_pid for host_pid in loaders() if host_pid not in before]
         owner.kill()
         owner.communicate()
         until(children_gone(mine), "the end of the loader")
-
-
-def test_it_keeps_neither_bcc_nor_llvm_in_memory() -> None:
-    pidmap: BpfPidMap = start()
-    maps = Path("/proc/self/maps").read_text()
-    pidmap.close()
-    assert "libbcc" not in maps
-    assert "LLVM" not in maps

@@ -143,13 +143,14 @@ def test_auto_keeps_what_any_source_may_need_later(node: Node, start: Start) -> 
     assert own.effective == while_running("bpf", RELEASE) | optional
 
 
-#: The loader takes its time, as a compiler on a busy node does.
-SLOW = """
-import sys, time
+#: The loader takes its time, as a compiler on a busy node does: until there is a file, its first argument.
+HELD = """
+import os, sys, time
 from resolver.pids import bpf_load
-ask = bpf_load._ask
+ask, go = bpf_load._ask, sys.argv.pop(1)
 def slowly(*arguments):
-    time.sleep(3)
+    while not os.path.exists(go):
+        time.sleep(0.02)
     return ask(*arguments)
 bpf_load._ask = slowly
 from resolver.cli import main
@@ -165,9 +166,9 @@ def test_what_no_source_needs_is_given_up_before_anybody_is_answered(
     """With ``auto`` the first source may take seconds; tenants and scrapers are served from the beginning."""
     tenants = tmp_path / "tenants" / "resolver.sock"
     options = ("--source", "auto", "--hostpid-namespace", namespace, "--tenant-socket", str(tenants))
-    daemon = start(
-        node, *FAST, *options, "--metrics-addr", "127.0.0.1:0", wrapper=(sys.executable, "-c", SLOW)
-    )
+    go = tmp_path / "go"
+    held = (sys.executable, "-c", HELD, str(go))
+    daemon = start(node, *FAST, *options, "--metrics-addr", "127.0.0.1:0", wrapper=held, anew=False)
     daemon.wait_for("metrics_on")
     until(tenants.exists, "the tenants' socket")
     own = rights(daemon.process.pid)
@@ -178,6 +179,7 @@ def test_what_no_source_needs_is_given_up_before_anybody_is_answered(
     others = {"SYS_ADMIN"} | ({"SETUID", "SETGID"} if namespace == "auto" else set())
     assert own.permitted == own.bounding == needed | others
     assert own.no_new_privs  # no program that it starts gets more
+    go.touch()
     daemon.wait_for("source", source="bpf")
     left = needed if namespace == "host" else needed | others
     until(lambda: rights(daemon.process.pid).permitted == left, "the drop")
@@ -273,7 +275,7 @@ sys.exit(main())
 @EVERY_SOURCE
 def test_with_what_is_left_its_health_is_checked(node: Node, start: Start, source: str) -> None:
     """A canary is made again and again, without the right to make PID namespaces, and found."""
-    daemon = start(node, *FAST, wrapper=(sys.executable, "-c", IMPATIENT))
+    daemon = start(node, *FAST, wrapper=(sys.executable, "-c", IMPATIENT), anew=False)
     daemon.wait_for("source", source=source)
     never(lambda: daemon.said("source_failed") or daemon.other_output, "a trouble", 1.5)
 
@@ -300,7 +302,8 @@ sys.exit(main())
 def test_with_what_is_left_it_can_fall_and_climb(node: Node, start: Start) -> None:
     """The loader and the opener are root's children: they get what stayed permitted."""
     container = node.container()
-    daemon = start(node, *FAST, "--source", "auto", wrapper=(sys.executable, "-c", FRAGILE))
+    fragile = (sys.executable, "-c", FRAGILE)
+    daemon = start(node, *FAST, "--source", "auto", wrapper=fragile, anew=False)
     daemon.wait_for("source", source="bpf")
     for count in (1, 2):
         daemon.signal(signal.SIGUSR1)

@@ -32,6 +32,7 @@ from tests.kernel.conftest import (
     WRITER,
     Start,
     cpu_seconds,
+    hand_on,
     hostpid_of,
     never,
     runs,
@@ -70,7 +71,8 @@ def once(node: Node, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @EVERY_SOURCE
-def test_once_repairs_and_sums_up(node: Node, source: str) -> None:
+def test_once_repairs_and_sums_up(node: Node, source: str, program: Path) -> None:
+    hand_on(program, node.root / "run" / program.name)
     container, free = node.container(), node.container(name="free", watcher=False)
     tenant, busy = container.tenant(load=20, guess="none"), free.tenant(load=33, guess="wrong")
     done = once(node)

@@ -27,7 +27,8 @@ from tests.bench.crowd import crowd, host_pids, make_regions
 from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.regions import read_file
-from tests.kernel.conftest import Daemon, Start, hostpid_of, runs, until
+from tests.kernel.conftest import Daemon, Start, hand_on, hostpid_of, runs, until
+from tests.kernel.test_capabilities import HELD
 from tests.patience import PATIENCE_S
 
 FAST = ("--interval", "50ms", "--nvml-interval", "200ms")
@@ -105,15 +106,15 @@ def orphans() -> Iterator[Callable[[], set[int]]]:
 # ---- the best that works ------------------------------------------------------------------------------------------
 
 
-def test_no_repair_waits_for_the_map(node: Node, start: Start) -> None:
-    container = node.container()
+def test_no_repair_waits_for_the_map(node: Node, start: Start, tmp_path: Path) -> None:
+    container, go = node.container(), tmp_path / "go"
     tenant = container.tenant(guess="none")
-    daemon = start(node, *FAST, *AUTO, anew=True)
+    daemon = start(node, *FAST, *AUTO, wrapper=(sys.executable, "-c", HELD, str(go)))
+    daemon.wait_for("repair")
+    assert daemon.said("source") == []
+    go.touch()
     source = daemon.wait_for("source")
     assert (source["source"], source["not_used"]) == ("bpf", {})
-    daemon.stop()
-    events = [line["event"] for line in daemon.lines]
-    assert events.index("repair") < events.index("source")
     assert hostpid_of(container, tenant) == tenant.host_pid
 
 
@@ -306,7 +307,11 @@ def test_killed_while_the_map_is_made_it_leaves_no_loader(
 class Room:
     """A daemon within this process, so that what it holds can be broken."""
 
-    def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+    def __init__(
+        self, node: Node, monkeypatch: pytest.MonkeyPatch, program: Path | None = None, **settings: Any
+    ) -> None:
+        if program is not None:
+            hand_on(program, node.root / program.name)
         for name, value in node.environment().items():
             monkeypatch.setenv(name, value)
         log.setup("json", "error")
@@ -365,10 +370,10 @@ def break_down(source: Mapped) -> None:
 
 
 def test_a_map_that_fails_is_left_at_once_and_taken_again_later(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node, monkeypatch: pytest.MonkeyPatch, program: Path
 ) -> None:
     # NVML, and with it the usual look at the source, comes by once in an hour.
-    room = Room(node, monkeypatch, nvml_interval=3600.0)
+    room = Room(node, monkeypatch, program, nvml_interval=3600.0)
     container = node.container()
 
     async def scene() -> None:
@@ -454,8 +459,10 @@ def test_a_connector_whose_socket_fails_is_left_at_once(node: Node, monkeypatch:
     room.play(scene)
 
 
-def test_a_map_that_was_asked_for_is_made_anew(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = Room(node, monkeypatch, source="bpf")
+def test_a_map_that_was_asked_for_is_made_anew(
+    node: Node, monkeypatch: pytest.MonkeyPatch, program: Path
+) -> None:
+    room = Room(node, monkeypatch, program, source="bpf")
     container = node.container()
 
     async def scene() -> None:
@@ -481,7 +488,10 @@ def test_a_map_too_small_for_the_node_is_said_and_every_repair_is_right(
     containers, each = 14, 100
     regions = node.root / "crowd"
     make_regions(regions, containers, each)
-    settings = {"containers_dir": (str(regions),), "hostpid_namespace": HostpidNamespace.HOST}
+    settings: dict[str, Any] = {
+        "containers_dir": (str(regions),),
+        "hostpid_namespace": HostpidNamespace.HOST,
+    }
     room = Room(node, monkeypatch, source="bpf", map_size=1024, **settings)
 
     def slots(number: int) -> dict[tuple[int, int], int]:

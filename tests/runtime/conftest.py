@@ -12,7 +12,7 @@ from typing import Protocol
 import pytest
 
 from tests.fakes.node import Node
-from tests.kernel.conftest import DRIVER, ROOT
+from tests.kernel.conftest import DRIVER, ROOT, hand_on
 from tests.manifests import Manifest, merge
 from tests.runtime.image import Image
 from tests.runtime.pods import Pod, runtime_default
@@ -79,7 +79,9 @@ class StartPod(Protocol):
         name: str = "resolver",
         image: Image | None = None,
         wrapper: tuple[str, ...] = (),
-    ) -> Pod: ...
+        anew: bool = False,
+    ) -> Pod:
+        """``anew``: with nothing kept of an earlier one. Otherwise the checkout's finds its compiled probes."""
 
 
 def fast(pod: Manifest, **environment: str) -> Manifest:
@@ -112,7 +114,7 @@ def node_paths(tmp_path: Path, node: Node) -> dict[str, Path]:
 
 
 @pytest.fixture
-def start_pod(tmp_path: Path, node: Node, node_paths: dict[str, Path]) -> Iterator[StartPod]:
+def start_pod(tmp_path: Path, node: Node, node_paths: dict[str, Path], program: Path) -> Iterator[StartPod]:
     """Starts pods on the node."""
     started: list[Pod] = []
 
@@ -124,7 +126,12 @@ def start_pod(tmp_path: Path, node: Node, node_paths: dict[str, Path]) -> Iterat
         name: str = "resolver",
         image: Image | None = None,
         wrapper: tuple[str, ...] = (),
+        anew: bool = False,
     ) -> Pod:
+        if source == ROOT and image is None:
+            of_the_checkout.append(kept)
+            if not anew:
+                hand_on(program, kept)
         seccomp = {
             "RuntimeDefault": runtime_default(tmp_path, knows_bpf=knows_bpf),
             "resolver.json": ROOT / "deploy/seccomp/resolver.json",
@@ -143,6 +150,7 @@ def start_pod(tmp_path: Path, node: Node, node_paths: dict[str, Path]) -> Iterat
         started.append(new)
         return new
 
+    kept, of_the_checkout = node_paths["/run/resolver"] / program.name, list[Path]()
     yield start_one
     problems: list[object] = []
     for pod in started:
@@ -150,6 +158,8 @@ def start_pod(tmp_path: Path, node: Node, node_paths: dict[str, Path]) -> Iterat
         problems += [line for line in pod.lines if line["event"] == "internal_error"]
         # runc complains of a cgroup that it has to remove twice, as the last child of a daemon is still on its way out.
         problems += [text for text in pod.other_output if "level=warning" not in text and "rmdir" not in text]
+    for path in of_the_checkout[:1]:
+        hand_on(path, program)
     for mount in cgroup_mounts():
         remove_cgroups(mount / CGROUP_TOP)
     assert problems == []

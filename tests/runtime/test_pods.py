@@ -53,7 +53,7 @@ def test_what_is_rendered_does_the_whole_job(node: Node, start_pod: StartPod, wh
     rendered = pod_of(render(directory))
     given = set(container_of(rendered)["securityContext"]["capabilities"]["add"])
     assert given == TO_START[source if knows_bpf else "bpf"]
-    pod = start_pod(fast(rendered), knows_bpf=knows_bpf)
+    pod = start_pod(fast(rendered), knows_bpf=knows_bpf, anew=True)
     works(node, pod, source)
     confined(pod, given)
     assert rights(pod.host_pid).effective == while_running(source, RELEASE)
@@ -139,7 +139,7 @@ def test_on_a_fresh_node_it_is_up_before_hami_and_repairs_what_comes(
 ) -> None:
     """HAMi's containers make the directory, and in the sidecar's pod they start after every volume is there."""
     node.containers_dir.rmdir()
-    pod = start_pod(fast(pod_of(render(directory))))
+    pod = start_pod(fast(pod_of(render(directory))), anew=True)
     until(lambda: pod.get("/readyz") == 200, "ready")
     # As a container runtime makes it for HAMi's own monitor, whose volume has no type.
     made = node.containers_dir.stat()
