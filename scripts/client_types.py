@@ -12,7 +12,7 @@ from typing import Any, cast
 from resolver.api.app import Api
 from resolver.api.context import Context
 from resolver.api.openapi import describe
-from resolver.log import Journal
+from resolver.log.journal import Journal
 
 TARGET = Path(__file__).parent.parent / "resolver" / "client_types.py"
 _HEAD = '''"""What the daemon answers, as types for programs that ask it by `resolver.client`.

@@ -115,7 +115,7 @@ def _environment(tree: Path) -> None:
     (tree / "usr/bin").mkdir()
     (tree / "usr/bin/resolver").symlink_to(f"../{HOME.removeprefix('usr/')}/bin/resolver")
     plugin = tree / "usr/bin/kubectl-resolver"
-    plugin.write_bytes((ROOT / "resolver/kubectl_plugin.py").read_bytes())
+    plugin.write_bytes((ROOT / "resolver/kube/kubectl_plugin.py").read_bytes())
 
 
 def _around(tree: Path) -> None:

@@ -80,7 +80,7 @@ def plugin(dist: Path, url: str) -> None:
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH", "0"))
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
-        for name, source in (("kubectl-resolver", "resolver/kubectl_plugin.py"), ("LICENSE", "LICENSE")):
+        for name, source in (("kubectl-resolver", "resolver/kube/kubectl_plugin.py"), ("LICENSE", "LICENSE")):
             data = (ROOT / source).read_bytes()
             about = tarfile.TarInfo(name)
             about.size, about.mtime, about.mode = len(data), epoch, 0o644 if name == "LICENSE" else 0o755

@@ -30,14 +30,14 @@ def rows(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
 
 def event_kinds() -> list[str]:
     """The events that the API serves."""
-    from resolver.events import KINDS
+    from resolver.log.event_names import KINDS
 
     return rows(("kind", "meaning"), ((f"`{kind}`", meaning) for kind, meaning in KINDS.items()))
 
 
 def log_events() -> list[str]:
     """The events that only the log has."""
-    from resolver.events import LOGGED
+    from resolver.log.event_names import LOGGED
 
     return rows(("event", "meaning"), ((f"`{event}`", meaning) for event, meaning in sorted(LOGGED.items())))
 

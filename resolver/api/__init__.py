@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from resolver.api.app import Api
     from resolver.api.context import View
     from resolver.config import Settings
-    from resolver.log import Journal
+    from resolver.log.journal import Journal
 
 
 #: A place where another daemon listens is tried again.

@@ -12,7 +12,7 @@ from resolver.errors import ResolverError
 if TYPE_CHECKING:
     from resolver.api.access import ApiGatekeeper
     from resolver.api.context import Context
-    from resolver.log import Journal
+    from resolver.log.journal import Journal
 
 
 class Api:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from msgspec import Struct
 
     from resolver.api.access import ApiGatekeeper
-    from resolver.event_log import EventLog
     from resolver.linux.procfs import Procfs
+    from resolver.log.event_log import EventLog
     from resolver.lookup.cached import LiveLookup
     from resolver.state import Snapshot
 

@@ -17,10 +17,10 @@ from msgspec import Struct, structs
 
 from resolver import __version__
 from resolver.config import Setting
-from resolver.event_log import Event
 from resolver.gpu.attribution import Sample
 from resolver.gpu.inventory import GpuReport
 from resolver.hami.placements import BARE
+from resolver.log.event_log import Event
 from resolver.reasons import RegionReason
 from resolver.state import Container, PassSeconds, Process, RegionFacts, SlotFacts, Worker, tally
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from resolver.api.problems import Problem, Reason
 from resolver.api.request import STREAM, Answer, Parameter, Request, Route, encode
 from resolver.api.shapes import Events
-from resolver.events import KINDS
+from resolver.log.event_names import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from resolver.api.context import Context
-    from resolver.event_log import Event
+    from resolver.log.event_log import Event
 
 #: A silent stream says so, so that both ends notice when the other is gone.
 _SILENCE = 30.0

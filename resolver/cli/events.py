@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from resolver.cli.ask_daemon import add_socket, ask, follow, moment, understood
 from resolver.cli.show import on_terminal, printable, styled
 from resolver.errors import UsageError
-from resolver.events import KINDS
+from resolver.log.event_names import KINDS
 
 if TYPE_CHECKING:
     import argparse

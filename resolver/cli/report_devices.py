@@ -75,15 +75,15 @@ async def _report(args: argparse.Namespace, spread: float, address: tuple[str, i
     import contextlib
     import signal
 
-    from resolver import __version__, client, log
+    from resolver import __version__, client
     from resolver.kube.apiserver import ACCOUNT_DIR, ApiServer, in_cluster
     from resolver.kube.inventory_socket import InventorySocket
     from resolver.kube.reporter import Plan, Reporter
     from resolver.kube.tally import ReporterPage, Tally
-    from resolver.log import Journal
+    from resolver.log.journal import Journal, setup_logging
     from resolver.serve import pages
 
-    log.setup(args.log_format, args.log_level)
+    setup_logging(args.log_format, args.log_level)
     journal, tally = Journal(), Tally()
     node = args.node or os.environ.get("RESOLVER_NODE") or os.uname().nodename
     server = ApiServer(args.api_server or in_cluster(os.environ), args.service_account or ACCOUNT_DIR)

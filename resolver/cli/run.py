@@ -41,9 +41,10 @@ def run(args: argparse.Namespace) -> int:
     with lean("asyncio"):
         import asyncio
 
-    from resolver import config, log
+    from resolver import config
     from resolver.linux.node_lock import Held, NodeLock
     from resolver.linux.procfs import Procfs
+    from resolver.log.journal import setup_logging
 
     flags = options.given(args)
 
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     _one_heap()
     settings, origins = load()
-    log.setup(settings.log_format, settings.log_level)
+    setup_logging(settings.log_format, settings.log_level)
     Procfs().require_host_view()
     _require_rights()
     with contextlib.ExitStack() as held:

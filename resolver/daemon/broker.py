@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from resolver.config import Settings
     from resolver.hami.hostpid_policy import HostpidPolicy
     from resolver.linux.procfs import Procfs
-    from resolver.log import Journal
+    from resolver.log.journal import Journal
     from resolver.pids.pidmap import PidMap
 
 REQUEST = struct.Struct("!4sHH")  # magic, version, command

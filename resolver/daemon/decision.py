@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from resolver.config import HostpidNamespace
     from resolver.daemon.driver_measurement import DriverMeasurement
     from resolver.gpu.sampler import Collection
-    from resolver.log import Journal
+    from resolver.log.journal import Journal
 
 
 class Decision:

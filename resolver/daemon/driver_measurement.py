@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from resolver.config import HostpidNamespace
     from resolver.gpu.sampler import Collection
     from resolver.linux.procfs import ProcessHandle, Procfs
-    from resolver.log import Journal
+    from resolver.log.journal import Journal
     from resolver.pids.pidmap import PidMap
     from resolver.repair.owner_watch import Owners
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from resolver.gpu.attribution import Joined, Used
     from resolver.gpu.sampler import Collection
     from resolver.linux.procfs import Procfs
-    from resolver.log import Journal
+    from resolver.log.journal import Journal
     from resolver.pids.pidmap import PidMap
     from resolver.repair.repairer import Repairer
 

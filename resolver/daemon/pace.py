@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
-    from resolver.log import Journal
+    from resolver.log.journal import Journal
 
 #: So many failures of one step in a row end the daemon.
 ERRORS_BEFORE_END = 10

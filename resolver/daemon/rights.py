@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from resolver.config import Settings
-    from resolver.log import Journal
+    from resolver.log.journal import Journal
 
 _FIRST_FREE_PORT = 1024  # below it, listening takes CAP_NET_BIND_SERVICE
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from resolver.containers.log_names import ContainerNames
     from resolver.containers.pod_names import PodNames
     from resolver.linux.procfs import Procfs
-    from resolver.log import Journal
+    from resolver.log.journal import Journal
     from resolver.lookup.cached import LiveLookup
     from resolver.pids.pidmap import PidMap
 

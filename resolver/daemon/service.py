@@ -16,7 +16,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from resolver import __version__, api, log
+from resolver import __version__, api
 from resolver.config import OFF, HostpidNamespace, SourceName, changed
 from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.containers.log_names import ContainerNames
@@ -32,9 +32,10 @@ from resolver.daemon.rights import Rights
 from resolver.daemon.running_containers import Census
 from resolver.daemon.snapshots import Snapshots
 from resolver.daemon.source_upkeep import SourceUpkeep
-from resolver.event_log import EventLog
 from resolver.gpu.sampler import LONGEST_WAIT
 from resolver.linux.procfs import Procfs
+from resolver.log.event_log import EventLog
+from resolver.log.journal import Journal, setup_logging
 from resolver.lookup.cached import LiveLookup
 from resolver.pids.ladder import Ladder, open_source
 from resolver.pids.listing import Listing
@@ -75,7 +76,7 @@ class Service:
         _raise_descriptor_limit()
         self.reloading = Reloading(settings, origins or {})
         self.events = EventLog()
-        self.journal = log.Journal(self.events)
+        self.journal = Journal(self.events)
         self.counters: Counter[str] = Counter()
         self.procfs = procfs or Procfs()
         self.pidmap = PidMap(Listing(ScanSource(self.procfs)))
@@ -371,7 +372,7 @@ class Service:
         names = self.reloading.take()
         if names is not None:
             self.repairer.use(self.settings)
-            log.setup(self.settings.log_format, self.settings.log_level)
+            setup_logging(self.settings.log_format, self.settings.log_level)
             self._decide()
             self.gpus.sampler.hurry()
             self.journal.log.info("settings_reloaded", **names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from resolver.event_log import EventLog
+from resolver.log.event_log import EventLog
 from resolver.state import PassSeconds, Snapshot, Worker
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from resolver.log import Journal
+    from resolver.log.journal import Journal
     from resolver.pids.ladder import Ladder
     from resolver.pids.pidmap import PidMap
     from resolver.pids.source import PidSource

@@ -126,7 +126,7 @@ NONE = Inventory(version=0, at=0.0, driver_version=None, gpus=())
 
 
 def changes(old: Inventory, new: Inventory) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is worth telling of the step from one inventory to the next: events, as in `resolver.events`.
+    """What is worth telling of the step from one inventory to the next: events, as in `resolver.log.event_names`.
 
     A GPU that is lost and still counted by the driver is unhealthy; one that is not counted any more is gone.
     """

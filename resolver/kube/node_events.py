@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from resolver.kube.device import Json
     from resolver.kube.tally import Tally
-    from resolver.log import Journal
+    from resolver.log.journal import Journal
 
 #: Where events of objects live that are in no namespace.
 NAMESPACE = "default"

@@ -34,7 +34,7 @@ from resolver.kube.node_events import NodeEvents
 if TYPE_CHECKING:
     from resolver.kube.device import Json
     from resolver.kube.tally import Tally
-    from resolver.log import Journal
+    from resolver.log.journal import Journal
 
 DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 NODES = "/api/v1/nodes"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from resolver.config import Settings
-    from resolver.log import Journal
+    from resolver.log.journal import Journal
     from resolver.state import Snapshot
 
 #: An address that another has is tried again.

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.errors import CannotKnow, ResolverError, WorkerFailed
-from resolver.log import Journal
+from resolver.log.journal import Journal
 from resolver.pids.listing import Listing
 from resolver.pids.scan import ScanSource
 from resolver.pids.source import close

@@ -98,7 +98,7 @@ def close(source: PidSource) -> None:
     try:
         source.close()
     except Exception as error:  # noqa: BLE001 - it is not in use any more, and nothing else can be done about it
-        from resolver.log import Journal
+        from resolver.log.journal import Journal
 
         Journal().log.warning("source_not_closed", source=source.name, why=f"{type(error).__name__}: {error}")
 

@@ -20,7 +20,7 @@ from resolver.workers.supervisor import WorkerProcess
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from resolver.log import Journal
+    from resolver.log.journal import Journal
     from resolver.reasons import RepairReason
     from resolver.repair.plan import Order, RegionRepairs
     from resolver.repair.slot_states import SlotState

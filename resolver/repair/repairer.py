@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from resolver.hami.discovery import Discovery, FoundRegion
     from resolver.hami.hostpid_policy import HostpidPolicy
     from resolver.hami.region import SharedRegion
-    from resolver.log import Journal
+    from resolver.log.journal import Journal
     from resolver.pids.pidmap import PidMap
     from resolver.repair.plan import Order
     from resolver.repair.slot_states import SlotState

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from resolver import log
 from resolver.kube import node_events, reporter
 from resolver.kube.device import health
+from resolver.log import journal as log
 from tests.bench.timing import Progress, RowValues
 from tests.fakes.kube import Asked, KubeServer
 from tests.fakes.reported import Run, gpu
@@ -32,7 +32,7 @@ _PATIENCE = 120.0
 
 def measure(scratch: Path, progress: Progress) -> list[RowValues]:
     """Rows of the bench."""
-    log.setup("json", "error")
+    log.setup_logging("json", "error")
     progress("a day of a node, played quickly")
     rows = asyncio.run(_day(scratch / "day"))
     progress(f"{NODES} nodes: start, rest, and an API server that goes and comes back")

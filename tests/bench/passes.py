@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from resolver import log
 from resolver.config import HostpidNamespace, Settings
 from resolver.daemon.service import Service
+from resolver.log import journal as log
 from resolver.repair.attention import STARTED
 from tests.bench.crowd import UUID, crowd, host_pids, make_regions
 from tests.bench.timing import Progress, RowValues
@@ -22,7 +22,7 @@ _NEWS, _DUE = 2, 3  # kinds of pass: NVML said something new; only over what is 
 
 def measure(scratch: Path, progress: Progress) -> list[RowValues]:
     """64 regions of 8 slots, 256 of 32, and 1,024 of 8: sixteen times the slots."""
-    log.setup("json", "error")
+    log.setup_logging("json", "error")
     small = _measure(scratch / "small", 64, 8, progress)
     large = _measure(scratch / "large", 256, 32, progress)
     many = _measure(scratch / "many", 1024, 8, progress)

@@ -13,9 +13,9 @@ from resolver.api.access import ApiGatekeeper
 from resolver.api.app import Api
 from resolver.api.context import Context, View
 from resolver.api.server import serve
-from resolver.event_log import EventLog
 from resolver.linux.procfs import Procfs
-from resolver.log import Journal
+from resolver.log.event_log import EventLog
+from resolver.log.journal import Journal
 from resolver.lookup.cached import LiveLookup
 from resolver.pids.listing import Listing
 from resolver.pids.pidmap import PidMap

@@ -19,7 +19,7 @@ from resolver.kube.apiserver import ApiServer
 from resolver.kube.device import health
 from resolver.kube.reporter import Plan, Reporter
 from resolver.kube.tally import Tally
-from resolver.log import Journal
+from resolver.log.journal import Journal
 from tests.fakes.kube import KubeServer
 from tests.patience import PATIENCE_S
 

@@ -21,9 +21,9 @@ from resolver.api.context import Context, View
 from resolver.api.server import serve
 from resolver.cli._top.reading import documents_from
 from resolver.cli._top.tree import Tree, build
-from resolver.event_log import EventLog
 from resolver.linux.procfs import Procfs
-from resolver.log import Journal
+from resolver.log.event_log import EventLog
+from resolver.log.journal import Journal
 from resolver.lookup.cached import LiveLookup
 from resolver.pids.ladder import open_source
 from resolver.pids.pidmap import PidMap

@@ -31,7 +31,7 @@ from resolver.errors import UsageError
 from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.linux import peers
 from resolver.linux.procfs import Procfs
-from resolver.log import Journal
+from resolver.log.journal import Journal
 from resolver.pids.listing import Listing
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource

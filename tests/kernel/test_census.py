@@ -11,9 +11,9 @@ import pytest
 
 from resolver.containers.pod_names import PodNames
 from resolver.daemon.running_containers import Census
-from resolver.event_log import EventLog
 from resolver.linux.procfs import Procfs
-from resolver.log import Journal
+from resolver.log.event_log import EventLog
+from resolver.log.journal import Journal
 from resolver.lookup.cached import LiveLookup
 from resolver.pids.ladder import open_source
 from resolver.pids.pidmap import PidMap

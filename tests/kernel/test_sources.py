@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from resolver import log
 from resolver.config import HostpidNamespace, Settings
 from resolver.daemon.service import Service
+from resolver.log import journal as log
 from resolver.pids import bpf_map
 from resolver.pids.bpf import Mapped
 from tests.bench.crowd import crowd, host_pids, make_regions
@@ -314,7 +314,7 @@ class Room:
             hand_on(program, node.root / program.name)
         for name, value in node.environment().items():
             monkeypatch.setenv(name, value)
-        log.setup("json", "error")
+        log.setup_logging("json", "error")
         values = {"interval": 0.05, "nvml_interval": 0.2, "containers_dir": (str(node.containers_dir),)}
         values |= {"run_dir": str(node.root)}
         self.service = Service(Settings(**{**values, **settings}))

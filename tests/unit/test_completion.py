@@ -21,7 +21,7 @@ import pytest
 from resolver.cli import COMMANDS, completion, main, parser_of
 from resolver.cli.completion import FILES
 from resolver.config import SourceName
-from resolver.events import KINDS
+from resolver.log.event_names import KINDS
 from tests.patience import PATIENCE_S
 
 SOURCES: Final = {name.value for name in SourceName}

@@ -24,9 +24,9 @@ from resolver import __version__, config
 from resolver.api import shapes
 from resolver.cli.ask_daemon import duration, moment
 from resolver.cli.show import printable
-from resolver.events import KINDS
 from resolver.gpu.attribution import NOTHING, Sample
 from resolver.gpu.inventory import GpuReport, Illness, Inventory
+from resolver.log.event_names import KINDS
 from resolver.reasons import RegionReason, SampleReason
 from resolver.state import Container, RegionReport, Snapshot, Worker
 from tests.fakes import cachefiles

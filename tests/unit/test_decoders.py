@@ -20,12 +20,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resolver import log
 from resolver.counters import CounterByReason
 from resolver.errors import RegionRejected
 from resolver.gpu.sampler import Sampler
 from resolver.hami.mapping_finder import MappingFinder
 from resolver.linux.procfs import Procfs
+from resolver.log import journal as log
 from resolver.pids.bpf_load import bpf_directory
 from resolver.pids.proc_events import EventStream
 from resolver.reasons import RegionReason, RepairReason

@@ -14,8 +14,8 @@ from typing import Final
 import pytest
 import yaml
 
-from resolver import kubectl_plugin
 from resolver.cli import COMMANDS, parser_of
+from resolver.kube import kubectl_plugin
 from tests.documents import Command, commands, documents
 
 ROOT: Final = Path(__file__).parent.parent.parent

@@ -18,7 +18,7 @@ from resolver.daemon.driver_measurement import DriverMeasurement
 from resolver.errors import ProcessGone, WorkerFailed
 from resolver.gpu.sampler import FAILED, OK, Collection, DeviceSamples
 from resolver.linux.procfs import ProcessIdentity
-from resolver.log import Journal
+from resolver.log.journal import Journal
 
 GPU = "GPU-1"
 HOST, CONTAINER = HostpidNamespace.HOST, HostpidNamespace.CONTAINER

@@ -14,7 +14,7 @@ import pytest
 from resolver import api
 from resolver.config import load
 from resolver.errors import UsageError
-from resolver.log import Journal
+from resolver.log.journal import Journal
 from resolver.serve.unix_socket import Listening, UnixSocket, group_of
 
 LISTENING = Listening("resolver", "--socket", "or name another with --socket")

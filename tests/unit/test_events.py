@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from resolver import log
-from resolver.event_log import EventLog
-from resolver.events import KINDS
-from resolver.log import Journal
+from resolver.log import journal as log
+from resolver.log.event_log import EventLog
+from resolver.log.event_names import KINDS
+from resolver.log.journal import Journal
 
 
 def test_only_the_last_are_kept_and_numbers_go_on() -> None:
@@ -42,7 +42,7 @@ def test_everybody_who_waits_is_told() -> None:
 
 
 def test_what_is_told_is_logged_and_only_known_kinds_are_events(capfd: pytest.CaptureFixture[str]) -> None:
-    log.setup("json")
+    log.setup_logging("json")
     events = EventLog()
     journal = Journal(events)
     journal.record("repair", slot=3)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from resolver.events import KINDS
 from resolver.gpu.health import COOL, HOT, REASONS, judge
 from resolver.gpu.inventory import NONE, GpuReport, Illness, Inventory, changes
+from resolver.log.event_names import KINDS
 
 WELL: dict[str, Any] = {
     "index": 0,

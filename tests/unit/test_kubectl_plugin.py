@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import pytest
 
-from resolver import kubectl_plugin
 from resolver.cli import COMMANDS
+from resolver.kube import kubectl_plugin
 from tests import charts
 from tests.fakes.apiserver import serving
 from tests.fakes.node import Node
@@ -71,7 +71,7 @@ class Cluster:
     def __call__(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         self.file.write_text(json.dumps(self.state))
         done = subprocess.run(
-            [sys.executable, "-I", ROOT / "resolver/kubectl_plugin.py", *words],
+            [sys.executable, "-I", ROOT / "resolver/kube/kubectl_plugin.py", *words],
             env=os.environ
             | {"KUBECTL": str(self.program), "KUBECTL_CLUSTER": str(self.file), "PYTHONPATH": str(ROOT)}
             | environ,

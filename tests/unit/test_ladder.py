@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from resolver import log
 from resolver.errors import CannotKnow
 from resolver.linux.procfs import Procfs
+from resolver.log import journal as log
 from resolver.pids import ladder
 from resolver.pids.bpf_load import BpfUnavailable
 from resolver.pids.ladder import Ladder
@@ -141,7 +141,7 @@ def test_what_the_compiler_said_goes_to_the_debug_log(
     made = room("auto")
     monkeypatch.setattr(made.ladder, "_open", _refuse_with_detail)
     for level, told in (("info", False), ("debug", True)):
-        log.setup("json", level)
+        log.setup_logging("json", level)
         run(made.ladder.start())
         assert ("pidmap.c:7: error" in capsys.readouterr().err) is told
 

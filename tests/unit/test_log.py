@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import structlog
 
-from resolver import log
+from resolver.log import journal as log
 from resolver.reasons import RepairReason
 
 HOSTILE = 'a b="c"\n2030-01-01 [info] repair \x1b[31mred\x1b[0m\r\x00\x9b\udcff\u2028end'
@@ -25,7 +25,7 @@ def _restored() -> Any:
 
 
 def said(capsys: pytest.CaptureFixture[str], log_format: str, level: str, tell: Callable[[Any], None]) -> str:
-    log.setup(log_format, level)
+    log.setup_logging(log_format, level)
     tell(log.Journal().log)
     return capsys.readouterr().err
 
@@ -63,9 +63,9 @@ def test_levels(capsys: pytest.CaptureFixture[str], level: str, lines: int) -> N
 
 def test_a_new_level_holds_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     journal = log.Journal()
-    log.setup("json", "error")
+    log.setup_logging("json", "error")
     journal.log.info("before")
-    log.setup("json", "info")
+    log.setup_logging("json", "info")
     journal.log.info("after")
     assert json.loads(capsys.readouterr().err)["event"] == "after"
 
@@ -83,7 +83,7 @@ def test_a_tenant_cannot_write_lines_of_its_own(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("log_format", ["json", "console"])
 def test_names_reach_a_narrow_standard_error(log_format: str) -> None:
     code = (
-        "import sys; from resolver import log; log.setup(sys.argv[1]);"
+        "import sys; from resolver.log import journal as log; log.setup_logging(sys.argv[1]);"
         "log.Journal().log.info('region_found', path='/caf\\u00e9/\\udcff\\u4e16')"
     )
     done = subprocess.run(
@@ -114,7 +114,7 @@ def test_a_defect_is_shown_with_where_it_happened(
 
 
 def test_a_trouble_is_said_when_it_begins_changes_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    log.setup("json")
+    log.setup_logging("json")
     journal = log.Journal()
 
     def tell(why: str) -> None:
@@ -133,7 +133,7 @@ def test_a_trouble_is_said_when_it_begins_changes_and_ends(capsys: pytest.Captur
 
 
 def test_troubles_of_different_things_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    log.setup("json")
+    log.setup_logging("json")
     journal = log.Journal()
     for what in ("dir /a", "dir /b"):
         journal.trouble(what, "missing", "missing", "found")
@@ -148,7 +148,7 @@ def test_files_that_are_not_used_cost_few_lines_for_each_directory(
     """Who makes and removes such a file without end caused a line each time that it was seen."""
     now = 100.0
     monkeypatch.setattr(log, "time", SimpleNamespace(monotonic=lambda: now))
-    log.setup("json")
+    log.setup_logging("json")
     journal = log.Journal()
     for _ in range(40):
         now += 0.5

@@ -14,7 +14,7 @@ import pytest
 from resolver import config, metrics
 from resolver.config import Settings
 from resolver.errors import UsageError
-from resolver.log import Journal
+from resolver.log.journal import Journal
 from resolver.serve import pages
 from resolver.state import Snapshot
 from tests.fakes.pictures import picture

@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from resolver import log
 from resolver.budget import Slices
 from resolver.config import HostpidNamespace, Settings, WriteUtilization
 from resolver.errors import RegionRejected, WorkerFailed
@@ -31,6 +30,7 @@ from resolver.hami.discovery import FoundRegion, Location, RegionChanges, Shared
 from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.hami.region import SharedRegion, adopt_region
 from resolver.linux.procfs import ProcessHandle, Procfs
+from resolver.log import journal as log
 from resolver.pids.listing import Listing
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
@@ -115,8 +115,8 @@ class Bench:
         return process
 
     def has_open(self, path: Path) -> None:
-        """Somebody has the file open from now on: what nobody has open may be called dead, sooner or later."""
-        process = subprocess.Popen(["sleep", "600"], stdin=self.stack.enter_context(path.open("rb")))
+        """Somebody has the file open from now on, as HAMi does: what nobody has open is called dead in the end."""
+        process = subprocess.Popen(["sleep", "600"], stdin=self.stack.enter_context(path.open("r+b")))
         self.stack.callback(process.wait)
         self.stack.callback(process.kill)
 
@@ -154,7 +154,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
     """The log lines of the test."""
     written = io.StringIO()
     monkeypatch.setattr(log, "sys", SimpleNamespace(stderr=written))
-    log.setup("json")
+    log.setup_logging("json")
     return lambda: [json.loads(line) for line in written.getvalue().splitlines()]
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from resolver.containers.pod_names import PodNames
 from resolver.daemon.running_containers import Census
 from resolver.linux.procfs import MAX_TENANT_FILE, Procfs
-from resolver.log import Journal
+from resolver.log.journal import Journal
 
 UID = "3f6f7b9e-2d0c-4a8b-9a51-0d3c5e1f7a21"
 CONTAINER = "ab" * 32

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from resolver import api, log
+from resolver import api
 from resolver.api import ApiSockets
 from resolver.config import HostpidNamespace, LogLevel, Settings
 from resolver.daemon import snapshots
@@ -22,6 +22,7 @@ from resolver.daemon.pace import ERRORS_BEFORE_END
 from resolver.daemon.service import Service
 from resolver.gpu.attribution import NOTHING, Joined, Sample
 from resolver.gpu.sampler import LONGEST_WAIT, Collection, DeviceSamples
+from resolver.log import journal as log
 from resolver.reasons import SampleReason, UnresolvedReason
 from resolver.repair.repairer import Repairer
 from resolver.state import RegionReport, SlotReport
@@ -37,7 +38,7 @@ Lines = Callable[[], list[dict[str, Any]]]
 def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
     written = io.StringIO()
     monkeypatch.setattr(log, "sys", SimpleNamespace(stderr=written))
-    log.setup("json", "debug")
+    log.setup_logging("json", "debug")
     return lambda: [json.loads(line) for line in written.getvalue().splitlines()]
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from resolver.config import SETTINGS
-from resolver.events import KINDS, LOGGED
+from resolver.log.event_names import KINDS, LOGGED
 
 
 def test_no_table_is_stale(root: Path) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from resolver import log
 from resolver.budget import BURST_SECONDS, SHARE
 from resolver.hami.discovery import SharedDirectory
 from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.linux.procfs import ProcessHandle
+from resolver.log import journal as log
 from resolver.reasons import UnresolvedReason
 from resolver.repair import orders
 from resolver.workers import slot_writer
@@ -73,7 +73,7 @@ class Patient(Bench):
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Patient]:
-    log.setup("json", "error")
+    log.setup_logging("json", "error")
     with ExitStack() as stack:
         # What thousands of tests before left behind takes the collector longer than any step of ours.
         gc.disable()

@@ -76,7 +76,7 @@ def test_the_command_runs_from_the_wheel(python: Path) -> None:
 
 def test_kubectls_plugin_runs_from_the_wheel_and_as_a_copy(python: Path, root: Path, tmp_path: Path) -> None:
     copy = tmp_path / "kubectl-resolver"
-    copy.write_bytes((root / "resolver/kubectl_plugin.py").read_bytes())
+    copy.write_bytes((root / "resolver/kube/kubectl_plugin.py").read_bytes())
     # Alone it has nothing but the standard library.
     for plugin in ([python.parent / "kubectl-resolver"], [python, "-I", "-S", copy]):
         assert run(*plugin, "--help").startswith("usage: kubectl resolver")

@@ -79,18 +79,18 @@ def _by_ourselves(no_daemon: str, socket_path: str | None, file: str | None) -> 
         import asyncio
     import msgspec
 
-    from resolver import log
     from resolver.cli.in_force import settings_in_force
     from resolver.config import SourceName
     from resolver.daemon.once import once
     from resolver.linux.procfs import Procfs
+    from resolver.log.journal import setup_logging
 
     if os.geteuid() != 0:
         raise CannotKnow(f"{no_daemon}. To look without a daemon takes root (sudo)")
     Procfs().require_host_view()
     in_force = settings_in_force(socket_path, file)
     settings = msgspec.structs.replace(in_force.settings, dry_run=True, source=SourceName.SCAN)
-    log.setup(settings.log_format, "error")
+    setup_logging(settings.log_format, "error")
     documents = _documents(asyncio.run(once(settings)))
     names = ("containers_dir", "pod_logs_dir")
     by = ", ".join(f"{name} by {in_force.origins.get(name, in_force.whose)}" for name in names)

@@ -1,6 +1,7 @@
 """Every kind of event that the API serves, and every other event in the log, with its meaning.
 
-An event is also a line of the log, under the same name and with the same fields (`resolver.log.Journal.record`).
+An event is also a line of the log, under the same name and with the same fields
+(`resolver.log.journal.Journal.record`).
 """
 
 from __future__ import annotations

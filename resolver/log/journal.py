@@ -11,13 +11,13 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from resolver.events import KINDS
 from resolver.lean import lean
+from resolver.log.event_names import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-    from resolver.event_log import EventLog
+    from resolver.log.event_log import EventLog
 
 with lean("structlog"):
     import structlog
@@ -28,7 +28,7 @@ _OF_A_CONTAINER, _OF_A_DIRECTORY = (64.0, 1.0), (4.0, 0.25)
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
-def setup(log_format: str, level: str = "info") -> None:
+def setup_logging(log_format: str, level: str = "info") -> None:
     """Configure the process's logging. ``log_format`` is ``auto``, ``json`` or ``console``."""
     terminal = sys.stderr.isatty()
     if log_format == "auto":
@@ -85,8 +85,8 @@ class _Quota:
 class Journal:
     """The logger, and a memory of what is wrong, so that each trouble is said when it begins and when it ends.
 
-    What is one of the ``KINDS`` in `resolver.events` is published there as well. Of what is about one container only so
-    much is said one by one; the rest is counted.
+    What is one of the ``KINDS`` in `resolver.log.event_names` is published as well. Of what is about one container
+    only so much is said one by one; the rest is counted.
     """
 
     def __init__(self, events: EventLog | None = None) -> None:
