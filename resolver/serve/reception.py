@@ -3,7 +3,9 @@
 `Acceptor` takes connections from a listening socket; faster clients wait in the kernel's queue. `Reception`
 holds them behind it: a client that has gone by its turn costs an accept and a close and nothing else, a silent one
 holds a descriptor and no more, and turns go round by owner (an address, a container), so that a client that sends a
-thousand requests delays its own. Nothing here runs by the clock while nobody connects.
+thousand requests delays its own. Of one owner's, those whose request is there come before those that have begun one:
+who sends it byte by byte keeps nobody of the same address waiting. Nothing here runs by the clock while nobody
+connects.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import select
+import socket
 import time
 from collections import Counter, OrderedDict, deque
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,8 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from resolver.serve.waiting import Waiting
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterator
 
 _BATCH = 32
 #: Accepting may use its share of a CPU, and a burst of so many seconds at once.
@@ -28,6 +30,8 @@ _BURST_SECONDS = 0.01
 _PAUSE_SECONDS = 0.5
 #: How many that have gone are put away in one turn of the loop.
 _MOST_GONE = 64
+#: What of a request has to be there for it to be whole, and how much is looked at.
+_END_OF_HEAD, _MOST_OF_HEAD = b"\r\n\r\n", 8192
 
 
 class Acceptor:
@@ -93,14 +97,41 @@ class _Guest(NamedTuple):
     owner: Hashable
 
 
+class _Queue:
+    """The guests of one owner, in the order in which they are let in."""
+
+    __slots__ = ("begun", "whole")
+
+    def __init__(self) -> None:
+        self.whole: deque[_Guest] = deque()  # their request's head is there
+        self.begun: deque[_Guest] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self.whole or self.begun)
+
+    def __iter__(self) -> Iterator[_Guest]:
+        yield from self.whole
+        yield from self.begun
+
+    def add(self, guest: _Guest) -> None:
+        (self.whole if _is_whole(guest.connection) else self.begun).append(guest)
+
+    def first(self) -> _Guest:
+        return (self.whole or self.begun).popleft()
+
+    def least(self) -> _Guest:
+        """Whom to turn away."""
+        return self.begun.popleft() if self.begun else self.whole.pop()
+
+
 class Reception:
     """Holds what an `Acceptor` takes until a request has begun to come, then lets it in: one each ``apart`` seconds.
 
     ``owner`` names whom a connection counts for; None turns it away (having answered, or not), and OSError means
     that descriptors have run out. ``let_in`` gets the connection, and owns it. Of more than ``most`` connections the
     owner with the most of them loses one, with ``refusal`` for an answer: the silent one that waits longest, or else
-    its latest. A connection that says nothing for ``seconds`` is closed. ``closed`` is called with the owner of each
-    connection that is not let in.
+    the one that began its request first and has not ended it, or else its latest. A connection that says nothing for
+    ``seconds`` is closed.
     """
 
     def __init__(
@@ -123,7 +154,7 @@ class Reception:
         self._silent: Waiting[Hashable] = Waiting(
             seconds, self._readable, self._dismiss_silent
         )  # with its owner
-        self._ready: OrderedDict[Hashable, deque[_Guest]] = OrderedDict()  # by owner, next one first
+        self._ready: OrderedDict[Hashable, _Queue] = OrderedDict()  # by owner, next one first
         self._held: Counter[Hashable] = Counter()
         self._next_at = 0.0
         self._turn: asyncio.TimerHandle | None = None
@@ -168,7 +199,7 @@ class Reception:
         else:
             self._silent.add(connection, owner)
         if self.held > self._most:
-            self._turn_one_away()
+            self._turn_one_away(connection)
 
     def _readable(self, connection: socket.socket, owner: Hashable) -> None:
         self._silent.remove(connection)
@@ -179,7 +210,7 @@ class Reception:
             self._make_ready(guest)
 
     def _make_ready(self, guest: _Guest) -> None:
-        self._ready.setdefault(guest.owner, deque()).append(guest)
+        self._ready.setdefault(guest.owner, _Queue()).add(guest)
         if self._turn is None:
             self._turn = self._loop.call_at(max(self._next_at, self._loop.time()), self._next)
 
@@ -190,7 +221,7 @@ class Reception:
             if not self._ready:
                 return
             owner, queue = self._ready.popitem(last=False)
-            guest = queue.popleft()
+            guest = queue.first()
             if queue:
                 self._ready[owner] = queue
             if not _state(guest.connection) & _GONE:
@@ -214,17 +245,19 @@ class Reception:
     def _dismiss_silent(self, connection: socket.socket, owner: Hashable) -> None:
         self._dismiss(_Guest(connection, owner))
 
-    def _turn_one_away(self) -> None:
+    def _turn_one_away(self, latest: socket.socket) -> None:
         ((greedy, _),) = self._held.most_common(1)
         silent = next((connection for connection, owner in self._silent if owner == greedy), None)
-        if silent is not None:
-            self._silent.remove(silent)
-            guest = _Guest(silent, greedy)
-        else:
+        queue = self._ready.get(greedy)
+        # The request of who has only just come may be on its way.
+        if silent is None or (silent is latest and queue is not None and queue.begun):
             queue = self._ready[greedy]
-            guest = queue.pop()
+            guest = queue.least()
             if not queue:
                 del self._ready[greedy]
+        else:
+            self._silent.remove(silent)
+            guest = _Guest(silent, greedy)
         refuse(guest.connection, self._refusal)
         self._dismiss(guest)
 
@@ -237,6 +270,14 @@ def _state(connection: socket.socket) -> int:
     poll = select.poll()
     poll.register(connection, select.POLLIN | select.POLLRDHUP)
     return sum(events for _, events in poll.poll(0))
+
+
+def _is_whole(connection: socket.socket) -> bool:
+    """Whether a request's head has come."""
+    try:
+        return _END_OF_HEAD in connection.recv(_MOST_OF_HEAD, socket.MSG_PEEK)
+    except OSError:
+        return False  # it has gone, which its turn will show
 
 
 def refuse(connection: socket.socket, answer: bytes) -> None:

@@ -293,6 +293,21 @@ def test_beyond_those_that_may_wait_is_told_when_to_come_back(monkeypatch: pytes
     run(test)
 
 
+def test_a_request_that_is_there_goes_before_those_that_are_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "LIMITS", pages.LIMITS._replace(waiting=8, apart=0.5))
+
+    async def test() -> None:
+        async with serving() as port:
+            slow = [await say(port, b"GET /slow HTTP/1.1\r\n") for _ in range(pages.LIMITS.waiting + 4)]
+            assert b"you asked for /metrics" in await get(port)
+            assert b"503 Service Unavailable" in await all_of(slow[1])
+            first = slow[0]  # it was let in, and has its time
+            first[1].write(b"Host: x\r\nConnection: close\r\n\r\n")
+            assert b"you asked for /slow" in await all_of(first)
+
+    run(test)
+
+
 def test_requests_are_answered_at_a_pace() -> None:
     async def test() -> None:
         async with serving() as port:
