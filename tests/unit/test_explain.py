@@ -17,9 +17,11 @@ from resolver.cli import main
 from resolver.cli._explain import words
 from resolver.gpu.attribution import NOTHING
 from resolver.gpu.inventory import GpuReport, Inventory
+from resolver.linux.procfs import Procfs
 from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
 from resolver.state import Container, Process, RegionReport, SlotReport
 from tests.fakes.apiserver import serving
+from tests.fakes.family import Family
 
 CID, OTHER, POD, GPU = "ab" * 32, "cd" * 32, "11111111-2222-3333-4444-555555555555", "GPU-1"
 PATH = f"/usr/local/vgpu/containers/{POD}_main/x.cache"
@@ -53,8 +55,10 @@ def whole(*slots: SlotReport, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Asked:
+def asked(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Asked:
     """Exit code and what is printed, by a daemon with such a picture."""
+    # Each of its containers is searched for among the node's processes.
+    monkeypatch.setattr(Procfs, "each_entry", Family.each_entry)
 
     def ask(picture: dict[str, Any], *arguments: str) -> tuple[int, str]:
         with serving(tmp_path / "s", group=os.getgid(), **picture) as served:

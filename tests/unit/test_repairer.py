@@ -42,6 +42,7 @@ from resolver.state import SlotReport
 from resolver.workers import slot_writer
 from tests.fakes import cachefiles
 from tests.fakes.cachefiles import poke
+from tests.fakes.family import Family
 
 V1_2 = layouts.LAYOUTS["v1.2"]
 HOST = HostpidPolicy(HostpidNamespace.HOST, "")
@@ -84,7 +85,7 @@ class Bench:
         self.place, self.stack = place, stack
         self.counters: Counter[str] = Counter()
         self.told = ToldOwners()
-        procfs = Procfs()
+        procfs = Family()
         self.pidmap = PidMap(Listing(ScanSource(procfs)))
         self.settings = Settings(containers_dir=(str(place),), **settings)
         self.repairer = Repairer(self.settings, procfs, self.pidmap, self.counters, log.Journal())

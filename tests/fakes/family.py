@@ -1,0 +1,26 @@
+"""`/proc` of a node where nothing runs but this process and its children, however many others there are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from resolver.linux.procfs import Procfs
+
+
+class Family(Procfs):
+    """The real `/proc`, where only these are listed; whoever is asked for by number is there all the same."""
+
+    def each_entry(self) -> Iterator[tuple[int, int]]:
+        mine = os.getpid()
+        children = {
+            int(host_pid)
+            for each in Path(self.root, str(mine), "task").glob("*/children")
+            for host_pid in each.read_text().split()
+        }
+        for host_pid in sorted({mine, *children}):
+            try:
+                yield host_pid, os.stat(f"{self.root}/{host_pid}").st_ino
+            except FileNotFoundError:
+                continue
