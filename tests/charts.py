@@ -55,7 +55,8 @@ def _helm(
     return subprocess.run(
         [program, *arguments, *(() if values is None else ("--values", "-"))],
         input=values,
-        env={"PATH": os.defpath, "HOME": "/nonexistent", "KUBECONFIG": "/nonexistent"},
+        # It ends before it is worth collecting any memory.
+        env={"PATH": os.defpath, "HOME": "/nonexistent", "KUBECONFIG": "/nonexistent", "GOGC": "off"},
         capture_output=True,
         text=True,
         check=False,

@@ -7,6 +7,7 @@ counts what there is of something in the whole kernel.
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -25,6 +26,9 @@ ROOT = Path(__file__).parent.parent
 #: So is what the children compile: where this variable forbids it, each start after a change compiles all it imports.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# What is collected stays to the end: the collector would go through it in vain, at first and then again and again.
+gc.disable()
 
 # How long an example may take is no question: another process may have the machine.
 hypothesis.settings.register_profile("any machine", deadline=None)
@@ -72,6 +76,11 @@ FIRST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {f"tests/{name}.py": number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(FIRST)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
