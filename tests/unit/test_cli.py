@@ -15,6 +15,7 @@ import pytest
 from resolver import __version__
 from resolver.cli import COMMANDS, main
 from tests.fakes import cachefiles
+from tests.fakes.command import called
 from tests.fakes.regions import read_file
 
 
@@ -36,7 +37,7 @@ def test_version() -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
 def test_help_names_every_command(arguments: list[str]) -> None:
-    done = resolver(*arguments)
+    done = called(*arguments)
     assert done.returncode == 0
     assert done.stderr == ""
     for name, text in COMMANDS.items():
@@ -45,7 +46,7 @@ def test_help_names_every_command(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command: str) -> None:
-    done = resolver(command, "--help")
+    done = called(command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: resolver {command} ")
 

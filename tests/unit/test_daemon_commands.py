@@ -31,6 +31,7 @@ from resolver.reasons import RegionReason, SampleReason
 from resolver.state import Container, RegionReport, Snapshot, Worker
 from tests.fakes import cachefiles
 from tests.fakes.busy import GIB, GPUS, Builder
+from tests.fakes.command import called as resolver
 from tests.fakes.pictures import picture
 
 CID, OTHER = "4ca7193c" * 8, "0123abcd" * 8
@@ -99,17 +100,6 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     daemon.show(picture())
     yield daemon
     daemon.close()
-
-
-def resolver(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "resolver", *arguments],
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
 
 
 def on_terminal(*arguments: str, **environ: str) -> str:
