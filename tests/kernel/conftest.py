@@ -278,9 +278,9 @@ def stock() -> Iterator[Stock]:
 
 
 @pytest.fixture(scope="session")
-def kept_in(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where this process keeps the compiled probes of maps of its own."""
-    return str(tmp_path_factory.mktemp("kept"))
+def kept_in(program: Path) -> str:
+    """The directory of `program`: a map of the usual `Sizes` takes the same one as the daemon's."""
+    return str(program.parent)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ assert _SPEC.loader
 image: Any = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(image)
 
-SIZES = Sizes(processes=4096, namespaces=256)
+SIZES = Sizes(processes=32_768, namespaces=1024)
 
 
 @pytest.fixture
@@ -115,9 +115,9 @@ def test_a_program_that_the_kernel_does_not_take_is_compiled_again(
 
 @pytest.mark.usefixtures("kept")
 def test_another_size_is_another_program(kept_in: Path) -> None:
-    with loaded(kept_in, SIZES._replace(processes=8192)) as other:
+    with loaded(kept_in, SIZES._replace(processes=65_536)) as other:
         assert other.report["bcc"] != "kept"
-        assert other.room == 8192
+        assert other.room == 65_536
 
 
 def _readable(file: Path) -> None:

@@ -29,7 +29,7 @@ class Room:
     """A census over a source, and what it said."""
 
     def __init__(self, source: str, pods: Path, kept_in: str) -> None:
-        self.pidmap = PidMap(open_source(source, Procfs(), 16_384, kept_in))
+        self.pidmap = PidMap(open_source(source, Procfs(), 0, kept_in))
         self.events = EventLog()
         live = LiveLookup(Procfs(), self.pidmap)
         self.census = Census(Procfs(), self.pidmap, live, PodNames(str(pods)), Journal(self.events))

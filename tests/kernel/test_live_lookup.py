@@ -26,7 +26,7 @@ POD = "11111111-2222-3333-4444-555555555555"
 
 @pytest.fixture(params=["bpf", "netlink", "scan"])
 def pidmap(request: pytest.FixtureRequest, kept_in: str) -> Iterator[PidMap]:
-    pidmap = PidMap(open_source(request.param, Procfs(), 16_384, kept_in))
+    pidmap = PidMap(open_source(request.param, Procfs(), 0, kept_in))
     yield pidmap
     pidmap.source.close()
 
