@@ -12,7 +12,7 @@ from resolver.doctor import daemon, gpu, hami, kernel, limits, permissions, port
 from resolver.doctor.findings import Finding, State, failed, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
 
     from resolver.doctor.node import Node
 
@@ -79,12 +79,6 @@ CHECKS = (
     Check("metrics", ports.metrics),
     Check("broker", sockets.broker),
 )
-
-
-def examine(node: Node, checks: Iterable[Check] = CHECKS) -> Iterator[Result]:
-    """Run the checks one after the other; each result as soon as it is there. Never raises."""
-    for check in checks:
-        yield Result(check.name, *bounded(check, node))
 
 
 def bounded(check: Check, node: Node) -> Finding:
