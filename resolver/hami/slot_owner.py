@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,6 +23,7 @@ from resolver.containers.known_namespaces import MAX_NAMESPACES, KnownNamespaces
 from resolver.containers.log_names import ContainerNames
 from resolver.errors import AccessDenied, ProcessGone
 from resolver.hami.discovery import ClaimDirectory, MappedFile, Place, PodFile, SharedDirectory, Shown
+from resolver.hami.owner_walks import OwnerWalks
 from resolver.hami.pod_owner import PodOwner
 from resolver.hami.process_facts import FIRST_PAUSE, LONGEST_PAUSE, ProcessFacts
 from resolver.linux.mappings import maps_file, opened_by_name, place_of
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from resolver.budget import Slices
     from resolver.pids.pidmap import PidMap
-    from resolver.pids.source import PidSource
 
 
 class Seen(NamedTuple):
@@ -49,13 +48,8 @@ class Seen(NamedTuple):
 
 #: Places whose owners are searched through their containers' PID namespaces.
 _Searched = SharedDirectory | MappedFile
-#: CPU seconds of one refresh in which walks over every process are begun or gone on with, for places whose namespaces
-#: are not known: others wait for that, and for the rest that a long pass is followed by. And of the last one at least.
-_WALK_SECONDS, _LEAST_SECONDS = 0.003, 0.002
-#: The same where every owner is searched so, for there is no other way.
+#: CPU seconds of one refresh in which every process is asked, where every owner is searched so: there is no other way.
 _POD_SECONDS = 0.02
-#: Walks that were begun and not ended, some 100 KiB each; and seconds until one that nobody goes on with is forgotten.
-_MOST_WALKS, _FORGOTTEN_SECONDS = 16, 60.0
 
 
 class OwnerFinder:
@@ -87,22 +81,19 @@ class OwnerFinder:
         self._index = known or KnownNamespaces(procfs, pidmap, clock)
         self._index.read_mounts(self._facts.read_directories)
         self._failed: dict[int, _Failure] = {}
-        self._walked: dict[Place, int] = {}  # in which refresh a walk was begun or gone on with for it
-        self._walks: dict[Place, _OwnerWalk] = {}
-        self._bounded = True
-        self._walks_began = (-1, 0.0)  # the refresh, and the CPU time of the first one in it
+        self._walks = OwnerWalks(pidmap, clock)
 
     def update(self, *, bounded: bool = True) -> None:
         """Take in what the last refresh of the map changed; without this, the next question does.
 
         ``bounded=False``: from now on take the time that it takes.
         """
-        self._bounded = bounded
+        self._walks.bounded = bounded
         self._index.update(bounded=bounded)
 
     async def catch_up(self, slices: Slices, *, bounded: bool = True) -> None:
         """The same, but the loop's other tasks go on meanwhile; from then on no question does it."""
-        self._bounded = bounded
+        self._walks.bounded = bounded
         await self._index.catch_up(slices, bounded=bounded)
 
     def owner(
@@ -133,7 +124,7 @@ class OwnerFinder:
         if not namespaces or shared:
             found.add(self._walk(place, seen, ns_pid, besides=found.asked))
         else:
-            self._walks.pop(place, None)
+            self._walks.ended(place)
         if found.cut:
             found.close()
             return UnresolvedReason.OVER_BUDGET
@@ -149,11 +140,11 @@ class OwnerFinder:
 
     def _owner_in_pod(self, place: PodFile, ns_pid: int, mtime_ns: int) -> ProcessHandle | UnresolvedReason:
         """Every process with that number is asked: in that tree, any of them could be meant."""
-        if not self._may_walk(place, again=True, seconds=_POD_SECONDS):
+        if not self._walks.may_go_on(place, again=True, seconds=_POD_SECONDS):
             return UnresolvedReason.OVER_BUDGET
         source = self._pidmap.source
         asked = {host_pid: self._pidmap.arrival(host_pid) for host_pid in source.candidates(ns_pid)}
-        found = self._in_pod.find(asked, (place, ns_pid, mtime_ns), self._until(_POD_SECONDS))
+        found = self._in_pod.find(asked, (place, ns_pid, mtime_ns), self._walks.until(_POD_SECONDS))
         if source.incomplete():
             if isinstance(found, ProcessHandle):
                 found.close()
@@ -192,8 +183,7 @@ class OwnerFinder:
     def forget(self, place: Place) -> None:
         """The region of that place is gone."""
         self._index.forget(place)
-        self._walked.pop(place, None)
-        self._walks.pop(place, None)
+        self._walks.forget(place)
 
     def vacant(self, place: Place, ns_pid: int) -> bool:
         """Whether the kernel says that no process of the container has that number; True is never a guess.
@@ -264,15 +254,12 @@ class OwnerFinder:
         """
         found = _Findings()
         found.cut = True
-        if not self._may_walk(place, again=bool(besides)):
+        if not self._walks.may_go_on(place, again=bool(besides)):
             return found
-        now, about = self._clock(), (self._pidmap.source, seen, ns_pid)
-        walk = self._walks.get(place)
-        if walk is None or walk.about != about or now - walk.at > _FORGOTTEN_SECONDS:
-            if not self._may_begin(place, now):
-                return found
-            walk = self._walks[place] = _OwnerWalk(*about)
-        walk.at, until = now, self._until()
+        walk = self._walks.walk(place, seen, ns_pid)
+        if walk is None:
+            return found
+        until = self._walks.until()
         for host_pid in itertools.chain(walk.held, walk.left):
             if time.thread_time() > until:
                 walk.held = (host_pid,)
@@ -283,18 +270,10 @@ class OwnerFinder:
         # They are judged in one go: what was seen of the first ones may not be true any more. If there are too many for
         # that, what was read of them is remembered, so the next refresh gets further.
         concerned = sorted(walk.concerned)
-        found = self._search(concerned, place, seen, ns_pid, frozenset(), until=self._until())
+        found = self._search(concerned, place, seen, ns_pid, frozenset(), until=self._walks.until())
         if not found.cut:
-            del self._walks[place]
+            self._walks.ended(place)
         return found
-
-    def _may_begin(self, place: Place, now: float) -> bool:
-        """Whether there is room for one more walk, or there is one of this place already."""
-        if len(self._walks) >= _MOST_WALKS:
-            self._walks = {
-                each: walk for each, walk in self._walks.items() if now - walk.at <= _FORGOTTEN_SECONDS
-            }
-        return place in self._walks or len(self._walks) < _MOST_WALKS
 
     def _concerns(self, host_pid: int, place: _Searched) -> bool:
         """Whether that process has anything to do with the place, as far as is known."""
@@ -304,26 +283,6 @@ class OwnerFinder:
             return False
         except (AccessDenied, TooLarge):
             return True
-
-    def _may_walk(self, place: Place, *, again: bool = False, seconds: float = _WALK_SECONDS) -> bool:
-        """Whether a walk may go on now: with each refresh once for a place, and for a limited time."""
-        epoch = self._pidmap.refreshes
-        if not self._bounded:
-            return True
-        now = time.thread_time()
-        if self._walks_began[0] != epoch:
-            self._walks_began = epoch, now
-            self._walked = {each: at for each, at in self._walked.items() if at == epoch}
-        if (self._walked.get(place) == epoch and not again) or now - self._walks_began[1] > seconds:
-            return False
-        self._walked[place] = epoch
-        return True
-
-    def _until(self, seconds: float = _WALK_SECONDS) -> float:
-        """Until when one walk goes on in this refresh, in this thread's CPU time; for a moment at least."""
-        if not self._bounded:
-            return math.inf
-        return max(self._walks_began[1] + seconds, time.thread_time() + _LEAST_SECONDS)
 
     # -- one candidate ------------------------------------------------------------------------------
 
@@ -461,17 +420,6 @@ class _Failure(NamedTuple):
     until: float
     pause: float
     reason: UnresolvedReason
-
-
-class _OwnerWalk:
-    """A search among all processes with one number, as far as it got. ``at``: when it was last gone on with."""
-
-    def __init__(self, source: PidSource, seen: Seen, ns_pid: int) -> None:
-        self.about = source, seen, ns_pid
-        self.left = source.everywhere(ns_pid)  # 0 where nobody has that number
-        self.held: tuple[int, ...] = ()  # the one that was taken from it and not asked
-        self.concerned = set[int]()  # those that have anything to do with the place
-        self.at = 0.0
 
 
 class _Findings:

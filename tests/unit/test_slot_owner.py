@@ -14,7 +14,7 @@ import pytest
 
 from resolver.containers.known_namespaces import FirstProcess
 from resolver.errors import ResolverError
-from resolver.hami import slot_owner
+from resolver.hami import owner_walks
 from resolver.hami.discovery import SharedDirectory
 from resolver.hami.region_location import shared_directory
 from resolver.hami.slot_owner import OwnerFinder
@@ -439,7 +439,7 @@ def test_a_walk_goes_on_where_it_was_and_says_nothing_before_its_end(proc: FakeP
     assert answers[-1] == 100
     assert len(answers) > 3
     assert all(procfs.reads[host_pid] == 1 for host_pid in range(1000, 1060))
-    assert not proc.containers._walks
+    assert not proc.containers._walks.going
 
 
 def test_two_that_are_met_by_a_walk_in_different_refreshes_are_ambiguous(proc: FakeProc) -> None:
@@ -467,22 +467,22 @@ def test_who_has_ended_since_a_walk_met_it_owns_nothing(proc: FakeProc) -> None:
 def test_another_question_and_another_source_begin_a_walk_anew(proc: FakeProc) -> None:
     strangers(proc)
     assert proc.find(7) is UnresolvedReason.OVER_BUDGET
-    first = proc.containers._walks[OURS]
+    first = proc.containers._walks.going[OURS]
     assert proc.find(7) is UnresolvedReason.OVER_BUDGET
-    assert proc.containers._walks[OURS] is first
+    assert proc.containers._walks.going[OURS] is first
     assert proc.find(7, inode=INODE + 1) is UnresolvedReason.OVER_BUDGET
-    second = proc.containers._walks[OURS]
+    second = proc.containers._walks.going[OURS]
     assert second is not first
     proc.pidmap.use(Listing(ScanSource(proc.procfs)))
     strangers_of_it = proc.find(7, inode=INODE + 1)  # it has let go of the other one's descriptors
     assert strangers_of_it is UnresolvedReason.OVER_BUDGET
-    assert proc.containers._walks[OURS] is not second
+    assert proc.containers._walks.going[OURS] is not second
     proc.containers.forget(OURS)
-    assert not proc.containers._walks
+    assert not proc.containers._walks.going
 
 
 def test_walks_that_nobody_goes_on_with_make_room(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_owner, "_MOST_WALKS", 2)
+    monkeypatch.setattr(owner_walks, "_MOST_WALKS", 2)
     now, procfs = [0.0], strangers(proc, 30)
     proc.containers = OwnerFinder(procfs, proc.pidmap, lambda: now[0])
     procfs.reads.clear()
@@ -490,13 +490,13 @@ def test_walks_that_nobody_goes_on_with_make_room(proc: FakeProc, monkeypatch: p
     for place in places[:2]:
         assert proc.find(7, place) is UnresolvedReason.OVER_BUDGET
         proc.containers._facts._mounted.clear()  # each of them has as much to do
-    assert list(proc.containers._walks) == places[:2]
+    assert list(proc.containers._walks.going) == places[:2]
     for _ in range(3):
         assert proc.find(7, places[2]) is UnresolvedReason.OVER_BUDGET
-    assert list(proc.containers._walks) == places[:2]
+    assert list(proc.containers._walks.going) == places[:2]
     now[0] += 61.0
     assert proc.find(7, places[2]) is UnresolvedReason.OVER_BUDGET
-    assert list(proc.containers._walks) == [places[2]]
+    assert list(proc.containers._walks.going) == [places[2]]
 
 
 def test_what_failed_is_remembered_and_looked_at_ever_more_rarely(proc: FakeProc) -> None:
