@@ -109,6 +109,7 @@ class Budgets(Account):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._left: dict[str, tuple[float, float]] = {}  # what was left, and when that was
+        self.spenders = self._left.keys()  # the containers that have not all of it
 
     def left(self, container: str) -> float:
         """Seconds that the container may still cost now; 0 or less: it has to wait."""
@@ -122,9 +123,9 @@ class Budgets(Account):
     def most_left_first(self, items: Iterable[T], account: Callable[[T], str]) -> list[T]:
         """The items by what their containers have left; those with all of it come first, as they are."""
         listed = list(items)
-        behind = [item for item in listed if account(item) in self._left]
-        if not behind:
+        if not self._left:
             return listed
+        behind = [item for item in listed if account(item) in self._left]
         full = [item for item in listed if account(item) not in self._left]
         return full + sorted(behind, key=lambda item: -self.left(account(item)))
 
@@ -134,11 +135,8 @@ class Budgets(Account):
 
     def forget_full(self) -> None:
         """Drop what need not be remembered."""
-        self._left = {
-            container: known
-            for container, known in self._left.items()
-            if self.left(container) < BURST_SECONDS
-        }
+        for container in [each for each in self._left if self.left(each) >= BURST_SECONDS]:
+            del self._left[container]
 
 
 def give_back_memory() -> None:

@@ -19,7 +19,7 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from resolver.budget import Budgets
+from resolver.budget import Budgets, Slices
 from resolver.containers.log_names import ContainerNames
 from resolver.errors import RegionRejected
 from resolver.hami.directory_listing import (
@@ -165,7 +165,7 @@ class DirectoryFinder:
             self._full_left = total
         self._wants = math.inf
         visited = self._visit_news(now)
-        until = time.thread_time() + RELIST_SECONDS
+        slices = Slices(RELIST_SECONDS)
         for _ in range(min(total, MAX_VISITS)):
             directory = self._order[self._next % total]
             if directory not in visited:
@@ -175,7 +175,7 @@ class DirectoryFinder:
                 break  # the same directory first, next time: its other files have not been checked
             self._full_left = max(0, self._full_left - 1)
             self._next = (self._next + 1) % total
-            if time.thread_time() >= until:
+            if slices.over():
                 self._wants = now
                 break
         if self._full_left:
@@ -265,7 +265,7 @@ class DirectoryFinder:
         with os.scandir(root.fd) as listing:
             for entry in islice(listing, MAX_CONTAINERS):
                 # A symbolic link is kept as well: the visit refuses it, and so it is counted.
-                if is_entry(root.path, entry.name) and (
+                if (entry.name in root.directories or is_entry(root.path, entry.name)) and (
                     entry.is_symlink() or entry.is_dir(follow_symlinks=False)
                 ):
                     seen.add(entry.name)
@@ -326,8 +326,7 @@ class DirectoryFinder:
     # -- one container's directory ------------------------------------------------------------------
 
     def _visit(self, directory: Directory, now: float, *, full: bool) -> None:
-        due = any(_due(candidate, now) for candidate in directory.candidates.values())
-        if not (full or due or directory.news or now >= directory.look_at):
+        if not (full or directory.news or now >= directory.look_at or _any_due(directory, now)):
             return
         directory.news = False
         self._visit_it(directory, now, full=full)
@@ -350,7 +349,7 @@ class DirectoryFinder:
             self._forget(directory.path)
             directory.identity, directory.ctime_ns = (info.st_dev, info.st_ino), -1
         changed = full or info.st_ctime_ns != directory.ctime_ns
-        if not changed and not any(_due(candidate, now) for candidate in directory.candidates.values()):
+        if not changed and not _any_due(directory, now):
             return
         try:
             dir_fd = open_directory(directory.name, directory.root.fd)
@@ -435,6 +434,13 @@ class DirectoryFinder:
 
 def _key(root: Root) -> str:
     return f"{root.path}/"  # another than that of a container's directory
+
+
+def _any_due(directory: Directory, now: float) -> bool:
+    for candidate in directory.candidates.values():  # not by `any`: this is asked of each with every refresh
+        if candidate.region is None and now >= candidate.retry_at:
+            return True
+    return False
 
 
 def _due(candidate: Candidate, now: float) -> bool:

@@ -31,26 +31,27 @@ class SlotRecord(NamedTuple):
 class Columns:
     """Where the words that count are in each slot of a layout, by their kind: made once, used for every read."""
 
-    __slots__ = ("_slices", "slot_size")
+    __slots__ = ("_halves", "_words")
 
-    def __init__(self, layout: Layout, device_num: int) -> None:
-        self.slot_size = layout.slot_size
-        step = layout.slot_size // 4
-        self._slices = [
-            ("i", slice(0, None, step)),
-            ("i", slice(1, None, step)),
-            ("i", slice(layout.status // 4, None, step)),
-        ]
-        for device in range(device_num):
-            offset = layout.sm_util_offset(0, device)
-            if offset is not None:
-                start = (offset - layout.slot_offset(0)) // 8
-                self._slices.append(("Q", slice(start, None, layout.slot_size // 8)))
+    def __init__(self, layout: Layout, device_num: int, start: int = 0) -> None:
+        """Of slots that begin so many bytes after the start of what is read."""
+        halves, words = layout.slot_size // 4, layout.slot_size // 8
+        self._halves = [slice((start + at) // 4, None, halves) for at in (0, 4, layout.status)]
+        offsets = (layout.sm_util_offset(0, device) for device in range(device_num))
+        found = [offset - layout.procs for offset in offsets if offset is not None]
+        self._words = [slice((start + at) // 8, None, words) for at in found]
 
-    def of(self, area: memoryview) -> tuple[bytes, ...]:
-        """The columns of whole slots, one after the other."""
-        views = {"i": area.cast("i"), "Q": area.cast("Q")}
-        return tuple([views[code][where].tobytes() for code, where in self._slices])
+    def of(self, data: bytes) -> tuple[bytes, ...]:
+        """The columns of whole slots, one after the other, to the end of what was read."""
+        view = memoryview(data)
+        halves, words = view.cast("i"), view.cast("Q")
+        # Not as comprehensions: those are calls, and this is done with every read.
+        columns = []
+        for where in self._halves:
+            columns.append(halves[where].tobytes())  # noqa: PERF401
+        for where in self._words:
+            columns.append(words[where].tobytes())  # noqa: PERF401
+        return tuple(columns)
 
 
 class PackedSlots(Sequence[SlotRecord]):

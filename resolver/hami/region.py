@@ -40,10 +40,14 @@ class SharedRegion:
 
     __slots__ = (
         "_columns",
+        "_file_bytes",
         "_header",
-        "_header_bytes",
+        "_length",
         "_numbers",
+        "_rest",
+        "_start",
         "_tail",
+        "_tail_at",
         "_view",
         "fd",
         "inode",
@@ -61,11 +65,13 @@ class SharedRegion:
         self.path = path
         #: When the file was last written through a fresh mapping (or by write); a new process in it shows here.
         self.mtime_ns = info.st_mtime_ns
+        self._file_bytes, self._tail_at = layout.file_bytes, layout.proc_num
         self._tail: bytes | None = None  # as it was read
         self._numbers = 0, 0  # what it says: proc_num and utilization_switch
-        self._header_bytes = b""
+        self._length = 0  # of what is read at once: the header and the first slots
+        self._start = self._rest = b""  # of the header, as it was read
         self._header = layouts.Header(0, (), ())
-        self._columns = Columns(layout, 0)
+        self._columns = Columns(layout, 0, layout.procs)
         self._view: RegionView | None = None
 
     @property
@@ -83,32 +89,31 @@ class SharedRegion:
         Raises `RegionRejected`: ``gone``, ``hard_link``, ``truncated``, ``unknown_size``, ``bad_header``,
         ``not_initialized``, ``unknown_version``, ``io_error``. It is to be closed then.
         """
-        layout = self.layout
+        layout, fd = self.layout, self.fd
         try:
-            info = os.fstat(self.fd)
-            if info.st_nlink != 1 or info.st_size != layout.size + 1:
+            info = os.fstat(fd)
+            if info.st_nlink != 1 or info.st_size != self._file_bytes:
                 self._refuse(info)
             self.mtime_ns = info.st_mtime_ns
-            tail = os.pread(self.fd, layouts.TAIL_START_BYTES, layout.proc_num)
+            tail = os.pread(fd, layouts.TAIL_START_BYTES, self._tail_at)
             if tail != self._tail:
-                self._numbers = layouts.parse_tail_start(tail)
-                self._tail = tail
-            proc_num, utilization_switch = self._numbers
-            length = layout.procs + min(proc_num, _CHUNK) * layout.slot_size
-            data = os.pread(self.fd, length, 0)
-            if len(data) != length:
+                self._take_tail(tail)
+            data = os.pread(fd, self._length, 0)
+            if len(data) != self._length:
                 self._cut()
-            # The words that processes change all the time (owner_pid, the semaphore) lie before device_num.
-            header_bytes = data[: layout.owner_pid] + data[layout.device_num : layout.procs]
-            view = self._view
-            if header_bytes != self._header_bytes:
-                self._take_header(data, header_bytes)
-                view = None
-            columns = self._columns.of(memoryview(data)[layout.procs :])
+            if not (
+                self._view is not None
+                and data.startswith(self._start)
+                and data.startswith(self._rest, layout.device_num)
+            ):
+                self._take_header(data)
+            columns = self._columns.of(data)
+            proc_num, utilization_switch = self._numbers
             if proc_num > _CHUNK:
                 columns = self._further(columns, proc_num)
         except OSError as error:
             raise translate(error) from None
+        view = self._view
         if view is not None and columns == view.slots.columns:
             if view.utilization_switch == utilization_switch:
                 return view
@@ -136,21 +141,29 @@ class SharedRegion:
     def _cut(self) -> NoReturn:
         raise RegionRejected(RegionReason.TRUNCATED, "it was truncated while it was read")
 
-    def _take_header(self, data: bytes, header_bytes: bytes) -> None:
+    def _take_tail(self, tail: bytes) -> None:
         layout = self.layout
+        self._numbers = layouts.parse_tail_start(tail)
+        self._length = layout.procs + min(self._numbers[0], _CHUNK) * layout.slot_size
+        self._tail = tail
+
+    def _take_header(self, data: bytes) -> None:
+        layout, self._view = self.layout, None
         if layouts.identify(layout.file_bytes, data) is not layout:
             raise RegionRejected(RegionReason.UNKNOWN_VERSION, "it changed its version while it was open")
         self._header = layouts.parse_header(layout, data)
-        self._header_bytes = header_bytes
-        self._columns = Columns(layout, self._header.device_num)
+        # The words that processes change all the time (owner_pid, the semaphore) lie between the two.
+        self._start, self._rest = data[: layout.owner_pid], data[layout.device_num : layout.procs]
+        self._columns = Columns(layout, self._header.device_num, layout.procs)
 
     def _further(self, first: tuple[bytes, ...], proc_num: int) -> tuple[bytes, ...]:
         """The columns of all slots, where the first ones are read already."""
         layout, parts = self.layout, [first]
+        further = Columns(layout, self._header.device_num)
         for start in range(_CHUNK, proc_num, _CHUNK):
             count = min(_CHUNK, proc_num - start)
             data = self._bytes(layout.slot_offset(start), count * layout.slot_size)
-            parts.append(self._columns.of(memoryview(data)))
+            parts.append(further.of(data))
         return tuple([b"".join(column) for column in zip(*parts, strict=True)])
 
     def word(self, offset: int) -> int | None:

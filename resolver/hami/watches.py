@@ -74,6 +74,7 @@ class Watches:
         self.why_not = ""
         self._budgets, self._counters, self._clock = budgets, counters, clock
         self._watched: dict[str, _Watch] = {}
+        self.keys = self._watched.keys()  # those that are watched now
         self._keys: dict[int, set[str]] = {}  # by watch: the same inode may be known by several
         self._quotas: dict[str, _EventQuota] = {}
         self._silenced: dict[

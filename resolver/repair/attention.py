@@ -8,7 +8,8 @@ process would not be reported, else rarely.
 
 from __future__ import annotations
 
-from operator import itemgetter
+from math import inf
+from operator import attrgetter
 
 #: Seconds since a process attached -> seconds until the next look. After these the clock's interval, until `STARTED`.
 _STEPS = ((3.0, 0.02), (20.0, 0.04))
@@ -20,16 +21,21 @@ _SHORTEST = 0.004
 _LET_GO = 0.05
 #: A region where all is right, and whose changes the kernel reports, is read once in so many intervals.
 QUIET_INTERVALS = 16
-_LONG_AGO = float("-inf")
+_LONG_AGO = -inf
+
+
+_last = attrgetter("last")
 
 
 class _Look:
     """Changed in place: each pass does that for each region that it reads."""
 
-    __slots__ = ("attached", "due", "last")
+    __slots__ = ("attached", "due", "last", "path")
 
-    def __init__(self, due: float, last: float, attached: float) -> None:
-        self.due, self.last, self.attached = due, last, attached
+    def __init__(self, path: str, attached: float) -> None:
+        self.path = path
+        self.due = self.last = _LONG_AGO
+        self.attached = attached
 
 
 class Attention:
@@ -68,13 +74,13 @@ class Attention:
 
     def due(self, until: float) -> list[str]:
         """Whose time comes until then, who waits longest first; a new region's is at once."""
-        due = [(look.last, path) for path, look in self._looks.items() if look.due <= until]
-        due.sort(key=itemgetter(0))
-        return [path for _last, path in due]
+        due = [look for look in self._looks.values() if look.due <= until]
+        due.sort(key=_last)
+        return [look.path for look in due]
 
     def found(self, path: str, attached: float) -> None:
         """A new region, to be read at once; the last process attached to it then, by the file's time."""
-        self._looks[path] = _Look(_LONG_AGO, _LONG_AGO, attached)
+        self._looks[path] = _Look(path, attached)
 
     def looked(self, path: str, now: float, interval: float, *, watched: bool, quiet_until: float) -> None:
         """It was read: when it is due again.
@@ -83,10 +89,15 @@ class Attention:
         """
         known = self._looks.get(path)
         if known is None:
-            known = self._looks[path] = _Look(now, _LONG_AGO, now)
+            known = self._looks[path] = _Look(path, now)
         age = now - known.attached
-        if age >= STARTED and watched:
-            pause = min(max(interval, quiet_until - now), QUIET_INTERVALS * interval)
+        if watched and age >= STARTED:
+            pause, longest = quiet_until - now, QUIET_INTERVALS * interval
+            # Comparisons, as this is done for each region that is read: a call of `min` costs more than all of it.
+            if pause < interval:
+                pause = interval
+            elif pause > longest:
+                pause = longest
         else:
             often = next((pause for until, pause in _STEPS if age < until), interval)
             # At first as long again as it is since the event: the slot comes milliseconds after it.
@@ -99,6 +110,4 @@ class Attention:
 
     def next(self) -> float:
         """When the next one is due; never, without regions."""
-        if not self._looks:
-            return float("inf")
-        return min(look.due for look in self._looks.values())
+        return min([look.due for look in self._looks.values()], default=inf)

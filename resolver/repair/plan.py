@@ -54,6 +54,29 @@ class Order(NamedTuple):
 class RegionRepairs:
     """The slots of one region. ``close`` gives the handles back."""
 
+    __slots__ = (
+        "_attached",
+        "_certain",
+        "_inputs",
+        "_mtime_ns",
+        "_news",
+        "_next_look",
+        "_open",
+        "_planned",
+        "_twice",
+        "_unowned",
+        "_unwritable_until",
+        "_was_paused",
+        "blame",
+        "contested",
+        "place",
+        "region",
+        "shown",
+        "states",
+        "view",
+        "whose",
+    )
+
     def __init__(
         self,
         region: SharedRegion,
@@ -222,7 +245,9 @@ class RegionRepairs:
 
         An owner is looked for that is due within ``ahead`` seconds.
         """
-        paused = self._paused(now)
+        # Said as plainly as this where it is asked for every region: each call costs as much as what it does.
+        settled = self._certain and now >= self.blame.until and now >= self._unwritable_until
+        paused = None if settled else self._paused(now)
         if inputs != self._inputs or paused is not self._was_paused:
             self._inputs, self._was_paused = inputs, paused
             self.unsettle()

@@ -18,12 +18,12 @@ FORGIVEN_SECONDS = 600.0
 class Blame:
     """One container's. Times are those of a monotonic clock, in seconds."""
 
-    __slots__ = ("__weakref__", "_deaths", "_last", "_quarantines", "_until")
+    __slots__ = ("__weakref__", "_deaths", "_last", "_quarantines", "until")
 
     def __init__(self) -> None:
         self._deaths = 0  # in a row, without an answer in between
         self._quarantines = 0
-        self._last = self._until = float("-inf")
+        self._last = self.until = float("-inf")  # the files are skipped before the second one
 
     def died(self, now: float, *, guilty: bool) -> float:
         """The writer failed on one of the files; returns for how many seconds they are skipped, 0 if not yet.
@@ -35,10 +35,10 @@ class Blame:
         self._deaths, self._last = self._deaths + 1, now
         if not guilty and self._deaths < DEATHS_IN_A_ROW:
             return 0.0
-        forgiven = int(min((now - self._until) / FORGIVEN_SECONDS, self._quarantines))
+        forgiven = int(min((now - self.until) / FORGIVEN_SECONDS, self._quarantines))
         self._quarantines -= max(0, forgiven)
         seconds = doubled(FIRST_SECONDS, LONGEST_SECONDS, self._quarantines)
-        self._deaths, self._quarantines, self._until = 0, self._quarantines + 1, now + seconds
+        self._deaths, self._quarantines, self.until = 0, self._quarantines + 1, now + seconds
         return float(seconds)
 
     def answered(self) -> None:
@@ -47,8 +47,8 @@ class Blame:
 
     def quarantined(self, now: float) -> bool:
         """Whether the files are skipped."""
-        return now < self._until
+        return now < self.until
 
     def forgotten(self, now: float) -> bool:
         """Whether nothing of it matters any more."""
-        return now - max(self._until, self._last) > FORGIVEN_SECONDS * (self._quarantines + 1)
+        return now - max(self.until, self._last) > FORGIVEN_SECONDS * (self._quarantines + 1)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from resolver.gpu.attribution import Joined
     from resolver.hami.discovery import Discovery, FoundRegion
     from resolver.hami.hostpid_policy import HostpidPolicy
-    from resolver.hami.region import SharedRegion
+    from resolver.hami.region import RegionView, SharedRegion
     from resolver.log.journal import Journal
     from resolver.pids.pidmap import PidMap
     from resolver.repair.plan import Order
@@ -61,6 +61,8 @@ _TRIFLE_SECONDS = 5e-5
 _REST_FACTOR = 4
 #: What is due so soon is done at once: one pass for all is cheaper than one for each.
 _TOGETHER_SECONDS = 0.005
+#: Regions that are read before what they say is looked at, as long as that is nothing new.
+_READ_TOGETHER = 16
 
 
 class _Pass(Account):
@@ -425,45 +427,77 @@ class Repairer:
         until = math.inf if this.everything else this.now + this.ahead
         due = [self.regions[path] for path in self._attention.due(until)]
         shares = Shares(this.spend_if_any)
-        for repairs in self.budgets.most_left_first(due, _account):
+        waiting, more = iter(self.budgets.most_left_first(due, _account)), True
+        while more:
+            read, more = self._read_some(waiting, this, shares)
+            for repairs, view in read:
+                container = repairs.whose.account
+                if self._look(repairs, view, this):
+                    busy.setdefault(container, deque()).append(_Work(repairs, this.now + this.ahead))
+                shares.took(container)
             if this.slices.over():
                 shares.settle()
                 if this.ends(0.5):
                     break
                 await this.slices.give_way()
+                waiting = iter([repairs for repairs in waiting if self._is_here(repairs)])
                 shares.begin()
-            container = repairs.whose.account
-            if not self._is_here(repairs):
-                continue
-            if this.over(container):
-                self._put_off(repairs, this)
-            elif self._look(repairs, this):
-                busy.setdefault(container, deque()).append(_Work(repairs, this.now + this.ahead))
-            shares.took(container)
         shares.settle()
         return busy
 
-    def _look(self, repairs: RegionRepairs, this: _Pass) -> bool:
-        """Read a region; whether anything is to be done for it."""
-        watched, settings = self._watch(repairs), self.settings
-        if not self._read(repairs):
-            return False
+    def _read_some(
+        self, waiting: Iterator[RegionRepairs], this: _Pass, shares: Shares
+    ) -> tuple[list[tuple[RegionRepairs, RegionView]], bool]:
+        """Read regions up to the first one of which there is news; what they say, and whether there are more.
+
+        What a region says pushes all else out of the processor's caches, so several are read before any is looked at.
+        """
+        read: list[tuple[RegionRepairs, RegionView]] = []
+        watched, spenders, took = self.watches.keys, self.budgets.spenders, shares.took
+        for repairs in waiting:
+            container, region = repairs.whose.account, repairs.region
+            if container in spenders and this.over(container):
+                self._put_off(repairs, this)
+                took(container)
+                return read, True
+            if region.path not in watched:
+                self._watch(repairs)
+            try:
+                view = region.read()
+            except RegionRejected as why:
+                self._count_rejected(region.path, why)
+                self._reject(region, why)
+                self.drop(region.path)
+                took(container)
+                return read, True
+            read.append((repairs, view))
+            took(container)
+            if view is not repairs.view or len(read) == _READ_TOGETHER:
+                return read, True
+        return read, False
+
+    def _look(self, repairs: RegionRepairs, view: RegionView, this: _Pass) -> bool:
+        """Take in what a region says; whether anything is to be done for it."""
+        now, settings, path = this.now, self.settings, repairs.region.path
+        watched = path in self.watches.keys
+        for state in repairs.observe(view):
+            self.owners.unwatch(state)
         if settings.hami_metrics:
-            self.hami_counts.take(repairs, this.now)
+            self.hami_counts.take(repairs, now)
         inputs = this.policy, settings.write_utilization, settings.dry_run
-        stirs = repairs.stirs(this.now, *inputs, ahead=this.ahead)
-        self._looked(repairs, this, watched=watched, quiet_until=0.0 if stirs else repairs.quiet_until())
+        stirs = repairs.stirs(now, *inputs, ahead=this.ahead)
+        quiet_until = 0.0 if stirs else repairs.quiet_until()
+        (self._restless.discard if quiet_until else self._restless.add)(path)
+        self._attention.looked(path, now, settings.interval, watched=watched, quiet_until=quiet_until)
         return stirs
 
     def _is_here(self, repairs: RegionRepairs) -> bool:
         """Whether the region was not given up while others had their turn."""
         return self.regions.get(repairs.region.path) is repairs
 
-    def _watch(self, repairs: RegionRepairs) -> bool:
-        """Whether the kernel reports what happens to the file."""
+    def _watch(self, repairs: RegionRepairs) -> None:
+        """Have the kernel report what happens to the file."""
         region, whose = repairs.region, repairs.whose
-        if region.path in self.watches:
-            return True
 
         def on_event(happened: int) -> None:
             now = time.monotonic()
@@ -473,25 +507,7 @@ class Repairer:
             else:
                 self._attention.let_go(region.path, now)
 
-        return self.watches.watch(region.path, whose.account, region.fd, OF_A_FILE, on_event)
-
-    def _looked(self, repairs: RegionRepairs, this: _Pass, *, watched: bool, quiet_until: float) -> None:
-        path, interval = repairs.region.path, self.settings.interval
-        (self._restless.discard if quiet_until else self._restless.add)(path)
-        self._attention.looked(path, this.now, interval, watched=watched, quiet_until=quiet_until)
-
-    def _read(self, repairs: RegionRepairs) -> bool:
-        """Take in what the region says now; False if it had to be given up."""
-        try:
-            gone = repairs.observe(repairs.region.read())
-        except RegionRejected as why:
-            self._count_rejected(repairs.region.path, why)
-            self._reject(repairs.region, why)
-            self.drop(repairs.region.path)
-            return False
-        for state in gone:
-            self.owners.unwatch(state)
-        return True
+        self.watches.watch(region.path, whose.account, region.fd, OF_A_FILE, on_event)
 
     def _put_off(self, repairs: RegionRepairs, this: _Pass) -> None:
         """Its container is over its budget."""
@@ -612,8 +628,10 @@ class Repairer:
         if not self.settings.dry_run:
             self._log_stuck(repairs, this)
         repairs.rest()
-        watched = repairs.region.path in self.watches
-        self._looked(repairs, this, watched=watched, quiet_until=repairs.quiet_until())
+        path, quiet_until = repairs.region.path, repairs.quiet_until()
+        (self._restless.discard if quiet_until else self._restless.add)(path)
+        watched, interval = path in self.watches, self.settings.interval
+        self._attention.looked(path, this.now, interval, watched=watched, quiet_until=quiet_until)
         self._report(repairs, joined)
 
     def _log_stuck(self, repairs: RegionRepairs, this: _Pass) -> None:

@@ -28,7 +28,7 @@ from resolver.gpu.attribution import NOTHING, Joined
 from resolver.hami import layout as layouts
 from resolver.hami.discovery import FoundRegion, Location, RegionChanges, SharedDirectory, Whose
 from resolver.hami.hostpid_policy import HostpidPolicy
-from resolver.hami.region import SharedRegion, adopt_region
+from resolver.hami.region import RegionView, SharedRegion, adopt_region
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.log import journal as log
 from resolver.pids.listing import Listing
@@ -210,6 +210,41 @@ def test_a_region_in_which_all_is_right_is_not_even_asked_about(bench: Bench) ->
         bench.step()
     assert bench.repairer.writing.worker.starts == 0
     assert bench.pidmap.refreshes == 1
+
+
+def test_a_file_is_watched_before_it_is_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process did in between would not be reported, and not be looked for soon."""
+    paths = [str(bench.file((7, 0), name=f"n{number}")) for number in range(20)]
+    bench.step()
+    for path in paths:
+        bench.repairer.watches.forget(path)
+    read, watched = SharedRegion.read, dict[str, bool]()
+
+    def reading(region: SharedRegion) -> RegionView:
+        watched[region.path] = region.path in bench.repairer.watches
+        return read(region)
+
+    monkeypatch.setattr(SharedRegion, "read", reading)
+    bench.step()
+    assert watched == dict.fromkeys(paths, True)
+
+
+def test_regions_that_all_say_something_new_are_all_seen_to(bench: Bench) -> None:
+    """Those that say nothing new are read several at a time, and one that is given up among them is nobody else's."""
+    child = bench.child()
+    bench.told.host_pids[7] = child.pid
+    paths = [bench.file((7, child.pid), name=f"n{number}") for number in range(40)]
+    bench.step()
+    bench.step()
+    for path in paths[::3]:
+        poke(path, V1_2.slot_offset(0) + 4, "i", 0)
+    os.truncate(paths[1], 100)
+    bench.step()
+    slots = {each.path: [slot.hostpid for slot in each.slots] for each in bench.repairer.reports()}
+    assert slots.keys() == {str(path) for path in paths} - {str(paths[1])}
+    bench.step()
+    slots = {each.path: [slot.hostpid for slot in each.slots] for each in bench.repairer.reports()}
+    assert set(map(tuple, slots.values())) == {(child.pid,)}
 
 
 def test_a_dry_run_says_it_once_and_writes_nothing(tmp_path: Path, stack: ExitStack, lines: Lines) -> None:
