@@ -139,6 +139,28 @@ class Budgets(Account):
             del self._left[container]
 
 
+class Rests:
+    """How long to rest between pieces of work that others can ask for at any time.
+
+    In the long run the work takes one part in five of the time. What was not used is saved up, to `_SAVED_SECONDS` of CPU
+    time: as long as there is some, a rest is as long as the work was, in which what is asked for at once comes together.
+    """
+
+    _PARTS = 5
+    _SAVED_SECONDS = 0.1
+
+    def __init__(self) -> None:
+        self._saved, self._at = self._SAVED_SECONDS, 0.0
+
+    def after(self, cost: float, now: float) -> float:
+        """Seconds to rest after work that has cost so many of CPU time, and ended ``now``."""
+        saved = min(self._SAVED_SECONDS, self._saved + (now - self._at) / self._PARTS) - cost
+        self._at = now
+        # What was overdrawn is rested for at once, or forgotten: nothing is owed for longer than for one piece of work.
+        self._saved = max(saved, cost / self._PARTS - cost)
+        return max(cost, -self._saved * self._PARTS)
+
+
 def give_back_memory() -> None:
     """Return to the system what the allocator keeps for later; it costs some milliseconds."""
     import ctypes

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from resolver.budget import SLICE_SECONDS, Account, Budgets, Shares, Slices, give_back_memory
+from resolver.budget import SLICE_SECONDS, Account, Budgets, Rests, Shares, Slices, give_back_memory
 from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.containers.log_names import ContainerNames
 from resolver.counters import CounterByReason, CounterName
@@ -57,8 +57,6 @@ _TURN_SECONDS, _PASS_SECONDS = 0.01, 0.1
 _ROUNDS_SECONDS = 0.1
 #: CPU seconds that no container is charged for a region that was only read: a thousandth of what it may cost meanwhile.
 _TRIFLE_SECONDS = 5e-5
-#: Passes that events ask for take at most one part in this many of the time.
-_REST_FACTOR = 4
 #: What is due so soon is done at once: one pass for all is cheaper than one for each.
 _TOGETHER_SECONDS = 0.005
 #: Regions that are read before what they say is looked at, as long as that is nothing new.
@@ -152,6 +150,7 @@ class Repairer:
         self.changes = 1  # how often something that is shown became another
         self._changes_taken = 0
         self._next_refresh = 0.0  # of the discoveries, by the clock
+        self._rests = Rests()
         self.not_before = 0.0  # events bring no pass further forward
         self._listed_at = 0.0  # when every directory was listed
         self._lost_at = 0.0  # when everything was, or is to be, checked for want of events
@@ -175,8 +174,8 @@ class Repairer:
         async with self._alone:
             began = time.thread_time()
             await self._pass(_Pass(policy, joined, self.budgets, patient=patient, everything=everything))
-            cost = time.thread_time() - began
-            self.not_before = time.monotonic() + min(cost * _REST_FACTOR, self.settings.interval)
+            cost, now = time.thread_time() - began, time.monotonic()
+            self.not_before = now + min(self._rests.after(cost, now), self.settings.interval)
 
     async def _pass(self, this: _Pass) -> None:
         self._take_in(this)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from resolver.budget import BURST_SECONDS, SHARE, Budgets, Slices
+import pytest
+
+from resolver.budget import BURST_SECONDS, SHARE, Budgets, Rests, Slices
 
 
 class Clock:
@@ -58,6 +60,32 @@ def test_only_those_that_owe_something_are_remembered() -> None:
     clock.now += 0.2 / SHARE
     budgets.forget_full()
     assert not budgets._left
+
+
+def test_who_has_spent_something_is_known_until_it_is_paid_back() -> None:
+    clock = Clock()
+    budgets = Budgets(clock)
+    spenders = budgets.spenders
+    budgets.spend("a", 0.1)
+    assert list(spenders) == ["a"]
+    clock.now += 10.0
+    budgets.forget_full()
+    assert not spenders
+    budgets.spend("b", 0.1)
+    assert list(spenders) == ["b"]
+
+
+def test_what_comes_rarely_is_not_waited_for_and_a_flood_takes_a_fifth_of_the_time() -> None:
+    rests, now = Rests(), 100.0
+    assert rests.after(0.01, now) == 0.01, "as long as there is something saved up"
+    worked, began = 0.0, now
+    while now < began + 100.0:
+        now += 0.01 + rests.after(0.01, now)
+        worked += 0.01
+    assert worked / (now - began) == pytest.approx(0.2, rel=0.02)
+    now += 10.0
+    assert rests.after(0.01, now) == 0.01, "and once there is again"
+    assert rests.after(1.0, now) == pytest.approx(4.0)
 
 
 def test_a_long_work_lets_others_go_on() -> None:
