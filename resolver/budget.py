@@ -142,8 +142,9 @@ class Budgets(Account):
 class Rests:
     """How long to rest between pieces of work that others can ask for at any time.
 
-    In the long run the work takes one part in five of the time. What was not used is saved up, to `_SAVED_SECONDS` of CPU
-    time: as long as there is some, a rest is as long as the work was, in which what is asked for at once comes together.
+    In the long run the work takes one part in five of the time. What was not used is saved up, to `_SAVED_SECONDS` of
+    CPU time: as long as there is some, a rest is as long as the work was, so that what is asked for at once is done
+    together.
     """
 
     _PARTS = 5

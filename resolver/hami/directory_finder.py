@@ -437,7 +437,8 @@ def _key(root: Root) -> str:
 
 
 def _any_due(directory: Directory, now: float) -> bool:
-    for candidate in directory.candidates.values():  # not by `any`: this is asked of each with every refresh
+    # Not by `any`, which would cost three times as much: this is asked of each directory with every refresh.
+    for candidate in directory.candidates.values():  # noqa: SIM110
         if candidate.region is None and now >= candidate.retry_at:
             return True
     return False

@@ -29,6 +29,9 @@ _DEAD_LOOK = 1.0
 #: The same where the kernel reports each process that attaches. An event that was lost shows by the file's time, or by
 #: other bytes; what shows by neither is found so late. In a container that has ended it takes a walk over all.
 _WATCHED_DEAD_LOOK = 60.0
+#: A search among all processes takes many passes. Nobody waits for one that can only say again that a slot is dead: it
+#: does not go on with each pass that somebody's events bring, as the longer a pass, the later is the next one.
+_DEAD_SEARCH = 0.25
 #: After so many they come no more rarely.
 _SETTLED_LOOKS = EAGER_LOOKS + 6
 _MOST_LOOKS = 255  # that are counted; the pauses grow no longer
@@ -108,8 +111,10 @@ class SlotState:
             self.stuck, self.evidence = "", Evidence()
             return
         self.reason = result
-        if result is UnresolvedReason.OVER_BUDGET:
-            return  # it was not looked for
+        if result is UnresolvedReason.OVER_BUDGET:  # it was not looked for, or not among all
+            if self.dead and not self.unsure:
+                self.next_look = now + _DEAD_SEARCH
+            return
         self.unsure = False
         if result in _MAY_LIVE:
             self.looks = min(self.looks, EAGER_LOOKS) if self.dead else self.looks

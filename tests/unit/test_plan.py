@@ -783,6 +783,22 @@ def test_a_dead_slot_is_not_zeroed_once_the_file_was_touched_before_somebody_loo
     assert [order.new for order in bench.plan()] == [0]
 
 
+def test_a_search_that_can_only_say_again_that_a_slot_is_dead_waits(bench: Bench) -> None:
+    """It needs many passes where no namespace is known, and each pass that it makes longer delays the next one."""
+    bench.see((7, 70))
+    (state,) = bench.states().values()
+    state.found(UnresolvedReason.OVER_BUDGET, bench.now)
+    assert state.due(bench.now), "whoever waits for its repair waits no longer"
+    state.owner_ended()
+    state.found(UnresolvedReason.OVER_BUDGET, bench.now)
+    assert state.dead
+    assert not state.due(bench.now)
+    assert state.due(bench.now + 0.25)
+    state.touched()
+    state.found(UnresolvedReason.OVER_BUDGET, bench.now)
+    assert state.due(bench.now), "it may have been taken again"
+
+
 def test_of_claims_without_an_owner_little_is_kept(bench: Bench) -> None:
     """A tenant can make 1,024 of them in each file, at no cost of its own."""
     claims = [(n, 0, 1, (50, 50)) for n in range(1, 1025)]
