@@ -203,7 +203,9 @@ def test_the_quick_reader_sees_what_the_whole_one_sees(layout: Layout, device_nu
     slots = (noise * 100)[: 3 * layout.slot_size].ljust(3 * layout.slot_size, b"\1")
     tail = struct.pack("<i", 3).ljust(layout.size - layout.proc_num, b"\0")
     parsed = parse_region(layout, bytes(header), slots, tail)["slots"]
-    quick = PackedSlots(Columns(layout, device_num).of(memoryview(slots)))
+    columns = Columns(layout, device_num).of(slots)
+    assert Columns(layout, device_num, layout.procs).of(bytes(header) + slots) == columns
+    quick = PackedSlots(columns)
     assert len(quick) == len(parsed)
     for slot, seen in zip(parsed, quick, strict=True):
         utils = tuple(util["sm_util"] for util in slot.get("device_util", []))
