@@ -323,11 +323,11 @@ def test_a_container_that_could_reach_in_is_not_entered(node: Node, start: Start
     assert daemon.counters()["driver_probes_refused"] >= 2
 
 
-#: A daemon that waits for a look, and between two of them, for a fifth of the time.
+#: A daemon that waits for a look for a fifth of the time, and between two of them for a tenth.
 IMPATIENT = """
 import sys
 from resolver.daemon import driver_measurement
-driver_measurement._LOOK_SECONDS, driver_measurement._FIRST_WAIT = 1.0, 0.4
+driver_measurement._LOOK_SECONDS, driver_measurement._FIRST_WAIT = 1.0, 0.2
 from resolver.cli import main
 sys.argv = ["resolver", *sys.argv[4:]]
 sys.exit(main())
@@ -345,7 +345,7 @@ def test_a_tenant_that_kills_the_probe_only_puts_it_off(open_root: Path, start: 
         node.gpu.set_faults(hang=Hang.INIT)
         tenant.set_load(40)
         ended = "it was ended from inside the container (signal 9)"
-        for count, wait in ((1, 0.4), (2, 0.8), (3, 1.6)):
+        for count, wait in ((1, 0.2), (2, 0.4), (3, 0.8)):
             line = daemon.wait_for("driver_not_measured", count=count)
             assert (line["why"], line["next_try_seconds"]) == (ended, wait)
         killer.kill()
