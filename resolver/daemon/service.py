@@ -230,8 +230,8 @@ class Service:
         made, self._made = self._made, self.snapshots.passes
         if made == self._made:  # it failed: not again at once
             return time.monotonic() + self.settings.interval
-        due = self.repairer.next_pass()
-        return min(due, time.monotonic() + self.settings.interval) if self.pidmap.source.busy else due
+        tend_at = max(self.pidmap.source.tend_at, time.monotonic() + self.settings.interval)
+        return min(self.repairer.next_pass(), tend_at)
 
     def _alarm_at(self, when: float) -> None:
         """Hurry at this time; a later one than that which is set changes nothing, but for infinity, which unsets it."""

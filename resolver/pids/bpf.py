@@ -8,6 +8,7 @@ until the next source takes over.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from typing import TYPE_CHECKING, TypeVar
 
@@ -75,9 +76,11 @@ class Mapped:
             self._scan.look(host_pid)
 
     @property
-    def busy(self) -> bool:
-        """While it is compared, or is to be because the probes were not shown an event."""
-        return self._comparing is not None or self._unseen
+    def tend_at(self) -> float:
+        """Now while it is compared; when it is to be compared because the probes were not shown an event."""
+        if self._comparing is not None:
+            return 0.0
+        return self._next_ask if self._unseen else math.inf
 
     def tend(self) -> None:
         """See whether the map still has room; once a minute compare it with the kernel's tasks, and repair it.

@@ -81,9 +81,9 @@ class Listing:
             self._tombstones.pop(host_pid, None)
 
     @property
-    def busy(self) -> bool:
-        """As the lister is."""
-        return self.lister.busy
+    def tend_at(self) -> float:
+        """As of the lister."""
+        return self.lister.tend_at
 
     def tend(self) -> None:
         """The lister's own upkeep."""

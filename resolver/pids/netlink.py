@@ -121,9 +121,9 @@ class NetlinkSource:
         return self._ns_pids
 
     @property
-    def busy(self) -> bool:
+    def tend_at(self) -> float:
         """Always: events come in by themselves, and the buffer has its limits."""
-        return True
+        return 0.0
 
     def tend(self) -> None:
         """Take in events between refreshes, so that the buffer does not overflow; some 1.5 us for each.

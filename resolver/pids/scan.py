@@ -7,6 +7,7 @@ was used again is noticed too.
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING
 
@@ -89,9 +90,9 @@ class ScanSource:
         return self._ns_pids
 
     @property
-    def busy(self) -> bool:
+    def tend_at(self) -> float:
         """Never: nothing waits between two refreshes."""
-        return False
+        return math.inf
 
     def tend(self) -> None:
         """Nothing waits between two refreshes."""

@@ -35,8 +35,8 @@ class PidSource(Protocol):
         """Know of the process with that host PID, if there is one; nothing else is brought up to date."""
 
     @property
-    def busy(self) -> bool:
-        """Whether `tend` is to be called at each interval, not only with a pass that there is another reason for."""
+    def tend_at(self) -> float:
+        """When `tend` is to be called, on the monotonic clock, though there is no other reason for a pass."""
 
     def tend(self) -> None:
         """Called with every pass, whether anything is asked or not: cheap upkeep."""
@@ -132,8 +132,8 @@ class Lister(Protocol):
         """``{host_pid: its NSpid numbers, outermost first}`` as of the last refresh. Not to be changed."""
 
     @property
-    def busy(self) -> bool:
-        """Whether `tend` is to be called at each interval, not only with a pass that there is another reason for."""
+    def tend_at(self) -> float:
+        """When `tend` is to be called, on the monotonic clock, though there is no other reason for a pass."""
 
     def tend(self) -> None:
         """Called with every pass, whether anything is asked or not: cheap upkeep."""

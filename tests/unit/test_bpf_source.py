@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import time
@@ -226,6 +227,23 @@ def test_after_a_missed_event_the_map_is_compared_at_once(
     _tend(large)
     assert child in large
     assert large.counters()["missed"] == 1
+
+
+def test_a_map_that_is_to_be_compared_says_when(
+    large: Mapped, child: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has to ask for it again and again meanwhile: where many processes come and go that is all the time."""
+    monkeypatch.setattr("resolver.pids.bpf.SLICE_SECONDS", 0.0)
+    large.tend()
+    assert large.tend_at == math.inf
+    monkeypatch.setattr(large.bpf, "missed_events", lambda: 1)
+    large.refresh()
+    assert time.monotonic() < large.tend_at < time.monotonic() + 60.0
+    monkeypatch.setattr(large, "_next_ask", 0.0)
+    large.tend()
+    assert large.tend_at < time.monotonic()  # it goes on with each pass
+    _tend(large)
+    assert large.tend_at == math.inf
 
 
 def test_after_a_missed_event_no_absence_counts_before_the_map_was_compared(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 
@@ -56,7 +57,7 @@ class Told:
     def ns_pids(self) -> Mapping[int, tuple[int, ...]]:
         return self._known
 
-    busy = False
+    tend_at = math.inf
 
     def tend(self) -> None: ...
 
