@@ -55,13 +55,7 @@ def lookup(
     wanted = Wanted(cid)
     if ns_pid < 1:
         raise UsageError(f"{ns_pid} is no PID: they start at 1")
-    procfs.require_host_view()
-    mounts = procfs.mounts("self")
-    procfs.require_all_processes(mounts)
-    container, source = find_container(procfs, wanted, mounts, cgroup_roots)
-    members = members_of(procfs, container.host_pids)
-    if not members:
-        raise ProcessGone(f"container {container.container_id} ended while it was checked")
+    container, source, members = _found(procfs, wanted, cgroup_roots)
     namespace = own_namespace(procfs, members) if pidns is None else nested_namespace(procfs, members, pidns)
     fitting = numbered(procfs, members, namespace, ns_pid)
     if not fitting:
@@ -85,13 +79,7 @@ def lookup_many(procfs: Procfs, cid: str, ns_pids: Iterable[int]) -> dict[int, C
     Nothing is said of the container but its id. Raises as `lookup` does, but for a single process that is not there.
     """
     wanted = Wanted(cid)
-    procfs.require_host_view()
-    mounts = procfs.mounts("self")
-    procfs.require_all_processes(mounts)
-    container, source = find_container(procfs, wanted, mounts, None)
-    members = members_of(procfs, container.host_pids)
-    if not members:
-        raise ProcessGone(f"container {container.container_id} ended while it was checked")
+    container, source, members = _found(procfs, wanted, None)
     namespace = own_namespace(procfs, members)
     by_number: dict[int, list[Member]] = {}
     for member in members:
@@ -103,6 +91,20 @@ def lookup_many(procfs: Procfs, cid: str, ns_pids: Iterable[int]) -> dict[int, C
         tried = (_verified(procfs, wanted, container, namespace, ns_pid, each, source) for each in fitting)
         answers[ns_pid] = next(filter(None, tried), None)
     return answers
+
+
+def _found(
+    procfs: Procfs, wanted: Wanted, cgroup_roots: Sequence[str] | None
+) -> tuple[FoundContainer, str, list[Member]]:
+    """The container, what showed it, and its processes; raises if the answer would be out of sight."""
+    procfs.require_host_view()
+    mounts = procfs.mounts("self")
+    procfs.require_all_processes(mounts)
+    container, source = find_container(procfs, wanted, mounts, cgroup_roots)
+    members = members_of(procfs, container.host_pids)
+    if not members:
+        raise ProcessGone(f"container {container.container_id} ended while it was checked")
+    return container, source, members
 
 
 def _verified(
