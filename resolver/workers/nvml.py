@@ -226,18 +226,19 @@ class Nvml:
             return True
 
     def _ran(self, handle: Any, since: int) -> bool:
-        """Whether there is a sample newer than ``since``, or that can't be said: the size of the list tells.
+        """Whether there is a sample newer than ``since``, or that can't be said.
 
-        nvidia-ml-py raises an exception where there is none.
+        Where there is none nvidia-ml-py raises an exception, which takes longer than to ask.
         """
         import ctypes
 
         nvml, count = self._pynvml, ctypes.c_uint(0)
         call = getattr(nvml.nvmlLib, "nvmlDeviceGetProcessUtilization", None)
         result = call(handle, None, ctypes.byref(count), ctypes.c_ulonglong(since)) if call else None
-        if result in (None, nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
-            return _is_news(self._utilization(handle, since))  # by the newer call, if there is that one
-        return not (result == nvml.NVML_ERROR_NOT_FOUND or (result == nvml.NVML_SUCCESS and not count.value))
+        if result == nvml.NVML_ERROR_NOT_FOUND or (result == nvml.NVML_SUCCESS and not count.value):
+            return False
+        # A size is room that may be needed, not how many there are; and there is a newer call.
+        return _is_news(self._utilization(handle, since))
 
     def _used(self, handle: Any) -> int:
         """Bytes in use, or the error below 0: a device that can't say so is not asked for everything each time."""

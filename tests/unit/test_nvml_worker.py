@@ -9,11 +9,14 @@ import sysconfig
 import time
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import pynvml
 import pytest
 
 from resolver.errors import WorkerFailed
+from resolver.workers import nvml as nvml_worker
 from resolver.workers.supervisor import WorkerProcess
 from tests.fakes.gpu import DEFAULT_DEVICES, Mig
 from tests.fakes.state import Answer, Fault, Hang
@@ -466,6 +469,26 @@ def test_while_nothing_happens_lists_of_processes_are_read_at_the_end_of_the_wai
     nvml.worker.timeout = 1.0
     with pytest.raises(WorkerFailed, match="did not answer within"):
         nvml.several(wait=0.2)
+
+
+def test_a_driver_that_asks_for_room_need_not_have_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    has = list[int]()
+
+    def utilization(_handle: object, buffer: object, count: Any, _since: object) -> int:
+        if buffer is None:
+            count._obj.value = 100
+            return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        count._obj.value = len(has)
+        return int(pynvml.NVML_SUCCESS if has else pynvml.NVML_ERROR_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlLib", SimpleNamespace(nvmlDeviceGetProcessUtilization=utilization))
+    monkeypatch.setattr(
+        pynvml, "_nvmlGetFunctionPointer_cache", {"nvmlDeviceGetProcessUtilization": utilization}
+    )
+    nvml = nvml_worker.Nvml(pynvml)
+    assert not nvml._ran(None, 0)
+    has.append(4711)
+    assert nvml._ran(None, 0)
 
 
 def test_who_is_in_a_hurry_gets_an_answer_at_once(nvml: Nvml) -> None:
