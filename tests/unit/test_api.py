@@ -30,6 +30,7 @@ from resolver.gpu.inventory import GpuReport, Illness, Inventory, MigInstance
 from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
 from resolver.state import Container, Process, RegionReport, SlotReport, Worker
 from tests.fakes.apiserver import Served, serving
+from tests.patience import PATIENCE_S
 
 POST_HEAD = b"POST /v1/lookup HTTP/1.1\r\nHost: r\r\nContent-Type: application/json\r\n"
 CID, POD, GPU = "ab" * 32, "11111111-2222-3333-4444-555555555555", "GPU-1"
@@ -580,12 +581,12 @@ def test_every_list_has_a_function_of_the_client(served: Served) -> None:
 
 def test_look_ups_of_the_client(served: Served) -> None:
     with pytest.raises(client.NotFound, match="no process"):
-        client.look_up(CID, 7, socket_path=served.path)
+        client.look_up(CID, 7, socket_path=served.path, seconds=PATIENCE_S)
     with pytest.raises(client.UsageError, match="pidns"):
         client.look_up(CID, 7, pidns=2**40, socket_path=served.path)
-    found = client.reverse(os.getpid(), socket_path=served.path)
+    found = client.reverse(os.getpid(), socket_path=served.path, seconds=PATIENCE_S)
     assert (found["host_pid"], found["comm"]) == (os.getpid(), Path("/proc/self/comm").read_text().strip())
-    many = client.look_up_many([(CID, 1), (CID, 2)], socket_path=served.path)
+    many = client.look_up_many([(CID, 1), (CID, 2)], socket_path=served.path, seconds=PATIENCE_S)
     assert many["source"] == "scan"
     assert [answer["reason"] for answer in many["answers"]] == ["no_such_container"] * 2
 

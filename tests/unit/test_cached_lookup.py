@@ -66,16 +66,16 @@ class Room:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    # Thousands of namespaces that are not this test's may be on the machine.
+    monkeypatch.setattr(cached, "_LOOK_SECONDS", 30.0)
     with Node(tmp_path, "535.183.01") as node:
         assert node.left_out == []
         yield node
 
 
 @pytest.fixture
-def room(node: Node, monkeypatch: pytest.MonkeyPatch) -> Room:
-    # Thousands of namespaces that are not this test's may be on the machine.
-    monkeypatch.setattr(cached, "_LOOK_SECONDS", 30.0)
+def room(node: Node) -> Room:
     return Room(node)
 
 
