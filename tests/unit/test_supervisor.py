@@ -162,10 +162,11 @@ def test_a_child_that_gets_no_cpu_is_waited_for(
     puppet: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node is overloaded: its successor would be as late, and each of them would cost its start."""
-    worker = puppet(timeout=0.2)
+    worker = puppet()
     asyncio.run(ask(worker, "begin"))
-    child = worker.host_pid
+    child, worker.timeout = worker.host_pid, 0.2
     monkeypatch.setattr(supervisor, "starved", lambda host_pid, _before, _seconds: host_pid == child)
+    monkeypatch.setattr(supervisor, "_STARVED_TURNS", int(PATIENCE_S / worker.timeout))
     asyncio.run(ask(worker, "late 0.5"))
     assert worker.host_pid == child
     monkeypatch.setattr(supervisor, "_STARVED_TURNS", 2)
