@@ -138,6 +138,8 @@ class SlotReports(Sequence[SlotReport]):
         return tuple(self)[index]
 
     def __eq__(self, other: object) -> bool:
+        if isinstance(other, SlotReports) and not self._unowned and not other._unowned:
+            return self._owned == other._owned  # one by one, the same object is equal at once
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
     def __hash__(self) -> int:

@@ -8,6 +8,7 @@ starts and guesses after it, up to seconds after our repair. Any further change 
 
 from __future__ import annotations
 
+from array import array
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,7 +23,6 @@ from resolver.retry import doubled
 from resolver.workers import slot_writer
 
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import Callable, Container, Iterator
 
     from resolver.hami.discovery import Location, Whose
@@ -259,6 +259,8 @@ class RegionRepairs:
 
     def due(self, now: float) -> array[int]:
         """Indexes of the slots whose owner has to be looked for now, from the last one to the first."""
+        if now < self._next_look:
+            return array("h")
         due = self._unowned.due(now)
         due.extend(state.slot.index for state in self.distinguished() if state.due(now))
         due.reverse()

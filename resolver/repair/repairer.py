@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from resolver.budget import SLICE_SECONDS, Account, Budgets, Rests, Shares, Slices, give_back_memory
+from resolver.budget import Account, Budgets, Rests, Shares, Slices, give_back_memory
 from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.containers.log_names import ContainerNames
 from resolver.counters import CounterByReason, CounterName
@@ -726,12 +726,12 @@ def _account(repairs: RegionRepairs) -> str:
 
 def _collect(orders: Iterator[Order | None], batch: list[Order]) -> bool:
     """Fill up a batch for the slot_writer, for a slice of time; whether there may be more."""
-    until = time.thread_time() + SLICE_SECONDS
+    slices = Slices()
     for order in orders:
         if order is not None:
             batch.append(order)
             if len(batch) == slot_writer.MAX_ORDERS:
                 return True
-        elif time.thread_time() >= until:
+        elif slices.over():
             return True
     return False

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from resolver.config import HostpidNamespace, WriteUtilization
 from resolver.hami.discovery import Location, Place, PodFile, SharedDirectory, Whose
@@ -25,6 +26,7 @@ from resolver.repair.plan import FOLLOWED, Order, RegionRepairs, encode, slot_wo
 from resolver.repair.quarantine import FORGIVEN_SECONDS, Blame
 from resolver.repair.reported_values import TWO_TICKS
 from resolver.repair.slot_states import SlotState
+from resolver.state import SlotReport, SlotReports, UnownedCode
 from resolver.workers import slot_writer
 
 HOST, CONTAINER = (
@@ -797,6 +799,34 @@ def test_a_search_that_can_only_say_again_that_a_slot_is_dead_waits(bench: Bench
     state.touched()
     state.found(UnresolvedReason.OVER_BUDGET, bench.now)
     assert state.due(bench.now), "it may have been taken again"
+
+
+def test_reports_are_equal_if_every_slot_is_whoever_owns_it() -> None:
+    slots = PackedSlots.packed(
+        [SlotRecord(index=index, pid=7 + index, hostpid=0, status=1, sm_util=()) for index in (0, 1)]
+    )
+    codes, unowned = bytes((0, 0)), bytes((0, UnownedCode.UNOWNED))
+    seven, eight = (
+        SlotReport(
+            pid=pid,
+            slot=pid - 7,
+            hostpid=0,
+            host_pid=4000 + pid,
+            dead=False,
+            unresolved=None,
+            repaired=None,
+            sm_util=(),
+            utilization=(),
+        )
+        for pid in (7, 8)
+    )
+    both = SlotReports((seven, eight), slots, codes, 0)
+    assert both == SlotReports((seven, eight), slots, codes, 0)
+    assert both == (seven, eight)
+    assert both != SlotReports((seven,), slots, codes, 0)
+    assert both != SlotReports((seven, replace(eight, hostpid=1)), slots, codes, 0)
+    assert both != SlotReports((seven,), slots, unowned, 0)
+    assert SlotReports((seven,), slots, unowned, 0) != both
 
 
 def test_of_claims_without_an_owner_little_is_kept(bench: Bench) -> None:
