@@ -43,6 +43,7 @@ from resolver.doctor.others import Other, flags_in, runs_daemon
 from resolver.linux.procfs import Procfs
 from resolver.reasons import RegionReason
 from tests.fakes import cachefiles
+from tests.fakes.command import called
 from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.state import Fault, Hang
 from tests.unit.conftest import Driver
@@ -819,10 +820,7 @@ def here(place: Path) -> tuple[str, ...]:
 
 
 def resolver(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "resolver", "doctor", *arguments]
-    return subprocess.run(
-        command, env=os.environ | environ, capture_output=True, text=True, check=False, timeout=60
-    )
+    return called("doctor", *arguments, **environ)
 
 
 def test_json_has_an_object_for_each_check(tmp_path: Path) -> None:
