@@ -53,8 +53,9 @@ _DISCOVER_EVERY, _DISCOVER_WATCHED = 1.0, 120.0
 _MANY_UNUSED, _UNUSED_SECONDS = 1024, (1.5, 5.0)
 #: CPU seconds after which a container's turn in a pass goes to the next one, and after which a pass ends.
 _TURN_SECONDS, _PASS_SECONDS = 0.01, 0.1
-#: Seconds, by the clock, after which no more rounds of turns are begun in a pass.
-_ROUNDS_SECONDS = 0.1
+#: Seconds, by the clock, after which no more rounds of turns are begun in a pass, and who had no turn yet waits for the
+#: next one; but not for more than so many in a row.
+_ROUNDS_SECONDS, _MOST_PASSED_OVER = 0.1, 4
 #: CPU seconds that no container is charged for a region that was only read: a thousandth of what it may cost meanwhile.
 _TRIFLE_SECONDS = 5e-5
 #: What is due so soon is done at once: one pass for all is cheaper than one for each.
@@ -143,6 +144,7 @@ class Repairer:
         self._owner_finder = OwnerFinder(procfs, pidmap, names=self._names, known=self._namespaces)
         self._abandoned = Abandoned(procfs)
         self._restless: set[str] = set()  # regions of which something is to be done at their next look
+        self._passed_over: dict[str, int] = {}  # containers that had no turn, and for how many passes
         self._next_discovery = 0.0
         self._alone = asyncio.Lock()  # a pass, or what is done between two of them
         self._joined: Joined | None = None
@@ -205,10 +207,17 @@ class Repairer:
                 this.slices, bounded=this.patient
             )  # nobody's cost in particular
         until = time.monotonic() + _ROUNDS_SECONDS
+        before, self._passed_over = self._passed_over, {}
         while busy:
             for container, works in list(busy.items()):
                 await this.slices.breathe()
-                if not await self._turn_alone(container, works, this):
+                times = before.get(container, 0)
+                late = this.patient and time.monotonic() >= until
+                if late and not works[0].begun and times < _MOST_PASSED_OVER:
+                    # Where the machine is busy a round of many takes seconds, and whose slot is new waits for its end.
+                    self._passed_over[container] = times + 1
+                    del busy[container]
+                elif not await self._turn_alone(container, works, this):
                     del busy[container]
             # Everybody had a turn. The writer takes its time, which is nobody's CPU here, and a slot that is new waits.
             this.long = time.monotonic() >= until

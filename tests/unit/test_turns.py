@@ -187,6 +187,27 @@ def test_a_writer_that_takes_its_time_makes_no_pass_long(
     assert 1 < turns < 10
 
 
+def test_where_turns_take_long_some_wait_for_the_next_pass_and_nobody_for_ever(
+    bench: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that is busy, whose slot was new waited until each of many containers had had its turn."""
+    turns: list[str] = []
+
+    async def turn(container: str, _works: object, _this: Any) -> bool:
+        turns.append(container)
+        await asyncio.sleep(0.06)
+        return False
+
+    for number in range(10):
+        bench.file((7, 0), name=f"c{number}")
+    monkeypatch.setattr(bench.repairer, "_turn", turn)
+    bench.step()
+    assert 1 <= len(turns) < 10
+    for _ in range(4):
+        bench.step()
+    assert len({*turns}) == 10
+
+
 def test_a_thousand_slots_at_once_cost_a_few_lines(bench: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(
