@@ -28,9 +28,7 @@ def test_rows_that_differ_in_hierarchies_alone_are_one_line() -> None:
     other = {**ROW, "cgroups": "v2"}
     worse = {**ROW, "cgroups": "hybrid", "repair": "wrong"}
     *_, both, alone = table([ROW, other, worse]).splitlines()
-    assert both == (
-        "| Docker | plain | v1, v2 | `/docker/<id>` | `docker ps`; not `--name` | listed | right | right |"
-    )
+    assert both == ("| Docker | plain | v1, v2 | `/docker/<id>` | found | listed | right | right |")
     assert "| hybrid |" in alone
     assert alone.endswith("| wrong |")
 
