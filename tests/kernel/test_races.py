@@ -9,6 +9,7 @@ itself, from search to write, is the one that races.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import sys
@@ -77,26 +78,30 @@ def test_no_write_lands_on_another_owner(node: Node, start: Start, layout: str, 
     first = bystander.tenant(guess="none")
     start(node, "--interval", "10ms", "--nvml-interval", "100ms", "--write-utilization", "always")
     until(lambda: hostpid_of(bystander, first) == first.host_pid, "the daemon at work")
-    container, slots = node.container(name="moving", layout=layout, watcher=False), 20
-    mover = container.mover(moves, slots=slots)
-    mover.read_line()
-    mover.write_line("go")
-    outcomes = asyncio.run(hammer(container, mover, slots))
-    verdict: dict[str, int] = json.loads(mover.read_line())
-    print(f"{layout}: outcomes {dict(outcomes)}, {verdict}")
-    assert verdict["moves"] == moves
-    assert verdict["wrong_hostpid"] == 0
-    assert verdict["changed_bytes_elsewhere"] == 0
-    assert verdict["owner_pid_violations"] == 0
-    # It was a race: writes landed, and slots moved away under others.
-    assert outcomes[slot_writer.DONE] > 50
-    assert outcomes[slot_writer.DIFFERENT] > 50
-    assert verdict["right_hostpid_seen"] > 0
-    if LAYOUTS[layout].device_util is None:
-        assert verdict["wrong_util"] == verdict["right_util_seen"] == 0
-    # A utilization has no owner's number in its own word. It is guarded and taken back, which leaves a moment in
-    # which it can be seen, or be carried along by the next move; `hostpid` has no such moment.
-    assert verdict["wrong_util"] <= max(5, outcomes[slot_writer.DONE] // 50)
+    slots, landed, moved_away, seen = 20, 0, 0, 0
+    # Until it was a race: writes landed, and slots moved away under others. One isn't enough on a busy machine.
+    for number in itertools.count():
+        container = node.container(name=f"moving{number}", layout=layout, watcher=False)
+        mover = container.mover(moves, slots=slots)
+        mover.read_line()
+        mover.write_line("go")
+        outcomes = asyncio.run(hammer(container, mover, slots))
+        verdict: dict[str, int] = json.loads(mover.read_line())
+        print(f"{layout}: outcomes {dict(outcomes)}, {verdict}")
+        assert verdict["moves"] == moves
+        assert verdict["wrong_hostpid"] == 0
+        assert verdict["changed_bytes_elsewhere"] == 0
+        assert verdict["owner_pid_violations"] == 0
+        if LAYOUTS[layout].device_util is None:
+            assert verdict["wrong_util"] == verdict["right_util_seen"] == 0
+        # A utilization has no owner's number in its own word. It is guarded and taken back, which leaves a moment in
+        # which it can be seen, or be carried along by the next move; `hostpid` has no such moment.
+        assert verdict["wrong_util"] <= max(5, outcomes[slot_writer.DONE] // 50)
+        landed += outcomes[slot_writer.DONE]
+        moved_away += outcomes[slot_writer.DIFFERENT]
+        seen += verdict["right_hostpid_seen"]
+        if min(landed, moved_away) > 50 and seen > 0:
+            break
     assert hostpid_of(bystander, first) == first.host_pid
 
 
