@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 ARGS ?=
-JOBS ?= 4
+JOBS ?= 6
 
 .PHONY: help
 help: ## show this list
@@ -29,7 +29,7 @@ demo: setup ## a node in miniature, repaired before your eyes (needs root; no GP
 	@$(BIN)/python -m tests.fakes.demo $(ARGS)
 
 .PHONY: test
-test: setup-dev ## lint, types, layering and every test, JOBS=4 at a time (needs root; no GPU)
+test: setup-dev ## lint, types, layering and every test, JOBS=6 at a time (needs root; no GPU)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: long
