@@ -20,7 +20,7 @@ from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.linux.procfs import ProcessHandle
 from resolver.log import journal as log
 from resolver.reasons import UnresolvedReason
-from resolver.repair import orders
+from resolver.repair import orders, repairer
 from resolver.workers import slot_writer
 from tests.unit.test_budget import burn
 from tests.unit.test_repairer import HOST, Bench, ToldOwners, slot
@@ -98,7 +98,8 @@ def test_a_good_containers_repair_does_not_wait_for_an_expensive_one(bench: Pati
     bench.told.host_pids = {7: process.pid}
     bench.repairer._next_discovery = 0.0
     began = time.thread_time()
-    assert until(bench, lambda: slot(path)[1] == process.pid) <= 2
+    # On a busy machine a pass ends by the clock, and who had no turn has it after a few.
+    assert until(bench, lambda: slot(path)[1] == process.pid) <= 2 + repairer._MOST_PASSED_OVER
     assert time.thread_time() - began < 2.0  # of 4 x 300 x 0.005 = 6 s
     assert bench.longest < 0.3  # a turn without an end takes 1.5 s; what is aimed at is measured by the bench
 
