@@ -326,7 +326,9 @@ class DirectoryFinder:
     # -- one container's directory ------------------------------------------------------------------
 
     def _visit(self, directory: Directory, now: float, *, full: bool) -> None:
-        if not (full or directory.news or now >= directory.look_at or _any_due(directory, now)):
+        retry_at = _retry_at(directory)
+        if not (full or directory.news or now >= directory.look_at or now >= retry_at):
+            self._wants = min(self._wants, retry_at)
             return
         directory.news = False
         self._visit_it(directory, now, full=full)
@@ -349,7 +351,7 @@ class DirectoryFinder:
             self._forget(directory.path)
             directory.identity, directory.ctime_ns = (info.st_dev, info.st_ino), -1
         changed = full or info.st_ctime_ns != directory.ctime_ns
-        if not changed and not _any_due(directory, now):
+        if not changed and now < _retry_at(directory):
             return
         try:
             dir_fd = open_directory(directory.name, directory.root.fd)
@@ -436,12 +438,13 @@ def _key(root: Root) -> str:
     return f"{root.path}/"  # another than that of a container's directory
 
 
-def _any_due(directory: Directory, now: float) -> bool:
-    # Not by `any`, which would cost three times as much: this is asked of each directory with every refresh.
-    for candidate in directory.candidates.values():  # noqa: SIM110
-        if candidate.region is None and now >= candidate.retry_at:
-            return True
-    return False
+def _retry_at(directory: Directory) -> float:
+    """When the first of its refused files is to be tried again; never, if there is none."""
+    first = math.inf
+    for candidate in directory.candidates.values():  # not by `min`: this is asked of each with every refresh
+        if candidate.region is None and candidate.retry_at < first:
+            first = candidate.retry_at
+    return first
 
 
 def _due(candidate: Candidate, now: float) -> bool:

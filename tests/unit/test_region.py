@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import resource
 import time
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from resolver.budget import Budgets
 from resolver.errors import RegionRejected
 from resolver.hami import directory_finder as finder_module
 from resolver.hami import directory_listing
@@ -18,6 +20,7 @@ from resolver.hami.directory_finder import DirectoryFinder
 from resolver.hami.discovery import Whose
 from resolver.hami.layout import LAYOUTS
 from resolver.hami.region import SharedRegion, open_region
+from resolver.hami.watches import Watches
 from resolver.linux.procfs import Procfs
 from resolver.linux.safe_open import open_plain
 from resolver.reasons import RegionReason
@@ -320,6 +323,24 @@ def test_a_file_that_is_still_being_made_is_taken_as_soon_as_it_is_ready(
     assert [region.path for region in find.refresh(full=False).added] == [str(path)]
     assert find.rejected == {}
     assert find.counts == {RegionReason.UNKNOWN_SIZE: 1, RegionReason.NOT_INITIALIZED: 1}
+
+
+def test_news_of_another_directory_does_not_put_off_a_file_that_is_to_be_tried_again(
+    tmp_path: Path, clock: Clock
+) -> None:
+    watches = Watches(Budgets(), Counter())
+    find = DirectoryFinder([str(tmp_path)], Procfs(), clock, watches=watches)
+    path, other = container(tmp_path, "broken"), container(tmp_path, "other")
+    poke(path, V1_2.proc_num, "i", -1)
+    (_,) = find.refresh(full=True).added
+    find.refresh(full=False)
+    again = find.wants()
+    assert clock.now < again < clock.now + 60
+    (other.parent / "more").touch()
+    watches.take()
+    find.refresh(full=False)
+    assert find.wants() == again
+    find.close()
 
 
 def test_an_old_broken_file_is_tried_ever_more_rarely_but_for_ever(
