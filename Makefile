@@ -4,7 +4,8 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 ARGS ?=
-JOBS ?= 6
+# Some tests are run at once: to start six processes would take longer than they do.
+JOBS ?= $(if $(findstring -k,$(ARGS)),0,6)
 
 .PHONY: help
 help: ## show this list
@@ -30,15 +31,23 @@ demo: setup ## a node in miniature, repaired before your eyes (needs root; no GP
 
 .PHONY: test
 test: setup-dev ## lint, types, layering and every test, JOBS=6 at a time (needs root; no GPU)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS)
+
+.PHONY: poisoned
+poisoned: setup-dev ## every test on a machine with all in the way that they must not depend on (needs root)
+	@$(BIN)/python -m tests.poisoned $(MAKE) test
 
 .PHONY: long
-long: setup-dev ## the tests that take long: the image, the site, the documents' commands, setup, and some at their full size (needs root; minutes)
+long: setup-dev ## the tests that take long: the image, the site, setup, and some at their full size (needs root; minutes)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m long $(ARGS)
+
+.PHONY: mutation
+mutation: setup-dev ## change the pure modules in one place at a time and see which change no test notices (ARGS=plan; an hour for all)
+	@nice $(BIN)/python -m tests.mutation $(ARGS)
 
 .PHONY: lint
 lint: setup-dev ## ruff, mypy and import-linter only
-	@$(BIN)/python -m pytest --no-header -q tests/unit/test_style.py tests/unit/test_layering.py
+	@$(BIN)/python -m pytest --no-header -q tests/unit/suite/test_style.py tests/unit/suite/test_layering.py
 
 .PHONY: format
 format: setup-dev ## put the code in order with ruff
@@ -86,16 +95,8 @@ lock: ## resolve the dependencies anew and write the lock files
 	@scripts/lock.sh $(ARGS)
 
 .PHONY: man
-man: setup ## write the man pages in docs/man anew, from the commands' parsers
-	@$(BIN)/python scripts/man.py
-
-.PHONY: client-types
-client-types: setup-dev ## write the types of what the daemon answers anew, from the API's description
-	@$(BIN)/python scripts/client_types.py
-
-.PHONY: completion
-completion: setup-dev ## write what shells complete commands and options by anew, from the commands' parsers
-	@$(BIN)/python scripts/completion.py
+man: setup ## write the man pages and completion into build/share, to look at; the wheel gets them by itself
+	@$(BIN)/python scripts/build_hook.py build/share
 
 .PHONY: tables
 tables: setup-dev ## write the documents' tables anew that come from the code
@@ -103,27 +104,23 @@ tables: setup-dev ## write the documents' tables anew that come from the code
 	@$(BIN)/python scripts/tables.py $(ARGS)
 	@$(BIN)/python scripts/chart.py
 
-.PHONY: monitoring
-monitoring: setup-dev ## write the Grafana dashboard and the PrometheusRule in deploy/ anew, and the chart's copies
-	@$(BIN)/python scripts/monitoring.py
-	@$(BIN)/python scripts/chart.py
-
 .PHONY: chart
-chart: setup-dev ## write what the Helm chart has from elsewhere anew, and pack it into dist/
+chart: setup-dev ## pack the Helm chart into dist/
 	@$(BIN)/python scripts/chart.py
 	@$(BIN)/helm lint --strict --quiet deploy/chart/resolver
-	@$(BIN)/helm package --destination dist deploy/chart/resolver
+	@$(BIN)/python scripts/chart.py dist
 
-# `docker`, `podman` or `buildah`, whichever is there. IMAGE=registry.example.org/resolver:0.1.0 names it for a registry.
-VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' resolver/__init__.py)
-ENGINE ?= $(firstword $(foreach each,docker podman buildah,$(shell command -v $(each))))
-IMAGE ?= resolver:$(VERSION)
+# `docker`, `podman` or `buildah`, the first that answers. IMAGE=registry.example.org/resolver:0.1.0 names it for a registry.
+VERSION = $(shell python3 resolver/base/version.py)
+# `docker` may be there without its daemon.
+ENGINE ?= $(firstword $(foreach each,docker podman buildah,$(shell $(each) info >/dev/null 2>&1 && command -v $(each))))
+IMAGE ?= resolver:$(subst +,-,$(VERSION))
 REVISION ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 WITH_BPF ?= 1
 
 .PHONY: image
 image: ## build the container image; IMAGE=name:tag, WITH_BPF=0 for one without bcc and LLVM
-	@[[ -n "$(ENGINE)" ]] || { echo "image: no docker, podman or buildah on PATH: install one, or name it: ENGINE=..." >&2; exit 1; }
+	@[[ -n "$(ENGINE)" ]] || { echo "image: neither docker nor podman nor buildah answers: install or start one, or name it: ENGINE=..." >&2; exit 1; }
 	@$(ENGINE) build --file deploy/image/Dockerfile --tag $(IMAGE) --build-arg VERSION=$(VERSION) \
 		--build-arg REVISION=$(REVISION) --build-arg WITH_BPF=$(WITH_BPF) $(ARGS) .
 
@@ -136,11 +133,11 @@ wheel: setup ## build the wheel into dist/
 	@$(BIN)/python -m hatchling build -t wheel
 
 .PHONY: deb
-deb: wheel setup-dev ## build the Debian package (12 and 13) into dist/
-	@$(BIN)/python scripts/deb.py dist/hami_resolver-$(VERSION)-py3-none-any.whl
+deb: wheel ## build the Debian package (12 and later) into dist/
+	@$(BIN)/python scripts/deb.py "dist/hami_resolver-$(VERSION)-py3-none-any.whl"
 
 .PHONY: package-check
-package-check: setup-dev ## install, start and remove the Debian package in a bare Debian 12 and 13 (needs root, minutes)
+package-check: setup-dev ## boot Debian 12, 13 and sid under QEMU with the package, from installation to purge (needs root; an hour)
 	@$(BIN)/python -m tests.runtime.package_check $(ARGS)
 
 .PHONY: release

@@ -1,16 +1,11 @@
-"""Where the running kernel keeps its fields, read from its own description (BTF, Documentation/bpf/btf.rst).
+"""Offsets of kernel fields, read from the running kernel's BTF (Documentation/bpf/btf.rst).
 
-Standard library only: the loader uses it under whichever Python has bcc. The walk stops as soon as every
-structure that is asked for was seen, which is well before the end.
+Standard library only: the loader uses it under any Python that has bcc.
 """
 
 from __future__ import annotations
 
 import struct
-
-TYPE_CHECKING = False  # typing takes milliseconds to import
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _MAGIC = 0xEB9F
 _STRUCT, _UNION = 4, 5
@@ -40,11 +35,11 @@ _TAIL = {
 
 
 class BtfError(Exception):
-    """The description is not one, or lacks what is asked for; ``str()`` says which."""
+    """Raised for invalid BTF, or for a missing item, which ``str()`` names."""
 
 
 class Btf:
-    """The structures of one BTF blob, found by name."""
+    """The types of one BTF blob, found by name."""
 
     def __init__(self, blob: bytes) -> None:
         if len(blob) < 24:
@@ -61,21 +56,42 @@ class Btf:
         self._words = memoryview(blob)[start:end].cast("I")
         self._strings = blob[first:last]
         self._starts = [0]  # by type id; 0 is void and has no description
+        #: By kind, and by the offset of the name: the first type id, as far as the walk has come.
+        self._ids: dict[int, dict[int, int]] = {_STRUCT: {}, TYPEDEF: {}, FUNCTION: {}}
         self._next = 0
-        self._by_name: dict[int, int] = {}
+
+    def _walk(self) -> bool:
+        """Go on by a thousand types; False at the end."""
+        words, starts, ids, at, end = self._words, self._starts, self._ids, self._next, len(self._words)
+        for _ in range(1024):
+            if at + 3 > end:
+                break
+            info = words[at + 1]
+            kind = info >> 24 & 0x1F
+            if kind not in _TAIL:
+                raise BtfError(f"type {len(starts)} is of kind {kind}, which is newer than this program")
+            if kind in ids:
+                ids[kind].setdefault(words[at], len(starts))
+            starts.append(at)
+            fixed, each = _TAIL[kind]
+            at += 3 + fixed + each * (info & 0xFFFF)
+            if at > end:
+                raise BtfError(f"type {len(starts) - 1} goes on beyond the end")
+        moved, self._next = at > self._next, at
+        return moved
 
     def offset(self, name: str, *members: str) -> int:
-        """Bytes from the start of ``struct name`` to its member; several names go down into its members.
+        """Return the byte offset of a member of ``struct name``; several names descend into nested members.
 
-        Members of anonymous structures and unions count as the outer structure's own. Raises `BtfError` if there
-        is no such structure or member, or if it does not start at a whole byte.
+        Members of anonymous structures and unions count as the outer structure's. Raises `BtfError` if there is no such
+        structure or member, or if it doesn't start at a whole byte.
         """
-        where: int | None = self._find(name)
+        where: int | None = self.type_id(_STRUCT, name)
         total = 0
         for member in members:
             if where is None:
                 raise BtfError(f"struct {name} has no structure on the way to {'.'.join(members)}")
-            found = self._member(where, self._name(member))
+            found = self._member(self._starts[where], self._name(member))
             if found is None:
                 raise BtfError(f"struct {name} has no member {'.'.join(members)}")
             bits, type_id = found
@@ -86,71 +102,32 @@ class Btf:
         return total // 8
 
     def size(self, name: str) -> int:
-        """Bytes of ``struct name``."""
-        return self._words[self._find(name) + 2]
+        """Return the size of ``struct name`` in bytes."""
+        return self._words[self._starts[self.type_id(_STRUCT, name)] + 2]
 
-    def ids(self, kind: int, names: Iterable[str]) -> dict[str, int]:
-        """The type ids of functions or typedefs. Those are anywhere: this walks all the way."""
-        wanted, words, found, checked = {self._name(name): name for name in names}, self._words, {}, 1
-        if -1 in wanted:
-            raise BtfError(f"it describes no {wanted[-1]}")
-        more = True
-        while more and len(found) < len(wanted):
-            more = self._walk(1024)
-            for type_id in range(checked, len(self._starts)):
-                at = self._starts[type_id]
-                if words[at] in wanted and words[at + 1] >> 24 & 0x1F == kind:
-                    found[wanted[words[at]]] = type_id
-            checked = len(self._starts)
-        for name in wanted.values():
-            if name not in found:
-                raise BtfError(f"it describes no {name}")
-        return found
+    def type_id(self, kind: int, name: str) -> int:
+        """Return the type id of a structure, function or typedef. Raises `BtfError`."""
+        known, wanted = self._ids[kind], self._name(name)
+        while wanted not in known:
+            if wanted < 0 or not self._walk():
+                raise BtfError(f"it describes no {'struct ' if kind == _STRUCT else ''}{name}")
+        return known[wanted]
 
     def _name(self, text: str) -> int:
         """Offset of a name in the string section; -1 if nothing is called so."""
         found = self._strings.find(b"\0" + text.encode() + b"\0")
         return found + 1 if found >= 0 else -1
 
-    def _find(self, name: str) -> int:
-        wanted = self._name(name)
-        while wanted not in self._by_name:
-            if wanted < 0 or not self._walk(1024):
-                raise BtfError(f"it describes no struct {name}")
-        return self._by_name[wanted]
-
-    def _walk(self, count: int) -> bool:
-        """Go on by that many types; False at the end."""
-        words, starts, at, end = self._words, self._starts, self._next, len(self._words)
-        for _ in range(count):
-            if at + 3 > end:
-                break
-            info = words[at + 1]
-            kind = info >> 24 & 0x1F
-            if kind not in _TAIL:
-                raise BtfError(f"type {len(starts)} is of kind {kind}, which is newer than this program")
-            if kind == _STRUCT:
-                self._by_name.setdefault(words[at], at)
-            starts.append(at)
-            fixed, each = _TAIL[kind]
-            at += 3 + fixed + each * (info & 0xFFFF)
-        moved = at > self._next
-        self._next = at
-        return moved
-
-    def _start(self, type_id: int) -> int:
-        while type_id >= len(self._starts):
-            if not self._walk(1024):
-                raise BtfError(f"it refers to type {type_id}, which is not there")
-        return self._starts[type_id]
-
     def _structure(self, type_id: int) -> int | None:
-        """Where a structure or union is described, through typedefs and qualifiers; None if it is another type."""
+        """Resolve typedefs and qualifiers to a structure or union; None for another type."""
         for _ in range(16):
-            at = self._start(type_id)
+            while type_id >= len(self._starts):
+                if not self._walk():
+                    raise BtfError(f"it refers to type {type_id}, which is not there")
+            at = self._starts[type_id]
             kind = self._words[at + 1] >> 24 & 0x1F
             if kind in (_STRUCT, _UNION):
-                return at
+                return type_id
             if kind not in (8, 9, 10, 11, 18):
                 return None
             type_id = self._words[at + 2]
@@ -167,7 +144,7 @@ class Btf:
             if name == wanted:
                 return bits, type_id
             if name == 0 and (inner := self._structure(type_id)) is not None:
-                found = self._member(inner, wanted)
+                found = self._member(self._starts[inner], wanted)
                 if found is not None:
                     return bits + found[0], found[1]
         return None

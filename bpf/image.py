@@ -1,8 +1,7 @@
-"""A compiled program kept for the next start, which then needs neither BCC nor LLVM: 12 KiB instead of 100 MiB.
+"""Cache of the compiled program: the next start needs neither BCC nor LLVM, and 12 KiB instead of 100 MiB.
 
-It is taken only where it would come out the same: same source, same sizes and offsets, same kernel. What root runs in
-the kernel comes from a file here, so that file must be our own, readable by nobody else, in a directory that nobody
-else may write to; and the kernel's verifier checks it as any other. Standard library only, as the loader.
+It is used only for the same source, sizes, offsets and kernel. Root runs it in the kernel, so file and directory must
+be writable by no other user. Standard library only, like the loader.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ class Refused(ImageError):
     """The kernel does not take one of its parts."""
 
     def __init__(self, what: str, code: int, log: str = "") -> None:
-        """An error number, and what the verifier said of a program."""
+        """Take an error number, and the verifier's words about a program."""
         super().__init__(f"the kernel does not take {what}: {os.strerror(code)}")
         self.what, self.code, self.log = what, code, log
 
 
 def fingerprint(sources: str, constants: dict[str, int]) -> str:
-    """What a compiled program depends on, in short."""
+    """Hash everything that a compiled program depends on."""
     digest = hashlib.sha256(repr((_FORMAT, os.uname()[2:], sorted(constants.items()))).encode())
     for directory, below, names in os.walk(sources):
         below.sort()
@@ -59,7 +58,7 @@ def fingerprint(sources: str, constants: dict[str, int]) -> str:
 
 
 def image_of(program: Any, maps: Iterable[str], functions: dict[str, int], iterator: str) -> dict[str, Any]:
-    """What BCC made. ``functions`` are names to BTF ids of what each is attached to; one of them is an iterator."""
+    """Describe BCC's result. ``functions`` maps names to BTF ids of their hooks; one of them is an iterator."""
     found: list[dict[str, int | str]] = []
     places: dict[int, int] = {}
     for name in maps:
@@ -107,7 +106,7 @@ def save(directory: str, mark: str, image: dict[str, Any]) -> None:
 
 
 def find(directory: str, mark: str) -> dict[str, Any]:
-    """The program with this fingerprint that an earlier start kept. Raises `ImageError`."""
+    """Find the program with this fingerprint that an earlier start kept. Raises `ImageError`."""
     try:
         where = _open_directory(directory)
         try:
@@ -124,7 +123,7 @@ def find(directory: str, mark: str) -> dict[str, Any]:
         if kept["mark"] != mark:
             raise ImageError("it was made of something else")
         image = kept["image"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ImageError(f"{type(error).__name__}: {error}") from None
     if not isinstance(image, dict):
         raise ImageError("it is no program")

@@ -1,18 +1,20 @@
 """Compiles pidmap.c with BCC, attaches it, seeds it, hands every descriptor to the daemon, and ends.
 
-Standard library and ``bcc`` only, because it may run under another Python than the daemon: the distribution's own,
-where ``bcc`` is installed. LLVM lives and dies here. On descriptor 0 is a SOCK_SEQPACKET socket. One request comes::
+Standard library and ``bcc`` only: it runs under the Python that has ``bcc``. LLVM ends with it. Descriptor 0 is a
+SOCK_SEQPACKET socket. One request comes::
 
     {"sizes": {"PROCESSES": 32768, ...}, "btf": "/sys/kernel/btf/vmlinux", "kept_in": "/run/resolver"}
 
 and one answer goes, with the descriptors in the order of ``maps``, then ``programs``, then ``links``::
 
-    {"maps": [{"name", "key_size", "value_size", "max_entries"}], "programs": [name], "links": [what is attached],
-     "kernel": release, "bcc": version, or "kept" if an earlier start's program was taken,
+    {"maps": [{"name", "key_size", "value_size", "max_entries"}], "programs": [name], "links": [hook],
+     "kernel": release, "bcc": version, or "kept" if an earlier start's program was used,
      "milliseconds": {step: number}, "seeded": number of processes}
 
+with ``fetch`` the descriptors did not go, and are its numbers in this process: too many were in flight;
+
 or ``{"error": a whole sentence, "cause": a word (see `LoadError`), "detail": for the debug log}``. With the cause
-``bcc`` another Python may do better. ``kept_in`` is where compiled programs are kept (`image`); empty: not kept.
+``bcc`` another Python may succeed. ``kept_in`` is the directory of compiled programs (`image`); empty: not kept.
 """
 
 from __future__ import annotations
@@ -43,20 +45,20 @@ MAPS = ("slots", "overflow", "namespaces", "counters")
 PROBES = {"on_exit": "sched_process_exit", "on_fork": "sched_process_fork", "on_exec": "sched_process_exec"}
 ITERATOR = "bpf_iter__task"
 
-#: -D name: structure and members, the first that the kernel has.
+#: -D name: structure and members.
 OFFSETS = {
-    "TASK_PID": (("task_struct", "pid"),),
-    "TASK_TGID": (("task_struct", "tgid"),),
-    "TASK_SIGNAL": (("task_struct", "signal"),),
-    "TASK_GROUP_LEADER": (("task_struct", "group_leader"),),
-    "TASK_THREAD_PID": (("task_struct", "thread_pid"),),
-    "TASK_START": (("task_struct", "start_boottime"), ("task_struct", "real_start_time")),  # renamed in 5.5
-    "SIGNAL_LIVE": (("signal_struct", "live"),),
-    "PID_LEVEL": (("pid", "level"),),
-    "PID_NUMBERS": (("pid", "numbers"),),
-    "UPID_NR": (("upid", "nr"),),
-    "UPID_NS": (("upid", "ns"),),
-    "PIDNS_INUM": (("pid_namespace", "ns", "inum"),),
+    "TASK_PID": ("task_struct", "pid"),
+    "TASK_TGID": ("task_struct", "tgid"),
+    "TASK_SIGNAL": ("task_struct", "signal"),
+    "TASK_GROUP_LEADER": ("task_struct", "group_leader"),
+    "TASK_THREAD_PID": ("task_struct", "thread_pid"),
+    "TASK_START": ("task_struct", "start_boottime"),
+    "SIGNAL_LIVE": ("signal_struct", "live"),
+    "PID_LEVEL": ("pid", "level"),
+    "PID_NUMBERS": ("pid", "numbers"),
+    "UPID_NR": ("upid", "nr"),
+    "UPID_NS": ("upid", "ns"),
+    "PIDNS_INUM": ("pid_namespace", "ns", "inum"),
 }
 
 _PRESENT = 16  # sizeof(struct present)
@@ -71,7 +73,7 @@ class Clock:
         self._began = time.monotonic()
 
     def step(self, name: str) -> None:
-        """What was done since the last step was this."""
+        """Attribute the time since the last step to this name."""
         now = time.monotonic()
         self.steps[name] = round((now - self._began) * 1e3, 1)
         self._began = now
@@ -94,12 +96,23 @@ def main() -> int:
         answer = {"error": sentence, "cause": "other", "detail": traceback.format_exc()}
     if "error" in answer:
         answer["detail"] = (answer["detail"] + complaints_since(0)).strip()
-    socket.send_fds(channel, [json.dumps(answer).encode()], descriptors)
+    hand_over(channel, answer, descriptors)
     os._exit(0)  # not through LLVM's destructors: they take longer than the answer
 
 
+def hand_over(channel: socket.socket, answer: dict[str, Any], descriptors: list[int]) -> None:
+    """Answer with the descriptors, or with their numbers if too many of this user's are in flight."""
+    try:
+        socket.send_fds(channel, [json.dumps(answer).encode()], descriptors)
+    except OSError as error:
+        if error.errno != errno.ETOOMANYREFS:
+            raise
+        channel.send(json.dumps({**answer, "fetch": descriptors}).encode())
+        channel.recv(1)  # the daemon closes its end when it has them
+
+
 def die_with_parent() -> None:
-    """The daemon may be killed while this works: nothing must stay behind."""
+    """End with the daemon, even if it is killed: nothing must stay behind."""
     import ctypes
     import signal
 
@@ -137,8 +150,10 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
         raise not_taken(refused) from None
     answer["bcc"] = getattr(bcc, "__version__", "unknown")
     if request["kept_in"]:
-        keep(made, request["kept_in"], mark)
-        clock.step("keep")
+        try:
+            image.save(request["kept_in"], mark, made)
+        except (OSError, image.ImageError) as error:
+            sys.stderr.write(f"the program is not kept: {error}\n")
     return answer, descriptors
 
 
@@ -147,7 +162,8 @@ def from_image(kept: dict[str, Any], clock: Clock) -> tuple[dict[str, Any], list
     loaded = image.Loaded(Kernel(), kept)
     clock.step("verify")
     try:
-        seeded = count_present(Kernel().iterate(loaded.links[-1]))
+        with open(Kernel().iterate(loaded.links[-1]), "rb", buffering=0) as present:
+            seeded = len(present.read()) // _PRESENT
     except OSError as error:
         loaded.close()
         raise image.Refused("the iterator's run", error.errno) from None
@@ -166,27 +182,17 @@ def from_image(kept: dict[str, Any], clock: Clock) -> tuple[dict[str, Any], list
     return answer, [*loaded.maps.values(), *loaded.programs.values(), *loaded.links]
 
 
-def keep(made: dict[str, Any], directory: str, mark: str) -> None:
-    """For the next start. Where that cannot be, it compiles again."""
-    try:
-        image.save(directory, mark, made)
-    except (OSError, image.ImageError) as error:
-        sys.stderr.write(f"the program is not kept: {error}\n")
-
-
 def hooks(btf: Btf) -> dict[str, int]:
-    """The BTF id of what each program is attached to: its arguments' types, by which the verifier lets it read them."""
-    tracepoints = {name: f"btf_trace_{tracepoint}" for name, tracepoint in PROBES.items()}
-    iterated = f"bpf_iter_{ITERATOR.removeprefix('bpf_iter__')}"
+    """Return each program's hook as a BTF id, which gives the verifier the types of its arguments."""
     try:
-        ids = btf.ids(TYPEDEF, tracepoints.values()) | btf.ids(FUNCTION, [iterated])
+        found = {name: btf.type_id(TYPEDEF, f"btf_trace_{traced}") for name, traced in PROBES.items()}
+        return {**found, ITERATOR: btf.type_id(FUNCTION, f"bpf_iter_{ITERATOR.removeprefix('bpf_iter__')}")}
     except BtfError as error:
         raise not_understood(error) from None
-    return {name: ids[each] for name, each in {**tracepoints, ITERATOR: iterated}.items()}
 
 
 def read_offsets(path: str) -> tuple[Btf, dict[str, int]]:
-    """The kernel's own word on where its fields are."""
+    """Read the field offsets from the kernel's BTF."""
     try:
         with open(path, "rb") as file:
             blob = file.read()
@@ -198,7 +204,7 @@ def read_offsets(path: str) -> tuple[Btf, dict[str, int]]:
         ) from None
     try:
         btf = Btf(blob)
-        found = {name: first_offset(btf, choices) for name, choices in OFFSETS.items()}
+        found = {name: btf.offset(*names) for name, names in OFFSETS.items()}
         found |= {"UPID_SIZE": btf.size("upid"), "PID_SIZE": btf.size("pid")}
     except BtfError as error:
         raise not_understood(error) from None
@@ -206,25 +212,15 @@ def read_offsets(path: str) -> tuple[Btf, dict[str, int]]:
 
 
 def not_understood(error: BtfError) -> LoadError:
-    """What the kernel says of itself lacks something, or is no BTF."""
+    """Build the error for BTF that is damaged or incomplete."""
     return LoadError(
         "btf",
         f"this kernel's BTF is not understood: {error}. Use --source netlink or scan, and report the kernel",
     )
 
 
-def first_offset(btf: Btf, choices: tuple[tuple[str, ...], ...]) -> int:
-    """The offset by the first of several names that this kernel knows."""
-    for names in choices[:-1]:
-        try:
-            return btf.offset(*names)
-        except BtfError:
-            continue
-    return btf.offset(*choices[-1])
-
-
 def import_bcc(headers: str) -> Any:
-    """The module ``bcc``, which is to take the stub headers for the kernel's."""
+    """Import ``bcc`` with the stub headers in place of the kernel's."""
     # BCC looks for DIRECTORY/include; it reads the variable when it compiles.
     os.environ["BCC_KERNEL_SOURCE"] = os.path.dirname(headers)
     try:
@@ -250,7 +246,7 @@ def compile_program(bcc: Any, constants: dict[str, int]) -> Any:
 
 
 def not_taken(refused: image.Refused) -> LoadError:
-    """A program that the kernel refused, although it took those of `obstacles`."""
+    """Build the error for a refused program after those of `obstacles` were accepted."""
     what, reason = refused.what, os.strerror(refused.code)
     if re.search(r"^processed \d+ insns", refused.log, re.MULTILINE):
         return LoadError(
@@ -269,30 +265,19 @@ def not_taken(refused: image.Refused) -> LoadError:
     )
 
 
-def count_present(fd: int) -> int:
-    """How many processes the iterator's descriptor lists; it is closed then."""
-    size = 0
-    try:
-        while chunk := os.read(fd, 1 << 16):
-            size += len(chunk)
-    finally:
-        os.close(fd)
-    return size // _PRESENT
-
-
 def failed(what: str, error: Exception) -> LoadError:
-    """BCC gives no reason, only that it failed; what it printed goes to the debug log."""
+    """Build the error for a failure of BCC, which gives no reason; its output goes to the debug log."""
     if "super-user" in str(error) or "not permitted" in str(error):
         return forbidden(Kernel(), errno.EPERM, reached=True)
     return LoadError(
         "other",
-        f"{what} ({error}). The debug log has all that was said; use --source netlink or scan",
+        f"{what} ({error}). The debug log has the full output; use --source netlink or scan",
         f"{error}\n",
     )
 
 
 def complaints_since(position: int) -> str:
-    """The end of what the compiler and the verifier wrote on descriptor 2 from there on: the last lines say why."""
+    """Return the end of the compiler's and verifier's output on descriptor 2 since that position."""
     size = os.fstat(2).st_size
     start = max(position, size - _MOST_WORDS)
     return os.pread(2, size - start, start).decode("utf-8", "replace")

@@ -1,8 +1,7 @@
-"""What stands in the way of the BPF map here, found out before anything is compiled.
+"""Detection of obstacles that keep the BPF map from loading, before anything is compiled.
 
-What this process may and the kernel can is asked of the kernel, with programs of a few instructions: neither a release
-nor a file says what a vendor took over from newer kernels. Nothing stays: each program is closed at once. Standard
-library only, as the loader.
+It probes the kernel with programs of a few instructions, because neither a release nor a file shows a vendor's
+backports. Standard library only, like the loader.
 """
 
 from __future__ import annotations
@@ -22,15 +21,11 @@ _SYSCALL_NUMBERS = {"x86_64": 321, "aarch64": 280}
 _FETCHES_SINCE = {"x86_64": "5.12", "aarch64": "5.18"}
 _HOST_PIDNS = 0xEFFFFFFC  # PROC_PID_INIT_INO in include/linux/proc_ns.h
 _CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 21, 38, 39  # include/uapi/linux/capability.h
-_PROG_LOAD, _ITER_CREATE, _RAW_TRACEPOINT = (
-    5,
-    33,
-    17,
-)  # enum bpf_cmd and bpf_prog_type in include/uapi/linux/bpf.h
+# enum bpf_cmd and bpf_prog_type in include/uapi/linux/bpf.h
+_PROG_LOAD, _ITER_CREATE, _RAW_TRACEPOINT = 5, 33, 17
 _PROBE_READ_KERNEL = 113  # enum bpf_func_id
-_TOO_LARGE = (
-    1 << 20
-)  # more than a page is refused with E2BIG before anything else is checked (kernel/bpf/syscall.c)
+# More than a page is refused with E2BIG before anything else is checked (kernel/bpf/syscall.c).
+_TOO_LARGE = 1 << 20
 _LOG_SIZE = 1 << 14
 _OTHERWISE = "use --source netlink or scan"
 
@@ -46,7 +41,7 @@ _READ = (
 
 
 class LoadError(Exception):
-    """Why the map cannot be had here: a whole sentence, and what else is for the debug log.
+    """Reason why the map can't be loaded: a whole sentence, and more for the debug log.
 
     ``cause`` is one of ``place`` (a namespace), ``rights``, ``seccomp``, ``module`` (AppArmor, SELinux and the like),
     ``kernel``, ``lockdown``, ``btf``, ``bcc``, ``verifier``, ``other``.
@@ -59,19 +54,19 @@ class LoadError(Exception):
 
 
 class Kernel:
-    """``bpf(2)`` of the running kernel, and what it says of this process."""
+    """The running kernel's ``bpf(2)``, and the state of this process."""
 
     def __init__(self) -> None:
         self.release, self.machine = platform.release(), platform.machine()
 
     def call(self, command: int, attributes: bytes, size: int) -> int:
-        """A descriptor, or an error number below zero."""
+        """Return a descriptor, or an error number below zero."""
         libc = ctypes.CDLL(None, use_errno=True)
         fd = libc.syscall(_SYSCALL_NUMBERS[self.machine], command, attributes, ctypes.c_uint(size))
         return int(fd) if fd >= 0 else -ctypes.get_errno()
 
     def refusal(self, program: Sequence[Instruction]) -> tuple[int, str]:
-        """The error number with which it refuses a tracepoint's program, and the verifier's words; 0 if it takes it."""
+        """Load a tracepoint's program; return its error number (0: accepted) and the verifier's words."""
         code = b"".join(
             struct.pack("=BBhi", code, destination | source << 4, offset, immediate)
             for code, destination, source, offset, immediate in program
@@ -91,18 +86,18 @@ class Kernel:
         return -fd, log.value.decode("utf-8", "replace")
 
     def iterate(self, link: int) -> int:
-        """A descriptor that runs the iterator behind this link when it is read. Raises OSError."""
+        """Open a descriptor that runs the iterator behind this link when it is read. Raises OSError."""
         fd = self.call(_ITER_CREATE, struct.pack("=II", link, 0), 8)
         if fd < 0:
             raise OSError(-fd, os.strerror(-fd))
         return fd
 
     def filtered(self) -> bool:
-        """Whether a seccomp filter checks this process's calls."""
+        """Check if a seccomp filter restricts this process's calls."""
         return _own_status().get("Seccomp") == "2"
 
     def confinement(self) -> str:
-        """The profile or context to which a security module holds this process, empty if to none."""
+        """Return the security module's profile or context of this process, empty if there is none."""
         try:
             with open("/proc/self/attr/current") as file:
                 label = file.read().strip("\0\n ")
@@ -112,7 +107,7 @@ class Kernel:
 
 
 def require(kernel: Kernel) -> None:
-    """Raise `LoadError` for the first obstacle: the place, the rights, who forbids, the kernel's age, lockdown."""
+    """Raise `LoadError` for the first obstacle: the place, the rights, a filter, the kernel's age, lockdown."""
     if kernel.machine not in _SYSCALL_NUMBERS:
         raise LoadError(
             "kernel", f"the BPF map runs on x86_64 and aarch64, and this is {kernel.machine}: {_OTHERWISE}"
@@ -134,7 +129,7 @@ def _require_place() -> None:
     if not initial:
         raise LoadError(
             "place",
-            "this process is in a user namespace of its own, and BPF programs need capabilities in the initial one: "
+            "this process is in a separate user namespace, and BPF programs need capabilities in the initial one: "
             "run it without a user namespace (Kubernetes: hostUsers: true)",
         )
 
@@ -154,7 +149,7 @@ def _require_capabilities() -> None:
 
 
 def require_kernel(kernel: Kernel) -> None:
-    """That the kernel lets this process load programs, and takes what the map's are made of."""
+    """Require that the kernel loads programs of this process, with the instructions that the map needs."""
     reached = -kernel.call(_PROG_LOAD, b"", _TOO_LARGE)
     if reached in (errno.EPERM, errno.EACCES) or (reached == errno.ENOSYS and kernel.filtered()):
         raise forbidden(kernel, reached, reached=False)
@@ -170,26 +165,22 @@ def require_kernel(kernel: Kernel) -> None:
             f"than Linux 4.17, or built without CONFIG_BPF_EVENTS; {_OTHERWISE}",
             log,
         )
-    code, log = kernel.refusal(_FETCH)
-    if code:
-        raise LoadError(
-            "kernel",
-            f"this kernel ({kernel.release}) is too old for the BPF map: it refuses an atomic instruction that Linux "
-            f"has since {_FETCHES_SINCE[kernel.machine]}; {_OTHERWISE}",
-            log,
-        )
-    code, log = kernel.refusal(_READ)
-    if code:
-        raise LoadError(
-            "lockdown",
-            "blocked by kernel lockdown: in the mode confidentiality no BPF program may read kernel memory. Boot with "
-            f"lockdown=integrity, or {_OTHERWISE}",
-            log,
-        )
+    too_old = (
+        f"this kernel ({kernel.release}) is too old for the BPF map: it refuses an atomic instruction that Linux has "
+        f"since {_FETCHES_SINCE[kernel.machine]}; {_OTHERWISE}"
+    )
+    locked_down = (
+        "blocked by kernel lockdown: in the mode confidentiality no BPF program may read kernel memory. Boot with "
+        f"lockdown=integrity, or {_OTHERWISE}"
+    )
+    for program, cause, sentence in ((_FETCH, "kernel", too_old), (_READ, "lockdown", locked_down)):
+        code, log = kernel.refusal(program)
+        if code:
+            raise LoadError(cause, sentence, log)
 
 
 def forbidden(kernel: Kernel, code: int, *, reached: bool) -> LoadError:
-    """Who said no to a process that has the capabilities. ``reached``: no filter keeps the call from the kernel."""
+    """Find the cause of a refusal despite the capabilities. ``reached``: no filter keeps the call from the kernel."""
     said, profile = errno.errorcode.get(code, str(code)), kernel.confinement()
     holder = f"the security module that holds this process to {profile!r}"
     if reached or not kernel.filtered():

@@ -221,9 +221,10 @@ static __always_inline void leave_if(struct level *level, const struct process *
 /* Every level but the host's; afterwards `process` is what belongs to that.
  *
  * The iterator (`seeding`) leaves alone what is right already. `known`: the entry of the host's level, which is
- * written last, was there before, so that a level that is not there was lost and is not merely on its way.
+ * written last, was there before, so that a level that is not there was lost and is not merely on its way; or the
+ * process is ending and has just given it back, which is no loss either.
  */
-static __always_inline void store_levels(u64 pid, struct process *process, bool seeding, bool known)
+static __always_inline void store_levels(u64 leader, u64 pid, struct process *process, bool seeding, bool known)
 {
     enum entered how;
     int error;
@@ -237,7 +238,7 @@ static __always_inline void store_levels(u64 pid, struct process *process, bool 
         old = seeding ? find(&key) : NULL;
         if (!old || !same(old, process)) {
             how = enter(&key, process);
-            if (known && (how == NEW || how == REPLACED))
+            if (known && (how == NEW || how == REPLACED) && live_threads(leader) > 0)
                 COUNT(levels_mended);
             if (!seeding && how == HELD)
                 COUNT(update_failed);
@@ -262,7 +263,7 @@ static __always_inline void store(u64 leader, u32 host_tgid)
     enum entered how;
     if (!read_process(leader, host_tgid, &process, &pid))
         return;
-    store_levels(pid, &process, false, false);
+    store_levels(leader, pid, &process, false, false);
     how = enter(&host, &process);
     if (how == KNOWN)
         COUNT(overtaken);
@@ -388,7 +389,7 @@ int bpf_iter__task(struct bpf_iter__task *ctx)
     host.ns_pid = tgid;
     old = find(&host);
     known = old && same(old, &process);
-    store_levels(pid, &process, true, known);
+    store_levels(task, pid, &process, true, known);
     if (!known)
         how = enter(&host, &process);
     present.ends = live_threads(task) <= 0;

@@ -1,8 +1,8 @@
-"""One immutable picture of what the daemon knows, swapped whole after a pass.
+"""One immutable snapshot of the daemon's knowledge, replaced whole after a pass.
 
-The API, the metrics and the command line read this and nothing else. None is "not known" everywhere. The classes of
-msgspec's are sent by the API as they are: their names, fields and docstrings are in ``/v1/openapi.json``. Tenants
-choose how many slots and regions there are, so only what is their own is kept: `resolver.api.shapes` adds the rest.
+The API, the metrics and the command line read this and nothing else. None means unknown. The names, fields and
+docstrings of the msgspec classes are in ``/v1/openapi.json``. Only specific facts are kept of slots and regions,
+because tenants choose their number: `resolver.api.shapes` adds the rest.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from resolver.reasons import RepairReason, SampleReason, UnresolvedReason
+from resolver.base.reasons import RepairReason, SampleReason, UnresolvedReason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from resolver.base.reasons import RegionReason
     from resolver.config import Setting
     from resolver.gpu.attribution import Joined
     from resolver.gpu.inventory import Inventory
     from resolver.hami.hostpid_policy import Origin
     from resolver.hami.packed_slots import PackedSlots
-    from resolver.reasons import RegionReason
 
 #: A daemon whose last pass is older than this, or than so many intervals, is unhealthy.
 _STANDS_SECONDS, _STANDS_INTERVALS = 10.0, 20
 
 
 class SlotFacts(Struct, frozen=True):
-    """What a slot that is in use holds, and what was found out about it: kept here, and sent by the API as it is.
+    """Content of a slot in use, and the findings about it; sent by the API as it is.
 
-    ``pid`` and ``hostpid`` are what the slot says; ``host_pid`` is its verified owner, None while it is unresolved.
-    ``repaired`` is why it was last written.
+    ``pid`` and ``hostpid`` are the slot's fields; ``host_pid`` is its verified owner, None while it is unresolved.
+    ``repaired`` is the reason of the last repair.
     """
 
     pid: int
@@ -50,9 +50,9 @@ class SlotFacts(Struct, frozen=True):
 class SlotReport(SlotFacts, frozen=True):
     """One slot that is in use.
 
-    ``utilization`` is per used device, in per cent, None where it is not known; ``sm_util`` is what the slot says.
-    ``stuck`` says why ``sm_util`` does not stay what NVML says though ``hostpid`` is right; empty while it does.
-    ``container_id`` is the owner's, where the region is a ResourceClaim's and so of any number of containers.
+    ``utilization`` is NVML's per used device, in per cent, None if unknown; ``sm_util`` is the slot's. ``stuck``
+    explains why ``sm_util`` doesn't stay at NVML's value though ``hostpid`` is right; empty otherwise. ``container_id``
+    is the owner's, in a ResourceClaim's region, which any number of containers may share.
     """
 
     sm_util: tuple[int, ...]
@@ -62,7 +62,7 @@ class SlotReport(SlotFacts, frozen=True):
 
 
 class UnownedCode:
-    """What is known of a slot that nobody is known to own, in one byte; 0 is none."""
+    """State of a slot without a known owner, in one byte; 0 is none."""
 
     UNOWNED: Final = 1  # in use, and there is no reason yet why nobody is known to own it
     REASON: Final = 0x1F
@@ -73,18 +73,18 @@ class UnownedCode:
 
     @classmethod
     def of(cls, why: UnresolvedReason | None) -> int:
-        """The code of a slot that is not dead."""
+        """Return the code of a slot that is not dead."""
         return cls.UNOWNED if why is None else cls.UNOWNED + 1 + cls._REASONS.index(why)
 
     @classmethod
     def reason(cls, code: int) -> UnresolvedReason | None:
-        """Why nobody is known to own the slot."""
+        """Return the reason why the slot's owner is unknown."""
         number = (code & cls.REASON) - cls.UNOWNED - 1
         return cls._REASONS[number] if number >= 0 else None
 
 
 class SlotCounts(NamedTuple):
-    """How many slots of a region are what."""
+    """Slot counts by state."""
 
     in_use: int
     dead: int
@@ -94,28 +94,22 @@ class SlotCounts(NamedTuple):
 
 
 class SlotReports(Sequence[SlotReport]):
-    """The slots of one region: those with an owner, then those without, of which little is kept.
+    """Slots of one region: those with an owner, then those without.
 
-    A `SlotReport` of an unowned slot is made when it is asked for: a tenant can fill 1,024 slots in each of its files.
+    A `SlotReport` of an unowned slot is made on request: a tenant can fill 1,024 in each file.
     """
-
-    __slots__ = ("_codes", "_devices", "_owned", "_slots", "_unowned")
 
     def __init__(self, owned: tuple[SlotReport, ...], slots: PackedSlots, codes: bytes, devices: int) -> None:
         """``codes`` are `UnownedCode`, one for each of ``slots``."""
-        self._owned, self._slots, self._codes, self._devices = owned, slots, codes, devices
-        self._unowned = len(codes) - codes.count(0)
+        self.owned, self.codes = owned, codes
+        self._slots, self._devices = slots, devices
 
     def __len__(self) -> int:
-        return len(self._owned) + self._unowned
+        return len(self.owned) + len(self.codes) - self.codes.count(0)
 
     def __iter__(self) -> Iterator[SlotReport]:
-        yield from self._owned
-        if not self._unowned:
-            return
-        nothing: tuple[int | None, ...] = (None,) * self._devices
-        idle: tuple[int | None, ...] = (0,) * self._devices
-        for index, code in enumerate(self._codes):
+        yield from self.owned
+        for index, code in enumerate(self.codes) if any(self.codes) else ():
             if code:
                 slot, dead = self._slots[index], bool(code & UnownedCode.DEAD)
                 yield SlotReport(
@@ -127,58 +121,45 @@ class SlotReports(Sequence[SlotReport]):
                     unresolved=None if dead else UnownedCode.reason(code),
                     repaired=None,
                     sm_util=slot.sm_util,
-                    utilization=idle if dead else nothing,
+                    utilization=(0 if dead else None,) * self._devices,
                 )
 
-    @overload
-    def __getitem__(self, index: int) -> SlotReport: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[SlotReport]: ...
-    def __getitem__(self, index: int | slice) -> SlotReport | Sequence[SlotReport]:
+    def __getitem__(self, index: Any) -> Any:
         return tuple(self)[index]
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, SlotReports) and not self._unowned and not other._unowned:
-            return self._owned == other._owned  # one by one, the same object is equal at once
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
-    def __hash__(self) -> int:
-        return hash((self._owned, self._codes))
-
-    def tally(self) -> SlotCounts:
-        """Counted without making the reports of unowned slots."""
-        owned = tally(self._owned)
-        dead, unresolved = owned.dead, Counter(owned.unresolved)
-        for code in set(self._codes):
-            count = self._codes.count(code)
-            if code & UnownedCode.DEAD:
-                dead += count
-            elif (why := UnownedCode.reason(code)) is not None:
-                unresolved[why] += count
-        return SlotCounts(
-            in_use=len(self), dead=dead, repaired=owned.repaired, stuck=owned.stuck, unresolved=unresolved
-        )
+    __hash__ = None  # type: ignore[assignment]
 
 
 def tally(slots: Iterable[SlotReport]) -> SlotCounts:
-    """How many of the slots are what."""
-    if isinstance(slots, SlotReports):
-        return slots.tally()
-    listed = tuple(slots)
+    """Count the slots by state, without making the reports of unowned slots."""
+    codes = slots.codes if isinstance(slots, SlotReports) else b""
+    listed = slots.owned if isinstance(slots, SlotReports) else tuple(slots)
+    dead = sum(slot.dead for slot in listed)
+    unresolved = Counter(slot.unresolved for slot in listed if slot.unresolved is not None)
+    for code in set(codes):
+        if code & UnownedCode.DEAD:
+            dead += codes.count(code)
+        elif (why := UnownedCode.reason(code)) is not None:
+            unresolved[why] += codes.count(code)
     return SlotCounts(
-        in_use=len(listed),
-        dead=sum(slot.dead for slot in listed),
+        in_use=len(listed) + len(codes) - codes.count(0),
+        dead=dead,
         repaired=sum(slot.repaired is not None for slot in listed),
         stuck=sum(bool(slot.stuck) for slot in listed),
-        unresolved=Counter(slot.unresolved for slot in listed if slot.unresolved is not None),
+        unresolved=unresolved,
     )
 
 
 class RegionFacts(Struct, frozen=True):
-    """A cache file and whose it is: kept here, and sent by the API as it is.
+    """Cache file with its container; sent by the API as it is.
 
-    ``container_id`` is that of its slots' owners, None until one is resolved, and where they are of several containers.
-    ``claim`` is the UID of the ResourceClaim whose it is. ``placement`` is a row of `hami.placements`.
+    ``container_id`` is that of its slots' owners, None until one is resolved, and if they are of several containers.
+    ``claim`` is the UID of its ResourceClaim. ``placement`` is a row of `hami.placements`. ``ended`` is what slots of
+    ended processes still say, by device in per cent: HAMi's monitors of 2.7 to 2.9 add it to what is in use. ``moved``
+    is the same of copies that a compaction left above ``proc_num``, which those up to 2.6 add as well. Empty for 0.
     """
 
     path: str
@@ -190,12 +171,14 @@ class RegionFacts(Struct, frozen=True):
     quarantined: bool = False
     claim: str | None = None
     placement: str | None = None
+    ended: tuple[int, ...] = ()
+    moved: tuple[int, ...] = ()
 
 
 class RegionReport(RegionFacts, frozen=True, kw_only=True):
     """One shared region with its slots.
 
-    ``limit`` and ``sm_limit`` are what the file says, and so its tenant: bytes of memory on each device, 0 without a
+    ``limit`` and ``sm_limit`` come from the file, and so from its tenant: bytes of memory on each device, 0 without a
     limit, and per cent of its cores, 0 or 100 and more without one. ``container_ids`` are those of all its slots'
     owners.
     """
@@ -206,7 +189,7 @@ class RegionReport(RegionFacts, frozen=True, kw_only=True):
     container_ids: tuple[str, ...] = ()
 
     def memory_limit(self, device: int) -> int | None:
-        """Bytes that it may hold on one of ``device_uuids``, None without a limit."""
+        """Return the bytes allowed on one of ``device_uuids``, None without a limit."""
         return (self.limit[device] if device < len(self.limit) else 0) or None
 
     def core_limit(self, device: int) -> int | None:
@@ -225,7 +208,7 @@ class Counted(NamedTuple):
 
 
 class HamiCounts(NamedTuple):
-    """What HAMi-core says in one region of the processes that own its slots.
+    """HAMi-core's counts in one region, of the processes that own its slots.
 
     ``memory`` is by device, and empty where a slot's owner is unknown. ``last_kernel`` is Unix time, 0 for never.
     """
@@ -256,8 +239,8 @@ class Container(Struct, frozen=True):
 class Process(Struct, frozen=True):
     """One process on one GPU, as NVML lists it or has samples of it.
 
-    ``ns_pid`` is its own number in its container. ``sm_util`` is in per cent, ``memory`` in bytes. ``no_slot`` is why
-    HAMi knows nothing of it; null if it owns a slot.
+    ``ns_pid`` is its PID in its container. ``sm_util`` is in per cent, ``memory`` in bytes. ``no_slot`` explains why
+    HAMi doesn't know it; null if it owns a slot.
     """
 
     host_pid: int
@@ -275,7 +258,7 @@ class Process(Struct, frozen=True):
 
 
 class Worker(Struct, frozen=True):
-    """One kind of child: how often it was started and failed, ever, and what the last failure was."""
+    """One kind of child: its starts and failures so far, and the last failure."""
 
     name: str
     starts: int
@@ -328,29 +311,33 @@ class Snapshot(NamedTuple):
     dry_run: bool
     settings: tuple[Setting, ...] = ()
     holder: str = ""  # PID of the daemon whose end this one waits for before it writes
+    interval: float = 0.0  # seconds between two full passes
+    standing: Mapping[str, str] = MappingProxyType({})  # troubles in the log that last: why, by event
     unwatched: int = 0  # regions that the kernel reports no changes of
     not_measured: str = ""  # why the driver was not measured; empty if it was
     hami_counts: Mapping[str, HamiCounts] = MappingProxyType(
         {}
     )  # by region's path; with ``--hami-metrics`` only
 
-    def standstill(self, interval: float) -> str:
+    def standstill(self) -> str:
         """Why the daemon should be restarted; empty while passes are made, or before its turn."""
         if self.holder:
             return ""
         age = time.time() - (self.at if self.passes else self.started_at)
-        if age <= max(_STANDS_SECONDS, _STANDS_INTERVALS * interval):
+        if age <= max(_STANDS_SECONDS, _STANDS_INTERVALS * self.interval):
             return ""
         if self.passes:
             return f"the last pass over the slots is {age:.0f} s old"
         return f"no pass over the slots was made in the {age:.0f} s since the start"
 
     def tallies(self) -> Iterator[SlotCounts]:
-        """How many slots are what, region by region."""
+        """Yield the slot counts by state, region by region."""
         return (tally(region.slots) for region in self.regions)
 
     def unresolved(self) -> Iterator[tuple[RegionReport, SlotReport]]:
-        """Every slot that could not be resolved, with its region."""
-        return (
-            (region, slot) for region in self.regions for slot in region.slots if slot.unresolved is not None
-        )
+        """Yield every unresolved slot with its region."""
+        return ((region, slot) for region, slot in self.slots() if slot.unresolved is not None)
+
+    def slots(self) -> Iterator[tuple[RegionReport, SlotReport]]:
+        """Every slot in use, with its region."""
+        return ((region, slot) for region in self.regions for slot in region.slots)

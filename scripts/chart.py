@@ -1,16 +1,14 @@
-"""Writes into the Helm chart what has its place elsewhere, so that nothing is said twice by hand.
+"""Write the table of values into the Helm chart's README, from the comments in values.yaml, or pack the chart.
 
-    .venv/bin/python scripts/chart.py [DIRECTORY]
-
-These are the alerts and the dashboard (a chart is packed without what is beside it, and GitOps tools do not follow
-links), the version, and the table of values in its README, from the comments in values.yaml. A test holds the chart
-to it.
+Without an argument it writes the table, which a test compares; with a directory it packs the chart there, with this
+commit's version.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,10 +22,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "deploy/chart/resolver"
-COPIES = {
-    "files/resolver.rules.yaml": ROOT / "deploy/alerts/resolver.rules.yaml",
-    "files/resolver.json": ROOT / "deploy/grafana/resolver.json",
-}
 BEGIN, END = "<!-- values: written by scripts/chart.py -->\n", "<!-- end of values -->\n"
 
 
@@ -40,7 +34,7 @@ class Value(NamedTuple):
 
 
 def values(text: str) -> Iterator[Value]:
-    """The values that have a comment beginning with ``# --``, in the file's order."""
+    """Yield the values with a comment that begins with ``# --``, in the file's order."""
     defaults = yaml.safe_load(text)
     path: list[str] = []
     comment: list[str] | None = None
@@ -62,7 +56,7 @@ def values(text: str) -> Iterator[Value]:
 
 
 def table(text: str) -> str:
-    """The values as a table in Markdown."""
+    """Format the values as a table in Markdown."""
     rows = ["| name | default | meaning |", "|---|---|---|"]
     rows += [
         f"| `{value.name}` | `{json.dumps(value.default)}` | {value.meaning} |".replace('`""`', "")
@@ -71,25 +65,27 @@ def table(text: str) -> str:
     return "\n".join(rows) + "\n"
 
 
-def written() -> dict[str, str]:
-    """Every file that is written, as it should be now, by its path in the chart."""
-    chart = (CHART / "Chart.yaml").read_text()
-    chart = re.sub(r"(?m)^version: .*$", f"version: {__version__}", chart)
-    chart = re.sub(r"(?m)^appVersion: .*$", f'appVersion: "{__version__}"', chart)
+def written() -> str:
+    """Return the README with the current table."""
     before, _, rest = (CHART / "README.md").read_text().partition(BEGIN)
     after = rest.partition(END)[2]
-    rows = table((CHART / "values.yaml").read_text())
-    files = {"Chart.yaml": chart, "README.md": f"{before}{BEGIN}{rows}{END}{after}"}
-    return files | {name: source.read_text() for name, source in COPIES.items()}
+    return f"{before}{BEGIN}{table((CHART / 'values.yaml').read_text())}{END}{after}"
+
+
+def pack(directory: str) -> None:
+    """Pack the chart with this commit's version, which the chart's own form calls 0.2.0-dev.12+g1a2b3c4."""
+    helm = Path(sys.executable).with_name("helm")
+    version = __version__.replace(".dev", "-dev.")
+    command = [helm, "package", "--version", version, "--app-version", __version__]
+    subprocess.run([*command, "--destination", directory, CHART], check=True, stdout=subprocess.DEVNULL)
 
 
 def main() -> int:
-    """Write them into the chart, or below the directory that is named."""
-    place = Path(sys.argv[1]) if len(sys.argv) > 1 else CHART
-    for name, text in written().items():
-        path = place / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    """Write the table, or pack the chart into the directory that is given."""
+    if sys.argv[1:]:
+        pack(sys.argv[1])
+    else:
+        (CHART / "README.md").write_text(written())
     return 0
 
 

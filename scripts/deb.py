@@ -2,10 +2,9 @@
 
     .venv/bin/python scripts/deb.py WHEEL [DIRECTORY]
 
-One package for every Python of `PYTHONS`: their wheels differ by the names of what is compiled only, so they lie in one
-directory, which is each version's own by a link. What runs it is Debian's interpreter, in a virtual environment that
-is part of the package. Nothing is compiled, and dpkg-deb is all that it takes of Debian. The same checkout gives the
-same bytes (``SOURCE_DATE_EPOCH``).
+One package serves every Python of `PYTHONS`: their wheels differ only in the names of compiled files, so they share one
+directory, linked for each version. Debian's interpreter runs it, in a virtual environment that is part of the package.
+Nothing is compiled, and only dpkg-deb is needed. The same checkout gives the same bytes (``SOURCE_DATE_EPOCH``).
 """
 
 from __future__ import annotations
@@ -26,20 +25,15 @@ from resolver import __version__
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PARTS: Final = ROOT / "deploy/debian"
-#: Debian 12's and 13's.
-PYTHONS: Final = ("3.11", "3.13")
+#: From Debian 12's to sid's.
+PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
 HOME: Final = "usr/lib/hami-resolver"
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _PLATFORMS: Final = ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_34")
-_COMPLETIONS: Final = {
-    "bash": "usr/share/bash-completion/completions/resolver",
-    "zsh": "usr/share/zsh/vendor-completions/_resolver",
-    "fish": "usr/share/fish/vendor_completions.d/resolver.fish",
-}
 
 
 def build(wheel: Path, directory: Path) -> Path:
-    """The package, written into the directory. Raises CalledProcessError, and ValueError for wheels that contradict."""
+    """Write the package into the directory. Raises CalledProcessError, and ValueError for wheels that contradict."""
     machine = platform.machine()
     architecture = _ARCHITECTURES[machine]
     with tempfile.TemporaryDirectory(prefix="deb-") as work:
@@ -49,7 +43,7 @@ def build(wheel: Path, directory: Path) -> Path:
         for each in (wheel, *(path for python in PYTHONS for path in _fetch(python, machine, Path(work)))):
             _unpack(each, library)
         _environment(tree)
-        _around(tree)
+        _around(tree, wheel)
         _control(tree, architecture)
         _settle(tree)
         package = directory / f"hami-resolver_{_version()}_{architecture}.deb"
@@ -62,11 +56,12 @@ def build(wheel: Path, directory: Path) -> Path:
 
 
 def _version() -> str:
-    return re.sub(r"(a|b|rc|\.dev)(\d+)", r"~\1\2", __version__)
+    public, plus, commit = __version__.partition("+")
+    return re.sub(r"(a|b|rc|\.dev)(\d+)", r"~\1\2", public) + plus + commit
 
 
 def _epoch() -> str:
-    """When the checkout's last commit was made, in seconds since 1970."""
+    """Return the time of the last commit, in seconds since 1970."""
     told = os.environ.get("SOURCE_DATE_EPOCH")
     git = ["git", "log", "-1", "--format=%ct"]
     return told or subprocess.check_output(git, cwd=ROOT, text=True).strip()
@@ -87,7 +82,7 @@ def _fetch(python: str, machine: str, work: Path) -> list[Path]:
 
 
 def _unpack(wheel: Path, library: Path) -> None:
-    """Its modules. Another Python's wheel brings the same files, but for what it notes about itself."""
+    """Unpack its modules. Another Python's wheel brings the same files, except for its metadata."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             if name.endswith("/") or ".data/" in name:
@@ -101,6 +96,13 @@ def _unpack(wheel: Path, library: Path) -> None:
                 raise ValueError(f"{wheel.name} has another {name} than the wheel for another Python")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(new)
+
+
+def _shared(wheel: Path) -> dict[str, bytes]:
+    """Return ``{path below share: data}`` of the wheel's man pages and completion."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if ".data/data/share/" in name]
+        return {name.partition(".data/data/share/")[2]: archive.read(name) for name in sorted(names)}
 
 
 def _environment(tree: Path) -> None:
@@ -118,8 +120,8 @@ def _environment(tree: Path) -> None:
     plugin.write_bytes((ROOT / "resolver/kube/kubectl_plugin.py").read_bytes())
 
 
-def _around(tree: Path) -> None:
-    """Unit, settings, group, manual, completion and what Debian wants to know of every package."""
+def _around(tree: Path, wheel: Path) -> None:
+    """Add unit, settings, group, manual, completion and Debian's metadata."""
 
     def put(path: str, data: str | bytes) -> None:
         target = tree / path
@@ -129,8 +131,8 @@ def _around(tree: Path) -> None:
     unit = (ROOT / "deploy/systemd/resolver.service").read_text()
     ours = {
         "ExecStart=/opt/resolver/bin/resolver run": "ExecStart=/usr/bin/resolver run",
-        # The socket gets its directory's group, so that the daemon needs no right to give it away.
-        "RuntimeDirectoryMode=0755": "RuntimeDirectoryMode=2755",
+        # A member of the socket's group needs no right to give the socket to it.
+        "NoNewPrivileges=yes": "NoNewPrivileges=yes\nSupplementaryGroups=resolver",
     }
     for before, after in ours.items():
         if unit.count(before) != 1:
@@ -138,15 +140,19 @@ def _around(tree: Path) -> None:
         unit = unit.replace(before, after)
     put("usr/lib/systemd/system/resolver.service", unit)
     put("usr/lib/sysusers.d/hami-resolver.conf", (PARTS / "sysusers").read_bytes())
-    put("usr/lib/tmpfiles.d/hami-resolver.conf", (PARTS / "tmpfiles").read_bytes())
     put("etc/default/resolver", (PARTS / "default").read_bytes())
-    for page in sorted((ROOT / "docs/man").glob("*.1")):
-        put(f"usr/share/man/man1/{page.name}.gz", gzip.compress(page.read_bytes(), 9, mtime=0))
-    for shell, path in _COMPLETIONS.items():
-        put(path, subprocess.check_output([sys.executable, "-m", "resolver", "completion", shell], cwd=ROOT))
+    for path, data in _shared(wheel).items():
+        if path.startswith("man/"):
+            put(f"usr/share/{path}.gz", gzip.compress(data, 9, mtime=0))
+            continue
+        place = f"usr/share/{path}".replace("zsh/site-functions", "zsh/vendor-completions")
+        put(place, data)
+        link = tree / HOME / "share" / path  # `resolver completion` reads it
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(f"/{place}")
     documents = "usr/share/doc/hami-resolver"
     put(f"{documents}/changelog.gz", gzip.compress((ROOT / "CHANGELOG.md").read_bytes(), 9, mtime=0))
-    for page in ("config", "systemd", "security", "troubleshooting"):
+    for page in ("config", "node", "security", "troubleshooting"):
         put(f"{documents}/{page}.md", (ROOT / f"docs/{page}.md").read_bytes())
     put(f"{documents}/measure-driver.conf", (ROOT / "deploy/systemd/measure-driver.conf").read_bytes())
     put(f"{documents}/copyright", (ROOT / "LICENSE").read_bytes())
@@ -185,7 +191,7 @@ def _settle(tree: Path) -> None:
 
 
 def main() -> int:
-    """Say what was built."""
+    """Build, and print the result."""
     wheel, *directory = map(Path, sys.argv[1:])
     print(build(wheel, directory[0] if directory else ROOT / "dist"))  # noqa: T201
     return 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Writes the four lock files from pyproject.toml. Every hash of every published wheel goes in, so that one
-# lock serves Python 3.11 to 3.13 on x86-64 and arm64; the oldest of them resolves (PYTHON=... for another).
+# lock serves Python 3.11 to 3.14 on x86-64 and arm64; the oldest of them resolves (PYTHON=... for another).
 # Where the files come from is this machine's business: no index, host or local path is written down.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,7 +45,8 @@ def main() -> int:
     args = parser.parse_args()
     if not args.without_image and not args.engine:
         parser.error(
-            "no docker, podman or buildah on PATH: install one, or leave the image out: ARGS=--without-image"
+            "neither docker nor podman nor buildah answers: install or start one, or leave the image out: "
+            "ARGS=--without-image"
         )
     dist = args.directory.resolve()
     shutil.rmtree(dist, ignore_errors=True)
@@ -52,15 +54,10 @@ def main() -> int:
     git = ["git", "log", "-1", "--format=%ct"]
     os.environ.setdefault("SOURCE_DATE_EPOCH", subprocess.check_output(git, cwd=ROOT, text=True).strip())
     _run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", dist)
-    (wheel,) = dist.glob("*.whl")
+    (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    prove(sdist)
     _run(sys.executable, ROOT / "scripts/deb.py", wheel, dist)
-    _run(
-        Path(sys.executable).with_name("helm"),
-        "package",
-        "--destination",
-        dist,
-        ROOT / "deploy/chart/resolver",
-    )
+    _run(sys.executable, ROOT / "scripts/chart.py", dist)
     plugin(dist, args.url)
     if not args.without_image:
         _image(args.engine, args.image_options, dist)
@@ -74,8 +71,20 @@ def main() -> int:
     return 0
 
 
+def prove(sdist: Path) -> None:
+    """Unpack the source archive, below a directory with a space, and run the README's first command in it."""
+    first = re.search(r"(?m)^\$ (make .*)$", (ROOT / "README.md").read_text())
+    if first is None:
+        raise SystemExit("release: README.md has no line that begins with `$ make`")
+    with tempfile.TemporaryDirectory(prefix="a release ") as place:
+        with tarfile.open(sdist) as archive:
+            archive.extractall(place)  # noqa: S202 - of our own making
+        # ARGS are this release's.
+        _run(*shlex.split(first[1]), "ARGS=", cwd=Path(place, sdist.name.removesuffix(".tar.gz")))
+
+
 def plugin(dist: Path, url: str) -> None:
-    """The plugin of kubectl as an archive, and its manifest for krew."""
+    """Pack kubectl's plugin as an archive, with its manifest for krew."""
     archive = dist / f"kubectl-resolver-{__version__}.tar.gz"
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH", "0"))
     packed = io.BytesIO()
@@ -148,7 +157,7 @@ def bill_of_materials(lock: str) -> dict[str, Any]:
 
 
 def _licence(name: str, version: str) -> dict[str, Any]:
-    """What the package that is installed here says of its licence; nothing where that is another version, or silent."""
+    """Return the licence of the installed package; nothing for another version, or without one."""
     try:
         metadata = importlib.metadata.metadata(name)
     except importlib.metadata.PackageNotFoundError:
@@ -159,7 +168,8 @@ def _licence(name: str, version: str) -> dict[str, Any]:
 
 def _image(engine: str, options: str, dist: Path) -> None:
     """Built as `make image` does, and put into an archive that each of the three can load."""
-    name, archive = f"resolver:{__version__}", dist / f"resolver-{__version__}-image.tar"
+    name = f"resolver:{__version__.replace('+', '-')}"
+    archive = dist / f"resolver-{__version__}-image.tar"
     # What this release was asked for is in ARGS as well, and would go to the engine.
     _run("make", "image", f"ENGINE={engine}", f"IMAGE={name}", f"ARGS={options}")
     words = shlex.split(engine)
@@ -170,8 +180,8 @@ def _image(engine: str, options: str, dist: Path) -> None:
     _run("gzip", "--no-name", "-9", archive)
 
 
-def _run(*command: str | Path) -> None:
-    subprocess.run([*map(str, command)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+def _run(*command: str | Path, cwd: Path = ROOT) -> None:
+    subprocess.run([*map(str, command)], cwd=cwd, check=True, stdout=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

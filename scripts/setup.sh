@@ -45,6 +45,7 @@ missing_packages() {
     have_command zsh || echo zsh
     have_command fish || echo fish
     have_command mandoc || echo mandoc
+    have_command chromium-headless-shell || is_ubuntu || echo chromium-headless-shell # the site's test; Ubuntu has none
     have_command buildah || echo buildah
     have_command mmdebstrap || echo mmdebstrap
     have_command "qemu-system-$(uname -m)" || qemu_package "$(uname -m)"
@@ -53,9 +54,11 @@ missing_packages() {
     [[ -e /usr/share/keyrings/debian-archive-keyring.gpg ]] || echo debian-archive-keyring
 }
 
+is_ubuntu() { grep -qx 'ID=ubuntu' /etc/os-release 2>/dev/null; }
+
 # On Ubuntu bpftool belongs to the kernel's tools.
 bpftool_package() {
-    if grep -qx 'ID=ubuntu' /etc/os-release 2>/dev/null; then echo linux-tools-common; else echo bpftool; fi
+    if is_ubuntu; then echo linux-tools-common; else echo bpftool; fi
 }
 
 qemu_package() {
@@ -63,19 +66,7 @@ qemu_package() {
 }
 
 recommended_packages() {
-    if [[ $PROFILE != dev ]]; then
-        have_bcc || echo python3-bpfcc
-        return
-    fi
-    have_command bpftrace || echo bpftrace
-    have_command execsnoop-bpfcc || echo bpfcc-tools
-}
-
-what_is_lost() {
-    case $1 in
-    python3-bpfcc) echo "the kernel can't keep the map of processes: \`resolver run\` falls back to --source netlink" ;;
-    *) echo "\`make bench\` can't measure beside it" ;;
-    esac
+    [[ $PROFILE == dev ]] || have_bcc || echo python3-bpfcc
 }
 
 install_packages() {
@@ -103,7 +94,8 @@ install_recommended() {
             say "installing the Debian package $package"
             apt_install "$package" || reason="apt-get could not install it, its words are in $APT_LOG"
         fi
-        [[ -z $reason ]] || say "without $package $(what_is_lost "$package") ($reason)"
+        [[ -z $reason ]] || say "without $package the kernel can't keep the map of processes:" \
+            "\`resolver run\` falls back to --source netlink ($reason)"
     done
 }
 
@@ -215,7 +207,10 @@ install_python() {
     # setuptools leaves an import hook that every start of Python would pay for; nothing here needs it.
     "$VENV/bin/python" -m pip --disable-pip-version-check uninstall --quiet --yes setuptools 2>/dev/null || true
     # pip's own launcher imports `re` to rename itself on Windows: three milliseconds of every lookup.
-    printf '#!%s\nfrom resolver.cli import main\n\nraise SystemExit(main())\n' "$PWD/$VENV/bin/python" >"$VENV/bin/resolver"
+    local first="#!$PWD/$VENV/bin/python"
+    # A path with a space can't stand there: the shell reads a line that is part of a string for Python.
+    [[ $PWD != *' '* ]] || first=$'#!/bin/sh\n\'\'\'exec\' '"\"$PWD/$VENV/bin/python\""$' "$0" "$@"\n\'\'\''
+    printf '%s\nfrom resolver.cli import main\n\nraise SystemExit(main())\n' "$first" >"$VENV/bin/resolver"
 }
 
 # A first start must not compile, least of all where PYTHONDONTWRITEBYTECODE makes every start the first.

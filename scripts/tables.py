@@ -24,26 +24,19 @@ if TYPE_CHECKING:
 
 
 def rows(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table."""
+    """Format a Markdown table."""
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body)]
 
 
 def event_kinds() -> list[str]:
-    """The events that the API serves."""
-    from resolver.log.event_names import KINDS
+    """List the events that the API serves."""
+    from resolver.base.event_names import KINDS
 
     return rows(("kind", "meaning"), ((f"`{kind}`", meaning) for kind, meaning in KINDS.items()))
 
 
-def log_events() -> list[str]:
-    """The events that only the log has."""
-    from resolver.log.event_names import LOGGED
-
-    return rows(("event", "meaning"), ((f"`{event}`", meaning) for event, meaning in sorted(LOGGED.items())))
-
-
 def settings() -> list[str]:
-    """Every setting."""
+    """List every setting."""
     from resolver.config import SETTINGS, text_of
 
     return rows(
@@ -53,7 +46,7 @@ def settings() -> list[str]:
                 f"`{name}`",
                 _quoted(text_of(setting.default)),
                 "SIGHUP" if setting.about.live else "restart",
-                _meaning(setting) + _limits(setting),
+                setting.about.meaning + _limits(setting),
             )
             for name, setting in SETTINGS.items()
         ),
@@ -64,19 +57,13 @@ def _quoted(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
-def _meaning(setting: Declared) -> str:
-    if setting.about.meaning or not setting.choices:
-        return setting.about.meaning or setting.about.help
-    return f"{setting.about.help}: {', '.join(f'`{choice}`' for choice in setting.choices)}"
-
-
 def _limits(setting: Declared) -> str:
     limits = setting.limits
     return f"; from {limits.ge} to {limits.le}" if limits is not None and setting.kind is int else ""
 
 
 def chart_settings() -> list[str]:
-    """Those below ``settings`` in the chart's values, each with the comment that its README has."""
+    """List the values below ``settings`` in the chart, each with a comment."""
     from resolver.config import SETTINGS
 
     return [
@@ -90,8 +77,7 @@ def chart_settings() -> list[str]:
 def _chart_setting(setting: Declared) -> Iterator[str]:
     from resolver.config import text_of
 
-    chart = setting.about.chart
-    says = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", chart.says or _meaning(setting))  # no page lies beside it
+    chart, says = setting.about.chart, setting.about.help
     for number, line in enumerate(textwrap.wrap(says[0].upper() + says[1:], 112)):
         yield f"  # {'-- ' if number == 0 else ''}{line}"
     default = setting.default if chart.default is None else chart.default
@@ -103,7 +89,7 @@ def _chart_setting(setting: Declared) -> Iterator[str]:
 
 
 def _schema_of(setting: Declared) -> dict[str, Any]:
-    """What the chart's schema says of a setting."""
+    """Return a setting's JSON schema."""
     if setting.kind is bool:
         return {"type": "boolean"}
     if setting.kind is float:
@@ -122,7 +108,7 @@ def _schema_of(setting: Declared) -> dict[str, Any]:
 
 
 def chart_schema(text: str) -> str:
-    """The chart's schema with today's settings in it."""
+    """Return the chart's schema with the current settings."""
     from resolver.config import SETTINGS
 
     whole = json.loads(text)
@@ -139,7 +125,7 @@ def chart_schema(text: str) -> str:
 
 
 def layouts() -> list[str]:
-    """The layouts of HAMi's files, and which release writes them."""
+    """List the layouts of HAMi's files, and the releases that write them."""
     from resolver.hami.layout import LAYOUTS
 
     return rows(
@@ -152,7 +138,7 @@ def layouts() -> list[str]:
 
 
 def drivers() -> list[str]:
-    """What is known of each release of the driver."""
+    """List the known behaviour of each driver release."""
     from resolver.hami.hostpid_policy import DRIVERS
 
     body, before = [], None
@@ -183,20 +169,22 @@ def drivers() -> list[str]:
     return rows(head, body)
 
 
-def slot_reasons() -> list[str]:
-    """Why a slot is unresolved."""
-    from resolver.cli._explain.words import UNRESOLVED
+def reasons(kind: str, *, fixes: bool = True) -> list[str]:
+    """List the reasons of a kind with their meaning, and with their fixes if ``fixes``."""
+    from resolver.base import reasons
 
-    body = ((f"`{reason}`", _linked(said.cause), _linked(said.fix)) for reason, said in UNRESOLVED.items())
-    return rows(("reason", "what happened", "what to do"), body)
+    body = (
+        (f"`{reason}`", _linked(reason.meaning), *([_linked(reason.fix)] if fixes else []))
+        for reason in getattr(reasons, kind)
+    )
+    return rows(("reason", "meaning", *(["fix"] if fixes else [])), body)
 
 
-def sample_reasons() -> list[str]:
-    """Why a sample has no slot."""
-    from resolver.cli._explain.words import SAMPLE
+def checks() -> list[str]:
+    """List the checks of ``resolver doctor``."""
+    from resolver.doctor import CHECKS
 
-    body = ((f"`{reason}`", _linked(said.cause), _linked(said.fix)) for reason, said in SAMPLE.items())
-    return rows(("reason", "what happened", "what to do"), body)
+    return rows(("check", "purpose"), ((f"`{check.name}`", check.about) for check in CHECKS))
 
 
 def _linked(text: str) -> str:
@@ -205,7 +193,7 @@ def _linked(text: str) -> str:
 
 
 def placements() -> list[str]:
-    """Where each scheduler puts the cache files."""
+    """List where each scheduler puts the cache files."""
     from resolver.hami.placements import PLACEMENTS
 
     return rows(
@@ -238,7 +226,7 @@ METRICS = {
 
 
 def label_groups(*, hami: bool) -> dict[str, tuple[str, ...]]:
-    """Labels that stand together in many families, by what a table says in their place."""
+    """Return labels that occur together in many families, by their name in the tables."""
     from resolver.metrics import families, hami_names
 
     if not hami:
@@ -252,7 +240,7 @@ def label_groups(*, hami: bool) -> dict[str, tuple[str, ...]]:
 
 
 def labels(*, hami: bool) -> list[str]:
-    """What the groups of labels are."""
+    """List the groups of labels."""
     groups = label_groups(hami=hami)
     return rows(
         ("in the table", "labels"), ((f"*{name}*", _labels(each, {})) for name, each in groups.items())
@@ -260,7 +248,7 @@ def labels(*, hami: bool) -> list[str]:
 
 
 def _labels(labels: Sequence[str], groups: dict[str, tuple[str, ...]]) -> str:
-    """Those of a family, a group by its name."""
+    """Format a family's labels, groups by their name."""
     for name, group in groups.items():
         for at in range(len(labels) - len(group) + 1):
             if tuple(labels[at : at + len(group)]) == group:
@@ -270,7 +258,7 @@ def _labels(labels: Sequence[str], groups: dict[str, tuple[str, ...]]) -> str:
 
 
 def metrics(table: str) -> list[str]:
-    """The families of one table."""
+    """List the families of one table."""
     from resolver.kube import tally
     from resolver.metrics import families, hami_names
 
@@ -301,13 +289,19 @@ TABLES: dict[tuple[str, str], Callable[[], list[str]]] = {
     ("docs/metrics.md", "labels"): partial(labels, hami=False),
     ("docs/metrics.md", "hami-labels"): partial(labels, hami=True),
     ("docs/config.md", "settings"): settings,
-    ("docs/drivers.md", "drivers"): drivers,
-    ("docs/install.md", "layouts"): layouts,
-    ("docs/troubleshooting.md", "slot-reasons"): slot_reasons,
-    ("docs/troubleshooting.md", "sample-reasons"): sample_reasons,
-    ("docs/log-events.md", "event-kinds"): event_kinds,
-    ("docs/placements.md", "placements"): placements,
-    ("docs/log-events.md", "log-events"): log_events,
+    ("docs/compatibility.md", "drivers"): drivers,
+    ("docs/compatibility.md", "layouts"): layouts,
+    ("docs/troubleshooting.md", "slot-reasons"): partial(reasons, "UnresolvedReason"),
+    ("docs/troubleshooting.md", "region-reasons"): partial(reasons, "RegionReason"),
+    ("docs/troubleshooting.md", "sample-reasons"): partial(reasons, "SampleReason"),
+    ("docs/how-it-works.md", "repair-reasons"): partial(reasons, "RepairReason", fixes=False),
+    ("docs/broker.md", "broker-reasons"): partial(reasons, "BrokerRefusal", fixes=False),
+    ("docs/troubleshooting.md", "trouble-reasons"): partial(reasons, "TroubleReason"),
+    ("docs/troubleshooting.md", "checks"): checks,
+    ("docs/how-it-works.md", "source-reasons"): partial(reasons, "SourceFailure"),
+    ("docs/monitoring.md", "gpu-reasons"): partial(reasons, "GpuReason"),
+    ("docs/monitoring.md", "event-kinds"): event_kinds,
+    ("docs/schedulers.md", "placements"): placements,
     ("deploy/chart/resolver/values.yaml", "settings"): chart_settings,
 }
 #: Files without comments: what makes their text anew, of their text
@@ -330,7 +324,7 @@ def written(text: str, name: str, lines: list[str]) -> str:
 
 
 def main() -> int:
-    """Write every table anew, or say which are stale (exit code 1)."""
+    """Write every table, or name the stale ones (exit code 1)."""
     stale = []
     makers = [
         *((path, name, partial(_with_table, name, lines)) for (path, name), lines in TABLES.items()),

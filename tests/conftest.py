@@ -6,9 +6,12 @@ counts what there is of something in the whole kernel.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import gc
+import inspect
 import os
+import random
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
@@ -19,6 +22,7 @@ import pytest
 import structlog
 
 from resolver.workers import supervisor
+from tests import isolation
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent
@@ -26,6 +30,9 @@ ROOT = Path(__file__).parent.parent
 #: So is what the children compile: where this variable forbids it, each start after a change compiles all it imports.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+isolation.isolate()
+ABSENT = isolation.absent()
 
 # What is collected stays to the end: the collector would go through it in vain, at first and then again and again.
 gc.disable()
@@ -44,7 +51,7 @@ NEEDS_ROOT = ("tests/kernel/", "tests/runtime/")
 #: A file runs in one piece: those that take longest begin, in this order, and the rest fills the gaps.
 FIRST = (
     *(
-        "unit/test_style",
+        "unit/suite/test_style",
         "kernel/test_sources",
         "kernel/test_repair",
         "kernel/test_races",
@@ -61,7 +68,7 @@ FIRST = (
         "kernel/test_system_calls",
         "kernel/test_mapped_regions",
         "kernel/test_api_lookup",
-        "unit/test_reporter",
+        "unit/kube/test_reporter",
     ),
     *(
         "kernel/test_hostile_costs",
@@ -73,9 +80,54 @@ FIRST = (
 )
 
 
+#: The seed of a random order, for all workers; set by `--seed`.
+SEED = "TESTS_SEED"
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", help="run the tests in this random order; `random` chooses one, and names it")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if seed := config.getoption("--seed"):
+        os.environ.setdefault(SEED, str(random.randrange(1_000_000)) if seed == "random" else seed)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-k word` only files with this word in them, or in their names, are imported."""
+    word = config.option.keyword.lower()
+    if not word.isidentifier() or collection_path.suffix != ".py" or word in str(collection_path):
+        return None
+    return word not in collection_path.read_text().lower() or None
+
+
+def pytest_report_header() -> str:
+    return f"order: --seed={os.environ[SEED]}" if SEED in os.environ else "order: as written"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {f"tests/{name}.py": number for number, name in enumerate(FIRST)}
+    if SEED in os.environ:
+        chance = random.Random(os.environ[SEED])
+        chance.shuffle(items)
+        files = list(dict.fromkeys(item.path for item in items))
+        items.sort(key=lambda item: files.index(item.path))
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(FIRST)))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if made := ABSENT - isolation.absent():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print(f"\nthe tests made {', '.join(sorted(made))}, which is this machine's own")
 
 
 def pytest_collection_finish() -> None:

@@ -2,7 +2,7 @@
 
 Only what they use is known: `resources`, `components`, `patches` (strategic merges, in files) and `images`. Anything
 else is an error, as is a patch that meets nothing: what is rendered here is what `kubectl kustomize` renders, which
-`test_manifests.py` holds it to where there is one.
+`tests/unit/deploy/test_manifests.py` holds it to where there is one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import yaml
 
 ROOT: Final = Path(__file__).parent.parent
 KUSTOMIZE: Final = ROOT / "deploy/kustomize"
+#: The last release; between two releases a cluster names its own image.
+RELEASED: Final = yaml.safe_load((ROOT / "deploy/chart/resolver/Chart.yaml").read_text())["appVersion"]
 #: Lists of the pod's API that are merged by a key of their entries; all others are replaced as a whole.
 MERGE_KEYS: Final = {
     "containers": "name",

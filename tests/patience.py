@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Final
 
 #: Seconds. Only what never comes costs them.
 PATIENCE_S: Final = 180.0
+
+
+def until(condition: Callable[[], object], what: str = "it", timeout_s: float = PATIENCE_S) -> float:
+    """Polls until it is so; returns after how many seconds. Fails with `what` after the time limit."""
+    began, waited = time.monotonic(), 0.0
+    while not condition():
+        assert waited < timeout_s, f"within {timeout_s} s not seen: {what}"
+        time.sleep(min(0.002 + waited / 20, 0.025))  # what takes long is not asked for all the time
+        waited = time.monotonic() - began
+    return waited
+
+
+def never(condition: Callable[[], object], what: str, for_s: float = 0.5) -> None:
+    """Fails as soon as it is so."""
+    deadline = time.monotonic() + for_s
+    while time.monotonic() < deadline:
+        assert not condition(), f"seen, and should not be: {what}"
+        time.sleep(0.005)

@@ -1,7 +1,7 @@
-"""How Sphinx makes a site of the pages, as they are in the repository: `make docs` builds it into build/site.
+"""Sphinx settings for the pages as they are in the repository: `make docs` builds build/site.
 
-The repository is the source directory, so that a link that works there works on the site. What stands in the sidebar,
-and in which order, docs/README.md says: each of its sections is a group, each link at the beginning of an item a page.
+The repository is the source directory, so that links work there and on the site. docs/README.md orders the sidebar:
+each of its sections is a group, each link at the beginning of an item a page.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ ROOT = Path(__file__).parent.parent.parent
 project = "resolver"
 author = "the authors of resolver"
 project_copyright = author
-(version,) = re.findall(r'__version__ = "(.+)"', (ROOT / "resolver/__init__.py").read_text())
-release = version
+release = version = subprocess.check_output(
+    [sys.executable, ROOT / "resolver/base/version.py"], text=True
+).strip()
 
 extensions = ["myst_parser"]
 root_doc = "README"
@@ -58,12 +59,10 @@ def groups(text: str) -> dict[str, list[str]]:
 
 
 def _add_contents(_app: Sphinx, docname: str, source: list[str]) -> None:
-    """The pages have no word of Sphinx's in the repository; they get their tables of contents here."""
+    """Add tables of contents; the pages in the repository contain no Sphinx markup."""
     if docname == root_doc:
         for caption, pages in groups((ROOT / "docs/README.md").read_text()).items():
             source[0] += _contents(*(f"/{page}" for page in pages), caption=caption)
-    elif docname == "docs/monitoring":
-        source[0] += _contents("/docs/runbooks/*")
     elif docname == "docs/README":
         source[0] = f"---\norphan: true\n---\n{source[0]}"  # the sidebar is the same
 
@@ -78,9 +77,9 @@ _DARK = re.compile(r"@media \(prefers-color-scheme: dark\) \{(.*?\})\s*\}", re.D
 
 
 def for_both(html: str, pictures: dict[str, str]) -> str:
-    """A page that shows each of these pictures as the reader's choice of light and dark wants it.
+    """Show each of these pictures in light and dark mode, by the reader's choice.
 
-    A picture on its own only knows what the system prefers. ``pictures``: file name -> that of the dark one.
+    A picture alone only knows the system's preference. ``pictures``: file name -> that of the dark one.
     """
 
     def twice(found: re.Match[str]) -> str:
@@ -105,9 +104,52 @@ def _show_pictures_for_both(place: Path) -> None:
         page.write_text(for_both(page.read_text(), pictures))
 
 
+#: Pages of earlier releases, which alerts and links may still name -> where their text is now.
+_RUNBOOKS = (
+    "Absent Conflicts DirectoryMissing Down GpuUnhealthy InternalErrors NotReady NvmlFailing Quarantine"
+)
+_MOVED = {
+    "decisions": "../CONTRIBUTING.html#decisions",
+    "docker": "node.html#bare-docker-and-podman",
+    "doctor": "troubleshooting.html#doctor",
+    "drivers": "compatibility.html#drivers",
+    "glossary": "../CONTRIBUTING.html#glossary",
+    "gpus": "devices.html",
+    "helm": "kubernetes.html#helm",
+    "image": "kubernetes.html#the-image",
+    "install": "kubernetes.html",
+    "kernels": "compatibility.html#kernels",
+    "limits": "compatibility.html",
+    "log-events": "monitoring.html#log-events",
+    "placements": "schedulers.html#where-the-files-are",
+    "runtimes": "compatibility.html#engines",
+    "scaling": "performance.html#scaling",
+    "sources": "how-it-works.html#where-pids-come-from",
+    "stability": "../CONTRIBUTING.html#stability",
+    "systemd": "node.html",
+    "tour": "../CONTRIBUTING.html#a-tour",
+    "why-zero": "walk-through.html#why-it-is-0",
+} | {
+    f"runbooks/Resolver{name}": f"../monitoring.html#resolver{name.lower()}"
+    for name in (*_RUNBOOKS.split(), "Restarts", "SlotsStuck", "SlotsUnresolved", "SourceDegraded")
+}
+
+
+def _keep_old_links(docs: Path) -> None:
+    """Write a page at each address of a page that has moved, which leads to its text."""
+    for old, new in _MOVED.items():
+        page = docs / f"{old}.html"
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(
+            f'<!doctype html><title>moved</title><meta http-equiv="refresh" content="0; url={new}">'
+            f'<a href="{new}">{new}</a>\n'
+        )
+
+
 def _finish(app: Sphinx, error: Exception | None) -> None:
     if error is None and app.builder.name == "html":
         _show_pictures_for_both(Path(app.outdir))
+        _keep_old_links(Path(app.outdir) / "docs")
         shutil.copyfile(Path(app.outdir) / f"{root_doc}.html", Path(app.outdir) / "index.html")
 
 
@@ -118,7 +160,7 @@ def setup(app: Sphinx) -> None:
 
 
 def main() -> int:
-    """Builds it; every warning is an error, and all of them are shown."""
+    """Build the site. Every warning is an error; all of them are printed."""
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", "-j", "1"]
     place = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build/site"
     command += ["-c", str(Path(__file__).parent), "-d", f"{place}.cache", str(ROOT), str(place)]

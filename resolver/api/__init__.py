@@ -1,17 +1,16 @@
-"""The daemon's API: HTTP and JSON on a Unix socket for root, and on another one for tenants. It only reads.
+"""The daemon's read-only API: HTTP and JSON on a Unix socket for root, and on another one for tenants.
 
-``docs/api.md`` is the guide, ``/v1/openapi.json`` the reference. What is shown comes from the daemon's picture,
-whole and never waited for; only questions about single processes are put to the map, and, where that has no answer,
-to the kernel.
+Lists come from the daemon's snapshot and wait for nothing; only look-ups ask the map, and then the kernel.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.errors import UsageError
-from resolver.retry import tried_again
+from resolver.base.errors import UsageError
+from resolver.base.retry import tried_again
 from resolver.serve.unix_socket import Listening, UnixSocket, group_of
 
 if TYPE_CHECKING:
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from resolver.api.access import ApiGatekeeper
     from resolver.api.app import Api
     from resolver.api.context import View
+    from resolver.base.journal import Journal
     from resolver.config import Settings
-    from resolver.log.journal import Journal
 
 
 #: A place where another daemon listens is tried again.
@@ -46,38 +45,31 @@ class ApiSockets(NamedTuple):
 
 
 def make_sockets(settings: Settings, journal: Journal) -> ApiSockets:
-    """Make the sockets, or log a warning that says why not.
+    """Make the sockets, or log why not. Needs the rights that the daemon was started with: a file goes to a group."""
 
-    To be called while the daemon has the rights that it was started with: it gives a file to a group.
-    """
-
-    def root() -> UnixSocket:
-        mode, group = int(settings.socket_mode, 8), group_of(settings.socket_group)
-        return UnixSocket(settings.socket_path, _ROOT, mode=mode, group=group)
-
-    def tenants() -> UnixSocket:
-        return UnixSocket(settings.tenant_socket, _TENANTS, mode=0o666, backlog=TENANTS_BACKLOG)
-
-    def made(make: Callable[[], UnixSocket], path: str) -> UnixSocket | None:
+    def made(path: str, make: Callable[[], UnixSocket]) -> UnixSocket | None:
         try:
             return make()
         except (OSError, UsageError) as error:
             _off(journal, path, str(error))
             return None
 
-    return ApiSockets(
-        made(root, settings.socket_path),
-        made(tenants, settings.tenant_socket) if settings.tenant_socket else None,
-    )
+    def root() -> UnixSocket:
+        mode, group = int(settings.socket_mode, 8), group_of(settings.socket_group)
+        return UnixSocket(settings.socket_path, _ROOT, mode=mode, group=group)
+
+    path = settings.tenant_socket
+    tenants = partial(UnixSocket, path, _TENANTS, mode=0o666, backlog=TENANTS_BACKLOG)
+    return ApiSockets(made(settings.socket_path, root), made(path, tenants) if path else None)
 
 
 def load() -> None:
-    """Import what the API takes to run: 40 ms of CPU in one go, or half a second where it has to be compiled."""
+    """Import everything that the API needs: 40 ms of CPU in one go, or half a second if it has to be compiled."""
     from resolver.api import app, server  # noqa: F401
 
 
 async def serve(view: View, settings: Settings, journal: Journal, sockets: ApiSockets) -> None:
-    """Answer until cancelled. What the API takes to run is imported only now."""
+    """Answer until cancelled. The API's imports happen only now."""
     from resolver.api.access import ApiGatekeeper
     from resolver.api.app import Api
     from resolver.api.context import Context
@@ -101,4 +93,4 @@ async def _serve(api: Api, gatekeeper: ApiGatekeeper, unix_socket: UnixSocket, j
 
 
 def _off(journal: Journal, path: str, why: str) -> None:
-    journal.log.warning("api_off", socket=path, why=why)
+    journal.trouble(f"api {path}", why, "api_off", "", socket=path)

@@ -1,26 +1,26 @@
-"""Who may ask what, and how much of it.
+"""Access rules and limits of the API's callers, whom the kernel identifies (`resolver.linux.peers`).
 
-There are two sockets. On the one of root, root and the socket's group may ask everything, if they are in the daemon's
-own PID namespace, which is the host's: the root of a container has UID 0, too, and can give itself any group. Nobody
-else may ask anything there. On the tenants' socket, which an operator gives to containers, a process in another PID
-namespace than the host's may ask about the processes in its own, and nobody may ask more. Who asks is the kernel's
-word, never the request's (`resolver.linux.peers`).
+On root's socket, root and the socket's group may ask everything, from the host's PID namespace only: the root of a
+container has UID 0, too. On the tenants' socket a process of any other PID namespace may ask about that namespace.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, OrderedDict
 from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.api.problems import Problem, Reason
+from resolver.base.errors import ResolverError
+from resolver.base.limiter import Bucket
 from resolver.containers.namespaces import Namespace
-from resolver.errors import ResolverError
 from resolver.linux.cgroup import parse_cgroup
-from resolver.linux.peers import PeerUnknown, credentials_of, peer_of, pidns_of
-from resolver.serve.bucket import Bucket
+from resolver.linux.peers import credentials_of, peer_of, pidns_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from resolver.linux.peers import Credentials, Peer, PeerSocket
     from resolver.linux.procfs import Procfs
     from resolver.serve.http import Refusal
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 MOST_CONNECTIONS, _MOST_REFUSED = 512, 16
 #: Connections to the tenants' socket, and of each container.
 MOST_TENANTS, _MOST_EACH = 128, 16
+#: Of all bodies on one socket that are in memory at a time.
+_MOST_BODIES_BYTES = 8 << 20
 _MOST_STREAMS = 32
 #: Requests a second that may be asked for ever, and at once; a pair of a batch is a hundredth of one.
 _RATE, _BURST = 2000.0, 4000.0
@@ -54,16 +56,24 @@ _NOT_FOR_THE_HOST = (
 )
 
 
+_ENDED = "the process that connected has ended, and the one that holds the connection now is not known: connect again"
+
+
 class Tenant(NamedTuple):
-    """A peer that may ask only about its own PID namespace. ``peer`` holds the process that connected."""
+    """Peer that may ask only about its PID namespace. ``peer`` holds the process that connected."""
 
     peer: Peer
     own: Namespace
     container_id: str  # empty if its cgroup has none
 
+    def require_alive(self) -> None:
+        """Raise `Problem` if the peer ended: its number, and its namespace's inode, may be another's by now."""
+        if not self.peer.alive():
+            raise Problem(403, Reason.PEER_UNKNOWN, _ENDED)
+
 
 class Access:
-    """What one connection may do. ``tenant`` is None for root and the group; ``refusal``: why nothing may be asked."""
+    """Rights of one connection. ``tenant`` is None for root and the group; ``refusal``: why nothing may be asked."""
 
     __slots__ = ("gatekeeper", "key", "refusal", "tenant")
 
@@ -77,12 +87,12 @@ class Access:
 
     @property
     def everything(self) -> bool:
-        """Whether all of the API is open to this peer."""
+        """Return True if this peer may use the whole API."""
         return self.tenant is None and self.refusal is None
 
     @property
     def turned_away(self) -> Refusal | None:
-        """What is answered before anything is asked: that there are too many connections."""
+        """Return the refusal of a connection too many, before any request."""
         full = self.refusal is not None and self.refusal.status == HTTPStatus.SERVICE_UNAVAILABLE
         return self.refusal.sent() if self.refusal is not None and full else None
 
@@ -92,14 +102,7 @@ class Access:
             raise self.refusal
         if self.tenant is None:
             return
-        if not self.tenant.peer.alive():
-            # Its number, and the inode of its namespace, may be another's by now.
-            raise Problem(
-                403,
-                Reason.PEER_UNKNOWN,
-                "the process that connected has ended, and the one that holds the connection now is not known: "
-                "connect again",
-            )
+        self.tenant.require_alive()
         if everything:
             raise Problem(
                 403,
@@ -123,10 +126,7 @@ class Access:
 
 
 class ApiGatekeeper:
-    """Lets connections to one socket in, counts them, and keeps the accounts. Belongs to one event loop's thread.
-
-    ``group`` may ask everything beside root, None for nobody. ``tenants``: it is the tenants' socket.
-    """
+    """Admits connections to one socket, counts them, and keeps the accounts. Belongs to one event loop's thread."""
 
     def __init__(self, procfs: Procfs, group: int | None = None, *, tenants: bool = False) -> None:
         self.tenants = tenants
@@ -135,6 +135,7 @@ class ApiGatekeeper:
         self._our_pidns = 0
         self._inside: Counter[_Key] = Counter()
         self._streams = 0
+        self._body_bytes = 0
         self._accounts: OrderedDict[_Key, Bucket] = OrderedDict()  # latest last
         self.counters: Counter[str] = Counter(
             connections=0, refused_connections=0, requests=0, refused_requests=0, dropped_slow=0
@@ -143,9 +144,9 @@ class ApiGatekeeper:
     # -- connections --------------------------------------------------------------------------------
 
     def enter(self, connection: PeerSocket) -> Access:
-        """Who has connected, and what that is worth. Never raises; pair it with `leave`.
+        """Return the peer's rights. Never raises; pair it with `leave`.
 
-        A connection too many has a refusal with status 503; it is counted all the same until it leaves.
+        One connection too many is refused with status 503, and counts until it leaves.
         """
         self.counters["connections"] += 1
         access = self._known(connection)
@@ -164,24 +165,27 @@ class ApiGatekeeper:
         return access
 
     def leave(self, access: Access) -> None:
-        """The connection is closed."""
+        """Release a closed connection."""
         self._inside[access.key] -= 1
         if not self._inside[access.key]:
             del self._inside[access.key]
         if access.tenant is not None:
             access.tenant.peer.close()
 
+    def hold(self, count: int) -> None:
+        """Count bytes of a body in memory; below 0: given back. Raises `Problem` if there are too many."""
+        self._body_bytes += count
+        if count > 0 and self._body_bytes > _MOST_BODIES_BYTES:
+            why = "the bodies of other requests take all the memory that there is for them"
+            raise Problem(503, Reason.BUSY, why, headers={"Retry-After": "1", "Connection": "close"})
+
     @property
     def inside(self) -> int:
-        """How many are connected now."""
+        """Count current connections."""
         return self._inside.total()
 
     def owner(self, connection: PeerSocket) -> _Key | None:
-        """The container that a connection counts for; None if the process that connected is gone.
-
-        OSError: no descriptors. Goes by the number of the process that connected, which is fair enough for a queue;
-        `enter` makes sure.
-        """
+        """Return the container of the process that connected; None if it has ended. OSError: no descriptors."""
         try:
             return _account(self._procfs.cgroup(credentials_of(connection).host_pid))
         except ResolverError:
@@ -189,49 +193,38 @@ class ApiGatekeeper:
 
     @staticmethod
     def refusal(status: HTTPStatus, why: str) -> Refusal:
-        """Why what comes is not read."""
+        """Build a refusal that is sent without reading the request."""
         return Problem(status, _UNREADABLE[status], why).sent()
 
     def _known(self, connection: PeerSocket) -> Access:
+        peer: Peer | None = None
+        tenant: Tenant | None = None
         try:
             peer = peer_of(connection, self._procfs)
-        except (PeerUnknown, OSError) as error:
-            return self._unknown(error)
-        access: Access | None = None
-        try:
-            access = self._may(peer)
-        except (ResolverError, OSError, Problem) as error:
-            return self._unknown(error)
+            pidns, ns_pids = pidns_of(peer, self._procfs)
+            host = pidns == self._own_pidns()
+            if not self.tenants:
+                if host and self._trusts(peer.credentials):
+                    return Access(self, ("user", peer.credentials.uid), None)
+                return self._refused(Reason.NOT_YOURS, _NOT_FOR_CONTAINERS)
+            if host:
+                return self._refused(Reason.NOT_YOURS, _NOT_FOR_THE_HOST)
+            cgroup = self._procfs.cgroup(peer.host_pid)
+            if not peer.alive():
+                return self._refused(Reason.PEER_UNKNOWN, _ENDED)
+            container = parse_cgroup(cgroup)
+            own = Namespace(pidns, len(ns_pids) - 1)
+            tenant = Tenant(peer, own, container.container_id if container else "")
+            return Access(self, _account(cgroup), tenant)
+        except (ResolverError, OSError) as error:
+            why = f"the calling process cannot be determined ({error}), so the request is refused"
+            return self._refused(Reason.PEER_UNKNOWN, why)
         finally:
-            if access is None or access.tenant is None:
+            if peer is not None and tenant is None:
                 peer.close()
-        return access
 
-    def _may(self, peer: Peer) -> Access:
-        """What this process may ask here; the `Tenant` in it owns the peer."""
-        pidns, ns_pids = pidns_of(peer, self._procfs)
-        host = pidns == self._own_pidns()
-        if not self.tenants:
-            if host and self._trusts(peer.credentials):
-                return Access(self, ("user", peer.credentials.uid), None)
-            return self._refused(_NOT_FOR_CONTAINERS)
-        if host:
-            return self._refused(_NOT_FOR_THE_HOST)
-        cgroup = self._procfs.cgroup(peer.host_pid)
-        container = parse_cgroup(cgroup)
-        own = Namespace(pidns, len(ns_pids) - 1)
-        access = Access(
-            self, _account(cgroup), Tenant(peer, own, container.container_id if container else "")
-        )
-        access.require(everything=False)
-        return access
-
-    def _refused(self, why: str) -> Access:
-        return Access(self, ("refused", 0), None, Problem(403, Reason.NOT_YOURS, why))
-
-    def _unknown(self, error: Exception) -> Access:
-        why = f"the calling process cannot be determined ({error}), so the request is refused"
-        return Access(self, ("refused", 0), None, Problem(403, Reason.PEER_UNKNOWN, why))
+    def _refused(self, reason: Reason, why: str) -> Access:
+        return Access(self, ("refused", 0), None, Problem(403, reason, why))
 
     def _own_pidns(self) -> int:
         if not self._our_pidns:
@@ -251,27 +244,24 @@ class ApiGatekeeper:
         self._accounts[key] = account
         if len(self._accounts) > _MOST_BUCKETS:
             self._accounts.popitem(last=False)
-        return account.spend(requests)
+        return account.take(requests)
 
     # -- streams of events ----------------------------------------------------------------------------
 
-    def open_stream(self) -> None:
-        """One more; `Problem` if there are as many as are served."""
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[None]:
+        """Count one more stream meanwhile; `Problem` if all places are taken."""
         if self._streams >= _MOST_STREAMS:
-            raise Problem(
-                503,
-                Reason.BUSY,
-                f"{_MOST_STREAMS} streams of events are open, and no more are served",
-                headers={"Retry-After": "5"},
-            )
+            why = f"{_MOST_STREAMS} streams of events are open, and no more are served"
+            raise Problem(503, Reason.BUSY, why, headers={"Retry-After": "5"})
         self._streams += 1
-
-    def close_stream(self) -> None:
-        """One less."""
-        self._streams -= 1
+        try:
+            yield
+        finally:
+            self._streams -= 1
 
 
 def _account(cgroup: str) -> _Key:
-    """A container's, by what ``/proc/<pid>/cgroup`` says: by its id, or else by the cgroup, which it cannot leave."""
+    """Return a container's account from ``/proc/<pid>/cgroup``: its id, or else the cgroup, which it can't leave."""
     container = parse_cgroup(cgroup)
     return ("container", container.container_id) if container else ("cgroup", cgroup)

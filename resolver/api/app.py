@@ -1,4 +1,4 @@
-"""The application: finds the route, sees whether the peer may ask it, and turns what is raised into a refusal."""
+"""The application: finds the route, checks access, and turns exceptions into refusals."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from resolver.api import lists, lookups, stream
 from resolver.api.problems import PROBLEM, Problem, Reason, problem_of
 from resolver.api.request import Answer, ClientGone, Request, Route, encode
-from resolver.errors import ResolverError
+from resolver.base.errors import ResolverError
 
 if TYPE_CHECKING:
     from resolver.api.access import ApiGatekeeper
     from resolver.api.context import Context
-    from resolver.log.journal import Journal
+    from resolver.base.journal import Journal
 
 
 class Api:
@@ -23,39 +23,22 @@ class Api:
         self._journal = journal
         self._description = b""
         self.routes: dict[str, dict[str, Route]] = {}
-        described = Route(
-            method="GET",
-            path="/v1/openapi.json",
-            handler=self._describe,
-            summary="This description",
-            shape=None,
-            tenants=True,
-        )
+        described = Route("/v1/openapi.json", None, "This description", self._describe, tenants=True)
         for route in (*lookups.ROUTES, *lists.ROUTES, *stream.ROUTES, described):
             self.routes.setdefault(route.path, {})[route.method] = route
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One request."""
+        """Answer one request."""
         gatekeeper = scope["state"]["access"].gatekeeper
         gatekeeper.counters["requests"] += 1
         try:
             answer = await self._answer(scope, receive, send)
         except ClientGone:
             return
-        except Problem as problem:
-            answer = _refusal(gatekeeper, problem)
-        except ResolverError as error:
+        except Exception as error:
+            if not isinstance(error, Problem | ResolverError | OSError):
+                self._journal.log.exception("internal_error", step="api", path=scope["path"])
             answer = _refusal(gatekeeper, problem_of(error))
-        except (
-            OSError
-        ) as error:  # out of descriptors or memory: no answer, and not the answer that there is none
-            why = f"the kernel refused: {error.strerror or error}"
-            answer = _refusal(gatekeeper, Problem(503, Reason.CANNOT_KNOW, why))
-        except Exception:
-            self._journal.log.exception("internal_error", step="api", path=scope["path"])
-            answer = _refusal(
-                gatekeeper, Problem(500, Reason.INTERNAL, "a bug in the daemon; its log has the details")
-            )
         if answer is not None:
             await _send(answer, send)
 
@@ -75,7 +58,11 @@ class Api:
             why = f"{scope['path']} answers {allowed} and nothing else"
             raise Problem(405, Reason.METHOD_NOT_ALLOWED, why, headers={"Allow": allowed})
         access.require(everything=not route.tenants)
-        return await route.handler(self._context, Request(scope, receive, send, route))
+        request = Request(scope, receive, send, route)
+        try:
+            return await route.handler(self._context, request)
+        finally:
+            request.free()
 
     async def _describe(self, _context: Context, _request: Request) -> Answer:
         """``GET /v1/openapi.json``; made when it is first asked for."""

@@ -1,22 +1,22 @@
-"""What the routes share: the daemon's view, the gatekeepers, and what is kept between requests."""
+"""State shared by the routes: the daemon's view, the gatekeepers, and answers kept between requests."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.api.request import Answer, encode
 from resolver.api.walks import Walks
 from resolver.containers.pod_names import PodNames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from msgspec import Struct
+    from collections.abc import Callable
 
     from resolver.api.access import ApiGatekeeper
+    from resolver.api.shapes import Parts
+    from resolver.base.event_log import EventLog
     from resolver.linux.procfs import Procfs
-    from resolver.log.event_log import EventLog
     from resolver.lookup.cached import LiveLookup
     from resolver.state import Snapshot
 
@@ -26,11 +26,7 @@ _MOST_KEPT_BYTES = 1 << 20
 
 
 class View(NamedTuple):
-    """What the API reads: the last pass's snapshot, the map for look-ups, and the events.
-
-    ``snapshot()`` never waits. ``inventories`` has an event each time that a snapshot with another inventory, or
-    another failure of NVML, is shown.
-    """
+    """Inputs of the API. ``snapshot()`` never waits; ``inventories`` has an event for each new inventory or failure."""
 
     snapshot: Callable[[], Snapshot]
     live: LiveLookup
@@ -60,34 +56,23 @@ class Context:
 
 
 class Kept:
-    """The last answer of each list, and of which picture it was made."""
+    """Last answer of each list, with its snapshot."""
 
     def __init__(self) -> None:
         self._answers: dict[str, tuple[tuple[float, int], bytes]] = {}
 
-    async def answer(
-        self,
-        path: str,
-        picture: Snapshot,
-        head: Struct,
-        items: Iterable[Any],
-        make: Callable[[Any], Struct] | None = None,
-    ) -> Answer:
-        """``head`` with ``items`` in the place of its last field, an empty list; ``make`` gives what is sent of one."""
+    async def answer(self, path: str, picture: Snapshot, parts: Callable[[Snapshot], Parts]) -> Answer:
+        """Encode a list of a snapshot piece by piece, so that others get their turn."""
         # Not the picture itself: it would be kept for as long as nobody asks again.
         known, which = self._answers.get(path), (picture.at, picture.passes)
         if known is not None and known[0] == which:
             return Answer(known[1])
-        parts, piece = [], []
-        for number, item in enumerate(items, 1):
-            piece.append(make(item) if make else item)
-            if number % _PIECE == 0:
-                parts.append(encode(piece)[1:-1])
-                piece.clear()
-                await asyncio.sleep(0)
-        if piece:
-            parts.append(encode(piece)[1:-1])
-        body = encode(head)[: -len(b"]}")] + b",".join(parts) + b"]}"
+        head, items = parts(picture)
+        left, encoded = iter(items), []
+        while piece := list(islice(left, _PIECE)):
+            encoded.append(encode(piece)[1:-1])
+            await asyncio.sleep(0)
+        body = encode(head)[: -len(b"]}")] + b",".join(encoded) + b"]}"
         self._answers.pop(path, None)
         if len(body) <= _MOST_KEPT_BYTES:
             self._answers[path] = which, body

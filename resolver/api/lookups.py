@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from resolver.api.problems import Problem, Reason, problem_of
-from resolver.api.request import TEXT, Answer, Parameter, Request, Route, encode
-from resolver.budget import Slices
-from resolver.errors import AccessDenied, NotFound, ProcessGone
+from resolver.api.request import TEXT, Answer, Parameter, Request, Routes, encode, integer
+from resolver.base.budget import Slices
+from resolver.base.errors import AccessDenied, NotFound, ProcessGone
 from resolver.linux.cgroup import strip_scheme
 from resolver.lookup.batch import NO_SUCH_PROCESS, Answers, Batch, Hit, walk
-from resolver.lookup.forward import lookup, lookup_many
-from resolver.lookup.reverse import reverse
-from resolver.lookup.tenant import find_own, walk_own
+from resolver.lookup.cached import find_own
+from resolver.lookup.forward import lookup, lookup_many, walk_own
+from resolver.lookup.reverse import ReversedProcess, reverse
 from resolver.lookup.verify import ContainerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from resolver.api.access import Tenant
     from resolver.api.context import Context
     from resolver.linux.procfs import Procfs
@@ -34,11 +33,10 @@ _TURN_EVERY = 64
 Pid = Annotated[int, msgspec.Meta(ge=1, le=_MOST_PID)]
 Cid = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
 
-PID = Parameter(
-    "pid",
-    {"type": "integer", "minimum": 1, "maximum": _MOST_PID},
-    "the PID as the container sees it",
-    required=True,
+PID = integer("pid", _MOST_PID, "the PID as the container sees it", required=True)
+HOST_PID = integer("host_pid", _MOST_PID, "the PID, or a thread's id, as the host sees it", required=True)
+PIDNS = integer(
+    "pidns", _MOST_INODE, "inode of another PID namespace in the container, which PID is a number of"
 )
 CONTAINER = Parameter(
     "container",
@@ -46,24 +44,14 @@ CONTAINER = Parameter(
     "the container's id, the first 6 or more characters of one, or <podUID>/<containerName>; who may ask only about "
     "its own PID namespace need not give it",
 )
-PIDNS = Parameter(
-    "pidns",
-    {"type": "integer", "minimum": 1, "maximum": _MOST_INODE},
-    "inode of another PID namespace in the container, which PID is a number of",
-)
-HOST_PID = Parameter(
-    "host_pid",
-    {"type": "integer", "minimum": 1, "maximum": _MOST_PID},
-    "the PID, or a thread's id, as the host sees it",
-    required=True,
-)
+ROUTES = Routes()
 
 
 class FoundProcess(msgspec.Struct, frozen=True):
-    """A process of a container: ``container_pid`` is its number in the PID namespace with inode ``pidns``.
+    """Process of a container: ``container_pid`` is its number in the PID namespace with inode ``pidns``.
 
-    ``start_time`` is in clock ticks since boot, as in ``/proc/<pid>/stat``; with ``host_pid`` it names this process and
-    no later one. ``source`` is ``bpf``, ``netlink`` or ``scan``, or ``cgroup`` if the kernel was asked directly.
+    ``start_time`` is in clock ticks since boot. ``source`` is ``bpf``, ``netlink`` or ``scan``, or ``cgroup`` if the
+    kernel was asked directly.
     """
 
     container_id: str | None
@@ -77,38 +65,8 @@ class FoundProcess(msgspec.Struct, frozen=True):
     source: str
 
 
-class Level(msgspec.Struct, frozen=True):
-    """The process's number in one PID namespace; the inode is null where the kernel does not show it."""
-
-    ns_pid: int
-    pidns: int | None
-
-
-class ReversedProcess(msgspec.Struct, frozen=True):
-    """A process of the host, and the container it is in.
-
-    ``levels`` has its number in each PID namespace, the host's first. ``tid`` is the thread's id that was asked for, if
-    it was one. ``container_pid`` is the number in the container's own PID namespace. Without a ``container_id``,
-    ``no_container`` says what is known instead.
-    """
-
-    host_pid: int
-    tid: int | None
-    levels: list[Level]
-    container_id: str | None
-    container_pid: int | None
-    pod_uid: str | None
-    container_name: str | None
-    namespace: str | None
-    pod: str | None
-    runtime: str | None
-    comm: str
-    start_time: int
-    no_container: str | None
-
-
 class Pair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One question of a batch. ``container`` may be left out by who may ask only about its own PID namespace."""
+    """One question of a batch. Callers that may ask only about their PID namespace can leave out ``container``."""
 
     pid: Pid
     container: Cid | None = None
@@ -141,6 +99,15 @@ _decode = msgspec.json.Decoder(Pairs).decode
 # ---- one ----------------------------------------------------------------------------------------------------------
 
 
+@ROUTES.add(
+    "/v1/lookup",
+    FoundProcess,
+    "The host PID of a process that is known by its PID inside a container",
+    parameters=(CONTAINER, PID, PIDNS),
+    tenants=True,
+    refusals=(404, 409),
+    others=("text/plain",),
+)
 async def look_up(context: Context, request: Request) -> Answer:
     """``GET /v1/lookup``: the host PID of a process."""
     ns_pid, pidns = request.number("pid") or 0, request.number("pidns")
@@ -150,26 +117,19 @@ async def look_up(context: Context, request: Request) -> Answer:
     else:
         cid = request.text("container")
         if not cid:
-            raise Problem(
-                400, Reason.BAD_REQUEST, f"the parameter container is missing: {CONTAINER.description}"
-            )
+            why = f"the parameter container is missing: {CONTAINER.description}"
+            raise Problem(400, Reason.BAD_REQUEST, why)
         quick = None
         if pidns is None:
             await context.view.live.look_for((cid,))
             quick = context.view.live.find(cid, ns_pid)
-        found = quick or await context.walks.run(_look_up, context.view.procfs, cid, ns_pid, pidns)
+        found = quick or await context.walks.run(
+            partial(lookup, context.view.procfs, cid, ns_pid, pidns=pidns)
+        )
     if request.accepts("text/plain") and not request.accepts("application/json"):
         return Answer(f"{found.host_pid}\n".encode(), TEXT)
-    return Answer(msgspec.json.format(encode(_document(found)), indent=2))
-
-
-def _look_up(procfs: Procfs, cid: str, ns_pid: int, pidns: int | None) -> ContainerProcess:
-    return lookup(procfs, cid, ns_pid, pidns=pidns)
-
-
-def _document(found: ContainerProcess) -> FoundProcess:
-    fields = found._asdict() | {"container_id": found.container_id or None}
-    return FoundProcess(**fields)
+    document = FoundProcess(**found._asdict() | {"container_id": found.container_id or None})
+    return Answer(msgspec.json.format(encode(document), indent=2))
 
 
 async def _own(
@@ -184,17 +144,14 @@ async def _own(
         found = find_own(procfs, pidmap, own, ns_pid)
     if found is None and pidmap.source.exact() is None:
         found = (await context.tenants_walks.run(walk_own, procfs, own, [ns_pid]))[ns_pid]
-    if not tenant.peer.alive():  # while it lives, the namespace is its own
-        raise Problem(
-            403, Reason.PEER_UNKNOWN, "the process that connected has ended meanwhile: connect again"
-        )
+    tenant.require_alive()  # while it lives, the namespace is its own
     if found is None:
         raise Problem(404, Reason.NO_SUCH_PROCESS, f"your PID namespace {own.pidns} has no process {ns_pid}")
     return found
 
 
 def _is_own(tenant: Tenant, cid: str) -> bool:
-    """Whether that is the peer's own container, by its id or the start of it; no name at all is."""
+    """Check if that is the peer's container, by its id or the start of it; names never match."""
     wanted = strip_scheme(cid.strip())
     return not cid or (
         len(wanted) >= 6 and bool(tenant.container_id) and tenant.container_id.startswith(wanted)
@@ -202,11 +159,19 @@ def _is_own(tenant: Tenant, cid: str) -> bool:
 
 
 def _not_yours() -> Problem:
-    return Problem(403, Reason.NOT_YOURS, "this peer may ask only about processes of its own PID namespace")
+    return Problem(403, Reason.NOT_YOURS, "this client may look up only processes in its own PID namespace")
 
 
+@ROUTES.add(
+    "/v1/reverse",
+    ReversedProcess,
+    "Container of a host PID, and its PID at every namespace level",
+    parameters=(HOST_PID,),
+    tenants=True,
+    refusals=(404, 409),
+)
 async def look_back(context: Context, request: Request) -> Answer:
-    """``GET /v1/reverse``: whose process a host PID is."""
+    """Answer ``GET /v1/reverse``: the container of a host PID."""
     host_pid = request.number("host_pid") or 0
     tenant = request.access.tenant
     procfs = context.view.procfs
@@ -222,20 +187,28 @@ async def look_back(context: Context, request: Request) -> Answer:
             raise _not_yours() from None
         if all(level.pidns != tenant.own.pidns for level in found.levels) or not tenant.peer.alive():
             raise _not_yours()
-    levels = [Level(*level) for level in found.levels]
-    return Answer(encode(ReversedProcess(**(found._asdict() | {"levels": levels}))))
+    return Answer(encode(found))
 
 
 # ---- many ---------------------------------------------------------------------------------------------------------
 
 
+@ROUTES.add(
+    "/v1/lookup",
+    PairAnswers,
+    "The same for up to 10,000 pairs of container and PID at once, answered in their order",
+    method="POST",
+    tenants=True,
+    refusals=(408, 413, 415),
+    body=Pairs,
+)
 async def look_up_many(context: Context, request: Request) -> Answer:
     """``POST /v1/lookup``: up to 10,000 pairs, answered in order."""
     body = await request.body()
     try:
         pairs = _decode(body).pairs
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Problem(400, Reason.BAD_REQUEST, f"the body is no batch of pairs: {error}") from None
+        raise Problem(400, Reason.BAD_REQUEST, f"the body is not a batch of pairs: {error}") from None
     request.access.spend(len(pairs) / _PAIRS_PER_REQUEST)
     questions = [(each.container or "", each.pid) if isinstance(each, Pair) else each for each in pairs]
     wanted: dict[str, dict[int, None]] = {}
@@ -248,10 +221,9 @@ async def look_up_many(context: Context, request: Request) -> Answer:
     answers: list[PairAnswer] = []
     made: dict[str, dict[int, PairAnswer]] = {cid: {} for cid in wanted}
     for number, (cid, ns_pid) in enumerate(questions):
-        answer = made[cid].get(ns_pid)
-        if answer is None:
-            made[cid][ns_pid] = answer = _answer(found[cid].get(ns_pid, Reason.TOO_SLOW))
-        answers.append(answer)
+        if ns_pid not in made[cid]:
+            made[cid][ns_pid] = _answer(found[cid].get(ns_pid, Reason.TOO_SLOW))
+        answers.append(made[cid][ns_pid])
         if number % 4096 == 4095:
             await asyncio.sleep(0)
     return Answer(encode(PairAnswers(context.view.live.pidmap.source.name, answers)))
@@ -264,7 +236,7 @@ def _answer(known: Hit | str) -> PairAnswer:
 
 
 async def _every(context: Context, wanted: dict[str, dict[int, None]]) -> dict[str, Answers]:
-    """By the map, and by walks for what that leaves."""
+    """Answer from the map, and by walks for the rest."""
     found: dict[str, Answers] = {"": dict.fromkeys(wanted.get("", ()), Reason.BAD_REQUEST)}
     named = {cid: ns_pids for cid, ns_pids in wanted.items() if cid}
     await context.view.live.pidmap.catch_up(Slices())
@@ -314,50 +286,9 @@ async def _all_own(
         if number % _TURN_EVERY == _TURN_EVERY - 1:
             await asyncio.sleep(0)
     if left and context.view.live.pidmap.source.exact() is None:
-        answers |= await context.tenants_walks.run(_walk_own, context.view.procfs, tenant, left)
+        walked = await context.tenants_walks.run(walk_own, context.view.procfs, tenant.own, left)
+        answers |= {ns_pid: _hit(process) for ns_pid, process in walked.items()}
     else:
         answers |= dict.fromkeys(left, NO_SUCH_PROCESS)
-    if not tenant.peer.alive():
-        raise Problem(
-            403, Reason.PEER_UNKNOWN, "the process that connected has ended meanwhile: connect again"
-        )
+    tenant.require_alive()
     return found | {cid: answers for cid in wanted if cid not in found}
-
-
-def _walk_own(procfs: Procfs, tenant: Tenant, left: Iterable[int]) -> Answers:
-    return {ns_pid: _hit(process) for ns_pid, process in walk_own(procfs, tenant.own, left).items()}
-
-
-ROUTES: tuple[Route, ...] = (
-    Route(
-        method="GET",
-        path="/v1/lookup",
-        handler=look_up,
-        summary="The host PID of a process that is known by its PID inside a container",
-        shape=FoundProcess,
-        parameters=(CONTAINER, PID, PIDNS),
-        tenants=True,
-        refusals=(404, 409),
-        others=("text/plain",),
-    ),
-    Route(
-        method="POST",
-        path="/v1/lookup",
-        handler=look_up_many,
-        summary="The same for up to 10,000 pairs of container and PID at once, answered in their order",
-        shape=PairAnswers,
-        tenants=True,
-        refusals=(408, 413, 415),
-        body=Pairs,
-    ),
-    Route(
-        method="GET",
-        path="/v1/reverse",
-        handler=look_back,
-        summary="Whose process a host PID is: its container, and its PID at every namespace level",
-        shape=ReversedProcess,
-        parameters=(HOST_PID,),
-        tenants=True,
-        refusals=(404, 409),
-    ),
-)

@@ -54,7 +54,7 @@ def describe(routes: Iterable[Route]) -> dict[str, Any]:
         "info": {
             "title": "resolver",
             "version": __version__,
-            "summary": "Which container a process belongs to, and what its GPUs do. Nothing in it changes anything.",
+            "summary": "Containers of processes, and the state of GPUs. The API is read-only.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "http://resolver", "description": "the Unix socket /run/resolver/resolver.sock"}],
@@ -64,7 +64,7 @@ def describe(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 def _for_generators(schema: Any) -> None:
-    """Leave out ``items: false`` beside ``prefixItems``, in place: generators refuse it, and ``maxItems`` says it."""
+    """Remove ``items: false`` next to ``prefixItems``, in place: generators refuse it, and ``maxItems`` suffices."""
     if isinstance(schema, dict):
         if "prefixItems" in schema and schema.get("maxItems") == len(schema["prefixItems"]):
             schema.pop("items", None)

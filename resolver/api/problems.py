@@ -1,4 +1,4 @@
-"""What is refused, and how: ``application/problem+json`` (RFC 9457) with a ``reason`` from a fixed list."""
+"""Refusals: ``application/problem+json`` (RFC 9457) with a ``reason`` from a fixed list."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from resolver.errors import Ambiguous, CannotKnow, NotFound, ProcessGone, ResolverError, UsageError
+from resolver.base.errors import Ambiguous, CannotKnow, NotFound, ProcessGone, ResolverError, UsageError
 from resolver.serve.http import Refusal
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Reason(StrEnum):
 
 
 class Problem(Exception):
-    """A refusal. ``detail`` is for people: what happened, and what to do."""
+    """Refusal. ``detail`` is for people: cause and fix."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Problem(Exception):
         self.headers = dict(headers or {})
 
     def document(self) -> ProblemDocument:
-        """As it is sent."""
+        """Return the document that is sent."""
         title = HTTPStatus(self.status).phrase
         return ProblemDocument(
             type="about:blank",
@@ -74,7 +74,7 @@ class Problem(Exception):
         )
 
     def sent(self) -> Refusal:
-        """To who is hung up on."""
+        """Return the response for a connection that is closed afterwards."""
         return Refusal(
             status=self.status,
             media_type=PROBLEM,
@@ -94,17 +94,23 @@ class ProblemDocument(Struct, frozen=True, omit_defaults=True):
     candidates: list[str] = []
 
 
-def problem_of(error: ResolverError) -> Problem:
-    """What an error of a look-up is over HTTP."""
-    detail = str(error)
+def problem_of(error: Exception) -> Problem:
+    """Translate an error to HTTP; an unexpected one is a defect, without details."""
+    if isinstance(error, Problem):
+        return error
     if isinstance(error, Ambiguous):
-        return Problem(409, Reason.AMBIGUOUS, detail, candidates=error.candidates)
+        return Problem(409, Reason.AMBIGUOUS, str(error), candidates=error.candidates)
+    status, reason, detail = 500, Reason.INTERNAL, str(error)
     if isinstance(error, UsageError):
-        return Problem(400, Reason.BAD_REQUEST, detail)
-    if isinstance(error, ProcessGone):
-        return Problem(404, Reason.GONE, detail)
-    if isinstance(error, NotFound):
-        return Problem(404, Reason(f"no_such_{error.what}"), detail)
-    if isinstance(error, CannotKnow):
-        return Problem(503, Reason.CANNOT_KNOW, detail)
-    return Problem(500, Reason.INTERNAL, detail)
+        status, reason = 400, Reason.BAD_REQUEST
+    elif isinstance(error, ProcessGone):
+        status, reason = 404, Reason.GONE
+    elif isinstance(error, NotFound):
+        status, reason = 404, Reason(f"no_such_{error.what}")
+    elif isinstance(error, CannotKnow):
+        status, reason = 503, Reason.CANNOT_KNOW
+    elif isinstance(error, OSError):  # out of descriptors or memory: not the answer that there is none
+        status, reason, detail = 503, Reason.CANNOT_KNOW, f"the kernel refused: {error.strerror or error}"
+    elif not isinstance(error, ResolverError):
+        detail = "a bug in the daemon; its log has the details"
+    return Problem(status, reason, detail)

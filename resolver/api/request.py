@@ -1,8 +1,9 @@
-"""Questions and answers as values: what a route gets, what it gives, and what it says of itself."""
+"""Requests and answers as values: a route's input, output and description."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -11,13 +12,14 @@ import msgspec
 from resolver.api.problems import Problem, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Iterable
 
     from resolver.api.access import Access
     from resolver.serve.http import Connection
 
 JSON, TEXT, STREAM = "application/json", "text/plain; charset=utf-8", "text/event-stream"
-MOST_BODY_BYTES = 2 << 20
+#: Of one body: from root and the socket's group, and from tenants.
+MOST_BODY_BYTES, MOST_TENANT_BODY_BYTES = 2 << 20, 64 << 10
 _MOST_FIELDS = 64
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -34,8 +36,13 @@ class Parameter(NamedTuple):
     many: bool = False
 
 
+def integer(name: str, most: int, description: str, *, required: bool = False) -> Parameter:
+    """Return a parameter with a number from 1 to ``most``."""
+    return Parameter(name, {"type": "integer", "minimum": 1, "maximum": most}, description, required)
+
+
 class Answer(NamedTuple):
-    """What is sent back."""
+    """Response to a request."""
 
     body: bytes
     media_type: str = JSON
@@ -43,23 +50,38 @@ class Answer(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-class Route(NamedTuple):
-    """What is served under one path by one method.
+Handler = Callable[[Any, "Request"], Awaitable["Answer | None"]]
 
-    ``shape`` is the type of its JSON; ``others`` are other media types that it can answer with. ``tenants`` may ask it,
-    too, about their own processes. ``refusals`` are the statuses that are its own, beside those of every route.
+
+class Route(NamedTuple):
+    """Path and method with their handler. ``shape`` is the type of its JSON; ``others`` are further media types.
+
+    ``tenants`` may ask about their own processes. ``refusals`` are its statuses beside those of every route.
     """
 
-    method: str
     path: str
-    handler: Callable[[Any, Request], Awaitable[Answer | None]]
-    summary: str
     shape: Any
+    summary: str
+    handler: Handler
+    method: str = "GET"
     parameters: tuple[Parameter, ...] = ()
     tenants: bool = False
     refusals: tuple[int, ...] = ()
     others: tuple[str, ...] = ()
     body: Any = None
+
+
+class Routes(list[Route]):
+    """Routes in the order of their declaration."""
+
+    def add(self, path: str, shape: Any, summary: str, **more: Any) -> Callable[[Handler], Handler]:
+        """Declare the decorated function as the handler; ``more`` are further fields of `Route`."""
+
+        def declare(handler: Handler) -> Handler:
+            self.append(Route(path, shape, summary, handler, **more))
+            return handler
+
+        return declare
 
 
 class Request:
@@ -74,62 +96,65 @@ class Request:
         for name, value in scope["headers"]:
             self.headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
         self._values = _checked(scope["query_string"], route.parameters)
+        self._held = 0  # bytes of the body
 
     def text(self, name: str) -> str:
-        """A parameter; empty if it was not given."""
+        """Return a parameter; empty if it was not given."""
         return self._values.get(name, [""])[0]
 
     def number(self, name: str) -> int | None:
-        """A parameter that is a number."""
+        """Return a numeric parameter."""
         values = self._values.get(name)
         return int(values[0]) if values else None
 
     def every(self, name: str) -> list[str]:
-        """A parameter that may come more than once."""
+        """Return a repeatable parameter."""
         return self._values.get(name, [])
 
     def accepts(self, media_type: str) -> bool:
-        """Whether the client asks for this one by its name."""
+        """Check if the client names this media type."""
         ranges = self.headers.get("accept", "").lower().split(",")
         return any(each.partition(";")[0].strip() == media_type for each in ranges)
 
-    async def gone(self) -> None:
-        """Return when the client has hung up."""
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
-
     async def body(self) -> bytes:
-        """All of the body, if it is JSON and not too large. Raises `Problem`."""
+        """Read the whole body, if it is JSON and not too large; `free` gives its memory back. Raises `Problem`."""
         if self.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
             raise Problem(415, Reason.NO_JSON, f"send {JSON}, and say so in Content-Type")
+        most = MOST_BODY_BYTES if self.access.everything else MOST_TENANT_BODY_BYTES
         too_large = Problem(
             413,
             Reason.TOO_LARGE,
-            f"the body is longer than {MOST_BODY_BYTES} bytes: ask for fewer pairs at once",
+            f"the body is longer than {most} bytes: ask for fewer pairs at once",
             headers={"Connection": "close"},
         )
         length = self.headers.get("content-length", "0")
-        if not length.isdecimal() or int(length[:12]) > MOST_BODY_BYTES:
+        if not length.isdecimal() or int(length[:12]) > most:
             raise too_large
-        chunks, total, more = [], 0, True
+        chunks, more = [], True
         while more:
             message = await self.receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
             chunks.append(message["body"])
-            total += len(message["body"])
-            if total > MOST_BODY_BYTES:
+            self._held += len(message["body"])
+            self.access.gatekeeper.hold(len(message["body"]))
+            if self._held > most:
                 raise too_large
             more = message["more_body"]
         return b"".join(chunks)
 
+    def free(self) -> None:
+        """Give back the memory of the body: the request is answered, or its connection is gone."""
+        self.access.gatekeeper.hold(-self._held)
+        self._held = 0
+
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """Raised when the client has hung up."""
 
 
 def _checked(query: bytes, parameters: Iterable[Parameter]) -> dict[str, list[str]]:
-    """The values by name. What is not known, not a value, or there too often is refused rather than overlooked."""
+    """Return the values by name. Unknown, invalid and repeated parameters are refused."""
     known = {parameter.name: parameter for parameter in parameters}
     try:
         pairs = parse_qsl(

@@ -1,7 +1,4 @@
-"""What the API's two sockets grant: root's clients come in as they come, tenants take turns by container.
-
-So what one tenant does, or all of them, costs the others little and root's socket nothing.
-"""
+"""Limits of the API's two sockets: root's clients enter as they come, tenants take turns by container."""
 
 from __future__ import annotations
 
@@ -22,11 +19,8 @@ ROOT_LIMITS = http.Limits(
     idle_seconds=30,
     share=0.5,
 )
-TENANT_LIMITS = http.Limits(
+TENANT_LIMITS = ROOT_LIMITS._replace(
     connections=MOST_TENANTS,
-    head_bytes=16 << 10,
-    seconds=10.0,
-    idle_seconds=30,
     share=0.1,
     waiting=MOST_TENANTS,
     apart=0.004,

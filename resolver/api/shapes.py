@@ -1,41 +1,43 @@
-"""What the answers of the API look like in JSON, and how they are made of the daemon's picture.
+"""JSON shapes of the API's answers, and their construction from the daemon's snapshot.
 
-Containers, processes, samples, workers and settings are those of the picture itself (`resolver.state`, `resolver.gpu`);
-regions, slots and GPUs are its records with what is only put together for an answer.
-
-None (``null``) is "not known". Fields of a shared region carry their upstream C
-names (``pid``, ``hostpid``, ``sm_util``). The schemas in ``/v1/openapi.json`` are made of these classes.
+The snapshot's own records are sent as they are; regions and slots get the fields that only an answer needs. None means
+unknown. Fields of a shared region carry their upstream C names. ``/v1/openapi.json`` is made from these classes.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, structs
 
 from resolver import __version__
+from resolver.api.troubles import DaemonTrouble, troubles
+from resolver.base.event_log import Event
+from resolver.base.reasons import RegionReason
 from resolver.config import Setting
 from resolver.gpu.attribution import Sample
-from resolver.gpu.inventory import GpuReport
+from resolver.gpu.inventory import Gpu
 from resolver.hami.placements import BARE
-from resolver.log.event_log import Event
-from resolver.reasons import RegionReason
 from resolver.state import Container, PassSeconds, Process, RegionFacts, SlotFacts, Worker, tally
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from resolver.gpu.inventory import Inventory
     from resolver.state import RegionReport, SlotReport, Snapshot
 
 
 class Region(RegionFacts, frozen=True, kw_only=True):
-    """One shared region: a cache file of HAMi's. ``slots`` is how many are in use, of which ``unresolved`` are.
+    """One shared region: a cache file of HAMi's. ``slots`` counts those in use, ``unresolved`` those without an owner.
 
-    ``quarantined``: the slot writer died or hung on it, so it is skipped for a while. ``limit`` and ``sm_limit`` are
-    the bytes of memory and the per cent of the cores that HAMi allows on each of ``device_uuids``; null without one.
-    ``placement`` says which scheduler put it there. ``claim`` is the UID of the ResourceClaim whose it is; its slots
-    may be those of several containers, and ``container_id`` is null if they are.
+    It is skipped while ``quarantined``: the slot writer died or hung on it. ``limit`` (bytes of memory) and
+    ``sm_limit`` (per cent of the cores) are HAMi's for each of ``device_uuids``, null without one. ``claim`` is the UID
+    of a ResourceClaim, whose slots may belong to several containers; ``container_id`` is null if they do. ``ended`` and
+    ``moved`` are what slots without a process still say on each device, in per cent, empty for 0: below ``proc_num``,
+    which HAMi's monitors up to 2.9 add up, and above it, which those up to 2.6 add, too.
     """
 
     slots: int
@@ -64,7 +66,7 @@ class RejectedFile(Struct, frozen=True):
 
 
 class DeviceUtil(Struct, frozen=True):
-    """One device of a slot. ``sm_util`` is what the slot says, ``utilization`` the process's by NVML; per cent."""
+    """One device of a slot. ``sm_util`` is the slot's value, ``utilization`` NVML's; per cent."""
 
     device_uuid: str
     sm_util: int | None
@@ -72,11 +74,10 @@ class DeviceUtil(Struct, frozen=True):
 
 
 class Slot(SlotFacts, frozen=True, kw_only=True):
-    """One slot that is in use.
+    """One slot that is in use, of the region ``path``.
 
-    ``path`` is its region's. ``pid`` and ``hostpid`` are what the slot says; ``host_pid`` is its verified owner, null
-    while it is unresolved. ``repaired`` is why it was last written. ``stuck`` says why ``sm_util`` does not stay what
-    NVML says though ``hostpid`` is right.
+    ``pid`` and ``hostpid`` are the slot's fields; ``host_pid`` is its verified owner, null while unresolved.
+    ``repaired`` is the reason of the last repair. ``stuck`` explains why ``sm_util`` doesn't stay at NVML's value.
     """
 
     path: str
@@ -87,14 +88,14 @@ class Slot(SlotFacts, frozen=True, kw_only=True):
     device_util: list[DeviceUtil]
 
     @classmethod
-    def of(cls, region: RegionReport, slot: SlotReport) -> Slot:
-        """From the daemon's records."""
+    def of(cls, region: RegionReport, slot: SlotReport, owner: Container | None = None) -> Slot:
+        """From the daemon's records; ``owner`` is the container of a slot in a claim's file, if it is known."""
         return cls(
             *_slot_facts(slot),
             path=region.path,
-            container_id=slot.container_id or region.container_id,
-            pod_uid=region.pod_uid,
-            container_name=region.container_name,
+            container_id=slot.container_id or (None if region.claim else region.container_id),
+            pod_uid=owner.pod_uid if owner else region.pod_uid,
+            container_name=owner.container_name if owner else region.container_name,
             stuck=slot.stuck or None,
             device_util=[
                 DeviceUtil(uuid, _at(slot.sm_util, index), _at(slot.utilization, index))
@@ -108,23 +109,6 @@ _region_facts, _slot_facts = (
     attrgetter(*RegionFacts.__struct_fields__),
     attrgetter(*SlotFacts.__struct_fields__),
 )
-
-
-class Gpu(GpuReport, frozen=True, kw_only=True):
-    """One GPU. Memory in bytes, utilization in per cent, temperature in degrees Celsius, power in watts.
-
-    ``samples`` is ``ok``, ``unsupported`` (MIG mode, for one) or ``failed``: whether NVML has the utilization of
-    processes; ``samples_why`` says why not. It is healthy while ``illnesses`` is empty. ``pci_address`` is the
-    kernel's name of it, ``pcie_root`` the PCI root complex that it hangs on. ``xids`` are the XID errors since the
-    daemon started, ``details`` what the setting ``gpu_details`` adds; null without it.
-    """
-
-    healthy: bool
-
-    @classmethod
-    def of(cls, report: GpuReport) -> Gpu:
-        """From the daemon's record."""
-        return cls(**structs.asdict(report), healthy=not report.illnesses)
 
 
 # ---- whole answers ------------------------------------------------------------------------------------------------
@@ -166,10 +150,9 @@ class Processes(Struct, frozen=True):
 
 
 class Gpus(Struct, frozen=True):
-    """``/v1/gpus``: ``version`` grows with each change, ``at`` is when they were read; also in the ``ETag``.
+    """``/v1/gpus``: ``version`` grows with each change, 0 before NVML first answered; also in the ``ETag``.
 
-    ``version`` is 0 before NVML answered for the first time. ``error`` says why it does not answer now; the
-    GPUs are then as they were last seen.
+    ``error`` says why NVML does not answer now; the GPUs are then as last seen, at ``at``.
     """
 
     at: float
@@ -180,14 +163,13 @@ class Gpus(Struct, frozen=True):
 
     @classmethod
     def of(cls, inventory: Inventory, error: str) -> Gpus:
-        """From the daemon's inventory, and what NVML fails with."""
-        gpus = list(map(Gpu.of, inventory.gpus))
+        """Build it from the daemon's inventory, and NVML's current error."""
         return cls(
             at=inventory.at,
             version=inventory.version,
             driver_version=inventory.driver_version,
             error=error or None,
-            gpus=gpus,
+            gpus=list(inventory.gpus),
         )
 
 
@@ -218,9 +200,9 @@ class Driver(Struct, frozen=True):
 
 
 class Source(Struct, frozen=True):
-    """Where PIDs come from. ``not_used`` says why the others are not; ``incomplete`` why it needs help.
+    """Source of PIDs. ``not_used`` explains why others aren't used; ``incomplete`` why it needs help.
 
-    ``not_ready`` says why it is not known to find what it should; null while it does.
+    ``not_ready`` explains why it isn't trusted yet; null once it has found the canary.
     """
 
     name: str
@@ -277,6 +259,7 @@ class Status(Struct, frozen=True):
     passes: int
     pass_seconds: PassSeconds
     source: Source
+    troubles: list[DaemonTrouble]
     policy: Policy
     driver: Driver
     totals: Totals
@@ -288,15 +271,15 @@ class Status(Struct, frozen=True):
 
 
 class Events(Struct, frozen=True):
-    """``/v1/events`` for who accepts JSON: those that are still kept."""
+    """``/v1/events`` as JSON: the events that are still kept."""
 
     at: float
     events: list[Event]
 
 
 def status(picture: Snapshot, api: dict[str, int]) -> Status:
-    """How the daemon is. ``api`` is what the API counts of itself."""
-    slots = list(picture.tallies())
+    """Return the daemon's state. ``api`` has the API's own counters."""
+    tallies = list(picture.tallies())
     gpus, joined = picture.inventory.gpus, picture.joined
     return Status(
         at=picture.at,
@@ -315,6 +298,7 @@ def status(picture: Snapshot, api: dict[str, int]) -> Status:
             map_size=picture.map_size,
             counters=dict(picture.source_counters),
         ),
+        troubles=troubles(picture),
         policy=Policy(
             namespace=picture.policy,
             why=picture.policy_why,
@@ -326,20 +310,20 @@ def status(picture: Snapshot, api: dict[str, int]) -> Status:
             collected_at=picture.collected_at or None,
             error=joined.error or None,
             gpus=len(gpus),
-            gpus_unhealthy=sum(bool(gpu.illnesses) for gpu in gpus),
+            gpus_unhealthy=sum(not gpu.healthy for gpu in gpus),
         ),
         totals=Totals(
             containers=len(picture.containers),
             regions=len(picture.regions),
             regions_rejected=len(picture.rejected),
-            slots=sum(each.in_use for each in slots),
-            slots_dead=sum(each.dead for each in slots),
-            slots_repaired=sum(each.repaired for each in slots),
-            slots_unresolved=sum(sum(each.unresolved.values()) for each in slots),
+            slots=sum(each.in_use for each in tallies),
+            slots_dead=sum(each.dead for each in tallies),
+            slots_repaired=sum(each.repaired for each in tallies),
+            slots_unresolved=sum(sum(each.unresolved.values()) for each in tallies),
             samples_unresolved=len(joined.orphans),
             processes=len(picture.gpu_processes),
         ),
-        found=found(picture),
+        found=_found(picture),
         workers=list(picture.workers),
         counters=dict(picture.counters),
         api=api,
@@ -347,26 +331,70 @@ def status(picture: Snapshot, api: dict[str, int]) -> Status:
     )
 
 
-def found(picture: Snapshot) -> list[Found]:
-    """Which scheduler's files were found where."""
-    counts: dict[tuple[str, str], int] = {}
-    for region in picture.regions:
-        inside = region.placement == BARE.name
-        key = region.placement or "", "" if inside else os.path.dirname(os.path.dirname(region.path))
-        counts[key] = counts.get(key, 0) + 1
+def _found(picture: Snapshot) -> list[Found]:
+    """Count the files of each scheduler by directory."""
+    counts = Counter(
+        (
+            region.placement or "",
+            "" if region.placement == BARE.name else os.path.dirname(os.path.dirname(region.path)),
+        )
+        for region in picture.regions
+    )
     return [Found(name, where or None, count) for (name, where), count in sorted(counts.items())]
 
 
 def unresolved_counts(picture: Snapshot) -> UnresolvedCounts:
-    """How many slots and samples could not be resolved."""
-    slots: dict[str, int] = {}
+    """Count unresolved slots and samples."""
+    slots = Counter[str]()
     for each in picture.tallies():
-        for why, count in each.unresolved.items():
-            slots[str(why)] = slots.get(str(why), 0) + count
-    samples = {str(reason): count for reason, count in picture.joined.orphan_reasons().items()}
+        slots.update(each.unresolved)
+    samples = Counter[str](picture.joined.orphan_reasons())
     return UnresolvedCounts(slots, samples)
 
 
+# ---- lists, as a head with an empty list at its end, and the items of that list ------------------------------------
+
+Parts = tuple[Struct, "Iterable[Any]"]
+
+
+def whole(parts: Parts) -> Struct:
+    """Return a list with its items in it."""
+    head, items = parts
+    return structs.replace(head, **{head.__struct_fields__[-1]: list(items)})
+
+
+def containers(picture: Snapshot) -> Parts:
+    """``/v1/containers``."""
+    return Containers(picture.at, []), picture.containers
+
+
+def regions(picture: Snapshot) -> Parts:
+    """``/v1/regions``."""
+    rejected = [RejectedFile(path, reason) for path, reason in picture.rejected.items()]
+    missing = list(picture.missing_dirs)
+    return Regions(picture.at, rejected, missing, []), map(Region.of, picture.regions)
+
+
+def slots(picture: Snapshot) -> Parts:
+    """``/v1/slots``."""
+    by_id = {each.container_id: each for each in picture.containers}
+    items = (Slot.of(region, slot, by_id.get(slot.container_id)) for region, slot in picture.slots())
+    return Slots(picture.at, []), items
+
+
+def processes(picture: Snapshot) -> Parts:
+    """``/v1/processes``."""
+    error = picture.joined.error or None
+    return Processes(picture.at, picture.collected_at or None, error, []), picture.gpu_processes
+
+
+def unresolved(picture: Snapshot) -> Parts:
+    """``/v1/unresolved``."""
+    samples = list(picture.joined.orphans)
+    head = Unresolved(picture.at, unresolved_counts(picture), samples, [])
+    return head, (Slot.of(region, slot) for region, slot in picture.unresolved())
+
+
 def _at(values: tuple[int | None, ...] | tuple[int, ...], index: int) -> int | None:
-    """A layout may have no utilization at all."""
+    """Return a value, or None for a layout without utilization."""
     return values[index] if index < len(values) else None

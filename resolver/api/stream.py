@@ -1,4 +1,4 @@
-"""``GET /v1/events``: what happens, as server-sent events, or what is still kept of it, as JSON."""
+"""``GET /v1/events``: new events as server-sent events, or the kept ones as JSON."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from resolver.api.problems import Problem, Reason
-from resolver.api.request import STREAM, Answer, Parameter, Request, Route, encode
+from resolver.api.request import STREAM, Answer, Parameter, Request, Routes, encode
 from resolver.api.shapes import Events
-from resolver.log.event_names import KINDS
+from resolver.base.event_names import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from resolver.api.context import Context
-    from resolver.log.event_log import Event
+    from resolver.base.event_log import Event
 
 #: A silent stream says so, so that both ends notice when the other is gone.
 _SILENCE = 30.0
@@ -32,21 +32,28 @@ AFTER = Parameter(
 )
 
 
-async def events_route(context: Context, request: Request) -> Answer | None:
-    """A stream, unless JSON is asked for."""
+ROUTES = Routes()
+
+
+@ROUTES.add(
+    "/v1/events",
+    Events,
+    "Events: live as server-sent events, or the recent ones as JSON",
+    parameters=(KIND, AFTER),
+    others=(STREAM,),
+)
+async def events(context: Context, request: Request) -> Answer | None:
+    """Answer with a stream, unless JSON is requested."""
     kinds = frozenset(request.every("kind"))
     known = request.text("after") or request.headers.get("last-event-id", "")
     if request.accepts("application/json") and not request.accepts(STREAM):
         kept = context.view.events.after(_number(context, known or "0"))
         picture = context.view.snapshot()
         return Answer(encode(Events(picture.at, [each for each in kept if _wanted(each, kinds)])))
-    context.gatekeeper.open_stream()
-    try:
+    with context.gatekeeper.stream():
         await _stream(
             context, request, _number(context, known) if known else context.view.events.number, kinds
         )
-    finally:
-        context.gatekeeper.close_stream()
     return None
 
 
@@ -55,12 +62,12 @@ def _epoch(context: Context) -> int:
 
 
 def _number(context: Context, known: str) -> int:
-    """The number in an event's id; 0, which is before all of them, if it is of an earlier daemon's."""
+    """Return the number in an event's id; 0, which precedes all, for an earlier daemon's."""
     epoch, _, number = known.partition("-")
     if not number.isdecimal() or len(number) > 18:
         if known == "0":
             return 0
-        raise Problem(400, Reason.BAD_REQUEST, "Last-Event-ID is no id of an event")
+        raise Problem(400, Reason.BAD_REQUEST, "Last-Event-ID is not an event id")
     return int(number) if epoch == str(_epoch(context)) else 0
 
 
@@ -73,30 +80,21 @@ async def _stream(context: Context, request: Request, number: int, kinds: frozen
     headers = [(b"content-type", STREAM.encode()), (b"cache-control", b"no-store")]
     await request.send({"type": "http.response.start", "status": 200, "headers": headers})
     await _say(request, b": these are the events of resolver\n\n")
-    gone = asyncio.create_task(request.gone())
-    waiting: asyncio.Task[list[Event]] | None = None
-    try:
-        while not gone.done():
-            waiting = waiting or asyncio.create_task(context.view.events.wait(number))
-            done, _ = await asyncio.wait(
-                {waiting, gone}, timeout=_SILENCE, return_when=asyncio.FIRST_COMPLETED
-            )
-            if waiting in done:
-                news, waiting = waiting.result(), None
-                text = _lines(_epoch(context), news, number, kinds)
-                number = news[-1].number
-            else:
-                text = b": nothing happened\n\n"
-            if text and not gone.done():
-                await _say(request, text)
-    finally:
-        for task in (gone, waiting):
-            if task is not None:
-                task.cancel()
+    while True:
+        try:
+            async with asyncio.timeout(_SILENCE):
+                news = await context.view.events.wait(number)
+        except TimeoutError:
+            text = b": nothing happened\n\n"
+        else:
+            text = _lines(_epoch(context), news, number, kinds)
+            number = news[-1].number
+        if text:
+            await _say(request, text)
 
 
 async def _say(request: Request, text: bytes) -> None:
-    """Waits until what was said before is taken; the server hangs up on who does not take it."""
+    """Send text once the previous text was taken; the server closes a connection that doesn't read."""
     message: dict[str, Any] = {"type": "http.response.body", "body": text, "more_body": True}
     await request.send(message)
 
@@ -111,16 +109,3 @@ def _lines(epoch: int, news: Iterable[Event], number: int, kinds: frozenset[str]
             data = encode(event)
             parts.append(b"id: %d-%d\nevent: %s\ndata: %s\n\n" % (epoch, number, event.kind.encode(), data))
     return b"".join(parts)
-
-
-ROUTES: tuple[Route, ...] = (
-    Route(
-        method="GET",
-        path="/v1/events",
-        handler=events_route,
-        summary="What happens: server-sent events as they come, or, as JSON, those that are still kept",
-        shape=Events,
-        parameters=(KIND, AFTER),
-        others=(STREAM,),
-    ),
-)

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from resolver.api.problems import Problem, Reason
-from resolver.retry import in_a_thread
+from resolver.base.retry import in_a_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,27 +24,25 @@ class Walks:
         self._asked = 0
 
     async def run(self, walk: Callable[..., Any], *arguments: Any) -> Any:
-        """What ``walk(*arguments)`` gives or raises. `Problem` when there are too many, or it takes too long.
+        """Return the result of ``walk(*arguments)``. `Problem` if there are too many, or it takes too long.
 
-        A thread is made for each: a pool's would keep the rights of the moment it was made in, and the end of the
-        daemon would wait for them.
+        Each has a thread of its own: a pool's threads would keep their first rights, and delay the daemon's end.
         """
         if self._asked >= self._most + self._waiting:
             raise Problem(
                 503,
                 Reason.BUSY,
-                "too many look-ups that take a walk through /proc are waiting: ask by the full id of a container",
+                "too many lookups that need a walk through /proc are waiting: use the full container id",
                 headers={"Retry-After": "1"},
             )
         self._asked += 1
         try:
             async with asyncio.timeout(_SECONDS):
                 await self._turns.acquire()
-        except TimeoutError:
+        except BaseException as error:
             self._asked -= 1
-            raise _too_slow() from None
-        except BaseException:
-            self._asked -= 1
+            if isinstance(error, TimeoutError):
+                raise _too_slow() from None
             raise
         done = in_a_thread(lambda: walk(*arguments), name="walk", ended=self._finished)
         try:

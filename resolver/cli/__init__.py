@@ -1,17 +1,13 @@
-"""The command line: finds the command's module and imports that one only.
-
-A person at a terminal pays for every import, so nothing but the parser is loaded before the command is known.
-Each module in this package has ``HELP`` (one line), ``add_arguments(parser)`` and ``run(args) -> int``.
-"""
+"""The command line: finds the command's module and imports that one only, because imports cost a person time."""
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
 
-from resolver import __version__
-from resolver.errors import CannotKnow, ResolverError, UsageError
+from resolver.base.errors import CannotKnow, NoDaemon, ResolverError, UsageError
 
 TYPE_CHECKING = False  # as typing's, which takes longer to load than all that a short command needs
 if TYPE_CHECKING:
@@ -38,9 +34,12 @@ COMMANDS = {
     "completion": "print what makes a shell complete resolver's commands and options",
 }
 
+_WITHOUT = "Without one there are: resolver lookup, reverse, slots, explain, config, doctor"
+
 EXIT_NOT_FOUND = 1
 EXIT_USAGE = 2
 EXIT_CANNOT_KNOW = 4
+EXIT_NO_SPACE = 5
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -50,20 +49,32 @@ def main(argv: list[str] | None = None) -> int:
         try:
             return _dispatch(sys.argv[1:] if argv is None else argv)
         finally:
-            # A short answer is still in the buffer: whether its reader is there shows only now.
             if sys.stdout is not None:
-                sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader of a pipe (head, less) went away: not an error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                sys.stdout.flush()  # a short answer is still in the buffer
+    except BrokenPipeError:  # the reader of a pipe (head, less) went away
+        _discard_output()
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _discard_output()
+        print(f"resolver: the output is not complete ({error.strerror}): make room for it", file=sys.stderr)
+        return EXIT_NO_SPACE
     except KeyboardInterrupt:
         return 130
     finally:
         gc.enable()
 
 
+def _discard_output() -> None:
+    """Send the rest of standard output nowhere, so that no later flush fails."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _dispatch(arguments: list[str]) -> int:
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
     if not arguments or arguments[0] not in COMMANDS:
         return _top_level(arguments)
     command = arguments[0]
@@ -84,14 +95,15 @@ def _dispatch(arguments: list[str]) -> int:
         gc.enable()
         return int(module.run(args))
     except ResolverError as error:
-        print(f"resolver {command}: {error}", file=sys.stderr)
+        more = f". {_WITHOUT}" if isinstance(error, NoDaemon) else ""
+        print(f"resolver {command}: {error}{more}", file=sys.stderr)
         if isinstance(error, UsageError):
             return EXIT_USAGE
         return EXIT_CANNOT_KNOW if isinstance(error, CannotKnow) else EXIT_NOT_FOUND
 
 
 def parser_of(command: str) -> tuple[argparse.ArgumentParser, ModuleType]:
-    """A command's parser and the module that it is made by."""
+    """Return a command's parser and module."""
     from resolver.cli.parser import Parser
 
     parser = Parser(prog=f"resolver {command}")
@@ -99,7 +111,7 @@ def parser_of(command: str) -> tuple[argparse.ArgumentParser, ModuleType]:
 
 
 def add_command(command: str, parser: argparse.ArgumentParser) -> ModuleType:
-    """Give a parser what belongs to a command; the module that it comes from."""
+    """Add a command's arguments to a parser; returns its module."""
     import importlib
 
     module = importlib.import_module(f"resolver.cli.{command.replace('-', '_')}")
@@ -109,16 +121,14 @@ def add_command(command: str, parser: argparse.ArgumentParser) -> ModuleType:
 
 
 def _top_level(arguments: list[str]) -> int:
-    from resolver.cli.parser import Parser, nearest
+    from resolver.cli.parser import Parser, suggestion
 
     if arguments and not arguments[0].startswith("-"):
-        near = nearest(arguments[0].lower(), COMMANDS)
-        print(
-            f"resolver: no command {arguments[0]!r}{near and f': did you mean {near}?'}; the commands are: "
-            f"{', '.join(COMMANDS)}",
-            file=sys.stderr,
-        )
+        near, known = suggestion(arguments[0].lower(), COMMANDS), ", ".join(COMMANDS)
+        print(f"resolver: no command {arguments[0]!r}{near}; the commands are: {known}", file=sys.stderr)
         return EXIT_USAGE
+    from resolver import __version__
+
     width = max(map(len, COMMANDS))
     parser = Parser(
         prog="resolver",
@@ -126,7 +136,7 @@ def _top_level(arguments: list[str]) -> int:
         description="Which container a GPU process belongs to, and HAMi's slots kept true.",
         epilog="commands:\n"
         + "\n".join(f"  {name:{width}}  {text}" for name, text in COMMANDS.items())
-        + "\n\nSee resolver COMMAND --help.",
+        + "\n\nSee resolver help COMMAND.",
     )
     parser.add_argument("--version", action="version", version=f"resolver {__version__}")
     parser.parse_args(arguments)  # refuses what it does not know

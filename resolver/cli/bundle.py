@@ -1,9 +1,9 @@
-"""Put what a bug report needs into one file: doctor, status, settings, slots, events, metrics, kernel, versions.
+"""Put everything that a bug report needs into one file: doctor, status, settings, slots, events, metrics, versions.
 
-Each part is gathered by a child with a time limit of its own; what hangs, fails or is too long is said in the bundle's
-MANIFEST.json and on standard error, and not waited for. Only this user can read the file. With --redact names of pods,
-namespaces, containers, users and this host, all UUIDs and container ids become pseudonyms, the same in every part.
-Of tenants' files nothing but the headers and the slots of HAMi's cache files is in it.
+A child with a time limit collects each part; parts that hang, fail or are too long are named in the bundle's
+MANIFEST.json and on standard error. Only this user can read the file. With --redact, names of pods, namespaces,
+containers, users and this host, all UUIDs and container ids become pseudonyms, the same in every part. Of tenants'
+files it contains only the headers and slots of HAMi's cache files.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import time
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from resolver import __version__, client
+from resolver.base.errors import UsageError
 from resolver.cli.ask_daemon import add_socket
-from resolver.errors import UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -26,54 +26,52 @@ if TYPE_CHECKING:
 
     from resolver.cli._bundle.parts import Gathered
 
-HELP = "put what a bug report needs into one file"
 _STDOUT = "-"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="where to put it, - for standard output (default: resolver-bundle-TIME.tar.gz here)",
-    )
+    """Add the command's arguments."""
+    about = "where to put it, - for standard output (default: resolver-bundle-TIME.tar.gz here)"
+    parser.add_argument("-o", "--output", metavar="FILE", help=about)
     parser.add_argument("--redact", action="store_true", help="replace names by pseudonyms")
     add_socket(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write it; 0 also where parts are missing, which is said."""
+    """Write it; returns 0 even if parts are missing, which is reported."""
     from resolver.cli._bundle.parts import gather, parts
 
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     name = f"resolver-bundle-{stamp}"
     path = args.output or f"{name}.tar.gz"
     wanted = parts(client.socket_of(args.socket))
-    with _opened(path) as file:
-        gathered = []
-        for each in gather(wanted):
-            gathered.append(each)
-            came = each.trouble.partition(". ")[0] or f"{len(each.text)} bytes"
-            _say(f"{each.part.name:18} {each.seconds:5.1f} s  {came}")
-        _write(file, name, gathered, redact=args.redact)
+    file = _opened(path)
+    try:
+        with file:
+            gathered = []
+            for each in gather(wanted):
+                gathered.append(each)
+                came = each.trouble.partition(". ")[0] or f"{len(each.text)} bytes"
+                _say(f"{each.part.name:18} {each.seconds:5.1f} s  {came}")
+            _write(file, name, gathered, redact=args.redact)
+    except BaseException:
+        if path != _STDOUT:
+            os.unlink(path)  # a partial file would block the next try
+        raise
     if path != _STDOUT:
         print(path)
-    kept = (
-        "names are pseudonyms"
-        if args.redact
-        else "it has names of pods and containers: --redact replaces them"
-    )
+    named = "it has names of pods and containers: --redact replaces them"
+    kept = "names are pseudonyms" if args.redact else named
     _say(f"look through it before you send it: tar -tzf FILE; {kept}")
     return 0
 
 
 def _opened(path: str) -> BinaryIO:
-    """A new file of this user's alone, or standard output."""
+    """Open a new file that only this user can read, or standard output."""
     if path == _STDOUT:
         if sys.stdout.isatty():
             raise UsageError(
-                "a terminal is no place for a .tar.gz: give -o FILE, or redirect standard output"
+                "a .tar.gz is not written to a terminal: give -o FILE, or redirect standard output"
             )
         return cast("BinaryIO", os.fdopen(os.dup(1), "wb"))
     try:

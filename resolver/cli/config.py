@@ -1,51 +1,49 @@
-"""Show the settings in force, and where each comes from: default, file, environment or command line.
+"""Show the settings in force and the origin of each: default, file, environment or command line.
 
-A daemon that runs is asked for its own. Without one, or with any option that `resolver run` takes, the settings are
-those that `resolver run` would start with, here and with the same options: so a file can be tried before it is used.
+With a running daemon, these are its settings. Without one, or with any option of `resolver run`, they are the settings
+that `resolver run` would start with here, given the same options; use it to try out a file.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from resolver import client
+from resolver.base.errors import ResolverError
 from resolver.cli.ask_daemon import understood
 from resolver.cli.show import print_json, print_table
-from resolver.config import options
-from resolver.errors import ResolverError
+from resolver.config import options, text_of
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
-HELP = "show the settings, and where each comes from"
+    from resolver.config import Setting
+    from resolver.config.settings import Declared
+
 COLUMNS = ("NAME", "VALUE", "FROM")
 
 
-class SettingRow(NamedTuple):
-    """One setting; ``value`` as JSON has it, durations in seconds."""
-
-    name: str
-    value: Any
-    origin: str
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``run``, and how to print."""
+    """Add the arguments of ``run``, and the output format."""
     options.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    about = "print a settings file with every setting at its default, commented out"
+    parser.add_argument("--template", action="store_true", help=about)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print them. Wrong settings are the dispatcher's: one sentence, exit code 2."""
     from resolver import config
 
+    if args.template:
+        print("\n\n".join(map(_commented, config.SETTINGS.values())))
+        return 0
     flags = options.given(args)
     settings, origins = config.load_with_origins(flags, args.config)
-    rows: Iterable[SettingRow] = (
-        SettingRow(each.name, each.value, each.origin) for each in config.described(settings, origins)
-    )
+    rows: Iterable[Setting] = config.described(settings, origins)
     of, why = "", "options were given"
     if not args.config and flags.keys() <= {"socket"}:
         of = client.socket_of(args.socket)
@@ -65,7 +63,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _of_daemon(socket_path: str) -> list[SettingRow]:
+def _of_daemon(socket_path: str) -> list[Setting]:
+    from resolver.config import Setting
+
     status = client.get_json("/v1/status", socket_path)
     with understood():
-        return [SettingRow(each["name"], each["value"], each["origin"]) for each in status["settings"]]
+        return [Setting(each["name"], each["value"], each["origin"]) for each in status["settings"]]
+
+
+def _commented(setting: Declared) -> str:
+    """Return a setting's lines in a template; the default as TOML has it."""
+    default = list(setting.default) if isinstance(setting.default, tuple) else setting.default
+    value = json.dumps(text_of(default) if setting.kind is float else default)
+    return f"# {setting.about.help}\n# {setting.name} = {value}"

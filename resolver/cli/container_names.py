@@ -1,7 +1,4 @@
-"""The names that people have for containers, and the one container that has such a name now.
-
-By the daemon's list, or without a daemon by kubelet's directory of logs: ``<namespace>_<pod>_<podUID>/<container>``.
-"""
+"""Names that people have for containers, by the daemon's list or kubelet's directory of logs."""
 
 from __future__ import annotations
 
@@ -10,10 +7,10 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver import client
-from resolver.errors import Ambiguous, NotFound, ResolverError, UsageError
+from resolver.base.errors import Ambiguous, NotFound, ResolverError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
 _NAMES = "use NAMESPACE/POD, NAMESPACE/POD/NAME, POD_UID/NAME, NAME or an id"
@@ -30,8 +27,15 @@ class Named(NamedTuple):
     name: str
     key: str
 
+    @classmethod
+    def of(cls, container: Mapping[str, Any]) -> Named:
+        """Return the names of a container as the daemon lists it."""
+        names = (container[each] or "" for each in ("namespace", "pod", "pod_uid", "container_name"))
+        namespace, pod, pod_uid, name = names
+        return cls(namespace, pod, pod_uid, name, container["container_id"] or f"{pod_uid}/{name}")
+
     def is_called(self, text: str) -> bool:
-        """Whether it is NAMESPACE/POD[/CONTAINER], CONTAINER, or a pod's UID or the start of one, with [/CONTAINER]."""
+        """Match NAMESPACE/POD[/CONTAINER], CONTAINER, or a pod's UID or the start of one, with [/CONTAINER]."""
         first, _, rest = text.partition("/")
         if text in (self.name, f"{self.namespace}/{self.pod}", f"{self.namespace}/{self.pod}/{self.name}"):
             return True
@@ -40,18 +44,13 @@ class Named(NamedTuple):
 
 
 def resolve(text: str, socket_path: str | None) -> str:
-    """What `resolver.lookup.forward.lookup` takes for a container that is called ``text``.
-
-    That is ``text`` itself for an id, for the start of one that fits, and for what is no name of a container here.
-    Raises Ambiguous with the candidates, and NotFound for NAMESPACE/POD that is not here, UsageError for
-    what can be no name.
-    """
+    """Translate a container's name into an argument of `resolver.lookup.forward.lookup`; an unknown name stays."""
     text = text.strip()
     if re.fullmatch(rf"{_UID}/[^/]+", text) or "://" in text or (is_id(text) and _by_kernel(text)):
         return text
     parts = text.split("/")
     if len(parts) > 3 or (len(parts) > 1 and "" in parts):
-        raise UsageError(f"{text!r} is no name of a container: {_NAMES}")
+        raise UsageError(f"{text!r} is not a container name: {_NAMES}")
     found = {each.key: each for each in _known(socket_path) if each.name and each.is_called(text)}
     if not found and "/" in text:
         raise NotFound(
@@ -70,12 +69,12 @@ def resolve(text: str, socket_path: str | None) -> str:
 
 
 def is_id(text: str) -> bool:
-    """Whether it looks like an id or the start of one."""
+    """Check if it looks like an id or the start of one."""
     return re.fullmatch("[0-9a-f]{6,64}", text) is not None
 
 
 def _by_kernel(text: str) -> set[str]:
-    """Ids, or the names of those that have none, of the containers that the kernel knows by this."""
+    """Return the ids (names if they have none) of the containers that the kernel knows by this name."""
     from resolver.containers.find import Wanted, find_container
     from resolver.linux.procfs import Procfs
 
@@ -91,26 +90,19 @@ def _by_kernel(text: str) -> set[str]:
 def _known(socket_path: str | None) -> Iterator[Named]:
     try:
         listed = client.get_json("/v1/containers", socket_path, seconds=1.0)["containers"]
-        yield from map(_named, listed)
+        yield from map(Named.of, listed)
     except (ResolverError, KeyError, TypeError, AttributeError):
         yield from _in_logs(socket_path)
 
 
 def _looked_in(socket_path: str | None) -> str:
-    """Where the names are from, if not from the daemon."""
+    """Return the origin of the names, if not the daemon."""
     from resolver.cli.in_force import settings_in_force
 
     in_force = settings_in_force(socket_path)
     if not in_force.origins:
         return ""
     return f" (names by {in_force.settings.pod_logs_dir}, pod_logs_dir {in_force.said_of('pod_logs_dir')})"
-
-
-def _named(container: dict[str, Any]) -> Named:
-    namespace, pod, pod_uid, name = (
-        container[each] or "" for each in ("namespace", "pod", "pod_uid", "container_name")
-    )
-    return Named(namespace=namespace, pod=pod, pod_uid=pod_uid, name=name, key=container["container_id"])
 
 
 def _in_logs(socket_path: str | None) -> Iterator[Named]:

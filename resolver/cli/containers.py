@@ -5,12 +5,11 @@ A container that shares another's PID namespace and uses neither a GPU nor HAMi 
 
 from __future__ import annotations
 
-import shutil
 import sys
 from typing import TYPE_CHECKING
 
 from resolver.cli.ask_daemon import add_socket, ask, duration, moment, understood
-from resolver.cli.show import cell, on_terminal, print_json, print_table, short_id, shorten, size
+from resolver.cli.show import on_terminal, print_json, print_table, short_id, size
 
 if TYPE_CHECKING:
     import argparse
@@ -23,30 +22,18 @@ if TYPE_CHECKING:
 
 #: A terminal leaves at least so much of a pod's name.
 _SHORTEST_POD = 12
-HELP = "list the containers of this node"
-COLUMNS = (
-    "CONTAINER",
-    "NAMESPACE",
-    "POD",
-    "NAME",
-    "POD UID",
-    "PIDNS",
-    "HOST PID",
-    "REGIONS",
-    "SINCE",
-    "CORE",
-    "MEMORY",
-)
+_NAMES = ("CONTAINER", "NAMESPACE", "POD", "NAME", "POD UID")
+COLUMNS = (*_NAMES, "PIDNS", "HOST PID", "REGIONS", "SINCE", "CORE", "MEMORY")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     add_socket(parser)
     parser.add_argument("--json", action="store_true", help="print the daemon's answer as it is")
 
 
 def _uses(tree: Tree) -> dict[str, tuple[str, str]]:
-    """By container id: use and limit of the cores and of the memory of each of its GPUs, ``!`` where it is over."""
+    """Return use and limit of cores and memory of each GPU by container id, with ``!`` above the limit."""
     found: dict[str, tuple[list[str], list[str]]] = {}
     for gpu in tree.gpus:
         for each in gpu.containers:
@@ -56,25 +43,11 @@ def _uses(tree: Tree) -> dict[str, tuple[str, str]]:
             cores.append(f"{_amount(each.utilization, '{}%'.format)}{limit}{'!' * ('core' in over)}")
             limit = "" if each.memory_limit is None else f"/{size(each.memory_limit)}"
             memory.append(f"{_amount(each.memory, size)}{limit}{'!' * ('memory' in over)}")
-    return {
-        container_id: (" ".join(cores), " ".join(memory)) for container_id, (cores, memory) in found.items()
-    }
+    return {each: (" ".join(cores), " ".join(memory)) for each, (cores, memory) in found.items()}
 
 
 def _amount(amount: Amount, text: Callable[[int], str]) -> str:
     return "?" if amount.value is None else (">" if amount.at_least else "") + text(amount.value)
-
-
-def _fitting(rows: list[Row], narrow: tuple[str, ...]) -> list[Row]:
-    """With pods' names short enough for the terminal, as far as that helps."""
-    at = COLUMNS.index("POD")
-    shown = [
-        [cell(row[column]) for column, name in enumerate(COLUMNS) if name not in narrow and column != at]
-        for row in (COLUMNS, *rows)
-    ]
-    others = [max(map(len, cells)) for cells in zip(*shown, strict=True)]
-    room = max(shutil.get_terminal_size().columns - sum(others) - 2 * len(others), _SHORTEST_POD)
-    return [(*row[:at], shorten(str(row[at]), room) if row[at] else None, *row[at + 1 :]) for row in rows]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,12 +82,10 @@ def run(args: argparse.Namespace) -> int:
         (*row, *uses.get(each["container_id"], (None, None)))
         for row, each in zip(rows, answer["containers"], strict=True)
     ]
-    rows.sort(
-        key=lambda row: tuple((not value, str(value)) for value in (*row[1:4], row[0]))
-    )  # without a name: last
+    # Those without a name come last.
+    rows.sort(key=lambda row: [(not value, str(value)) for value in (*row[1:4], row[0])])
     # A person has 80 columns, and knows a pod by its name; programs get all.
     narrow = ("POD UID", "PIDNS", "HOST PID", "REGIONS") if person else ()
-    if person:
-        rows = _fitting(rows, narrow)
-    print_table(COLUMNS, rows, right=("PIDNS", "HOST PID", "REGIONS"), without=narrow)
+    right = ("PIDNS", "HOST PID", "REGIONS")
+    print_table(COLUMNS, rows, right=right, without=narrow, shorten_to=("POD", _SHORTEST_POD))
     return 0

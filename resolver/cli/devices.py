@@ -1,7 +1,7 @@
-"""Show the node's GPUs: what they are, where they are, and whether they are well.
+"""Show the node's GPUs: identity, place and health.
 
-Needs a running daemon. With `-o device` it prints Koordinator's Device object of this node, for a server-side
-`kubectl apply`.
+Needs a running daemon. With `-o device` it prints Koordinator's Device object of this node, for a server-side `kubectl
+apply`.
 """
 
 from __future__ import annotations
@@ -12,32 +12,28 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from resolver import client
-from resolver.cli.ask_daemon import WITHOUT, add_socket, ask, duration, moment, understood
+from resolver.base.errors import CannotKnow, UsageError
+from resolver.cli.ask_daemon import add_socket, ask, duration, moment, understood
 from resolver.cli.show import on_terminal, print_json, print_table
-from resolver.errors import CannotKnow, NoDaemon, UsageError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-HELP = "show the node's GPUs and their health"
 COLUMNS = ("INDEX", "UUID", "MINOR", "MODEL", "MEMORY", "NUMA", "PCI", "MIG", "HEALTH", "REASON", "SINCE")
 #: How long the daemon is asked to wait for a change.
 _WAIT = 60
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     add_socket(parser)
     add = parser.add_argument
     add("--json", action="store_true", help="print the daemon's answer as it is")
     add("--watch", "-w", action="store_true", help="print it again when a GPU has changed, until interrupted")
     add("-o", "--output", choices=["device"], help="print the node's Device object of Koordinator instead")
-    add(
-        "--node",
-        metavar="NAME",
-        help="the node's name in Kubernetes, for -o device (default the host's name)",
-    )
+    about = "the node's name in Kubernetes, for -o device (default the host's name)"
+    add("--node", metavar="NAME", help=about)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,44 +60,31 @@ def run(args: argparse.Namespace) -> int:
 def _answers(socket_path: str | None) -> Iterator[Any]:
     where, tag = client.socket_of(socket_path), ""
     while True:
-        try:
-            answer = client.get_changed("/v1/gpus", where, tag=tag, wait=_WAIT)
-        except NoDaemon as error:
-            raise NoDaemon(f"{error}. {WITHOUT}") from None
+        answer = client.get_changed("/v1/gpus", where, tag=tag, wait=_WAIT)
         if answer is not None:
             tag, document = answer
             yield document
 
 
 def _comparable(answer: Any) -> list[tuple[Any, ...]]:
-    return [
-        (
-            gpu["device_index"],
-            gpu["uuid"],
-            gpu["minor"],
-            gpu["name"],
-            _memory(gpu["memory_total"]),
-            gpu["numa_node"],
-            gpu["pci_address"],
-            None if gpu["mig"] is None else len(gpu["mig_instances"]) if gpu["mig"] else "off",
-            _health(gpu, answer["error"]),
-            ",".join(map(_reason, gpu["illnesses"])),
-            min((each["since"] for each in gpu["illnesses"]), default=None),
-        )
-        for gpu in answer["gpus"]
-    ]
+    """Return what a table shows of each GPU; the last cell is the time since when it is ill."""
+    rows = []
+    for gpu in answer["gpus"]:
+        ill = gpu["illnesses"]
+        memory = None if gpu["memory_total"] is None else f"{gpu['memory_total'] / 2**30:.1f}GiB"
+        mig = None if gpu["mig"] is None else len(gpu["mig_instances"]) if gpu["mig"] else "off"
+        health = "unhealthy" if ill else "unknown" if answer["error"] else "healthy"
+        what = [gpu[name] for name in ("device_index", "uuid", "minor", "name")]
+        where = (memory, gpu["numa_node"], gpu["pci_address"], mig)
+        since = min((each["since"] for each in ill), default=None)
+        rows.append((*what, *where, health, ",".join(map(_reason, ill)), since))
+    return rows
 
 
 def _reason(illness: Any) -> str:
-    """With the numbers of XID errors, by which people look them up."""
+    """Format an illness, with the searchable numbers of XID errors."""
     numbers = re.findall(r"\bXID (\d+)", illness["detail"]) if illness["reason"] == "xid" else []
     return " ".join((str(illness["reason"]), *numbers))
-
-
-def _health(gpu: Any, error: str | None) -> str:
-    if gpu["illnesses"]:
-        return "unhealthy"
-    return "unknown" if error else "healthy"
 
 
 def _print(args: argparse.Namespace, answer: Any) -> None:
@@ -115,26 +98,20 @@ def _print(args: argparse.Namespace, answer: Any) -> None:
         age = duration(time.time() - answer["at"]) if answer["at"] else None
         said = f"what follows is {age} old" if age else "no GPU is known yet"
         print(f"NVML does not answer ({answer['error']}): {said}.", file=sys.stderr)
-    rows = list(_rows(_comparable(answer)))
+    person = on_terminal()
+    rows = [
+        (*cells, since and (duration(time.time() - since) if person else moment(since)))
+        for *cells, since in _comparable(answer)
+    ]
     if rows:
         # A person has 80 columns: the PCI address is in --json.
-        narrow = ("MINOR", "NUMA", "PCI") if on_terminal() else ()
+        narrow = ("MINOR", "NUMA", "PCI") if person else ()
         print_table(COLUMNS, rows, right=("INDEX", "MINOR", "MEMORY", "NUMA"), without=narrow)
     elif not answer["error"]:
         print(
             "The driver knows no GPU on this node." if answer["version"] else "NVML was not asked yet.",
             file=sys.stderr,
         )
-
-
-def _rows(compared: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    for *cells, since in compared:
-        when = duration(time.time() - since) if since and on_terminal() else since and moment(since)
-        yield *cells, when
-
-
-def _memory(total: int | None) -> str | None:
-    return None if total is None else f"{total / 2**30:.1f}GiB"
 
 
 def _device(node: str | None, answer: Any) -> Any:

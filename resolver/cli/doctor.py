@@ -10,8 +10,10 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from resolver.cli.show import on_terminal, print_json, printable, styled
-from resolver.errors import UsageError
+from resolver.base.errors import UsageError
+from resolver.base.text import printable, several
+from resolver.cli.parser import suggestion
+from resolver.cli.show import on_terminal, print_json, styled, wrapped
 
 if TYPE_CHECKING:
     import argparse
@@ -25,21 +27,15 @@ _INDENT = 9  # of what follows the state
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments, and those of the daemon, whose settings are checked."""
+    """Add the command's arguments, and the daemon's settings, which are checked."""
     from resolver.config import options
 
-    parser.add_argument(
-        "--only", action="append", metavar="CHECK", help="this check only; may be given several times"
-    )
-    parser.add_argument(
-        "--list", action="store_true", help="print the names of the checks, and what they check"
-    )
-    parser.add_argument(
-        "--verbose",
-        action="store_true",
-        help="print also what a compiler or the kernel said of it, line by line",
-    )
-    parser.add_argument("--json", action="store_true", help="print a list of objects, one for each check")
+    add = parser.add_argument
+    add("--only", action="append", metavar="CHECK", help="this check only; may be given several times")
+    add("--list", action="store_true", help="list the checks, each with its description")
+    about = "also print the output of the compiler or the kernel, line by line"
+    add("--verbose", action="store_true", help=about)
+    add("--json", action="store_true", help="print a list of objects, one for each check")
     options.add_arguments(parser)
     parser.epilog = (
         "exit status: 0 all well or warnings only, 1 something failed, 2 wrong usage, 4 nothing failed, but something\n"
@@ -48,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what each check finds; the exit code is by the worst."""
+    """Print the result of each check; the worst one decides the exit code."""
     from resolver.doctor import CHECKS
 
     if args.list:
@@ -56,11 +52,13 @@ def run(args: argparse.Namespace) -> int:
     known = {check.name: check for check in CHECKS}
     for name in args.only or ():
         if name not in known:
-            raise UsageError(f"there is no check {name!r}; there are: {', '.join(known)}")
+            raise UsageError(
+                f"there is no check {name!r}{suggestion(name, known)}; there are: {', '.join(known)}"
+            )
     checks = [check for check in CHECKS if not args.only or check.name in args.only]
     results = _examine(_node(args), checks, quiet=args.json, verbose=args.verbose)
     if args.json:
-        print_json([result._asdict() for result in results])
+        print_json(results)
     else:
         _print_summary(results)
     states = {str(result.state) for result in results}
@@ -68,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_list() -> int:
-    """The names of the checks, and what they check."""
+    """Print the checks with their descriptions."""
     from resolver.doctor import CHECKS
 
     width = max(len(check.name) for check in CHECKS)
@@ -78,7 +76,7 @@ def print_list() -> int:
 
 
 def _node(args: argparse.Namespace) -> Node:
-    """Where to look: with the settings that were given, else a running daemon's, else those it would have."""
+    """Choose the settings: given ones, else a running daemon's, else its future ones."""
     from resolver import config
     from resolver.config import options
     from resolver.doctor.node import Node
@@ -94,13 +92,13 @@ def _node(args: argparse.Namespace) -> Node:
         return node
     try:
         settings = config.load({**config.from_status(node.status), **given}, environ={})
-    except UsageError:
+    except (UsageError, LookupError, TypeError):
         return node  # a daemon of another version, whose settings are others
     return Node(settings, settings_from=f"those of the daemon that runs, PID {node.status['host_pid']}")
 
 
 def _origins(origins: dict[str, str]) -> str:
-    """Where the settings that are not the defaults come from."""
+    """Format the origins of the settings that differ from the defaults."""
     places = dict[str, list[str]]()
     for name, origin in origins.items():
         if origin != "default":
@@ -112,13 +110,10 @@ def _origins(origins: dict[str, str]) -> str:
 
 
 def _examine(node: Node, checks: Sequence[Check], *, quiet: bool, verbose: bool) -> list[Result]:
-    import shutil
-
     from resolver.doctor import Result, bounded
 
     results, width = [], max(len(check.name) for check in checks)
     drawing = not quiet and on_terminal() and os.environ.get("TERM") != "dumb"
-    columns = shutil.get_terminal_size().columns if drawing else sys.maxsize
     for check in checks:
         if drawing:
             print(f"{'...':{_INDENT}}{check.name}", end="", flush=True)
@@ -127,53 +122,28 @@ def _examine(node: Node, checks: Sequence[Check], *, quiet: bool, verbose: bool)
         if drawing:
             print("\r\x1b[K", end="")
         if not quiet:
-            _print(result, width, columns)
-            if verbose:
-                _print_detail(result)
+            _print(result, width, result.detail if verbose else "")
     return results
 
 
-def _print(result: Result, width: int, columns: int) -> None:
+def _print(result: Result, width: int, detail: str) -> None:
+    """Print a result; ``detail`` without wrapping, because a verifier's lines are in columns."""
     state = styled(f"{result.state:{_INDENT}}", _STYLES[result.state])
     indent = _INDENT + width + 2
-    first, *more = _wrapped(printable(result.found), indent, columns)
-    print(f"{state}{result.check:{width}}  {first}")
-    for line in more:
-        print(f"{'':{indent}}{line}")
+    found = wrapped(printable(result.found), indent)
+    print(f"{state}{result.check:{width}}  " + f"\n{'':{indent}}".join(found))
     for label, text in (("cause", result.cause), ("fix", result.fix)):
-        lines = [
-            line for each in text.splitlines() for line in _wrapped(printable(each), _INDENT + 8, columns)
-        ]
+        lines = [line for each in text.splitlines() for line in wrapped(printable(each), _INDENT + 8)]
         for number, line in enumerate(lines):
             print(" " * _INDENT + styled((label if number == 0 else "").ljust(8), "dim") + line)
-    sys.stdout.flush()
-
-
-def _print_detail(result: Result) -> None:
-    """Not wrapped: a verifier's lines stand in columns."""
-    for line in result.detail.splitlines():
+    for line in detail.splitlines():
         print(" " * _INDENT + styled("| ", "dim") + printable(line.expandtabs()))
     sys.stdout.flush()
 
 
-def _wrapped(text: str, indent: int, columns: int) -> list[str]:
-    """Lines that fit a terminal; into a pipe it stays one line. No command is broken within a word."""
-    room = max(24, columns - indent)
-    if len(text) <= room:
-        return [text]
-    import textwrap
-
-    return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
-
-
 def _print_summary(results: Sequence[Result]) -> None:
-    from resolver.doctor.findings import several
-
-    words = {"ok": "ok", "warning": "warnings", "unknown": "unknown", "failed": "failed"}
-    counted = {state: sum(result.state == state for result in results) for state in words}
-    said = [
-        styled(several(number, state, words[state]), _STYLES[state])
-        for state, number in counted.items()
-        if number
-    ]
+    said = []
+    for state, style in _STYLES.items():
+        if number := sum(result.state == state for result in results):
+            said.append(styled(several(number, state, "warnings" if state == "warning" else state), style))
     print(f"\n{several(len(results), 'check')}: {', '.join(said)}")

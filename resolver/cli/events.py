@@ -1,6 +1,6 @@
-"""Print what happened on this node: repairs, containers that come and go, changes of the source, of GPUs, of NVML.
+"""Print this node's events: repairs, starting and ending containers, changes of the source, of GPUs, of NVML.
 
-One event a line: when, what, and its fields. The daemon keeps the last thousand.
+One event a line: time, kind and fields. The daemon keeps the last thousand.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from resolver.base.errors import NotFound, UsageError
+from resolver.base.event_names import KINDS
+from resolver.base.text import printable
 from resolver.cli.ask_daemon import add_socket, ask, follow, moment, understood
-from resolver.cli.show import on_terminal, printable, styled
-from resolver.errors import UsageError
-from resolver.log.event_names import KINDS
+from resolver.cli.show import on_terminal, styled
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Collection
 
-HELP = "print what happened, and what happens"
 _SHOWN_BEFORE = 10
 _BAD = frozenset(
     ("conflict", "region_quarantined", "source_failed", "slot_stuck", "gpu_unhealthy", "gpu_gone")
@@ -31,27 +31,17 @@ _GOOD = frozenset(("repair", "gpu_healthy", "nvml_available"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     add_socket(parser)
-    parser.add_argument("--follow", "-f", action="store_true", help="wait for more, until interrupted")
-    parser.add_argument(
-        "--kind",
-        metavar="KIND",
-        action="append",
-        choices=list(KINDS),
-        help="only these; may be given several times",
-    )
-    parser.add_argument(
-        "--last",
-        metavar="N",
-        type=int,
-        help=f"only the last N of those that were (default all; {_SHOWN_BEFORE} with --follow)",
-    )
-    parser.add_argument("--since", metavar="TIME", help="only those of the last TIME, such as 10m or 90s")
-    parser.add_argument(
-        "--pod", metavar="POD", help="only those of a pod: NAMESPACE/POD, a pod's UID or the start of one"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    add = parser.add_argument
+    add("--follow", "-f", action="store_true", help="wait for more, until interrupted")
+    about = "only these; may be given several times"
+    add("--kind", metavar="KIND", action="append", choices=list(KINDS), help=about)
+    about = f"only the last N of those that were (default all; {_SHOWN_BEFORE} with --follow)"
+    add("--last", metavar="N", type=int, help=about)
+    add("--since", metavar="TIME", help="only those of the last TIME, such as 10m or 90s")
+    add("--pod", metavar="POD", help="only those of a pod: NAMESPACE/POD, a pod's UID or the start of one")
+    add("--json", action="store_true", help="one JSON object a line")
     parser.epilog = "kinds of events:\n" + "\n".join(f"  {kind:20} {text}" for kind, text in KINDS.items())
 
 
@@ -70,6 +60,10 @@ def run(args: argparse.Namespace) -> int:
     with understood():
         about = _About.of(args, kept)
         lines = [about.line(event) for event in kept["events"] if about.wants(event)]
+        if args.pod and not args.follow and not lines and not about.knows(args.pod):
+            raise NotFound(
+                f"no pod here is or was called {args.pod!r}: resolver containers lists those that run"
+            )
         number = kept["events"][-1]["number"] if kept["events"] else 0
         last_id = f"{int(status['started_at'])}-{number}" if status is not None else ""
     for line in lines if last is None else lines[max(0, len(lines) - last) :]:
@@ -86,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _About:
-    """Which events are wanted, how they are shown, and whose they are: pods by their UIDs."""
+    """Selection and format of events, with pod names by UID."""
 
     def __init__(self, kinds: Collection[str], oldest: float, pod: str, *, as_json: bool) -> None:
         self._kinds, self._oldest, self._pod, self._as_json = kinds, oldest, pod, as_json
@@ -95,7 +89,7 @@ class _About:
 
     @classmethod
     def of(cls, args: argparse.Namespace, kept: dict[str, Any]) -> _About:
-        """For this command line; ``kept`` is the daemon's answer."""
+        """Build it from the command line; ``kept`` is the daemon's answer."""
         oldest = kept["at"] - _seconds(args.since) if args.since else 0.0
         about = cls(args.kind or (), oldest, args.pod or "", as_json=args.json)
         if args.pod or about._compact:
@@ -106,13 +100,18 @@ class _About:
         return about
 
     def learn(self, event: dict[str, Any]) -> None:
-        """A pod's name, where an event has it."""
+        """Remember the pod of an event, with its name if the event has it."""
         fields = event["fields"]
-        if fields.get("pod_uid") and fields.get("pod"):
-            self._pods[fields["pod_uid"]] = f"{fields['namespace']}/{fields['pod']}"
+        if uid := fields.get("pod_uid"):
+            name = f"{fields['namespace']}/{fields['pod']}" if fields.get("pod") else ""
+            self._pods[uid] = name or self._pods.get(uid, "")
+
+    def knows(self, pod: str) -> bool:
+        """Check if a pod of that name, or with a UID that begins so, runs or has an event."""
+        return any(pod == name or uid.startswith(pod) for uid, name in self._pods.items())
 
     def wants(self, event: dict[str, Any]) -> bool:
-        """Whether it is shown."""
+        """Check if an event is selected."""
         if (self._kinds and event["kind"] not in self._kinds) or event["at"] < self._oldest:
             return False
         uid = _pod_uid(event["fields"])
@@ -122,7 +121,7 @@ class _About:
         )
 
     def line(self, event: dict[str, Any]) -> str:
-        """As it is printed."""
+        """Format an event."""
         if self._as_json:
             return json.dumps({name: event[name] for name in ("number", "at", "kind", "fields")})
         kind = printable(event["kind"])
@@ -136,7 +135,7 @@ class _About:
         return f"{moment(event['at'])}  {styled(kind.ljust(18), color)}  {fields}".rstrip()
 
     def _short(self, event: dict[str, Any], kind: str, color: str) -> str:
-        """For a terminal: names in the place of ids, broken where the line ends."""
+        """Format it for a terminal: names instead of ids, broken at the line's end."""
         fields, uid = event["fields"], _pod_uid(event["fields"])
         name = fields.get("container_name") or str(fields.get("container", "")).partition("_")[2]
         whose = "/".join(filter(None, (self._pods.get(uid) or uid[:8], name)))
@@ -153,7 +152,7 @@ class _About:
 
 
 def _pod_uid(fields: dict[str, Any]) -> str:
-    """Of the pod that an event is about; empty if it is about none, or does not say."""
+    """Return the UID of the event's pod; empty without one."""
     return fields.get("pod_uid") or str(fields.get("container", "")).partition("_")[0]
 
 
@@ -168,7 +167,7 @@ def _seconds(text: str) -> float:
 
 
 def _value(value: Any) -> str:
-    """Bare where it is one plain word, else as JSON has it."""
+    """Format a value: bare if it is one plain word, else as JSON."""
     text = value if isinstance(value, str) else json.dumps(value)
     plain = (
         isinstance(value, str) and text.isascii() and text.isprintable() and not set(text) & set(" \"'=\\")

@@ -1,44 +1,40 @@
-"""Explain one pod: the chain from its processes to the number that HAMi reports, where it breaks, and what to do.
+"""Explain one pod: the chain from its processes to the number that HAMi reports, where it breaks, and the fix.
 
-The links: processes, PID namespace, the map of PIDs, HAMi's cache file, the driver; of each slot its process, hostpid,
-NVML's sample, and the value; at last what HAMi's monitor makes of it. Asks the daemon; where none answers, root gets
-the same from a read-only check of the node.
+The links: processes, PID namespace, the map of PIDs, HAMi's cache file, the driver; for each slot its process, hostpid,
+NVML's sample, and the value; at last the sum of HAMi's monitor. Asks the daemon; if none answers, root gets the same
+from a read-only check of the node.
 
-CONTAINER is NAMESPACE/POD[/NAME], the start of a pod's UID, POD_UID/NAME, NAME, or an id or its start. Of a pod
-every container is explained.
+CONTAINER is NAMESPACE/POD[/NAME], the start of a pod's UID, POD_UID/NAME, NAME, or an id or its start. Of a pod every
+container is explained.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import sys
-import textwrap
 import time
 from typing import TYPE_CHECKING, Any
 
-from resolver.cli.ask_daemon import add_config, add_socket, duration, understood
+from resolver.base.errors import Ambiguous, NotFound
+from resolver.base.text import printable
+from resolver.cli.ask_daemon import add_config, add_socket, ambiguous, duration, understood
 from resolver.cli.container_names import Named, is_id
-from resolver.cli.show import NONE, on_terminal, print_json, printable, styled
-from resolver.errors import Ambiguous, NotFound
+from resolver.cli.show import NONE, print_json, styled, wrapped
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
     from resolver.cli._explain.chain import Explained, Link, SlotOwner
-    from resolver.cli._explain.known import Known
+    from resolver.cli.documents import Documents
 
-HELP = "explain why a pod's utilization is what it is: the chain, and where it breaks"
-EXIT_BREAKS, EXIT_AMBIGUOUS, EXIT_UNKNOWN = 1, 3, 4
-_WIDTH = 80
+EXIT_BREAKS, EXIT_UNKNOWN = 1, 4
 _STYLES = {"ok": "green", "soon": "yellow", "unknown": "yellow", "breaks": "red", "after": "dim"}
 #: A line of a link: two blanks, its state, its name, what was found.
 _STATE, _NAME = 9, 12
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument(
         "cid",
         metavar="CONTAINER",
@@ -56,19 +52,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Explain; errors but ambiguity are the dispatcher's."""
     from resolver.cli._explain.chain import LinkState, explain
-    from resolver.cli._explain.known import processes_in, read
+    from resolver.cli._explain.known import read
 
     known = read(args.socket, args.config)
     with understood():
         try:
             chosen = _chosen(known, args.cid)
         except Ambiguous as error:
-            print(f"resolver explain: {error}", *error.candidates, sep="\n  ", file=sys.stderr)
-            return EXIT_AMBIGUOUS
-        explained = [
-            explain(known, each, processes_in(each["container_id"]) if each["container_id"] else None)
-            for each in chosen
-        ]
+            return ambiguous("explain", error)
+        explained = [explain(known, each) for each in chosen]
         if args.json:
             print_json(_document(known, explained))
         else:
@@ -79,14 +71,15 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_UNKNOWN if LinkState.UNKNOWN in states else 0
 
 
-def _chosen(known: Known, text: str) -> list[dict[str, Any]]:
-    """The containers that are called so: one, or all of one pod."""
+def _chosen(known: Documents, text: str) -> list[dict[str, Any]]:
+    """Return the containers with this name: one, or all of one pod."""
     text = text.strip().rpartition("://")[2]
-    candidates = {_key(each): each for each in (*known.containers, *_without_processes(known))}
+    every = (*known.containers, *_without_processes(known))
+    candidates = {Named.of(each).key: each for each in every}
     found = {
         key: each
         for key, each in candidates.items()
-        if (is_id(text) and (each["container_id"] or "").startswith(text)) or _named(each).is_called(text)
+        if (is_id(text) and (each["container_id"] or "").startswith(text)) or Named.of(each).is_called(text)
     }
     if not found:
         by = f" (read without a daemon: {known.no_daemon.partition('. ')[0]})" if known.no_daemon else ""
@@ -103,15 +96,8 @@ def _chosen(known: Known, text: str) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda each: each["container_name"] or "")
 
 
-def _named(container: dict[str, Any]) -> Named:
-    namespace, pod, pod_uid, name = (
-        container[each] or "" for each in ("namespace", "pod", "pod_uid", "container_name")
-    )
-    return Named(namespace=namespace, pod=pod, pod_uid=pod_uid, name=name, key=_key(container))
-
-
-def _without_processes(known: Known) -> Iterator[dict[str, Any]]:
-    """Containers of which no more than a cache file is known, or one that is ignored."""
+def _without_processes(known: Documents) -> Iterator[dict[str, Any]]:
+    """Yield containers known only by a cache file, used or ignored."""
     names = {each["pod_uid"]: (each["namespace"], each["pod"]) for each in known.containers}
     listed = {(each["pod_uid"], each["container_name"]) for each in known.containers}
     places = [(each["pod_uid"], each["container_name"]) for each in known.regions if not each["container_id"]]
@@ -122,20 +108,9 @@ def _without_processes(known: Known) -> Iterator[dict[str, Any]]:
     for pod_uid, name in dict.fromkeys(places):
         if pod_uid and name and (pod_uid, name) not in listed:
             namespace, pod = names.get(pod_uid, (None, None))
-            yield {
-                "container_id": None,
-                "pod_uid": pod_uid,
-                "container_name": name,
-                "namespace": namespace,
-                "pod": pod,
-                "runtime": None,
-                "pidns": None,
-                "init_host_pid": None,
-            }
-
-
-def _key(container: dict[str, Any]) -> str:
-    return container["container_id"] or f"{container['pod_uid']}/{container['container_name']}"
+            unknown = dict.fromkeys(("container_id", "runtime", "pidns", "init_host_pid"))
+            known_names = {"pod_uid": pod_uid, "container_name": name, "namespace": namespace, "pod": pod}
+            yield unknown | known_names
 
 
 def _title(container: dict[str, Any]) -> str:
@@ -143,56 +118,38 @@ def _title(container: dict[str, Any]) -> str:
     return printable("/".join(filter(None, parts))) or NONE
 
 
-# ---- as JSON ------------------------------------------------------------------------------------------------------
-
-
-def _document(known: Known, explained: list[Explained]) -> dict[str, Any]:
-    return {
-        "at": known.status["at"],
-        "no_daemon": known.no_daemon or None,
-        "containers": [_container_document(each) for each in explained],
-    }
-
-
-def _container_document(each: Explained) -> dict[str, Any]:
+def _document(known: Documents, explained: list[Explained]) -> dict[str, Any]:
+    """Return the object for programs; ``breaks`` is the first broken link, with its owner's PID."""
     from resolver.cli._explain.chain import LinkState
 
-    broken = each.worst(LinkState.BREAKS)
-    fields = each._asdict()
-    fields["links"] = [link._asdict() for link in each.links]
-    fields["owners"] = [
-        owner._asdict() | {"links": [link._asdict() for link in owner.links]} for owner in each.owners
-    ]
-    fields["end"] = each.end._asdict()
-    fields["reported"] = [device._asdict() for device in each.reported]
-    fields["breaks"] = broken and {"ns_pid": broken[0] and broken[0].ns_pid, **broken[1]._asdict()}
-    return fields
+    containers = []
+    for each in explained:
+        broken = each.worst(LinkState.BREAKS)
+        breaks = broken and {"ns_pid": broken[0] and broken[0].ns_pid, **broken[1]._asdict()}
+        containers.append({**each._asdict(), "breaks": breaks})
+    return {"at": known.status["at"], "no_daemon": known.no_daemon or None, "containers": containers}
 
 
-# ---- for people ---------------------------------------------------------------------------------------------------
-
-
-def _print(known: Known, explained: list[Explained]) -> None:
-    columns = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns) if on_terminal() else _WIDTH
+def _print(known: Documents, explained: list[Explained]) -> None:
     own = f"Read without a daemon, which writes nothing: {known.no_daemon}"
     daemons = f"By the daemon, {duration(time.time() - known.status['at'])} ago"
-    _wrapped(own if known.no_daemon else daemons, columns)
+    _say(own if known.no_daemon else daemons)
     if known.settings_by:
-        _wrapped(f"Settings: {known.settings_by}", columns)
+        _say(f"Settings: {known.settings_by}")
     for each in explained:
         print()
         which = f", {each.runtime or 'container'} {each.container_id[:12]}" if each.container_id else ""
-        _wrapped(f"{_title(each._asdict())}{which}", columns, style="bold")
+        _say(f"{_title(each._asdict())}{which}", "bold")
         for link in each.links:
-            _print_link(link, columns)
+            _print_link(link)
         for owner in each.owners:
             print(styled(_owner(owner), "bold"))
             for link in owner.links:
-                _print_link(link, columns)
+                _print_link(link)
         print(styled("at last", "bold"))
-        _print_link(each.end, columns)
+        _print_link(each.end)
         print()
-        _wrapped(_verdict(each), columns)
+        _say(_verdict(each))
 
 
 def _owner(owner: SlotOwner) -> str:
@@ -202,17 +159,17 @@ def _owner(owner: SlotOwner) -> str:
     return f"{inside}{outside}{comm}"
 
 
-def _print_link(link: Link, columns: int) -> None:
+def _print_link(link: Link) -> None:
     state = "-" if link.state == "after" else "BREAKS" if link.state == "breaks" else str(link.state)
     head = f"  {styled(state.ljust(_STATE), _STYLES[link.state])}{link.name.ljust(_NAME)}"
-    found = f"{link.found}: {link.reason}" if link.reason else link.found
     indent = 2 + _STATE + _NAME
-    for number, line in enumerate(_lines(found, columns - indent)):
-        print((head if number == 0 else " " * indent) + line)
-    if link.state in ("ok", "after"):
-        return
-    for label, text in (("cause", link.cause), ("fix", link.fix)):
-        for number, line in enumerate(_lines(text, columns - indent - 7) if text else ()):
+    found = wrapped(printable(f"{link.found}: {link.reason}" if link.reason else link.found), indent)
+    print(head + f"\n{'':{indent}}".join(found))
+    for label, text in (
+        (("cause", link.cause), ("fix", link.fix)) if link.state not in ("ok", "after") else ()
+    ):
+        lines = wrapped(printable(text), indent + 7) if text else []
+        for number, line in enumerate(lines):
             print(" " * indent + styled((label if number == 0 else "").ljust(7), "dim") + line)
 
 
@@ -230,13 +187,9 @@ def _verdict(each: Explained) -> str:
             whose = f" of PID {owner.ns_pid}" if owner and owner.ns_pid is not None else ""
             reason = f" ({link.reason})" if link.reason else ""
             return f'{begin} at "{link.name}"{whose}{reason}.'
-    return "The chain holds: what HAMi's monitor reports is what NVML measures."
+    return "The chain holds: HAMi's monitors of every version report NVML's values."
 
 
-def _lines(text: str, room: int) -> list[str]:
-    return textwrap.wrap(printable(text), max(24, room), break_on_hyphens=False) or [""]
-
-
-def _wrapped(text: str, columns: int, style: str = "") -> None:
-    for line in _lines(text, columns):
+def _say(text: str, style: str = "") -> None:
+    for line in wrapped(printable(text)):
         print(styled(line, style))

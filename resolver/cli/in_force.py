@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver import client, config
-from resolver.errors import ResolverError, UsageError
+from resolver.base.errors import ResolverError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,15 +23,12 @@ class InForce(NamedTuple):
     whose: str
 
     def said_of(self, name: str) -> str:
-        """In words: ``of the daemon at ...``, or ``by file ... (no daemon answers at ...)``."""
+        """Return the origin in words: ``of the daemon at ...``, or ``by file ... (no daemon answers at ...)``."""
         return f"by {self.origins[name]} ({self.whose})" if self.origins else f"of {self.whose}"
 
 
 def settings_in_force(socket_path: str | None, file: str | None = None) -> InForce:
-    """A daemon of another version may have settings that this one doesn't know: then they are not its.
-
-    ``file`` was given by name, and so goes first. Raises `UsageError` where the environment or the file is wrong.
-    """
+    """Return the settings of ``file``, else the daemon's, else those of file and environment."""
     if file:
         return InForce(*config.load_with_origins(file=file), f"--config {file}")
     where = client.socket_of(socket_path)

@@ -7,11 +7,10 @@ container fits. PID is a number of the container's own PID namespace.
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 
 from resolver import client
-from resolver.errors import Ambiguous, CannotKnow, NotFound
+from resolver.base.errors import Ambiguous, CannotKnow, NotFound
 
 TYPE_CHECKING = False  # as typing's: neither it nor argparse nor re is loaded for the plain question
 if TYPE_CHECKING:
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
     Arguments = argparse.Namespace | SimpleNamespace
 
-HELP = "print the host PID of a PID inside a container"
-EXIT_AMBIGUOUS = 3
 #: A daemon that takes longer is not waited for: the kernel knows as well.
 _SECONDS = 0.1
 #: Where only the daemon can answer.
@@ -32,21 +29,15 @@ _SCHEME = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
-    parser.add_argument(
-        "cid", metavar="CONTAINER", help="id, start of an id, NAMESPACE/POD[/NAME], POD_UID[/NAME] or NAME"
-    )
-    parser.add_argument("ns_pid", metavar="PID", type=int, help="the PID as the container sees it")
-    parser.add_argument(
-        "--pidns",
-        metavar="INODE",
-        type=int,
-        help="PID is one of this (nested) PID namespace of the container",
-    )
-    parser.add_argument(
-        "--socket", metavar="PATH", help="where a running daemon answers (or RESOLVER_SOCKET)"
-    )
-    parser.add_argument("--json", action="store_true", help="print all that is known about the process")
+    """Add the command's arguments."""
+    add = parser.add_argument
+    about = "id, start of an id, NAMESPACE/POD[/NAME], POD_UID[/NAME] or NAME"
+    add("cid", metavar="CONTAINER", help=about)
+    add("ns_pid", metavar="PID", type=int, help="the PID as the container sees it")
+    about = "PID is one of this (nested) PID namespace of the container"
+    add("--pidns", metavar="INODE", type=int, help=about)
+    add("--socket", metavar="PATH", help="where a running daemon answers (or RESOLVER_SOCKET)")
+    add("--json", action="store_true", help="print all that is known about the process")
     parser.epilog = (
         "exit status: 0 found, 1 not found, 2 wrong usage, 3 ambiguous (the candidates are on standard\n"
         "error), 4 cannot know (what is missing, and how to give it, is on standard error)"
@@ -54,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parsed(words: list[str]) -> SimpleNamespace | None:
-    """CONTAINER PID [--json] [--socket PATH], spelt out, as argparse has it; None for all that is left to argparse."""
+    """Parse CONTAINER PID [--json] [--socket PATH] in full spelling; return None to leave the rest to argparse."""
     args, names, left = SimpleNamespace(pidns=None, socket=None, json=False), [], iter(words)
     for word in left:
         if word == "--json":
@@ -74,7 +65,7 @@ def parsed(words: list[str]) -> SimpleNamespace | None:
 
 
 def _id_in(text: str) -> str:
-    """The id, or the start of one, without its scheme; empty if it is no id."""
+    """Return the id, or the start of one, without its scheme; empty for anything else."""
     scheme, mark, bare = text.rpartition("://")
     if mark and not (scheme and _SCHEME.issuperset(scheme)):
         return ""
@@ -90,69 +81,18 @@ def run(args: Arguments) -> int:
             args.cid = resolve(args.cid, args.socket)
         print(_answer(args))
     except Ambiguous as error:
-        print(f"resolver lookup: {error}", *error.candidates, sep="\n  ", file=sys.stderr)
-        return EXIT_AMBIGUOUS
+        from resolver.cli.ask_daemon import ambiguous
+
+        return ambiguous("lookup", error)
     except OSError as error:  # out of descriptors or memory: no answer, and not the answer that there is none
         raise CannotKnow(f"the kernel refused: {error}") from error
     return 0
 
 
 def _answer(args: Arguments) -> str:
-    """The daemon's if it has one at once, the kernel's otherwise."""
-    asked = _put_to_daemon(args)
-    if asked is not None:
-        with asked:
-            try:
-                answer = _from_daemon(asked, args, _SECONDS)
-            except TimeoutError:
-                return _first_answer(asked, args)
-        if answer is not None:
-            return answer
-    return _in_words(_by_id_or_name(args), args)
-
-
-def _first_answer(asked: client.Asked, args: Arguments) -> str:
-    """The daemon is late: the kernel is asked beside it, and the first answer counts, of two at once the kernel's.
-
-    Its owner goes to standard error. What the kernel hides from this user, the daemon may still answer.
-    """
-    import threading
-    import time
-    from contextlib import suppress
-
-    answers: list[dict[str, Any] | Exception] = []
-
-    def look() -> None:
-        try:
-            answers.append(_by_kernel(args))
-        except CannotKnow as error:
-            answers.append(error)
-            return
-        except Exception as error:  # noqa: BLE001 - raised where it is waited for
-            answers.append(error)
-        with suppress(OSError):
-            asked.hang_up()
-
-    began, kernel = time.monotonic(), threading.Thread(target=look, daemon=True)
-    try:
-        kernel.start()
-    except RuntimeError:  # the node has no thread left
-        return _in_words(_by_ourselves(args), args)
-    try:
-        answer = _from_daemon(asked, args, _PATIENCE)
-    except TimeoutError:
-        answer = None
-    if answer is not None and (not answers or isinstance(answers[0], CannotKnow)):
-        waited = _SECONDS + time.monotonic() - began
-        print(f"resolver lookup: the daemon was late, its answer took {waited:.1f} s", file=sys.stderr)
-        return answer
-    kernel.join()
-    print(
-        f"resolver lookup: the daemon does not answer within {_SECONDS:g} s, the kernel does", file=sys.stderr
-    )
-    if isinstance(answers[0], Exception):
-        raise answers[0]
-    return _in_words(answers[0], args)
+    """Return the daemon's answer if it comes at once, else the kernel's."""
+    answer = _from_daemon(args)
+    return answer if answer is not None else _in_words(_by_id_or_name(args), args)
 
 
 def _in_words(found: dict[str, Any], args: Arguments) -> str:
@@ -164,7 +104,7 @@ def _in_words(found: dict[str, Any], args: Arguments) -> str:
 
 
 def _by_id_or_name(args: Arguments) -> dict[str, Any]:
-    """What looks like the start of an id may be that of a pod's UID: only if no id begins with it."""
+    """Look up an id first, and then the start of a pod's UID that looks like one."""
     try:
         return _by_ourselves(args)
     except NotFound:
@@ -186,16 +126,13 @@ def _by_kernel(args: Arguments) -> dict[str, Any]:
 
 
 def _by_ourselves(args: Arguments) -> dict[str, Any]:
-    """What the kernel says. Who may not see it asks a daemon that lets its group know, whatever the name."""
+    """Ask the kernel. Users without the right to see it ask the daemon, if their group may."""
     try:
         return _by_kernel(args)
     except CannotKnow:
-        from urllib.parse import quote
-
-        query = f"container={quote(args.cid)}&pid={args.ns_pid}"
-        query += f"&pidns={args.pidns}" if args.pidns is not None else ""
+        asked, seconds = (args.cid, args.ns_pid), _PATIENCE
         try:
-            found: dict[str, Any] = client.get_json(f"/v1/lookup?{query}", args.socket, seconds=_PATIENCE)
+            found = client.look_up(*asked, pidns=args.pidns, socket_path=args.socket, seconds=seconds)
         except CannotKnow:
             found = {}
         if type(found.get("host_pid")) is not int:
@@ -203,24 +140,21 @@ def _by_ourselves(args: Arguments) -> dict[str, Any]:
         return found
 
 
-def _put_to_daemon(args: Arguments) -> client.Asked | None:
-    """A running daemon is asked for full ids only: checking that a prefix is unique means reading every container."""
+def _from_daemon(args: Arguments) -> str | None:
+    """Return the daemon's answer; None if the kernel has to be asked.
+
+    This takes a full id: checking that a prefix is unique means reading every container. A malformed answer, or
+    one about another process, counts as none.
+    """
     container_id = _id_in(args.cid)
     if len(container_id) < _FULL_ID or args.pidns is not None or args.ns_pid < 1:
         return None
-    return client.put(
+    answer = client.get(
         f"/v1/lookup?container={container_id}&pid={args.ns_pid}",
         socket_path=client.socket_of(args.socket),
         accept="application/json" if args.json else "text/plain",
+        seconds=_SECONDS,
     )
-
-
-def _from_daemon(asked: client.Asked, args: Arguments, seconds: float) -> str | None:
-    """What the daemon knows; None if the kernel has to be asked all the same. TimeoutError: nothing yet.
-
-    An answer that does not look like one, or is about something else, is none.
-    """
-    answer = asked.answer(seconds)
     if answer is None or answer[0] != 200:
         return None
     if not args.json:
@@ -234,4 +168,4 @@ def _from_daemon(asked: client.Asked, args: Arguments, seconds: float) -> str | 
         about, host_pid = (found["container_id"], found["container_pid"]), found["host_pid"]
     except (ValueError, KeyError, TypeError):
         return None
-    return answer[1].rstrip() if about == (_id_in(args.cid), args.ns_pid) and type(host_pid) is int else None
+    return answer[1].rstrip() if about == (container_id, args.ns_pid) and type(host_pid) is int else None

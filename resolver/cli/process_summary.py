@@ -1,14 +1,11 @@
-"""What a person asks about a process beside its numbers: whose it is, what it runs, since when, and what it costs."""
+"""Facts for people about a process: user, command, start and cost."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-_T = TypeVar("_T")
+_ATTRIBUTES = ("username", "cmdline", "cpu_times", "memory_info", "create_time")
 _MOST_SHOWN = 300  # characters of a command line: a tenant may make it megabytes long
 
 
@@ -22,7 +19,7 @@ class ProcessSummary(NamedTuple):
     started_at: float | None = None
 
     def in_a_line(self) -> str:
-        """What is known, for people."""
+        """Return the known facts in one line."""
         from resolver.cli.ask_daemon import duration, moment
         from resolver.cli.show import size
 
@@ -37,7 +34,7 @@ class ProcessSummary(NamedTuple):
 
     @property
     def command(self) -> str | None:
-        """The command line for people: cut, with blanks between its words."""
+        """Return the shortened command line, with blanks between its words."""
         if self.command_line is None:
             return None
         text = " ".join(self.command_line)
@@ -45,35 +42,26 @@ class ProcessSummary(NamedTuple):
 
 
 def facts_of(host_pid: int, start_time: int | None = None) -> ProcessSummary:
-    """Of the process that has this PID; with ``start_time`` (ticks since boot) of that process and no later one."""
+    """Read the facts of the process with this PID; with ``start_time`` (ticks since boot) of no later one."""
     import psutil  # for people only: it takes longer to load than most commands to run
 
-    from resolver.errors import AccessDenied, ProcessGone
+    from resolver.base.errors import AccessDenied, ProcessGone
     from resolver.linux.procfs import HOST_PIDNS, Procfs
-
-    def known(ask: Callable[[], _T]) -> _T | None:
-        try:
-            return ask()
-        except psutil.AccessDenied:
-            return None
 
     try:
         if os.stat("/proc/self/ns/pid").st_ino != HOST_PIDNS:  # the PID is another process's here
             return ProcessSummary()
-        process = psutil.Process(host_pid)
-        with process.oneshot():
-            used = known(process.cpu_times)
-            memory = known(process.memory_info)
-            facts = ProcessSummary(
-                user=known(process.username),
-                command_line=tuple(line) if (line := known(process.cmdline)) else None,
-                cpu_seconds=used.user + used.system if used else None,
-                memory=memory.rss if memory else None,
-                started_at=known(process.create_time),
-            )
+        known = psutil.Process(host_pid).as_dict(_ATTRIBUTES, ad_value=None)
         # Last: the PID was this process's during every read above.
         if start_time is not None and Procfs().start_time(host_pid) != start_time:
             return ProcessSummary()
     except (psutil.NoSuchProcess, ProcessGone, AccessDenied, OSError):
         return ProcessSummary()
-    return facts
+    used, memory, line = known["cpu_times"], known["memory_info"], known["cmdline"]
+    return ProcessSummary(
+        user=known["username"],
+        command_line=tuple(line) if line else None,
+        cpu_seconds=used.user + used.system if used else None,
+        memory=memory.rss if memory else None,
+        started_at=known["create_time"],
+    )

@@ -1,7 +1,7 @@
 """Keep this node's Device object of Koordinator in the Kubernetes API server, and post an event when a GPU falls ill.
 
-A process of its own beside the daemon, whose socket it reads: the daemon has no credentials. It writes when something
-has changed, and nothing by the clock. It needs the extra `kubernetes` (pip install 'hami-resolver[kubernetes]').
+A separate process that reads the daemon's socket: the daemon has no credentials. It writes changes only. It needs the
+extra `kubernetes` (pip install 'hami-resolver[kubernetes]').
 """
 
 from __future__ import annotations
@@ -9,45 +9,31 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from resolver.errors import UsageError
+from resolver.base.errors import UsageError
+from resolver.cli.ask_daemon import add_socket
 
 if TYPE_CHECKING:
     import argparse
 
-HELP = "keep the node's GPUs in the API server, for schedulers"
 _ADDRESS = ":9396"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     add = parser.add_argument
-    add(
-        "--node",
-        metavar="NAME",
-        help="the node's name in Kubernetes (or RESOLVER_NODE; default the host's name)",
-    )
-    add("--socket", metavar="PATH", help="where the daemon answers (or RESOLVER_SOCKET)")
+    about = "the node's name in Kubernetes (or RESOLVER_NODE; default the host's name)"
+    add("--node", metavar="NAME", help=about)
+    add_socket(parser)
     add("--api-server", metavar="URL", help="where the API server is (default that of the pod's cluster)")
     add("--service-account", metavar="DIR", help="where token and ca.crt are (default that of the pod)")
-    add(
-        "--metrics-addr",
-        metavar="HOST:PORT",
-        help=f"where Prometheus finds /metrics (or RESOLVER_REPORT_METRICS_ADDR; default {_ADDRESS}); off: not served",
-    )
-    add(
-        "--spread",
-        metavar="TIME",
-        default="10s",
-        help="over which nodes that start at once spread (default 10s)",
-    )
+    about = "where Prometheus finds /metrics (or RESOLVER_REPORT_METRICS_ADDR; default "
+    add("--metrics-addr", metavar="HOST:PORT", help=f"{about}{_ADDRESS}); off: not served")
+    about = "over which nodes that start at once spread (default 10s)"
+    add("--spread", metavar="TIME", default="10s", help=about)
     add("--node-condition", action="store_true", help="keep the node's condition GPUUnhealthy as well")
     add("--log-format", choices=["auto", "json", "console"], default="auto", help="how log lines look")
-    add(
-        "--log-level",
-        choices=["debug", "info", "warning", "error"],
-        default="info",
-        help="the least important lines that are shown (default info)",
-    )
+    about = "the least important lines that are shown (default info)"
+    add("--log-level", choices=["debug", "info", "warning", "error"], default="info", help=about)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,11 +62,11 @@ async def _report(args: argparse.Namespace, spread: float, address: tuple[str, i
     import signal
 
     from resolver import __version__, client
+    from resolver.base.journal import Journal, setup_logging
     from resolver.kube.apiserver import ACCOUNT_DIR, ApiServer, in_cluster
     from resolver.kube.inventory_socket import InventorySocket
     from resolver.kube.reporter import Plan, Reporter
     from resolver.kube.tally import ReporterPage, Tally
-    from resolver.log.journal import Journal, setup_logging
     from resolver.serve import pages
 
     setup_logging(args.log_format, args.log_level)

@@ -1,6 +1,6 @@
-"""Print whose process a host PID is: the container, the pod, and its number in every PID namespace.
+"""Print the container and pod of a host PID, and its number in every PID namespace.
 
-Needs no running daemon. The id of a thread is taken for its process, and that is said on standard error.
+Needs no running daemon. A thread's id stands for its process, as standard error then says.
 """
 
 from __future__ import annotations
@@ -9,29 +9,24 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from resolver.base.errors import CannotKnow
 from resolver.cli import EXIT_CANNOT_KNOW
 from resolver.cli.ask_daemon import add_config, add_socket, duration, moment
 from resolver.cli.process_summary import facts_of
 from resolver.cli.show import NONE, print_json, print_pairs
-from resolver.errors import CannotKnow
 
 if TYPE_CHECKING:
     import argparse
 
     from resolver.cli.process_summary import ProcessSummary
-    from resolver.lookup.reverse import Reversed
-
-HELP = "print the container and the PIDs of a host PID"
+    from resolver.lookup.reverse import ReversedProcess
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument("host_pid", metavar="HOST_PID", type=int, help="the PID as the host sees it")
-    parser.add_argument(
-        "--pod-logs-dir",
-        metavar="DIR",
-        help="kubelet's directory of logs, from which pods' names are read (default: the setting pod_logs_dir)",
-    )
+    about = "kubelet's directory of logs, from which pods' names are read (default: the setting pod_logs_dir)"
+    parser.add_argument("--pod-logs-dir", metavar="DIR", help=about)
     add_socket(parser)
     add_config(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -43,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print it; errors are the dispatcher's."""
+    import msgspec
+
     from resolver.containers.pod_names import PodNames
     from resolver.linux.procfs import Procfs
     from resolver.lookup.reverse import reverse
@@ -59,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise CannotKnow(f"the kernel refused: {error}") from error
     facts = facts_of(found.host_pid, found.start_time)
     if args.json:
-        print_json({**found.document(), **facts._asdict()})
+        print_json({**msgspec.to_builtins(found), **facts._asdict()})
     else:
         _print(found, facts)
     if origin and found.container_id is not None:
@@ -79,21 +76,20 @@ def _say(text: str) -> None:
     print(f"resolver reverse: {text}", file=sys.stderr)
 
 
-def _print(found: Reversed, facts: ProcessSummary) -> None:
-    shown = {
+def _print(found: ReversedProcess, facts: ProcessSummary) -> None:
+    values = {name: getattr(found, name) for name in found.__struct_fields__}
+    levels = values.pop("levels")
+    for name in ("tid", "no_container"):
+        if values[name] is None:
+            del values[name]
+    cpu, memory = facts.cpu_seconds, facts.memory
+    values |= {
+        "ns_pids": " ".join(str(level.ns_pid) for level in levels),
+        "pidns": " ".join(str(level.pidns or NONE) for level in levels),
         "user": facts.user,
         "command": facts.command,
         "started": moment(facts.started_at) if facts.started_at else None,
-        "cpu": f"{duration(facts.cpu_seconds)}" if facts.cpu_seconds is not None else None,
-        "memory": f"{facts.memory / 2**20:.1f} MiB" if facts.memory is not None else None,
+        "cpu": None if cpu is None else duration(cpu),
+        "memory": None if memory is None else f"{memory / 2**20:.1f} MiB",
     }
-    levels = {
-        "ns_pids": " ".join(str(level.ns_pid) for level in found.levels),
-        "pidns": " ".join(str(level.pidns or NONE) for level in found.levels),
-    }
-    values = {name: value for name, value in found._asdict().items() if name != "levels"} | levels | shown
-    if found.tid is None:
-        del values["tid"]
-    if found.no_container is None:
-        del values["no_container"]
     print_pairs(list(values.items()))

@@ -22,13 +22,10 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The settings, and what to do with them."""
+    """Add the settings and the mode."""
     options.add_arguments(parser)
-    parser.add_argument(
-        "--once",
-        action="store_true",
-        help="one pass and a summary; exit code 1 if anything stayed unresolved",
-    )
+    about = "one pass and a summary; exit code 1 if anything stayed unresolved"
+    parser.add_argument("--once", action="store_true", help=about)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,25 +33,25 @@ def run(args: argparse.Namespace) -> int:
     # The daemon's weight is not for those who only want to know its options.
     import contextlib
 
-    from resolver.lean import lean
+    from resolver.base.lean import lean
 
     with lean("asyncio"):
         import asyncio
 
     from resolver import config
+    from resolver.base.journal import setup_logging
+    from resolver.linux.host_view import require_host_view
     from resolver.linux.node_lock import Held, NodeLock
     from resolver.linux.procfs import Procfs
-    from resolver.log.journal import setup_logging
 
     flags = options.given(args)
 
     def load() -> tuple[Settings, dict[str, str]]:
         return config.load_with_origins(flags, args.config)
 
-    _one_heap()
     settings, origins = load()
     setup_logging(settings.log_format, settings.log_level)
-    Procfs().require_host_view()
+    require_host_view(Procfs())
     _require_rights()
     with contextlib.ExitStack() as held:
         holder = ""
@@ -72,26 +69,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _require_rights() -> None:
-    """Raise `CannotKnow` for a user who could say of no process whose it is."""
+    """Raise `CannotKnow` for a user without the right to see other processes' containers."""
     import os
 
-    from resolver.errors import CannotKnow
+    from resolver.base.errors import CannotKnow
     from resolver.linux.capabilities import held
 
     if os.geteuid() != 0 and "SYS_PTRACE" not in held():
         raise CannotKnow(
-            "it needs root, or it cannot see which files other users' processes map, and so not whose a slot is: "
-            "run it with sudo, or give it CAP_SYS_PTRACE"
+            "the daemon needs root to see which files other users' processes map: run it with sudo, or give it "
+            "CAP_SYS_PTRACE"
         )
-
-
-def _one_heap() -> None:
-    """Short-lived threads take memory from the heap that is there: one of their own would stay behind, 1 MiB in all."""
-    import contextlib
-    import ctypes
-
-    with contextlib.suppress(AttributeError):  # another C library than glibc
-        ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX in malloc.h
 
 
 async def _forever(
@@ -101,12 +89,12 @@ async def _forever(
     holder: str,
     held: contextlib.ExitStack,
 ) -> None:
-    """``holder``: PID of the daemon whose end is to be waited for; empty if there is none."""
+    """Run the daemon. ``holder``: PID of the daemon to wait for; empty if there is none."""
     import asyncio
     import signal
 
+    from resolver.base.errors import UsageError
     from resolver.daemon.service import Service
-    from resolver.errors import UsageError
 
     service = Service(settings, in_charge=True, origins=origins, holder=holder)
 
@@ -128,8 +116,8 @@ async def _forever(
 
 def _take_over(service: Service, run_dir: str, held: contextlib.ExitStack) -> None:
     """Wait for the right to write, in a thread: the kernel wakes it at the other daemon's end, and nothing before."""
+    from resolver.base.retry import in_a_thread
     from resolver.linux.node_lock import NodeLock
-    from resolver.retry import in_a_thread
 
     def begin(lock: asyncio.Future[NodeLock]) -> None:
         if not lock.cancelled():  # this daemon was ended before it could begin
@@ -151,9 +139,10 @@ async def _once(settings: Settings) -> int:
 
 
 def summary(snapshot: Snapshot, *, dry_run: bool) -> str:
-    """What one pass found and did, for people."""
-    from resolver.counters import CounterByReason
-    from resolver.reasons import RepairReason
+    """Summarize one pass for people."""
+    from resolver.base.counters import CounterByReason
+    from resolver.base.reasons import RepairReason
+    from resolver.hami.placements import searched
 
     counts = list(snapshot.tallies())
     in_use, dead = sum(each.in_use for each in counts), sum(each.dead for each in counts)
@@ -166,7 +155,10 @@ def summary(snapshot: Snapshot, *, dry_run: bool) -> str:
         f"hostpid: {snapshot.policy} ({snapshot.policy_why})",
         f"NVML: {snapshot.joined.error or f'driver {snapshot.driver_version}'}",
     ]
-    lines += [f"{path} does not exist: is HAMi installed on this node?" for path in snapshot.missing_dirs]
+    missing = searched(tuple(snapshot.missing_dirs))
+    if missing:
+        verb = "do" if len(missing) > 1 else "does"
+        lines.append(f"{', '.join(missing)} {verb} not exist: is HAMi installed on this node?")
     lines += [f"skipped: {path}: {reason}" for path, reason in sorted(snapshot.rejected.items())]
     lines += [
         f"unresolved: {region.pod_uid or ''}_{region.container_name or ''} "

@@ -1,14 +1,15 @@
-"""How commands print: plain and aligned into a pipe, with colour for a person at a terminal.
-
-Plain text and escape sequences only: a library that draws takes longer to load than a short command to run.
-"""
+"""How commands print: plain and aligned into a pipe, with colour for a person at a terminal."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from itertools import compress
 from typing import TYPE_CHECKING, Any
+
+from resolver.base.text import printable
+from resolver.cli.cells import ASCII, fit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,29 +22,24 @@ _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
 
 def on_terminal() -> bool:
-    """Whether a person reads this."""
+    """Check if standard output is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
 def styled(text: str, style: str) -> str:
-    """The text in a style, if there is a terminal that shows it and nobody minds (NO_COLOR)."""
+    """Style the text, if the terminal shows it and NO_COLOR is not set."""
     if not style or not on_terminal() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return text
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
 
 
-def printable(text: str) -> str:
-    """Tenants choose names of files and processes, so no control character of one may reach a terminal."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 def cell(value: Cell) -> str:
-    """A value as it stands in a table: always something, so that columns can be counted."""
+    """Format a value for a table: never empty, so that columns can be counted."""
     return NONE if value is None or value == "" else printable(str(value))
 
 
 def size(count: int) -> str:
-    """Bytes in the largest unit that leaves a whole part."""
+    """Format bytes in the largest unit with a whole part."""
     number, unit = float(count), 0
     while number >= 1024 and unit < 4:
         number, unit = number / 1024, unit + 1
@@ -53,16 +49,18 @@ def size(count: int) -> str:
 
 
 def short_id(container_id: str | None) -> str | None:
-    """An id as people know it, at a terminal only: programs get it whole."""
+    """Shorten an id at a terminal; programs get it whole."""
     return container_id[:12] if container_id and on_terminal() else container_id
 
 
-def shorten(text: str, width: int) -> str:
-    """A name in at most so many cells: names differ at their ends, so the middle is left out."""
-    if len(text) <= width:
-        return text
-    tail = max(width - 1, 0) * 2 // 3
-    return f"{text[: max(width - 1 - tail, 0)]}~{text[len(text) - tail :]}"
+def wrapped(text: str, indent: int = 0) -> list[str]:
+    """Wrap a text to the terminal's width less ``indent``; into a pipe it stays one line. Words are never broken."""
+    room = max(24, shutil.get_terminal_size().columns - indent) if on_terminal() else sys.maxsize
+    if len(text) <= room:
+        return [text]
+    import textwrap
+
+    return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
 
 
 def print_table(
@@ -71,28 +69,49 @@ def print_table(
     *,
     right: Iterable[str] = (),
     without: Iterable[str] = (),
+    shorten_to: tuple[str, int] | None = None,
+    style: tuple[str, str] = ("", ""),
 ) -> None:
-    """Columns two or more blanks apart; those in ``right`` end at one place, those in ``without`` are left out."""
+    """Print aligned columns; at a narrow terminal the one in ``shorten_to`` is cut to so many cells at least."""
     ends, shown = frozenset(right), [column not in frozenset(without) for column in columns]
     table = [list(compress(row, shown)) for row in (columns, *(map(cell, row) for row in rows))]
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+    if shorten_to and on_terminal():
+        at = table[0].index(shorten_to[0])
+        others = sum(widths) - widths[at] + 2 * (len(widths) - 1)
+        widths[at] = min(widths[at], max(shutil.get_terminal_size().columns - others, shorten_to[1]))
+        for row in table:
+            row[at] = fit(row[at], widths[at], ASCII, middle=True).rstrip()
     for number, row in enumerate(table):
         cells = [
             text.rjust(width) if column in ends else text.ljust(width)
             for text, column, width in zip(row, table[0], widths, strict=True)
         ]
+        if number and style[0] in table[0]:
+            at = table[0].index(style[0])
+            cells[at] = (
+                styled(row[at], style[1]) + cells[at][len(row[at]) :] if row[at].strip() else cells[at]
+            )
         print(styled("  ".join(cells).rstrip(), "" if number else "bold"))
 
 
 def print_pairs(pairs: Sequence[tuple[str, Cell] | tuple[str, Cell, str]]) -> None:
-    """A name and its value on each line, and perhaps the value's style."""
+    """Print a name and its value on each line, with an optional style."""
     width = max(len(pair[0]) for pair in pairs)
     for name, value, *style in pairs:
         print(f"{styled(name.ljust(width), 'dim')}  {styled(cell(value), *style or [''])}")
 
 
+def as_json(value: Any) -> Any:
+    """Return a record as JSON has it: named tuples become objects, all the way down."""
+    fields = value._asdict() if hasattr(value, "_asdict") else value
+    if isinstance(fields, dict):
+        return {name: as_json(each) for name, each in fields.items()}
+    return [as_json(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
 def print_json(value: Any) -> None:
-    """One JSON value, for programs."""
+    """Print one JSON value, for programs."""
     import json
 
-    print(json.dumps(value, indent=2))
+    print(json.dumps(as_json(value), indent=2))

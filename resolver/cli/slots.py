@@ -1,32 +1,30 @@
-"""Show HAMi's cache files slot by slot: which process has which slot, and what is wrong with it.
+"""Show HAMi's cache files slot by slot: each slot's process, and its visible faults.
 
-Reads only, takes no lock and waits for none, so that it is safe beside running containers. Exit code 1 if
-a file could not be read; the others are still shown.
+Only reads, takes no lock and waits for none, so it is safe while containers run. Exit code 1 if a file could not be
+read; the others are still shown.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import textwrap
-from itertools import compress, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from resolver.base.errors import RegionRejected, ResolverError
+from resolver.base.reasons import RegionReason, RepairReason, UnresolvedReason
+from resolver.base.text import printable
 from resolver.cli.ask_daemon import add_config, add_socket
-from resolver.cli.show import NONE, on_terminal, print_table, printable, shorten, size, styled
-from resolver.errors import RegionRejected, ResolverError
+from resolver.cli.show import NONE, on_terminal, print_json, print_table, size, styled, wrapped
 from resolver.hami.directory_listing import MAX_CACHES, MAX_CONTAINERS, MAX_ENTRIES, list_caches
 from resolver.hami.placements import AUTO, is_entry, searched
 from resolver.hami.region import open_region
 from resolver.linux.safe_open import open_directory, translate
-from resolver.reasons import RegionReason, RepairReason, UnresolvedReason
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-HELP = "show HAMi's cache files slot by slot"
 
 _COLUMNS = ("CONTAINER", "LAYOUT", "SLOT", "PID", "HOSTPID", "STATUS", "GPU", "SM %", "MEMORY", "HINT")
 _RIGHT = frozenset(("SLOT", "PID", "HOSTPID", "STATUS", "SM %", "MEMORY"))
@@ -34,24 +32,21 @@ _RIGHT = frozenset(("SLOT", "PID", "HOSTPID", "STATUS", "SM %", "MEMORY"))
 _FOR_PROGRAMS = frozenset(("LAYOUT", "STATUS"))
 #: A terminal leaves at least so much of a container's name.
 _SHORTEST_NAME = 12
+_GPU = _COLUMNS.index("GPU")
 
 Row = tuple[str, ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
-    parser.add_argument(
-        "paths",
-        nargs="*",
-        metavar="PATH",
-        help="a .cache file, a container's directory or a directory of them "
-        "(default: the setting containers_dir; without the device plugin, give /tmp/cudevshr.cache)",
+    """Add the command's arguments."""
+    about = (
+        "a .cache file, a container's directory or a directory of them (default: the setting containers_dir)"
     )
+    parser.add_argument("paths", nargs="*", metavar="PATH", help=about)
     add_socket(parser)
     add_config(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="print an array with every field, by upstream's names"
-    )
+    about = "print an array with every field, by upstream's names"
+    parser.add_argument("--json", action="store_true", help=about)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,14 +54,10 @@ def run(args: argparse.Namespace) -> int:
     paths = args.paths or _directories(args.socket, args.config)
     files = [region for path in paths for region in read_path(path)]
     if args.json:
-        import json
-
-        print(json.dumps(files, indent=1))
+        print_json(files)
     elif not files:
-        print(
-            "There are no .cache files: no container with HAMi has started a GPU process yet.",
-            file=sys.stderr,
-        )
+        said = "There are no .cache files: no container with HAMi has started a GPU process yet."
+        print(said, file=sys.stderr)
     elif on_terminal():
         _print_for_people(files)
     else:
@@ -75,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _directories(socket_path: str | None, file: str | None) -> tuple[str, ...]:
-    """Those that the daemon looks into. Raises `ResolverError` if none of them is there."""
+    """Return the daemon's directories. Raises `ResolverError` if none exists."""
     from resolver.cli.in_force import settings_in_force
 
     in_force = settings_in_force(socket_path, file)
@@ -91,9 +82,8 @@ def _directories(socket_path: str | None, file: str | None) -> tuple[str, ...]:
         directories = there
     print(f"resolver slots: {', '.join(directories)}, containers_dir {origin}", file=sys.stderr)
     if in_force.settings.mapped_regions:
-        print(
-            "resolver slots: mapped_regions is on, but files inside containers are not shown", file=sys.stderr
-        )
+        said = "resolver slots: mapped_regions is on, but files inside containers are not shown"
+        print(said, file=sys.stderr)
     return directories
 
 
@@ -101,57 +91,44 @@ def _directories(socket_path: str | None, file: str | None) -> tuple[str, ...]:
 
 
 def read_path(path: str) -> Iterator[dict[str, Any]]:
-    """Every region at a path, a file's or a directory's, as `SharedRegion.dump` gives it.
-
-    What could not be read is ``{"path", "error", "reason"}``, with a `RegionReason`.
-    """
-    if os.path.isdir(path):
-        yield from _read_directory(path)
-        return
-    parent, name = os.path.split(path)
+    """Yield every region at a path as `SharedRegion.dump` gives it, or ``{"path", "error", "reason"}``."""
+    is_dir = os.path.isdir(path)
+    parent, name = (path, "") if is_dir else os.path.split(path)
     try:
         dir_fd = os.open(parent or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         yield _failed(path, translate(error))
         return
     try:
-        yield _read_file(dir_fd, name, path)
-    finally:
-        os.close(dir_fd)
-
-
-def _read_directory(path: str) -> Iterator[dict[str, Any]]:
-    """The files in a container's directory, or in all directories of a containers directory."""
-    try:
-        dir_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        yield _failed(path, translate(error))
-        return
-    try:
-        with os.scandir(dir_fd) as listing:
-            containers = sorted(
-                entry.name
-                for entry in islice(listing, MAX_CONTAINERS)
-                if is_entry(path, entry.name)
-                and not entry.name.endswith(".cache")
-                and (entry.is_symlink() or entry.is_dir(follow_symlinks=False))
-            )
-        yield from _read_caches(dir_fd, path, complain=not containers)
-        for name in containers:
-            below = os.path.join(path, name)
-            try:
-                container_fd = open_directory(name, dir_fd)
-            except RegionRejected as why:
-                yield _failed(below, why)
-                continue
-            try:
-                yield from _read_caches(container_fd, below)
-            finally:
-                os.close(container_fd)
+        yield from _read_directory(dir_fd, path) if is_dir else (_read_file(dir_fd, name, path),)
     except OSError as error:
         yield _failed(path, translate(error))
     finally:
         os.close(dir_fd)
+
+
+def _read_directory(dir_fd: int, path: str) -> Iterator[dict[str, Any]]:
+    """Yield the files in a container's directory, or in all directories of a containers directory."""
+    with os.scandir(dir_fd) as listing:
+        containers = sorted(
+            entry.name
+            for entry in islice(listing, MAX_CONTAINERS)
+            if is_entry(path, entry.name)
+            and not entry.name.endswith(".cache")
+            and (entry.is_symlink() or entry.is_dir(follow_symlinks=False))
+        )
+    yield from _read_caches(dir_fd, path, complain=not containers)
+    for name in containers:
+        below = os.path.join(path, name)
+        try:
+            container_fd = open_directory(name, dir_fd)
+        except RegionRejected as why:
+            yield _failed(below, why)
+            continue
+        try:
+            yield from _read_caches(container_fd, below)
+        finally:
+            os.close(container_fd)
 
 
 def _read_caches(dir_fd: int, path: str, *, complain: bool = True) -> Iterator[dict[str, Any]]:
@@ -179,7 +156,7 @@ def _failed(path: str, why: RegionRejected) -> dict[str, Any]:
 
 
 def _rows(region: dict[str, Any]) -> list[Row]:
-    """A row for each slot and GPU."""
+    """Return a row for each slot and GPU."""
     container = _container(region["path"])
     if "error" in region:
         return [(container, *[NONE] * 8, _error(region))]
@@ -189,21 +166,17 @@ def _rows(region: dict[str, Any]) -> list[Row]:
     for slot in region["slots"]:
         if slot["status"] != 0 and slot["hostpid"] != 0:
             slots_of.setdefault(slot["hostpid"], []).append(slot["index"])
-    return [
-        (
-            container,
-            region["layout"],
-            *(str(slot[field]) for field in ("index", "pid", "hostpid", "status")),
-            *values,
-            hint(slot, slots_of.get(slot["hostpid"], [])),
-        )
-        for slot in region["slots"]
-        for values in _by_gpu(region["uuids"], slot)
-    ]
+    rows = []
+    for slot in region["slots"]:
+        numbers = [str(slot[field]) for field in ("index", "pid", "hostpid", "status")]
+        fault = hint(slot, slots_of.get(slot["hostpid"], []))
+        by_gpu = _by_gpu(region["uuids"], slot)
+        rows += [(container, region["layout"], *numbers, *values, fault) for values in by_gpu]
+    return rows
 
 
 def _by_gpu(uuids: list[str], slot: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """UUID, utilization and memory of each device, once without any if there is none."""
+    """Yield UUID, utilization and memory of each device, or one row of placeholders without devices."""
     utils = slot.get("device_util", ())
     for index, uuid in enumerate(uuids):
         sm_util = str(utils[index]["sm_util"]) if index < len(utils) else NONE
@@ -220,11 +193,7 @@ def _error(region: dict[str, Any]) -> str:
 
 
 def hint(slot: dict[str, Any], slots_with_hostpid: list[int]) -> str:
-    """What is wrong with a slot as far as the file alone shows, by the names of `resolver.reasons`.
-
-    ``slots_with_hostpid`` are the indexes of this region's live slots that hold the same ``hostpid``. A ``hostpid``
-    that is the container's number is right with some drivers, so that is a question.
-    """
+    """Name a slot's fault that the file alone shows; a ``hostpid`` equal to the container PID is a question."""
     if slot["status"] == 0:
         return "ended" if slot["pid"] == 0 else "status 0"
     if slot["pid"] <= 0:
@@ -238,54 +207,40 @@ def hint(slot: dict[str, Any], slots_with_hostpid: list[int]) -> str:
 
 
 def _container(path: str) -> str:
-    """``<podUID>/<containerName>``, as `resolver lookup` takes it, or the path outside such a directory."""
+    """Return ``<podUID>/<containerName>``, as `resolver lookup` takes it, or the path outside such a directory."""
     is_file = path.endswith(".cache")
     pod_uid, _, name = os.path.basename(os.path.dirname(path) if is_file else path).partition("_")
     return f"{pod_uid}/{name}" if pod_uid and name else path
 
 
 def _print_for_people(files: list[dict[str, Any]]) -> None:
-    """Short ids, what is the same as above left out, errors in whole sentences: in the width of the terminal."""
-    shown = [column not in _FOR_PROGRAMS for column in _COLUMNS]
-    columns = tuple(compress(_COLUMNS, shown))
-    rows = [
-        tuple(compress((_short(row[0]), *row[1:6], _short_uuid(row[6]), *row[7:]), shown))
-        for region in files
-        if "error" not in region
-        for row in _rows(region)
-    ]
-    width = shutil.get_terminal_size().columns
+    """Print short ids, leave repeated values blank, and write errors as sentences."""
+    rows, above = [], [""] * len(_COLUMNS)
+    for row in (row for region in files if "error" not in region for row in _rows(region)):
+        short = [_short(row[0]), *row[1:6], _short_uuid(row[6]), *row[7:]]
+        same = next(
+            (at for at, cells in enumerate(zip(short, above, strict=True)) if cells[0] != cells[1]), 0
+        )
+        # Up to the GPU: the rest is a value of its own in each row.
+        rows.append([" " if at < min(same, _GPU) else text for at, text in enumerate(short)])
+        hint = rows[-1][-1] if same < _GPU else ""
+        rows[-1][-1] = hint or " "
+        above = short
     if rows:
-        widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-        widths[0] = min(widths[0], max(width - sum(widths[1:]) - 2 * len(widths[1:]), _SHORTEST_NAME))
-        _print_row(columns, columns, widths, "bold")
-        above: Row = ()
-        for row in rows:
-            new = next(
-                (at for at, cells in enumerate(zip(row, above, strict=False)) if cells[0] != cells[1]), 0
-            )
-            # Up to the GPU: the rest is a value of its own in each row.
-            seen = tuple("" if at < min(new, 4) else cell for at, cell in enumerate(row))
-            again = new >= 4
-            _print_row((*seen[:-1], "" if again else seen[-1]), columns, widths, "yellow")
-            above = row
+        print_table(
+            _COLUMNS,
+            rows,
+            right=_RIGHT,
+            without=_FOR_PROGRAMS,
+            shorten_to=("CONTAINER", _SHORTEST_NAME),
+            style=("HINT", "yellow"),
+        )
     for region in files:
         if "error" in region:
-            text = f"{printable(_short(_container(region['path'])))}: {printable(_error(region))}"
-            print(styled(textwrap.fill(text, width, subsequent_indent="  "), "red"))
-
-
-def _print_row(row: Row, columns: Row, widths: list[int], style: str) -> None:
-    cells = [
-        text.rjust(width) if column in _RIGHT else text.ljust(width)
-        for column, width, text in zip(columns, widths, map(printable, row), strict=True)
-    ]
-    cells[0] = shorten(cells[0].rstrip(), widths[0]).ljust(widths[0])
-    if style == "bold":
-        print(styled("  ".join(cells).rstrip(), style))
-    else:
-        text = cells[-1].rstrip()
-        print("  ".join((*cells[:-1], styled(text, style) if text else "")).rstrip())
+            for line in wrapped(
+                f"{printable(_short(_container(region['path'])))}: {printable(_error(region))}"
+            ):
+                print(styled(line, "red"))
 
 
 def _short(container: str) -> str:
@@ -294,6 +249,6 @@ def _short(container: str) -> str:
 
 
 def _short_uuid(uuid: str) -> str:
-    """``GPU-5f3a12c4-...`` shortened as people write it, in as few cells."""
+    """Shorten ``GPU-5f3a12c4-...`` to the usual form."""
     kind, _, rest = uuid.partition("-")
     return rest[:8] if kind == "GPU" and rest else uuid[:12]

@@ -1,18 +1,22 @@
-"""Show how the daemon is: ready or why not, its source, the driver, GPUs, slots and what is unresolved, its cost.
+"""Show the daemon's state: readiness, source, driver, GPUs, slots, unresolved items and cost.
 
-Exit code 1 if the daemon is not ready: what it finds is not known to be everything.
+Exit code 1 if the daemon is not ready: it may miss processes.
 """
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from resolver.base.counters import CounterByReason, CounterName
+from resolver.base.errors import NoDaemon
+from resolver.base.reasons import RepairReason
+from resolver.base.text import several
 from resolver.cli.ask_daemon import add_socket, ask, duration, understood
 from resolver.cli.process_summary import facts_of
 from resolver.cli.show import print_json, print_pairs
-from resolver.counters import CounterByReason, CounterName
 from resolver.hami.placements import BY_NAME
-from resolver.reasons import RepairReason
 
 if TYPE_CHECKING:
     import argparse
@@ -20,24 +24,42 @@ if TYPE_CHECKING:
 
     Line = tuple[str, str] | tuple[str, str, str]
 
-HELP = "show how the daemon is"
 EXIT_NOT_READY = 1
-_TROUBLE = (CounterName.CONFLICTS, CounterName.QUARANTINES, CounterName.INTERNAL_ERRORS)
+_WAIT_SECONDS = 60
+_AGAIN_SECONDS = 0.2
+_SLOTS = {"slots": "in use", "slots_dead": "dead", "slots_repaired": "repaired"}
+_CONTESTED = (CounterName.CONFLICTS, CounterName.QUARANTINES)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     add_socket(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    about = "only whether it is ready, and its problems"
+    parser.add_argument("--brief", action="store_true", help=about)
+    about = f"wait until it answers and is ready, at most so long (default {_WAIT_SECONDS} s)"
+    parser.add_argument("--wait", metavar="SECONDS", nargs="?", type=float, const=_WAIT_SECONDS, help=about)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it."""
+    """Print it; with ``--wait`` once it is ready, or its time is over."""
+    deadline = time.monotonic() + (args.wait or 0.0)
+    while (left := deadline - time.monotonic()) > 0:
+        with suppress(NoDaemon):
+            if not ask("/v1/status", args.socket, min(left, 5.0))["source"]["not_ready"]:
+                break
+        time.sleep(min(_AGAIN_SECONDS, left))
+    return _print(args)
+
+
+def _print(args: argparse.Namespace) -> int:
     status, unresolved = ask("/v1/status", args.socket), ask("/v1/unresolved", args.socket)
     with understood():
         status["unresolved"] = unresolved["by_reason"]
         ready = not status["source"]["not_ready"]
-        lines = [*_daemon(status), *_driver(status), *_work(status), *_cost(status)]
+        lines = [*_daemon(status), *_troubles(status)]
+        if not args.brief:
+            lines += [*_driver(status), *_work(status), *_cost(status)]
     if args.json:
         print_json(status)
     else:
@@ -47,18 +69,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _daemon(status: Mapping[str, Any]) -> Iterator[Line]:
     up = duration(status["at"] - status["started_at"])
-    only = ", dry run: it writes nothing" if status["dry_run"] else ""
-    yield "resolver", f"{status['version']}, up {up}, PID {status['host_pid']}{only}"
+    yield "resolver", f"{status['version']}, up {up}, PID {status['host_pid']}"
     source = status["source"]
-    yield (
-        ("ready", f"no: {source['not_ready']}", "red") if source["not_ready"] else ("ready", "yes", "green")
-    )
+    yield ("ready", "no", "red") if source["not_ready"] else ("ready", "yes", "green")
     size = f", the map has room for {source['map_size']}" if source["name"] == "bpf" else ""
-    yield "source", f"{source['name']}, {_count(source['processes'], 'process', 'processes')}{size}"
-    if source["incomplete"]:
-        yield "incomplete", source["incomplete"], "yellow"
+    yield "source", f"{source['name']}, {several(source['processes'], 'process', 'processes')}{size}"
     for name, why in source["not_used"].items():
         yield f"not {name}", why, "yellow"
+
+
+def _troubles(status: Mapping[str, Any]) -> Iterator[Line]:
+    """Yield the daemon's own list of problems."""
+    for each in status.get("troubles", ()):
+        yield "trouble", f"{each['what']}: {each['why']}", "red" if each["grave"] else "yellow"
 
 
 def _driver(status: Mapping[str, Any]) -> Iterator[Line]:
@@ -70,10 +93,7 @@ def _driver(status: Mapping[str, Any]) -> Iterator[Line]:
     asked = driver["collected_at"]
     age = f"answered {duration(status['at'] - asked)} ago" if asked else "has not answered yet"
     version = f"driver {driver['version']}" if driver["version"] else "driver unknown"
-    if driver["error"]:
-        yield "nvml", f"{version}, {age}: {driver['error']}", "red"
-    else:
-        yield "nvml", f"{version}, {age}"
+    yield "nvml", f"{version}, {age}"
     ill, gpus = driver["gpus_unhealthy"], driver["gpus"]
     if asked:  # before, 0 is no number of GPUs
         yield "gpus", f"{gpus}, {ill} unhealthy" if ill else str(gpus), "red" if ill else ""
@@ -86,39 +106,32 @@ def _work(status: Mapping[str, Any]) -> Iterator[Line]:
     totals, counters, unresolved = status["totals"], status["counters"], status["unresolved"]
     yield "containers", str(totals["containers"])
     left = totals["regions_rejected"]
-    yield "regions", f"{totals['regions']}" + (f", {_count(left, 'file')} skipped" if left else "")
+    yield "regions", f"{totals['regions']}" + (f", {several(left, 'file')} skipped" if left else "")
     for each in status["found"]:
         where = each["directory"] or "containers' own file systems"
         row = BY_NAME.get(each["placement"])  # a newer daemon's, or a path like none of them
         project = row.project if row else each["placement"] or "no known placement"
         yield "found", f"{each['regions']} in {where} ({project})"
-    yield (
-        "slots",
-        f"{totals['slots']} in use, {totals['slots_dead']} dead, {totals['slots_repaired']} repaired",
-    )
+    yield "slots", ", ".join(f"{totals[key]} {word}" for key, word in _SLOTS.items())
     yield _reasons("unresolved", unresolved["slots"])
     yield _reasons("no slot", unresolved["samples"])
-    for name, counted in (
-        ("repairs", CounterByReason.REPAIRS),
-        ("would repair", CounterByReason.WOULD_REPAIR),
-    ):
+    kinds = {"repairs": CounterByReason.REPAIRS, "would repair": CounterByReason.WOULD_REPAIR}
+    for name, counted in kinds.items():
         done = {reason: n for reason, n in counted.counts(counters, RepairReason).items() if n}
         if done or name == "repairs":
             yield name, f"{sum(done.values())}" + (f": {_list(done)}" if done else "")
-    wrong = {what.value: n for what in _TROUBLE if (n := counters.get(what, 0))}
-    if wrong:
-        yield "trouble", _list(wrong), "yellow"
+    contested = {what.value: n for what in _CONTESTED if (n := counters.get(what, 0))}
+    if contested:
+        yield "contested", _list(contested), "yellow"
 
 
 def _cost(status: Mapping[str, Any]) -> Iterator[Line]:
     passes = status["pass_seconds"]
-    mean = (
-        f", {passes['total'] / passes['observations'] * 1000:.2g} ms each" if passes["observations"] else ""
-    )
-    yield "passes", f"{status['passes']}{mean}"
+    mean = passes["total"] / max(passes["observations"], 1) * 1000
+    yield "passes", f"{status['passes']}, {mean:.2g} ms each"
     for worker in status["workers"]:
         failed = worker["failures"]
-        text = f"{_count(worker['starts'], 'start')}, {_count(failed, 'failure')}"
+        text = f"{several(worker['starts'], 'start')}, {several(failed, 'failure')}"
         last = f", the last: {worker['last_failure']}" if worker["last_failure"] else ""
         yield worker["name"], text + last, "yellow" if failed else ""
     facts = facts_of(status["host_pid"])
@@ -135,10 +148,5 @@ def _reasons(name: str, counts: Mapping[str, int]) -> Line:
 
 
 def _list(counts: Mapping[str, int]) -> str:
-    return ", ".join(
-        f"{n} {name}" for name, n in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    )
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{n} {name}" for name, n in ordered)

@@ -8,18 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resolver import __version__, client
+from resolver.base.errors import ResolverError
 from resolver.cli.ask_daemon import add_socket
 from resolver.cli.show import print_json, print_pairs
-from resolver.errors import ResolverError
 
 if TYPE_CHECKING:
     import argparse
 
-HELP = "print the versions of this command and of the daemon"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     add_socket(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -1,11 +1,10 @@
-"""What a dry run would write, slot by slot: the table of ``resolver run --dry-run --once``."""
+"""Table of ``resolver run --dry-run --once``: each repair that a dry run leaves out, slot by slot."""
 
 from __future__ import annotations
 
-import shutil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from resolver.cli.show import on_terminal, print_table, shorten
+from resolver.cli.show import on_terminal, print_table
 
 if TYPE_CHECKING:
     from resolver.hami.region import RegionView
@@ -18,66 +17,39 @@ _SHORTEST_NAME = 16
 _BEGINS = "begins at"
 
 
-class _Row(NamedTuple):
-    """One `hostpid` that would be written, and whose it is."""
-
-    pod_uid: str
-    container_name: str
-    path: str
-    ns_pid: int
-    change: str
-    reason: str
-    core_limit: str
-
-
 class WouldRepair:
-    """Collects them while the passes are made."""
+    """Collects them while the passes are made: pod's UID, container's name, path, and the cells beside them."""
 
     def __init__(self) -> None:
-        self._rows: list[_Row] = []
+        self._rows: list[tuple[str, str, str, tuple[int, str, str, str]]] = []
 
     def add(self, repairs: RegionRepairs, order: Order) -> None:
-        """One more."""
-        whose, slot = repairs.whose, order.state.slot
-        self._rows.append(
-            _Row(
-                pod_uid=whose.pod_uid,
-                container_name=whose.container_name,
-                path=repairs.region.path,
-                ns_pid=slot.pid,
-                change=f"{slot.hostpid} -> {order.new >> 32}",
-                reason=str(order.reason),
-                core_limit=_core_limit(repairs.view),
-            )
-        )
+        """Add a repair."""
+        ownership, slot = repairs.ownership, order.state.slot
+        change = f"{slot.hostpid} -> {order.new >> 32}"
+        cells = (slot.pid, change, str(order.reason), _core_limit(repairs.view))
+        self._rows.append((ownership.pod_uid, ownership.container_name, repairs.region.path, cells))
 
     def print(self, snapshot: Snapshot) -> None:
-        """The table, if there is anything in it; names of pods are the snapshot's."""
+        """Print the table unless it is empty; names of pods are the snapshot's."""
         if not self._rows:
             return
-        person = on_terminal()
         pods = {each.pod_uid: each for each in snapshot.containers if each.pod}
         rows = []
-        for row in self._rows:
-            known = pods.get(row.pod_uid or None)
-            pod = f"{known.namespace}/{known.pod}" if known else row.pod_uid[: 8 if person else None]
-            name = "/".join(filter(None, (pod, row.container_name))) or row.path
-            rows.append((name, row.ns_pid, row.change, row.reason, row.core_limit))
+        for pod_uid, container_name, path, cells in self._rows:
+            known = pods.get(pod_uid or None)
+            pod = f"{known.namespace}/{known.pod}" if known else pod_uid[: 8 if on_terminal() else None]
+            rows.append(("/".join(filter(None, (pod, container_name))) or path, *cells))
         rows.sort()
-        if person:
-            rest = [max(len(str(each)) for each in cells) for cells in zip(COLUMNS, *rows, strict=True)][1:]
-            room = shutil.get_terminal_size().columns - sum(rest) - 2 * len(rest)
-            width = max(room, _SHORTEST_NAME)
-            rows = [(shorten(row[0], width), *row[1:]) for row in rows]
         print()
-        print_table(COLUMNS, rows, right=("PID",))
-        limited = sum(row.core_limit.startswith(_BEGINS) for row in self._rows)
+        print_table(COLUMNS, rows, right=("PID",), shorten_to=("CONTAINER", _SHORTEST_NAME))
+        limited = sum(row[-1].startswith(_BEGINS) for row in rows)
         if limited:
             print(f"\nIn {limited} of them a core limit begins to bite: HAMi needs the right hostpid for it.")
 
 
 def _core_limit(view: RegionView | None) -> str:
-    """What a right `hostpid` makes HAMi enforce, per device; empty where it is nothing."""
+    """Return the core limit per device that HAMi will enforce with a right `hostpid`; empty without one."""
     limits = view.sm_limit if view else ()
     if not any(0 < limit < 100 for limit in limits):
         return ""

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from typing import TYPE_CHECKING, Any
 
-from resolver.lean import lean
+from resolver.base.lean import lean
 
 with lean("msgspec"):
     import msgspec
 
+from resolver.base.errors import UsageError
+from resolver.base.source_records import SourceName
 from resolver.config.settings import (
     FIXED_AT_START,
     PREFIX,
@@ -25,14 +28,12 @@ from resolver.config.settings import (
     LogFormat,
     LogLevel,
     Settings,
-    SourceName,
     WriteUtilization,
 )
 from resolver.config.values import OFF, parse_address, parse_bool, parse_duration, text_of
-from resolver.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 __all__ = (
     "FIXED_AT_START",
@@ -72,9 +73,9 @@ class Setting(msgspec.Struct, frozen=True):
 def load(
     flags: Mapping[str, Any] | None = None, file: str | None = None, environ: Mapping[str, str] | None = None
 ) -> Settings:
-    """Put the settings together; `UsageError` names the place, the value and what is allowed instead.
+    """Combine the settings of all sources; `UsageError` names the place, the value and the allowed values.
 
-    ``flags`` holds only what was given. ``file`` falls back to ``RESOLVER_CONFIG``.
+    ``flags`` holds only options that were given. ``file`` falls back to ``RESOLVER_CONFIG``.
     """
     return load_with_origins(flags, file, environ)[0]
 
@@ -82,10 +83,7 @@ def load(
 def load_with_origins(
     flags: Mapping[str, Any] | None = None, file: str | None = None, environ: Mapping[str, str] | None = None
 ) -> tuple[Settings, dict[str, str]]:
-    """The same, with the place that each setting comes from.
-
-    It is ``default``, ``file <path>``, ``environment <variable>`` or ``command line``, for every name.
-    """
+    """Load the settings, and ``default``, ``file <path>``, ``environment <variable>`` or ``command line`` for each."""
     environ = os.environ if environ is None else environ
     file = file or environ.get(PREFIX + "CONFIG")
     merged: dict[str, Any] = {}
@@ -106,13 +104,13 @@ def load_with_origins(
 
 
 def described(settings: Settings, origins: Mapping[str, str]) -> tuple[Setting, ...]:
-    """Every setting with where it comes from: ``unknown`` without a word in ``origins``."""
+    """Pair every setting with its origin; ``unknown`` if ``origins`` lacks it."""
     values = msgspec.json.decode(msgspec.json.encode(settings))
     return tuple(Setting(name, value, origins.get(name, "unknown")) for name, value in values.items())
 
 
 def changed(described: Iterable[Setting]) -> str:
-    """What differs from the defaults, and by whom, in a line: ``interval=1s (command line), dry_run=true (...)``."""
+    """Summarize the settings that differ from their defaults: ``interval=1s (command line), dry_run=true (...)``."""
     changed = (
         f"{each.name}={text_of(each.value) or 'none'} ({each.origin})" for each in described if _differs(each)
     )
@@ -125,14 +123,8 @@ def _differs(report: Setting) -> bool:
 
 
 def from_status(status: Mapping[str, Any]) -> dict[str, Any]:
-    """``{name: value}`` of the settings that a daemon says are in force."""
-    reported = status.get("settings") or {}
-    if isinstance(reported, list):
-        reported = {each["name"]: each for each in reported}
-    return {
-        name: each["value"] if isinstance(each, dict) and "value" in each else each
-        for name, each in reported.items()
-    }
+    """Return the settings that a daemon's ``/v1/status`` has in force, by name."""
+    return {each["name"]: each["value"] for each in status.get("settings") or ()}
 
 
 def _from_file(path: str) -> dict[str, Any]:
@@ -140,43 +132,73 @@ def _from_file(path: str) -> dict[str, Any]:
 
     try:
         with open(path, "rb") as file:
-            values = tomllib.load(file)
+            _require_trusted(path, os.fstat(file.fileno()))
+            text = file.read().decode()
+        values = tomllib.loads(text)
     except OSError as error:
         raise UsageError(
             f"the settings file {path} cannot be read ({error.strerror}): "
             "name another with --config or RESOLVER_CONFIG, or leave it out for the defaults"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise UsageError(f"the settings file {path} is not valid TOML: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        hint = _quotes_missing(text, str(error))
+        raise UsageError(f"the settings file {path} is not valid TOML: {error}{hint}") from None
     twice = [name for name in values if "-" in name and name.replace("-", "_") in values]
     if twice:
         raise UsageError(f"the settings file {path} has {twice[0]} twice, with a dash and without: keep one")
     return {name.replace("-", "_"): value for name, value in values.items()}
 
 
+def _quotes_missing(text: str, error: str) -> str:
+    """Suggest quotes if the value in the line of TOML's error has none."""
+    line = re.search(r"\(at line (\d+)", error)
+    value = line and re.fullmatch(
+        r"""\s*([\w-]+)\s*=\s*([^\s"'\[{#][^"'#]*?)\s*(#.*)?""", text.splitlines()[int(line[1]) - 1]
+    )
+    return f'; text takes quotes: {value[1]} = "{value[2]}"' if value else ""
+
+
+def _require_trusted(path: str, info: os.stat_result) -> None:
+    """Raise `UsageError` for a file that another user can change: settings decide what root's daemon writes."""
+    if info.st_uid not in (0, os.geteuid()):
+        why = f"belongs to user {info.st_uid}: chown it to root"
+    elif info.st_mode & stat.S_IWOTH:
+        why = "can be written by every user: chmod o-w"
+    else:
+        return
+    raise UsageError(f"the settings file {path} {why}, or name another with --config")
+
+
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What is set and not empty. `UsageError` for a name that is like a setting's and is none."""
+    """Return the variables that are set and not empty. `UsageError` for a name that resembles a setting's."""
     known = {setting.variable for setting in SETTINGS.values()} | OTHER_VARIABLES
     for variable, value in environ.items():
         foreign = not variable.startswith(PREFIX) or not value
         if not foreign and variable not in known and not _of_a_service(variable, value):
-            raise UsageError(f"{variable}: there is no such setting; {_nearest(variable, known)}")
+            names = [name.removeprefix(PREFIX) for name in known]
+            raise _no_such(variable, variable.removeprefix(PREFIX).upper(), names, PREFIX)
     return {
         name: environ[setting.variable] for name, setting in SETTINGS.items() if environ.get(setting.variable)
     }
 
 
-def _nearest(variable: str, known: Iterable[str]) -> str:
-    """A mistake that is ignored could be a daemon that writes although it was to write nothing."""
+def _no_such(where: str, name: str, known: Collection[str], prefix: str = "") -> UsageError:
+    """Suggest the setting meant by a misspelt name: an ignored mistake could be a daemon that writes."""
     from difflib import get_close_matches
 
-    names = [name.removeprefix(PREFIX) for name in known]
-    near = get_close_matches(variable.removeprefix(PREFIX).upper(), names, n=1)
-    return f"did you mean {PREFIX}{near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+    near = get_close_matches(name, known, n=1)
+    hint = (
+        f"did you mean {prefix}{near[0]}?"
+        if near
+        else f"there are {', '.join(prefix + each for each in known)}"
+    )
+    return UsageError(f"{where}: there is no such setting; {hint}")
 
 
 def _of_a_service(variable: str, value: str) -> bool:
-    """Whether Kubernetes has put it there, for a Service called resolver or resolver-something.
+    """Recognize a variable that Kubernetes sets for a Service called resolver or resolver-something.
 
     Kinds of names and values: kubernetes/pkg/kubelet/envvars/envvars.go.
     """
@@ -190,7 +212,7 @@ def _convert(name: str, value: Any, where: str) -> Any:
     """Check one value by the type of its setting."""
     setting = SETTINGS.get(name)
     if setting is None:
-        raise UsageError(f"{where}: there is no such setting; there are {', '.join(SETTINGS)}")
+        raise _no_such(where, name, SETTINGS)
     try:
         meant = _from_text(setting, value) if isinstance(value, str) else value
         if setting.about.check is not None:
@@ -198,13 +220,13 @@ def _convert(name: str, value: Any, where: str) -> Any:
         if setting.kind is not bool and isinstance(meant, bool):
             raise ValueError("true and false are refused here")
         return msgspec.convert(meant, setting.type, strict=True)
-    except (ValueError, TypeError, msgspec.ValidationError) as error:
-        choices = f": it is one of {', '.join(setting.choices)}" if setting.choices else ""
-        raise UsageError(f"{where}: {value!r} is not possible ({error}){choices}") from None
+    except (ValueError, TypeError) as error:
+        why = "" if isinstance(error, msgspec.ValidationError) else f" ({error})"
+        raise UsageError(f"{where}: {value!r} is not possible{why}: write {setting.expected}") from None
 
 
 def _check_together(settings: Settings) -> None:
-    """What containers are given must not lead to what is root's."""
+    """Refuse a tenant socket from which containers could reach root's files."""
     if not settings.tenant_socket:
         return
     tenants = os.path.dirname(os.path.normpath(settings.tenant_socket))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags have no defaults of their own: what is not given is left to the file and the environment."""
+    """Add an option without a default for each setting, so that the file and the environment still count."""
     parser.set_defaults(**dict.fromkeys((*SETTINGS, "config")))
     parser.add_argument("--config", metavar="FILE", help="settings in TOML, with the same names")
     for setting in SETTINGS.values():
@@ -30,6 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def given(args: argparse.Namespace) -> dict[str, Any]:
-    """The settings that the command line names, for `resolver.config.load`."""
+    """Return the settings that the command line names, for `resolver.config.load`."""
     flags = {name: getattr(args, name) for name in SETTINGS}
     return {name: value for name, value in flags.items() if value not in (None, False)}

@@ -1,16 +1,18 @@
-"""The settings, each declared once: name, type, limits, default, and what is said of it.
+"""The settings, each declared once: name, type, limits, default and help.
 
-The options of the command line, ``docs/config.md``, the chart's values with their schema, and what ``resolver doctor``
-reads in a command line are made of this: after a change here, ``make tables``.
+Command line options, ``docs/config.md``, the chart's values and schema, and ``resolver doctor`` are generated from
+this: after a change here, run ``make tables``.
 """
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin
 
 import msgspec
 
+from resolver.base.source_records import SourceName
 from resolver.config import values
 
 if TYPE_CHECKING:
@@ -33,17 +35,8 @@ class WriteUtilization(StrEnum):
     NEVER = "never"
 
 
-class SourceName(StrEnum):
-    """Where PIDs come from. ``auto`` takes the best that works here."""
-
-    AUTO = "auto"
-    BPF = "bpf"
-    NETLINK = "netlink"
-    SCAN = "scan"
-
-
 class BrokerAnswer(StrEnum):
-    """What our host PID broker answers: the number that the driver's samples will carry, or always the host PID."""
+    """Number that our host PID broker answers: the one in the driver's samples, or always the host PID."""
 
     POLICY = "policy"
     HOST = "host"
@@ -58,7 +51,7 @@ class LogFormat(StrEnum):
 
 
 class LogLevel(StrEnum):
-    """The least important lines that are shown."""
+    """Least important level that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -70,26 +63,27 @@ class Chart(NamedTuple):
     """How a setting stands in the Helm chart, where that differs from the daemon's own."""
 
     path: str = ""  # dotted; empty: below ``settings``, under its name
-    says: str = ""  # empty: what the documents say
     pattern: str = ""  # what a pod can have, as a regular expression
     default: Any = None  # None: the daemon's
 
 
 class About(NamedTuple):
-    """What is said of a setting. ``meaning`` is Markdown for the documents; empty: ``help``, which is plain."""
+    """Description of a setting. ``meaning`` is Markdown for the documents."""
 
-    help: str
+    meaning: str
     placeholder: str = ""
-    meaning: str = ""
     live: bool = False  # SIGHUP changes it; the others are fixed at start
-    check: Callable[[Any], object] | None = (
-        None  # raises ValueError or TypeError, beside what the type refuses
-    )
+    check: Callable[[Any], object] | None = None  # raises ValueError or TypeError, in addition to the type
     chart: Chart = Chart()
+
+    @property
+    def help(self) -> str:
+        """Return the meaning as plain text, for the command line and the chart."""
+        return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", self.meaning).replace("`", "")
 
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.01, le=3600)]
-_PATH = "^/[^:]*$"
+_PATH = Chart(pattern="^/[^:]*$")
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -98,145 +92,102 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     containers_dir: Annotated[
         tuple[str, ...],
         About(
-            "directory of the containers' cache files; may be given several times; auto: all known ones",
+            "directories of containers, or of claims, with cache files: a list in the file, `:` between them in the "
+            "environment, repeated flags; `auto`: those of every [known scheduler](schedulers.md#where-the-files-are)",
             "DIR",
-            "directories of containers, or of claims, in which cache files are searched; `auto`: those of every "
-            "[scheduler that is known](placements.md). Several: a list in the file, the flag more than once, `:` "
-            "between them in the environment",
             live=True,
             check=values.check_paths,
-            chart=Chart(
-                says="Directories of containers, or of claims, on the node; each is mounted, writable",
-                default=("/usr/local/vgpu/containers",),
-            ),
+            chart=Chart(default=("/usr/local/vgpu/containers",)),
         ),
     ] = ("auto",)
     interval: Annotated[
         Seconds,
         About(
-            "time between two checks of a cache file by the clock",
+            "time between two checks of a cache file by the clock "
+            "([when that matters](how-it-works.md#when-a-cache-file-is-checked))",
             "TIME",
-            meaning="time between two checks of a cache file by the clock: where something is waited for, or the "
-            "kernel doesn't report its processes. Other files are checked at once when a process attaches, and "
-            "else every 16 intervals ([how it works](how-it-works.md#when-a-cache-file-is-checked))",
             live=True,
         ),
     ] = 0.25
     nvml_interval: Annotated[Seconds, About("time between two samplings by NVML", "TIME", live=True)] = 1.0
-    dry_run: Annotated[
-        bool,
-        About(
-            "say what would be written, write nothing",
-            chart=Chart(
-                says="Say what would be written, and write nothing: HAMi's directories are mounted read-only then"
-            ),
-        ),
-    ] = False
+    dry_run: Annotated[bool, About("log each repair instead of writing it")] = False
     wait: Annotated[
         bool,
         About(
             "if another daemon writes on this node, be ready and take over when it ends",
-            chart=Chart(
-                says="Be ready beside the pod that writes on the node, and take over when it ends: what an upgrade "
-                "without a gap needs",
-                default=True,
-            ),
+            chart=Chart(default=True),
         ),
     ] = False
     hostpid_namespace: Annotated[
         HostpidNamespace,
         About(
-            "which number hostpid must be; auto: by the driver",
-            meaning="which number `hostpid` must be: `auto` takes what the driver was measured to do, else its "
-            "version; `host` and `container` force it",
+            "which number `hostpid` must be: `auto` uses the driver's measured behaviour, else its version; `host` "
+            "and `container` force it",
             live=True,
         ),
     ] = HostpidNamespace.AUTO
     write_utilization: Annotated[
         WriteUtilization,
         About(
-            "where sm_util is written; auto: where no watcher puts it right",
-            meaning="where `sm_util` is written: `auto` where no watcher of HAMi's puts it right "
-            "([how that is determined](how-it-works.md#does-it-help)), `always` wherever it differs from NVML, `never`",
+            "where `sm_util` is written: `auto` where no watcher of HAMi's "
+            "[puts it right](how-it-works.md#does-it-help), `always` wherever it differs from NVML, `never`",
             live=True,
-            chart=Chart(
-                says="Where `sm_util` is written: `auto` (where no watcher of HAMi's puts it right), `always` or "
-                "`never`"
-            ),
         ),
     ] = WriteUtilization.AUTO
     source: Annotated[
         SourceName,
         About(
-            "where PIDs come from; auto: the best that works here",
-            meaning="where PIDs come from: `auto` takes the best that works here, `bpf`, `netlink` or `scan` that one "
-            "only; see [sources.md](sources.md)",
+            "[where PIDs come from](how-it-works.md#where-pids-come-from): `auto` takes the best that works here, "
+            "`bpf`, `netlink` or `scan` that one only",
             chart=Chart(path="source"),
         ),
     ] = SourceName.AUTO
     log_format: Annotated[
-        LogFormat,
-        About(
-            "how log lines look; auto: JSON unless on a terminal",
-            meaning="how log lines look: `json`, `console`; `auto` is for people on a terminal and JSON otherwise",
-            chart=Chart(says="How log lines look: `json`, `console`; `auto` is JSON in a pod"),
-        ),
+        LogFormat, About("how log lines look: `json`, `console`; `auto` is `json` unless on a terminal")
     ] = LogFormat.AUTO
-    log_level: Annotated[LogLevel, About("the least important lines that are shown", live=True)] = (
-        LogLevel.INFO
-    )
+    log_level: Annotated[
+        LogLevel,
+        About("the lowest level of lines to log: `debug`, `info`, `warning`, `error`", live=True),
+    ] = LogLevel.INFO
     map_size: Annotated[
         int,
         msgspec.Meta(ge=0, le=4194304),
         About(
-            "processes that the kernel's map has room for; 0: as many as the node needs",
-            "N",
             "processes that the kernel's map has room for, with `bpf`; 210 bytes each; 0: as many as "
-            "[the node needs](sources.md#how-large-the-map-is)",
-            chart=Chart(
-                says="Processes that the kernel's map has room for, with `bpf`; 0: as many as the node needs"
-            ),
+            "[the node needs](how-it-works.md#where-pids-come-from)",
+            "N",
         ),
     ] = 0
     run_dir: Annotated[
         str,
         About(
-            "our own directory, for the lock that keeps a second instance out, and the socket",
+            "a separate directory, for the socket and the lock that keeps a second instance out",
             "DIR",
-            chart=Chart(
-                says="Its own directory on the node, for the lock and the API's socket", pattern=_PATH
-            ),
+            chart=_PATH,
         ),
     ] = "/run/resolver"
     socket: Annotated[
         str,
         About(
-            "where the API listens; empty: resolver.sock in the run directory",
+            "where the API listens: a Unix socket's path; empty: `resolver.sock` in `run_dir`",
             "PATH",
-            "where the API listens and `resolver lookup` is answered: a Unix socket's path; empty: `resolver.sock` in "
-            "`run_dir`",
-            chart=Chart(
-                says="The API's socket; empty: `resolver.sock` in `run_dir`. It has to be in there",
-                pattern="^(/[^:]+)?$",
-            ),
+            chart=Chart(pattern="^(/[^:]+)?$"),
         ),
     ] = ""
     socket_group: Annotated[
         str,
         About(
-            "name or number of the group that may ask the API everything, beside root; empty: none",
+            "group that may ask the API everything, in addition to root: its name, or its number, which a pod needs; "
+            "empty: none",
             "GROUP",
-            chart=Chart(
-                says="Number of the group that may ask the API everything, beside root; empty: none",
-                pattern="^[0-9]*$",
-            ),
+            chart=Chart(pattern="^[0-9]*$"),
         ),
     ] = ""
     socket_mode: Annotated[
         str,
         msgspec.Meta(pattern="^0?[0-7]{2}[0145]$"),
         About(
-            "the socket's file mode, for root and the group; one that opens it to everybody is refused",
+            "the socket's file mode, for root and the group; one that opens it to all users is refused",
             "MODE",
             check=values.check_mode,
         ),
@@ -244,57 +195,42 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tenant_socket: Annotated[
         str,
         About(
-            "a socket for containers, which may ask about themselves there; empty: none",
+            "a socket where containers [may ask about themselves](api.md#who-may-ask), alone in its directory; "
+            "empty: none",
             "PATH",
-            "a socket for containers, in a directory of its own; what they may ask there: see "
-            "[api.md](api.md#who-may-ask); empty: none",
-            chart=Chart(
-                says="A socket for containers, which may ask about themselves there, in a directory of its own below "
-                "`run_dir`; empty: none",
-                pattern="^(/[^:]+/[^:]+)?$",
-            ),
+            chart=Chart(pattern="^(/[^:]+/[^:]+)?$"),
         ),
     ] = ""
     metrics_addr: Annotated[
         str,
         About(
-            "where Prometheus finds /metrics, without HOST on every address; off: not served",
+            "`HOST:PORT` where Prometheus finds `/metrics`; without a host, which takes the host's network, on every "
+            "address; `off`: not served",
             "HOST:PORT",
-            "`HOST:PORT` where Prometheus finds `/metrics`; without a host on every address; `off`: not served",
             check=values.check_address,
-            chart=Chart(
-                says="`:PORT` of metrics and probes; `off`: neither. An address beside the port needs `hostNetwork`",
-                pattern=r"^(off|(\[[0-9a-fA-F:.]+\]|[0-9.]*|localhost):[0-9]{1,5})$",
-            ),
+            chart=Chart(pattern=r"^(off|(\[[0-9a-fA-F:.]+\]|[0-9.]*|localhost):[0-9]{1,5})$"),
         ),
     ] = ":9395"
-    metrics_per_process: Annotated[bool, About("a series for each GPU process as well")] = False
+    metrics_per_process: Annotated[bool, About("also a series for each GPU process")] = False
     gpu_details: Annotated[
         bool,
         About(
-            "clocks, throttling, power limit, energy, PCIe, corrected errors and video engines of each GPU as well"
+            "clocks, throttling, power limit, energy, PCIe, corrected errors and video engines of each GPU"
         ),
     ] = False
-    hami_metrics: Annotated[
-        bool, About("the same values under HAMi's own metric and label names as well")
-    ] = False
+    hami_metrics: Annotated[bool, About("also serve the values under HAMi's metric and label names")] = False
     broker: Annotated[
         str,
         About(
-            "serve HAMi's host PID broker on this Unix socket; empty: not",
+            "serve [HAMi's host PID broker](broker.md) on this Unix socket; empty: not",
             "PATH",
-            "serve HAMi's host PID broker on this Unix socket, see [broker.md](broker.md); empty: not",
-            chart=Chart(
-                says="Serve HAMi's host PID broker on this socket, at least two directories deep; empty: not",
-                pattern="^(/[^:]+/[^:]+/[^:]+)?$",
-            ),
+            chart=Chart(pattern="^(/[^:]+/[^:]+/[^:]+)?$"),
         ),
     ] = ""
     broker_answer: Annotated[
         BrokerAnswer,
         About(
-            "what the broker answers; policy: the number that the driver's samples will carry",
-            meaning="what the broker answers a process: `policy`: the number that this driver's samples will carry; "
+            "the broker's answer to a process: `policy`: the number that this driver's samples will carry; "
             "`host`: always the host PID, as HAMi's own",
         ),
     ] = BrokerAnswer.POLICY
@@ -303,38 +239,30 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         About(
             "kubelet's directory of logs, from which the names of pods and namespaces are read",
             "DIR",
-            chart=Chart(pattern=_PATH),
+            chart=_PATH,
         ),
     ] = "/var/log/pods"
     container_logs_dir: Annotated[
         str,
         About(
-            "kubelet's links to containers' logs, from which KAI's containers are known",
+            "kubelet's links to the logs of containers, which name them: required for "
+            "[KAI's](schedulers.md#kai) files",
             "DIR",
-            "kubelet's links to the logs of containers. Their names give the name for a container's id, without which "
-            "no file of [KAI's](placements.md#kai) is touched",
-            chart=Chart(
-                says="Kubelet's links to the logs of containers, without whose names no file of KAI's is touched",
-                pattern=_PATH,
-            ),
+            chart=_PATH,
         ),
     ] = "/var/log/containers"
     mapped_regions: Annotated[
         bool,
         About(
-            "find HAMi's files inside containers as well, through the processes that map them",
-            meaning="find HAMi's files inside containers as well, through the processes that map them "
-            "([docker.md](docker.md))",
+            "also find HAMi's files inside containers, through the processes that map them "
+            "([bare Docker](node.md#bare-docker-and-podman))",
             live=True,
-            chart=Chart(
-                says="Find HAMi's files inside containers as well, for containers that Kubernetes did not start"
-            ),
         ),
     ] = False
 
     @property
     def socket_path(self) -> str:
-        """Where the API listens."""
+        """Return the path of the API's socket."""
         return self.socket or f"{self.run_dir}/resolver.sock"
 
 
@@ -350,17 +278,29 @@ class Declared(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """Its option on the command line."""
+        """Return the command line option."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """Its name in the environment."""
+        """Return the environment variable."""
         return PREFIX + self.name.upper()
 
     @property
+    def expected(self) -> str:
+        """Describe the values that are possible."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.kind is float and self.limits is not None:
+            least, most = (values.text_of(float(each or 0)) for each in (self.limits.ge, self.limits.le))
+            return f"a duration from {least} to {most}, such as 250ms"
+        if self.kind is int and self.limits is not None:
+            return f"a whole number from {self.limits.ge} to {self.limits.le}"
+        return {bool: "true or false", str: "text"}.get(self.kind, "a list of paths")
+
+    @property
     def choices(self) -> tuple[str, ...]:
-        """The words that it may be; empty where it may be others."""
+        """Return the allowed words; empty if any text is allowed."""
         known = isinstance(self.kind, type) and issubclass(self.kind, StrEnum)
         return tuple(map(str, self.kind)) if known else ()
 

@@ -13,10 +13,10 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
 def parse_duration(text: str) -> float:
-    """Seconds from ``250ms``, ``1s``, ``2m`` or a plain number of seconds; ValueError on anything else."""
+    """Parse ``250ms``, ``1s``, ``2m`` or a plain number of seconds into seconds; ValueError on anything else."""
     match = _DURATION.fullmatch(text)
     if not match:
-        raise ValueError(f"{text!r} is no duration: write 250ms, 1s or 2m")
+        raise ValueError(f"{text!r} is not a duration such as 250ms, 1s or 2m")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -24,13 +24,13 @@ def parse_bool(text: str) -> bool:
     """``true``, ``yes``, ``on`` or ``1``, and their opposites; ValueError on anything else."""
     if text.lower() in _TRUE | _FALSE:
         return text.lower() in _TRUE
-    raise ValueError("true or false is expected")
+    raise ValueError("neither true nor false")
 
 
 def parse_address(text: str) -> tuple[str, int] | None:
-    """Host and port of ``HOST:PORT``; the host is empty for every address. None for ``off``, else ValueError.
+    """Parse ``HOST:PORT`` into host and port; an empty host means every address. None for ``off``, else ValueError.
 
-    Addresses only, and ``localhost``: a name's address would be somebody else's word, waited for at start.
+    Only addresses and ``localhost`` are accepted: resolving a name would make the start wait for a name server.
     """
     if text == OFF:
         return None
@@ -50,7 +50,7 @@ def parse_address(text: str) -> tuple[str, int] | None:
             socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         except (OSError, UnicodeError):
             raise ValueError(
-                f"{host!r} is no address: write one such as 127.0.0.1 or [::1], not a name"
+                f"{host!r} is not an address: write one such as 127.0.0.1 or [::1], not a name"
             ) from None
     return host, int(port)
 
@@ -72,7 +72,7 @@ def check_paths(value: Any) -> None:
 
 
 def check_mode(value: Any) -> None:
-    """ValueError if it is no file mode, or one that opens a socket to everybody."""
+    """Raise ValueError unless it is a file mode that doesn't open a socket to everyone."""
     if not isinstance(value, str):
         return
     if not re.fullmatch("0?[0-7]{3}", value):
@@ -85,7 +85,7 @@ def check_mode(value: Any) -> None:
 
 
 def text_of(value: Any) -> str:
-    """A value as it is written in the environment. A float is a duration: ``250ms``, ``1.5s``."""
+    """Format a value as in the environment. A float is a duration: ``250ms``, ``1.5s``."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple)):

@@ -1,21 +1,22 @@
-"""What people call a container, and the containers that have that name now."""
+"""Finds the containers that a name given by people may mean."""
 
 from __future__ import annotations
 
 import os
 import re
 
+from resolver.base.errors import Ambiguous, CannotKnow, NotFound, ProcessGone, ResolverError, UsageError
+from resolver.base.records import NamedTuple
 from resolver.containers.namespaces import Member, members_of
-from resolver.errors import Ambiguous, CannotKnow, NotFound, ProcessGone, ResolverError, UsageError
 from resolver.linux.cgroup import cgroup_paths, container_id_of, name_in, parts_of, pod_uid_of, strip_scheme
 from resolver.linux.cgroup_directories import cgroup_roots, find_directories, processes_in
-from resolver.records import NamedTuple
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from resolver.linux.procfs import Mount, Procfs
+    from resolver.linux.mounts import Mount
+    from resolver.linux.procfs import Procfs
 
 #: Fewer characters of an id than this are taken for a slip.
 SHORTEST_PREFIX = 6
@@ -33,12 +34,12 @@ class FoundContainer(NamedTuple):
 
     @property
     def container_id(self) -> str:
-        """The id, or the name where there is no id."""
+        """Return the id, or the name where there is no id."""
         return name_in(min(self.keys, key=len).rsplit("/", 1)[-1])
 
 
 class Wanted:
-    """A container as it was asked for: an id, the start of one, a complete name, or a name in a pod."""
+    """Requested container: an id, the start of one, a complete name, or a name in a pod."""
 
     def __init__(self, text: str) -> None:
         self.text = strip_scheme(text.strip())
@@ -46,7 +47,7 @@ class Wanted:
         self.in_pod = "/" in self.text
         if self.in_pod and (not self.container_name or pod_uid_of(f"/pod{self.pod_uid}") is None):
             raise UsageError(
-                f"{text!r} is no <podUID>/<containerName>: "
+                f"{text!r} is not a <podUID>/<containerName>: "
                 "kubectl get pod NAME -o jsonpath={.metadata.uid} prints the UID"
             )
         if not self.text:
@@ -57,11 +58,11 @@ class Wanted:
 
     @property
     def is_full_id(self) -> bool:
-        """Whether no other container can have this name."""
+        """Return True if no other container can have this name."""
         return self._prefix and len(self.text) == _FULL_ID
 
     def match(self, path: str, name: str, in_pod: bool) -> tuple[str | None, bool]:  # noqa: FBT001 - of Match
-        """The key of the container whose cgroup is ``path``, if it is wanted; see `find_directories`."""
+        """Return the key of the container with cgroup ``path``, if it is wanted; see `find_directories`."""
         if self.in_pod:
             in_pod = in_pod or (
                 any(needle in name for needle in self._needles) and pod_uid_of("/" + name) == self.pod_uid
@@ -77,12 +78,12 @@ class Wanted:
         return None, False
 
     def is_exact(self, key: str) -> bool:
-        """Whether a key is what was asked for, all of it."""
+        """Check that a key is exactly the requested one."""
         name = key.rsplit("/", 1)[-1]
         return self.text in (name, name_in(name))
 
     def keys_in(self, cgroup_text: str) -> set[str]:
-        """The keys of the wanted containers that a process with this ``/proc/<pid>/cgroup`` is in."""
+        """Return the keys of the wanted containers of a process with this ``/proc/<pid>/cgroup``."""
         keys: set[str] = set()
         if any(needle in cgroup_text for needle in self._needles):
             for path in cgroup_paths(cgroup_text):
@@ -98,9 +99,9 @@ class Wanted:
 def find_container(
     procfs: Procfs, wanted: Wanted, mounts: Iterable[Mount], roots: Sequence[str] | None
 ) -> tuple[FoundContainer, str]:
-    """The one container that is wanted, and ``"cgroup"`` or ``"scan"``, whichever showed it.
+    """Return the only wanted container, and where it was found: ``"cgroup"`` or ``"scan"``.
 
-    Raises NotFound, Ambiguous, CannotKnow, and UsageError for a name that is too short to be part of an id.
+    Raises NotFound, Ambiguous, CannotKnow and UsageError.
     """
     source = "cgroup"
     found = _by_directories(wanted, cgroup_roots(mounts) if roots is None else roots)
@@ -123,19 +124,19 @@ def find_container(
 
 
 def container_name(mounts: Iterable[Mount], pod_uid: str | None) -> str | None:
-    """The name a pod gives its container, from the mount table of its main process; None if unknown.
+    """Return a container's name in its pod, from the mount table of its main process; None if unknown.
 
-    HAMi's directory is bind-mounted from ``<hook>/containers/<podUID>_<containerName>``, kubelet's file for
-    the last words from ``<kubelet>/pods/<podUID>/containers/<containerName>/<hash>``. The first one counts:
-    the runtime makes its mounts before the container can make any, and later ones are listed later.
+    It is in ``<kubelet>/pods/<podUID>/containers/<containerName>/<hash>``, or else in HAMi's
+    ``<hook>/containers/<podUID>_<containerName>``, which may be an init container's. The runtime's mounts come first.
     """
     if pod_uid is None:
         return None
     in_kubelet, in_hami = f"/pods/{pod_uid}/", f"/containers/{pod_uid}_"
+    of_hami: str | None = None
     for mount in mounts:
         before, found, name = mount.root.partition(in_hami)
         if found and name and "/" not in name and in_kubelet not in before:
-            return name
+            of_hami = of_hami or name
         # What a tenant keeps in its own volumes is below this pod's directory as well, but not at once.
         _, found, below = mount.root.partition(in_kubelet)
         if found:
@@ -143,11 +144,16 @@ def container_name(mounts: Iterable[Mount], pod_uid: str | None) -> str | None:
             name, _, file = rest.partition("/")
             if kind == "containers" and name and file and "/" not in file:
                 return name
-    return None
+    return of_hami
+
+
+def name_by_mounts(procfs: Procfs, host_pid: int, pod_uid: str | None) -> str:
+    """Return the container's name by the mounts of its main process, for a lane; empty if unknown."""
+    return container_name(procfs.first_mounts(host_pid), pod_uid) or ""
 
 
 def name_of(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str | None:
-    """A container's name by the mount table of its main process: outermost, with the lowest number."""
+    """Return a container's name from the mount table of its main process: outermost, with the lowest number."""
     if pod_uid is None:
         return None  # nothing in a mount table could be distinguished from another pod's
     for member in sorted(members, key=lambda member: (len(member.ns_pids), member.ns_pids[-1])):
@@ -161,10 +167,7 @@ def name_of(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str |
 
 
 def _by_directories(wanted: Wanted, roots: Sequence[str]) -> list[FoundContainer]:
-    """Containers with processes, by their directories in all hierarchies: a hybrid may have it in one only.
-
-    For a full id the first hierarchy that has it is walked, and the same path is tried in the others.
-    """
+    """Containers with processes, by their directories: a hybrid may have one in a single hierarchy."""
     by_key: dict[str, list[str]] = {}
     tops: list[str] = []
     for root in roots:
@@ -178,7 +181,7 @@ def _by_directories(wanted: Wanted, roots: Sequence[str]) -> list[FoundContainer
 
 
 def _tops(directories: list[str]) -> list[str]:
-    """Those that are not below another one of the list."""
+    """Drop directories below another one of the list."""
     known = set(directories)
     return [directory for directory in directories if os.path.dirname(directory) not in known]
 
@@ -216,10 +219,7 @@ def _by_scan(procfs: Procfs, wanted: Wanted) -> list[FoundContainer]:
 
 
 def _is_dead(procfs: Procfs, host_pid: int) -> bool:
-    """Whether it only waits for its parent; ``cgroup.procs`` leaves such processes out.
-
-    A leader that ended before its threads is not dead; three links are those of a directory with one task.
-    """
+    """Check if it only waits for its parent; ``cgroup.procs`` leaves such processes out."""
     if procfs.status(host_pid).state not in "ZX":
         return False
     try:
@@ -229,7 +229,7 @@ def _is_dead(procfs: Procfs, host_pid: int) -> bool:
 
 
 def _named(procfs: Procfs, wanted: Wanted, containers: list[FoundContainer]) -> list[FoundContainer]:
-    """Those of a pod's containers that have the wanted name; NotFound, with the names there are, if none."""
+    """Return a pod's containers with the wanted name; NotFound, with the existing names, if there is none."""
     names: dict[str, list[FoundContainer]] = {}
     unnamed = 0
     for container in containers:
@@ -265,7 +265,7 @@ def _not_found(procfs: Procfs, wanted: Wanted) -> ResolverError:
 
 
 def in_private_cgroupns(procfs: Procfs) -> bool:
-    """Whether we run in a cgroup namespace of our own, which hides what our own container is called."""
+    """Check if this process is in a private cgroup namespace, which hides the name of its container."""
     try:
         return os.readlink(f"{procfs.root}/self/ns/cgroup") != _HOST_CGROUPNS
     except FileNotFoundError:

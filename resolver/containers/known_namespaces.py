@@ -1,98 +1,86 @@
-"""The node's PID namespaces by their first processes: whose they are, and what is mounted in them.
+"""Index of the node's PID namespaces by their first processes, with container and mounts.
 
-To be asked with each slot and each look-up, without a walk; what one container's namespaces are, seen from its
-processes, is in `resolver.containers.namespaces`.
+A PID namespace lives exactly as long as its first process. That process's cgroup shows the container, and its mount
+table the directories; namespaces below such a one, or above it (except the host's), belong to the container, too. A
+verified owner of a slot adds its namespace with certainty.
 
-Each PID namespace lives exactly as long as its first process. The cgroups of those processes show whose namespace it
-is, and their mount tables which directories are that container's; what is below such a namespace, or above it (but for
-the host's), belongs to the container, too. A process that was found to own a slot adds its own namespace, which is then
-known for certain.
-
-Each new first process is read once, and again ever more rarely: a process is there before its runtime has put it into
-its cgroup and made the mounts. A tenant can make thousands of them at once, so all of that goes in small steps, and any
-number of tasks may take them side by side: a step leaves everything in order, and while some are still to be placed,
-`KnownNamespaces.behind` says so.
+Each first process is read again ever more rarely: it exists before its runtime has made its cgroup and mounts. A tenant
+can make thousands, so the work goes in small steps that any number of tasks may take at once.
 """
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 import itertools
 import math
 import time
 from collections import deque
+from collections.abc import Hashable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone, WorkerFailed
 from resolver.containers.namespaces import is_gvisor
-from resolver.errors import AccessDenied, CannotKnow, ProcessGone
 from resolver.linux.procfs import HOST_PIDNS
+from resolver.workers.lanes import begin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+    from concurrent.futures import Future
+    from typing import Any
 
-    from resolver.budget import Slices
+    from resolver.base.budget import Slices
     from resolver.linux.procfs import Procfs
     from resolver.pids.pidmap import PidMap
 
 _K = TypeVar("_K", bound="Hashable")
 
-#: CPU seconds of one refresh to place namespaces, some 5 us each by the kernel's map, 15 us without: everybody's search
-#: waits for that.
+#: Seconds of one refresh to place namespaces, some 5 us each by the kernel's map, 15 us without: every search waits
+#: for that.
 SLICE_SECONDS = 0.02
-#: And to read what their first processes have, some 120 us each. Who is new would wait for thousands of them, and for
-#: the rest that a long pass is followed by.
-YOUNG_SECONDS = 0.005
-#: And of those in the last of the queues, where little is new: on a node with hundreds of containers all of them are
-#: due when nobody asked for a minute, and who attaches then would wait for it.
-SETTLED_SECONDS, _SETTLED = 0.002, 7
+#: And to read the cgroups and mounts of first processes, some 120 us each; and of those long known, where news is rare.
+YOUNG_SECONDS, SETTLED_SECONDS = 0.005, 0.002
 #: Seconds from each look to the next, the last one from then on: a container that runs is given no mounts by a runtime.
 _PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 120.0, 300.0, 600.0)
+_SETTLED = 7  # looks
+#: Seconds of one refresh in which the mounts of those that are due are waited for.
+_MOUNTS_SECONDS = 0.02
 #: More namespaces than these in one container are not searched.
 MAX_NAMESPACES = 1024
-#: So often one that no runtime made is read again at every occasion: it may just be moved into its container.
+#: Looks at a process that no runtime made, at every occasion: it may just be moved into its container.
 _EAGER_LOOKS = 8
-#: Where most namespaces are: one tuple for all of them.
+#: Parents of most namespaces: one tuple for all.
 _ON_THE_HOST = (HOST_PIDNS,)
-#: One for all that have none: each empty set would take 216 bytes.
-_NO_DIRECTORIES: frozenset[Hashable] = frozenset()
 _AT_ONCE = 64  # processes between two steps
 
 
 class FirstProcess:
-    """The first process of a PID namespace.
+    """First process of a PID namespace.
 
-    ``made_by_runtime`` is False until it was seen to be: its parent is not in its container. From then on
-    ``container_id`` stays what it is. ``name`` is the container's for people; that and what is beside it is
-    `resolver.lookup.cached`'s own.
+    ``container_id`` is fixed once ``made_by_runtime``: its parent was seen outside. ``name``, for people, and the
+    fields next to it belong to `resolver.lookup.cached`.
     """
-
-    __slots__ = (
-        "arrival",
-        "container_id",
-        "directories",
-        "due",
-        "host_pid",
-        "level",
-        "looks",
-        "made_by_runtime",
-        "name",
-        "name_looks",
-        "next_name_look",
-        "parents",
-        "pidns",
-    )
 
     def __init__(self, host_pid: int, arrival: tuple[int, int]) -> None:
         self.host_pid, self.arrival = host_pid, arrival
         self.pidns = 0  # not known yet
         self.level = 0
         self.parents: tuple[int, ...] = ()  # the host's first
-        self.directories = _NO_DIRECTORIES
+        self.directories = frozenset[Hashable]()
         self.container_id = ""
         self.made_by_runtime = False
-        self.looks, self.due = 0, 0.0
+        self.looks = 0
+        self.reads, self.due, self.turn = (
+            0,
+            0.0,
+            0,
+        )  # reads of its mounts, the next one, and the last one's turn
         self.name, self.name_looks, self.next_name_look = "", 0, 0.0
+
+    def __lt__(self, other: FirstProcess) -> bool:
+        return self.due < other.due
 
 
 class Learned(NamedTuple):
@@ -107,13 +95,15 @@ class KnownNamespaces:
 
     def __init__(self, procfs: Procfs, pidmap: PidMap, clock: Callable[[], float] = time.monotonic) -> None:
         self._procfs, self._pidmap, self._clock = procfs, pidmap, clock
-        self._directories: Callable[[int], frozenset[Hashable]] | None = None
+        self._directories: Callable[[int], Coroutine[Any, Any, frozenset[Hashable]]] | None = None
+        self._unread: dict[int, FirstProcess] = {}  # by host PID: their mounts are to be read
+        self._reading_mounts: Future[None] | asyncio.Task[None] | None = None
         self._known: dict[int, FirstProcess] = {}  # by host PID
-        self._seen: object = None  # what of `PidMap.inits` they are
+        self._seen: object = None  # the `PidMap.inits` that they are from
         self._unplaced: deque[FirstProcess] = deque()
         self._not_placed: list[FirstProcess] = []  # it was tried, and is again with the next refresh
-        #: When each is read: first those that never were, then those that wait for the next of `_PAUSES`.
-        self._due: tuple[deque[FirstProcess], ...] = tuple(deque() for _ in range(len(_PAUSES) + 1))
+        self._due: tuple[list[FirstProcess], ...] = [], []  # heaps by time: the young, the settled
+        self._turn = 0
         self._young: dict[int, FirstProcess] = {}  # by host PID; see `_EAGER_LOOKS`
         self._by_pidns: dict[int, FirstProcess] = {}
         self._by_id: dict[str, set[int]] = {}  # host PIDs of those that a runtime made, by container id
@@ -123,42 +113,32 @@ class KnownNamespaces:
         self._proven: set[Hashable] = set()  # those of which any was ever learned
         self._of: dict[Hashable, frozenset[int]] = {}  # answers since the last refresh
         self._epoch = -1
-        self._asked_for = False  # whether somebody calls `catch_up`
         self._gone = 0
 
-    def read_mounts(self, directories: Callable[[int], frozenset[Hashable]]) -> None:
-        """``directories(host_pid)`` gives the container directories in a process's mount table; without it, none."""
+    def read_mounts(self, directories: Callable[[int], Coroutine[Any, Any, frozenset[Hashable]]]) -> None:
+        """Identify containers by ``directories(host_pid)``, the container directories in a process's mount table."""
         self._directories = directories
-
-    # -- keeping up ---------------------------------------------------------------------------------
 
     @property
     def behind(self) -> bool:
-        """Whether there was no time yet to place every namespace: one below another may be missing."""
+        """Return True while namespaces are still to be placed: one below another may be missing."""
         return bool(self._unplaced)
 
-    def update(self, *, bounded: bool = True) -> None:
-        """Take in what came and went with the last refresh of the map, in a limited time if ``bounded``."""
-        for _ in self._refreshed(bounded=bounded):
-            pass
-
     async def catch_up(self, slices: Slices, *, bounded: bool = True) -> None:
-        """The same, but the loop's other tasks go on meanwhile. From now on no question does it by itself."""
-        self._asked_for = True
-        for _ in self._refreshed(bounded=bounded):
-            await slices.breathe()
-
-    def _refreshed(self, *, bounded: bool) -> Iterator[None]:
+        """Apply the changes of the map's last refresh, in a limited time if ``bounded``."""
         if self._epoch != self._pidmap.refreshes:
             self._epoch = self._pidmap.refreshes
             self._of.clear()
-            yield from self.steps(SLICE_SECONDS if bounded else math.inf)
+            for _ in self.steps(SLICE_SECONDS if bounded else math.inf):
+                await slices.breathe()
+        if isinstance(self._reading_mounts, asyncio.Task):
+            await asyncio.wait({self._reading_mounts}, timeout=_MOUNTS_SECONDS if bounded else None)
 
     def steps(self, seconds: float = math.inf, *, eager: bool = False) -> Iterator[None]:
-        """Bring it up to date with the map, in steps; may be left at any point, and others may work between them.
+        """Apply the map's changes in steps, each of which leaves everything consistent.
 
-        What is new is placed, then what is due is read, for so many CPU seconds: our own, and not others' while we gave
-        way. ``eager``: before all that, those that no runtime made are read, the newest first, as long as they are new.
+        New namespaces are placed, then due ones read, for so many seconds. ``eager``: first read the newest that no
+        runtime made.
         """
         while (inits := self._pidmap.inits()) is not self._seen:
             yield from self._follow(inits)
@@ -166,11 +146,12 @@ class KnownNamespaces:
         self._not_placed.clear()
         watching = self._watching() if eager else ()
         yield from _work_off(itertools.chain(watching, self._placing()), seconds)
-        for first, end, most in ((0, _SETTLED, YOUNG_SECONDS), (_SETTLED, len(self._due), SETTLED_SECONDS)):
-            yield from _work_off(self._reading(first, end), seconds if seconds == math.inf else most)
+        self._turn += 1
+        for heap, most in zip(self._due, (YOUNG_SECONDS, SETTLED_SECONDS), strict=True):
+            yield from _work_off(self._reading(heap), seconds if seconds == math.inf else most)
 
     def take_gone(self) -> int:
-        """How many have ended since the last call."""
+        """Count the namespaces that ended since the last call."""
         gone, self._gone = self._gone, 0
         return gone
 
@@ -198,39 +179,32 @@ class KnownNamespaces:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Most have ended: a table that was large once stays so until it is made anew."""
-        for queue in self._due:
-            left = [each for each in queue if self._lives(each)]
-            queue.clear()
-            queue.extend(left)
+        """Rebuild the tables once most entries have ended: a table never shrinks by itself."""
+        for heap in self._due:
+            heap[:] = filter(self._lives, heap)
+            heapq.heapify(heap)
         self._below = {pidns: set(below) for pidns, below in self._below.items()}
         self._known, self._young, self._by_pidns = dict(self._known), dict(self._young), dict(self._by_pidns)
 
     def _lives(self, known: FirstProcess) -> bool:
-        """As far as this index knows."""
+        """Check if it is still in the index."""
         return self._known.get(known.host_pid) is known
 
     def _placing(self) -> Iterator[Callable[[], None]]:
         while self._unplaced:
             yield self._place_next
 
-    def _reading(self, first: int, end: int) -> Iterator[Callable[[], None]]:
-        """Those that are due, who was never read first; none twice."""
-        now = self._clock()
-        for number, count in [(number, len(queue)) for number, queue in enumerate(self._due)][first:end]:
-            queue = self._due[number]
-            for _ in range(count):
-                if not queue or queue[0].due > now:
-                    break
-                yield partial(self._read_next, number, now)
+    def _reading(self, heap: list[FirstProcess]) -> Iterator[Callable[[], None]]:
+        """Yield due reads, never-read processes first; none twice."""
+        now, turn = self._clock(), self._turn
+        while heap and heap[0].due <= now and heap[0].turn != turn:
+            yield partial(self._read_next, heap, now, turn)
 
     def _watching(self) -> Iterator[Callable[[], None]]:
-        """The newest first: it is the one that is asked for."""
+        """Yield the newest first: requests are usually about it."""
         for known in reversed(list(self._young.values())):
             if known.host_pid in self._young:
                 yield partial(self._watch, known)
-
-    # -- one of them --------------------------------------------------------------------------------
 
     def _watch(self, known: FirstProcess) -> None:
         if known.pidns or self._place(known):
@@ -242,10 +216,7 @@ class KnownNamespaces:
             self._not_placed.append(known)
 
     def _place(self, known: FirstProcess) -> bool:
-        """Its namespace and those above it, which never change; whether they are known.
-
-        To read them from ``/proc`` takes several times as long as to ask the kernel's map.
-        """
+        """Determine its namespace and those above it, which never change; False if they are unknown."""
         chain = self._pidmap.namespaces_of(known.host_pid, known.arrival)
         try:
             depth = len(chain or self._procfs.ns_pids(known.host_pid))
@@ -264,30 +235,40 @@ class KnownNamespaces:
         if known.parents:
             self._below.setdefault(known.parents[-1], set()).add(own)
         self._of.clear()
-        self._due[0].append(known)
+        heapq.heappush(self._due[0], known)
         return True
 
-    def _read_next(self, number: int, now: float) -> None:
-        """Whose it is, and what it has mounted."""
-        known = self._due[number].popleft()
+    def _read_next(self, heap: list[FirstProcess], now: float, turn: int) -> None:
+        """Read its container and mounts."""
+        known = heapq.heappop(heap)
         if not self._lives(known):
             return
-        known.due = now + _PAUSES[min(number, len(_PAUSES) - 1)]
-        self._due[min(number + 1, len(_PAUSES))].append(known)
+        known.due, known.turn = now + _PAUSES[min(known.reads, len(_PAUSES) - 1)], turn
+        known.reads += 1
+        heapq.heappush(self._due[known.reads >= _SETTLED], known)
         self._identify(known)
-        if self._directories is None:
-            return
-        with suppress(ProcessGone, AccessDenied, CannotKnow):
-            directories = self._directories(known.host_pid)
-            if directories != known.directories:
-                self._take_out(known)
-                known.directories = directories
-                for directory in directories:
-                    self._with.setdefault(directory, set()).add(known.pidns)
-                self._of.clear()
+        if self._directories is not None:
+            self._unread[known.host_pid] = known
+            if self._reading_mounts is None or self._reading_mounts.done():
+                self._reading_mounts = begin(self._read_mounts())
+
+    async def _read_mounts(self) -> None:
+        while self._unread:
+            _, known = self._unread.popitem()
+            if self._directories is not None and self._lives(known):
+                with suppress(ProcessGone, CannotKnow, WorkerFailed):
+                    self._take_mounts(known, await self._directories(known.host_pid))
+
+    def _take_mounts(self, known: FirstProcess, directories: frozenset[Hashable]) -> None:
+        if directories != known.directories and self._lives(known):
+            self._take_out(known)
+            known.directories = directories
+            for directory in directories:
+                self._with.setdefault(directory, set()).add(known.pidns)
+            self._of.clear()
 
     def _identify(self, known: FirstProcess) -> None:
-        """Its container. One made by a process of the same container is a namespace inside of it."""
+        """Determine its container. One made by a process of the same container is a nested namespace."""
         if known.made_by_runtime or not self._lives(known):
             return
         procfs, host_pid = self._procfs, known.host_pid
@@ -322,13 +303,8 @@ class KnownNamespaces:
         for directory in known.directories:
             _discard(self._with, directory, known.pidns)
 
-    # -- by container id ----------------------------------------------------------------------------
-
     def rightful(self, container_id: str) -> FirstProcess | None:
-        """The first process that a runtime made of this container; None also where two of them claim its id.
-
-        It takes a full search to decide then.
-        """
+        """Return the first process that a runtime made of this container; None if two of them claim its id."""
         claims = self._by_id.get(container_id, ())
         if len(claims) != 1:
             return None
@@ -337,64 +313,58 @@ class KnownNamespaces:
         return known if self._pidmap.arrival(host_pid) == known.arrival else None
 
     def made_by_runtime(self) -> Iterator[FirstProcess]:
-        """All that a runtime made."""
+        """Yield all that a runtime made."""
         return (self._known[host_pid] for claims in self._by_id.values() for host_pid in claims)
 
-    # -- by what is mounted -------------------------------------------------------------------------
-
-    def of(self, place: Hashable) -> frozenset[int]:
-        """The PID namespaces of the container, that of the host only where it was seen to be one; empty: not known."""
-        if not self._asked_for:
-            self.update()
-        known = self._of.get(place)
+    def of(self, key: Hashable) -> frozenset[int]:
+        """Return the container's PID namespaces, the host's only if it was seen to be one; empty: unknown."""
+        known = self._of.get(key)
         if known is None:
-            learned = (
-                pidns for pidns, each in self._learned.get(place, {}).items() if self._still_there(each)
-            )
-            seeds = {*self._with.get(place, ()), *learned}
+            learned = (pidns for pidns, each in self._learned.get(key, {}).items() if self._still_there(each))
+            seeds = {*self._with.get(key, ()), *learned}
             for pidns in tuple(seeds):
                 init = self._by_pidns.get(pidns)
                 if init is not None and pidns != HOST_PIDNS:
                     seeds.update(each for each in init.parents if each != HOST_PIDNS)
                     self._add_below(pidns, seeds)
-            known = self._of[place] = frozenset(seeds)
+            known = self._of[key] = frozenset(seeds)
         return known
 
-    def container_ids(self, place: Hashable) -> set[str]:
-        """Ids of the containers of processes that certainly have this place: seen with its mount, or learned."""
-        ids = {each.container_id for each in self._learned.get(place, {}).values()}
-        for pidns in self._with.get(place, ()):
+    def container_ids(self, key: Hashable) -> set[str]:
+        """Return the ids of containers of processes that certainly have this key: seen with its mount, or learned."""
+        ids = {each.container_id for each in self._learned.get(key, {}).values()}
+        for pidns in self._with.get(key, ()):
             ids.add(self._by_pidns[pidns].container_id)
         return ids - {""}
 
-    def learn(self, place: Hashable, pidns: int, container_id: str) -> None:
-        """A verified owner of a slot of this place is in that namespace."""
+    def learn(self, key: Hashable, pidns: int, container_id: str) -> None:
+        """Note that a verified owner of a slot of this key is in that namespace."""
         init = self._by_pidns.get(pidns)
         learned = Learned((init.host_pid, init.arrival) if init else None, container_id)
-        self._proven.add(place)
-        known = self._learned.setdefault(place, {})
+        self._proven.add(key)
+        known = self._learned.setdefault(key, {})
         if known.get(pidns) != learned:
             if (
                 len(known) >= 2 * MAX_NAMESPACES
             ):  # a container may make any number of them, one after the other
                 known = {pidns: each for pidns, each in known.items() if self._still_there(each)}
-                self._learned[place] = known
+                self._learned[key] = known
             known[pidns] = learned
-            self._of.pop(place, None)
+            self._of.pop(key, None)
 
-    def first_processes(self, place: Hashable) -> list[int]:
-        """Host PIDs of the first processes that have this place mounted."""
-        return [self._by_pidns[pidns].host_pid for pidns in self._with.get(place, ())]
+    def first_processes(self, key: Hashable) -> list[int]:
+        """Host PIDs of the first processes that have this key mounted."""
+        return [self._by_pidns[pidns].host_pid for pidns in self._with.get(key, ())]
 
-    def proven(self, place: Hashable) -> bool:
-        """Whether any of its namespaces was learned: the numbers in its slots are those of this kernel's processes."""
-        return place in self._proven
+    def proven(self, key: Hashable) -> bool:
+        """Return True if one of its namespaces was learned: the numbers in its slots are this kernel's."""
+        return key in self._proven
 
-    def forget(self, place: Hashable) -> None:
-        """The place is gone."""
-        self._learned.pop(place, None)
-        self._proven.discard(place)
-        self._of.pop(place, None)
+    def forget(self, key: Hashable) -> None:
+        """Forget a key that no longer exists."""
+        self._learned.pop(key, None)
+        self._proven.discard(key)
+        self._of.pop(key, None)
 
     def _still_there(self, learned: Learned) -> bool:
         return learned.init is None or self._pidmap.arrival(learned.init[0]) == learned.init[1]
@@ -417,11 +387,11 @@ def _discard(sets: dict[_K, set[int]], key: _K, number: int) -> None:
 
 
 def _work_off(works: Iterable[Callable[[], None]], seconds: float) -> Iterator[None]:
-    """Do them for so many CPU seconds, giving way after each."""
+    """Do them for so many seconds, giving way after each."""
     for work in works:
         if seconds < 0:
             return
-        began = time.thread_time()
+        began = time.monotonic()
         work()
-        seconds -= time.thread_time() - began
+        seconds -= time.monotonic() - began
         yield

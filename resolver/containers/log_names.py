@@ -1,8 +1,4 @@
-"""Names of containers by their ids, from the links that kubelet makes to their logs.
-
-``/var/log/containers/<pod>_<namespace>_<container>-<containerID>.log``: root's own, so no tenant can forge one. Only
-names of entries are read. No API server is asked, and no runtime.
-"""
+"""Names of containers by their ids, from kubelet's links to their logs, which belong to root."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ _TICK_NS = 50_000_000
 
 
 class LogName(NamedTuple):
-    """What kubelet calls a container."""
+    """Kubelet's name of a container."""
 
     namespace: str
     pod: str
@@ -30,7 +26,7 @@ class LogName(NamedTuple):
 
 
 class ContainerNames:
-    """Kubelet's containers of this node. ``refresh`` reads what changed; the rest only remembers."""
+    """Kubelet's containers of this node. ``refresh`` reads changes; the rest answers from memory."""
 
     def __init__(self, containers_dir: str, pods_dir: str) -> None:
         self.directory = containers_dir
@@ -60,11 +56,11 @@ class ContainerNames:
             self._by_pod.setdefault((name.namespace, name.pod), set()).add(name.container)
 
     def of(self, container_id: str) -> LogName | None:
-        """What kubelet calls the container with that id; None if it has no log."""
+        """Return kubelet's name of the container with that id; None if it has no log."""
         return self._by_id.get(container_id)
 
     def has(self, pod_uid: str, container: str) -> bool:
-        """Whether this node has, or had not long ago, such a container of such a pod."""
+        """Check if this node has, or recently had, such a container of such a pod."""
         return container in self._by_pod.get(self.pods.of(pod_uid), ())
 
     def pairs(self) -> Iterable[tuple[str, str]]:

@@ -1,13 +1,13 @@
-"""The PID namespaces of a container, and which of them is its own."""
+"""The PID namespaces of a container, and the choice of its main one."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 
-from resolver.errors import Ambiguous, CannotKnow, NotFound, ProcessGone
+from resolver.base.errors import Ambiguous, CannotKnow, NotFound, ProcessGone
+from resolver.base.records import NamedTuple
 from resolver.linux.procfs import HOST_PIDNS
-from resolver.records import NamedTuple
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ HOST = Namespace(HOST_PIDNS, 0)
 
 
 def members_of(procfs: Procfs, host_pids: Iterable[int]) -> list[Member]:
-    """The processes that still run, with their numbers in every namespace."""
+    """Return the processes that still run, with their numbers in every namespace."""
     members = []
     for host_pid in host_pids:
         try:
@@ -51,13 +51,11 @@ def members_of(procfs: Procfs, host_pids: Iterable[int]) -> list[Member]:
 
 
 def own_namespace(procfs: Procfs, members: list[Member]) -> Namespace:
-    """The PID namespace of the container's main process.
+    """Return the PID namespace of the container's main process.
 
-    Usually the main process is number 1 at the least depth at which the container has processes. Without
-    such a one, the container shares its namespace with the pod or the host. But a process of the host may
-    have been put into the container's cgroup, and a container of the host's namespace may have made one of
-    its own; both look alike, and are distinguished by parentage, or by age. Raises Ambiguous if neither decides, and
-    CannotKnow under gVisor, where the numbers that the container knows are not of the host's kernel.
+    That is number 1 at the least depth of its processes. Without one, the container shares its pod's or the host's. A
+    host process in the container's cgroup and a namespace made inside look alike: parentage decides, or age. Raises
+    Ambiguous if neither does, and CannotKnow under gVisor, which has PIDs of its own.
     """
     least = min(len(member.ns_pids) for member in members)
     top = [member for member in members if len(member.ns_pids) == least]
@@ -79,10 +77,9 @@ def own_namespace(procfs: Procfs, members: list[Member]) -> Namespace:
 
 
 def is_gvisor(procfs: Procfs, host_pid: int, name: str | None = None) -> bool:
-    """Whether the process is one of gVisor's own, by what it executes. ``name`` is its command name, if it is known.
+    """Recognize a process of gVisor by its executable. ``name`` is its command name, if known.
 
-    What a sandbox consists of starts itself by ``/proc/self/exe``, hence the name; and number 1 of its PID namespace is
-    the gofer, which serves files (runsc/sandbox and runsc/cmd/gofer.go in gVisor).
+    Its parts start themselves through ``/proc/self/exe``; number 1 is the gofer (runsc/cmd/gofer.go).
     """
     try:
         name = procfs.status(host_pid).name if name is None else name
@@ -92,7 +89,7 @@ def is_gvisor(procfs: Procfs, host_pid: int, name: str | None = None) -> bool:
 
 
 def nested_namespace(procfs: Procfs, members: list[Member], pidns: int) -> Namespace:
-    """The namespace with this inode, which some process of the container is in, at any depth."""
+    """Return the namespace with this inode, if a process of the container is in it, at any depth."""
     seen: dict[int, None] = {}
     for member in members:
         try:
@@ -113,7 +110,7 @@ def nested_namespace(procfs: Procfs, members: list[Member], pidns: int) -> Names
 
 
 def numbered(procfs: Procfs, members: Iterable[Member], namespace: Namespace, ns_pid: int) -> list[Member]:
-    """Those whose number in the namespace is ``ns_pid``; more than one only if the first ended just now."""
+    """Return those with number ``ns_pid`` in the namespace; more than one only if the first has just ended."""
     fitting = []
     for member in members:
         with suppress(ProcessGone):
@@ -123,13 +120,13 @@ def numbered(procfs: Procfs, members: Iterable[Member], namespace: Namespace, ns
 
 
 def has_number(procfs: Procfs, member: Member | ProcessIdentity, namespace: Namespace, ns_pid: int) -> bool:
-    """Whether the process's number in the namespace is ``ns_pid``. Raises ProcessGone and AccessDenied."""
+    """Check that the process's number in the namespace is ``ns_pid``. Raises ProcessGone and AccessDenied."""
     same = member.ns_pids[namespace.level : namespace.level + 1] == (ns_pid,)
     return same and goes_through(procfs, member, namespace)
 
 
 def goes_through(procfs: Procfs, member: Member | ProcessIdentity, namespace: Namespace) -> bool:
-    """Whether the number at this level is one of this very namespace, and not of a sibling."""
+    """Check that the number at this level belongs to this very namespace, not to a sibling."""
     if namespace == HOST:
         return True
     if len(member.ns_pids) == namespace.level + 1:
@@ -138,7 +135,7 @@ def goes_through(procfs: Procfs, member: Member | ProcessIdentity, namespace: Na
 
 
 def _only(procfs: Procfs, members: list[Member]) -> Namespace:
-    """The one namespace in which all of these are, at their common depth."""
+    """Return the only namespace that all of these are in, at their common depth."""
     level = len(members[0].ns_pids) - 1
     if level == 0:
         return HOST
@@ -159,7 +156,7 @@ def _only(procfs: Procfs, members: list[Member]) -> Namespace:
 
 
 def _made_inside(procfs: Procfs, top: list[Member], inits: list[Member]) -> bool:
-    """Whether these namespaces were made by the container, rather than the container's own."""
+    """Check that these namespaces were made by the container, rather than for it."""
     outer = {member.host_pid for member in top}
     if any(_parent(procfs, member.host_pid) in outer for member in inits):
         return True
@@ -177,10 +174,7 @@ def _made_inside(procfs: Procfs, top: list[Member], inits: list[Member]) -> bool
 
 
 def _from_outside(procfs: Procfs, members: list[Member]) -> bool:
-    """Whether all have the host's mounts, which no runtime leaves to a container, but a container can enter.
-
-    Process 2 is kthreadd, which always has them; process 1 may be closed even to CAP_SYS_PTRACE.
-    """
+    """Check that all have the host's mounts (kthreadd's): no runtime leaves them to a container."""
     try:
         host = os.readlink(f"{procfs.root}/2/ns/mnt")
         return all(os.readlink(f"{procfs.root}/{member.host_pid}/ns/mnt") == host for member in members)

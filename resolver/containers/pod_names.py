@@ -1,7 +1,4 @@
-"""Names of pods and namespaces, from the directories that kubelet makes for their logs.
-
-``/var/log/pods/<namespace>_<pod>_<podUID>``: root's own, so no tenant can forge one. No API server is asked.
-"""
+"""Names of pods and namespaces, from kubelet's log directories, which belong to root."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ class PodNames:
         return self._names.get(pod_uid, _UNKNOWN)
 
     def items(self) -> ItemsView[str, tuple[str, str]]:
-        """Every pod: its UID, namespace and name."""
+        """Return every pod: its UID, namespace and name."""
         return self._names.items()
 
 

@@ -1,12 +1,9 @@
-"""HAMi's host PID broker (merged after 2.10.0), protocol version 1: a process asks for its own host PID.
+"""HAMi's host PID broker (merged after 2.10.0), protocol version 1: a process asks for its host PID.
 
-The client sends no number: who it is comes from the kernel (`resolver.linux.peers`). The answer is the number
-that it must write into its slot, by the same policy as repairs; ``--broker-answer host`` always says the host PID, as
-HAMi's own broker does. A client that is not known for certain gets status 1 and no number: HAMi's client then
-guesses, if it can take a lock for the whole node, else its ``hostpid`` stays 0; the next pass repairs either.
-
-A request that is there when its client is accepted is answered at once. Only clients that keep it waiting take one of
-the places, and when those run out, the one that has waited longest gives way: silence costs nobody but the silent.
+The kernel identifies the client (`resolver.linux.peers`). The answer is the number that belongs into its slot, by the
+same policy as repairs. A client that can't be identified gets status 1 and no number: HAMi's client then guesses, or
+leaves ``hostpid`` at 0, and the next pass repairs either. A client that is silent takes one of a limited number of
+places; the longest silent one gives way.
 """
 
 from __future__ import annotations
@@ -19,12 +16,12 @@ import stat
 import struct
 from typing import TYPE_CHECKING
 
+from resolver.base.counters import CounterByReason, CounterName
+from resolver.base.errors import AccessDenied, ProcessGone, UsageError
+from resolver.base.reasons import BrokerRefusal
+from resolver.base.retry import tried_again
 from resolver.config import BrokerAnswer, HostpidNamespace
-from resolver.counters import CounterByReason, CounterName
-from resolver.errors import AccessDenied, ProcessGone, UsageError
 from resolver.linux.peers import PeerUnknown, peer_of
-from resolver.reasons import BrokerRefusal
-from resolver.retry import tried_again
 from resolver.serve.reception import Acceptor
 from resolver.serve.unix_socket import Listening, UnixSocket, listens
 from resolver.serve.waiting import Waiting
@@ -34,10 +31,10 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
+    from resolver.base.journal import Journal
     from resolver.config import Settings
     from resolver.hami.hostpid_policy import HostpidPolicy
     from resolver.linux.procfs import Procfs
-    from resolver.log.journal import Journal
     from resolver.pids.pidmap import PidMap
 
 REQUEST = struct.Struct("!4sHH")  # magic, version, command
@@ -48,8 +45,7 @@ SUCCESS, INVALID = 0, 1
 MOST_WAITING = 512
 EXCHANGE_SECONDS = 0.5
 _BACKLOG = 4096  # clients that connect without blocking are refused when it is full
-#: Accepting and answering may take this share of a CPU. The event loop's own work for each client comes on top, and
-#: is about as much again: a storm of clients takes a fifth of a CPU.
+#: Share of a CPU for accepting and answering; the event loop's own work for each client is as much again.
 _SHARE = 0.1
 _RETRY_SECONDS = 15.0
 _BROKER = Listening("broker", "--broker", "or leave --broker out if HAMi's own is enough")
@@ -91,7 +87,7 @@ class Broker:
         self._acceptor = Acceptor(listener, self._taken, share=_SHARE, refused=self._full)
 
     def stop(self) -> None:
-        """Let go of every client; the listener stays its owner's."""
+        """Drop every client; the listener stays with its owner."""
         self._acceptor.stop()
         for connection, _ in self._waiting.clear():
             connection.close()
@@ -129,9 +125,9 @@ class Broker:
     # -- one exchange -------------------------------------------------------------------------------
 
     def _read(self, connection: socket.socket, received: bytearray) -> bool:
-        """Take in what there is, and answer once it is a request. False while more is to come.
+        """Read the request so far, and answer once it is complete. False while more is to come.
 
-        What follows a request is not read: there is one per connection.
+        Bytes after a request aren't read: there is one per connection.
         """
         try:
             data = connection.recv(REQUEST.size - len(received))
@@ -166,10 +162,9 @@ class Broker:
         return ANSWER.pack(MAGIC, VERSION, SUCCESS, number)
 
     def _number(self, connection: socket.socket) -> int:
-        """What the client must write into its slot; what is learned on the way goes into the map.
+        """Return the number for the client's slot, and enter the process into the map.
 
-        Before Linux 6.5 the number is right if its client still runs (``exact=False``), and only then is there
-        anybody who could use it.
+        Before Linux 6.5 it is right only for a client that still runs: ``exact=False``.
         """
         namespace = HostpidNamespace.HOST if self._always_host else self._policy().namespace
         if namespace is None:
@@ -195,10 +190,10 @@ class Broker:
 
 
 class Place:
-    """The socket at its path, and the lock that says whose it is. `UsageError` or OSError if it cannot be had.
+    """Socket at its path, with a lock on it. Raises `UsageError` or OSError if it is unavailable.
 
-    The lock is beside the directory, not in it: the directory is mounted into containers, where a tenant's root
-    could hold the lock.
+    The lock file is next to the directory: the directory itself is mounted into containers, where a tenant's root could
+    hold the lock.
     """
 
     def __init__(self, path: str) -> None:
@@ -207,7 +202,7 @@ class Place:
         self.path = os.path.join(directory, name)
         if os.geteuid() != 0:
             raise UsageError(
-                "the broker must run as root, since HAMi's clients believe nobody else: run the daemon as root, "
+                "the broker must run as root, because HAMi's clients trust no other user: run the daemon as root, "
                 "or leave --broker out"
             )
         _make(directory)
@@ -232,7 +227,7 @@ class Place:
 
 
 def _make(directory: str) -> None:
-    """Make it and those above it; `UsageError` unless they are root's and nobody else can exchange what is in them.
+    """Create the directory and its parents; `UsageError` unless root alone can change them.
 
     HAMi's client checks the directory in the same way.
     """
@@ -289,7 +284,7 @@ async def serve(
     """Answer until cancelled. Where that cannot be, say why, and see again now and then."""
 
     def off(why: str) -> None:
-        journal.log.warning("broker_off", socket=settings.broker, why=why)
+        journal.trouble("broker", why, "broker_off", "", socket=settings.broker)
 
     place = await tried_again(lambda: Place(settings.broker), off, _RETRY_SECONDS)
     broker = Broker(settings, procfs, pidmap, policy, journal, counters)

@@ -1,4 +1,4 @@
-"""Which number ``hostpid`` must be on this node, decided anew whenever more is known of the driver."""
+"""Decides which number ``hostpid`` must be on this node, again whenever more is known about the driver."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from resolver.hami.hostpid_policy import Origin, decide
 
 if TYPE_CHECKING:
+    from resolver.base.journal import Journal
     from resolver.config import HostpidNamespace
     from resolver.daemon.driver_measurement import DriverMeasurement
     from resolver.gpu.sampler import Collection
-    from resolver.log.journal import Journal
 
 
 class Decision:
@@ -23,7 +23,7 @@ class Decision:
         self._said = False
 
     def decide(self, setting: HostpidNamespace, driver_version: str | None) -> bool:
-        """Decide; whether that changed anything."""
+        """Decide; return True if that changed anything."""
         measurement = self.measurement
         policy = decide(setting, driver_version, measurement.get(driver_version), measurement.unable)
         if self._said and self.policy == policy:
@@ -38,19 +38,19 @@ class Decision:
         return True
 
     def measured(self, driver_version: str | None) -> bool:
-        """Whether that driver has just been measured: then nothing is measured any more, and the rights can go."""
+        """Return True once after that driver has been measured: then the rights for measuring can go."""
         if not driver_version or self.policy.origin is not Origin.MEASURED or not self.measurement.rights:
             return False
         self.measurement.disable(driver_version)
         return True
 
     def consider(self, collection: Collection) -> None:
-        """Measure, where that would count and there is something to see."""
+        """Start a measurement if it could matter and there is something to measure."""
         if self.policy.origin is not Origin.FORCED:
             self.measurement.consider(collection)
 
     def not_measured(self) -> str:
-        """Why the policy does not come from a measurement; empty if it does, or need not."""
+        """Return the reason that the policy does not come from a measurement; empty if it does, or need not."""
         if self.policy.origin in (Origin.MEASURED, Origin.FORCED):
             return ""
         return self.measurement.unable or self.measurement.why

@@ -1,9 +1,8 @@
 """Measures which PIDs the driver gives to a container's watcher, once per driver version.
 
-When NVML has just had samples of slot owners, a child (`resolver.workers.driver_probe`) reads the same samples
-from inside their PID namespace. Two looks that agree, of different containers where there are several, are a
-measurement. One that fails or is refused is counted, and the next one waits: a tenant that disturbs it gets what the
-driver's version says.
+When NVML has just had samples of slot owners, a child (`resolver.workers.driver_probe`) reads the same samples from
+inside their PID namespace. Two agreeing results, from different containers if there are several, are a measurement. A
+tenant that disturbs it gets the version's answer.
 """
 
 from __future__ import annotations
@@ -14,27 +13,28 @@ import json
 import os
 import sysconfig
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resolver.counters import CounterName
-from resolver.errors import AccessDenied, ProcessGone, WorkerFailed
+from resolver.base.counters import CounterName
+from resolver.base.errors import AccessDenied, ProcessGone, WorkerFailed
+from resolver.base.retry import doubled
 from resolver.gpu.sampler import OK, SAMPLE_SECONDS
-from resolver.hami.driver_memory import DriverMemory, MemoryVerdict, Subject, judge
+from resolver.hami.driver_memory import DriverMemory, DriverVerdict, Subject, judge
 from resolver.hami.hostpid_policy import by_version
 from resolver.linux import capabilities
 from resolver.linux.procfs import HOST_PIDNS
-from resolver.retry import doubled
 from resolver.workers.driver_probe import RIGHTS
 from resolver.workers.supervisor import WorkerProcess
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
+    from resolver.base.journal import Journal
     from resolver.config import HostpidNamespace
     from resolver.gpu.sampler import Collection
     from resolver.linux.procfs import ProcessHandle, Procfs
-    from resolver.log.journal import Journal
     from resolver.pids.pidmap import PidMap
     from resolver.repair.owner_watch import Owners
 
@@ -50,25 +50,17 @@ _Seen = dict[str, frozenset[int]]  # by the device's UUID: the PIDs in its sampl
 
 
 class _Place(NamedTuple):
-    """A PID namespace to look from, held by its descriptor, with the held owners that are busy in there."""
+    """A PID namespace to look from, and the busy owners in there; ``held`` keeps all their descriptors."""
 
     pidns: int
     fd: int
     subjects: tuple[tuple[Subject, int, ProcessHandle], ...]  # with the sample's time (us since the epoch)
     driver_version: str
-
-    def close(self) -> None:
-        os.close(self.fd)
-        _close(self.subjects)
-
-
-def _close(subjects: Iterable[tuple[Subject, int, ProcessHandle]]) -> None:
-    for _, _, handle in subjects:
-        handle.close()
+    held: ExitStack
 
 
 class DriverMeasurement:
-    """What the driver was seen to do. Asked by the daemon after each collection, and never waited for."""
+    """Measured behaviour of the driver. The daemon asks after each collection, and never waits."""
 
     def __init__(
         self,
@@ -102,7 +94,7 @@ class DriverMeasurement:
         self._not_before = 0.0
 
     def enable(self, *, wanted: bool) -> None:
-        """From now on measure, if this process has the right to. Called before it gives any up."""
+        """Measure from now on, if this process has the right to. Call it before the process drops any right."""
         held = capabilities.held()
         self._enabled = True
         if not wanted:
@@ -115,7 +107,7 @@ class DriverMeasurement:
             self.rights = RIGHTS & held
 
     def disable(self, driver_version: str) -> None:
-        """That driver is measured, and the rights are given up."""
+        """Stop measuring: that driver is measured, or the rights were given up."""
         self.rights = frozenset()
         self.unable = (
             f"the right to was given up after driver {driver_version} was measured: restart resolver"
@@ -123,7 +115,7 @@ class DriverMeasurement:
         self.close()
 
     def get(self, driver_version: str | None) -> HostpidNamespace | None:
-        """What that driver was measured to do, now or by an earlier daemon since the node was started."""
+        """Return the result for that driver, measured now or by an earlier daemon since the node booted."""
         return self._memory.get(driver_version) if driver_version else None
 
     def consider(self, collection: Collection) -> None:
@@ -154,7 +146,7 @@ class DriverMeasurement:
             self._task = asyncio.create_task(self._look(place))
 
     def close(self) -> None:
-        """End the look that is under way, and its child."""
+        """Stop the current measurement and its child."""
         if self._task is not None:
             self._task.cancel()
         self.worker.stop()
@@ -177,52 +169,42 @@ class DriverMeasurement:
             return None
         self._tries = {pidns: self._tries.get(pidns, 0) for pidns in busy}
         for pidns in sorted(busy, key=self._tries.__getitem__):
-            subjects: list[tuple[Subject, int, ProcessHandle]] = []
-            try:
-                self._hold(pidns, busy[pidns][:_MOST_SUBJECTS], collection, subjects)
-                fd = self._open_namespace(subjects[0][2], pidns) if subjects else -1
-            except BaseException:
-                _close(subjects)
-                raise
-            if fd >= 0:
-                self._tries[pidns] += 1
-                return _Place(pidns=pidns, fd=fd, subjects=tuple(subjects), driver_version=version)
-            _close(subjects)
+            with ExitStack() as held:
+                subjects = tuple(self._hold(pidns, busy[pidns][:_MOST_SUBJECTS], collection, held))
+                fd = self._open_namespace(subjects[0][2], pidns, held) if subjects else -1
+                if fd >= 0:
+                    self._tries[pidns] += 1
+                    return _Place(
+                        pidns=pidns, fd=fd, subjects=subjects, driver_version=version, held=held.pop_all()
+                    )
         self.why = self.why or "the numbers of every busy process may also be other processes'"
         return None
 
     def _hold(
-        self,
-        pidns: int,
-        busy: list[tuple[int, str, int]],
-        collection: Collection,
-        subjects: list[tuple[Subject, int, ProcessHandle]],
-    ) -> None:
-        """Hold those processes whose numbers are conclusive."""
+        self, pidns: int, busy: list[tuple[int, str, int]], collection: Collection, held: ExitStack
+    ) -> Iterator[tuple[Subject, int, ProcessHandle]]:
+        """Hold the processes, and yield those with conclusive numbers."""
         for host_pid, uuid, stamp in busy:
             with contextlib.suppress(ProcessGone, AccessDenied):
                 handle = self._procfs.open_handle(host_pid)
+                held.callback(handle.close)
                 subject = Subject(host_pid, handle.process.ns_pids[-1], uuid)
-                subjects.append((subject, stamp, handle))
                 same = handle.process == self._owners.process(host_pid)
-                if not same or not self._conclusive(subject, pidns, collection):
-                    subjects.pop()
-                    handle.close()
+                if same and self._conclusive(subject, pidns, collection):
+                    yield subject, stamp, handle
 
-    def _open_namespace(self, handle: ProcessHandle, pidns: int) -> int:
-        """A descriptor of the held process's own namespace, -1 if it is not that one (any more)."""
+    def _open_namespace(self, handle: ProcessHandle, pidns: int, held: ExitStack) -> int:
+        """Open the held process's PID namespace; -1 if it is another one by now."""
         path = f"{self._procfs.root}/{handle.process.host_pid}/ns/pid"
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             return -1
-        if handle.alive() and os.fstat(fd).st_ino == pidns:
-            return fd
-        os.close(fd)
-        return -1
+        held.callback(os.close, fd)
+        return fd if handle.alive() and os.fstat(fd).st_ino == pidns else -1
 
     def _conclusive(self, subject: Subject, pidns: int, collection: Collection) -> bool:
-        """Whether each of its two numbers, met in the samples, could mean nothing but this process."""
+        """Check that each of its two numbers, found in samples, could mean only this process."""
         host_pid, ns_pid, uuid = subject
         device = collection.devices.get(uuid)
         if host_pid == ns_pid or device is None or device.status != OK:
@@ -237,7 +219,7 @@ class DriverMeasurement:
     # -- the look ----------------------------------------------------------------------------------------------------
 
     async def _look(self, place: _Place) -> tuple[_Place, _Seen | str]:
-        """What is seen from there, or why nothing is."""
+        """Return the samples seen from there, or the reason for none."""
         request = {
             "pidns": place.pidns,
             "uuids": sorted({subject.device_uuid for subject, _, _ in place.subjects}),
@@ -253,7 +235,7 @@ class DriverMeasurement:
         except (ValueError, TypeError, KeyError, AttributeError):
             return place, str(self.worker.malformed("answered something malformed"))
         except BaseException:
-            place.close()
+            place.held.close()
             raise
         finally:
             self.worker.stop()  # it was for this question only
@@ -269,36 +251,35 @@ class DriverMeasurement:
                     -1,
                 )  # the devices may not be open to everybody: as root, at once
             return str(answer["failed"])
-        samples = {str(uuid): entry["samples"] for uuid, entry in answer["seen"].items()}
-        seen = {uuid: frozenset(pids) for uuid, pids in samples.items() if pids is not None}
+        seen = {uuid: frozenset(pids) for uuid, pids in answer["seen"].items() if pids is not None}
         if not all(type(pid) is int for pids in seen.values() for pid in pids):
             raise ValueError("PIDs are whole numbers")
         return seen or "NVML has no samples there"
 
     def _conclude(self, place: _Place, seen: _Seen | str, collection: Collection) -> None:
-        """With the host's view from before the look and from after it."""
+        """Reach a verdict from the host's view before and after the measurement."""
         try:
             verdict = (
-                MemoryVerdict(None, seen) if isinstance(seen, str) else self._verdict(place, seen, collection)
+                DriverVerdict(None, seen) if isinstance(seen, str) else self._verdict(place, seen, collection)
             )
         finally:
-            place.close()
+            place.held.close()
         if verdict.namespace is None:
             self._failed(verdict.why)
         elif place.driver_version != collection.driver_version:
             self._agreed.clear()
         elif self._agreed and verdict.namespace is not self._agreed[-1]:
             self._agreed.clear()
-            self._failed("two looks contradicted each other")
+            self._failed("two measurements contradicted each other")
         else:
             self._agreed.append(verdict.namespace)
             self._in_vain, self.why = 0, "measured once, and to be confirmed"
             if len(self._agreed) >= _AGREEING:
                 self._measured(place.driver_version, verdict.namespace)
 
-    def _verdict(self, place: _Place, seen: _Seen, collection: Collection) -> MemoryVerdict:
+    def _verdict(self, place: _Place, seen: _Seen, collection: Collection) -> DriverVerdict:
         if collection.error:
-            return MemoryVerdict(None, collection.error)
+            return DriverVerdict(None, collection.error)
         # The dead can't be translated, and what has started meanwhile may have one of the numbers.
         left = [
             subject
@@ -308,7 +289,7 @@ class DriverMeasurement:
         return (
             judge(left, seen)
             if left
-            else MemoryVerdict(None, "the processes ended meanwhile, or their numbers are others' now")
+            else DriverVerdict(None, "the processes ended meanwhile, or their numbers are others' now")
         )
 
     def _failed(self, why: str) -> None:
@@ -335,5 +316,5 @@ class DriverMeasurement:
                 driver_version=version,
                 measured=namespace,
                 by_version=expected.namespace,
-                why="its samples in a container are not what its version says; hostpid follows what was measured",
+                why="its samples in a container contradict its version; hostpid follows the measurement",
             )

@@ -1,4 +1,4 @@
-"""What NVML says, joined with who it is about: slots' owners, containers, processes without a slot."""
+"""Joins NVML's answers with slot owners, containers, and processes without a slot."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from resolver.budget import Slices
-from resolver.counters import CounterName
-from resolver.errors import AccessDenied, ProcessGone
+from resolver.base.budget import Slices
+from resolver.base.counters import CounterName
+from resolver.base.errors import AccessDenied, ProcessGone
+from resolver.base.reasons import SampleReason
 from resolver.gpu.attribution import NOTHING, join
 from resolver.gpu.inventory import NONE as NO_INVENTORY
 from resolver.gpu.inventory import changes
 from resolver.gpu.sampler import SAMPLE_SECONDS, Sampler
-from resolver.reasons import SampleReason
-from resolver.state import Process
+from resolver.state import Container, Process
 
 if TYPE_CHECKING:
     from collections import Counter
 
+    from resolver.base.journal import Journal
     from resolver.daemon.running_containers import Census
     from resolver.gpu.attribution import Joined, Used
     from resolver.gpu.sampler import Collection
     from resolver.linux.procfs import Procfs
-    from resolver.log.journal import Journal
     from resolver.pids.pidmap import PidMap
     from resolver.repair.repairer import Repairer
 
@@ -49,12 +49,14 @@ class GpuUsers:
         *,
         details: bool = False,
     ) -> None:
-        """``details``: of each GPU, see `resolver.gpu.inventory.GpuDetails`."""
+        """Set the ``details`` to read of each GPU, see `resolver.gpu.inventory.GpuDetails`."""
         self.sampler = Sampler(details=details)
         self.joined: Joined = NOTHING
         self.inventory = NO_INVENTORY
         self.collected_at = 0.0
+        #: Replaced together: a container without its processes would be reported as idle.
         self.processes: tuple[Process, ...] = ()
+        self.containers: tuple[Container, ...] = ()
         self.census = census
         self.ask_again = asyncio.Event()  # before the interval is over
         self._said: tuple[object, ...] = ()  # what the last join was made of
@@ -65,13 +67,14 @@ class GpuUsers:
         self._list_again = 0.0
         self._seen: tuple[dict[str, int], dict[str, list[str]]] = ({}, {})
         self._seen_of: tuple[object, ...] = ()  # what that was made of
+        self._claimants: dict[str, set[str]] = {}  # containers with a ResourceClaim's file, by path
         self._procfs, self._pidmap, self._repairer = procfs, pidmap, repairer
         self._counters, self._journal = counters, journal
 
-    async def collect(self, interval: float, wait: float = 0.0) -> Collection:
-        """Ask NVML, and join what it says; see `Sampler.collect`."""
+    async def collect(self, interval: float) -> Collection:
+        """Ask NVML, and join the answer; see `Sampler.collect`."""
         patience = max(_DRIVER_SECONDS, interval)
-        collection = await self.sampler.collect(patience, wait=wait, every=interval)
+        collection = await self.sampler.collect(patience)
         trouble = self._journal.trouble
         self._counters[CounterName.IMPLAUSIBLE_SAMPLES] = self.sampler.implausible
         for kind, fields in changes(self.inventory, collection.inventory):
@@ -110,8 +113,8 @@ class GpuUsers:
             asyncio.get_running_loop().call_later(wait, self.ask_again.set)
 
     async def count_containers(self) -> None:
-        """Who runs on this node, and which of their processes use a GPU."""
-        made_of = self._repairer.changes, self._repairer.owners.changes, self.joined.used
+        """Update the list of containers and of their GPU processes."""
+        made_of = self._repairer.parts.changes, self._repairer.owners.changes, self.joined.used
         if made_of != self._seen_of:
             self._seen, self._seen_of = self._see(), made_of
         changed = await self.census.refresh(*self._seen)
@@ -119,18 +122,26 @@ class GpuUsers:
         if not changed and self.joined.used is self._listed and now < self._list_again:
             return
         self._listed, self._list_again = self.joined.used, now + _LIST_SECONDS
-        slices, processes = Slices(), []
+        slices, processes, containers = Slices(), [], self.census.containers()
         for used in self.joined.used:
             processes.append(self._process(used))
             await slices.breathe()
-        self.processes = tuple(processes)
+        self.processes, self.containers = tuple(processes), containers
 
     def _see(self) -> tuple[dict[str, int], dict[str, list[str]]]:
-        """Containers that show by what their processes use: a host PID, and the paths of regions, by container id."""
+        """Return host PIDs and region paths by container id, for containers that use a GPU or a cache file."""
         regions: dict[str, list[str]] = {}
+        claimants: dict[str, set[str]] = {}
         for region in self._repairer.reports():
-            for container_id in region.container_ids:
+            ids = set(region.container_ids)
+            if (
+                region.claim
+            ):  # a container has it for as long as it runs, also after its last process has ended
+                ids.update(each for each in self._claimants.get(region.path, ()) if self.census.get(each))
+                claimants[region.path] = ids
+            for container_id in sorted(ids):
                 regions.setdefault(container_id, []).append(region.path)
+        self._claimants = claimants
         users = self._repairer.owners.by_container()
         for used in self.joined.used:
             if used.no_slot in (SampleReason.NO_SLOT, SampleReason.NO_SHARED_REGION):

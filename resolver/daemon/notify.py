@@ -1,8 +1,4 @@
-"""Notifies systemd (sd_notify(3)): READY, STATUS, and WATCHDOG while passes are made.
-
-The protocol is one datagram of ``NAME=value`` lines to the socket that ``NOTIFY_SOCKET`` names. Without that variable
-nothing is sent, and it costs nothing.
-"""
+"""Notifies systemd (sd_notify(3)): READY, STATUS, and WATCHDOG while passes are made."""
 
 from __future__ import annotations
 
@@ -12,6 +8,8 @@ import os
 import socket
 import time
 from typing import TYPE_CHECKING
+
+from resolver.api.troubles import troubles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -35,7 +33,7 @@ class Systemd:
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Systemd | None:
-        """None without a service manager. Its variables are taken out: children must not speak for the daemon."""
+        """Return the notifier, None without a service manager; remove its variables: children must not use them."""
         path = environment.pop("NOTIFY_SOCKET", "")
         micros, whose = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
         if not path.startswith(("/", "@")):
@@ -50,10 +48,8 @@ class Systemd:
                 "\n".join(f"{name}={value}" for name, value in fields.items()).encode(), self._path
             )
 
-    async def keep_informed(
-        self, snapshot: Callable[[], Snapshot], not_well: Callable[[], str], api: str
-    ) -> None:
-        """READY once slots are repaired and the API answers, or before its turn; then WATCHDOG while well."""
+    async def keep_informed(self, snapshot: Callable[[], Snapshot], api: str) -> None:
+        """Send READY once slots are repaired and the API answers, or before its turn; then WATCHDOG while well."""
         give_up = time.monotonic() + _API_SECONDS  # it may be off, for want of a right
 
         def ready() -> bool:
@@ -66,8 +62,7 @@ class Systemd:
         self.send(READY=1)
         try:
             while True:
-                why = not_well()
-                status = f"not well: {why}" if why else summary(snapshot())
+                why, status = snapshot().standstill(), summary(snapshot())
                 if status != self._status:
                     self._status = status
                     self.send(STATUS=status)
@@ -79,17 +74,9 @@ class Systemd:
 
 
 def summary(snapshot: Snapshot) -> str:
-    """How the daemon is, in one line for people."""
+    """Summarize the daemon's state in one line for people."""
     if snapshot.holder:
         return f"waits for the end of the daemon with PID {snapshot.holder}; source {snapshot.source}"
-    counted = list(snapshot.tallies())
-    slots = sum(each.in_use for each in counted)
-    unresolved = sum(sum(each.unresolved.values()) for each in counted)
+    slots = sum(each.in_use for each in snapshot.tallies())
     parts = [f"source {snapshot.source}", f"{len(snapshot.regions)} cache files", f"{slots} slots in use"]
-    if unresolved:
-        parts.append(f"{unresolved} unresolved")
-    if snapshot.not_ready:
-        parts.append(f"not ready: {snapshot.not_ready}")
-    if snapshot.dry_run:
-        parts.append("dry run")
-    return ", ".join(parts)
+    return "; ".join((", ".join(parts), *map(str, troubles(snapshot))))

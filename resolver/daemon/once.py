@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 async def once(
     settings: Settings, on_would_repair: Callable[[RegionRepairs, Order], None] | None = None
 ) -> Snapshot:
-    """What is known afterwards. With ``dry_run`` nothing is written. Takes about half a second.
+    """Make one pass, in about half a second, and return its snapshot. With ``dry_run`` nothing is written.
 
     ``on_would_repair`` is called with each `hostpid` that a dry run would write.
     """

@@ -1,4 +1,4 @@
-"""When what runs: each step of the daemon at its own pace, until it is asked to stop."""
+"""Schedule of the daemon's steps, each at its pace, until the daemon must stop."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from resolver.counters import CounterName
-from resolver.errors import no_descriptors
+from resolver.base.counters import CounterName
+from resolver.workers.means import shortage_of
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
-    from resolver.log.journal import Journal
+    from resolver.base.journal import Journal
+    from resolver.base.reasons import Shortage
 
 #: So many failures of one step in a row end the daemon.
 ERRORS_BEFORE_END = 10
 
 
 class Pace:
-    """Runs the daemon's loops side by side. ``out_of_descriptors`` is called when the process has no more of them."""
+    """Side-by-side loops of the daemon. ``short_of`` is called when the kernel refused resources to a step."""
 
     def __init__(
-        self, counters: Counter[str], journal: Journal, out_of_descriptors: Callable[[], None]
+        self, counters: Counter[str], journal: Journal, short_of: Callable[[Shortage, str], None]
     ) -> None:
         self._counters, self._journal = counters, journal
-        self._out_of_descriptors = out_of_descriptors
+        self._short_of = short_of
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -35,7 +36,7 @@ class Pace:
         self._stopping.set()
 
     async def run(self, loops: Iterable[Coroutine[Any, Any, None]]) -> None:
-        """All of them, until `stop`. A loop ends only by an error that nobody foresaw, which is raised."""
+        """Run all loops until `stop`, or until one ends; its error is raised."""
         tasks = [asyncio.create_task(loop) for loop in loops]
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -47,18 +48,6 @@ class Pace:
                 task.cancel()
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
 
-    async def unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for the work, which may take a compiler's time, or for `stop`."""
-        working, stopping = asyncio.create_task(work), asyncio.create_task(self._stopping.wait())
-        try:
-            await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                working.result()
-        finally:
-            working.cancel()
-            stopping.cancel()
-            await asyncio.gather(working, stopping, return_exceptions=True)
-
     async def every(
         self,
         interval: Callable[[], float],
@@ -66,7 +55,7 @@ class Pace:
         hurry: asyncio.Event,
         name: str,
     ) -> None:
-        """Repeat at a fixed pace, sooner in a hurry. A step that took long delays the next, it does not double it."""
+        """Repeat at a fixed pace, sooner on request. A step that took long delays the next one, without doubling it."""
         due = time.monotonic()
 
         def next_due() -> float:
@@ -84,15 +73,16 @@ class Pace:
         hurry: asyncio.Event,
         name: str,
     ) -> None:
-        """Repeat when it is ``due`` (monotonic; asked after each step), sooner in a hurry."""
+        """Repeat when it is ``due`` (monotonic; called after each step), sooner on request."""
         errors = 0
         while not self._stopping.is_set():
             try:
                 await step()
                 errors = 0
             except Exception as error:
-                if no_descriptors(error):
-                    self._out_of_descriptors()
+                lacks = shortage_of(error.errno) if isinstance(error, OSError) else None
+                if lacks is not None:
+                    self._short_of(lacks, str(error))
                 else:
                     # A bug, or a file system that fails in a new way: shown, counted, and survived.
                     errors += 1

@@ -24,10 +24,10 @@ class Reloading:
         self._wanted = settings, dict(origins)
 
     def take(self) -> dict[str, list[str]] | None:
-        """Take over what was wanted since the last call; None if nothing was.
+        """Apply the reload requested since the last call; None if there was none.
 
-        Those settings that cannot change while running keep their value. Returns the names of those that are
-        ``changed`` and of those that would ``need_a_restart``.
+        Settings that can't change while running keep their value. Returns the names of ``changed`` settings and of
+        those that would ``need_a_restart``.
         """
         if self._wanted is None:
             return None

@@ -1,8 +1,6 @@
-"""What the daemon and the children that it starts may do at each time of its life: capabilities and system calls.
+"""Capabilities and system calls of the daemon and its children, at each time of its life.
 
-In effect it has what the work takes. What it takes to start a source again, or to measure the driver, stays permitted:
-a child that root starts gets that in effect, also where the daemon itself was started with ``no_new_privs``, as in a
-pod. docs/security.md has the tables, and what it means for a daemon that was taken over.
+Effective are those that the work takes; those of children stay permitted. docs/security.md has the tables.
 """
 
 from __future__ import annotations
@@ -10,14 +8,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from resolver.base.source_records import SOURCE_RECORDS
 from resolver.config import parse_address
 from resolver.linux import capabilities, seccomp
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from resolver.base.journal import Journal
     from resolver.config import Settings
-    from resolver.log.journal import Journal
 
 _FIRST_FREE_PORT = 1024  # below it, listening takes CAP_NET_BIND_SERVICE
 
@@ -32,25 +31,21 @@ class Rights:
         if address is not None and 0 < address[1] < _FIRST_FREE_PORT:
             always.add("NET_BIND_SERVICE")
         release = os.uname().release
-        self._running = frozenset(always).union(
-            *(capabilities.while_running(name, release) for name in steps)
-        )
-        self._to_start = frozenset[str]().union(*(capabilities.TO_START[name] for name in steps))
-        self._at_first = frozenset[str]().union(*(capabilities.CHILDREN_TO_START[name] for name in steps))
+        sources = [SOURCE_RECORDS[name] for name in steps]
+        self._running = frozenset(always).union(*(source.keeps(release) for source in sources))
+        self._to_start = frozenset[str]().union(*(source.rights for source in sources))
+        self._at_first = frozenset[str]().union(*(source.at_first for source in sources))
         self._journal = journal
-        self._calls = {"unshare"}  # of the dangerous ones: the canary's, the loader's, the opener's
-        if "bpf" in steps:
-            self._calls |= seccomp.OF_BPF
-        if "netlink" in steps:
-            self._calls.add("setns")
+        # Of the dangerous ones: the canary's, those of the children that start a source, and to fetch descriptors.
+        self._calls = {"unshare", "pidfd_getfd"}.union(*(source.calls for source in sources))
         self._refused: frozenset[str] = frozenset()
 
     def source_started(self) -> None:
-        """What only the first start of a source may need goes with the next `give_up`."""
+        """Drop the rights of a source's first start with the next `give_up`."""
         self._at_first = frozenset()
 
     def give_up(self, to_measure: frozenset[str]) -> None:
-        """Keep what is needed from now on. ``to_measure``: what the driver probe still needs."""
+        """Keep only the rights needed from now on. ``to_measure``: those of the driver probe."""
         try:
             capabilities.limit(self._running, self._to_start | self._at_first | to_measure)
         except OSError as error:
@@ -58,7 +53,12 @@ class Rights:
         self._refuse(self._calls | (seccomp.OF_NAMESPACES | seccomp.OF_MOUNTS if to_measure else set()))
 
     def _refuse(self, needed: set[str]) -> None:
-        """All dangerous system calls but those; `capabilities.limit` has set what the kernel asks for."""
+        """Refuse all dangerous system calls except those needed; `capabilities.limit` has prepared it."""
         more = seccomp.dangerous_but(*needed, *self._refused)
-        if more and seccomp.forbid(more):
+        if not more:
+            return
+        done = seccomp.forbid(more)
+        if done:
             self._refused |= more.keys()
+        why = "" if done else "it can make every call that its rights allow, if it is taken over"
+        self._journal.trouble("system calls", why, "no_system_call_filter", "")

@@ -1,8 +1,7 @@
-"""The containers that run on this node: when they came, and who they are.
+"""The containers of this node: when they started, and their names.
 
-Told by the first process of every PID namespace that a runtime made, and, for containers that share another's
-namespace, by processes that use a GPU or a HAMi file. A container that shares a namespace and does neither is not
-listed; look-ups find it all the same.
+Found through the first process of every PID namespace that a runtime made, and through processes that use a GPU or a
+cache file. A container that shares a namespace and uses neither isn't listed; look-ups find it all the same.
 """
 
 from __future__ import annotations
@@ -12,20 +11,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import structs
 
-from resolver.budget import Slices
-from resolver.containers.find import container_name
-from resolver.errors import AccessDenied, ProcessGone
+from resolver.base.budget import Slices
+from resolver.base.errors import CannotKnow, ProcessGone, WorkerFailed
+from resolver.containers.find import name_by_mounts
 from resolver.state import Container
+from resolver.workers.lane import ALL
+from resolver.workers.lanes import Direct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from resolver.base.journal import Journal
     from resolver.containers.log_names import ContainerNames
     from resolver.containers.pod_names import PodNames
     from resolver.linux.procfs import Procfs
-    from resolver.log.journal import Journal
     from resolver.lookup.cached import LiveLookup
     from resolver.pids.pidmap import PidMap
+    from resolver.workers.lanes import TenantReader
 
 #: A walk over /proc only to hear of new containers is not made more often.
 _SCAN_SECONDS = 5.0
@@ -35,6 +37,10 @@ _LOOKS = 5
 _LOOK_AGAIN = 30.0
 
 
+#: What runs in a pod's sandbox; every container of the pod has mounts that show its name, and this has none.
+_SANDBOX = "pause"
+
+
 class _Known(NamedTuple):
     report: Container
     host_pid: int
@@ -42,7 +48,7 @@ class _Known(NamedTuple):
 
 
 class Census:
-    """Keeps the list. What it remembers is dropped with the container."""
+    """List of running containers. Everything known about a container is dropped with it."""
 
     def __init__(
         self,
@@ -52,23 +58,25 @@ class Census:
         pods: PodNames,
         journal: Journal,
         names: ContainerNames | None = None,
+        reader: TenantReader | None = None,
     ) -> None:
-        """``names`` are kubelet's, where a container's mounts don't show its own."""
-        self._procfs = procfs
+        """Take kubelet's ``names`` for containers with mounts that don't show them."""
+        self._procfs, self._reader = procfs, reader or Direct(procfs)
         self._pidmap = pidmap
         self._live = live
         self.pods = pods
         self._names = names
         self._journal = journal
         self._known: dict[str, _Known] = {}
+        self._sandboxes = set[str]()  # ids of containers that only hold a pod's namespaces
         self._next_scan = 0.0
         self._made_of: tuple[object, ...] = ()  # what the list was made of
         self._look_again = 0.0
 
     async def refresh(self, users: Mapping[str, int], regions: Mapping[str, list[str]]) -> bool:
-        """Look again; whether anything of a container is different.
+        """Update the list; return True if anything about a container changed.
 
-        ``users``: a host PID for each container id that is seen otherwise; ``regions``: paths by id.
+        ``users``: a host PID for each container id known from elsewhere; ``regions``: paths by id.
         """
         now = time.monotonic()
         if self._pidmap.source.name != "scan" or now >= self._next_scan:
@@ -87,6 +95,8 @@ class Census:
             cid: (host_pid, None) for cid, host_pid in users.items()
         }
         present |= self._by_inits()
+        self._sandboxes &= present.keys()
+        present = {cid: seen for cid, seen in present.items() if cid not in self._sandboxes}
         for container_id in self._known.keys() - present.keys():
             report = self._known.pop(container_id).report
             self._journal.record("container_ended", level="debug", **_about(report))
@@ -94,7 +104,7 @@ class Census:
             known = self._known.get(container_id)
             if known is None or known.host_pid != host_pid or (known.looks < _LOOKS and not _named(known)):
                 await slices.breathe()
-                self._look(container_id, host_pid, pidns, known)
+                await self._look(container_id, host_pid, pidns, known)
         await slices.breathe()
         for container_id, known in self._known.items():
             namespace, pod = (name or None for name in self.pods.of(known.report.pod_uid or ""))
@@ -109,9 +119,9 @@ class Census:
         return self.containers() != before
 
     def _by_inits(self) -> dict[str, tuple[int, int | None]]:
-        """First process and PID namespace by container id.
+        """Return first process and PID namespace by container id.
 
-        Who may make cgroups can take another container's id for one: whoever had it first keeps it.
+        A tenant that can make cgroups can imitate another container's id, so the first holder keeps it.
         """
         claims: dict[str, list[tuple[int, int | None]]] = {}
         for first in self._live.namespaces.made_by_runtime():
@@ -124,23 +134,24 @@ class Census:
                 found[container_id] = rightful[0]
         return found
 
-    def _look(self, container_id: str, host_pid: int, pidns: int | None, known: _Known | None) -> None:
+    async def _look(self, container_id: str, host_pid: int, pidns: int | None, known: _Known | None) -> None:
         pod_uid, runtime, name = "", "", ""
         try:
             container = self._procfs.container(host_pid)
             if not container.container_id or container.container_id != container_id:
                 return  # it ended, and its PID is another's: the next scan of all will show
             pod_uid, runtime = container.pod_uid or "", container.runtime or ""
-            name = container_name(self._procfs.first_mounts(host_pid), container.pod_uid) or ""
-            if (
-                not name
-                and self._names is not None
-                and (kubelets := self._names.of(container_id)) is not None
-            ):
+            kubelets = self._names.of(container_id) if self._names is not None else None
+            if kubelets is not None:
                 name = kubelets.container
+            else:
+                name = await self._reader.ask("", ALL, name_by_mounts, host_pid, container.pod_uid)
+            if pod_uid and not name and self._procfs.comm(host_pid) == _SANDBOX:
+                self._sandboxes.add(container_id)
+                return
         except ProcessGone:
             return
-        except AccessDenied:
+        except (CannotKnow, WorkerFailed):
             pass
         since = known.report.since if known else time.time()
         init = host_pid if pidns is not None else None
@@ -162,11 +173,11 @@ class Census:
         self._known[container_id] = _Known(report, host_pid, known.looks + 1 if known else 1)
 
     def containers(self) -> tuple[Container, ...]:
-        """All that run."""
+        """Return all running containers."""
         return tuple(known.report for known in self._known.values())
 
     def get(self, container_id: str) -> Container | None:
-        """One of them."""
+        """Return a running container by its id."""
         known = self._known.get(container_id)
         return known.report if known else None
 

@@ -1,9 +1,4 @@
-"""The daemon: passes over the slots, collections from NVML, and what both need to live side by side.
-
-One thread, one event loop. A pass reads every region (some microseconds each), looks up owners that are not
-known yet, and sends what has to change to the slot writer. NVML is asked beside it; a driver that hangs delays
-no repair.
-"""
+"""Daemon: passes over the slots and collections from NVML, concurrently on one event loop."""
 
 from __future__ import annotations
 
@@ -17,11 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from resolver import __version__, api
+from resolver.base.counters import CounterByReason, CounterName
+from resolver.base.event_log import EventLog
+from resolver.base.journal import Journal, setup_logging
+from resolver.base.reasons import BrokerRefusal, Shortage
 from resolver.config import OFF, HostpidNamespace, SourceName, changed
 from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.containers.log_names import ContainerNames
 from resolver.containers.pod_names import PodNames
-from resolver.counters import CounterByReason, CounterName
 from resolver.daemon.decision import Decision
 from resolver.daemon.driver_measurement import DriverMeasurement
 from resolver.daemon.gpu_users import GpuUsers
@@ -32,28 +30,24 @@ from resolver.daemon.rights import Rights
 from resolver.daemon.running_containers import Census
 from resolver.daemon.snapshots import Snapshots
 from resolver.daemon.source_upkeep import SourceUpkeep
-from resolver.gpu.sampler import LONGEST_WAIT
 from resolver.linux.procfs import Procfs
-from resolver.log.event_log import EventLog
-from resolver.log.journal import Journal, setup_logging
 from resolver.lookup.cached import LiveLookup
 from resolver.pids.ladder import Ladder, open_source
-from resolver.pids.listing import Listing
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from resolver.pids.source import close as close_source
-from resolver.reasons import BrokerRefusal
+from resolver.repair.plan import FOLLOW_EVERY
 from resolver.repair.repairer import Repairer
+from resolver.workers.lanes import Lanes
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 
     from resolver.api import ApiSockets
     from resolver.config import Settings
 
 #: A source that fails is tended at once; one that works need not be so often.
 _TEND_INTERVALS = 5
-_FOLLOW_EVERY = 0.01  # seconds between two reads of values that a watcher makes wrong every 120 ms
 
 
 class Service:
@@ -68,10 +62,9 @@ class Service:
         origins: Mapping[str, str] | None = None,
         holder: str = "",
     ) -> None:
-        """``in_charge``: the whole process is this daemon's, so drop its capabilities, and serve the API.
+        """Set ``in_charge`` if the whole process is this daemon's: then drop its capabilities, and serve the API.
 
-        ``origins`` says where each setting comes from. ``holder`` is the PID of the daemon that
-        writes on this node: nothing is written, and the API not served, until `take_over`.
+        ``holder`` is the PID of the daemon that writes on this node: until `take_over`, this one does neither.
         """
         _raise_descriptor_limit()
         self.reloading = Reloading(settings, origins or {})
@@ -79,12 +72,14 @@ class Service:
         self.journal = Journal(self.events)
         self.counters: Counter[str] = Counter()
         self.procfs = procfs or Procfs()
-        self.pidmap = PidMap(Listing(ScanSource(self.procfs)))
+        self.pidmap = PidMap(ScanSource(self.procfs))
         namespaces = KnownNamespaces(self.procfs, self.pidmap)
+        self.lanes = Lanes(self.procfs, counters=self.counters)
         self.repairer = Repairer(
-            settings, self.procfs, self.pidmap, self.counters, self.journal, namespaces=namespaces
+            settings, self.procfs, self.pidmap, self.counters, self.journal, namespaces, self.lanes
         )
-        self.live = LiveLookup(self.procfs, self.pidmap, namespaces)
+        self.repairer.parts.wake = self._on_news
+        self.live = LiveLookup(self.procfs, self.pidmap, namespaces, self.lanes)
         self.ladder = Ladder(
             settings.source,
             self.procfs,
@@ -102,7 +97,7 @@ class Service:
         self.decision = Decision(settings.hostpid_namespace, measurement, self.journal)
         names = ContainerNames(settings.container_logs_dir, settings.pod_logs_dir)
         pods = PodNames(settings.pod_logs_dir)
-        census = Census(self.procfs, self.pidmap, self.live, pods, self.journal, names)
+        census = Census(self.procfs, self.pidmap, self.live, pods, self.journal, names, self.lanes)
         self.gpus = GpuUsers(
             self.procfs,
             self.pidmap,
@@ -114,15 +109,15 @@ class Service:
         )
         self.snapshots = Snapshots(
             self.reloading,
-            self.pidmap,
-            self.ladder,
+            self.source,
             self.decision,
             self.gpus,
             self.repairer,
             self.counters,
+            self.journal,
             holder,
         )
-        self._pace = Pace(self.counters, self.journal, self._out_of_descriptors)
+        self._pace = Pace(self.counters, self.journal, self._short_of)
         self._rights = Rights(settings, self.ladder.steps, self.journal) if in_charge else None
         self._sockets: ApiSockets | None = None
         self._contested = asyncio.Event()  # some tenant's watcher writes wrong values
@@ -136,19 +131,19 @@ class Service:
 
     @property
     def settings(self) -> Settings:
-        """Those in force."""
+        """Return the settings in force."""
         return self.reloading.settings
 
     # -- life ---------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Work until `stop` is called. `CannotKnow` if the source that was asked for does not work here."""
+        """Work until `stop` is called. Raises `CannotKnow` if the requested source does not work here."""
         if self._rights is not None:
             self._sockets = api.make_sockets(self.settings, self.journal)  # nobody can reach them yet
             self._give_up_rights()
         if self.settings.source != SourceName.AUTO:
             try:
-                await self._pace.unless_stopped(self.start_source())
+                await self._pace.run([self.start_source()])
             except BaseException:
                 self.close()
                 raise
@@ -171,24 +166,20 @@ class Service:
         )
 
     def _loops(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """All that goes on side by side."""
-        yield self._pace.every(self._nvml_interval, self.collect_once, self.gpus.ask_again, "nvml_interval")
+        """Yield everything that runs concurrently."""
+        yield self._every_nvml_interval(1, self.collect_once, self.gpus.ask_again)
         yield self._passes()
         yield self._tend_source()
         yield self._follow()
         if self._rights is not None:
             yield from self._servers()
             if (systemd := Systemd.from_environment()) is not None:
-                yield systemd.keep_informed(self.snapshots.shown, self._standstill, self.settings.socket_path)
+                yield systemd.keep_informed(self.snapshots.shown, self.settings.socket_path)
 
-    def _standstill(self) -> str:
-        return self.snapshots.shown().standstill(self.settings.interval)
-
-    def _nvml_interval(self) -> float:
-        return self.settings.nvml_interval
-
-    def _tend_interval(self) -> float:
-        return _TEND_INTERVALS * self.settings.nvml_interval
+    async def _every_nvml_interval(
+        self, times: int, step: Callable[[], Awaitable[None]], hurry: asyncio.Event
+    ) -> None:
+        await self._pace.every(lambda: times * self.settings.nvml_interval, step, hurry, "nvml_interval")
 
     async def _passes(self) -> None:
         holder = self.snapshots.holder
@@ -209,19 +200,23 @@ class Service:
         self._listen()
 
     def _listen(self) -> None:
-        """Hear of the end of the next owner; only after a pass can there be a next one, or a first watch."""
+        """Listen for ends of owners and for file events; call it after each pass, which may add the first watch."""
         loop, watch_fd = asyncio.get_running_loop(), self.repairer.watches.fd
         loop.add_reader(self.repairer.owners.fd, self._owner_ended)
         if self._watch_fd != watch_fd:
             self._watch_fd = watch_fd
             loop.add_reader(watch_fd, self._on_watch_events)
 
+    def _on_news(self) -> None:
+        """Schedule a pass after a lane, or a container's late turn, has ended."""
+        self._alarm_at(self.repairer.next_pass())
+
     def _owner_ended(self) -> None:
         asyncio.get_running_loop().remove_reader(self.repairer.owners.fd)
-        self._alarm_at(self.repairer.not_before)
+        self._alarm_at(self.repairer.agenda.not_before)
 
     def _on_watch_events(self) -> None:
-        """A tenant did something with its files: the next pass may be sooner."""
+        """Bring the next pass forward after a tenant changed its files."""
         self.repairer.take_events()
         self._alarm_at(self.repairer.next_pass())
 
@@ -234,7 +229,7 @@ class Service:
         return min(self.repairer.next_pass(), tend_at)
 
     def _alarm_at(self, when: float) -> None:
-        """Hurry at this time; a later one than that which is set changes nothing, but for infinity, which unsets it."""
+        """Schedule a pass at this time unless an earlier one is set; infinity cancels it."""
         if self._alarm is not None:
             if self._alarm.when() <= when < math.inf:
                 return
@@ -248,17 +243,18 @@ class Service:
             self.settings.source == SourceName.AUTO
         ):  # nothing waits for the best one: the scan does until it is there
             await self.start_source()
-        await self._pace.every(self._tend_interval, self.source.tend, self.source.failed, "nvml_interval")
+        await self._every_nvml_interval(_TEND_INTERVALS, self.source.tend, self.source.failed)
 
     async def _follow(self) -> None:
-        """Between the passes, only while some tenant's watcher writes wrong values: put them right after its ticks."""
+        """Correct values between passes after the ticks of tenants' watchers that write wrong ones."""
         while True:
             await self._contested.wait()
+            pause = FOLLOW_EVERY
             with contextlib.suppress(
                 OSError
             ):  # no descriptors left, say: the next pass meets it too, and logs it
-                await self.repairer.follow()
-            await asyncio.sleep(_FOLLOW_EVERY)
+                pause = await self.repairer.follow()
+            await asyncio.sleep(pause)
 
     async def _serve(self) -> None:
         if self._sockets is not None:
@@ -277,7 +273,7 @@ class Service:
             await api.serve(view, self.settings, self.journal, self._sockets)
 
     def _servers(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """Who answers others. Imported late: without them the daemon weighs a third less."""
+        """Yield the servers. Imported late: without them the daemon weighs a third less."""
         yield self._serve()
         if self.settings.metrics_addr != OFF:
             from resolver import metrics
@@ -299,7 +295,7 @@ class Service:
             )
 
     def take_over(self) -> None:
-        """The daemon that wrote on this node has ended: begin."""
+        """Start writing after the node's previous daemon has ended."""
         self.journal.log.info("took_over", holder=self.snapshots.holder)
         self.snapshots.holder = ""
         self._our_turn.set()
@@ -314,10 +310,11 @@ class Service:
         self._hurry.set()
 
     def close(self) -> None:
-        """Give everything back: children, handles, files."""
+        """Release everything: children, handles, files."""
         self.gpus.sampler.stop()
         self.decision.measurement.close()
         self.repairer.close()
+        self.lanes.close()
         close_source(self.pidmap.source)
         if self._sockets is not None:
             self._sockets.close()
@@ -332,8 +329,8 @@ class Service:
         self._give_up_rights()
 
     async def collect_once(self) -> None:
-        """Ask NVML, join what it says, and see what the driver's version means for ``hostpid``."""
-        collection = await self.gpus.collect(self.settings.nvml_interval, self._wait_for_news())
+        """Ask NVML, join its answer, and decide on ``hostpid`` from the driver's version."""
+        collection = await self.gpus.collect(self.settings.nvml_interval)
         self._decide()
         self.decision.consider(collection)
         await self.gpus.count_containers()
@@ -343,21 +340,16 @@ class Service:
         else:
             self.snapshots.after_collection()
 
-    def _wait_for_news(self) -> float:
-        """Seconds that NVML's answer may wait for news where nothing runs: until the next pass, to be woken once."""
-        if self.repairer.restless:
-            return 0.0
-        left = self.repairer.next_pass() - time.monotonic()
-        return left if self.settings.nvml_interval < left < LONGEST_WAIT else LONGEST_WAIT
-
     async def pass_once(self, *, patient: bool = True, everything: bool = True) -> None:
-        """One pass over the slots, or those that are due, and a new snapshot."""
+        """Make one pass over the slots that are due, and a new snapshot."""
         self._take_new_settings()
         self.source.keep_up()
         began = time.perf_counter()
         await self.repairer.pass_once(
             self.decision.policy, self.gpus.joined, patient=patient, everything=everything
         )
+        self.snapshots.means.sufficed()
+        self.journal.trouble("means", "", "out_of_means", "means_restored")
         seconds = time.perf_counter() - began
         if self.repairer.contested():
             self._contested.set()
@@ -365,16 +357,13 @@ class Service:
             self._contested.clear()
         news = everything or self.repairer.take_news()
         self.snapshots.after_pass(seconds, news=news)
-        if news or self.repairer.restless:
-            self.gpus.sampler.hurry()
 
     def _take_new_settings(self) -> None:
         names = self.reloading.take()
         if names is not None:
-            self.repairer.use(self.settings)
+            self.repairer.found.use(self.settings)
             setup_logging(self.settings.log_format, self.settings.log_level)
             self._decide()
-            self.gpus.sampler.hurry()
             self.journal.log.info("settings_reloaded", **names)
 
     def _decide(self) -> None:
@@ -388,16 +377,20 @@ class Service:
         if self._rights is not None:
             self._rights.give_up(self.decision.measurement.rights)
 
-    def _out_of_descriptors(self) -> None:
+    def _short_of(self, shortage: Shortage, why: str) -> None:
+        self.snapshots.means.refused(shortage, f"a step of the daemon fails: {why}")
+        if shortage is not Shortage.DESCRIPTORS:
+            self.journal.trouble("means", why, "out_of_means", "means_restored")
+            return
         self.counters[CounterName.OUT_OF_DESCRIPTORS] += 1
-        self.repairer.shed()
+        self.repairer.found.shed()
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         why = f"all {limit} descriptors are in use, so some regions are not repaired: raise the limit (ulimit -n)"
         self.journal.trouble("descriptors", why, "out_of_descriptors", "")
 
 
 def _raise_descriptor_limit() -> None:
-    """A descriptor per region and per process: take what the system allows."""
+    """Raise the descriptor limit to the hard one: regions and processes take one each."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

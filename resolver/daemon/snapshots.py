@@ -1,44 +1,46 @@
-"""The pictures of what the daemon knows: one after each pass, whole and immutable."""
+"""Snapshots of the daemon's knowledge: one after each pass, whole and immutable."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from resolver.log.event_log import EventLog
+from resolver.base.counters import CounterByReason
+from resolver.base.event_log import EventLog
 from resolver.state import PassSeconds, Snapshot, Worker
+from resolver.workers.means import Means
 
 if TYPE_CHECKING:
     from collections import Counter
 
+    from resolver.base.journal import Journal
     from resolver.daemon.decision import Decision
     from resolver.daemon.gpu_users import GpuUsers
     from resolver.daemon.reloading import Reloading
-    from resolver.pids.ladder import Ladder
-    from resolver.pids.pidmap import PidMap
+    from resolver.daemon.source_upkeep import SourceUpkeep
     from resolver.repair.repairer import Repairer
 
-#: A picture that nothing was new in is made anew, for its counters and times, for who looks after so many seconds.
+#: Seconds after which a reader gets a new snapshot, for its counters and times, though nothing else changed.
 _SHOWN_SECONDS = 0.25
 #: Of the histogram of passes, in seconds.
 BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
 
 class Snapshots:
-    """``latest`` is what the API and the metrics are shown; ``holder`` the PID of the daemon that is waited for.
+    """Latest snapshot for the API and the metrics. ``holder`` is the PID of the daemon that this one waits for.
 
-    ``inventories`` has an event for each picture with another inventory, or another failure of NVML.
+    ``inventories`` has an event for each snapshot with another inventory, or another failure of NVML.
     """
 
     def __init__(
         self,
         reloading: Reloading,
-        pidmap: PidMap,
-        ladder: Ladder,
+        upkeep: SourceUpkeep,
         decision: Decision,
         gpus: GpuUsers,
         repairer: Repairer,
         counters: Counter[str],
+        journal: Journal,
         holder: str,
     ) -> None:
         self.latest: Snapshot | None = None
@@ -46,14 +48,16 @@ class Snapshots:
         self._owed = False  # counters or times are others now than in the latest one
         self.holder = holder
         self.inventories = EventLog(1)
-        self._reloading, self._pidmap, self._ladder = reloading, pidmap, ladder
+        self.means = Means()  # of the daemon itself; each child has its own
+        self._reloading, self._upkeep = reloading, upkeep
         self._decision, self._gpus, self._repairer, self._counters = decision, gpus, repairer, counters
+        self._journal = journal
         self._started_at = time.time()
         self._counts = [0] * len(BOUNDS)
         self._seconds = 0.0
 
     def after_pass(self, seconds: float, *, news: bool = True) -> None:
-        """A pass took so long: count it, and show what is known now; without news not before somebody looks."""
+        """Count a pass's seconds, and take a snapshot; without news only when a reader requests one."""
         self._seconds += seconds
         for index, bound in enumerate(BOUNDS):
             self._counts[index] += seconds <= bound
@@ -64,7 +68,7 @@ class Snapshots:
             self._owed = True
 
     def after_collection(self) -> None:
-        """NVML was asked, and said nothing that a pass is to be made for."""
+        """Note an answer of NVML that needs no pass."""
         if self.latest is None:
             return
         if _inventory_of(self.latest) != (self._gpus.inventory.version, self._gpus.joined.error):
@@ -73,14 +77,14 @@ class Snapshots:
             self._owed = True
 
     def renew(self) -> None:
-        """Show what is known now."""
+        """Replace the latest snapshot by the current state."""
         self._owed = False
         before, self.latest = self.latest, self.take()
         if before is None or _inventory_of(before) != _inventory_of(self.latest):
             self.inventories.publish("inventory", {})
 
     def shown(self) -> Snapshot:
-        """The latest; one that is taken now if there is none, or if what has no news in it is due for others."""
+        """Return the latest snapshot; take one if there is none, or if it is due for readers."""
         if self.latest is None:
             return self.take()
         if self._owed and not 0 <= time.time() - self.latest.at < _SHOWN_SECONDS:
@@ -88,16 +92,23 @@ class Snapshots:
         return self.latest
 
     def take(self) -> Snapshot:
-        """What is known now, as one immutable value."""
+        """Return the current state as one immutable value."""
         settings, repairer, gpus, policy = (
             self._reloading.settings,
             self._repairer,
             self._gpus,
             self._decision.policy,
         )
-        source, discoveries = self._pidmap.source, repairer.discoveries
-        workers = [gpus.sampler.worker, repairer.writing.worker, self._decision.measurement.worker]
-        workers += [worker for discovery in discoveries for worker in discovery.workers]
+        source, discoveries = self._upkeep.pidmap.source, repairer.found.discoveries
+        workers = [gpus.sampler.worker, self._decision.measurement.worker, *repairer.workers]
+        means = [self.means, *(worker.means for worker in workers)]
+        not_ready = self._upkeep.ladder.not_ready(source) or next(
+            filter(None, (each.lacking() for each in means)), ""
+        )
+        counters = self._counters.copy()
+        for each in means:
+            for shortage, count in each.counts.items():
+                counters[CounterByReason.SHORTAGES.of(shortage)] += count
         return Snapshot(
             at=time.time(),
             started_at=self._started_at,
@@ -106,10 +117,10 @@ class Snapshots:
                 bounds=BOUNDS, counts=tuple(self._counts), observations=self.passes, total=self._seconds
             ),
             source=source.name,
-            sources_not_used=dict(self._ladder.why_not),
-            source_counters=self._pidmap.counters(),
+            sources_not_used=dict(self._upkeep.ladder.why_not),
+            source_counters=self._upkeep.pidmap.counters(),
             incomplete=source.shortage() or source.incomplete(),
-            not_ready=self._ladder.not_ready(source),
+            not_ready=not_ready,
             processes=len(source),
             map_size=getattr(source, "room", settings.map_size),
             policy=policy.namespace or "unknown",
@@ -118,9 +129,9 @@ class Snapshots:
             driver_version=gpus.sampler.driver_version,
             inventory=gpus.inventory,
             regions=repairer.reports(),
-            rejected=repairer.rejected(),
+            rejected=repairer.found.rejected(),
             missing_dirs=tuple(sorted({path for each in discoveries for path in each.missing_dirs})),
-            containers=gpus.census.containers(),
+            containers=gpus.containers,
             gpu_processes=gpus.processes,
             joined=gpus.joined,
             collected_at=gpus.collected_at,
@@ -128,13 +139,15 @@ class Snapshots:
                 Worker(name=w.name, starts=w.starts, failures=w.failures, last_failure=w.last_failure or None)
                 for w in workers
             ),
-            counters=dict(self._counters),
+            counters=counters,
             dry_run=settings.dry_run,
             settings=self._reloading.described,
             holder=self.holder,
+            interval=settings.interval,
+            standing=self._journal.standing(),
             unwatched=repairer.unwatched(),
             not_measured=self._decision.not_measured(),
-            hami_counts=repairer.hami_counts.known(),
+            hami_counts=repairer.readings.hami_counts.known(),
         )
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from resolver.log.journal import Journal
+    from resolver.base.journal import Journal
     from resolver.pids.ladder import Ladder
     from resolver.pids.pidmap import PidMap
     from resolver.pids.source import PidSource
@@ -18,12 +18,12 @@ class SourceUpkeep:
     def __init__(self, ladder: Ladder, pidmap: PidMap, journal: Journal) -> None:
         self.ladder = ladder
         self.failed = asyncio.Event()
-        self._pidmap, self._journal = pidmap, journal
+        self.pidmap, self._journal = pidmap, journal
         self._known_failed: PidSource | None = None
 
     def keep_up(self) -> None:
-        """With every pass."""
-        source = self._pidmap.source
+        """Check the source with every pass, and log any shortage."""
+        source = self.pidmap.source
         if self.ladder.keep_up(source):
             if source is not self._known_failed:
                 self._known_failed = source  # once each: the next try to replace it comes at the usual pace
@@ -34,5 +34,5 @@ class SourceUpkeep:
         )
 
     async def tend(self) -> None:
-        """At a slower pace: check it, fall if it fails, climb when it is time."""
-        await self.ladder.tend(self._pidmap.source)
+        """Check the source at a slower pace; fall back if it fails, and climb again when it is time."""
+        await self.ladder.tend(self.pidmap.source)

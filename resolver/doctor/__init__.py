@@ -1,14 +1,10 @@
-"""The checks of ``resolver doctor``: what each found, and the cause and fix of each problem.
-
-Works without a daemon, and beside one without disturbing it. Each check has a time limit, so that a driver or a file
-system that hangs costs one answer and not all of them; a defect in a check is reported as such, and the others go on.
-"""
+"""Checks of ``resolver doctor``, each with a time limit: a finding, and the cause and fix of each problem."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.doctor import daemon, gpu, hami, kernel, limits, permissions, ports, sockets, sources
+from resolver.doctor import daemon, gpu, hami, sockets, sources, view
 from resolver.doctor.findings import Finding, State, failed, unknown
 
 if TYPE_CHECKING:
@@ -20,7 +16,7 @@ _SECONDS = 15.0
 
 
 class Check(NamedTuple):
-    """``look`` may take ``seconds``; the first line of its docstring says what it checks."""
+    """A check; the first line of the docstring of ``look`` describes it."""
 
     name: str
     look: Callable[[Node], Finding]
@@ -28,7 +24,7 @@ class Check(NamedTuple):
 
     @property
     def about(self) -> str:
-        """One sentence, for the list of checks."""
+        """Return the description in one sentence, for the list of checks."""
         return (self.look.__doc__ or "").splitlines()[0]
 
 
@@ -46,19 +42,10 @@ class Result(NamedTuple):
 #: In the order in which they are run: what others rest on comes first.
 CHECKS = (
     Check("settings", daemon.settings),
-    Check("root", permissions.root),
-    Check("capabilities", permissions.capabilities),
-    Check("pid_namespace", permissions.pid_namespace),
-    Check("user_namespace", permissions.user_namespace),
-    Check("hidepid", permissions.hidepid),
-    Check("kernel", kernel.kernel),
-    Check("btf", kernel.btf),
-    Check("bcc", kernel.bcc, 45.0),
-    Check("lockdown", kernel.lockdown),
-    Check("cgroups", kernel.cgroups),
+    Check("view", view.view),
     Check("scan", sources.scan, 20.0),
     Check("netlink", sources.netlink, 30.0),
-    Check("bpf", sources.bpf, 60.0),
+    Check("bpf", sources.bpf, 90.0),
     Check("nvml", gpu.nvml, 45.0),
     Check("gpus", gpu.gpus, 45.0),
     Check("driver", gpu.driver, 45.0),
@@ -66,23 +53,15 @@ CHECKS = (
     Check("regions", hami.regions, 30.0),
     Check("writer", hami.writer),
     Check("pod_names", hami.pod_names),
-    Check("descriptors", limits.descriptors),
-    Check("watches", limits.watches),
-    Check("memory", limits.memory),
-    Check("clock", limits.clock),
-    Check("sample_clock", gpu.sample_clock, 60.0),
     Check("daemon", daemon.daemon),
     Check("instances", daemon.instances),
-    Check("system_calls", permissions.system_calls),
     Check("socket", sockets.api),
     Check("tenant_socket", sockets.tenants),
-    Check("metrics", ports.metrics),
-    Check("broker", sockets.broker),
 )
 
 
 def bounded(check: Check, node: Node) -> Finding:
-    """One check, within its time. One that does not return is left behind in its thread."""
+    """Run one check within its time. One that doesn't return is left behind in its thread."""
     import threading
 
     answers: list[Finding] = []
@@ -106,6 +85,6 @@ def bounded(check: Check, node: Node) -> Finding:
         return answers[0]
     return unknown(
         f"no answer within {check.seconds:g} s",
-        "what it checks hangs: a driver, a file system that is away, or an overloaded node",
-        "uptime; ps axo pid,stat,wchan:32,comm | awk '$2 ~ /D/' shows what waits in the kernel, and where",
+        "the checked part hangs: a driver, an unreachable file system, or an overloaded node",
+        "uptime; ps axo pid,stat,wchan:32,comm | awk '$2 ~ /D/' shows the processes that wait in the kernel, and where",
     )

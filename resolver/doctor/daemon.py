@@ -1,27 +1,21 @@
-"""Whether a daemon runs here, alone, answers and is content; without disturbing it, or one that starts just now.
-
-No lock is taken to see whether one is held, and no port is bound to see whether it is free: both would make a daemon
-that starts in that moment fail. The kernel's own lists show it.
-"""
+"""Checks of the daemon that runs here, without disturbing it or one that starts just now: no lock is taken."""
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from resolver import __version__
-from resolver.doctor.findings import Finding, failed, ok, several, together, unknown, warning
+from resolver import __version__, client
+from resolver.base.text import several
+from resolver.doctor.findings import Finding, failed, ok, together, unknown, warning
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from resolver.doctor.node import Node
-
-_OLD_PICTURE = 10.0  # seconds, beside twenty intervals
 
 
 def settings(node: Node) -> Finding:
-    """Whether the settings can be read, and whose they are."""
+    """Check that the settings can be read, and name their origin."""
     if node.settings_error:
         return failed(
             f"refused: {node.settings_error}",
@@ -33,10 +27,10 @@ def settings(node: Node) -> Finding:
 
 
 def daemon(node: Node) -> Finding:
-    """Whether a daemon runs, and what it is not content with."""
+    """Check that a daemon runs, and show the problems that it reports."""
     status, running = node.status, node.daemons
     if status is not None:
-        return _content(node, status)
+        return _content(status)
     where = node.settings.socket_path
     if not running and node.lock_holder is None:
         return warning(
@@ -48,139 +42,75 @@ def daemon(node: Node) -> Finding:
     host_pid = node.lock_holder or min(running)
     other = running.get(host_pid)
     elsewhere = other.settings.socket_path if other and other.settings else where
-    own = f"resolver doctor --socket {elsewhere}" if elsewhere != where else "fix what the check socket names"
-    return unknown(
-        f"PID {host_pid} runs, but does not answer at {where}",
-        f"it listens at {elsewhere}"
-        if elsewhere != where
-        else "its socket is refused to this user, or it hangs",
-        f"{own}; tr '\\0' ' ' < /proc/{host_pid}/cmdline shows its command line",
-    )
+    if elsewhere != where:
+        return unknown(
+            f"PID {host_pid} runs, but does not answer at {where}",
+            f"it listens at {elsewhere}",
+            f"resolver doctor --socket {elsewhere}",
+        )
+    if os.path.exists(where) and not os.access(where, os.W_OK):
+        return unknown(f"PID {host_pid} runs", "its socket is refused to this user", "run this as root")
+    what, fix = client.ailment(host_pid, where)
+    return failed(f"PID {host_pid}{_age(host_pid)} {what}", f"it does not answer at {where}", fix)
 
 
-def _content(node: Node, status: dict[str, Any]) -> Finding:
+def _age(host_pid: int) -> str:
+    import psutil
+
+    try:
+        return f", up {(time.time() - psutil.Process(host_pid).create_time()) / 3600:.1f} h,"
+    except psutil.Error:
+        return ""
+
+
+def _content(status: dict[str, Any]) -> Finding:
+    """Return the problems that the daemon reports."""
     totals, hours = status["totals"], (time.time() - status["started_at"]) / 3600
     found = (
         f"PID {status['host_pid']}, version {status['version']}, up {hours:.1f} h, "
         f"source {status['source']['name']}: {several(totals['containers'], 'container')}, "
         f"{several(totals['regions'], 'region')}, {several(totals['slots'], 'slot')}"
     )
-    troubles = [finding for wrong, finding in (*_grave(node, status), *_slight(status)) if wrong]
+    troubles = [
+        (failed if each["grave"] else warning)(each["what"], each["why"], each["fix"])
+        for each in status.get("troubles", ())
+    ]
+    if status["version"] != __version__:
+        troubles.append(
+            warning(
+                f"this command is {__version__}",
+                "daemon and command are of two versions: it was not restarted after an upgrade",
+                "systemctl restart resolver, or: kubectl rollout restart its daemon set",
+            )
+        )
     seen = together(found, troubles)
     return seen._replace(found=f"{found}; {seen.found}") if troubles else seen
 
 
-def _grave(node: Node, status: dict[str, Any]) -> Iterator[tuple[object, Finding]]:
-    """What keeps it from its work: whether it is so, and what to say then."""
-    source, age = status["source"], time.time() - status["at"]
-    yield (
-        age > _OLD_PICTURE + 20 * node.settings.interval,
-        failed(
-            f"its last pass was {age:.0f} s ago",
-            "the passes over the slots hang or come too late: an overloaded node, or a file system that hangs",
-            f"cat /proc/{status['host_pid']}/stack; uptime; then restart it",
-        ),
-    )
-    yield (
-        source["not_ready"],
-        failed(
-            f"not ready: {source['not_ready']}",
-            f"its source {source['name']} is not known to find every process",
-            f"resolver doctor --only {source['name']}",
-        ),
-    )
-
-
-def _slight(status: dict[str, Any]) -> Iterator[tuple[object, Finding]]:
-    """What it works with all the same."""
-    from resolver.counters import CounterName
-
-    counters, unresolved, errors = (
-        status["counters"],
-        status["totals"]["slots_unresolved"],
-        status["counters"].get(CounterName.INTERNAL_ERRORS, 0),
-    )
-    shortage, driver_error = str(status["source"]["incomplete"]), str(status["driver"]["error"])
-    yield (
-        status["source"]["incomplete"],
-        warning("its map is incomplete", shortage, "set map_size higher, and restart it"),
-    )
-    yield (
-        status["driver"]["error"],
-        warning("NVML does not answer it", driver_error, "resolver doctor --only nvml"),
-    )
-    yield (
-        status["dry_run"],
-        warning("it is a dry run", "--dry-run was given, so it writes nothing", "start it without --dry-run"),
-    )
-    yield (
-        unresolved,
-        warning(
-            f"{several(unresolved, 'slot')} unresolved",
-            "for these it is not known which process they belong to, so they are left as they are",
-            "resolver status shows the reasons, docs/troubleshooting.md what each means",
-        ),
-    )
-    yield (
-        counters.get(CounterName.OVER_BUDGET),
-        warning(
-            f"a container went over its budget {several(counters.get(CounterName.OVER_BUDGET, 0), 'time')}",
-            "it costs more CPU than its share, by very many mappings, mounts or changes; its slots are resolved later",
-            "resolver top shows whose slots are over_budget; docs/limits.md has the share",
-        ),
-    )
-    yield (
-        counters.get(CounterName.OUT_OF_DESCRIPTORS),
-        warning(
-            "it ran out of descriptors",
-            "some regions were skipped for lack of them",
-            "raise the limit, see the check descriptors, and restart it",
-        ),
-    )
-    yield (
-        errors,
-        warning(
-            several(errors, "internal error"),
-            "a defect, or a file system that fails in a new way",
-            "its log has a traceback for each, under internal_error: please report them",
-        ),
-    )
-    yield (
-        status["version"] != __version__,
-        warning(
-            f"this command is {__version__}",
-            "daemon and command are of two versions: it was not restarted after an upgrade",
-            "systemctl restart resolver, or: kubectl rollout restart its daemon set",
-        ),
-    )
-
-
 def instances(node: Node) -> Finding:
-    """Whether not more than one daemon writes on this node."""
+    """Check that no more than one daemon writes to the same directories."""
     # Each that writes holds a lock in its own run directory; a dry run, or one that waits for its turn, holds none.
-    writing = {host_pid: other for host_pid, other in node.daemons.items() if host_pid in node.locks}
-    holder = node.lock_holder
-    if len(writing) > 1:
+    writing = {host_pid: other for host_pid, other in sorted(node.daemons.items()) if other.locked}
+    together_in = {
+        host_pid: other
+        for host_pid, other in writing.items()
+        if any(each is not other and each.directories & other.directories for each in writing.values())
+    }
+    if together_in:
         listed = "; ".join(
-            f"PID {host_pid}: {' '.join(other.argv)}" for host_pid, other in sorted(writing.items())
+            f"PID {host_pid}: {' '.join(other.argv)}" for host_pid, other in together_in.items()
         )
         return failed(
-            f"{len(writing)} daemons write on this node: PIDs {', '.join(map(str, sorted(writing)))}",
+            f"{len(together_in)} daemons write on this node: PIDs {', '.join(map(str, together_in))}",
             "the lock keeps apart only those with the same run directory; these write the same slots and count each "
             f"other's repairs. {listed}",
-            f"keep one: kill -TERM {max(writing)}; and give all of them the same --run-dir",
+            f"keep one: kill -TERM {max(together_in)}; and give all of them the same --run-dir",
         )
-    if holder is not None:
-        return ok(f"one, PID {holder}, holds {node.settings.run_dir}/lock")
-    if writing:
-        ((host_pid, other),) = writing.items()
-        theirs = (
-            f"with --run-dir {other.settings.run_dir}"
-            if other.settings
-            else "with settings that are not known"
-        )
+    if node.lock_holder is not None:
+        return ok(f"one, PID {node.lock_holder}, holds {node.settings.run_dir}/lock")
+    for host_pid, other in writing.items():
         return warning(
-            f"PID {host_pid} writes, {theirs}",
+            f"PID {host_pid} writes, with --run-dir {other.settings.run_dir if other.settings else '?'}",
             f"a daemon with these settings (--run-dir {node.settings.run_dir}) would start beside it, and write its "
             "slots as well",
             f"give both the same --run-dir; tr '\\0' ' ' < /proc/{host_pid}/cmdline shows its own",

@@ -1,4 +1,4 @@
-"""What a check finds: a state, what was seen, and a problem's cause and fix."""
+"""Result of a check: a state, the finding, and a problem's cause and fix."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ RANKING = tuple(State)
 
 
 class Finding(NamedTuple):
-    """``cause`` and ``fix`` are empty while all is well; with several troubles they have a line for each.
-
-    ``detail`` is what a compiler, a kernel or a library printed about it: lines for finding the cause.
-    """
+    """State with words; ``cause`` and ``fix`` have a line for each problem, ``detail`` a compiler's output."""
 
     state: State
     found: str
@@ -36,27 +33,27 @@ class Finding(NamedTuple):
 
 
 def ok(found: str) -> Finding:
-    """All is well."""
+    """Report no problem."""
     return Finding(State.OK, found)
 
 
 def warning(found: str, cause: str, fix: str) -> Finding:
-    """The daemon does its work, but not as well as it could, or not for long."""
-    return Finding(state=State.WARNING, found=found, cause=cause, fix=fix)
+    """Report that the daemon works with restrictions, or not for long."""
+    return Finding(State.WARNING, found, cause, fix)
 
 
 def failed(found: str, cause: str, fix: str) -> Finding:
-    """Some of the daemon's work is not done because of this."""
-    return Finding(state=State.FAILED, found=found, cause=cause, fix=fix)
+    """Report that some of the daemon's work is not done because of this."""
+    return Finding(State.FAILED, found, cause, fix)
 
 
 def unknown(found: str, cause: str, fix: str) -> Finding:
-    """Whether it is ok cannot be checked from here."""
-    return Finding(state=State.UNKNOWN, found=found, cause=cause, fix=fix)
+    """Report that it can't be checked from here."""
+    return Finding(State.UNKNOWN, found, cause, fix)
 
 
 def worst(states: Iterable[State]) -> State:
-    """The worst of them; ok if there are none."""
+    """Return the worst of them; ok if there are none."""
     return max(states, key=RANKING.index, default=State.OK)
 
 
@@ -65,27 +62,14 @@ def together(well: str, troubles: list[Finding]) -> Finding:
     if not troubles:
         return ok(well)
     troubles = sorted(troubles, key=lambda each: -RANKING.index(each.state))
-    return Finding(
-        state=troubles[0].state,
-        found="; ".join(dict.fromkeys(each.found for each in troubles)),
-        cause="\n".join(dict.fromkeys(each.cause for each in troubles)),
-        fix="\n".join(dict.fromkeys(each.fix for each in troubles)),
+    found = "; ".join(dict.fromkeys(each.found for each in troubles))
+    causes, fixes = (
+        dict.fromkeys(texts) for texts in zip(*((each.cause, each.fix) for each in troubles), strict=True)
     )
-
-
-def several(number: int, one: str, more: str = "") -> str:
-    """``1 file``, ``2 files``."""
-    return f"{number} {one if number == 1 else more or one + 's'}"
-
-
-def listed(names: Iterable[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
+    return Finding(troubles[0].state, found, "\n".join(causes), "\n".join(fixes))
 
 
 def some(names: Iterable[str], most: int = 3) -> str:
-    """A few of the names, and how many more there are."""
-    all_of_them = list(names)
-    more = len(all_of_them) - most
-    return ", ".join(all_of_them[:most]) + (f" and {more} more" if more > 0 else "")
+    """Return a few of the names, and the number of the others."""
+    first, others = (listed := list(names))[:most], listed[most:]
+    return ", ".join(first) + (f" and {len(others)} more" if others else "")

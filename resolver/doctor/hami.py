@@ -1,15 +1,17 @@
-"""HAMi's cache files, as the daemon would find them; who may write them; and where the names of pods come from."""
+"""Checks of HAMi's cache files, as the daemon would find them, of the slot writer, and of pod names."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from resolver.doctor.findings import Finding, State, failed, ok, several, some, together, unknown, warning
-from resolver.errors import AccessDenied, ProcessGone, WorkerFailed
-from resolver.hami.placements import AUTO, KNOWN_DIRS, VOLCANO_HOOK, VOLCANO_PLUGIN_DIR, searched
-from resolver.reasons import RegionReason
+from resolver.base.errors import AccessDenied, ProcessGone, WorkerFailed
+from resolver.base.reasons import RegionReason
+from resolver.base.text import several
+from resolver.doctor.findings import Finding, State, failed, ok, some, together, unknown, warning
+from resolver.hami.placements import AUTO, KNOWN_DIRS, VOLCANO_HOOK, VOLCANO_PLUGIN_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,106 +21,19 @@ if TYPE_CHECKING:
 
 _VOLCANO_MONITOR = "volcano-vgpu-monitor"
 _LIBATOMIC = "libatomic.so.1"
-_HOSTILE = "no HAMi makes such a file: a tenant did, by mistake or on purpose; it is never opened"
-_LOOK_INSIDE = "check what runs in that container: ls -lan {}"
-#: By reason: how bad, the cause, the fix with a place for the path.
-REFUSALS = {
-    RegionReason.NOT_REGULAR: (State.WARNING, f"it is no plain file; {_HOSTILE}", _LOOK_INSIDE),
-    RegionReason.SYMLINK: (State.WARNING, f"it is a symbolic link; {_HOSTILE}", _LOOK_INSIDE),
-    RegionReason.HARD_LINK: (State.WARNING, f"it has more than one name; {_HOSTILE}", _LOOK_INSIDE),
-    RegionReason.OTHER_DEVICE: (
-        State.WARNING,
-        "something else is mounted there, so it may not be the tenant's file",
-        "see what, and unmount it: findmnt --target {}",
-    ),
-    RegionReason.UNPROVEN: (
-        State.WARNING,
-        (
-            "nothing proves that the file at its process's path is the one that the process maps; or, of a directory "
-            "that every container can reach (KAI), which containers kubelet has here"
-        ),
-        (
-            "restart the container of {}: its process left the mount namespace in which it opened the file. For KAI, "
-            "kubelet's links must be readable: ls /var/log/containers (in a pod: mount it; elsewhere: "
-            "--container-logs-dir)"
-        ),
-    ),
-    RegionReason.NOT_ON_NODE: (
-        State.WARNING,
-        "it names a container that this node does not have: of a pod that is gone, or made by another pod's process",
-        "if kubelet has such a container: ls /var/log/containers, and mount it (--container-logs-dir); else remove {}",
-    ),
-    RegionReason.UNKNOWN_SIZE: (
-        State.FAILED,
-        "no released layout of HAMi has this size: a newer HAMi, or no file of HAMi's; it is neither read nor written",
-        (
-            "compare the image's HAMi with the layouts that are known (resolver slots --json {} shows file_bytes), and "
-            "report the version"
-        ),
-    ),
-    RegionReason.UNKNOWN_VERSION: (
-        State.FAILED,
-        "the size is known, the version in its header is not: a newer HAMi; it is neither read nor written",
-        "resolver slots --json {} shows what can be read; report HAMi's version",
-    ),
-    RegionReason.NOT_INITIALIZED: (
-        State.WARNING,
-        "HAMi has not written its magic number: it starts just now, or never got further",
-        "look again in a minute: resolver slots {}; if it stays, restart the container",
-    ),
-    RegionReason.BAD_HEADER: (
-        State.WARNING,
-        "its counts are out of range, or its UUIDs are no text: damaged, or hostile",
-        "restart the container, which makes the file anew; before that: cp --sparse=always {} /var/tmp, for a report",
-    ),
-    RegionReason.TRUNCATED: (
-        State.WARNING,
-        "it is shorter than its layout: damaged, or a tenant truncates it",
-        _LOOK_INSIDE,
-    ),
-    RegionReason.TOO_MANY_ENTRIES: (
-        State.WARNING,
-        "the directory has more entries than are read, and HAMi's own monitor refuses it, too",
-        "find out who makes them, and remove what is not HAMi's: ls -lan {} | head",
-    ),
-    RegionReason.ACCESS_DENIED: (
-        State.FAILED,
-        "the kernel refused to open it",
-        "run as root; if this is root, a security module or a network file system refuses: ls -lanZ {}",
-    ),
-    RegionReason.GONE: (State.WARNING, "it went away between list and open", "nothing; look again: ls {}"),
-    RegionReason.IO_ERROR: (
-        State.FAILED,
-        "the file system, or the limit of descriptors, kept it from being read",
-        "dmesg | tail; ulimit -n; cat {} > /dev/null",
-    ),
-}
 
 
 def containers_dir(node: Node) -> Finding:
-    """Whether the schedulers' directories are there, can be listed and be written to, and whose files are in which."""
+    """Check that the schedulers' directories exist, and can be listed and written to."""
     given = node.settings.containers_dir
-    dirs = list(searched(tuple(path for path in given if path != AUTO)))
-    troubles = []
+    dirs = [path for path in given if path != AUTO]
     if AUTO in given:
-        there = [path for path in KNOWN_DIRS if path not in dirs and os.path.isdir(path)]
-        if not there and not dirs:
-            troubles.append(_no_files())
-        dirs += there
+        dirs += [path for path in KNOWN_DIRS if path not in dirs and os.path.isdir(path)]
+    troubles = [] if dirs else [_no_files()]
     troubles += [finding for path in dirs if (finding := _directory(path)).state != State.OK]
     if (mismatch := volcano_mismatch(dirs, node.procfs)) is not None:
         troubles.append(mismatch)
-    return together(some([_with_files(path, node) for path in dirs] or [AUTO]), troubles)
-
-
-def _with_files(path: str, node: Node) -> str:
-    """The directory, and how many files of which scheduler are in it."""
-    counts = {name: count for (where, name), count in node.regions.found.items() if where == path.rstrip("/")}
-    return (
-        f"{path} ({', '.join(f'{count} of {name}' for name, count in sorted(counts.items()))})"
-        if counts
-        else path
-    )
+    return together(some(dirs or [AUTO]), troubles)
 
 
 def _no_files() -> Finding:
@@ -132,7 +47,7 @@ def _no_files() -> Finding:
 
 
 def volcano_mismatch(dirs: Iterable[str], procfs: Procfs) -> Finding | None:
-    """Whether Volcano's monitor on this node reads another directory than the one that its plugin fills."""
+    """Check if Volcano's monitor on this node reads another directory than its plugin fills."""
     if VOLCANO_PLUGIN_DIR not in dirs:
         return None
     for host_pid in procfs.entries():
@@ -167,21 +82,11 @@ def _directory(path: str) -> Finding:
             "kubectl -n kube-system get ds hami-device-plugin -o yaml | grep -n vgpu, and give that directory with "
             "--containers-dir; in a container: mount the host's /usr/local/vgpu at the same path",
         )
-    except NotADirectoryError:
-        return failed(
-            f"{path} is no directory",
-            "something else has its name",
-            f"ls -ld {path}; give HAMi's with --containers-dir",
-        )
-    except PermissionError as error:
-        return failed(
-            f"{path} may not be listed ({error.strerror})",
-            "it, or a directory above it, is closed to this user",
-            f"run as root; namei -l {path} shows which one",
-        )
     except OSError as error:
         return failed(
-            f"{path} cannot be read ({error.strerror})", "the file system fails", f"dmesg | tail; ls {path}"
+            f"{path} cannot be listed ({error.strerror})",
+            "it is no directory, it or one above it is closed to this user, or its file system fails",
+            f"run as root; namei -l {path} shows each directory above it; dmesg | tail",
         )
     if read_only:
         return failed(
@@ -193,27 +98,27 @@ def _directory(path: str) -> Finding:
 
 
 def regions(node: Node) -> Finding:
-    """Which cache files there are, of which layouts, and which are skipped and why."""
-    from resolver.hami.layout import LAYOUTS
+    """Check every cache file: its layout, or the reason why it is skipped."""
+    from resolver.hami.layout import DROPPED, LAYOUTS
 
     seen = node.regions
-    layouts: dict[str, int] = {}
-    for _path, layout in seen.regions:
-        layouts[layout] = layouts.get(layout, 0) + 1
-    kinds = ", ".join(f"{number} of layout {layout}" for layout, number in sorted(layouts.items()))
+    layouts = Counter(layout for _path, layout in seen.regions)
+    beside = {DROPPED: " (of HAMi 2.8.1: every monitor of HAMi drops these)"}
+    kinds = ", ".join(
+        f"{number} of layout {layout}{beside.get(layout, '')}" for layout, number in sorted(layouts.items())
+    )
     found = f"{several(len(seen.regions), 'region')}{': ' if kinds else ''}{kinds}"
     by_reason: dict[str, list[str]] = {}
     for path, reason in seen.rejected.items():
         by_reason.setdefault(reason, []).append(path)
     troubles = []
     for reason, paths in by_reason.items():
-        state, cause, fix = REFUSALS[RegionReason(reason)]
+        why = RegionReason(reason)
+        cause, fix = why.for_terminal(paths[0])
         if reason in (RegionReason.UNKNOWN_SIZE, RegionReason.UNKNOWN_VERSION):
             cause += f" (known: {', '.join(LAYOUTS)})"
         what = f"{several(len(paths), 'file')} skipped, {reason}: {some(map(_container, paths))}"
-        troubles.append(
-            Finding(state=state, found=what, cause=f"{reason}: {cause}", fix=fix.format(paths[0]))
-        )
+        troubles.append((failed if why.grave else warning)(what, f"{reason}: {cause}", fix))
     if seen.not_writable:
         troubles.append(
             failed(
@@ -222,27 +127,27 @@ def regions(node: Node) -> Finding:
                 f"run as root with CAP_DAC_OVERRIDE; ls -ln {seen.not_writable[0]}; findmnt --target it",
             )
         )
-    if troubles and seen.regions:
+    if troubles:
         worst = together(found, troubles)
-        return worst._replace(found=f"{found}; {worst.found}")
-    if not troubles and not seen.regions:
-        if len(seen.missing_dirs) == len(set(node.settings.containers_dir)):
-            return unknown(
-                "there is no directory to read",
-                "where HAMi keeps its files on this node is not known",
-                "fix what the check containers_dir names, then: resolver doctor --only regions",
-            )
-        return ok("none yet: no container of HAMi's runs here, or none of them has started CUDA")
-    return together(found, troubles)
+        return worst._replace(found=f"{found}; {worst.found}") if seen.regions else worst
+    if seen.regions:
+        return ok(found)
+    if len(seen.missing_dirs) == len(set(node.settings.containers_dir)):
+        return unknown(
+            "there is no directory to read",
+            "where HAMi keeps its files on this node is not known",
+            "fix the problem that the check containers_dir names, then: resolver doctor --only regions",
+        )
+    return ok("none yet: no container of HAMi's runs here, or none of them has started CUDA")
 
 
 def _container(path: str) -> str:
-    """``<podUID>_<containerName>/<file>``: its path without what all have in common."""
+    """Shorten a path to ``<podUID>_<containerName>/<file>``."""
     return "/".join(path.rsplit("/", 2)[1:])
 
 
 def writer(node: Node) -> Finding:  # noqa: ARG001
-    """Whether the slot writer starts and changes a word, of a file of our own."""
+    """Check that the slot writer starts and changes a word, in a file of our own."""
     import asyncio
     import ctypes
 
@@ -282,7 +187,7 @@ def writer(node: Node) -> Finding:  # noqa: ARG001
 
 
 def pod_names(node: Node) -> Finding:
-    """Whether names of pods can be read from kubelet's directory of logs."""
+    """Check that names of pods can be read from kubelet's directory of logs."""
     directory = node.settings.pod_logs_dir
     fix = f"in a container: mount the host's {directory} read-only; elsewhere kept logs: --pod-logs-dir"
     cause = (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resolver import config
-from resolver.errors import AccessDenied, ProcessGone, UsageError
+from resolver import client, config
+from resolver.base.errors import AccessDenied, ProcessGone, UsageError
+from resolver.config import options
 from resolver.hami.placements import searched
 
 if TYPE_CHECKING:
@@ -20,19 +22,16 @@ _PYTHON = re.compile(r"python[0-9.]*")
 
 
 class Other(NamedTuple):
-    """A process that is ``resolver run``. ``settings`` are None where they cannot be read from here."""
+    """Process that is ``resolver run``. ``settings`` are None if unreadable; ``locked``: it holds its lock."""
 
     argv: tuple[str, ...]
     settings: config.Settings | None
+    directories: frozenset[object] = frozenset()
+    locked: bool = False
 
-    def same_files(self, settings: config.Settings) -> bool:
-        """Whether it serves the files that a daemon with these settings would, as far as is known."""
-        if self.settings is None:
-            return True
-        theirs, ours = (
-            set(map(os.path.normpath, searched(each.containers_dir))) for each in (self.settings, settings)
-        )
-        return bool(theirs & ours)
+    def may_serve(self, directories: frozenset[object]) -> bool:
+        """Check if it serves one of these directories, as far as is known."""
+        return self.settings is None or bool(self.directories & directories)
 
 
 def find(procfs: Procfs) -> dict[int, Other]:
@@ -47,12 +46,24 @@ def find(procfs: Procfs) -> dict[int, Other]:
             if not runs_daemon(argv) or process.uids().effective != 0:
                 continue
             if len(procfs.ns_pids(process.pid)) == 1:  # in a namespace of its own it does not start
-                found[process.pid] = Other(tuple(argv), _settings(procfs, process))
+                found[process.pid] = _daemon(procfs, process, tuple(argv))
     return found
 
 
+def directories_of(process: int | str, settings: config.Settings) -> frozenset[object]:
+    """Return the directories of cache files as that process sees them: each by device and inode, else by its path."""
+    found: set[object] = set()
+    for path in map(os.path.normpath, searched(settings.containers_dir)):
+        try:
+            info = os.stat(f"/proc/{process}/root{path}")
+            found.add((info.st_dev, info.st_ino))
+        except OSError:
+            found.add(path)
+    return frozenset(found)
+
+
 def runs_daemon(argv: list[str]) -> bool:
-    """Whether this is the command line of ``resolver run``: by its own name, or as a script or module of Python."""
+    """Recognize the command line of ``resolver run``: by its name, or as a script or module of Python."""
     if argv and _PYTHON.fullmatch(os.path.basename(argv[0])):
         argv = argv[1:]
         while argv and argv[0].startswith("-") and argv[0] != "-m":
@@ -63,37 +74,24 @@ def runs_daemon(argv: list[str]) -> bool:
 
 
 def flags_in(argv: list[str]) -> dict[str, Any]:
-    """The settings that a command line names, as `resolver.config.load` takes them, and ``config``."""
-    flags = dict[str, Any]()
-    words = iter(argv)
-    for word in words:
-        option, given, value = word.partition("=")
-        name = option[2:].replace("-", "_")
-        known = [each for each in ("config", *config.SETTINGS) if each.startswith(name)]
-        name = name if name in known else known[0] if len(known) == 1 else ""
-        if not option.startswith("--") or not name:
-            continue
-        setting = config.SETTINGS.get(name)
-        if setting is not None and setting.kind is bool:
-            flags[name] = True
-            continue
-        value = value if given else next(words, "")
-        several = setting is not None and isinstance(setting.default, tuple)
-        flags[name] = [*flags.get(name, []), value] if several else value
-    return flags
+    """Return the settings on a command line, as `resolver.config.load` takes them, and ``config``."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    options.add_arguments(parser)
+    args, _other = parser.parse_known_args(argv)
+    return options.given(args) | ({"config": args.config} if args.config else {})
 
 
-def _settings(procfs: Procfs, process: psutil.Process) -> config.Settings | None:
+def _daemon(procfs: Procfs, process: psutil.Process, argv: tuple[str, ...]) -> Other:
     import psutil
 
     try:
-        environ, flags = process.environ(), flags_in(process.cmdline())
-        file = flags.pop("config", None) or environ.get("RESOLVER_CONFIG")
+        environ, flags = process.environ(), flags_in(list(argv))
+        file = flags.pop("config", None) or environ.pop("RESOLVER_CONFIG", None)
         # A file by its path from there: the daemon may be in a container, with another root and directory.
         if file:
-            directory = f"{procfs.root}/{process.pid}"
-            file = f"{directory}/root{file}" if file.startswith("/") else f"{directory}/cwd/{file}"
-            environ.pop("RESOLVER_CONFIG", None)
-        return config.load(flags, file, environ)
-    except (psutil.Error, OSError, UsageError):
-        return None
+            file = f"{procfs.root}/{process.pid}/{'root' if file.startswith('/') else 'cwd/'}{file}"
+        settings = config.load(flags, file, environ)
+    except (psutil.Error, OSError, UsageError, argparse.ArgumentError):
+        return Other(argv, None)
+    locked = client.lock_holder(f"/proc/{process.pid}/root{settings.run_dir}") == process.pid
+    return Other(argv, settings, directories_of(process.pid, settings), locked)

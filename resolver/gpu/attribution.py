@@ -1,7 +1,6 @@
-"""Joins utilization samples with the processes that own slots.
+"""Join of utilization samples with the processes that own slots.
 
-Per process and device there are three answers: a value, 0 (the device was asked and the process had no sample
-in the last second), and unknown (None). A sample that finds no slot keeps a reason.
+A value is known, 0 (the device answered without a sample of the process), or unknown (None).
 """
 
 from __future__ import annotations
@@ -11,23 +10,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
-from resolver.budget import Slices
-from resolver.errors import AccessDenied, ProcessGone
+from resolver.base.budget import Slices
+from resolver.base.errors import AccessDenied, ProcessGone
+from resolver.base.reasons import SampleReason
 from resolver.gpu.sampler import OK
-from resolver.reasons import SampleReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping
 
-    from resolver.gpu.sampler import Collection
+    from resolver.gpu.sampler import Collection, DeviceSamples
     from resolver.linux.procfs import Procfs
     from resolver.pids.pidmap import PidMap
 
 
 class Sample(Struct, frozen=True):
-    """A utilization sample without a slot. ``host_pid`` as NVML gave it, ``sm_util`` in per cent.
+    """A utilization sample without a slot; ``host_pid`` as NVML gave it, ``sm_util`` in per cent.
 
-    ``container`` is the container's id, or ``<podUID>_<containerName>`` of a process that owned a slot before it ended.
+    ``container`` is the container's id, or ``<podUID>_<containerName>`` of an ended owner of a slot.
     """
 
     host_pid: int
@@ -38,10 +37,9 @@ class Sample(Struct, frozen=True):
 
 
 class Used(NamedTuple):
-    """A process on a device: NVML lists it there, or has a sample of it.
+    """Process on a device. ``host_pid`` is the process's if known, else NVML's number; unknown values are None.
 
-    ``host_pid`` is the process's where it is known, else what NVML gave; ``container`` as in `Sample`, empty for an
-    owner of a slot (``no_slot`` None). ``sm_util`` in per cent, ``memory`` in bytes, None where it is not known.
+    ``container`` is as in `Sample`, empty for a slot's owner, whose ``no_slot`` is None.
     """
 
     host_pid: int
@@ -53,7 +51,7 @@ class Used(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """What NVML says per process and device."""
+    """NVML's values per process and device."""
 
     at: float
     error: str
@@ -65,20 +63,20 @@ class Joined(NamedTuple):
     listed: frozenset[str] = frozenset()  # UUIDs of the devices whose list of processes is known
 
     def utilization(self, host_pid: int, device_uuid: str) -> int | None:
-        """SM utilization in per cent: 0 when idle, None when it is not known."""
+        """Return SM utilization in per cent: 0 when idle, None when unknown."""
         if device_uuid not in self.asked or (host_pid, device_uuid) in self.unknown:
             return None
         return self.values.get((host_pid, device_uuid), 0)
 
     def changed(self, before: Joined | None) -> set[int] | None:
-        """Host PIDs of the processes of which another utilization is known than before; None: it may be any."""
+        """Return host PIDs of processes with another utilization than before; None if it may be any."""
         if before is None or self.asked != before.asked:
             return None
         values = {key[0] for key, _ in self.values.items() ^ before.values.items()}
         return values | {host_pid for host_pid, _ in self.unknown ^ before.unknown}
 
     def orphan_reasons(self) -> Counter[SampleReason]:
-        """How many samples found no slot, by reason."""
+        """Count samples without a slot, by reason."""
         return Counter(orphan.reason for orphan in self.orphans)
 
 
@@ -94,33 +92,26 @@ async def join(
     procfs: Procfs,
     pidmap: PidMap,
 ) -> Joined:
-    """Find the process, and whether it owns a slot, for every sample of a collection.
+    """Find the process of every sample, and its slot or the reason for none. NVML may list a thread's id.
 
     ``owners`` are host PIDs that own a slot; ``hami_containers`` the ids of containers that have a region.
-    NVML may list a thread's id: it is mapped to its process.
     """
     values: dict[tuple[int, str], int] = {}
     unknown: set[tuple[int, str]] = set()
     orphans: list[Sample] = []
     places: dict[int, int | _Nowhere] = {}
     slices = Slices()
-    for nvml_pid in _listed(collection):
-        places[nvml_pid] = _place(nvml_pid, owners, hami_containers, procfs, pidmap)
-        await slices.breathe()
+    for device in collection.devices.values():
+        for nvml_pid in _listed(device):
+            if nvml_pid not in places:
+                places[nvml_pid] = _place(nvml_pid, owners, hami_containers, procfs, pidmap)
+                await slices.breathe()
     place = places.__getitem__
     for uuid, device in collection.devices.items():
         for nvml_pid, (_stamp, sm_util) in device.newest.items():
             found = place(nvml_pid)
             if isinstance(found, _Nowhere):
-                orphans.append(
-                    Sample(
-                        host_pid=nvml_pid,
-                        device_uuid=uuid,
-                        sm_util=sm_util,
-                        reason=found.reason,
-                        container=found.container or None,
-                    )
-                )
+                orphans.append(Sample(nvml_pid, uuid, sm_util, found.reason, found.container or None))
                 # Its slot may be found before NVML is asked again; then it is not idle, but unknown until then.
                 unknown.add((nvml_pid, uuid))
             else:
@@ -131,66 +122,38 @@ async def join(
             if not isinstance(found, _Nowhere):
                 unknown.add((found, uuid))
     asked = frozenset(uuid for uuid, device in collection.devices.items() if device.status == OK)
-    joined = Joined(
-        at=collection.at,
-        error=collection.error,
-        values=values,
-        unknown=frozenset(unknown),
-        asked=asked,
-        orphans=tuple(orphans),
-    )
+    joined = Joined(collection.at, collection.error, values, frozenset(unknown), asked, tuple(orphans))
     listed = frozenset(uuid for uuid, device in collection.devices.items() if device.memory is not None)
     return joined._replace(used=tuple(_used(collection, place, joined)), listed=listed)
 
 
-def _listed(collection: Collection) -> Iterator[int]:
-    """Every PID in what NVML said, as NVML gave it."""
-    seen = set[int]()
-    for device in collection.devices.values():
-        for nvml_pid in (*device.newest, *device.dropped, *(device.memory or ())):
-            if nvml_pid not in seen:
-                seen.add(nvml_pid)
-                yield nvml_pid
+def _listed(device: DeviceSamples) -> dict[int, None]:
+    """Return every PID in NVML's answer about a device, as NVML gave it."""
+    return dict.fromkeys((*device.newest, *device.dropped, *(device.memory or ())))
 
 
 def _used(collection: Collection, place: Callable[[int], int | _Nowhere], joined: Joined) -> Iterator[Used]:
-    """Every process on every device, once; NVML may list several threads of it."""
+    """Yield every process on every device once; NVML may list several threads of it."""
     for uuid, device in collection.devices.items():
         memory: dict[int, int | None] = {}
         unplaced: dict[int, _Nowhere] = {}
         samples: dict[int, int | None] = {}  # of those without a slot
         idle = 0 if uuid in joined.asked else None
-        for nvml_pid in {**device.newest, **dict.fromkeys(device.dropped), **(device.memory or {})}:
+        for nvml_pid in _listed(device):
             found = place(nvml_pid)
+            host_pid = (found.host_pid or nvml_pid) if isinstance(found, _Nowhere) else found
             if isinstance(found, _Nowhere):
-                host_pid = found.host_pid or nvml_pid
                 unplaced[host_pid] = found
                 sample = None if nvml_pid in device.dropped else device.newest.get(nvml_pid, (0, idle))[1]
                 samples[host_pid] = _most(samples.get(host_pid), sample)
-            else:
-                host_pid = found
             # A process's threads share its memory.
             memory[host_pid] = _most(memory.get(host_pid), (device.memory or {}).get(nvml_pid))
         for host_pid, used in memory.items():
             away = unplaced.get(host_pid)
             if away is None:
-                yield Used(
-                    host_pid=host_pid,
-                    device_uuid=uuid,
-                    container="",
-                    sm_util=joined.utilization(host_pid, uuid),
-                    memory=used,
-                    no_slot=None,
-                )
+                yield Used(host_pid, uuid, "", joined.utilization(host_pid, uuid), used, None)
             else:
-                yield Used(
-                    host_pid=host_pid,
-                    device_uuid=uuid,
-                    container=away.container,
-                    sm_util=samples[host_pid],
-                    memory=used,
-                    no_slot=away.reason,
-                )
+                yield Used(host_pid, uuid, away.container, samples[host_pid], used, away.reason)
 
 
 def _most(one: int | None, other: int | None) -> int | None:
@@ -206,7 +169,7 @@ class _Nowhere(NamedTuple):
 def _place(
     nvml_pid: int, owners: Container[int], hami_containers: Container[str], procfs: Procfs, pidmap: PidMap
 ) -> int | _Nowhere:
-    """The host PID of the slot's owner that a sample belongs to, or why there is none."""
+    """Return the host PID of the slot's owner that a sample belongs to, or the reason for none."""
     if nvml_pid in owners:
         return nvml_pid
     try:

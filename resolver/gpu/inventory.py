@@ -1,10 +1,11 @@
-"""The node's GPUs: what they are and whether they are well. None is "the driver does not say"."""
+"""The node's GPUs: identity and health. None means that the driver doesn't report a value."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,11 +38,10 @@ class Xid(Struct, frozen=True):
 
 
 class GpuDetails(Struct, frozen=True):
-    """What is read with the setting ``gpu_details`` only. Null is "the driver does not say".
+    """Readings with the setting ``gpu_details``. Null means that the driver doesn't report a value.
 
-    Clocks in MHz, power in watts, energy in joules since the driver was loaded, utilization of the video engines in per
-    cent. ``throttle_reasons`` is why clocks are lower than they could be; empty while they are not. ``ecc_corrected``
-    counts since the driver was loaded, ``pcie_replays`` since the GPU was reset.
+    Clocks in MHz, power in watts, energy in joules, video engines in per cent. ``throttle_reasons`` explains lowered
+    clocks. ``pcie_replays`` counts since the GPU's reset, ``energy`` and ``ecc_corrected`` since the driver was loaded.
     """
 
     sm_clock: int | None
@@ -73,44 +73,45 @@ OTHER = "other"
 
 
 def throttle_reasons(bits: int) -> tuple[str, ...]:
-    """The names of these bits."""
+    """Return the names of these bits."""
     names = [name for number, name in enumerate(THROTTLE_REASONS) if bits >> number & 1]
     return (*names, *([OTHER] if bits >> len(THROTTLE_REASONS) else []))
 
 
-class GpuReport(Struct, frozen=True):
+class Gpu(Struct, frozen=True):
     """One GPU. Memory in bytes, utilization in per cent, temperature in degrees Celsius, power in watts.
 
-    ``uuid`` is empty for a GPU whose UUID was never read. ``memory_used`` includes what the driver
-    keeps for itself. ``samples`` is ``ok``, ``unsupported`` (MIG mode, for one) or ``failed``: whether NVML has the
-    utilization of processes, with ``samples_why``. It is healthy while ``illnesses`` is empty.
-
-    ``pci_address`` is the kernel's name of it (``0000:3b:00.0``), ``pcie_root`` the root complex that it hangs on
-    (``pci0000:3a``). ``xids`` are the XID errors since the daemon started, ``details`` what the setting ``gpu_details``
-    adds.
+    ``uuid`` is empty while it was never read. ``samples`` is the availability of per-process utilization: ``ok``,
+    ``unsupported`` (as in MIG mode) or ``failed``, with ``samples_why``. ``pci_address`` is the kernel's name
+    (``0000:3b:00.0``), ``pcie_root`` the PCI root complex. ``xids`` are the XID errors since the daemon started,
+    ``details`` the values of the setting ``gpu_details``. It is ``healthy`` while ``illnesses`` is empty.
     """
 
     uuid: str
     device_index: int
-    minor: int | None
-    name: str
-    memory_total: int | None
-    memory_used: int | None
-    utilization: int | None
-    temperature: int | None
-    power: float | None
-    mig: bool | None
-    mig_instances: tuple[MigInstance, ...]
-    ecc_uncorrected: int | None
-    samples: str
-    samples_why: str | None
-    illnesses: tuple[Illness, ...]
+    minor: int | None = None
+    name: str = ""
+    memory_total: int | None = None
+    memory_used: int | None = None
+    utilization: int | None = None
+    temperature: int | None = None
+    power: float | None = None
+    mig: bool | None = None
+    mig_instances: tuple[MigInstance, ...] = ()
+    ecc_uncorrected: int | None = None
+    samples: str = ""
+    samples_why: str | None = None
+    illnesses: tuple[Illness, ...] = ()
     pci_address: str | None = None
     numa_node: int | None = None
     pcie_root: str | None = None
     cpu_socket: int | None = None
     xids: tuple[Xid, ...] = ()
     details: GpuDetails | None = None
+    healthy: bool = True
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "healthy", not self.illnesses)
 
 
 class Inventory(NamedTuple):
@@ -119,16 +120,16 @@ class Inventory(NamedTuple):
     version: int
     at: float
     driver_version: str | None
-    gpus: tuple[GpuReport, ...]
+    gpus: tuple[Gpu, ...]
 
 
 NONE = Inventory(version=0, at=0.0, driver_version=None, gpus=())
 
 
 def changes(old: Inventory, new: Inventory) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is worth telling of the step from one inventory to the next: events, as in `resolver.log.event_names`.
+    """Yield the events between two inventories, as in `resolver.base.event_names`.
 
-    A GPU that is lost and still counted by the driver is unhealthy; one that is not counted any more is gone.
+    A lost GPU that the driver still counts is unhealthy; one that isn't counted any more is gone.
     """
     if old.version == new.version:
         return
@@ -154,13 +155,13 @@ def changes(old: Inventory, new: Inventory) -> Iterator[tuple[str, dict[str, Any
             yield "gpu_healthy", _about(gpu) | {"was": _reasons(known)}
 
 
-def _key(gpu: GpuReport) -> str | int:
+def _key(gpu: Gpu) -> str | int:
     return gpu.uuid or gpu.device_index
 
 
-def _about(gpu: GpuReport) -> dict[str, Any]:
+def _about(gpu: Gpu) -> dict[str, Any]:
     return {"device": gpu.uuid, "device_index": gpu.device_index}
 
 
-def _reasons(gpu: GpuReport) -> str:
+def _reasons(gpu: Gpu) -> str:
     return ", ".join(illness.reason for illness in gpu.illnesses)

@@ -1,4 +1,4 @@
-"""What is known of the node's GPUs, kept over failures: the NVML worker's answers become an `Inventory`."""
+"""Keeps the inventory of the node's GPUs over failures of the NVML worker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from resolver.gpu.health import SILENT, judge
-from resolver.gpu.inventory import NONE, GpuDetails, GpuReport, MigInstance, Xid, throttle_reasons
+from resolver.gpu.inventory import NONE, Gpu, GpuDetails, MigInstance, Xid, throttle_reasons
 from resolver.gpu.xids import BROKEN, meaning
 
 if TYPE_CHECKING:
@@ -19,32 +19,22 @@ if TYPE_CHECKING:
 
 #: Different XID errors of one GPU that are counted: there are some 150.
 _MOST_XIDS = 64
-_NOTHING = GpuReport(
-    uuid="",
-    device_index=0,
-    minor=None,
-    name="",
-    memory_total=None,
-    memory_used=None,
-    utilization=None,
-    temperature=None,
-    power=None,
-    mig=None,
-    mig_instances=(),
-    ecc_uncorrected=None,
-    samples="",
-    samples_why=None,
-    illnesses=(),
+#: Unknown of a GPU that is silent now.
+_MEASURED = ("memory_used", "utilization", "temperature", "power", "ecc_uncorrected", "details")
+#: Taken over from the worker's answer.
+_AS_READ = (
+    *("minor", "utilization", "temperature", "power", "mig"),
+    *("pci_address", "numa_node", "pcie_root", "cpu_socket"),
 )
 
 
-class Stock:
+class InventoryKeeper:
     """The inventory, and which of its GPUs answer."""
 
     def __init__(self) -> None:
         self.inventory: Inventory = NONE
-        self.answering: tuple[GpuReport, ...] = ()  # those whose UUID was read
-        self._read: tuple[GpuReport, ...] = ()  # as last read, without what is known of their samples
+        self.answering: tuple[Gpu, ...] = ()  # those whose UUID was read
+        self._read: tuple[Gpu, ...] = ()  # as last read, without what is known of their samples
         self._read_at = 0.0
         self._driver_version: str | None = None
         self._xids: dict[str, Counter[int]] = {}  # by UUID, since the daemon started
@@ -61,7 +51,7 @@ class Stock:
         return True
 
     def driver_gone(self) -> None:
-        """It was unloaded, and that resets every GPU."""
+        """Note that the driver was unloaded, which resets every GPU."""
         self._broken.clear()
 
     def take(self, answer: dict[str, Any], now: float) -> bool:
@@ -88,7 +78,7 @@ class Stock:
         return all("error" not in device and "memory" not in device["failed"] for device in devices)
 
     def publish(self, samples: Mapping[str, tuple[str, str]]) -> Inventory:
-        """The inventory, given status and reason of each device's samples; a new version if anything is new."""
+        """Return the inventory with status and reason of each device's samples; a new version if anything changed."""
         gpus = tuple(_with_news(gpu, samples.get(gpu.uuid), self._xids.get(gpu.uuid)) for gpu in self._read)
         old = self.inventory
         if (gpus, self._driver_version) == (old.gpus, old.driver_version):
@@ -100,10 +90,9 @@ class Stock:
         return self.inventory
 
     def _identify(self, devices: Sequence[dict[str, Any]]) -> list[str]:
-        """The UUID of each device, also of one that does not answer now; empty if unknown.
+        """Return the UUID of each device; empty if unknown.
 
-        Such a one is who had its index before, as long as the others still have theirs: indexes go by the place on
-        the bus, and all behind a GPU that comes or goes get new ones.
+        A device that doesn't answer keeps the UUID of its index while the others keep theirs: indexes follow the bus.
         """
         places = {gpu.uuid: gpu.device_index for gpu in self._read if gpu.uuid}
         read = {device["uuid"]: device["index"] for device in devices if device["uuid"]}
@@ -116,52 +105,36 @@ class Stock:
 
 
 def _report(
-    device: dict[str, Any], uuid: str, before: GpuReport | None, now: float, broken: Collection[int]
-) -> GpuReport:
-    """One device. What cannot change is remembered of one that does not answer; what is measured is not."""
+    device: dict[str, Any], uuid: str, before: Gpu | None, now: float, broken: Collection[int]
+) -> Gpu:
+    """Describe a device. Constant facts of a silent one are remembered, measured ones aren't."""
     illnesses = judge(device, before.illnesses if before else (), now, broken)
     if "error" in device:
+        before = before or Gpu(uuid, device["index"])
         return replace(
-            before or _NOTHING,
+            before,
             uuid=uuid,
             device_index=device["index"],
-            memory_used=None,
-            utilization=None,
-            temperature=None,
-            power=None,
-            ecc_uncorrected=None,
-            mig_instances=tuple(
-                replace(each, memory_used=None) for each in (before or _NOTHING).mig_instances
-            ),
+            **dict.fromkeys(_MEASURED),
+            mig_instances=tuple(replace(each, memory_used=None) for each in before.mig_instances),
             illnesses=illnesses,
-            details=None,
         )
     total, used = device["memory"] or (None, None)
-    return GpuReport(
+    return Gpu(
         uuid=uuid,
         device_index=device["index"],
-        minor=device["minor"],
         name=device["name"] or "",
         memory_total=total,
         memory_used=used,
-        utilization=device["utilization"],
-        temperature=device["temperature"],
-        power=device["power"],
-        mig=device["mig"],
         mig_instances=tuple(MigInstance(*each) for each in device.get("mig_instances") or ()),
         ecc_uncorrected=device["ecc"],
-        samples="",
-        samples_why=None,
         illnesses=illnesses,
-        pci_address=device["pci_address"],
-        numa_node=device["numa_node"],
-        pcie_root=device["pcie_root"],
-        cpu_socket=device["cpu_socket"],
         details=_details(device),
+        **{name: device[name] for name in _AS_READ},
     )
 
 
-def _with_news(gpu: GpuReport, samples: tuple[str, str] | None, xids: Mapping[int, int] | None) -> GpuReport:
+def _with_news(gpu: Gpu, samples: tuple[str, str] | None, xids: Mapping[int, int] | None) -> Gpu:
     status, why = samples or ("failed", _illness(gpu))
     counted = tuple(Xid(xid, count, meaning(xid)) for xid, count in sorted(xids.items())) if xids else ()
     return replace(gpu, samples=status, samples_why=why or None, xids=counted)
@@ -178,5 +151,5 @@ def _details(device: dict[str, Any]) -> GpuDetails | None:
     )
 
 
-def _illness(gpu: GpuReport) -> str:
+def _illness(gpu: Gpu) -> str:
     return gpu.illnesses[0].detail if gpu.illnesses else "it was not asked"

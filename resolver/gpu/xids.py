@@ -1,7 +1,6 @@
-"""XID errors, the driver's numbers for what went wrong on a GPU: which of them make it unhealthy.
+"""XID errors, the driver's numbers for errors of a GPU. Those in `BROKEN` make it unhealthy.
 
-A program can cause most of them on a GPU that is well, so they say nothing of its health; those in `BROKEN` are of the
-GPU, and NVIDIA's catalogue asks for a reset or a check of the hardware after them.
+Programs cause most others on a healthy GPU. NVIDIA's catalogue asks for a reset or a hardware check after `BROKEN`.
 """
 
 from __future__ import annotations
@@ -30,5 +29,5 @@ OF_PROGRAMS = {
 
 
 def meaning(xid: int) -> str:
-    """In words; where it is not known, where to look it up."""
+    """Describe an XID in words, or say where to look it up."""
     return BROKEN.get(xid) or OF_PROGRAMS.get(xid) or "see NVIDIA's catalogue of XID errors"

@@ -1,27 +1,24 @@
 """Shared regions in directories of the host, one below for each container or claim: ``<directory>/<entry>/*.cache``.
 
-Which directories, and what the names of entries say, is in `resolver.hami.placements`. Tenants can put anything into
-their directories, so every step is bounded: entries read per directory, directories and opened files per refresh,
-and ever longer pauses before a refused file is tried again. What does not fit into one refresh is the next one's
-beginning, so no directory can keep another one waiting for ever.
-
-Where containers make the entries themselves, beside each other's, anybody can fill a listing and take any name. There
-the entries of kubelet's containers are opened by their names, and the rest is only reported.
+Tenants can put anything into their directories, so every step is bounded, and a refresh goes on where the last one
+ended. Where containers make the entries themselves, any tenant can fill a listing and take any name: there the entries
+of kubelet's containers are opened by name, and the rest is only reported.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import stat
-import sys
 import time
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from resolver.budget import Budgets, Slices
+from resolver.base.budget import Budgets
+from resolver.base.errors import RegionRejected
+from resolver.base.reasons import RegionReason
 from resolver.containers.log_names import ContainerNames
-from resolver.errors import RegionRejected
 from resolver.hami.directory_listing import (
     MAX_CACHES,
     MAX_CONTAINERS,
@@ -30,47 +27,32 @@ from resolver.hami.directory_listing import (
     list_caches,
 )
 from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS, is_entry
-from resolver.hami.region import open_region
 from resolver.hami.region_location import locate
-from resolver.hami.region_register import RegionRegister
+from resolver.hami.region_register import STRAY, RegionRegister
 from resolver.hami.searched_directories import NOWHERE, Candidate, Directory, Root
 from resolver.linux.inotify import OF_A_DIRECTORY
 from resolver.linux.safe_open import open_directory, translate
-from resolver.reasons import RegionReason
+from resolver.workers.lanes import Direct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
-    from resolver.hami.discovery import Location, RegionChanges
+    from resolver.hami.discovery import Location, RegionChanges, SharedDirectory
     from resolver.hami.region import SharedRegion
     from resolver.hami.watches import Watches
     from resolver.linux.procfs import Procfs
-    from resolver.workers.supervisor import WorkerProcess
+    from resolver.workers.lanes import TenantReader
 
-MAX_VISITS = 1024  # container directories per refresh
 MAX_STRAYS = 64  # entries of a shared directory that are reported and not opened
-MAX_OPENS = 256  # files opened per refresh, some 40 us each
-REFRESH_SECONDS = 0.02  # CPU time of one refresh for directories of which there is news, but for one more
-#: And for all others, which are listed anew every 30 s: what is new elsewhere would wait for them, and for the rest
-#: that a long pass is followed by.
-RELIST_SECONDS = 0.005
-
-
+REFRESH_SECONDS = 0.015  # CPU time of one refresh, but for one directory: news of others waits for it
 #: Seconds between two listings of a directory of which the kernel reports what is new in it.
 WATCHED_LOOK = 15.0
 #: Until a file that is on its way to being a region is tried again.
 _SOON, _LATER = 0.005, 0.25
 
-_STRAY = "kubelet has no such container here: its pod is gone, or another one's process made the directory"
-
 
 class DirectoryFinder:
-    """A `resolver.hami.discovery.Discovery`: ``regions`` is kept equal to what is in the containers directories.
-
-    ``counts`` counts each refusal once, when it is new.
-    """
-
-    workers: Sequence[WorkerProcess] = ()
+    """Finder whose ``regions`` equal the content of the containers directories."""
 
     def __init__(
         self,
@@ -80,46 +62,52 @@ class DirectoryFinder:
         budgets: Budgets | None = None,
         watches: Watches | None = None,
         names: ContainerNames | None = None,
+        mounted: Callable[[SharedDirectory], object] = lambda _: False,
+        reader: TenantReader | None = None,
     ) -> None:
-        """``budgets`` are by the directory's path; files are opened on theirs. ``watches`` report what is new.
+        """Take ``budgets`` by directory path, for opening files, and ``watches`` for changes.
 
-        ``containers_dirs`` may have `AUTO` for all those that are known, of which none need be there. ``names`` are
-        kubelet's.
+        ``containers_dirs`` may have `AUTO` for all known ones, which are optional. ``names`` are kubelet's.
+        ``mounted``: checks if a container was seen to have a directory mounted.
         """
-        self._register = RegionRegister()
-        self.regions, self.rejected = self._register.regions, self._register.rejected
-        self.counts = self._register.counts
-        self.missing_dirs: set[str] = set()
-        self.max_regions = sys.maxsize
-        self._procfs = procfs
         self._names = names or ContainerNames("", "")
+        self._reader = reader or Direct(procfs)
+        self._register = RegionRegister(procfs, self._names, mounted, self._reader, budgets or Budgets())
+        self.regions, self.rejected = self._register.regions, self._register.rejected
+        self.missing_dirs: set[str] = set()
         roots = [Root(path) for path in dict.fromkeys(containers_dirs) if path != AUTO]
         self._auto = AUTO in containers_dirs
         if self._auto:
             given = {root.path for root in roots}
             roots += [Root(path, known=True) for path in KNOWN_DIRS if path not in given]
         self._roots = roots
-        self._order: list[Directory] = []
-        self._next = 0  # where in _order the next refresh begins
-        self._opens_left = 0
-        self._full_left = 0  # directories that are still to be listed anew
+        self._order: list[Directory] = []  # the next refresh begins with the first one
         self._clock = clock
-        self._budgets = budgets or Budgets()
         self._watches = watches
         self._wants = 0.0
 
     @property
+    def max_regions(self) -> int:
+        """Return how many regions are opened at most."""
+        return self._register.max_regions
+
+    @max_regions.setter
+    def max_regions(self, most: int) -> None:
+        # Half of the files that are about to be regions may still become some, as half of the regions stay.
+        self._register.max_regions = most + self._register.in_flight // 2
+
+    @property
     def dirs(self) -> Sequence[str]:
-        """The directories that are expected; `AUTO` stands for those of which any will do."""
+        """Return the expected directories; `AUTO` stands for any of the known ones."""
         return [root.path for root in self._roots if not root.known] + [AUTO] * self._auto
 
     def searched(self) -> list[str]:
-        """The directories that are there now."""
+        """Return the existing directories."""
         return [root.path for root in self._roots if root.fd >= 0]
 
     @property
     def watched(self) -> bool:
-        """Whether every containers directory and every container's is watched: none that waits for kubelet."""
+        """Return True if every containers directory and every container's is watched, and none waits for kubelet."""
         watches = self._watches
         return (
             watches is not None
@@ -134,7 +122,7 @@ class DirectoryFinder:
         )
 
     def wants(self) -> float:
-        """At once if there is news of a directory; when a refused file is to be tried again."""
+        """Return the time of the next refresh: now if a directory changed, else when a refused file is due."""
         return self._wants
 
     def _watch(self, key: str, account: str, fd: int, on_event: Callable[[int], None]) -> None:
@@ -146,64 +134,45 @@ class DirectoryFinder:
             self._watches.forget(key)
 
     def refresh(self, *, full: bool) -> RegionChanges:
-        """Look again. Not ``full``: directories whose time stamp changed, and refused files that are due.
+        """Check directories with a changed time stamp, and refused files that are due; with ``full`` list everything.
 
-        With ``full`` everything is listed anew, which also finds what a coarse time stamp hid. Raises nothing
-        that a tenant, or a lack of descriptors, could cause.
+        Raises nothing that a tenant, or a lack of descriptors, could cause.
         """
         changes = self._register.begin()
-        if full:
-            self._names.refresh()
         for root in self._roots:
             self._refresh_root(root, full=full)
         if self._auto:
             there = any(root.known and root.fd >= 0 for root in self._roots)
             (self.missing_dirs.discard if there else self.missing_dirs.add)(AUTO)
-        self._opens_left = MAX_OPENS
-        now, total = self._clock(), len(self._order)
-        if full:
-            self._full_left = total
+        now, until, visited = self._clock(), time.thread_time() + REFRESH_SECONDS, 0
+        for directory in self._order:
+            directory.full |= full
         self._wants = math.inf
-        visited = self._visit_news(now)
-        slices = Slices(RELIST_SECONDS)
-        for _ in range(min(total, MAX_VISITS)):
-            directory = self._order[self._next % total]
-            if directory not in visited:
-                self._visit(directory, now, full=self._full_left > 0)
-            if not self._opens_left:
-                self._wants = now
-                break  # the same directory first, next time: its other files have not been checked
-            self._full_left = max(0, self._full_left - 1)
-            self._next = (self._next + 1) % total
-            if slices.over():
+        self._order.sort(key=lambda each: not each.news)
+        for directory in self._order:
+            self._visit(directory, now)
+            visited += 1
+            if time.thread_time() >= until:
                 self._wants = now
                 break
-        if self._full_left:
-            self._wants = now
+        self._order = self._order[visited:] + self._order[:visited]
         return changes
 
-    def _visit_news(self, now: float) -> set[Directory]:
-        """New directories, and those in which something happened, before all that are only looked at by the clock."""
-        visited = set[Directory]()
-        until = time.thread_time() + REFRESH_SECONDS
-        for directory in [each for each in self._order if each.news][:MAX_VISITS]:
-            if not self._opens_left or time.thread_time() >= until:
-                self._wants = now
-                break
-            self._visit(directory, now, full=False)
-            visited.add(directory)
-        return visited
-
     async def settle(self) -> bool:
-        """Nothing goes on beside the passes."""
-        return False
+        """Wait for the files that a lane reads; return True if there were any."""
+        candidates = [each for directory in self._order for each in directory.candidates.values()]
+        readings = [each.reading[1] for each in candidates if each.reading is not None]
+        tasks = [reading for reading in readings if isinstance(reading, asyncio.Task)]
+        if tasks:
+            await asyncio.wait(tasks)
+        return bool(readings)
 
-    def locate(self, region: SharedRegion) -> Location:
-        """The directory as containers have it mounted. Raises `RegionRejected`."""
-        return locate(self._procfs, region, self._register.candidate(region))
+    async def locate(self, region: SharedRegion) -> Location:
+        """Return the directory as containers have it mounted. Raises `RegionRejected`."""
+        return await locate(self._reader, region, self._register.candidate(region))
 
     def reject(self, region: SharedRegion, why: RegionRejected) -> None:
-        """Give up a region: closed now, tried again later."""
+        """Close a rejected region, and retry it later."""
         candidate = self._register.candidate(region)
         if candidate is not None and candidate.region is region:
             self._register.begin()  # this is no news to the caller
@@ -216,12 +185,10 @@ class DirectoryFinder:
             self._drop_root(root)
         self._order = []
 
-    # -- containers directories ---------------------------------------------------------------------
-
     def _refresh_root(self, root: Root, *, full: bool) -> None:
         try:
             info = os.stat(root.path)
-            if root.known and not self._may_be_searched(root, info):
+            if root.known and not _may_be_searched(root, info, self._roots):
                 raise FileNotFoundError(root.path)
             if (info.st_dev, info.st_ino) != root.identity:
                 self._drop_root(root)
@@ -235,10 +202,8 @@ class DirectoryFinder:
                 # The device plugins make theirs for root alone. Once seen, it stays so: a tenant can change the mode.
                 if info.st_mode & 0o002 and not root.shared:
                     root.shared = True
-                    self._forget_directories(root)
+                    self._drop_directories(root, root.directories.keys())
                 self._list_root(root)
-                self._order = [entry for each in self._roots for entry in each.directories.values()]
-                self._next %= len(self._order) or 1
         except (FileNotFoundError, NotADirectoryError):
             self._drop_root(root)
             if not root.known:
@@ -249,22 +214,13 @@ class DirectoryFinder:
             self._register.report(root.path, translate(error))
         self.missing_dirs.discard(root.path)
 
-    def _may_be_searched(self, root: Root, info: os.stat_result) -> bool:
-        """Whether a directory that nobody asked for is one to search: not another one's again, nor made by a user."""
-        others = (each for each in self._roots if each is not root and each.fd >= 0)
-        if any(each.identity == (info.st_dev, info.st_ino) for each in others):
-            return False
-        parts = root.path.split("/")
-        if parts[1] != "tmp":
-            return True
-        above = [os.lstat("/".join(parts[:end])) for end in range(3, len(parts) + 1)]
-        return all(stat.S_ISDIR(each.st_mode) and each.st_uid == 0 for each in above)
-
     def _list_root(self, root: Root) -> None:
         seen: set[str] = set()
         with os.scandir(root.fd) as listing:
             for entry in islice(listing, MAX_CONTAINERS):
                 # A symbolic link is kept as well: the visit refuses it, and so it is counted.
+                if not entry.name.isprintable():
+                    continue  # neither kubelet nor a device plugin makes such a name
                 if (entry.name in root.directories or is_entry(root.path, entry.name)) and (
                     entry.is_symlink() or entry.is_dir(follow_symlinks=False)
                 ):
@@ -276,15 +232,13 @@ class DirectoryFinder:
             self._register.report_unless(complete, root.path, MAX_CONTAINERS)
         for name in seen - root.directories.keys():
             root.directories[name] = Directory(root, name)
+            self._order.append(root.directories[name])
         if complete:
-            for name in root.directories.keys() - seen:
-                directory = root.directories.pop(name)
-                self._forget(directory.path)
-                self._register.drop_candidates(directory)
-                self.rejected.pop(directory.path, None)
+            self._drop_directories(root, root.directories.keys() - seen)
 
     def _of_kubelet(self, root: Root, listed: set[str], *, complete: bool) -> set[str]:
-        """The entries of containers that kubelet has here, listed or not; of the others some are reported."""
+        """Return the entries of kubelet's containers here, listed or not; some of the others are reported."""
+        self._names.refresh()
         if self._names.trouble:
             why = f"{self._names.trouble}, and only kubelet knows which containers its entries are of"
             self._register.report(root.path, RegionRejected(RegionReason.UNPROVEN, why))
@@ -296,7 +250,7 @@ class DirectoryFinder:
             self.rejected.pop(f"{root.path}/{name}", None)
         root.strays = strays
         for name in sorted(strays):
-            self._register.report(f"{root.path}/{name}", RegionRejected(RegionReason.NOT_ON_NODE, _STRAY))
+            self._register.report(f"{root.path}/{name}", RegionRejected(RegionReason.NOT_ON_NODE, STRAY))
         return {
             name
             for name in wanted
@@ -308,29 +262,28 @@ class DirectoryFinder:
         for name in root.strays:
             self.rejected.pop(f"{root.path}/{name}", None)
         root.strays.clear()
-        self._forget_directories(root)
+        self._drop_directories(root, root.directories.keys())
         self._forget(_key(root))
         if root.fd >= 0:
             os.close(root.fd)
-            self._order = [entry for entry in self._order if entry.root is not root]
         root.fd, root.identity, root.ctime_ns = -1, NOWHERE, -1
         self.rejected.pop(root.path, None)
 
-    def _forget_directories(self, root: Root) -> None:
-        for directory in root.directories.values():
-            self._forget(directory.path)
-            self._register.drop_candidates(directory)
-            self.rejected.pop(directory.path, None)
-        root.directories.clear()
+    def _drop_directories(self, root: Root, names: Collection[str]) -> None:
+        if names:
+            for name in list(names):
+                directory = root.directories.pop(name)
+                self._forget(directory.path)
+                self._register.drop_candidates(directory)
+                self.rejected.pop(directory.path, None)
+            self._order = [each for each in self._order if each.root.directories.get(each.name) is each]
 
-    # -- one container's directory ------------------------------------------------------------------
-
-    def _visit(self, directory: Directory, now: float, *, full: bool) -> None:
-        retry_at = _retry_at(directory)
-        if not (full or directory.news or now >= directory.look_at or now >= retry_at):
+    def _visit(self, directory: Directory, now: float) -> None:
+        retry_at = directory.retry_at()
+        if not (directory.full or directory.news or now >= directory.look_at or now >= retry_at):
             self._wants = min(self._wants, retry_at)
             return
-        directory.news = False
+        full, directory.full, directory.news = directory.full, False, False
         self._visit_it(directory, now, full=full)
         watched = self._watches is not None and directory.path in self._watches
         directory.look_at = now + WATCHED_LOOK if watched else now
@@ -351,7 +304,7 @@ class DirectoryFinder:
             self._forget(directory.path)
             directory.identity, directory.ctime_ns = (info.st_dev, info.st_ino), -1
         changed = full or info.st_ctime_ns != directory.ctime_ns
-        if not changed and now < _retry_at(directory):
+        if not changed and now < directory.retry_at():
             return
         try:
             dir_fd = open_directory(directory.name, directory.root.fd)
@@ -361,11 +314,11 @@ class DirectoryFinder:
         try:
             self._watch(directory.path, directory.path, dir_fd, lambda _: self._news_in(directory))
             for candidate in list(directory.candidates.values()):
-                self._check(directory, candidate, dir_fd, now)
+                self._register.check(directory, candidate, dir_fd, now)
             if changed:
                 directory.ctime_ns = change_stamp(info)
                 for candidate in self._list(directory, dir_fd):
-                    self._check(directory, candidate, dir_fd, now)
+                    self._register.check(directory, candidate, dir_fd, now)
         except OSError as error:
             directory.ctime_ns = -1
             self._register.report(directory.path, translate(error))
@@ -388,7 +341,7 @@ class DirectoryFinder:
             self._register.report(directory.path, why)
 
     def _list(self, directory: Directory, dir_fd: int) -> list[Candidate]:
-        """Names that were not known; those that are gone were taken off before."""
+        """Return the new names in a directory; vanished ones are already removed."""
         names, complete = list_caches(dir_fd)
         if directory.root.shared and KAI.file not in names:  # anybody may have put others before it
             names.insert(0, KAI.file)
@@ -399,53 +352,18 @@ class DirectoryFinder:
         directory.candidates.update({candidate.name: candidate for candidate in added})
         return added
 
-    def _check(self, directory: Directory, candidate: Candidate, dir_fd: int, now: float) -> None:
-        """Hold a name against the file that has it now; what is in a region, `SharedRegion.read` checks."""
-        try:
-            info = os.stat(candidate.name, dir_fd=dir_fd, follow_symlinks=False)
-        except OSError:
-            self._register.drop(directory, candidate)
-            return
-        if (info.st_dev, info.st_ino) != candidate.identity:
-            self._register.release(candidate)
-            candidate.start_anew((info.st_dev, info.st_ino), now)
-        if _due(candidate, now) and self._opens_left and not self._budgets.over(directory.path):
-            self._opens_left -= 1
-            with self._budgets.charge(directory.path):
-                self._try(candidate, dir_fd, now)
-
-    def _try(self, candidate: Candidate, dir_fd: int, now: float) -> None:
-        whose = candidate.directory.whose(candidate)
-        try:
-            if candidate.shared and not self._names.has(whose.pod_uid, whose.container_name):
-                raise RegionRejected(RegionReason.NOT_ON_NODE, self._names.trouble or _STRAY)
-            if len(self.regions) >= self.max_regions:
-                detail = "there are not enough descriptors for more regions: raise the limit (ulimit -n)"
-                raise RegionRejected(RegionReason.IO_ERROR, detail)
-            region = open_region(dir_fd, candidate.name, candidate.path)
-            try:
-                region.read()
-            except RegionRejected:
-                region.close()
-                raise
-        except RegionRejected as why:
-            self._register.refuse(candidate, why, now)
-            return
-        self._register.accept(candidate, region, now)
-
 
 def _key(root: Root) -> str:
     return f"{root.path}/"  # another than that of a container's directory
 
 
-def _retry_at(directory: Directory) -> float:
-    """When the first of its refused files is to be tried again; never, if there is none."""
-    first = math.inf
-    for candidate in directory.candidates.values():  # not by `min`: this is asked of each with every refresh
-        if candidate.region is None and candidate.retry_at < first:
-            first = candidate.retry_at
-    return first
-
-
-def _due(candidate: Candidate, now: float) -> bool:
-    return candidate.region is None and now >= candidate.retry_at
+def _may_be_searched(root: Root, info: os.stat_result, roots: Sequence[Root]) -> bool:
+    """Accept an automatic directory unless it is a duplicate or made by a user."""
+    others = (each for each in roots if each is not root and each.fd >= 0)
+    if any(each.identity == (info.st_dev, info.st_ino) for each in others):
+        return False
+    parts = root.path.split("/")
+    if parts[1] != "tmp":
+        return True
+    above = [os.lstat("/".join(parts[:end])) for end in range(3, len(parts) + 1)]
+    return all(stat.S_ISDIR(each.st_mode) and each.st_uid == 0 for each in above)

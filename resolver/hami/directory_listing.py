@@ -1,4 +1,4 @@
-"""Listing directories that tenants fill: how much of one is read, and how it is seen to have changed."""
+"""Listing of directories that tenants fill: limits on their size, and detection of changes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ _TICK_NS = 50_000_000
 
 
 def list_caches(dir_fd: int) -> tuple[list[str], bool]:
-    """Names that end in .cache in an open directory, and whether all entries were read.
-
-    At most `MAX_CACHES` of the first `MAX_ENTRIES`. Raises OSError.
-    """
+    """Return names that end in .cache, and True if all entries were read. Raises OSError."""
     names: list[str] = []
     with os.scandir(dir_fd) as listing:
         for entry in islice(listing, MAX_ENTRIES):
@@ -30,5 +27,5 @@ def list_caches(dir_fd: int) -> tuple[list[str], bool]:
 
 
 def change_stamp(info: os.stat_result) -> int:
-    """A directory's change time (which no tenant can set), or -1 while later changes could carry the same."""
+    """Return a directory's change time (no tenant can set it), or -1 while later changes could carry the same."""
     return info.st_ctime_ns if time.time_ns() - info.st_ctime_ns > _TICK_NS else -1

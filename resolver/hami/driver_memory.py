@@ -1,18 +1,18 @@
-"""What a driver was seen to do: judged from one look out of a container, and remembered for as long as the node runs.
+"""Judges one measurement of a driver, made inside a container, and remembers it as long as the node runs.
 
-A look compares two views of the same samples. In the host's view a busy process has its host PID; in the view from
-inside its container (`resolver.workers.driver_probe`) it has either that same number, or its own. Whatever leaves a
-doubt is no measurement.
+In the host's view of the samples a busy process has its host PID; in its container's view
+(`resolver.workers.driver_probe`) it has that number, or its container PID. Any doubt voids the measurement.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
 
 from resolver.config import HostpidNamespace
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _FILE = "driver-truth.json"
 _MOST_BYTES = 4096
-_FORMAT = 1
 
 
 class Subject(NamedTuple):
@@ -32,15 +31,15 @@ class Subject(NamedTuple):
     device_uuid: str
 
 
-class MemoryVerdict(NamedTuple):
+class DriverVerdict(NamedTuple):
     """``namespace`` is None where nothing was learnt; ``why`` says why, for people."""
 
     namespace: HostpidNamespace | None
     why: str
 
 
-def judge(subjects: Iterable[Subject], seen: Mapping[str, Collection[int]]) -> MemoryVerdict:
-    """Which numbers a container's samples carry. ``seen``: by the device's UUID, the numbers met in there.
+def judge(subjects: Iterable[Subject], seen: Mapping[str, Collection[int]]) -> DriverVerdict:
+    """Return the verdict on the numbers in a container's samples. ``seen``: the numbers found there by device UUID.
 
     Every subject has two different numbers, and neither is any other process's.
     """
@@ -50,7 +49,7 @@ def judge(subjects: Iterable[Subject], seen: Mapping[str, Collection[int]]) -> M
         numbers = seen.get(subject.device_uuid, ())
         host, own = subject.host_pid in numbers, subject.ns_pid in numbers
         if host and own:
-            return MemoryVerdict(
+            return DriverVerdict(
                 None,
                 f"both numbers of process {subject.host_pid} ({subject.ns_pid} inside) are in the samples",
             )
@@ -58,19 +57,27 @@ def judge(subjects: Iterable[Subject], seen: Mapping[str, Collection[int]]) -> M
             votes.add(HostpidNamespace.HOST if host else HostpidNamespace.CONTAINER)
         absent += not (host or own)
     if len(votes) == 1:
-        return MemoryVerdict(votes.pop(), "")
+        return DriverVerdict(votes.pop(), "")
     if votes:
-        return MemoryVerdict(
+        return DriverVerdict(
             None, "of some processes the samples carry the host's numbers, of others their own"
         )
-    return MemoryVerdict(None, f"the samples carry neither number of {absent} busy processes")
+    return DriverVerdict(None, f"the samples carry neither number of {absent} busy processes")
+
+
+class _Kept(msgspec.Struct, forbid_unknown_fields=True):
+    """The content of the file."""
+
+    format: Literal[1]
+    boot_id: str
+    driver_version: str
+    hostpid_namespace: Literal["host", "container"]
 
 
 class DriverMemory:
-    """What was measured, by the driver's version: in memory, and in a file for the next start.
+    """Measured behaviour by driver version: in memory, and in a file for the next start.
 
-    The file holds for one boot of the node: a driver is exchanged by loading another kernel module, mostly with a
-    reboot, and two modules (the open and the closed one) can have the same version.
+    The file holds for one boot: the open and the closed kernel module can have the same version.
     """
 
     def __init__(self, run_dir: str, boot_id: str | None = None) -> None:
@@ -80,36 +87,36 @@ class DriverMemory:
         self._looked = False
 
     def get(self, driver_version: str) -> HostpidNamespace | None:
-        """What that driver does, or None."""
+        """Return that driver's behaviour, or None."""
         if not self._looked:
             self._looked = True
             # A file that is not just so was never there.
-            with contextlib.suppress(OSError, ValueError, RecursionError):
+            with contextlib.suppress(OSError, ValueError, RecursionError, msgspec.DecodeError):
                 self._known.update(self._load())
         return self._known.get(driver_version)
 
     def put(self, driver_version: str, namespace: HostpidNamespace) -> None:
-        """Remember it. Raises OSError if it cannot be written down; it is known all the same."""
+        """Remember a verdict. Raises OSError if it can't be stored on disk; it is kept in memory all the same."""
         self._known[driver_version] = namespace
-        content = {
-            "format": _FORMAT,
-            "boot_id": self._boot_id,
-            "driver_version": driver_version,
-            "hostpid_namespace": namespace.value,
-        }
+        kept = _Kept(
+            format=1,
+            boot_id=self._boot_id,
+            driver_version=driver_version,
+            hostpid_namespace="host" if namespace is HostpidNamespace.HOST else "container",
+        )
         temporary = f"{self.path}.new"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(temporary, flags, 0o600)
         try:
-            os.write(fd, json.dumps(content).encode())
+            os.write(fd, msgspec.json.encode(kept))
         finally:
             os.close(fd)
         os.rename(temporary, self.path)
 
     def _load(self) -> dict[str, HostpidNamespace]:
-        """Raises OSError or ValueError for anything but what `put` writes, by this user, since this boot."""
+        """Load the file. Raises OSError or ValueError unless `put` wrote it, as this user, since this boot."""
         fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             info = os.fstat(fd)
@@ -117,26 +124,16 @@ class DriverMemory:
                 raise ValueError("not a private plain file")
             if info.st_uid != os.geteuid() or info.st_size > _MOST_BYTES:
                 raise ValueError("not ours")
-            content = json.loads(os.read(fd, _MOST_BYTES + 1))
+            kept = msgspec.json.decode(os.read(fd, _MOST_BYTES + 1), type=_Kept)
         finally:
             os.close(fd)
-        if not isinstance(content, dict) or content.keys() != {
-            "format",
-            "boot_id",
-            "driver_version",
-            "hostpid_namespace",
-        }:
-            raise ValueError("other fields")
-        version, namespace = content["driver_version"], content["hostpid_namespace"]
-        if content["format"] != _FORMAT or content["boot_id"] != self._boot_id or not self._boot_id:
-            raise ValueError("of another boot, or another resolver")
-        if not isinstance(version, str) or namespace not in ("host", "container"):
-            raise ValueError("other values")
-        return {version: HostpidNamespace(namespace)}
+        if kept.boot_id != self._boot_id or not self._boot_id:
+            raise ValueError("of another boot")
+        return {kept.driver_version: HostpidNamespace(kept.hostpid_namespace)}
 
 
 def _boot_id() -> str:
-    """Empty where the kernel does not show it: then only what this process saw itself is used."""
+    """Return the boot id; empty if the kernel hides it: then only this process's own measurements count."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             text = file.read().strip()

@@ -1,8 +1,4 @@
-"""What `hostpid` must be: the number that the tenant's own utilization watcher will meet in its samples.
-
-That depends on the driver: `DRIVERS` has what is known. What was measured on this node
-(`resolver.hami.driver_memory`) counts more than the version.
-"""
+"""Policy for `hostpid`: the number that the tenant's watcher will find in its samples, by driver or measurement."""
 
 from __future__ import annotations
 
@@ -10,19 +6,17 @@ import re
 from enum import StrEnum
 from typing import NamedTuple
 
+from resolver.base.reasons import RepairReason
 from resolver.config import HostpidNamespace
-from resolver.reasons import RepairReason
 
 _FORCE = "set --hostpid-namespace"
 
 
 class DriverRange(NamedTuple):
-    """Releases of the driver that are known to do the same, ``first`` to ``last``, both included.
+    """Releases of the driver with the same behaviour, ``first`` to ``last``; empty: without bound.
 
-    ``first`` is empty for all before, ``last`` for all after. What a caller in a container gets: ``listed`` are the
-    PIDs in NVML's list of processes, ``samples`` those in its utilization samples. ``known_from`` is where that comes
-    from; ``measured`` is the release with which that was seen on hardware, empty
-    if nobody wrote down one.
+    For a caller in a container: ``listed`` are the PIDs in NVML's process list, ``samples`` those in its samples.
+    ``measured`` is the release seen on hardware, if any.
     """
 
     first: str
@@ -30,7 +24,7 @@ class DriverRange(NamedTuple):
     listed: str
     samples: HostpidNamespace
     known_from: str
-    measured: str
+    measured: str = ""
 
 
 #: Oldest first. A version between two rows is what both say, or unknown.
@@ -41,14 +35,13 @@ DRIVERS = (
         listed="host",
         samples=HostpidNamespace.HOST,
         known_from="public reports of HAMi-core",
-        measured="",
     ),
     DriverRange(
         first="535.113.01",
         last="560.35.03",
         listed="container, memory reads 0",
         samples=HostpidNamespace.HOST,
-        known_from="public reports of HAMi-core, [below](#measured-on-hardware)",
+        known_from="public reports of HAMi-core, [below](#measure-a-driver)",
         measured="560.35.03",
     ),
     DriverRange(
@@ -57,7 +50,6 @@ DRIVERS = (
         listed="container",
         samples=HostpidNamespace.HOST,
         known_from="public reports of HAMi-core",
-        measured="",
     ),
     DriverRange(
         first="570.86.15",
@@ -65,13 +57,12 @@ DRIVERS = (
         listed="container",
         samples=HostpidNamespace.CONTAINER,
         known_from="the open kernel modules' source",
-        measured="",
     ),
 )
 
 
 class Origin(StrEnum):
-    """How it is known what ``hostpid`` must be."""
+    """Origin of the decision."""
 
     FORCED = "forced"
     MEASURED = "measured"
@@ -87,19 +78,19 @@ class HostpidPolicy(NamedTuple):
     origin: Origin = Origin.UNKNOWN
 
     def wanted(self, host_pid: int, ns_pid: int) -> int | None:
-        """The number that a slot of this process must hold, or None."""
+        """Return the number that a slot of this process must hold, or None."""
         if self.namespace is HostpidNamespace.HOST:
             return host_pid
         return ns_pid if self.namespace is HostpidNamespace.CONTAINER else None
 
 
 def parse_driver_version(text: str) -> tuple[int, ...] | None:
-    """``"535.104.05"`` as numbers, None if it is something else."""
+    """Parse ``"535.104.05"`` into numbers; None if it has another form."""
     return tuple(map(int, text.split("."))) if re.fullmatch(r"\d+(\.\d+){1,3}", text) else None
 
 
 def by_version(driver_version: str) -> HostpidPolicy:
-    """What the driver's version alone says."""
+    """Decide by the driver's version alone."""
     version = parse_driver_version(driver_version)
     if version is None:
         return HostpidPolicy(None, f"driver version {driver_version!r} is not understood; {_FORCE}")
@@ -115,7 +106,7 @@ def by_version(driver_version: str) -> HostpidPolicy:
 
 
 def known() -> str:
-    """The table in one sentence."""
+    """Summarize the table in one sentence."""
     host, container = _extent(HostpidNamespace.HOST), _extent(HostpidNamespace.CONTAINER)
     return f"samples carry {host}, {container}"
 
@@ -132,10 +123,9 @@ def decide(
     measured: HostpidNamespace | None = None,
     unmeasurable: str = "",
 ) -> HostpidPolicy:
-    """The policy for a node. ``driver_version`` is None until NVML has answered.
+    """Return the policy for a node. ``driver_version`` is None until NVML has answered.
 
-    ``measured`` is what that very driver was seen to do on this node; ``unmeasurable`` says why it will never be seen,
-    and stays empty while it may be.
+    ``measured`` is the driver's behaviour on this node; ``unmeasurable`` says why that can't be known.
     """
     if setting is not HostpidNamespace.AUTO:
         return HostpidPolicy(setting, f"forced by hostpid_namespace = {setting.value}", Origin.FORCED)
@@ -154,11 +144,7 @@ def decide(
 
 
 def classify(hostpid: int, wanted: int, other_number: int, *, shared: bool) -> RepairReason | None:
-    """Why ``hostpid`` is wrong, or None if it is right.
-
-    ``other_number`` is the same process's number in the namespace that is not wanted; ``shared`` says that
-    another slot of the region holds this ``hostpid`` too.
-    """
+    """Return the reason that ``hostpid`` is wrong, or None if it is right."""
     if hostpid == wanted:
         return None
     if hostpid == 0:

@@ -1,7 +1,7 @@
-"""Where every field is in each released layout of HAMi's shared region. Pure: bytes in, values out.
+"""Offsets of every field in each released layout of HAMi's shared region. Pure: bytes in, values out.
 
-Offsets are those a C compiler gives the upstream structs on x86-64; every field is little-endian. A file is
-``sizeof(region) + 1`` bytes. Size and version together name a layout; anything else is skipped.
+Offsets are a C compiler's on x86-64, all fields little-endian. A file is ``sizeof(region) + 1`` bytes; its size and
+version name the layout, anything else is skipped.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from struct import Struct, unpack_from
 from typing import Any, NamedTuple
 
-from resolver.errors import RegionRejected
-from resolver.reasons import RegionReason
+from resolver.base.errors import RegionRejected
+from resolver.base.reasons import RegionReason
 
 MAGIC = 19920718
 MAX_DEVICES = 16
@@ -36,7 +36,6 @@ class Layout(NamedTuple):
     released: str  # who writes it
     size: int  # sizeof(shared_region_t)
     version: tuple[int, int] | None
-    sm_init_flag: int
     owner_pid: int
     device_num: int
     uuids: int
@@ -57,19 +56,15 @@ class Layout(NamedTuple):
 
     @property
     def file_bytes(self) -> int:
-        """The exact size of a file: the region and one byte, which is how upstream extends the file."""
+        """Return the exact size of a file: the region and one byte, as upstream extends the file."""
         return self.size + 1
 
     def slot_offset(self, index: int) -> int:
-        """Offset of a slot in the file."""
-        return self.procs + index * self.slot_size
-
-    def hostpid_word(self, index: int) -> int:
-        """Offset of the 8-byte aligned word that holds ``pid`` (low half) and ``hostpid`` (high half)."""
+        """Return the offset of a slot, and so of the word that holds ``pid`` (low half) and ``hostpid`` (high half)."""
         return self.procs + index * self.slot_size
 
     def sm_util_offset(self, index: int, device: int) -> int | None:
-        """Offset of a slot's ``device_util[device].sm_util`` (u64), or None in a layout without it."""
+        """Return the offset of a slot's ``device_util[device].sm_util`` (u64), or None in a layout without it."""
         if self.device_util is None:
             return None
         return self.slot_offset(index) + self.device_util + device * self.device_util_size + _SM_UTIL
@@ -80,7 +75,6 @@ _V0_NO_UTIL = Layout(
     released="HAMi-core of January 2024",
     size=804680,
     version=None,
-    sm_init_flag=4,
     owner_pid=8,
     device_num=48,
     uuids=56,
@@ -113,7 +107,6 @@ _V1_1 = Layout(
     released="HAMi 2.4.1 to 2.8.0",
     size=2008952,
     version=(1, 1),
-    sm_init_flag=12,
     owner_pid=16,
     device_num=56,
     uuids=64,
@@ -131,13 +124,10 @@ _V1_1 = Layout(
     device_util_size=48,
     status=1928,
 )
-_V1_1_SHIFTED = Layout(
+_V1_1_SHIFTED = _V1_1._replace(
     name="v1.1-shifted",  # it says 1.1, but a second semaphore and the seqlock moved the rest
     released="HAMi 2.8.1",
     size=2008984,
-    version=(1, 1),
-    sm_init_flag=12,
-    owner_pid=16,
     device_num=88,
     uuids=96,
     limit=1632,
@@ -145,17 +135,21 @@ _V1_1_SHIFTED = Layout(
     procs=1888,
     proc_num=2008928,
     last_kernel_time=2008944,
-    slot_size=1960,
     seqlock=8,
     used=16,
-    used_size=64,
     monitorused=1040,
     device_util=1168,
-    device_util_size=48,
     status=1936,
 )
 _V1_2 = _V1_1._replace(name="v1.2", released="HAMi 2.8.2, 2.8.3, 2.9.0", version=(1, 2), seqlock=1936)
 
+#: The layout that no monitor of HAMi's shows, why, and what to do.
+DROPPED = _V1_1_SHIFTED.name
+DROPPED_WHY = "its fields are not where its version says, so every monitor of HAMi drops it"
+DROPPED_FIX = (
+    "another release of HAMi's library in that container; until then resolver top and resolver's metrics, also by "
+    "HAMi's names (--hami-metrics), have its values"
+)
 #: Every layout that is known, by its name.
 LAYOUTS = {layout.name: layout for layout in (_V0_NO_UTIL, _V0, _V1_1, _V1_1_SHIFTED, _V1_2)}
 #: The sizes that a file can have at all: checked before anything is read.
@@ -163,7 +157,7 @@ FILE_SIZES = frozenset(layout.file_bytes for layout in LAYOUTS.values())
 
 
 class Header(NamedTuple):
-    """What the daemon needs of the fields before the slots; lists cover the first ``device_num`` devices."""
+    """Fields before the slots that the daemon needs; lists cover the first ``device_num`` devices."""
 
     device_num: int
     uuids: tuple[str, ...]
@@ -172,14 +166,14 @@ class Header(NamedTuple):
 
 
 def identify(file_bytes: int, header: bytes) -> Layout:
-    """The layout of a file by its exact size and the first `IDENTIFY_BYTES` of it.
+    """Recognize a file's layout by its exact size and the first `IDENTIFY_BYTES` of it.
 
     Raises `RegionRejected`: ``unknown_size``, ``not_initialized``, ``unknown_version``, ``truncated``.
     """
     if file_bytes not in FILE_SIZES:
         raise RegionRejected(
             RegionReason.UNKNOWN_SIZE,
-            f"{file_bytes} bytes are the size of no released layout: a newer HAMi, or no shared region",
+            f"{file_bytes} bytes match no released layout: a newer HAMi, or not a shared region",
         )
     if len(header) < IDENTIFY_BYTES:
         raise RegionRejected(RegionReason.TRUNCATED, "the file ends within its first 12 bytes")
@@ -199,10 +193,9 @@ def identify(file_bytes: int, header: bytes) -> Layout:
 
 
 def parse_header(layout: Layout, header: bytes) -> Header:
-    """The fields before the slots; ``header`` is at least ``layout.procs`` bytes.
+    """Parse the fields before the slots; ``header`` is at least ``layout.procs`` bytes.
 
-    Raises `RegionRejected` with ``bad_header``. UUIDs are compared as text later, never by index, so any
-    printable ASCII will do; one that does not end within its 96 bytes is no C string and is refused.
+    Raises `RegionRejected` with ``bad_header``, also for a UUID that is no printable C string.
     """
     (device_num,) = unpack_from("<Q", header, layout.device_num)
     if device_num > MAX_DEVICES:
@@ -224,10 +217,7 @@ def _parse_uuid(layout: Layout, header: bytes, device: int) -> str:
 
 
 def parse_tail_start(tail: bytes) -> tuple[int, int]:
-    """``(proc_num, utilization_switch)`` from the first `TAIL_START_BYTES` at `Layout.proc_num`.
-
-    Raises `RegionRejected`: ``truncated``, or ``bad_header`` when ``proc_num`` is outside 0 to 1024.
-    """
+    """Return ``(proc_num, utilization_switch)`` from the first `TAIL_START_BYTES` at `Layout.proc_num`."""
     if len(tail) < TAIL_START_BYTES:
         raise RegionRejected(RegionReason.TRUNCATED, "the file ends before proc_num: it was truncated")
     proc_num, utilization_switch = unpack_from("<ii", tail)
@@ -239,7 +229,7 @@ def parse_tail_start(tail: bytes) -> tuple[int, int]:
 
 
 def parse_used(layout: Layout, slot: bytes, device_num: int) -> tuple[tuple[int, int, int, int], ...]:
-    """``context_size``, ``module_size``, ``data_size`` and ``total`` of each device; ``slot`` begins as one does."""
+    """Return each device's ``context_size``, ``module_size``, ``data_size`` and ``total`` from a ``slot``'s start."""
     fields = Struct("<3Q8xQ")
     return tuple(
         fields.unpack_from(slot, layout.used + device * layout.used_size) for device in range(device_num)
@@ -247,12 +237,7 @@ def parse_used(layout: Layout, slot: bytes, device_num: int) -> tuple[tuple[int,
 
 
 def parse_region(layout: Layout, header: bytes, slots: bytes, tail: bytes) -> dict[str, Any]:
-    """Everything in a region, for people and JSON, under the upstream C names.
-
-    ``header`` is ``[0, procs)``, ``slots`` is ``proc_num`` whole slots, ``tail`` is ``[proc_num, size)``.
-    Header fields that the layout lacks are None; slot fields that it lacks are left out. Lists cover the
-    first ``device_num`` devices. Raises `RegionRejected` (``bad_header``, ``truncated``).
-    """
+    """Return everything in a region, for display and JSON, under the upstream C names."""
     tail_length = layout.size - layout.proc_num
     proc_num, utilization_switch = parse_tail_start(tail)
     if len(header) < layout.procs or len(tail) < tail_length or len(slots) < proc_num * layout.slot_size:
@@ -304,7 +289,7 @@ def _parse_slot(layout: Layout, slots: bytes, index: int, device_num: int) -> di
 
 
 def _structs(names: tuple[str, ...], data: bytes, start: int, size: int, count: int) -> list[dict[str, int]]:
-    """An array of structs that begin with u64 fields of these names."""
+    """Parse an array of structs that begin with u64 fields of these names."""
     fields = Struct(f"<{len(names)}Q")
     return [
         dict(zip(names, fields.unpack_from(data, start + index * size), strict=True))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
-from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple, Self, overload
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from resolver.hami.layout import Layout
 
-_WORD, _HALF = Struct("=Q"), Struct("=i")
+_MOST = (1 << 64) - 1
 _HALF_COLUMNS = 3  # the first ones: pid, hostpid, status
 
 
@@ -29,12 +27,12 @@ class SlotRecord(NamedTuple):
 
 
 class Columns:
-    """Where the words that count are in each slot of a layout, by their kind: made once, used for every read."""
+    """Offsets of the relevant words in a layout's slots, by kind; made once and used for every read."""
 
     __slots__ = ("_halves", "_words")
 
     def __init__(self, layout: Layout, device_num: int, start: int = 0) -> None:
-        """Of slots that begin so many bytes after the start of what is read."""
+        """Describe slots that begin ``start`` bytes after the start of the buffer."""
         halves, words = layout.slot_size // 4, layout.slot_size // 8
         self._halves = [slice((start + at) // 4, None, halves) for at in (0, 4, layout.status)]
         offsets = (layout.sm_util_offset(0, device) for device in range(device_num))
@@ -42,7 +40,7 @@ class Columns:
         self._words = [slice((start + at) // 8, None, words) for at in found]
 
     def of(self, data: bytes) -> tuple[bytes, ...]:
-        """The columns of whole slots, one after the other, to the end of what was read."""
+        """Extract the columns of whole slots, one after the other, to the end of the buffer."""
         view = memoryview(data)
         halves, words = view.cast("i"), view.cast("Q")
         # Not as comprehensions: those are calls, and this is done with every read.
@@ -54,44 +52,35 @@ class Columns:
         return tuple(columns)
 
 
-class PackedSlots(Sequence[SlotRecord]):
-    """The slots of one region: 12 bytes each, and 8 for each device. A `SlotRecord` is made when one is asked for."""
+def without_idle(columns: tuple[bytes, ...], proc_num: int) -> tuple[int, tuple[bytes, ...]]:
+    """Return how many slots there are up to the last below ``proc_num`` or with a load, and their columns."""
+    words = columns[_HALF_COLUMNS:]
+    end = max([proc_num, *((len(column.rstrip(b"\0")) + 7) // 8 for column in words)])
+    halves = [column[: end * 4] for column in columns[:_HALF_COLUMNS]]
+    return end, (*halves, *[column[: end * 8] for column in words])
 
-    __slots__ = ("_crowded", "_hostpids", "_pids", "_sm_util", "_statuses", "columns")
 
-    def __init__(self, columns: tuple[bytes, ...]) -> None:
-        """``columns`` are those of `Columns`: pid, hostpid, status, then ``sm_util`` of each device."""
+class PackedSlots:
+    """Slots of one region: 12 bytes each, and 8 for each device. A `SlotRecord` is made on request.
+
+    Those from ``proc_num`` on belong to no process: copies that HAMi left behind when it moved a slot.
+    """
+
+    __slots__ = ("_crowded", "_hostpids", "_pids", "_sm_util", "_statuses", "columns", "proc_num")
+
+    def __init__(self, columns: tuple[bytes, ...], proc_num: int | None = None) -> None:
+        """Take ``columns`` as from `Columns`: pid, hostpid, status, then ``sm_util`` of each device."""
         self.columns = columns
+        self.proc_num = len(columns[0]) // 4 if proc_num is None else proc_num
         self._pids, self._hostpids, self._statuses, *self._sm_util = (
             _words(number, column) for number, column in enumerate(columns)
         )
         self._crowded: frozenset[int] | None = None
 
-    @classmethod
-    def packed(cls, slots: Iterable[SlotRecord]) -> Self:
-        """Of slots that are there already."""
-        listed = list(slots)
-        halves = ([each[field] for each in listed] for field in (1, 2, 3))
-        words = zip(*(each.sm_util for each in listed), strict=True)
-        return cls(
-            (
-                *(b"".join(map(_HALF.pack, column)) for column in halves),
-                *(b"".join(map(_WORD.pack, column)) for column in words),
-            )
-        )
-
     def __len__(self) -> int:
         return len(self._pids)
 
-    @overload
-    def __getitem__(self, index: int) -> SlotRecord: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[SlotRecord, ...]: ...
-    def __getitem__(self, index: int | slice) -> SlotRecord | tuple[SlotRecord, ...]:
-        if isinstance(index, slice):
-            return tuple(self[each] for each in range(*index.indices(len(self))))
-        if index < 0:
-            index += len(self)
+    def __getitem__(self, index: int) -> SlotRecord:
         util = tuple([column[index] for column in self._sm_util])
         return SlotRecord(
             index=index,
@@ -105,56 +94,58 @@ class PackedSlots(Sequence[SlotRecord]):
         return (self[index] for index in range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, PackedSlots) and self.columns == other.columns
+        return isinstance(other, PackedSlots) and (self.columns, self.proc_num) == (
+            other.columns,
+            other.proc_num,
+        )
 
     def __hash__(self) -> int:
         return hash(self.columns)
 
     def pid(self, index: int) -> int:
-        """That of one slot."""
+        """Return the PID of one slot."""
         return self._pids[index]
 
     def in_use(self) -> Iterator[tuple[int, int]]:
-        """Index and PID of the slots that are in use."""
-        return (
-            (index, pid)
-            for index, (pid, status) in enumerate(zip(self._pids, self._statuses, strict=True))
-            if status
-        )
+        """Return index and PID of the slots in use."""
+        below = zip(self._pids[: self.proc_num], self._statuses, strict=False)
+        return ((index, pid) for index, (pid, status) in enumerate(below) if status)
 
-    def same_pids(self, other: PackedSlots) -> bool:
-        """Whether the same PIDs are in the same slots, whatever else is in them."""
-        mine, others = self.columns, other.columns
-        return len(mine) == len(others) and mine[0] == others[0] and mine[2] == others[2]
-
-    def changed(self, before: PackedSlots) -> set[int]:
-        """Indexes of the slots that say something else than before, among as many."""
+    def loaded(self) -> list[int]:
+        """Return the indexes of slots with a load on any device."""
         found: set[int] = set()
-        for number, (now, then) in enumerate(zip(self.columns, before.columns, strict=True)):
-            if now != then:
-                words = zip(_words(number, now), _words(number, then), strict=True)
-                found.update(index for index, (new, old) in enumerate(words) if new != old)
-        return found
+        for column, packed in zip(self._sm_util, self.columns[_HALF_COLUMNS:], strict=True):
+            if packed.count(0) != len(packed):
+                found.update(index for index, value in enumerate(column) if value)
+        return sorted(found)
 
-    def loaded(self) -> Iterator[int]:
-        """Indexes of the slots that say of any device that it is busy, some more than once."""
-        return chain.from_iterable(
-            (index for index, value in enumerate(column) if value)
-            for column, packed in zip(self._sm_util, self.columns[_HALF_COLUMNS:], strict=True)
-            if packed.count(0) != len(packed)
-        )
+    def left_behind(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the utilization left in unused slots, by device in per cent: below ``proc_num``, and above it."""
+        below, above = [0] * len(self._sm_util), [0] * len(self._sm_util)
+        for index in self.loaded():
+            sums = above if index >= self.proc_num else below
+            if sums is above or not self._statuses[index]:
+                for device, column in enumerate(self._sm_util):
+                    sums[device] = min(sums[device] + column[index], _MOST)
+        return tuple(below) if any(below) else (), tuple(above) if any(above) else ()
+
+    def vacant(self, index: int) -> bool:
+        """Check that no process has the slot: it was given back at the end, or is a copy of a moved one."""
+        return index >= self.proc_num or not self._pids[index]
 
     def crowded(self, hostpid: int) -> bool:
-        """Whether several slots in use hold this ``hostpid``."""
+        """Check if several slots in use hold this ``hostpid``."""
         if self._crowded is None:
             holders = Counter(
-                hostpid for hostpid, status in zip(self._hostpids, self._statuses, strict=True) if status
+                hostpid
+                for hostpid, status in zip(self._hostpids[: self.proc_num], self._statuses, strict=False)
+                if status
             )
             self._crowded = frozenset(hostpid for hostpid, count in holders.items() if count > 1)
         return hostpid in self._crowded
 
 
 def _words(number: int, column: bytes) -> memoryview:
-    """The words of a column, by its number."""
+    """Return the words of a column, by its number."""
     view = memoryview(column)
     return view.cast("i") if number < _HALF_COLUMNS else view.cast("Q")

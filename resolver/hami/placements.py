@@ -1,9 +1,7 @@
-"""Where each scheduler that slices GPUs with HAMi-core puts the cache files: one row per placement.
+"""Places of the cache files of each scheduler that slices GPUs with HAMi-core: one row per placement.
 
-The layout of the file is HAMi-core's in all of them (`resolver.hami.layout`); its place on the host, how a container
-has it mounted, and so what proves whose it is, differ. Discovery, the search for owners, ``doctor``, ``status`` and the
-table in the documents follow from this one. To add a placement, add a row; one with a new kind of proof
-adds a `ContainerProof`, a `Place` in `resolver.hami.discovery`, and what `resolver.hami.slot_owner` checks of it.
+The file's layout is the same in all of them; its place, its mount and the proof of its container differ. A new kind of
+proof adds a `ContainerProof`, a `Proof` in `resolver.hami.discovery`, and its check in `resolver.hami.slot_owner`.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
 class ContainerProof(StrEnum):
-    """What proves which container a process that uses a file is in."""
+    """Kinds of proof of the container of a process that uses a file."""
 
     MOUNT = "mount"  # its directory is bind-mounted into that container alone
     CLAIM = "claim"  # its directory is bind-mounted into every container that has the claim
@@ -29,13 +27,10 @@ class ContainerProof(StrEnum):
 
 
 class Placement(NamedTuple):
-    """One placement.
+    """One placement: ``auto`` searches ``dirs`` of the host; ``path`` matches ``<directory>/<entry>/<file>``.
 
-    ``dirs`` are the directories of the host that ``auto`` searches. ``path`` is what the path of a file below any of
-    such directories looks like: ``<directory>/<entry>/<file>``. ``open`` says that containers make the entries
-    themselves. ``file`` is the only name that is looked for, empty: every one that ends in .cache.
-
-    The rest is for people: where a container has it, its environment, and what gives the names of a container.
+    ``open`` is set if containers make the entries themselves. ``file`` is the only accepted name, if not empty. The
+    rest is for people.
     """
 
     name: str
@@ -148,19 +143,17 @@ VOLCANO_HOOK, VOLCANO_PLUGIN_DIR = "/usr/local/vgpu", "/usr/local/vgpu/vgpu/cont
 _CLAIM = re.compile(rf"{_UUID}(?:_.+)?")
 
 
-def placement_of(path: str, *, shared: bool = False) -> Placement | None:
-    """The placement that a file with this path on the host is one of; None if it is none's.
+def placement_of(path: str, *, mounted: bool = False) -> Placement | None:
+    """Return the placement of a file with this path on the host; None if it matches none.
 
-    ``shared``: containers make the directories beside each other in there, so it can be that of such a placement only.
+    ``mounted``: a container has the file's directory mounted, and so not a whole tree as with ``open``.
     """
-    rows = (row for row in PLACEMENTS if row.proof is not ContainerProof.MAPPING and row.open == shared)
-    if shared:
-        return next(rows)
-    return next((row for row in rows if row.path.search(path)), None)
+    rows = (row for row in PLACEMENTS if row.proof is not ContainerProof.MAPPING)
+    return next((row for row in rows if row.path.search(path) and not (mounted and row.open)), None)
 
 
 def is_entry(directory: str, name: str) -> bool:
-    """Whether a directory of that name, in a directory that is searched, can have cache files in it."""
+    """Check if a directory of that name, in a searched directory, can have cache files."""
     if os.path.basename(directory) == "claims":
         return _CLAIM.fullmatch(name) is not None
     pod_uid, _, container_name = name.partition("_")
@@ -168,13 +161,13 @@ def is_entry(directory: str, name: str) -> bool:
 
 
 def may_be_mounted(root: bytes) -> bool:
-    """Whether the root of a mount may be such an entry, by its path inside the superblock; asked often, so cheap."""
+    """Check cheaply if the root of a mount may be such an entry, by its path inside the superblock."""
     above, _, name = root.rpartition(b"/")
     return b"_" in name or above.endswith(b"/claims")
 
 
 def searched(containers_dir: tuple[str, ...]) -> tuple[str, ...]:
-    """The directories that are searched with this setting."""
+    """Return the directories to search with this setting."""
     return tuple(
         dict.fromkeys(each for path in containers_dir for each in (KNOWN_DIRS if path == AUTO else (path,)))
     )

@@ -1,30 +1,46 @@
-"""One shared region, opened for reading and read again and again.
+"""Shared region, opened for reading and read repeatedly.
 
-Read by ``pread`` only: a truncated file comes back short, where a mapped page would kill this process. No
-lock is taken and no seqlock is waited for, so a view may show a slot in the middle of a move; a caller that acts
-on it compares the slot's ``(pid, hostpid)`` word again, atomically.
+Read only with ``pread``: a truncated file gives a short read, where a mapped page would kill this process. The loop
+reads the page cache (RWF_NOWAIT); a lane does the rest, because a tenant can keep the file locked. No lock is taken, so
+a view may show a slot in the middle of a move: compare its ``(pid, hostpid)`` word again, atomically, before acting.
 """
 
 from __future__ import annotations
 
+import binascii
+import errno
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from resolver.errors import RegionRejected
+from resolver.base.errors import RegionRejected, ResolverError, WorkerFailed
+from resolver.base.reasons import RegionReason
 from resolver.hami import layout as layouts
-from resolver.hami.packed_slots import Columns, PackedSlots
-from resolver.linux.safe_open import check_plain, open_plain, translate
-from resolver.reasons import RegionReason
+from resolver.hami.packed_slots import Columns, PackedSlots, without_idle
+from resolver.linux.safe_open import check_plain, open_offered, open_plain, translate
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from resolver.hami.packed_slots import SlotRecord
+    from resolver.linux.procfs import Procfs
+    from resolver.workers.lanes import TenantReader
 
 #: Slots that are read in one go, some 60 KiB: what a thousand of them need at once isn't kept by the allocator.
 _CHUNK = 32
+#: What a read of the page cache says where it would have to wait, or where the file system can't say (overlay, tmpfs).
+_WOULD_WAIT = frozenset({errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+_buffer = bytearray(1 << 17)  # of all such reads
+_OTHER = b"\xff\xff"  # no region begins so
+#: Regions whose views a lane remembers, to answer only what changed.
+_MOST_REMEMBERED = 4096
 
 
 class RegionView(NamedTuple):
-    """A region as it was read; lists cover the first ``device_num`` devices, slots 0 to ``proc_num - 1``."""
+    """View of a region; lists cover the first ``device_num`` devices.
+
+    ``slots`` are those below ``proc_num``, then those above it up to the last one that holds a utilization.
+    """
 
     device_num: int
     uuids: tuple[str, ...]
@@ -38,25 +54,6 @@ class RegionView(NamedTuple):
 class SharedRegion:
     """An open ``.cache`` file."""
 
-    __slots__ = (
-        "_columns",
-        "_file_bytes",
-        "_header",
-        "_length",
-        "_numbers",
-        "_rest",
-        "_start",
-        "_tail",
-        "_tail_at",
-        "_view",
-        "fd",
-        "inode",
-        "layout",
-        "mtime_ns",
-        "path",
-        "st_dev",
-    )
-
     def __init__(self, fd: int, info: os.stat_result, layout: layouts.Layout, path: str) -> None:
         self.fd = fd
         self.st_dev = info.st_dev
@@ -68,26 +65,27 @@ class SharedRegion:
         self._file_bytes, self._tail_at = layout.file_bytes, layout.proc_num
         self._tail: bytes | None = None  # as it was read
         self._numbers = 0, 0  # what it says: proc_num and utilization_switch
+        #: So many slots are read, if there are not more in use: all of them at first.
+        self._end = layouts.MAX_SLOTS if layout.device_util is not None else 0
         self._length = 0  # of what is read at once: the header and the first slots
         self._start = self._rest = b""  # of the header, as it was read
         self._header = layouts.Header(0, (), ())
         self._columns = Columns(layout, 0, layout.procs)
-        self._view: RegionView | None = None
+        self.view: RegionView | None = None  # the last one
+        self._nowait = False
+        self._serial = 0  # of the view that a lane brought
 
     @property
     def identity(self) -> tuple[int, int]:
-        """``(st_dev, inode)``: the file, under whatever name."""
+        """Return ``(st_dev, inode)``, which identifies the file under any name."""
         return self.st_dev, self.inode
 
     def read(self) -> RegionView:
-        """What the region says now; the very same object as last time if nothing in it changed.
+        """Return the region's current view; the same object as last time if nothing changed.
 
-        Three system calls, more for more than 32 slots. The ``fstat`` costs under a microsecond and is what
-        distinguishes a deleted file (nobody looks there any more), a second name and a changed size; a file cut after
-        it shows by a short read. Only the words that count are kept between reads, packed, and compared as bytes.
-
-        Raises `RegionRejected`: ``gone``, ``hard_link``, ``truncated``, ``unknown_size``, ``bad_header``,
-        ``not_initialized``, ``unknown_version``, ``io_error``. It is to be closed then.
+        Three system calls up to 32 slots; only the relevant words are kept and compared. Raises `RegionRejected`:
+        ``gone``, ``hard_link``, ``truncated``, ``unknown_size``, ``bad_header``, ``not_initialized``,
+        ``unknown_version``, ``io_error``. The caller must then close it.
         """
         layout, fd = self.layout, self.fd
         try:
@@ -95,33 +93,69 @@ class SharedRegion:
             if info.st_nlink != 1 or info.st_size != self._file_bytes:
                 self._refuse(info)
             self.mtime_ns = info.st_mtime_ns
-            tail = os.pread(fd, layouts.TAIL_START_BYTES, self._tail_at)
+            tail = self._pread(layouts.TAIL_START_BYTES, self._tail_at)
             if tail != self._tail:
                 self._take_tail(tail)
-            data = os.pread(fd, self._length, 0)
-            if len(data) != self._length:
-                self._cut()
+            data = self._bytes(0, self._length)
             if not (
-                self._view is not None
+                self.view is not None
                 and data.startswith(self._start)
                 and data.startswith(self._rest, layout.device_num)
             ):
                 self._take_header(data)
             columns = self._columns.of(data)
             proc_num, utilization_switch = self._numbers
-            if proc_num > _CHUNK:
-                columns = self._further(columns, proc_num)
+            if self._end > _CHUNK:
+                columns = self._further(columns, self._end)
+            if self._end > proc_num:
+                columns = self._without_idle(columns, proc_num)
+        except BlockingIOError:
+            raise
         except OSError as error:
             raise translate(error) from None
-        view = self._view
-        if view is not None and columns == view.slots.columns:
+        view = self.view
+        if view is not None and columns == view.slots.columns and proc_num == view.proc_num:
             if view.utilization_switch == utilization_switch:
                 return view
             slots = view.slots
         else:
-            slots = PackedSlots(columns)
-        header = self._header
-        self._view = RegionView(
+            slots = PackedSlots(columns, proc_num)
+        return self._show(self._header, proc_num, utilization_switch, slots)
+
+    def read_at_once(self) -> RegionView | None:
+        """Return `read`'s result without blocking; None if a lane has to read it."""
+        self._nowait = True
+        try:
+            return self.read()
+        except BlockingIOError:
+            return None
+        finally:
+            self._nowait = False
+
+    async def read_by(self, reader: TenantReader, payer: str) -> RegionView:
+        """Read by a lane at that container's expense. Raises as `read` does, and `TooSlow` and `WorkerFailed`."""
+        where = f"/proc/{os.getpid()}/fd/{self.fd}"
+        found = await reader.ask(payer, payer, read_open, where, self.path, self._serial, self._end)
+        if found is not None:
+            self.take(*found[1:])
+        if self.view is None:
+            raise WorkerFailed("the lane says that nothing changed in what was never read")
+        return self.view
+
+    def take(self, serial: int, mtime_ns: int, header: Any, numbers: Any, columns: list[str]) -> None:
+        """Take a view as `read_open` gives it."""
+        self._serial, self.mtime_ns = serial, mtime_ns
+        self._start, self._tail = _OTHER, None  # what is compared with was read before
+        proc_num, switch = numbers
+        slots = PackedSlots(tuple(map(binascii.a2b_base64, columns)), proc_num)
+        self._end = len(slots)
+        device_num, *lists = header
+        self._show(layouts.Header(device_num, *map(tuple, lists)), proc_num, switch, slots)
+
+    def _show(
+        self, header: layouts.Header, proc_num: int, utilization_switch: int, slots: PackedSlots
+    ) -> RegionView:
+        self.view = RegionView(
             device_num=header.device_num,
             uuids=header.uuids,
             sm_limit=header.sm_limit,
@@ -130,25 +164,56 @@ class SharedRegion:
             slots=slots,
             limit=header.limit,
         )
-        return self._view
+        return self.view
 
     def _bytes(self, start: int, length: int) -> bytes:
-        data = os.pread(self.fd, length, start)
+        data = self._pread(length, start)
         if len(data) != length:
-            self._cut()
+            raise RegionRejected(RegionReason.TRUNCATED, "it was truncated while it was read")
         return data
 
-    def _cut(self) -> NoReturn:
-        raise RegionRejected(RegionReason.TRUNCATED, "it was truncated while it was read")
+    def _pread(self, length: int, start: int) -> bytes:
+        """Read, or raise BlockingIOError where that could wait and must not."""
+        if not self._nowait:
+            return os.pread(self.fd, length, start)
+        room = memoryview(_buffer if length <= len(_buffer) else bytearray(length))[:length]
+        try:
+            count = os.preadv(self.fd, [room], start, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno in _WOULD_WAIT:
+                raise BlockingIOError(error.errno, "not in the page cache") from None
+            raise
+        if count < length:  # the rest is not cached, or not there: a read that may wait tells
+            raise BlockingIOError(errno.EAGAIN, "not in the page cache")
+        return room.tobytes()
 
     def _take_tail(self, tail: bytes) -> None:
-        layout = self.layout
+        was = self._numbers[0]
         self._numbers = layouts.parse_tail_start(tail)
-        self._length = layout.procs + min(self._numbers[0], _CHUNK) * layout.slot_size
+        self._read_to(max(self._end, was, self._numbers[0]))  # a move leaves its slot behind, above proc_num
         self._tail = tail
 
+    def read_to(self, end: int) -> None:
+        """Include at least the first ``end`` slots in the next read."""
+        self._read_to(max(end, self._end))
+
+    def _read_to(self, end: int) -> None:
+        self._end = end
+        self._length = self.layout.procs + min(end, _CHUNK) * self.layout.slot_size
+
+    def read_all(self) -> None:
+        """Include all slots in the next read, to find copies that unseen moves left above ``proc_num``."""
+        self.read_to(layouts.MAX_SLOTS)
+
+    def _without_idle(self, columns: tuple[bytes, ...], proc_num: int) -> tuple[bytes, ...]:
+        """Return the columns without trailing slots that are neither in use nor hold a utilization."""
+        end, columns = without_idle(columns, proc_num)
+        if end != self._end:
+            self._read_to(end)
+        return columns
+
     def _take_header(self, data: bytes) -> None:
-        layout, self._view = self.layout, None
+        layout, self.view = self.layout, None
         if layouts.identify(layout.file_bytes, data) is not layout:
             raise RegionRejected(RegionReason.UNKNOWN_VERSION, "it changed its version while it was open")
         self._header = layouts.parse_header(layout, data)
@@ -156,44 +221,61 @@ class SharedRegion:
         self._start, self._rest = data[: layout.owner_pid], data[layout.device_num : layout.procs]
         self._columns = Columns(layout, self._header.device_num, layout.procs)
 
-    def _further(self, first: tuple[bytes, ...], proc_num: int) -> tuple[bytes, ...]:
-        """The columns of all slots, where the first ones are read already."""
+    def _further(self, first: tuple[bytes, ...], end: int) -> tuple[bytes, ...]:
+        """Return the columns of all slots, given those of the first ones."""
         layout, parts = self.layout, [first]
         further = Columns(layout, self._header.device_num)
-        for start in range(_CHUNK, proc_num, _CHUNK):
-            count = min(_CHUNK, proc_num - start)
+        for start in range(_CHUNK, end, _CHUNK):
+            count = min(_CHUNK, end - start)
             data = self._bytes(layout.slot_offset(start), count * layout.slot_size)
             parts.append(further.of(data))
         return tuple([b"".join(column) for column in zip(*parts, strict=True)])
 
-    def word(self, offset: int) -> int | None:
-        """The 8-byte word there as it is now; None if it cannot be read."""
-        try:
-            data = os.pread(self.fd, 8, offset)
-        except OSError:
-            return None
-        return int.from_bytes(data, "little") if len(data) == 8 else None
+    async def words(self, reader: TenantReader, payer: str, offsets: Sequence[int]) -> dict[int, int]:
+        """Return the current 8-byte words at these offsets, where readable."""
+        found = await self.pieces(reader, payer, [(offset, 8) for offset in offsets])
+        return {offset: int.from_bytes(data, "little") for offset, data in found.items()}
 
-    def used(self, slot: SlotRecord, device_num: int) -> tuple[tuple[int, int, int, int], ...] | None:
-        """What HAMi-core has counted for the slot's process, see `layout.parse_used`.
-
-        None if it cannot be read, or if the slot is another process's by now.
-        """
-        layout = self.layout
-        length = layout.used + device_num * layout.used_size
+    async def pieces(
+        self, reader: TenantReader, payer: str, places: Sequence[tuple[int, int]]
+    ) -> dict[int, bytes]:
+        """Return the current bytes at these offsets and of these lengths, where readable."""
+        self._nowait = True
         try:
-            data = os.pread(self.fd, length, layout.slot_offset(slot.index))
+            read = [(start, self._pread(length, start)) for start, length in places]
+        except BlockingIOError:
+            where = f"/proc/{os.getpid()}/fd/{self.fd}"
+            try:
+                found = await reader.ask(payer, payer, pieces_of_open, where, places)
+            except (ResolverError, OSError):
+                return {}
+            read = [
+                (start, binascii.a2b_base64(each)) for (start, _), each in zip(places, found, strict=True)
+            ]
         except OSError:
+            return {}
+        finally:
+            self._nowait = False
+        return {
+            start: each
+            for (start, each), (_, length) in zip(read, places, strict=True)
+            if len(each) == length
+        }
+
+    def where_used(self, slot: SlotRecord, device_num: int) -> tuple[int, int]:
+        """Return the offset and length of the data for `used`."""
+        return self.layout.slot_offset(slot.index), self.layout.used + device_num * self.layout.used_size
+
+    def used(
+        self, data: bytes, slot: SlotRecord, device_num: int
+    ) -> tuple[tuple[int, int, int, int], ...] | None:
+        """Return HAMi-core's counts for the slot's process, see `layout.parse_used`; None if its PID changed."""
+        if int.from_bytes(data[:4], "little", signed=True) != slot.pid:
             return None
-        if len(data) != length or int.from_bytes(data[:4], "little", signed=True) != slot.pid:
-            return None
-        return layouts.parse_used(layout, data, device_num)
+        return layouts.parse_used(self.layout, data, device_num)
 
     def dump(self) -> dict[str, Any]:
-        """Everything in the region under the upstream C names, see `layout.parse_region`, and ``path``.
-
-        For people; the daemon uses `read`. Raises `RegionRejected` as `read` does.
-        """
+        """Return everything in the region for display, see `layout.parse_region`. Raises as `read` does."""
         layout = self.layout
         try:
             header = os.pread(self.fd, layout.procs, 0)
@@ -214,7 +296,7 @@ class SharedRegion:
         raise RegionRejected(RegionReason.UNKNOWN_SIZE, f"it grew to {info.st_size} bytes")
 
     def close(self) -> None:
-        """Give the descriptor back; may be called twice."""
+        """Close the descriptor; may be called twice."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -229,15 +311,13 @@ class SharedRegion:
 def open_region(dir_fd: int, file_name: str, path: str) -> SharedRegion:
     """Open ``file_name`` in an open directory as a shared region; ``path`` is where that is, for people.
 
-    Raises `RegionRejected`: see `openat.open_plain` and `layout.identify`. What is inside the header is
-    checked by `SharedRegion.read`.
+    Raises `RegionRejected`, see `safe_open.open_plain` and `layout.identify`.
     """
-    fd, _ = open_plain(dir_fd, file_name)
-    return adopt_region(fd, path)
+    return adopt_region(open_plain(dir_fd, file_name)[0], path)
 
 
 def adopt_region(fd: int, path: str) -> SharedRegion:
-    """The shared region that is open as ``fd``, which is closed if it is none. Raises as `open_region` does."""
+    """Return the shared region open as ``fd``; close ``fd`` if it is none. Raises as `open_region` does."""
     try:
         info = os.fstat(fd)
         # By size first, so that nothing is read of a file that cannot be a region.
@@ -249,3 +329,68 @@ def adopt_region(fd: int, path: str) -> SharedRegion:
     except RegionRejected:
         os.close(fd)
         raise
+
+
+async def adopt_by(reader: TenantReader, payer: str, fd: int, path: str) -> SharedRegion:
+    """Return the shared region open as ``fd``, read by a lane. On an error, ``fd`` stays the caller's.
+
+    Raises as `open_region` and `SharedRegion.read` do, and `TooSlow` and `WorkerFailed`.
+    """
+    info = os.fstat(fd)
+    check_plain(info)
+    if info.st_size not in layouts.FILE_SIZES:
+        layouts.identify(info.st_size, b"")
+    found = await reader.ask(payer, payer, read_open, f"/proc/{os.getpid()}/fd/{fd}", path, 0, 0)
+    region = SharedRegion(fd, info, layouts.LAYOUTS[found[0]], path)
+    region.take(*found[1:])
+    return region
+
+
+#: By path of the descriptor: the view's serial number, and the region, whose file isn't held open in between.
+_remembered: dict[str, tuple[int, SharedRegion]] = {}
+
+
+def read_open(_procfs: Procfs, where: str, path: str, serial: int, end: int) -> Any:
+    """Return layout, serial number, file time, header, numbers and columns of a region that the daemon has open.
+
+    At least ``end`` slots are read. None if the daemon has this view already, by its ``serial`` number.
+    """
+    fd = open_offered(where)
+    known = _remembered.get(where)
+    if known is not None and _is_same(known[1], fd, path):
+        before, region = known
+        region.fd, view = fd, region.view
+    else:
+        before, region, view = 0, adopt_region(fd, path), None
+    with region:
+        region.read_to(end)
+        now = region.read()
+        unchanged = now is view and serial == before
+        number = before if now is view else time.monotonic_ns()
+        if len(_remembered) >= _MOST_REMEMBERED:
+            _remembered.clear()
+        _remembered[where] = number, region
+        if unchanged:
+            return None
+        header = now.device_num, now.uuids, now.sm_limit, now.limit
+        numbers = now.proc_num, now.utilization_switch
+        columns = [_text(column) for column in now.slots.columns]
+        return region.layout.name, number, region.mtime_ns, header, numbers, columns
+
+
+def _is_same(region: SharedRegion, fd: int, path: str) -> bool:
+    info = os.fstat(fd)
+    return (info.st_dev, info.st_ino) == region.identity and region.path == path
+
+
+def pieces_of_open(_procfs: Procfs, where: str, places: list[tuple[int, int]]) -> list[str]:
+    """Read some bytes of a file that the daemon has open, at these offsets and of these lengths."""
+    fd = open_offered(where)
+    try:
+        return [_text(os.pread(fd, length, start)) for start, length in places]
+    finally:
+        os.close(fd)
+
+
+def _text(data: bytes) -> str:
+    return binascii.b2a_base64(data, newline=False).decode("ascii")

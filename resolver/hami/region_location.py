@@ -1,72 +1,107 @@
-"""Where a region's file is, as the kernel names it: by what a process that has it is recognized."""
+"""Location of a region's file in the kernel's terms, to recognize the processes that have it."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
-from resolver.errors import RegionRejected, ResolverError
+from resolver.base.errors import CannotKnow, RegionRejected, ResolverError, WorkerFailed
+from resolver.base.reasons import RegionReason
 from resolver.hami.discovery import ClaimDirectory, Location, PodFile, SharedDirectory
-from resolver.linux.mappings import descriptor, mapped_as, place_of
-from resolver.linux.safe_open import open_directory
-from resolver.reasons import RegionReason
+from resolver.linux.mappings import SuperblockPath, descriptor, mapped_as, superblock_path
+from resolver.linux.safe_open import open_directory, open_offered
+from resolver.workers.lane import ALL
 
 if TYPE_CHECKING:
     from resolver.hami.discovery import Shown
     from resolver.hami.region import SharedRegion
-    from resolver.hami.searched_directories import Candidate, Directory
+    from resolver.hami.searched_directories import Candidate
     from resolver.linux.procfs import Procfs
+    from resolver.workers.lanes import TenantReader
 
 
 def shared_directory(procfs: Procfs, directory_fd: int) -> SharedDirectory:
-    """How the open directory would show in the mount table of a container that has it bind-mounted.
+    """Return how the open directory shows in the mount table of a container that has it bind-mounted.
 
-    The superblock comes from our own mount table, not from ``stat``: on btrfs the two differ. Raises
-    ResolverError if the directory is not on any mount that can be seen from here.
+    Not from ``stat``: on btrfs the superblocks differ. Raises ResolverError if no visible mount has it.
     """
     opened = descriptor(procfs, "self", directory_fd)
-    place = place_of(opened, procfs.mounts("self"))
-    if place is None:
+    path = superblock_path(opened, procfs.mounts("self"))
+    if path is None:
         raise ResolverError(
             f"{opened.path} is on no mount that is visible from here, so a container cannot be recognized by it"
         )
-    return SharedDirectory(*place)
+    return SharedDirectory(*path)
 
 
-def locate(procfs: Procfs, region: SharedRegion, candidate: Candidate | None) -> Location:
-    """The directory as containers have it mounted; ``candidate`` is the name that the region was accepted under.
-
-    Raises `RegionRejected`.
-    """
+async def locate(reader: TenantReader, region: SharedRegion, candidate: Candidate | None) -> Location:
+    """Return the directory as containers have it mounted, by a lane. Raises `RegionRejected`."""
+    held, directory = f"/proc/{os.getpid()}/fd", candidate.directory if candidate is not None else None
+    tree = (
+        [f"{held}/{directory.root.fd}", directory.name]
+        if directory and candidate and candidate.shared
+        else None
+    )
+    payer = directory.path if directory is not None else region.path
     try:
-        shown = mapped_as(procfs, region.fd)
-        if candidate is not None and candidate.shared:
-            return Location(_pod_file(procfs, region, candidate.directory, shown), shown)
-        dir_fd = open_directory(os.path.dirname(region.path))
-        try:
-            directory = shared_directory(procfs, dir_fd)
-        finally:
-            os.close(dir_fd)
-        if candidate is not None and candidate.directory.whose(candidate).claim:
-            directory = ClaimDirectory(*directory)
-        return Location(directory, shown)
-    except RegionRejected:
-        raise
-    except (OSError, ResolverError) as error:
+        file = f"{held}/{region.fd}"
+        superblock, shown, opened, of_tree = await reader.ask(
+            payer, ALL, locate_open, file, region.path, tree
+        )
+    except (OSError, CannotKnow, WorkerFailed) as error:
         detail = f"its directory cannot be used: {error}"
         raise RegionRejected(RegionReason.IO_ERROR, detail) from None
+    shown = (shown[0], shown[1])
+    if tree is not None and directory is not None:
+        pod_uid, _, name = directory.name.partition("_")
+        place, above = SuperblockPath(*superblock), SuperblockPath(*of_tree)
+        proof = PodFile(place, *shown, opened=opened, tree=above, pod_uid=pod_uid, container_name=name)
+        return Location(proof, shown)
+    claim = candidate is not None and directory is not None and directory.ownership(candidate).claim
+    return Location((ClaimDirectory if claim else SharedDirectory)(*superblock), shown)
 
 
-def _pod_file(procfs: Procfs, region: SharedRegion, directory: Directory, shown: Shown) -> PodFile:
-    """The very file that is open, and the tree that it is in, as every container has it."""
-    mounts = procfs.mounts("self")
-    opened = descriptor(procfs, "self", region.fd)
-    file = place_of(opened, mounts)
-    tree = place_of(descriptor(procfs, "self", directory.root.fd), mounts)
+def locate_open(
+    procfs: Procfs, where: str, path: str, tree: tuple[str, str] | None
+) -> tuple[tuple[str, str], Shown, int, tuple[str, str]]:
+    """Locate a region's directory or, in a ``tree`` of all containers, the file itself.
+
+    Also how it shows in ``maps``, its inode as descriptors show it, and where the tree is.
+    """
+    fd = open_offered(where)
+    try:
+        shown = mapped_as(procfs, fd)
+        if tree is not None:
+            return _in_tree(procfs, fd, path, *tree, shown)
+        dir_fd = open_directory(os.path.dirname(path))
+        try:
+            return shared_directory(procfs, dir_fd), shown, 0, ("", "")
+        finally:
+            os.close(dir_fd)
+    except CannotKnow:
+        raise
+    except ResolverError as error:
+        if isinstance(error, RegionRejected):
+            raise
+        raise CannotKnow(str(error)) from None
+    finally:
+        os.close(fd)
+
+
+def _in_tree(
+    procfs: Procfs, fd: int, path: str, where: str, directory: str, shown: Shown
+) -> tuple[tuple[str, str], Shown, int, tuple[str, str]]:
+    root_fd = open_offered(where)
+    try:
+        mounts = procfs.mounts("self")
+        opened = descriptor(procfs, "self", fd)
+        file = superblock_path(opened, mounts)
+        tree = superblock_path(descriptor(procfs, "self", root_fd), mounts)
+    finally:
+        os.close(root_fd)
     if file is None or tree is None:
-        raise ResolverError(f"{directory.root.path} is on no mount that is visible from here")
-    expected = os.path.join(tree.path, directory.name, os.path.basename(region.path))
+        raise CannotKnow(f"{path} is on no mount that is visible from here")
+    expected = os.path.join(tree.path, directory, os.path.basename(path))
     if (file.device, file.path) != (tree.device, expected):
         raise RegionRejected(RegionReason.GONE, "it was moved while it was opened")
-    pod_uid, _, name = directory.name.partition("_")
-    return PodFile(file, *shown, opened=opened.inode, tree=tree, pod_uid=pod_uid, container_name=name)
+    return file, shown, opened.inode, tree

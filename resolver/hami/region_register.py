@@ -1,63 +1,176 @@
-"""The regions that `resolver.hami.directory_finder` has accepted, and what it has refused and why."""
+"""Regions that `resolver.hami.directory_finder` has accepted, and rejected files with reasons."""
 
 from __future__ import annotations
 
-from collections import Counter
+import os
+import sys
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from resolver.errors import RegionRejected
+from resolver.base.errors import CannotKnow, RegionRejected, ResolverError, WorkerFailed
+from resolver.base.reasons import RegionReason
+from resolver.base.retry import longer
 from resolver.hami.directory_listing import MAX_CACHES
 from resolver.hami.discovery import FIRST_PAUSE, LONGEST_PAUSE, FoundRegion, RegionChanges
+from resolver.hami.placements import KAI
+from resolver.hami.region import adopt_by
+from resolver.hami.region_location import shared_directory
 from resolver.hami.searched_directories import NOWHERE
-from resolver.reasons import RegionReason
-from resolver.retry import longer
+from resolver.linux.safe_open import open_plain, translate
+from resolver.workers.lanes import begin
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resolver.base.budget import Budgets
+    from resolver.containers.log_names import ContainerNames
+    from resolver.hami.discovery import SharedDirectory
     from resolver.hami.region import SharedRegion
     from resolver.hami.searched_directories import Candidate, Directory
+    from resolver.linux.procfs import Procfs
+    from resolver.workers.lanes import TenantReader
 
 YOUNG = 10.0  # seconds in which a file may still be on its way to being a region
 GOOD = 60.0  # seconds a region must have been accepted to be forgiven earlier refusals
-_NOT_YET = (RegionReason.NOT_INITIALIZED, RegionReason.UNKNOWN_SIZE, RegionReason.TRUNCATED)
+#: So often the mounts of a container are checked once more after its file was accepted.
+_MOUNT_LOOKS = 4
+STRAY = "kubelet has no such container here: its pod is gone, or another one's process made the directory"
+_NOT_YET = (
+    RegionReason.NOT_INITIALIZED,
+    RegionReason.UNKNOWN_SIZE,
+    RegionReason.TRUNCATED,
+    RegionReason.NOT_ON_NODE,  # kubelet makes the name of a log when the container runs
+)
 
 
 class RegionRegister:
-    """``regions`` and ``rejected`` by path, and in ``changes`` what is new of both since the last refresh.
+    """``regions`` and ``rejected`` by path, with the changes of both since the last refresh in ``changes``."""
 
-    ``counts`` counts each refusal once, when it is new.
-    """
-
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        procfs: Procfs,
+        names: ContainerNames,
+        mounted: Callable[[SharedDirectory], object],
+        reader: TenantReader,
+        budgets: Budgets,
+    ) -> None:
         self.regions: dict[str, SharedRegion] = {}
         self.rejected: dict[str, RegionReason] = {}
-        self.counts: Counter[RegionReason] = Counter()
         self.changes = RegionChanges([], [], [])
+        self.max_regions = sys.maxsize
+        self.in_flight = 0  # files that are open while a lane reads them
+        self._procfs, self._names, self._mounted = procfs, names, mounted
+        self._reader, self._budgets = reader, budgets
         self._candidates: dict[str, Candidate] = {}  # the names under which regions were accepted
 
     def begin(self) -> RegionChanges:
-        """What is new from now on."""
+        """Start a new set of changes."""
         self.changes = RegionChanges([], [], [])
         return self.changes
 
     def candidate(self, region: SharedRegion) -> Candidate | None:
-        """The name under which this region was accepted; None of one that was given up."""
+        """Return the accepted name of this region; None if it was dropped."""
         return self._candidates.get(region.path)
 
-    def accept(self, candidate: Candidate, region: SharedRegion, now: float) -> None:
-        """Keep an open region until it is released."""
+    def check(self, directory: Directory, candidate: Candidate, dir_fd: int, now: float) -> None:
+        """Compare a name with the file that has it now; `SharedRegion.read` checks a region's content."""
+        try:
+            info = os.stat(candidate.name, dir_fd=dir_fd, follow_symlinks=False)
+        except OSError:
+            self.drop(directory, candidate)
+            return
+        if (info.st_dev, info.st_ino) != candidate.identity:
+            self.release(candidate)
+            candidate.start_anew((info.st_dev, info.st_ino), now, time.time() - info.st_ctime)
+        elif candidate.region is not None and self._came_mounted(candidate, dir_fd):
+            self.release(candidate)  # and accepted as what it is
+            candidate.retry_at = now
+        due = candidate.region is None and now >= candidate.retry_at
+        if due and not self._budgets.over(directory.path):
+            with self._budgets.charge(directory.path):
+                try:
+                    region = self._opened(candidate, dir_fd)
+                except RegionRejected as why:
+                    self.refuse(candidate, why, now)
+                    return
+            if region is not None:
+                self._accept(candidate, region, now)
+
+    def _opened(self, candidate: Candidate, dir_fd: int) -> SharedRegion | None:
+        """Return the region once a lane has read it, None until then. Raises `RegionRejected`."""
+        if not candidate.name.isprintable():
+            raise RegionRejected(RegionReason.BAD_NAME, "its name has characters that cannot be printed")
+        self._check_owner(candidate, dir_fd)
+        if len(self.regions) >= self.max_regions:
+            self.release(candidate)  # one that is being read has a descriptor
+            detail = "there are not enough descriptors for more regions: raise the limit (ulimit -n)"
+            raise RegionRejected(RegionReason.IO_ERROR, detail)
+        if candidate.reading is None:
+            fd, _ = open_plain(dir_fd, candidate.name)
+            account = candidate.directory.path
+            candidate.reading = fd, begin(adopt_by(self._reader, account, fd, candidate.path))
+            self.in_flight += 1
+        fd, reading = candidate.reading
+        if not reading.done():
+            return None
+        candidate.reading = None
+        self.in_flight -= 1
+        try:
+            return reading.result()
+        except RegionRejected:
+            os.close(fd)
+            raise
+        except OSError as error:
+            os.close(fd)
+            raise translate(error) from None
+        except (CannotKnow, WorkerFailed) as error:
+            os.close(fd)
+            raise RegionRejected(RegionReason.IO_ERROR, f"it cannot be read now: {error}") from None
+
+    def _check_owner(self, candidate: Candidate, dir_fd: int) -> None:
+        """Raise `RegionRejected` for a file that every container can reach, unless kubelet has its container."""
+        self._came_mounted(candidate, dir_fd)
+        if candidate.shared:
+            ownership = candidate.directory.ownership(candidate)
+            if not self._names.has(ownership.pod_uid, ownership.container_name):
+                self._names.refresh()
+            if not self._names.has(ownership.pod_uid, ownership.container_name):
+                raise RegionRejected(RegionReason.NOT_ON_NODE, self._names.trouble or STRAY)
+
+    def _came_mounted(self, candidate: Candidate, dir_fd: int) -> bool:
+        """Check if a container now shows this file's directory mounted, and did not before.
+
+        Only KAI's name leaves that open, which others may take, too. A container can be seen before its mounts.
+        """
+        if candidate.name != KAI.file or candidate.mounted or candidate.looks >= _MOUNT_LOOKS:
+            return False
+        candidate.looks += candidate.region is not None
+        with suppress(ResolverError, OSError):
+            candidate.mounted = bool(self._mounted(shared_directory(self._procfs, dir_fd)))
+        return candidate.mounted
+
+    def _accept(self, candidate: Candidate, region: SharedRegion, now: float) -> None:
         candidate.region, candidate.identity, candidate.accepted_at = region, region.identity, now
         self.rejected.pop(candidate.path, None)
         self.regions[candidate.path] = region
         self._candidates[candidate.path] = candidate
-        self.changes.added.append(FoundRegion(region, candidate.directory.whose(candidate)))
+        self.changes.added.append(FoundRegion(region, candidate.directory.ownership(candidate)))
 
     def refuse(self, candidate: Candidate, why: RegionRejected, now: float) -> None:
-        """Not a region now: count it once, and say when it is tried again."""
+        """Reject a file for now, and schedule the retry."""
         if why.reason is RegionReason.GONE:
             candidate.start_anew(NOWHERE, now)  # the next listing takes it off, or finds its successor
             return
-        self.report(candidate.path, why)
-        if why.reason in _NOT_YET and now - candidate.seen_at < YOUNG:
+        not_yet = why.reason in _NOT_YET and now - candidate.seen_at < YOUNG
+        if not_yet and now < candidate.half_made_until:
+            self.rejected[candidate.path], candidate.is_news = why.reason, True  # later, if it stays so
+        else:
+            if candidate.is_news:
+                self.rejected.pop(candidate.path, None)
+                candidate.is_news = False
+            self.report(candidate.path, why)
+        if not_yet:
             candidate.retry_at = now
             return
         if candidate.accepted_at and now - candidate.accepted_at > GOOD:
@@ -66,14 +179,13 @@ class RegionRegister:
         candidate.pause = longer(candidate.pause, FIRST_PAUSE, LONGEST_PAUSE)
 
     def report(self, path: str, why: RegionRejected) -> None:
-        """Note a refusal, and count it if it is new."""
+        """Note a refusal if it is new."""
         if self.rejected.get(path) is not why.reason:
             self.rejected[path] = why.reason
-            self.counts[why.reason] += 1
             self.changes.rejected.append((path, why))
 
     def report_unless(self, complete: bool, path: str, limit: int) -> None:  # noqa: FBT001
-        """Refuse a directory of which not everything is read."""
+        """Reject a directory that is not read completely."""
         if complete:
             self.rejected.pop(path, None)
             return
@@ -82,6 +194,12 @@ class RegionRegister:
 
     def release(self, candidate: Candidate) -> None:
         """Close its region, if it has one."""
+        if candidate.reading is not None:
+            fd, reading = candidate.reading
+            candidate.reading = None
+            self.in_flight -= 1
+            reading.cancel()
+            os.close(fd)
         region, candidate.region = candidate.region, None
         if region is not None:
             region.close()
@@ -90,12 +208,12 @@ class RegionRegister:
                 self.changes.removed.append(region)
 
     def drop(self, directory: Directory, candidate: Candidate) -> None:
-        """The directory has no such name any more."""
+        """Drop a name that vanished from the directory."""
         self.release(candidate)
         self.rejected.pop(candidate.path, None)
         directory.candidates.pop(candidate.name, None)
 
     def drop_candidates(self, directory: Directory) -> None:
-        """Nothing in the directory is known any more."""
+        """Drop everything known about the directory."""
         for candidate in list(directory.candidates.values()):
             self.drop(directory, candidate)

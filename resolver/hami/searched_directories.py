@@ -1,56 +1,56 @@
-"""What `resolver.hami.directory_finder` knows of the directories that it searches, and of the files in them."""
+"""State of the directories that `resolver.hami.directory_finder` searches, and of their files."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
-from resolver.hami.discovery import FIRST_PAUSE, Whose
+from resolver.base.text import printable
+from resolver.hami.discovery import FIRST_PAUSE, Ownership
 from resolver.hami.placements import KAI, ContainerProof, placement_of
 
 if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future
+
     from resolver.hami.region import SharedRegion
 
 NOWHERE: Final = (0, 0)  # the device and inode of what is not there
+HALF_MADE_SECONDS = 2.0  # after a file was made, HAMi may not have written its size and header yet
 
 
 class Candidate:
-    """A name that ends in .cache."""
-
-    __slots__ = (
-        "accepted_at",
-        "directory",
-        "identity",
-        "name",
-        "path",
-        "pause",
-        "region",
-        "retry_at",
-        "seen_at",
-        "shared",
-    )
+    """A name that ends in .cache. Its ``path`` is for people and programs: printable, whatever the tenant chose."""
 
     def __init__(self, directory: Directory, name: str) -> None:
         self.directory = directory
         self.name = name
-        self.path = f"{directory.path}/{name}"
-        #: Whether a file of this name is one of those that every container can reach.
-        self.shared = directory.root.shared or name == KAI.file
+        self.path = f"{directory.path}/{printable(name)}"
         self.region: SharedRegion | None = None
+        #: The open file while a lane reads it, before it is accepted.
+        self.reading: tuple[int, Future[SharedRegion] | asyncio.Task[SharedRegion]] | None = None
         self.pause = FIRST_PAUSE
         self.accepted_at = 0.0
+        self.is_news = False  # its refusal was not reported yet
         self.start_anew(NOWHERE, 0.0)
 
-    def start_anew(self, identity: tuple[int, int], now: float) -> None:
-        """Another file has this name now."""
+    @property
+    def shared(self) -> bool:
+        """Return True if every container can reach the file, as far as is known."""
+        return self.directory.root.shared or (self.name == KAI.file and not self.mounted)
+
+    def start_anew(self, identity: tuple[int, int], now: float, age: float = HALF_MADE_SECONDS) -> None:
+        """Start over with another file under this name, made ``age`` seconds ago."""
         self.identity = identity
         self.seen_at = now
+        self.half_made_until = now + HALF_MADE_SECONDS - max(0.0, age)
         self.retry_at = 0.0
+        self.mounted = False  # a container was seen to have the file's directory mounted
+        self.looks = 0  # for that, since it was accepted
 
 
 class Directory:
     """The directory of a container, or of a claim."""
-
-    __slots__ = ("candidates", "ctime_ns", "identity", "look_at", "name", "news", "path", "root")
 
     def __init__(self, root: Root, name: str) -> None:
         self.root = root
@@ -60,26 +60,33 @@ class Directory:
         self.ctime_ns = -1
         self.look_at = 0.0  # not before, unless there is news of it
         self.news = True
+        self.full = False  # to be listed whatever its time stamp says
         self.candidates: dict[str, Candidate] = {}
 
-    def whose(self, candidate: Candidate) -> Whose:
-        """Whose a file in it is, by its name; of one that all can reach it is known that there is such a container."""
-        row = placement_of(candidate.path, shared=candidate.shared)
+    def retry_at(self) -> float:
+        """Return when the first of its refused files is due again; infinity without one."""
+        first = math.inf
+        for candidate in self.candidates.values():  # not by `min`: this is asked with every refresh
+            if candidate.region is None and candidate.retry_at < first:
+                first = candidate.retry_at
+        return first
+
+    def ownership(self, candidate: Candidate) -> Ownership:
+        """Return the owner of a file in it, by its name; kubelet has confirmed it if all containers reach the file."""
+        row = placement_of(candidate.path, mounted=candidate.mounted)
         placement = row.name if row else ""
         if row is not None and row.proof is ContainerProof.CLAIM:
-            return Whose(self.path, self.name, claim=self.name.partition("_")[0], placement=placement)
+            return Ownership(self.path, self.name, claim=self.name.partition("_")[0], placement=placement)
         # Neither a UID nor a Kubernetes container name can hold an underscore.
         pod_uid, _, name = self.name.partition("_")
-        return Whose(self.path, self.name, pod_uid=pod_uid, container_name=name, placement=placement)
+        return Ownership(self.path, self.name, pod_uid=pod_uid, container_name=name, placement=placement)
 
 
 class Root:
-    """A directory that is searched; ``fd`` is -1 while it is not there.
+    """Searched directory; ``fd`` is -1 while it does not exist.
 
-    ``known``: it is one of those that are only tried. ``shared``: containers make the entries themselves.
+    ``known``: it is only one of the usual places. ``shared``: containers create the entries themselves.
     """
-
-    __slots__ = ("ctime_ns", "directories", "fd", "identity", "known", "path", "shared", "strays")
 
     def __init__(self, path: str, *, known: bool = False) -> None:
         self.path = path.rstrip("/") or "/"

@@ -1,11 +1,7 @@
-"""Calls back when a tenant does something with its files: `resolver.linux.inotify` for many containers.
+"""Callbacks for changes to tenants' files: `resolver.linux.inotify` for many containers.
 
-Each process that attaches opens its cache file and writes a byte, so nobody has to look whether there is one. That
-something happened is all that is taken from an event; what, is read from the files. So lost events cost time and
-nothing else, and what is not watched is checked by the clock.
-
-A tenant can make events as fast as it likes. They are merged, reading them is at its container's expense, and one
-that makes too many is ignored for a while, which leaves the queue to the others.
+Each attaching process opens its cache file and writes a byte, so no polling is needed; lost events cost only time.
+Events are merged and charged to their container. One that causes too many is ignored for a while.
 """
 
 from __future__ import annotations
@@ -14,14 +10,15 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from resolver.counters import CounterName
+from resolver.base.counters import CounterName
+from resolver.base.limiter import Bucket
+from resolver.base.retry import doubled
 from resolver.linux.inotify import IGNORED, OVERFLOW, Inotify, why_not
-from resolver.retry import doubled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from resolver.budget import Budgets
+    from resolver.base.budget import Budgets
 
 #: Events that one container may cause at once, and how many more a second. A process makes two: it comes, and goes.
 BURST, RATE = 256.0, 32.0
@@ -33,36 +30,22 @@ _TRY_AGAIN = 30.0  # seconds, where a limit was used up
 class _EventQuota:
     """How many events one container may still cause."""
 
-    __slots__ = ("at", "keys", "left", "silences", "until")
-
     def __init__(self, now: float) -> None:
         self.keys: set[str] = set()
-        self.left, self.at = BURST, now
+        self.events = Bucket(RATE, BURST, now=now)
         self.silences = 0
         self.until = 0.0  # its events are ignored before this
 
-    def takes(self, count: int, now: float) -> bool:
-        """Whether it may cause so many events now."""
-        self.left = min(BURST, self.left + (now - self.at) * RATE) - count
-        self.at = now
-        return self.left >= 0
-
 
 class _Watch:
-    """One file or directory. ``on_event`` is called with what happened."""
-
-    __slots__ = ("account", "number", "on_event")
+    """One file or directory. ``on_event`` is called with the event's mask."""
 
     def __init__(self, number: int, account: str, on_event: Callable[[int], None]) -> None:
         self.number, self.account, self.on_event = number, account, on_event
 
 
 class Watches:
-    """Files and directories by a key, which is a path: no two have the same.
-
-    ``why_not`` says why some are not watched that should be; empty while all is well. ``counters`` gets
-    ``watch_events``, ``watch_overflows`` and ``watch_floods``.
-    """
+    """Files and directories by path. ``why_not`` says why some are not watched that should be."""
 
     def __init__(
         self,
@@ -77,9 +60,7 @@ class Watches:
         self.keys = self._watched.keys()  # those that are watched now
         self._keys: dict[int, set[str]] = {}  # by watch: the same inode may be known by several
         self._quotas: dict[str, _EventQuota] = {}
-        self._silenced: dict[
-            int, str
-        ] = {}  # whose watches were taken away, as long as events of theirs may come
+        self._silenced: dict[int, str] = {}  # accounts of removed watches, as long as events may come
         self._full_until = 0.0
         for name in ("watch_events", "watch_overflows", "watch_floods"):
             counters[name] += 0
@@ -95,11 +76,11 @@ class Watches:
 
     @property
     def fd(self) -> int:
-        """Readable while there is something to `take`; -1 while nothing can be watched."""
+        """Return the descriptor, readable while there is something to `take`; -1 while nothing can be watched."""
         return self._inotify.fd if self._inotify is not None else -1
 
     def _open(self) -> None:
-        """Others may have all the instances that a user may have, containers that run as root among them."""
+        """Open the inotify instance; fails if others, such as root containers, have used up the user's quota."""
         try:
             self._inotify = self._make()
         except OSError as error:
@@ -108,9 +89,9 @@ class Watches:
             self._full_until, self.why_not = 0.0, ""
 
     def watch(self, key: str, account: str, fd: int, mask: int, on_event: Callable[[int], None]) -> bool:
-        """Call ``on_event`` when something happens to what is open as ``fd``, at the expense of ``account``.
+        """Call ``on_event`` for events of the file open as ``fd``, charged to ``account``.
 
-        Whether it is watched now. To be called with each look; it costs nothing if it is watched already.
+        Returns True if it is watched now. Call it with each check; it costs nothing if it is watched already.
         """
         if key in self._watched:
             return True
@@ -136,7 +117,7 @@ class Watches:
         return True
 
     def forget(self, key: str) -> None:
-        """Watch it no more; nothing happens if it is not."""
+        """Stop watching a key; do nothing if it is unwatched."""
         watched = self._watched.pop(key, None)
         if watched is None:
             return
@@ -151,9 +132,9 @@ class Watches:
             self._inotify.remove(watched.number)
 
     def take(self) -> bool:
-        """Read some of the events and call back; whether some were lost, so that everything has to be checked.
+        """Read some of the events and call back; True if some were lost, so that everything has to be checked.
 
-        What is left comes with the next call: ``fd`` stays readable.
+        The rest comes with the next call: ``fd`` stays readable.
         """
         if self._inotify is None:
             return False
@@ -186,12 +167,12 @@ class Watches:
         return lost
 
     def _charge(self, accounts: Counter[str], seconds: float) -> None:
-        """Each container pays for its part; one that caused too many is ignored for a while."""
+        """Charge each container for its part; one that caused too many is ignored for a while."""
         now, total = self._clock(), accounts.total()
         for account, count in accounts.items():
             self._budgets.spend(account, seconds * count / total)
             quota = self._quotas.get(account)
-            if quota is not None and quota.keys and not quota.takes(count, now):
+            if quota is not None and quota.keys and quota.events.charge(count, now):
                 self._silence(account, quota, now)
 
     def _silence(self, account: str, quota: _EventQuota, now: float) -> None:
@@ -199,14 +180,14 @@ class Watches:
             quota.silences = 0
         quota.until = now + doubled(FIRST_SILENCE, LONGEST_SILENCE, quota.silences)
         quota.silences += 1
-        quota.left = BURST
+        quota.events = Bucket(RATE, BURST, now=now)
         self._counters[CounterName.WATCH_FLOODS] += 1
         for key in list(quota.keys):
             self._silenced[self._watched[key].number] = account
             self.forget(key)
 
     def tidy(self) -> None:
-        """Forget containers without an event for long, try again what was refused; to be called now and then."""
+        """Forget containers without recent events, retry refused watches; call it now and then."""
         now = self._clock()
         if self._inotify is None and now >= self._full_until:
             self._open()
@@ -217,7 +198,7 @@ class Watches:
         }
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         if self._inotify is not None:
             self._inotify.close()
             self._inotify = None

@@ -1,24 +1,23 @@
-"""Asks the Kubernetes API server, as the service account whose token and CA are in a directory.
+"""Client of the Kubernetes API server, with the token and CA in a service account's directory.
 
-Both files are read again when they are needed, since kubelet exchanges them while the pod runs. Errors of the HTTP
-library are translated here and not further in: everything that fails is an `ApiServerFailed`.
+Both files are read again when needed: kubelet replaces them while the pod runs. Every failure is an `ApiServerFailed`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import random
 import socket
 import ssl
+import time
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 
-from resolver.errors import ApiServerFailed, UsageError
-from resolver.retry import doubled
+from resolver.base.errors import ApiServerFailed, UsageError
+from resolver.base.retry import doubled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -37,7 +36,7 @@ _CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 10.0
 _SILENCE_SECONDS = 300.0
 _MOST_LINE_BYTES = 4 << 20
 _MOST_RETRY_SECONDS = 120.0
-#: A peer that went without a word is noticed by the kernel after 25 s, and nobody wakes up for it.
+#: The kernel notices a silent peer after 25 s, without waking this process.
 _KEEPALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
@@ -45,25 +44,24 @@ _KEEPALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000),
 ]
-#: What another try does not change by itself; it is made all the same, in case somebody puts it right.
+#: Errors that another try does not fix by itself; it is made all the same, but rarely.
 _REFUSALS = frozenset((400, 401, 403, 404, 405, 406, 413, 415, 422))
 
 
 def in_cluster(environment: Mapping[str, str]) -> str:
-    """The API server's address, from the variables that every pod has. Raises `UsageError`."""
+    """Return the API server's address from the variables that every pod has. Raises `UsageError`."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT")
     if not host or not port:
         raise UsageError(
-            "this is no pod (KUBERNETES_SERVICE_HOST is not set): name the API server with --api-server https://..."
+            "this is not a pod (KUBERNETES_SERVICE_HOST is not set): name the API server with --api-server https://..."
         )
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
 
 class Backoff:
-    """How long to wait before the next try: longer each time, never the same for two nodes.
+    """Pause before the next try: longer each time, and random, so that nodes do not retry in step.
 
-    Tries begin 4 s apart at most, so that an API server that comes back is asked again within 5 s. What it refuses
-    is tried once a minute. Where the server says how long to wait, that is the least.
+    At most 4 s, or a minute after a refusal. A pause that the server demands is the minimum.
     """
 
     _FIRST, _MOST, _MOST_REFUSED = 0.25, 4.0, 60.0
@@ -73,11 +71,11 @@ class Backoff:
         self._refusals = 0
 
     def reset(self) -> None:
-        """It succeeded."""
+        """Note a success."""
         self._failures = self._refusals = 0
 
-    def seconds(self, error: ApiServerFailed) -> float:
-        """Between the begin of the try that failed so, and the begin of the next."""
+    def seconds(self, error: ApiServerFailed, began: float | None = None) -> float:
+        """Return the pause after a try that failed; the time since it ``began`` is part of the pause."""
         if error.status in _REFUSALS:
             # Counted apart: an API server that has just come back refuses for a moment what it does not know yet.
             wait = doubled(self._FIRST, self._MOST_REFUSED, self._refusals)
@@ -88,7 +86,8 @@ class Backoff:
             self._refusals = 0
         if error.retry_after is not None:
             return error.retry_after + random.uniform(0, max(wait, error.retry_after / 2))  # noqa: S311
-        return random.uniform(wait / 2, wait)  # noqa: S311 - no secret
+        wait = random.uniform(wait / 2, wait)  # noqa: S311 - no secret
+        return max(0.0, wait - (0.0 if began is None else time.monotonic() - began))
 
 
 class ApiServer:
@@ -104,13 +103,13 @@ class ApiServer:
         self._client: httpx2.AsyncClient | None = None
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
 
     async def get(self, path: str, **params: str) -> Json:
-        """An object."""
+        """Return an object."""
         return await self._ask("GET", path, params)
 
     async def create(self, path: str, body: Json) -> Json:
@@ -122,13 +121,15 @@ class ApiServer:
         return await self._ask("PATCH", path, _WRITING, body, kind)
 
     async def watch(self, path: str, seconds: int, **params: str) -> AsyncGenerator[Json]:
-        """Events ``{"type", "object"}`` until the server ends it, which it is asked to do after that time.
+        """Yield events ``{"type", "object"}`` until the server ends the watch, after ``seconds``. Other ends raise.
 
-        The first one is of the type ``CONNECTED``, without an object. What ends otherwise raises.
+        The first one has the type ``CONNECTED`` and no object.
         """
         query = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds), **params}
+        timeout = httpx2.Timeout(_CONNECT_SECONDS, read=_SILENCE_SECONDS)
+        headers, client = self._headers(METADATA_ONLY), await self._connected()
         try:
-            async with self._stream(path, query) as response:
+            async with client.stream("GET", path, params=query, headers=headers, timeout=timeout) as response:
                 self._count(response.status_code)
                 if response.status_code != 200:
                     raise _failed(response, await response.aread())
@@ -164,24 +165,16 @@ class ApiServer:
             raise _failed(response, response.content)
         return _decode(response.content)
 
-    @contextlib.asynccontextmanager
-    async def _stream(self, path: str, params: Mapping[str, str]) -> AsyncIterator[httpx2.Response]:
-        headers = self._headers(METADATA_ONLY)
-        client = await self._connected()
-        timeout = httpx2.Timeout(_CONNECT_SECONDS, read=_SILENCE_SECONDS)
-        async with client.stream("GET", path, params=params, headers=headers, timeout=timeout) as response:
-            yield response
-
     def _headers(self, accept: str) -> dict[str, str]:
         token = self._read("token").strip()
         return {"Authorization": f"Bearer {token}", "Accept": accept, "User-Agent": FIELD_MANAGER}
 
     async def _connected(self) -> httpx2.AsyncClient:
-        """The client; another one if the CA has changed."""
+        """Return the client; a new one if the CA has changed."""
         ca = self._read("ca.crt")
         if self._client is None or ca != self._ca:
             try:
-                context = ssl.create_default_context(cadata=ca)
+                context = _trusting(ca)
             except (ssl.SSLError, ValueError) as error:
                 raise ApiServerFailed(f"{self._account_dir}/ca.crt holds no certificate: {error}") from None
             await self.close()
@@ -215,6 +208,17 @@ class ApiServer:
         return ApiServerFailed(f"the API server at {self._url} was not reached: {why}")
 
 
+def _trusting(ca: str) -> ssl.SSLContext:
+    """Accept the CAs that kubectl accepts: without a key identifier or key usage, and an intermediate one as root.
+
+    Python 3.13's defaults refuse those that do not keep RFC 5280 to the letter.
+    """
+    context = ssl.create_default_context(cadata=ca)
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
 #: What the HTTP library raises when there is no answer, or not all of it; RuntimeError: the client was closed by
 #: another task, which has found another CA.
 _LOST = (httpx2.HTTPError, httpx2.StreamError, OSError, RuntimeError)
@@ -239,13 +243,13 @@ def _decode(text: bytes) -> Json:
         value = None
     if not isinstance(value, dict):
         raise ApiServerFailed(
-            "what the API server answered is no JSON object: does a proxy answer in its place?"
+            "the API server's answer is not a JSON object: does a proxy answer in its place?"
         )
     return value
 
 
 def _failed(response: httpx2.Response, body: bytes) -> ApiServerFailed:
-    """What the answer says, which is a ``Status`` of Kubernetes', or a proxy's page."""
+    """Translate the answer, a ``Status`` of Kubernetes or a proxy's page."""
     try:
         status: Any = json.loads(body)
         message, details = str(status["message"]), status.get("details") or {}

@@ -1,9 +1,7 @@
-"""Koordinator's ``Device`` object, made of the daemon's GPUs. Pure: no I/O, and nothing heavy is imported.
+"""Koordinator's ``Device`` object, made from the daemon's GPUs. Pure: no I/O.
 
-``scheduling.koordinator.sh/v1alpha1``, cluster-scoped, called as its node. The list ``spec.devices`` has no keys for a
-server-side apply (it is one value to the API server), and the kind has no status subresource: replacing the
-object drops the scheduler's ``status``. So a change is a merge patch of the fields that are ours, with the
-``resourceVersion`` that was read: GPUs in the list, two labels, one owner reference. What else is there stays.
+The API server takes the list ``spec.devices`` as one value, and replacing the object drops the scheduler's ``status``.
+So a change is a merge patch of one ``resourceVersion``, limited to our fields: GPUs, two labels, one owner reference.
 """
 
 from __future__ import annotations
@@ -12,10 +10,10 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resolver.gpu.health import REASONS
+from resolver.base.reasons import GpuReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     #: An object of the API server's, or a part of one, as JSON has it.
     Json = dict[str, Any]
@@ -36,9 +34,9 @@ _CONDITION = "Healthy"
 _OURS = frozenset(("type", "id", "minor", "health", "resources", "topology", "conditions"))
 CORDONED, NVML_UNAVAILABLE = "Cordoned", "NvmlUnavailable"
 #: By reason: what a condition says. The text does not change while the reason stays: each change is a write.
-MESSAGES = {camel(reason): text for reason, text in REASONS.items()} | {
+MESSAGES = {camel(reason): reason.meaning for reason in GpuReason} | {
     CORDONED: f"an operator's mark: the node's annotation {CORDON}",
-    NVML_UNAVAILABLE: "NVML does not answer: this is what was known of it before",
+    NVML_UNAVAILABLE: "NVML does not answer: this is the last known state",
 }
 
 
@@ -49,10 +47,18 @@ class OwnerReference(NamedTuple):
     uid: str
 
 
-class Report(NamedTuple):
-    """What is to be reported: the daemon's answer to ``/v1/gpus``, and what goes beyond it.
+class Health(NamedTuple):
+    """State of a GPU in the object; no reason while it is healthy."""
 
-    ``failing`` is whether NVML has not answered for so long that it counts. ``cordoned`` are UUIDs.
+    healthy: bool
+    reason: str = ""
+    message: str = ""
+
+
+class Report(NamedTuple):
+    """Input of the object: the daemon's answer to ``/v1/gpus``, and the facts beyond it.
+
+    ``failing`` is set once NVML has been silent for too long. ``cordoned`` are UUIDs.
     """
 
     gpus: Json
@@ -61,12 +67,12 @@ class Report(NamedTuple):
 
 
 def cordoned(value: str) -> frozenset[str]:
-    """The UUIDs in the annotation; separated by commas or blanks."""
+    """Parse the annotation's UUIDs, separated by commas or blanks."""
     return frozenset(re.split(r"[,\s]+", value.strip())) - {""}
 
 
 def quantity(number: int) -> str:
-    """Bytes as Kubernetes writes them: the largest binary unit that leaves no rest."""
+    """Format bytes as Kubernetes does: in the largest binary unit without a remainder."""
     for shift, unit in ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
         if number and number % (1 << shift) == 0:
             return f"{number >> shift}{unit}"
@@ -74,7 +80,7 @@ def quantity(number: int) -> str:
 
 
 def label_value(text: str) -> str:
-    """A text as a label's value may be: blanks, and what is not allowed, become ``-``; 63 characters at most."""
+    """Make a valid label value: blanks and forbidden characters become ``-``; 63 characters at most."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:63].strip("-._")
 
 
@@ -84,10 +90,9 @@ def rfc3339(at: float) -> str:
 
 
 def desired(report: Report, name: str, owner: OwnerReference | None, before: Json | None, now: float) -> Json:
-    """The object as it should be, given that of ``before``; its foreign parts are kept, ``status`` is left out.
+    """Return the wanted object, based on ``before``; foreign parts stay, ``status`` is left out.
 
-    A GPU that the driver does not count any more is left out, unless NVML fails, which proves nothing. So is one whose
-    UUID or minor number is unknown: the scheduler identifies GPUs by them.
+    A GPU that the driver no longer counts goes, unless NVML fails. One without a UUID or minor number is left out.
     """
     old = _devices(before)
     known = {each.get("id"): each for each in old if each.get("type") == "gpu"}
@@ -102,29 +107,21 @@ def desired(report: Report, name: str, owner: OwnerReference | None, before: Jso
     if owner is not None:
         metadata["ownerReferences"] = _owners(owner, (before or {}).get("metadata", {}))
     foreign = [each for each in old if each.get("type") != "gpu"]
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": metadata,
-        "spec": {"devices": [*gpus, *foreign]},
-    }
+    spec = {"devices": [*gpus, *foreign]}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
 
 
 def patch(before: Json, wanted: Json) -> Json:
-    """The merge patch from one object to the other, for just that version of it; empty if nothing is to be done."""
-    metadata: Json = {}
-    had = before["metadata"]
-    labels = {
-        name: value
-        for name, value in wanted["metadata"]["labels"].items()
-        if (had.get("labels") or {}).get(name) != value
-    }
-    if labels:
+    """Return the merge patch between two objects, for exactly that version; empty if they are equal."""
+    had, metadata, changed = before["metadata"], {}, {}
+    known = had.get("labels") or {}
+    if labels := {
+        name: value for name, value in wanted["metadata"]["labels"].items() if known.get(name) != value
+    }:
         metadata["labels"] = labels
     owners = wanted["metadata"].get("ownerReferences")
     if owners is not None and owners != had.get("ownerReferences"):
         metadata["ownerReferences"] = owners
-    changed: Json = {}
     if wanted["spec"]["devices"] != _devices(before):
         changed["spec"] = {"devices": wanted["spec"]["devices"]}
     if not metadata and not changed:
@@ -132,17 +129,14 @@ def patch(before: Json, wanted: Json) -> Json:
     return {"metadata": metadata | {"resourceVersion": had["resourceVersion"]}} | changed
 
 
-def health(device: Json | None) -> dict[str, tuple[bool, str, str]]:
-    """``{uuid: (healthy, reason, message)}`` of an object's GPUs; without reason while healthy."""
+def health(device: Json | None) -> dict[str, Health]:
+    """Return the health of an object's GPUs by UUID."""
     found = {}
     for entry in _devices(device):
         if entry.get("type") == "gpu" and entry.get("id"):
             condition = _condition_of(entry)
-            found[entry["id"]] = (
-                bool(entry.get("health")),
-                condition.get("reason", ""),
-                condition.get("message", ""),
-            )
+            reason, message = condition.get("reason", ""), condition.get("message", "")
+            found[entry["id"]] = Health(bool(entry.get("health")), reason, message)
     return found
 
 
@@ -151,13 +145,13 @@ def _devices(device: Json | None) -> list[Json]:
 
 
 def left_out(report: Report, device: Json) -> int:
-    """How many GPUs of the daemon's are not in the object."""
+    """Count the daemon's GPUs that aren't in the object."""
     there = health(device).keys()
     return sum(gpu["uuid"] not in there for gpu in report.gpus["gpus"])
 
 
 def _entry(gpu: Json, known: Json, report: Report, now: float) -> Json:
-    """One GPU. What cannot change is taken from ``known`` where the driver does not say it now."""
+    """Describe a GPU. Constant facts are taken from ``known`` while the driver doesn't give them."""
     entry: Json = {name: value for name, value in known.items() if name not in _OURS}
     entry |= {"type": "gpu", "id": gpu["uuid"]}
     minor = gpu["minor"] if gpu["minor"] is not None else known.get("minor")
@@ -188,23 +182,18 @@ def _entry(gpu: Json, known: Json, report: Report, now: float) -> Json:
 
 
 def _unknown(entry: Json, now: float) -> Json:
-    """A GPU that the object has and the daemon does not know, while nobody can be asked."""
+    """Describe a GPU of the object that the daemon doesn't know, while NVML can't be asked."""
     condition = _condition("Unknown", [NVML_UNAVAILABLE], entry, now)
     return {**entry, "health": False, "conditions": [*_other_conditions(entry), condition]}
 
 
 def _condition(status: str, reasons: Sequence[str], known: Json, since: float) -> Json:
-    """The time is that of the last change of ``status``, also of one that an earlier reporter wrote."""
+    """Build the condition; its time is the last change of ``status``, even by an earlier reporter."""
     before = _condition_of(known)
     at = before["lastTransitionTime"] if before.get("status") == status else rfc3339(since)
     message = "; ".join(MESSAGES.get(reason, reason) for reason in reasons)
-    return {
-        "type": _CONDITION,
-        "status": status,
-        "reason": reasons[0],
-        "message": message,
-        "lastTransitionTime": at,
-    }
+    condition = {"type": _CONDITION, "status": status, "reason": reasons[0], "message": message}
+    return condition | {"lastTransitionTime": at}
 
 
 def _other_conditions(entry: Json) -> list[Json]:
@@ -216,7 +205,7 @@ def _condition_of(entry: Json) -> Json:
 
 
 def _topology(gpu: Mapping[str, Any]) -> Json | None:
-    """All of it or nothing: the object's schema wants each of the three."""
+    """Return the complete topology or nothing: the object's schema requires all parts."""
     place = {"socketID": gpu["cpu_socket"], "nodeID": gpu["numa_node"], "pcieID": gpu["pcie_root"]}
     if None in place.values() or gpu["pci_address"] is None:
         return None
@@ -224,24 +213,18 @@ def _topology(gpu: Mapping[str, Any]) -> Json | None:
 
 
 def _labels(gpus: Mapping[str, Any]) -> dict[str, str]:
-    """Of the first GPU that has a name: the label is the node's, which has one model in Koordinator's eyes."""
+    """Label the node with the first named GPU's model; Koordinator knows one model per node."""
     model = next((each["name"] for each in gpus["gpus"] if each["name"]), "")
     labels = {MODEL_LABEL: label_value(model), DRIVER_LABEL: label_value(gpus["driver_version"] or "")}
     return {name: value for name, value in labels.items() if value}
 
 
 def _owners(owner: OwnerReference, metadata: Json) -> list[Json]:
-    """Ours among those that are there, in the place of one to an earlier node of that name."""
-    ours = {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "name": owner.name,
-        "uid": owner.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
-    return [*_others(metadata.get("ownerReferences") or ()), ours]
-
-
-def _others(references: Iterable[Json]) -> list[Json]:
-    return [each for each in references if (each.get("apiVersion"), each.get("kind")) != ("v1", "Node")]
+    """Add our owner reference to the existing ones, replacing one to an earlier node of that name."""
+    node = {"apiVersion": "v1", "kind": "Node", "name": owner.name, "uid": owner.uid}
+    others = [
+        each
+        for each in metadata.get("ownerReferences") or ()
+        if (each.get("apiVersion"), each.get("kind")) != ("v1", "Node")
+    ]
+    return [*others, node | {"controller": True, "blockOwnerDeletion": True}]

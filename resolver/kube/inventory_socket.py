@@ -1,7 +1,4 @@
-"""What the daemon knows of the GPUs, and each change of it, over its Unix socket.
-
-Not by `resolver.client`, which blocks: the reporter serves the API server while it waits for a change, for minutes.
-"""
+"""Reads the daemon's GPUs, and each change of them, over its Unix socket, without blocking the reporter."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import httpx2
 
-from resolver.errors import NoDaemon
+from resolver.base.errors import NoDaemon
 
 if TYPE_CHECKING:
     from resolver.kube.device import Json
@@ -37,10 +34,7 @@ class InventorySocket:
         await self._client.aclose()
 
     async def changed(self) -> Json | None:
-        """The answer, when it is another one than the last; None after a while without. Raises `NoDaemon`.
-
-        The answer to the first call, and to the first one after a failure, comes at once.
-        """
+        """Return the answer when it differs from the last; None after a while without. Raises `NoDaemon`."""
         tag, self._tag = self._tag, ""
         try:
             if os.stat(self._path).st_uid not in (0, os.geteuid()):
@@ -58,7 +52,7 @@ class InventorySocket:
             answer: Json = response.json()
             if not {"version", "error", "driver_version", "gpus"} <= answer.keys():
                 raise NoDaemon(
-                    f"the daemon at {self._path} is of another version: start it anew after an upgrade"
+                    f"the daemon at {self._path} is of another version: restart it after an upgrade"
                 )
         except (httpx2.HTTPError, OSError, ValueError, AttributeError) as error:
             raise NoDaemon(f"no daemon answers at {self._path}: {error or type(error).__name__}") from None

@@ -1,18 +1,16 @@
 #!/usr/bin/env python3
-"""kubectl resolver: ask the resolver daemons of a cluster, each on its node, by kubectl itself.
+"""kubectl resolver: ask the resolver daemons of a cluster, each on its node, through kubectl.
 
   kubectl resolver status                     a line for each node
-  kubectl resolver doctor                     the same, with the checks that are not ok
-  kubectl resolver top                        who uses the GPUs, node by node
-  kubectl resolver lookup POD PID             the host PID of a PID in a container of POD
   kubectl resolver explain POD                where the chain from POD's processes to its utilization breaks
-  kubectl resolver top POD                    who uses the GPUs of POD
-  kubectl resolver bundle POD                 what a bug report needs, from POD's node, into a file here
-  kubectl resolver doctor|slots|... POD       the command on POD's node; with --node NODE on that one
+  kubectl resolver lookup POD PID             the host PID of a PID in a container of POD
+  kubectl resolver top POD                    GPU use of POD
+  kubectl resolver bundle POD > FILE          the parts of a bug report, from POD's node
+  kubectl resolver COMMAND POD                any command on POD's node; with --node NODE on that one
 
-POD is NAME, with -n NAMESPACE, or NAMESPACE/NAME. What follows -- goes to the resolver command as it is.
+POD is NAME, with -n NAMESPACE, or NAMESPACE/NAME. Arguments after -- go to the resolver command unchanged.
 
-One file, for Python 3.10 and later, with nothing but its standard library: it may be copied to where kubectl is.
+One file for Python 3.10 and later that needs only the standard library: copy it to the machine with kubectl.
 """
 
 from __future__ import annotations
@@ -25,21 +23,20 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any, NamedTuple
 
 #: As the chart and the kustomization have them.
 SELECTOR, CONTAINER = "app.kubernetes.io/name=resolver", "resolver"
+COMMANDS = (
+    *("status", "explain", "lookup", "top", "bundle"),
+    *("doctor", "slots", "containers", "events", "devices", "config", "version"),
+)
 _AT_ONCE = 16
 #: How a line of kubectl's own log begins.
 _KLOG = re.compile(r"[EWI]\d{4} \d\d:\d\d:\d\d\.")
-#: What kubectl prints when the program in the container ended otherwise than with 0.
+#: kubectl's last line when the program in the container did not end with 0.
 _ENDED = re.compile(r"(?m)^command terminated with exit code (\d+)\n?")
-_DOCTOR_SECONDS = 180.0
 EXIT_WRONG, EXIT_USAGE, EXIT_CANNOT_KNOW = 1, 2, 4
 
 
@@ -60,64 +57,47 @@ class DaemonPod(NamedTuple):
     why: str
 
 
-class Completed(NamedTuple):
-    """What a command in a pod printed. ``why`` says why there is none: kubectl did not get there, or not in time."""
-
-    code: int
-    out: str
-    err: str
-    why: str
-
-
 class Kubectl:
     """The program, with the options that choose the cluster."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.argv = [os.environ.get("KUBECTL", "kubectl")]
         for name in ("context", "kubeconfig"):
-            if getattr(args, name, None):
+            if getattr(args, name):
                 self.argv.append(f"--{name}={getattr(args, name)}")
 
     def get(self, *words: str) -> Any:
-        """The JSON of ``kubectl get``; `Trouble` with kubectl's own words."""
+        """Return the JSON of ``kubectl get``. Raises `Trouble` with kubectl's own words."""
+        command = [*self.argv, "get", *words, "-o", "json"]
         try:
-            done = subprocess.run(
-                [*self.argv, "get", *words, "-o", "json"],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         except FileNotFoundError:
             raise Trouble(f"there is no {self.argv[0]} on PATH") from None
         except subprocess.TimeoutExpired:
             raise Trouble("the API server does not answer within 60 s") from None
-        if done.returncode:
-            missing = "(NotFound)" in done.stderr
-            # kubectl repeats a failed connection in lines of its own log (klog) before it says what is wrong.
-            lines = [line for line in done.stderr.splitlines() if not _KLOG.match(line)]
-            why = "\n".join(lines).strip() or "kubectl failed"
-            if missing:
-                raise Trouble(why, EXIT_WRONG)
-            raise Trouble(f"{why} (which cluster is asked: kubectl config current-context)", EXIT_CANNOT_KNOW)
-        return json.loads(done.stdout)
+        if not done.returncode:
+            return json.loads(done.stdout)
+        # kubectl repeats a failed connection in lines of its own log (klog) before its error.
+        lines = [line for line in done.stderr.splitlines() if not _KLOG.match(line)]
+        why = "\n".join(lines).strip() or "kubectl failed"
+        if "(NotFound)" in done.stderr:
+            raise Trouble(why, EXIT_WRONG)
+        raise Trouble(f"{why} (the cluster: kubectl config current-context)")
 
     def exec(self, daemon: DaemonPod, command: list[str], *flags: str) -> list[str]:
-        """The command line that runs ``resolver COMMAND`` in a pod."""
+        """Return the command line that runs ``resolver COMMAND`` in a pod."""
         where = ["-n", daemon.namespace, daemon.pod, "-c", CONTAINER]
         return [*self.argv, "exec", *flags, *where, "--", "resolver", *command]
 
-    def ask(self, daemon: DaemonPod, command: list[str], seconds: float) -> Completed:
-        """Run it to its end, or for that long at most."""
+    def status(self, daemon: DaemonPod, seconds: float) -> tuple[Any, str]:
+        """Return a daemon's status, or None and the reason."""
         if daemon.why:
-            return Completed(code=-1, out="", err="", why=daemon.why)
+            return None, daemon.why
+        pipe = subprocess.PIPE
+        command = self.exec(daemon, ["status", "--json"])
+        # A session of its own: kubectl may be a script, and all of it has to end.
         running = subprocess.Popen(
-            self.exec(daemon, command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True
         )
         try:
             out, err = running.communicate(timeout=seconds)
@@ -125,31 +105,28 @@ class Kubectl:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)
             running.communicate()
-            return Completed(code=-1, out="", err="", why=f"no answer within {seconds:g} s")
-        ended = _ENDED.search(err)
-        if running.returncode and not ended:
-            last = (err.strip().splitlines() or ["kubectl failed"])[-1]
-            return Completed(code=-1, out=out, err=err, why=f"unreachable: {last}")
-        return Completed(code=int(ended[1]) if ended else 0, out=out, err=_ENDED.sub("", err), why="")
+            return None, f"no answer within {seconds:g} s"
+        last = (_ENDED.sub("", err).strip().splitlines() or ["no answer"])[-1]
+        if running.returncode and not _ENDED.search(err):
+            return None, f"unreachable: {last}"
+        try:
+            return json.loads(out), ""
+        except ValueError:
+            return None, last
 
 
 def daemons(kubectl: Kubectl, selector: str) -> dict[str, DaemonPod]:
-    """The daemon of each node: the one that runs, where an update has two of them."""
+    """Return the daemon of each node: the one that runs, where an update has two of them."""
     found: dict[str, tuple[int, DaemonPod]] = {}
     for pod in kubectl.get("pods", "--all-namespaces", "--selector", selector)["items"]:
         names = [container["name"] for container in pod["spec"]["containers"]]
-        node = pod["spec"].get("nodeName")
+        node, about = pod["spec"].get("nodeName"), pod["metadata"]
         if CONTAINER not in names or not node:
             continue
         rank, why = _state_of(pod)
-        known = found.get(node)
-        if known is None or rank > known[0]:
-            found[node] = (
-                rank,
-                DaemonPod(
-                    node=node, namespace=pod["metadata"]["namespace"], pod=pod["metadata"]["name"], why=why
-                ),
-            )
+        if node not in found or rank > found[node][0]:
+            daemon = DaemonPod(node=node, namespace=about["namespace"], pod=about["name"], why=why)
+            found[node] = rank, daemon
     if not found:
         raise Trouble(
             f"no daemon's pod in this cluster has the label {selector} and a container {CONTAINER}: is it installed? "
@@ -159,312 +136,159 @@ def daemons(kubectl: Kubectl, selector: str) -> dict[str, DaemonPod]:
 
 
 def _state_of(pod: dict[str, Any]) -> tuple[int, str]:
-    """How good it is to ask, and why it cannot be asked at all."""
-    status: dict[str, Any] = next(
-        (s for s in pod["status"].get("containerStatuses", ()) if s["name"] == CONTAINER), {}
-    )
-    if "running" in status.get("state", {}):
-        leaving = "deletionTimestamp" in pod["metadata"]
-        return 1 + 2 * bool(status.get("ready")) + (not leaving), ""
-    waiting = status.get("state", {}).get("waiting") or status.get("state", {}).get("terminated") or {}
-    return (
-        0,
-        f"pod {pod['metadata']['name']} is {waiting.get('reason') or pod['status'].get('phase', 'unknown')}",
-    )
+    """Return a rank, higher for a better pod to ask, and why it cannot be asked at all."""
+    statuses = pod["status"].get("containerStatuses", ())
+    status: dict[str, Any] = next((each for each in statuses if each["name"] == CONTAINER), {})
+    state = status.get("state", {})
+    if "running" in state:
+        return 1 + 2 * bool(status.get("ready")) + ("deletionTimestamp" not in pod["metadata"]), ""
+    waiting = state.get("waiting") or state.get("terminated") or {}
+    why = waiting.get("reason") or pod["status"].get("phase", "unknown")
+    return 0, f"pod {pod['metadata']['name']} is {why}"
 
 
-# ---- one node -----------------------------------------------------------------------------------------------------
+# ---- a pod and its node -------------------------------------------------------------------------------------------
 
 
-class Target(NamedTuple):
-    """A pod of a user's."""
-
-    name: str
-    uid: str
-    node: str
-    containers: dict[str, str]  # name: id with its scheme, empty before it was started
-    default: str
-
-
-def target(kubectl: Kubectl, text: str, namespace: str | None) -> Target:
-    """The pod that is called so. `Trouble` if it is not there, or not on a node."""
+def pod_called(kubectl: Kubectl, text: str, namespace: str | None) -> Any:
+    """Return the user's pod. Raises `Trouble` if it does not exist, or is on no node."""
     in_namespace, _, name = text.rpartition("/")
     namespace = in_namespace or namespace
     pod = kubectl.get("pod", name, *(("-n", namespace) if namespace else ()))
-    node = pod["spec"].get("nodeName")
-    if not node:
+    if not pod["spec"].get("nodeName"):
         raise Trouble(f"pod {name} is on no node yet", EXIT_WRONG)
-    about, status = pod["metadata"], pod["status"]
-    listed = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
-    annotations = about.get("annotations", {})
-    # The node knows a static pod by the hash of its file; its mirror in the API server has a UID of its own.
-    uid = annotations.get("kubernetes.io/config.mirror") or about["uid"]
-    ids = {each["name"]: each.get("containerID", "") for each in listed}
-    default = annotations.get("kubectl.kubernetes.io/default-container", "")
-    return Target(name=f"{about['namespace']}/{name}", uid=uid, node=node, containers=ids, default=default)
+    return pod
 
 
-def container_of(pod: Target, wanted: str | None) -> str:
-    """The id of the chosen container."""
-    names = list(pod.containers)
-    name = wanted or pod.default or (names[0] if len(names) == 1 else "")
-    if name not in pod.containers:
-        raise Trouble(
-            f"which container of {pod.name}? Give -c: {', '.join(names) or 'it has none yet'}", EXIT_USAGE
-        )
-    if not pod.containers[name]:
-        raise Trouble(f"container {name} of {pod.name} has not started", EXIT_WRONG)
-    return pod.containers[name]
+def uid_of(pod: Any) -> str:
+    """Return the UID that the node knows: a static pod's is the hash of its file, not that of its mirror."""
+    mirrored = pod["metadata"].get("annotations", {}).get("kubernetes.io/config.mirror")
+    return str(mirrored or pod["metadata"]["uid"])
 
 
-def on_node(kubectl: Kubectl, args: argparse.Namespace, node: str) -> DaemonPod:
-    """The daemon there."""
+def container_of(pod: Any, wanted: str | None) -> str:
+    """Return the id of the chosen container, of the default one, or of the only one."""
+    status = pod["status"]
+    kinds = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
+    listed = [each for kind in kinds for each in status.get(kind, ())]
+    ids = {each["name"]: str(each.get("containerID", "")) for each in listed}
+    default = pod["metadata"].get("annotations", {}).get("kubectl.kubernetes.io/default-container", "")
+    name, pod_name = wanted or default or (min(ids) if len(ids) == 1 else ""), pod["metadata"]["name"]
+    if name not in ids:
+        raise Trouble(f"which container of {pod_name}? Give -c: {', '.join(ids) or 'none yet'}", EXIT_USAGE)
+    if not ids[name]:
+        raise Trouble(f"container {name} of {pod_name} has not started", EXIT_WRONG)
+    return ids[name]
+
+
+def on_node(kubectl: Kubectl, args: argparse.Namespace) -> int:
+    """Run the command on the node of a pod, or on the one that is named; its exit code."""
+    if not args.pod and not args.node:
+        raise Trouble(f"{args.command} is about one node: give POD or --node NODE", EXIT_USAGE)
+    pod = pod_called(kubectl, args.pod, args.namespace) if args.pod else None
+    words: list[str] = []
+    if args.command == "lookup":
+        if pod is None or args.pid is None:
+            raise Trouble("lookup takes POD and PID", EXIT_USAGE)
+        words = [container_of(pod, args.container), str(args.pid)]
+    elif pod is not None and args.command in ("explain", "top"):
+        words = [f"{uid_of(pod)}/{args.container}" if args.container else uid_of(pod)]
+    elif args.command == "bundle":
+        if sys.stdout.isatty():
+            raise Trouble("bundle prints an archive: give it a file, as in > bundle.tar.gz", EXIT_USAGE)
+        words = ["-o", "-"]
+    node = args.node or (pod["spec"]["nodeName"] if pod is not None else "")
     known = daemons(kubectl, args.selector)
     if node not in known:
         raise Trouble(f"no daemon runs on node {node}; there is one on: {', '.join(known)}")
     if known[node].why:
         raise Trouble(f"the daemon on node {node} cannot be asked: {known[node].why}")
-    return known[node]
-
-
-def passed_on(kubectl: Kubectl, daemon: DaemonPod, command: list[str]) -> int:
-    """The command there, as if it ran here; with a terminal if there is one."""
-    if sys.stdin.isatty() and sys.stdout.isatty():
-        return subprocess.call(kubectl.exec(daemon, command, "-i", "-t"))
+    command = [args.command, *words, *(["--json"] if args.json else []), *args.rest]
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
     done = subprocess.run(
-        kubectl.exec(daemon, command), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False
+        kubectl.exec(known[node], command, *(("-i", "-t") if terminal else ())),
+        stdin=None if terminal else subprocess.DEVNULL,
+        stderr=subprocess.PIPE,  # of a terminal's program it is kubectl's alone
+        check=False,
     )
-    sys.stderr.write(_ENDED.sub("", done.stderr.decode("utf-8", "replace")))
-    return done.returncode
-
-
-def into_file(kubectl: Kubectl, daemon: DaemonPod, command: list[str], path: str) -> int:
-    """What the command prints, into a new file of this user's alone."""
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError as error:
-        raise Trouble(f"{path} cannot be made ({error.strerror})", EXIT_USAGE) from None
-    try:
-        done = subprocess.run(
-            kubectl.exec(daemon, command),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.PIPE,
-            check=False,
-        )
-    finally:
-        os.close(file)
-    sys.stderr.write(_ENDED.sub("", done.stderr.decode("utf-8", "replace")))
-    if done.returncode:
-        os.unlink(path)
-        return done.returncode
-    print(path)
-    return 0
+    said = done.stderr.decode("utf-8", "replace")
+    sys.stderr.write(_ENDED.sub("", said))
+    return done.returncode if _ENDED.search(said) or done.returncode <= 0 else EXIT_CANNOT_KNOW
 
 
 # ---- every node ---------------------------------------------------------------------------------------------------
 
-
-def everywhere(
-    kubectl: Kubectl, args: argparse.Namespace, command: list[str], seconds: float
-) -> dict[DaemonPod, Completed]:
-    """The answers of all nodes, asked beside each other; a slow one costs the others nothing."""
-    known = daemons(kubectl, args.selector)
-    seconds = args.timeout or seconds
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = pool.map(lambda daemon: kubectl.ask(daemon, command, seconds), known.values())
-        return dict(zip(known.values(), answers, strict=True))
-
-
-def _document(answer: Completed) -> tuple[Any, str]:
-    """The JSON, or why there is none."""
-    if answer.why:
-        return None, answer.why
-    try:
-        return json.loads(answer.out), ""
-    except ValueError:
-        said = answer.err.strip().splitlines() or [f"it ended with {answer.code}"]
-        return None, said[-1]
+_HEAD = "NODE READY VERSION SOURCE GPUS CONTAINERS SLOTS REPAIRED UNRESOLVED TROUBLE".split()  # noqa: SIM905
 
 
 def status(kubectl: Kubectl, args: argparse.Namespace) -> int:
-    """A line a node."""
-    rows, documents, wrong = [], [], 0
-    for daemon, answer in everywhere(kubectl, args, ["status", "--json"], 15.0).items():
-        daemon_status, why = _document(answer)
-        documents.append(
-            {
-                "node": daemon.node,
-                "pod": f"{daemon.namespace}/{daemon.pod}",
-                "status": daemon_status,
-                "error": why,
-            }
-        )
-        if daemon_status is None:
-            wrong += 1
-            rows.append([daemon.node, "?", "-", "-", "-", "-", "-", "-", "-", why])
-            continue
-        source, totals, driver = (daemon_status[key] for key in ("source", "totals", "driver"))
-        troubles = [
-            source["not_ready"],
-            driver["error"] and f"NVML: {driver['error']}",
-            daemon_status["dry_run"] and "dry run",
-        ]
-        wrong += bool(source["not_ready"])
-        rows.append(
-            [
-                daemon.node,
-                "no" if source["not_ready"] else "yes",
-                daemon_status["version"],
-                source["name"],
-                f"{driver['gpus']}"
-                + (f" ({driver['gpus_unhealthy']} ill)" if driver["gpus_unhealthy"] else ""),
-                totals["containers"],
-                totals["slots"],
-                totals["slots_repaired"],
-                totals["slots_unresolved"],
-                "; ".join(str(each) for each in troubles if each) or "-",
-            ]
-        )
+    """Print a line for each node; a slow one delays no other."""
+    known = daemons(kubectl, args.selector)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = list(pool.map(lambda daemon: kubectl.status(daemon, args.timeout), known.values()))
     if args.json:
+        nodes = zip(known.values(), answers, strict=True)
+        documents = [
+            {"node": daemon.node, "pod": f"{daemon.namespace}/{daemon.pod}", "status": found, "error": why}
+            for daemon, (found, why) in nodes
+        ]
         print(json.dumps(documents, indent=2))
     else:
-        head = [
-            "NODE",
-            "READY",
-            "VERSION",
-            "SOURCE",
-            "GPUS",
-            "CONTAINERS",
-            "SLOTS",
-            "REPAIRED",
-            "UNRESOLVED",
-            "TROUBLE",
-        ]
-        _table(head, rows)
-    return EXIT_WRONG if wrong else 0
+        rows = [[node, *_cells(*answer)] for node, answer in zip(known, answers, strict=True)]
+        widths = [max(map(len, cells)) for cells in zip(_HEAD, *rows, strict=True)]
+        for row in (_HEAD, *rows):
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return EXIT_WRONG if any(found is None or found["source"]["not_ready"] for found, _ in answers) else 0
 
 
-def doctor(kubectl: Kubectl, args: argparse.Namespace) -> int:
-    """A line a node, and below it what is not ok."""
-    rows, below, failed, documents = [], [], False, []
-    for daemon, answer in everywhere(
-        kubectl, args, ["doctor", "--json", *args.rest], _DOCTOR_SECONDS
-    ).items():
-        checks, why = _document(answer)
-        documents.append({"node": daemon.node, "checks": checks, "error": why})
-        if checks is None:
-            failed = True
-            rows.append([daemon.node, "-", "-", "-", "-", why])
-            continue
-        counts = {state: [c["check"] for c in checks if c["state"] == state] for state in _STATES}
-        failed = failed or bool(counts["failed"])
-        bad = [f"{state}: {', '.join(counts[state])}" for state in reversed(_STATES[1:]) if counts[state]]
-        numbers = [str(len(counts[state])) for state in _STATES]
-        rows.append([daemon.node, *numbers, "; ".join(bad) or "-"])
-        below += [f"kubectl resolver doctor --node {daemon.node}"] if bad else []
-    if args.json:
-        print(json.dumps(documents, indent=2))
-        return EXIT_WRONG if failed else 0
-    _table(["NODE", "OK", "WARNING", "UNKNOWN", "FAILED", "CHECKS"], rows)
-    if below:
-        print(f"causes and fixes: {below[0]}", file=sys.stderr)
-    return EXIT_WRONG if failed else 0
-
-
-_STATES = ("ok", "warning", "unknown", "failed")
-
-
-def top(kubectl: Kubectl, args: argparse.Namespace) -> int:
-    """Every node's, one after the other."""
-    wrong = False
-    for daemon, answer in everywhere(kubectl, args, ["top", "--once", *args.rest], 15.0).items():
-        print(
-            f"node {daemon.node}"
-            + (f": {answer.why or answer.err.strip()}" if answer.why or answer.code else "")
-        )
-        print(answer.out)
-        wrong = wrong or bool(answer.why or answer.code)
-    return EXIT_WRONG if wrong else 0
-
-
-def _table(head: list[str], rows: list[list[Any]]) -> None:
-    texts = [head, *([str(cell) for cell in row] for row in rows)]
-    widths = [max(map(len, cells)) for cells in zip(*texts, strict=True)]
-    for row in texts:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+def _cells(found: Any, why: str) -> list[str]:
+    if found is None:
+        return ["?", *"-" * 7, why]
+    source, totals, driver = (found[key] for key in ("source", "totals", "driver"))
+    ill = f" ({driver['gpus_unhealthy']} ill)" if driver["gpus_unhealthy"] else ""
+    counts = (totals[key] for key in ("containers", "slots", "slots_repaired", "slots_unresolved"))
+    troubles = (f"{each['what']}: {each['why']}" for each in found.get("troubles", ()))
+    return [
+        "no" if source["not_ready"] else "yes",
+        found["version"],
+        source["name"],
+        f"{driver['gpus']}{ill}",
+        *map(str, counts),
+        "; ".join(troubles) or "-",
+    ]
 
 
 # ---- the command line ---------------------------------------------------------------------------------------------
 
-_CLUSTER: dict[str, Callable[[Kubectl, argparse.Namespace], int]] = {
-    "status": status,
-    "doctor": doctor,
-    "top": top,
-}
-#: Of these POD is what it is about, not only where.
-_ABOUT_POD = ("lookup", "explain")
-
 
 def _parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("-n", "--namespace", help="of POD")
-    common.add_argument("--context", help="kubectl's")
-    common.add_argument("--kubeconfig", help="kubectl's")
-    common.add_argument(
-        "--selector", default=SELECTOR, help=f"the labels of the daemons' pods (default: {SELECTOR})"
-    )
-    common.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="for each node (default: 15; doctor: 180)"
-    )
     parser = argparse.ArgumentParser(
         prog="kubectl resolver", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name in (
-        "status",
-        "doctor",
-        "top",
-        "slots",
-        "containers",
-        "events",
-        "devices",
-        "config",
-        "version",
-        "bundle",
-    ):
-        below = commands.add_parser(name, parents=[common], help=f"resolver {name}")
-        below.add_argument("pod", nargs="?", metavar="POD", help="on the node of this pod")
-        below.add_argument("--node", help="on this node")
-        if name == "bundle":
-            below.add_argument(
-                "-o", "--output", metavar="FILE", help="default: resolver-bundle-NODE-TIME.tar.gz"
-            )
-            below.add_argument("--redact", action="store_true", help="replace names by pseudonyms")
-        else:
-            below.add_argument("--json", action="store_true", help="JSON")
-    for name in _ABOUT_POD:
-        below = commands.add_parser(name, parents=[common], help=f"resolver {name}")
-        below.add_argument("pod", metavar="POD")
-        if name == "lookup":
-            below.add_argument("pid", metavar="PID", type=int, help="as the container sees it")
-        below.add_argument(
-            "-c", "--container", help="of the pod; default: its default container, or its only one"
-        )
-        below.add_argument("--json", action="store_true", help="JSON")
+    add = parser.add_argument
+    add("command", metavar="COMMAND", choices=COMMANDS, help=", ".join(COMMANDS))
+    add("pod", nargs="?", metavar="POD", help="on the node of this pod")
+    add("pid", nargs="?", type=int, metavar="PID", help="for lookup: as the container sees it")
+    add("--node", help="on this node")
+    add("-n", "--namespace", help="of POD")
+    add("-c", "--container", help="of POD, for lookup, explain and top; default: its default or only one")
+    add("--json", action="store_true", help="JSON")
+    add("--timeout", type=float, default=15.0, metavar="SECONDS", help="of status, for each node (15)")
+    add("--selector", default=SELECTOR, help=f"the labels of the daemons' pods (default {SELECTOR})")
+    add("--context", help="kubectl's")
+    add("--kubeconfig", help="kubectl's")
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit code: that of the command; 1 something is wrong, 2 usage, 4 kubectl or a daemon could not be asked."""
+    """Return the command's exit code; 1 something is wrong, 2 usage, 4 kubectl or a daemon could not be asked."""
     words = sys.argv[1:] if argv is None else argv
-    here, rest = (
-        (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
-    )
-    args = _parser().parse_args(here)
-    args.rest = rest
+    at = words.index("--") if "--" in words else len(words)
+    args = _parser().parse_args(words[:at])
+    args.rest = words[at + 1 :]
     try:
-        return _run(args)
+        everywhere = args.command == "status" and not args.pod and not args.node
+        return (status if everywhere else on_node)(Kubectl(args), args)
     except Trouble as trouble:
         print(f"kubectl resolver: {trouble}", file=sys.stderr)
         return trouble.code
@@ -473,34 +297,6 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
-
-
-def _run(args: argparse.Namespace) -> int:
-    kubectl = Kubectl(args)
-    as_json = ["--json"] if getattr(args, "json", False) else []
-    if args.command in _ABOUT_POD:
-        pod = target(kubectl, args.pod, args.namespace)
-        daemon = on_node(kubectl, args, pod.node)
-        if args.command == "lookup":
-            words = [container_of(pod, args.container), str(args.pid)]
-        else:
-            words = [f"{pod.uid}/{args.container}" if args.container else pod.uid]
-        return passed_on(kubectl, daemon, [args.command, *words, *as_json, *args.rest])
-    pod_there = target(kubectl, args.pod, args.namespace) if args.pod else None
-    node = args.node or (pod_there.node if pod_there else "")
-    if not node:
-        if args.command not in _CLUSTER:
-            raise Trouble(f"{args.command} is of one node: give POD or --node NODE", EXIT_USAGE)
-        return _CLUSTER[args.command](kubectl, args)
-    daemon = on_node(kubectl, args, node)
-    if args.command == "bundle":
-        path = (
-            args.output or f"resolver-bundle-{node}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz"
-        )
-        redact = ["--redact"] if args.redact else []
-        return into_file(kubectl, daemon, ["bundle", "-o", "-", *redact, *args.rest], path)
-    only = [pod_there.uid] if pod_there and args.command == "top" else []
-    return passed_on(kubectl, daemon, [args.command, *only, *as_json, *args.rest])
 
 
 if __name__ == "__main__":

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.errors import ApiServerFailed
+from resolver.base.errors import ApiServerFailed
 from resolver.kube.apiserver import FIELD_MANAGER, ApiServer, Backoff
-from resolver.kube.device import OwnerReference, rfc3339
+from resolver.kube.device import Health, OwnerReference, rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from resolver.base.journal import Journal
     from resolver.kube.device import Json
     from resolver.kube.tally import Tally
-    from resolver.log.journal import Journal
 
 #: Where events of objects live that are in no namespace.
 NAMESPACE = "default"
@@ -23,13 +24,13 @@ UNHEALTHY, HEALTHY = "GPUUnhealthy", "GPUHealthy"
 _APART_SECONDS = 60.0
 
 
-class _Report(NamedTuple):
+class _Reported(NamedTuple):
     healthy: bool
     at: float  # monotonic
 
 
 class NodeEvents:
-    """Holds for each GPU what was reported last and its state now; `run` reports the difference.
+    """Reported and current state of each GPU; `run` posts the differences.
 
     A GPU that falls ill and recovers within the minute is reported later only if its state differs then.
     """
@@ -38,70 +39,55 @@ class NodeEvents:
         self._server = server
         self._tally = tally
         self._journal = journal
-        self._node: OwnerReference | None = None
-        self._reported: dict[str, _Report] = {}
-        self._now: dict[str, tuple[bool, str, str]] = {}
+        self._node = OwnerReference("", "")
+        self._reported: dict[str, _Reported] = {}
+        self._now: Mapping[str, Health] = {}
         self._wake = asyncio.Event()
 
-    def note(
-        self,
-        node: OwnerReference,
-        before: Mapping[str, tuple[bool, str, str]],
-        now: Mapping[str, tuple[bool, str, str]],
-    ) -> None:
-        """The object's GPUs before and after it was written, as `resolver.kube.device.health` gives them."""
-        self._node = node
-        for uuid in now:
-            # What an earlier reporter wrote counts as reported; a new GPU is expected to be healthy.
-            was = before[uuid][0] if uuid in before else True
-            self._reported.setdefault(uuid, _Report(was, -_APART_SECONDS))
-        self._reported = {uuid: state for uuid, state in self._reported.items() if uuid in now}
-        self._now = dict(now)
+    def note(self, node: OwnerReference, before: Mapping[str, Health], now: Mapping[str, Health]) -> None:
+        """Take the object's GPUs before and after a write."""
+        # What an earlier reporter wrote counts as reported; a new GPU is expected to be healthy.
+        new = {uuid: _Reported(uuid not in before or before[uuid].healthy, -_APART_SECONDS) for uuid in now}
+        self._reported = {uuid: self._reported.get(uuid, state) for uuid, state in new.items()}
+        self._node, self._now = node, now
         self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Post events until cancelled."""
         backoff = Backoff()
         while True:
-            wait = self._seconds_to_the_next()
-            try:
-                async with asyncio.timeout(wait):
+            times = self._due()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, min(times.values())) if times else None):
                     await self._wake.wait()
-            except TimeoutError:
-                pass
             self._wake.clear()
             try:
-                for uuid in self._due():
-                    await self._post(uuid)
+                for uuid, seconds in self._due().items():
+                    if seconds <= 0:
+                        await self._post(uuid)
                 backoff.reset()
             except ApiServerFailed as error:
                 self._tally.events["failed"] += 1
                 self._journal.log.warning("node_event_failed", why=str(error))
                 await asyncio.sleep(backoff.seconds(error))
 
-    def _different(self) -> list[str]:
-        return [uuid for uuid, state in self._now.items() if state[0] != self._reported[uuid].healthy]
-
-    def _due(self) -> list[str]:
+    def _due(self) -> dict[str, float]:
+        """Return the GPUs whose state isn't reported, and the seconds until it may be."""
         now = time.monotonic()
-        return [uuid for uuid in self._different() if self._reported[uuid].at + _APART_SECONDS <= now]
-
-    def _seconds_to_the_next(self) -> float | None:
-        times = [self._reported[uuid].at + _APART_SECONDS for uuid in self._different()]
-        return max(0.0, min(times) - time.monotonic()) if times else None
+        reported = ((uuid, state.healthy, self._reported[uuid]) for uuid, state in self._now.items())
+        return {uuid: at + _APART_SECONDS - now for uuid, healthy, (was, at) in reported if was != healthy}
 
     async def _post(self, uuid: str) -> None:
-        healthy, reason, message = self._now[uuid]
-        assert self._node is not None  # noqa: S101 - it comes with the first GPU
-        await self._server.create(
-            f"/api/v1/namespaces/{NAMESPACE}/events", event_of(self._node, uuid, healthy, reason, message)
-        )
-        self._reported[uuid] = _Report(healthy, time.monotonic())
+        if (state := self._now.get(uuid)) is None:
+            return  # it went meanwhile
+        await self._server.create(f"/api/v1/namespaces/{NAMESPACE}/events", event_of(self._node, uuid, state))
+        self._reported[uuid] = _Reported(state.healthy, time.monotonic())
         self._tally.events["posted"] += 1
 
 
-def event_of(node: OwnerReference, uuid: str, healthy: bool, reason: str, message: str) -> Json:  # noqa: FBT001
-    """An event about a node, whose name nobody else has: the API server refuses one that is there."""
+def event_of(node: OwnerReference, uuid: str, state: Health) -> Json:
+    """Build an event about a node under a unique name: the API server refuses an existing one."""
+    healthy, reason, message = state
     nanoseconds = time.time_ns()
     at = rfc3339(nanoseconds / 1e9)
     said = f"GPU {uuid} is healthy again" if healthy else f"GPU {uuid} is unhealthy: {reason}: {message}"

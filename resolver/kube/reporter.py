@@ -1,11 +1,7 @@
 """Keeps the node's ``Device`` object as the daemon's GPUs are.
 
-Four tasks in one event loop, none of them by the clock:
-
-- one waits for the daemon's next answer,
-- one watches the node, for its UID and the operator's mark,
-- one writes the object when either changed, and tries again when that failed,
-- one posts events.
+Four tasks in one event loop, none of them by the clock: one waits for the daemon's next answer, one watches the node
+for its UID and the operator's mark, one writes the object when either changed, one posts events.
 """
 
 from __future__ import annotations
@@ -14,12 +10,13 @@ import asyncio
 import contextlib
 import random
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.errors import ApiServerFailed, NoDaemon
+from resolver.base.errors import ApiServerFailed, NoDaemon
 from resolver.kube.apiserver import STRATEGIC_PATCH, ApiServer, Backoff
 from resolver.kube.device import (
     CORDON,
+    Health,
     OwnerReference,
     Report,
     cordoned,
@@ -32,9 +29,10 @@ from resolver.kube.device import (
 from resolver.kube.node_events import NodeEvents
 
 if TYPE_CHECKING:
+    from resolver.base.journal import Journal
     from resolver.kube.device import Json
+    from resolver.kube.inventory_socket import InventorySocket
     from resolver.kube.tally import Tally
-    from resolver.log.journal import Journal
 
 DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 NODES = "/api/v1/nodes"
@@ -51,15 +49,8 @@ _WATCH_WORKED_SECONDS = 30.0
 _DAEMON_AGAIN_SECONDS = (0.5, 1.5)
 
 
-class InventorySource(Protocol):
-    """Where the GPUs come from: `resolver.kube.inventory_socket.InventorySocket`."""
-
-    async def changed(self) -> Json | None:
-        """The answer to ``/v1/gpus`` when it is another one; None after a while without. Raises `NoDaemon`."""
-
-
 class Plan(NamedTuple):
-    """Whose object it is, and how it is kept. ``spread`` is over how many seconds nodes that start together spread."""
+    """Node and options of the object. ``spread``: seconds over which nodes that start together are spread."""
 
     node: str
     spread: float = 10.0
@@ -70,7 +61,7 @@ class Reporter:
     """One node's. Belongs to one event loop."""
 
     def __init__(
-        self, server: ApiServer, daemon: InventorySource, plan: Plan, tally: Tally, journal: Journal
+        self, server: ApiServer, daemon: InventorySocket, plan: Plan, tally: Tally, journal: Journal
     ) -> None:
         self._server = server
         self._daemon = daemon
@@ -159,18 +150,14 @@ class Reporter:
                 self._journal.trouble("node", str(error), "node_watch_failed", "node_watch_works")
             if error.status == 410:
                 self._node_version = "0"
-            lasted = time.monotonic() - began
-            if lasted > _WATCH_WORKED_SECONDS:
+            if time.monotonic() - began > _WATCH_WORKED_SECONDS:
                 backoff.reset()
-            wait = backoff.seconds(error)
-            if self._watching:
-                # All nodes lose theirs at once, when an API server is started anew.
-                wait = max(wait, random.uniform(0, 2))  # noqa: S311 - no secret
-            elif error.retry_after is None:
-                wait -= lasted
-            # Whatever ended it, what was read before may be old by now; and this is how a foreign change is found.
+            # All nodes lose theirs at once, when an API server is started anew.
+            least = random.uniform(0, 2) if self._watching else 0.0  # noqa: S311 - no secret
+            wait = max(least, backoff.seconds(error, began))
+            # What was read before may be old by now; and this is how a foreign change is found.
             self._to_read, self._watching = True, False
-            await asyncio.sleep(max(0.0, wait))
+            await asyncio.sleep(wait)
 
     async def _watch_node(self) -> None:
         watch = self._server.watch(
@@ -226,19 +213,17 @@ class Reporter:
                 backoff.reset()
                 wait = _APART_SECONDS
             except ApiServerFailed as error:
-                wait = backoff.seconds(error) - (
-                    time.monotonic() - began if error.retry_after is None else 0.0
-                )
+                wait = backoff.seconds(error, began)
                 self._changed(str(error))
                 if error.status == 409:
                     # Somebody wrote it meanwhile: that is no trouble. The cache may not have it yet.
                     self._to_read, self._from_cache = True, False
                 else:
                     self._journal.trouble("device", str(error), "report_failed", "report_works")
-            await asyncio.sleep(max(0.0, wait))
+            await asyncio.sleep(wait)
 
     async def _sync(self) -> None:
-        """Write what is not as it should be. Raises `ApiServerFailed`."""
+        """Write the differences. Raises `ApiServerFailed`."""
         report, node = self._report(), self._node
         if report is None or node is None:
             return
@@ -298,12 +283,12 @@ class Reporter:
             raise
         self._journal.log.info(
             "device_written",
-            unhealthy=[uuid for uuid, state in health(self._device).items() if not state[0]],
+            unhealthy=[uuid for uuid, state in health(self._device).items() if not state.healthy],
             version=self._device["metadata"]["resourceVersion"],
         )
 
-    async def _report_condition(self, now: dict[str, tuple[bool, str, str]]) -> None:
-        ill = sorted(uuid for uuid, state in now.items() if not state[0])
+    async def _report_condition(self, now: dict[str, Health]) -> None:
+        ill = sorted(uuid for uuid, state in now.items() if not state.healthy)
         state = ("True", "UnhealthyGPUs") if ill else ("False", "AllGPUsHealthy")
         message = (
             f"{len(ill)} of {len(now)} GPUs are unhealthy: {', '.join(ill)}" if ill else "no GPU is unhealthy"
@@ -311,13 +296,8 @@ class Reporter:
         if self._condition == (state[0], message):
             return
         at = rfc3339(time.time())
-        condition = {
-            "type": CONDITION,
-            "status": state[0],
-            "reason": state[1],
-            "message": message,
-            "lastHeartbeatTime": at,
-        }
+        condition = {"type": CONDITION, "status": state[0], "reason": state[1], "message": message}
+        condition["lastHeartbeatTime"] = at
         if self._condition is None or self._condition[0] != state[0]:
             condition["lastTransitionTime"] = at
         await self._server.patch(

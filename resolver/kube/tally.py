@@ -1,4 +1,4 @@
-"""What the reporter counts, as metrics, and whether it is ready."""
+"""The reporter's counters as metrics, and its readiness."""
 
 from __future__ import annotations
 
@@ -9,66 +9,52 @@ from typing import TYPE_CHECKING
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
-from resolver.metrics.families import Family
-from resolver.serve.pages import PLAIN
+from resolver.metrics.family import Family
+from resolver.serve.http import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from prometheus_client.metrics_core import Metric
 
+    from resolver.metrics.family import Row
+
 #: What became of a write.
 RESULTS = ("created", "patched", "conflict", "throttled", "refused", "failed")
 
-WRITES = Family(
-    name="resolver_report_writes_total",
-    kind="counter",
-    labels=("result",),
-    help="Attempts to write the Device object: created, patched, conflict (409), throttled (429), refused, failed.",
+FAMILIES = tuple(
+    Family(name=f"resolver_report_{name}", kind=kind, labels=labels, help=meaning)
+    for name, kind, labels, meaning in (
+        (
+            "writes_total",
+            "counter",
+            ("result",),
+            "Attempts to write the Device object: created, patched, conflict (409), throttled (429), refused, failed.",
+        ),
+        ("events_total", "counter", ("result",), "Events on the node: posted, or failed and tried again."),
+        (
+            "requests_total",
+            "counter",
+            ("code",),
+            "Requests to the API server by HTTP status; 0 for those without an answer.",
+        ),
+        (
+            "last_success_timestamp_seconds",
+            "gauge",
+            (),
+            "When the Device object was last written, or read and found right (Unix time).",
+        ),
+        ("in_sync", "gauge", (), "1 while the Device object is known to be as it should be."),
+        ("daemon_up", "gauge", (), "1 while the daemon answers at its socket."),
+        ("cordoned_gpus", "gauge", (), "GPUs that are reported unhealthy by an operator's mark."),
+        (
+            "left_out_gpus",
+            "gauge",
+            (),
+            "GPUs that are not in the object: their UUID or minor number is unknown.",
+        ),
+    )
 )
-EVENTS = Family(
-    name="resolver_report_events_total",
-    kind="counter",
-    labels=("result",),
-    help="Events on the node: posted, or failed and tried again.",
-)
-REQUESTS = Family(
-    name="resolver_report_requests_total",
-    kind="counter",
-    labels=("code",),
-    help="Requests to the API server by HTTP status; 0 for those without an answer.",
-)
-LAST_SUCCESS = Family(
-    name="resolver_report_last_success_timestamp_seconds",
-    kind="gauge",
-    labels=(),
-    help="When the Device object was last written, or read and found right (Unix time).",
-)
-IN_SYNC = Family(
-    name="resolver_report_in_sync",
-    kind="gauge",
-    labels=(),
-    help="Whether the Device object is known to be as it should be.",
-)
-DAEMON_UP = Family(
-    name="resolver_report_daemon_up",
-    kind="gauge",
-    labels=(),
-    help="Whether the daemon answers at its socket.",
-)
-CORDONED = Family(
-    name="resolver_report_cordoned_gpus",
-    kind="gauge",
-    labels=(),
-    help="GPUs that are reported unhealthy by an operator's mark.",
-)
-LEFT_OUT = Family(
-    name="resolver_report_left_out_gpus",
-    kind="gauge",
-    labels=(),
-    help="GPUs that are not in the object, because their UUID or minor number is not known.",
-)
-FAMILIES = (WRITES, EVENTS, REQUESTS, LAST_SUCCESS, IN_SYNC, DAEMON_UP, CORDONED, LEFT_OUT)
 
 
 class Tally:
@@ -84,12 +70,12 @@ class Tally:
         self.left_out: int | None = None
 
     def in_sync(self) -> None:
-        """The object is as it should be."""
+        """Note that the object is right."""
         self.last_success, self.not_in_sync = time.time(), ""
 
 
 class ReporterPage:
-    """What is answered over HTTP: ``/metrics``, ``/healthz``, ``/readyz``."""
+    """HTTP answers to ``/metrics``, ``/healthz`` and ``/readyz``."""
 
     def __init__(self, tally: Tally, requests: Mapping[int, int]) -> None:
         self._tally = tally
@@ -108,17 +94,21 @@ class ReporterPage:
         return 404, PLAIN, b"there are /metrics, /healthz and /readyz\n"
 
     def collect(self) -> Iterator[Metric]:
-        """All families; what is not known has no series."""
+        """Yield all families; unknown values have no series."""
         tally = self._tally
-        yield WRITES.metric(((result,), number) for result, number in tally.writes.items())
-        yield EVENTS.metric(((result,), number) for result, number in tally.events.items())
-        yield REQUESTS.metric(((str(code),), number) for code, number in sorted(self._requests.items()))
-        yield IN_SYNC.metric([((), not tally.not_in_sync)])
-        yield DAEMON_UP.metric([((), tally.daemon_up)])
-        for family, value in (
-            (LAST_SUCCESS, tally.last_success),
-            (CORDONED, tally.cordoned),
-            (LEFT_OUT, tally.left_out),
-        ):
-            yield family.metric([] if value is None else [((), value)])
+        single: tuple[float | None, ...] = (
+            tally.last_success,
+            not tally.not_in_sync,
+            tally.daemon_up,
+            tally.cordoned,
+            tally.left_out,
+        )
+        rows: list[list[Row]] = [
+            [((result,), number) for result, number in tally.writes.items()],
+            [((result,), number) for result, number in tally.events.items()],
+            [((str(code),), number) for code, number in sorted(self._requests.items())],
+        ]
+        rows += [[((), value)] for value in single]
+        for family, values in zip(FAMILIES, rows, strict=True):
+            yield family.metric(values)
         yield from self._process.collect()

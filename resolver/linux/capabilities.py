@@ -1,9 +1,7 @@
-"""What the daemon may do, cut down to what it needs.
+"""The daemon's capabilities, reduced to its needs.
 
-A root daemon starts with everything. Before it listens anywhere it gives up what nothing needs. In effect it keeps
-CAP_SYS_PTRACE, to read other processes' mount tables and maps; what it takes to start a source (again) stays permitted
-for the children that do it, and nothing that it starts gets more.
-Numbers are those of include/uapi/linux/capability.h.
+A root daemon starts with everything. Before it listens anywhere it drops all that nothing needs. CAP_SYS_PTRACE stays
+effective, to read mount tables and maps; those for starting a source stay permitted for the children that do it.
 """
 
 from __future__ import annotations
@@ -11,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from itertools import takewhile
 
+#: From include/uapi/linux/capability.h.
 NUMBERS = {
     "DAC_OVERRIDE": 1,
     "SETGID": 6,
@@ -25,22 +23,6 @@ NUMBERS = {
     "PERFMON": 38,
     "BPF": 39,
 }
-
-#: What each source needs of the daemon itself, and, in `TO_START`, of the children by which it is started (again).
-WHILE_RUNNING = {
-    "scan": frozenset({"SYS_PTRACE"}),
-    "netlink": frozenset({"SYS_PTRACE"}),
-    "bpf": frozenset({"SYS_PTRACE"}),
-}
-#: Before this release a look-up in a BPF map takes CAP_BPF, where ``kernel.unprivileged_bpf_disabled`` is set.
-_FREE_LOOKUPS = (5, 19)
-TO_START = {
-    "scan": frozenset({"SYS_PTRACE"}),
-    "netlink": frozenset({"SYS_PTRACE", "NET_ADMIN"}),
-    "bpf": frozenset({"SYS_PTRACE", "BPF", "PERFMON"}),
-}
-#: What a child may need besides to start a source: to enter the host's network namespace, from another one.
-CHILDREN_TO_START = {"scan": frozenset[str](), "netlink": frozenset({"SYS_ADMIN"}), "bpf": frozenset[str]()}
 
 _VERSION_3 = 0x20080522
 _PR_CAPBSET_DROP = 24
@@ -59,37 +41,28 @@ class _Half(ctypes.Structure):
     )
 
 
-def while_running(source: str, release: str) -> frozenset[str]:
-    """What the daemon keeps for a source on a kernel of that release (``uname -r``), beside nothing else."""
-    major, _, rest = release.partition(".")
-    minor = "".join(takewhile(str.isdecimal, rest))
-    old = not (major.isdecimal() and minor) or (int(major), int(minor)) < _FREE_LOOKUPS
-    return WHILE_RUNNING[source] | ({"BPF"} if source == "bpf" and old else set())
-
-
 def held() -> frozenset[str]:
-    """Those of `NUMBERS` that this process has in effect."""
+    """Return those of `NUMBERS` that are effective in this process."""
     mask = _sets()["CapEff"]
     return frozenset(name for name, number in NUMBERS.items() if mask >> number & 1)
 
 
 def _sets() -> dict[str, int]:
-    """The sets of this process, by their names in ``/proc/self/status``.
+    """Return the capability sets of this process, by their names in ``/proc/self/status``.
 
-    Not from capget(2): AppArmor takes out of its answer what the profile denies, and who sets what that answered has
-    given up what he still had, so that nobody can say any more who forbids it.
+    Under AppArmor, capget(2) lacks the capabilities that the profile denies. Setting that answer drops them, and the
+    profile no longer shows as the cause.
     """
     with open("/proc/self/status", encoding="ascii", errors="replace") as status:
         return {line[:6]: int(line.split()[1], 16) for line in status if line.startswith("Cap")}
 
 
 def limit(running: frozenset[str], to_start: frozenset[str] = frozenset()) -> None:
-    """Keep ``running`` in effect, and beside them ``to_start`` for the programs that this process starts.
+    """Keep ``running`` effective, and ``to_start`` for programs that this process starts.
 
-    From now on (``no_new_privs``) no program that it starts has more than is permitted here, so what is not kept can
-    not come back, and a program that root starts has all that is permitted in effect, also where the starter of this
-    process set ``no_new_privs``. With another user than root, programs get those that were ambient before. What is
-    not held is not asked for. Raises OSError if the kernel refuses to give up what is held.
+    From now on (``no_new_privs``) no program that it starts has more than is permitted here. A program that root starts
+    has all permitted ones effective; with another user, programs get those that were ambient before. Capabilities that
+    aren't held are ignored. Raises OSError if the kernel refuses to drop one.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     header, halves = _Header(_VERSION_3, 0), (_Half * 2)()

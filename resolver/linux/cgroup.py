@@ -1,16 +1,16 @@
 """Container ids and pod UIDs in cgroup paths: pure functions over text.
 
-No specification says how container runtimes name cgroups; the forms below are those of
-containerd, CRI-O, Docker and Podman with the systemd and with the cgroupfs driver. A 64-digit hexadecimal
-id is what they share. Names that carry none (``ctr``, plain ``runc``) cannot be matched by a pattern: they
-give None here, and are found only by somebody who knows the name (`parts_of`).
+The forms are those of containerd, CRI-O, Docker and Podman with the systemd and the cgroupfs driver; no specification
+has them. They share a 64-digit hexadecimal id. Names without one (``ctr``, plain ``runc``) give None here, and are
+found only by their known name (`parts_of`).
 """
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
-from resolver.records import NamedTuple
+from resolver.base.records import NamedTuple
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _RUNTIMES = {
 
 
 class ContainerCgroup(NamedTuple):
-    """What a cgroup path says about its container.
+    """Container named by a cgroup path.
 
     ``container_id`` has 64 hexadecimal digits; it is empty in `NO_CONTAINER` only. ``pod_uid`` has dashes, or is the
     32-digit hash of a static pod. ``runtime`` is None where the path does not show it.
@@ -50,23 +50,30 @@ NO_CONTAINER = ContainerCgroup("", None, None)
 
 
 def parse_cgroup_path(path: str) -> ContainerCgroup | None:
-    """The innermost container of one cgroup path; an outer id is that of its node (kind, k3d)."""
+    """Return the container of one cgroup path: the first one in a pod, else the outermost one.
+
+    An id before the pod is that of a node in a container (kind, k3d). What follows a container's id is of its own
+    making: a tenant with a writable cgroupfs can give a cgroup another container's name.
+    """
     if len(path) < 64:
         return None
-    for match in reversed(list(_ID.finditer(path))):
-        start = path.rfind("/", 0, match.start()) + 1
-        prefix = path[start : match.start()]
-        if not _is_container(prefix):
-            continue
-        return ContainerCgroup(match[0], _last_pod(path[: match.start()]), _runtime(path[:start], prefix))
+    pod = _POD.search(path)
+    for at in (pod.end(), 0) if pod else (0,):
+        for match in _ID.finditer(path, at):
+            start = path.rfind("/", 0, match.start()) + 1
+            prefix = path[start : match.start()]
+            if _is_container(prefix):
+                return ContainerCgroup(
+                    match[0], _last_pod(path[: match.start()]), _runtime(path[:start], prefix)
+                )
     return None
 
 
+@lru_cache(maxsize=128)  # all processes of a container have the same text
 def parse_cgroup(text: str) -> ContainerCgroup | None:
-    """The container in a whole ``/proc/<pid>/cgroup``: of the first line that has one.
+    """Return the container in a whole ``/proc/<pid>/cgroup``: that of the first line that has one.
 
-    v1 has a line per hierarchy, v2 a single ``0::`` line, hybrids have both, and a process need not be in
-    its container's cgroup in each of them.
+    v1 has a line per hierarchy, and a process need not be in its container's cgroup in each of them.
     """
     if _ID.search(text) is None:
         return None
@@ -77,10 +84,10 @@ def parse_cgroup(text: str) -> ContainerCgroup | None:
 
 
 def only_container(text: str) -> ContainerCgroup | None:
-    """The container in a whole ``/proc/<pid>/cgroup`` if nothing in there could be another's; it is in a pod.
+    """Return the container in a whole ``/proc/<pid>/cgroup`` if it is in a pod and unambiguous.
 
-    Who may make cgroups can give one the name of another's container or pod, below its own. So there must be one pod
-    in all of the text, and below it one container. Outer containers without a pod are nodes (kind, k3d).
+    A tenant can name a cgroup below its container's after another container or pod. So the text must name one pod, and
+    below it one container. Outer containers without a pod are nodes (kind, k3d).
     """
     found: ContainerCgroup | None = None
     for path in cgroup_paths(text):
@@ -102,7 +109,7 @@ def only_container(text: str) -> ContainerCgroup | None:
 
 
 def pod_uid_of(text: str) -> str | None:
-    """The innermost pod UID in a path or in a whole ``/proc/<pid>/cgroup``, with or without a container."""
+    """Return the innermost pod UID in a path or in a whole ``/proc/<pid>/cgroup``, with or without a container."""
     for path in cgroup_paths(text):
         if (pod_uid := _last_pod(path)) is not None:
             return pod_uid
@@ -110,9 +117,9 @@ def pod_uid_of(text: str) -> str | None:
 
 
 def cgroup_paths(text: str) -> Iterator[str]:
-    """The path of every line of ``/proc/<pid>/cgroup`` (``hierarchy:controllers:path``, cgroups(7)).
+    """Yield the path of every line of ``/proc/<pid>/cgroup`` (``hierarchy:controllers:path``, cgroups(7)).
 
-    A line that is a path already comes back as it is.
+    A line that is already a path is yielded unchanged.
     """
     for line in text.split("\n"):
         if line.startswith("/"):
@@ -122,32 +129,32 @@ def cgroup_paths(text: str) -> Iterator[str]:
 
 
 def container_id_of(name: str) -> str | None:
-    """The container id in one component of a path, that is, in the name of a cgroup directory."""
+    """Return the container id in one component of a path, that is, in the name of a cgroup directory."""
     match = _ID.search(name)
     return match[0] if match is not None and _is_container(name[: match.start()]) else None
 
 
 def name_in(name: str) -> str:
-    """What its runtime calls the container with that cgroup, where it has no id: LXC puts a word before it."""
+    """Return the runtime's name of a container without an id; LXC puts a word before it."""
     return name.removeprefix("lxc.payload.")
 
 
 def parts_of(path: str) -> list[str]:
-    """The components of a path, outermost first, for finding a name that has no pattern."""
+    """Split a path into its components, outermost first, to find a name without a pattern."""
     return path.removesuffix(" (deleted)").split("/")
 
 
 def strip_scheme(text: str) -> str:
-    """An id as people paste it, without ``containerd://``, ``docker://``, ``cri-o://`` or any other."""
+    """Remove ``containerd://``, ``docker://``, ``cri-o://`` or any other scheme from a pasted id."""
     scheme, separator, rest = text.partition("://")
     return rest if separator and "/" not in scheme else text
 
 
 def _is_container(prefix: str) -> bool:
-    """Whether what stands before the 64 digits in their component names a container.
+    """Check that the text before the 64 digits in their component names a container.
 
-    It is nothing, ``<runtime>-``, or, where both cgroup drivers got mixed up, ``<slice>:<runtime>:``.
-    Conmon is the monitor that CRI-O and Podman start beside a container, outside of it.
+    It is empty, ``<runtime>-``, or, if both cgroup drivers are mixed up, ``<slice>:<runtime>:``. Conmon is the monitor
+    that CRI-O and Podman start outside the container.
     """
     return not prefix or (prefix[-1] in "-:" and not prefix.endswith("conmon-"))
 

@@ -1,7 +1,6 @@
 """The mounted cgroup hierarchies: which directories are a container's, and which processes are in them.
 
-Looking for a container walks directories and opens no file until a name fits: a leaf directory costs one
-stat, since kernfs counts subdirectories in ``st_nlink`` (kernfs_refresh_inode in fs/kernfs/inode.c).
+A leaf directory costs one stat, since kernfs counts subdirectories in ``st_nlink`` (fs/kernfs/inode.c).
 """
 
 from __future__ import annotations
@@ -9,13 +8,13 @@ from __future__ import annotations
 import errno
 import os
 
-from resolver.errors import AccessDenied
+from resolver.base.errors import AccessDenied
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from resolver.linux.procfs import Mount
+    from resolver.linux.mounts import Mount
 
     #: Gets the path of a directory, its name, and whether it is below the pod that is asked for; gives the
     #: container's key or None, and whether what is below is in the pod.
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def cgroup_roots(mounts: Iterable[Mount]) -> list[str]:
-    """The mount points of all cgroup hierarchies in a mount table, v2 first; each hierarchy once.
+    """Return the mount points of all cgroup hierarchies in a mount table, v2 first; each hierarchy once.
 
     A hierarchy that is also bind-mounted in part (into a container that is run here) is walked from its top.
     """
@@ -37,11 +36,11 @@ def cgroup_roots(mounts: Iterable[Mount]) -> list[str]:
 
 
 def find_directories(root: str, match: Match, top: str = "") -> dict[str, list[str]]:
-    """``{key: directories}`` of every container below ``root`` that ``match`` knows, parents first.
+    """Return ``{key: directories}`` of every container below ``root`` that ``match`` knows, parents first.
 
-    What is below a container's directory belongs to it (CRI-O's ``/container``, systemd's ``init.scope``,
-    the containers of a kind node). ``top`` limits the walk to one directory, given relative to ``root``.
-    Raises `AccessDenied` if a directory may not be listed: what is wanted might be below.
+    Directories below a container's belong to it (CRI-O's ``/container``, systemd's ``init.scope``, the containers of a
+    kind node). ``top`` limits the walk to one directory, relative to ``root``. Raises `AccessDenied` if a directory
+    can't be listed, because the container might be below.
     """
     found: dict[str, list[str]] = {}
     stack: list[tuple[str, tuple[str, ...], bool]] = []
@@ -67,28 +66,21 @@ def find_directories(root: str, match: Match, top: str = "") -> dict[str, list[s
 
 
 def processes_in(directories: Iterable[str]) -> dict[int, None]:
-    """The host PIDs in these cgroups, as an ordered set; directories that are gone hold nobody.
+    """Return the host PIDs in these cgroups, as an ordered set; vanished directories are empty.
 
-    A directory of a threaded subtree refuses the read (EOPNOTSUPP): its processes are listed further up. One that a
-    tenant made so deep that it has no path (ENAMETOOLONG) is left out, as those below it are: who is missing here is
-    looked for among all processes.
+    A threaded subtree refuses the read (EOPNOTSUPP): its processes are listed further up. Too deep a path
+    (ENAMETOOLONG) is skipped: a search of all processes finds those below it.
     """
     host_pids: dict[int, None] = {}
     for directory in directories:
         path = directory + "/cgroup.procs"
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                chunks = []
-                while chunk := os.read(fd, 1 << 16):
-                    chunks.append(chunk)
-            finally:
-                os.close(fd)
+            with open(path, "rb", buffering=0) as file:
+                host_pids.update(dict.fromkeys(map(int, file.read().split())))
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.ENAMETOOLONG):
                 continue
             raise _translate(error, path) from None
-        host_pids.update(dict.fromkeys(map(int, b"".join(chunks).split())))
     host_pids.pop(0, None)  # a process of a PID namespace that cannot be seen from here
     return host_pids
 
@@ -104,7 +96,7 @@ def _subdirectories(path: str) -> list[str]:
 
 
 def _may_have_children(path: str) -> bool:
-    """Whether there may be directories in it: two links are its name and its own ``.``, no child's ``..``."""
+    """Guess from the link count if it has subdirectories: each has a ``..`` that links to it."""
     try:
         return os.stat(path).st_nlink != 2
     except OSError:

@@ -1,7 +1,6 @@
-"""What happens to files and in directories, as the kernel reports it (inotify(7)); Python's library has no name for it.
+"""File and directory events from the kernel (inotify(7)); Python's library has no binding.
 
-An inode is watched and not a path, so it does not matter under which name, or through which mount, somebody writes.
-Stores through a shared mapping are not reported. Numbers are those of include/uapi/linux/inotify.h.
+It watches inodes, so writes through any name or mount are reported. Stores through a shared mapping aren't.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import errno
 import os
 from struct import Struct
 
+# include/uapi/linux/inotify.h
 MODIFY, CLOSE_WRITE = 0x2, 0x8
 MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x40, 0x80, 0x100, 0x200
 #: Told without being asked for: events were lost, and this inode is watched no more.
@@ -36,18 +36,18 @@ class Inotify:
         self.fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
     def add(self, fd: int, mask: int) -> int:
-        """Watch what is open as ``fd``; returns the watch, the same one for the same inode. Raises OSError.
+        """Watch the file open as ``fd``; returns the watch, the same one for the same inode. Raises OSError.
 
-        By the descriptor and not by a name: no path of a tenant is walked.
+        The descriptor is used instead of a name, so no path of a tenant is walked.
         """
         return self._checked(self._libc.inotify_add_watch(self.fd, b"/proc/self/fd/%d" % fd, mask))
 
     def remove(self, watch: int) -> None:
-        """Watch it no more; what is in the queue already still comes."""
+        """Stop watching; events that are already queued still come."""
         self._libc.inotify_rm_watch(self.fd, watch)
 
     def read(self) -> list[tuple[int, int]]:
-        """The next events, ``(watch, what happened)``, at most some thousand; empty if there are none."""
+        """Return the next events ``(watch, mask)``, at most some thousand; empty if there are none."""
         with contextlib.suppress(BlockingIOError):
             return parse(os.read(self.fd, _READ_BYTES))
         return []
@@ -66,7 +66,7 @@ class Inotify:
 
 
 def parse(data: bytes) -> list[tuple[int, int]]:
-    """``(watch, what happened)`` of each event in what was read."""
+    """Decode events into ``(watch, mask)``."""
     events = []
     at = 0
     while at + _EVENT.size <= len(data):
@@ -77,7 +77,7 @@ def parse(data: bytes) -> list[tuple[int, int]]:
 
 
 def why_not(error: OSError) -> str:
-    """What a person can do about it."""
+    """Explain the error, with the fix."""
     if error.errno == errno.EMFILE:
         return "no more inotify instances are allowed: raise fs.inotify.max_user_instances (sysctl)"
     if error.errno == errno.ENOSPC:

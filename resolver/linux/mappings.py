@@ -1,8 +1,7 @@
-"""Which files a process maps and holds open, in the kernel's own words: no file system is asked anything.
+"""Files that a process maps and holds open, from the kernel alone: no file system is queried.
 
-A mapping shows a device and an inode number. On btrfs, bcachefs and some overlays two files share that pair, so it
-alone never identifies a mapped file. That follows from a descriptor: its mount, and the path below it, name one
-file of a superblock for as long as the file has one name (`FilePlace`).
+On btrfs, bcachefs and some overlays two files share device and inode number, so a mapping never identifies its file by
+itself. A descriptor does: its mount, and the path below it (`SuperblockPath`), while the file has one name.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ import os
 import re
 from contextlib import suppress
 from fcntl import ioctl
-from itertools import islice
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.errors import ProcessGone
+from resolver.base.errors import ProcessGone
 from resolver.linux.procfs import TooLarge, translate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
-    from resolver.linux.procfs import Mount, Procfs
+    from resolver.linux.mounts import Mount
+    from resolver.linux.procfs import Procfs
 
 #: Descriptors of one process that are read, some 2 us each; HAMi-core opens its file before any device.
 MAX_DESCRIPTORS = 4096
@@ -33,17 +32,18 @@ MAX_QUERIES = 4096
 MAX_MAPS = 4 << 20
 
 # struct procmap_query and its flags, include/uapi/linux/fs.h, Linux 6.11
-_QUERY = Struct(
-    "=9Q4I2Q"
-)  # size, flags, addr, vma start, end, flags, page_size, offset, inode, dev, dev, ...
+# Its members: size, flags, address; start, end, flags, page size, offset, inode, major, minor, ...
+_QUERY = Struct("=9Q4I2Q")
 _PROCMAP_QUERY = 0xC0686611  # _IOWR('f', 17, struct procmap_query)
 _SHARED_WRITABLE = 0x02 | 0x08
 _COVERING_OR_NEXT, _FILE_BACKED = 0x10, 0x20
-_SHARED_LINE = re.compile(rb"^\S+ rw.s \S+ ([0-9a-f]+):([0-9a-f]+) (\d+)(?:[ \n]|$)", re.MULTILINE)
+# The inode's column precedes the path, so that no file name can imitate it.
+_LINE = re.compile(rb"^[0-9a-f]+-\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+)(?:[ \n]|$)", re.MULTILINE)
+_SHARED_LINE = re.compile(rb"^[0-9a-f]+-\S+ rw.s \S+ ([0-9a-f]+):([0-9a-f]+) (\d+)(?:[ \n]|$)", re.MULTILINE)
 _PROT_NONE, _MAP_SHARED, _MAP_FAILED = 0, 1, (1 << 64) - 1
 
 
-class FilePlace(NamedTuple):
+class SuperblockPath(NamedTuple):
     """A file as the kernel names it: superblock (``major:minor``) and path inside it.
 
     Snapshots of one subvolume, and layers of overlays, have paths of their own.
@@ -57,12 +57,14 @@ class Descriptor(NamedTuple):
     """An open file of a process: the path as it shows from here, and the mount that it was reached through.
 
     ``inode`` is the number that the kernel gives it there, 0 before Linux 5.14: equal for two descriptors of one file.
+    ``number`` is the descriptor's own.
     """
 
     path: str
     mount_id: int
     writable: bool
     inode: int = 0
+    number: int = -1
 
 
 # -- what is mapped -----------------------------------------------------------------------------------
@@ -71,22 +73,12 @@ class Descriptor(NamedTuple):
 def maps_file(
     procfs: Procfs, host_pid: int | str, device: str, inode: int, *, writable: bool = False
 ) -> bool:
-    """Whether the process maps a file that shows with this device and inode (needs CAP_SYS_PTRACE for others').
+    """Check if the process maps a file that shows this device and inode (needs CAP_SYS_PTRACE for others').
 
-    ``device`` is ``major:minor`` of the superblock in decimal, as mountinfo has it. ``writable``: for all who map it to
-    see; the kernel gives such a mapping only to who may write to the file. Raises `TooLarge`.
+    ``device`` is ``major:minor`` of the superblock in decimal, as in mountinfo. ``writable`` requires a shared writable
+    mapping, which the kernel grants only to processes that may write to the file. Raises `TooLarge`.
     """
-    major, minor = map(int, device.split(":"))
-    wanted, line = (inode, major, minor), _line_of(major, minor, inode, writable=writable)
-
-    def is_it(*shown: int) -> bool:
-        return shown == wanted
-
-    def by_text(fd: int, path: str) -> bool | None:
-        return _by_text(fd, line, path)
-
-    flags = _FILE_BACKED | (_SHARED_WRITABLE if writable else 0)
-    return _of_any_thread(procfs, host_pid, lambda path: _ask(procfs, path, flags, is_it, by_text))
+    return (device, inode) in _mapped_files(procfs, host_pid, shared=writable)
 
 
 def shared_files(procfs: Procfs, host_pid: int) -> set[tuple[str, int]]:
@@ -94,31 +86,13 @@ def shared_files(procfs: Procfs, host_pid: int) -> set[tuple[str, int]]:
 
     Raises `TooLarge`.
     """
-    found: set[tuple[str, int]] = set()
-
-    def take(inode: int, major: int, minor: int) -> bool:
-        found.add((f"{major}:{minor}", inode))
-        return False
-
-    def by_text(fd: int, path: str) -> bool | None:
-        empty = True
-        for lines in _lines_of(fd, path):
-            empty = False
-            for major, minor, inode in _SHARED_LINE.findall(lines):
-                take(int(inode), int(major, 16), int(minor, 16))
-        return None if empty else True
-
-    _of_any_thread(
-        procfs, host_pid, lambda path: _ask(procfs, path, _FILE_BACKED | _SHARED_WRITABLE, take, by_text)
-    )
-    return found
+    return set(_mapped_files(procfs, host_pid, shared=True))
 
 
 def mapped_as(procfs: Procfs, fd: int) -> tuple[str, int]:
-    """Device and inode by which an open regular file shows in ``maps``, for `maps_file`.
+    """Return the device and inode by which an open regular file shows in ``maps``, for `maps_file`.
 
-    By a mapping of our own that is never touched: on an overlay, and on btrfs, it is the kernel's version that
-    decides between numbers, and none of them need be those of ``fstat``.
+    Read from a temporary mapping of this process: on an overlay and on btrfs ``fstat`` may show other numbers.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
@@ -142,190 +116,150 @@ def mapped_as(procfs: Procfs, fd: int) -> tuple[str, int]:
     raise OSError(errno.ENOENT, "a mapping that was just made is not in /proc/self/maps")
 
 
-def _ask(
-    procfs: Procfs,
-    path: str,
-    flags: int,
-    take: Callable[[int, int, int], bool],
-    by_text: Callable[[int, str], bool | None],
-) -> bool | None:
-    """By PROCMAP_QUERY where there is one, by the text elsewhere; None if the process has no memory map."""
+def _mapped_files(procfs: Procfs, host_pid: int | str, *, shared: bool) -> Iterator[tuple[str, int]]:
+    """Yield device and inode of each mapping of a file, or of each ``shared`` writable one.
+
+    A leader that has exited has no memory map: then another thread stands in.
+    """
+    for each in procfs.threads(host_pid):
+        with suppress(ProcessGone):
+            yield from _mapped_by(procfs, f"{procfs.root}/{each}/maps", shared=shared)
+            return
+    raise ProcessGone(f"{procfs.root}/{host_pid}/maps: the process ended")
+
+
+def _mapped_by(procfs: Procfs, path: str, *, shared: bool) -> Iterator[tuple[str, int]]:
+    """Ask by PROCMAP_QUERY, or read the text on older kernels. `ProcessGone` if there is no memory map."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if procfs.use_procmap_query:
+                try:
+                    yield from _by_query(fd, path, shared=shared)
+                except OSError as error:
+                    if error.errno != errno.ENOTTY:
+                        raise
+                else:
+                    return
+            yield from _by_text(fd, path, shared=shared)
+        finally:
+            os.close(fd)
     except OSError as error:
         raise translate(error, path) from None
-    try:
-        if procfs.use_procmap_query:
-            try:
-                return _by_query(fd, flags, take, path)
-            except OSError as error:
-                if error.errno != errno.ENOTTY:
-                    raise translate(error, path) from None
-        return by_text(fd, path)
-    finally:
-        os.close(fd)
 
 
-def _by_query(fd: int, flags: int, take: Callable[[int, int, int], bool], path: str) -> bool | None:
-    """Give ``take`` inode, major and minor of each mapping, until it says True. Raises OSError."""
-    address = 0
-    query = bytearray(_QUERY.size)
+def _by_query(fd: int, path: str, *, shared: bool) -> Iterator[tuple[str, int]]:
+    address, query = 0, bytearray(_QUERY.size)
+    flags = _COVERING_OR_NEXT | _FILE_BACKED | (_SHARED_WRITABLE if shared else 0)
     for _ in range(MAX_QUERIES):
-        _QUERY.pack_into(query, 0, _QUERY.size, flags | _COVERING_OR_NEXT, address, *(0,) * 12)
+        _QUERY.pack_into(query, 0, _QUERY.size, flags, address, *(0,) * 12)
         try:
             ioctl(fd, _PROCMAP_QUERY, query)
         except OSError as error:
             if error.errno == errno.ENOENT:  # no more mappings
-                return False
-            if error.errno == errno.ESRCH:
-                return None
+                return
             raise
         found = _QUERY.unpack_from(query)
-        if take(*found[8:11]):
-            return True
+        yield f"{found[9]}:{found[10]}", found[8]
         address = found[4]
     raise TooLarge(f"{path} has more than {MAX_QUERIES} mappings, which is the limit")
 
 
-def _by_text(fd: int, wanted: re.Pattern[bytes], path: str) -> bool | None:
-    """By reading, on kernels before 6.11; None if the process has no memory map."""
-    empty = True
-    for lines in _lines_of(fd, path):
-        if wanted.search(lines):
-            return True
-        empty = False
-    return None if empty else False
-
-
-def _lines_of(fd: int, path: str) -> Iterator[bytes]:
-    """The text of an open ``maps``, in pieces of whole lines. Raises `TooLarge`."""
+def _by_text(fd: int, path: str, *, shared: bool) -> Iterator[tuple[str, int]]:
+    """Read an open ``maps`` in pieces of whole lines."""
+    wanted = _SHARED_LINE if shared else _LINE
     total, rest = 0, b""
-    try:
-        while chunk := os.read(fd, 1 << 16):
-            lines, newline, rest = (rest + chunk).rpartition(b"\n")
-            yield lines + newline
-            total += len(chunk)
-            if total > MAX_MAPS:
-                raise TooLarge(
-                    f"{path} is longer than {MAX_MAPS} bytes, which is as much as is read of a file that a tenant "
-                    "can grow"
-                )
-    except OSError as error:
-        raise translate(error, path) from None
-    if rest:
-        yield rest
-
-
-def _line_of(major: int, minor: int, inode: int, *, writable: bool) -> re.Pattern[bytes]:
-    """The inode's column comes before the path, so a file's name cannot imitate it."""
-    return re.compile(
-        rb"^[0-9a-f]+-[0-9a-f]+ %s [0-9a-f]+ %02x:%02x %d(?:[ \n]|$)"
-        % (rb"rw[x-]s" if writable else rb"[r-][w-][x-][sp]", major, minor, inode),
-        re.MULTILINE,
-    )
-
-
-def _of_any_thread(procfs: Procfs, host_pid: int | str, ask: Callable[[str], bool | None]) -> bool:
-    """Asked of the leader, or of another thread where the leader has exited while others run on."""
-    with suppress(ProcessGone):
-        answer = ask(f"{procfs.root}/{host_pid}/maps")
-        if answer is not None:
-            return answer
-    try:
-        tids = os.listdir(f"{procfs.root}/{host_pid}/task")
-    except OSError as error:
-        raise translate(error, f"{procfs.root}/{host_pid}/task") from None
-    for tid in tids:
-        with suppress(ProcessGone):
-            if tid != str(host_pid):
-                answer = ask(f"{procfs.root}/{host_pid}/task/{tid}/maps")
-                if answer is not None:
-                    return answer
-    raise ProcessGone(f"{procfs.root}/{host_pid}/maps: the process ended")
+    while chunk := os.read(fd, 1 << 16):
+        lines, newline, rest = (rest + chunk).rpartition(b"\n")
+        for major, minor, inode in wanted.findall(lines + newline):
+            yield f"{int(major, 16)}:{int(minor, 16)}", int(inode)
+        total += len(chunk)
+        if total > MAX_MAPS:
+            raise TooLarge(f"{path} is longer than {MAX_MAPS} bytes, the limit for a tenant's file")
+    if not total:
+        raise ProcessGone(f"{path}: there is no memory map")
 
 
 # -- what is open -------------------------------------------------------------------------------------
 
 
 def descriptor(procfs: Procfs, host_pid: int | str, fd: int | str) -> Descriptor:
-    """One open file of a process (``self``: ours). Raises OSError."""
+    """Describe one open file of a process, or of this process (``self``). Raises OSError."""
     path = os.readlink(f"{procfs.root}/{host_pid}/fd/{fd}")
     with open(f"{procfs.root}/{host_pid}/fdinfo/{fd}", "rb", buffering=0) as file:
         info = file.read(4096)
     fields = dict(line.split(b":", 1) for line in info.split(b"\n") if b":" in line)
     access = int(fields[b"flags"], 8) & os.O_ACCMODE
     writable = access in (os.O_RDWR, os.O_WRONLY)
-    return Descriptor(
-        path=path, mount_id=int(fields[b"mnt_id"]), writable=writable, inode=int(fields.get(b"ino", 0))
-    )
+    inode = int(fields.get(b"ino", 0))
+    return Descriptor(path, int(fields[b"mnt_id"]), writable=writable, inode=inode, number=int(fd))
+
+
+def open_paths(procfs: Procfs, host_pid: int) -> Iterator[tuple[str, str]]:
+    """Yield number and path of each descriptor of the process. Raises `TooLarge`, ProcessGone and AccessDenied.
+
+    The links are read and not followed. Needs CAP_SYS_PTRACE for others' processes.
+    """
+    directory = f"{procfs.root}/{host_pid}/fd"
+    try:
+        with os.scandir(directory) as listing:
+            for count, entry in enumerate(listing):
+                if count == MAX_DESCRIPTORS:
+                    raise TooLarge(f"{directory} has more than {MAX_DESCRIPTORS} entries, which is the limit")
+                with suppress(FileNotFoundError):  # closed meanwhile
+                    yield entry.name, os.readlink(f"{directory}/{entry.name}")
+    except OSError as error:
+        raise translate(error, directory) from None
+
+
+def _described(procfs: Procfs, host_pid: int, fd: str) -> list[Descriptor]:
+    """Describe one open file of a process, if it still is open. Raises ProcessGone and AccessDenied."""
+    try:
+        return [descriptor(procfs, host_pid, fd)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise translate(error, f"{procfs.root}/{host_pid}/fd/{fd}") from None
 
 
 def opened_by_name(procfs: Procfs, host_pid: int, name: str) -> list[Descriptor]:
-    """The process's open files that have this name now (needs CAP_SYS_PTRACE for others').
-
-    Found by the links of its descriptors, which are read and not followed. Raises `TooLarge`.
-    """
-    directory, found, tail = f"{procfs.root}/{host_pid}/fd", [], f"/{name}"
+    """Return the process's open files that have this name now. `TooLarge` if there is none among the first ones."""
+    found, tail = list[Descriptor](), f"/{name}"
     try:
-        with os.scandir(directory) as listing:
-            for entry in islice(listing, MAX_DESCRIPTORS):
-                with suppress(FileNotFoundError):  # closed meanwhile
-                    if os.readlink(f"{directory}/{entry.name}").endswith(tail):
-                        found.append(descriptor(procfs, host_pid, entry.name))
-            if next(listing, None) is None or found:
-                return found
-    except OSError as error:
-        raise translate(error, directory) from None
-    raise TooLarge(f"{directory} has more than {MAX_DESCRIPTORS} entries, which is as many as are read")
+        for fd, path in open_paths(procfs, host_pid):
+            if path.endswith(tail):
+                found += _described(procfs, host_pid, fd)
+    except TooLarge:
+        if not found:
+            raise
+    return found
 
 
 def open_for_writing(procfs: Procfs, host_pid: int) -> list[Descriptor]:
-    """The process's open files of file systems that it can write to (needs CAP_SYS_PTRACE for others').
-
-    Pipes, sockets and memory have no path. Raises `TooLarge`, ProcessGone and AccessDenied.
-    """
-    directory, found = f"{procfs.root}/{host_pid}/fd", []
-    try:
-        with os.scandir(directory) as listing:
-            for entry in islice(listing, MAX_DESCRIPTORS):
-                with suppress(FileNotFoundError):  # closed meanwhile
-                    path = os.readlink(f"{directory}/{entry.name}")
-                    if path.startswith(("/", "(unreachable)")) and not path.startswith("/memfd:"):
-                        opened = descriptor(procfs, host_pid, entry.name)
-                        found += [opened] if opened.writable else []
-            if next(listing, None) is None:
-                return found
-    except OSError as error:
-        raise translate(error, directory) from None
-    raise TooLarge(f"{directory} has more than {MAX_DESCRIPTORS} entries, which is as many as are read")
-
-
-def open_names(procfs: Procfs, host_pid: int) -> set[str]:
-    """The names of all files that the process has open, also of those that have no name any more.
+    """Return the process's open files in writable file systems, but not pipes, sockets and memory.
 
     Raises `TooLarge`, ProcessGone and AccessDenied.
     """
-    directory, names = f"{procfs.root}/{host_pid}/fd", set()
-    try:
-        with os.scandir(directory) as listing:
-            for entry in islice(listing, MAX_DESCRIPTORS):
-                with suppress(FileNotFoundError):  # closed meanwhile
-                    path = os.readlink(f"{directory}/{entry.name}").removesuffix(" (deleted)")
-                    names.add(path.rpartition("/")[2])
-            if next(listing, None) is None:
-                return names
-    except OSError as error:
-        raise translate(error, directory) from None
-    raise TooLarge(f"{directory} has more than {MAX_DESCRIPTORS} entries, which is as many as are read")
+    found = list[Descriptor]()
+    for fd, path in open_paths(procfs, host_pid):
+        if path.startswith(("/", "(unreachable)")) and not path.startswith("/memfd:"):
+            found += [each for each in _described(procfs, host_pid, fd) if each.writable]
+    return found
 
 
-def place_of(opened: Descriptor, mounts: Iterable[Mount]) -> FilePlace | None:
-    """Where an open file is, by the mount table of a process that has its mount; None if it is not there."""
+def open_names(procfs: Procfs, host_pid: int) -> set[str]:
+    """Return the names of all files that the process has open, including deleted ones. Raises as `open_paths`."""
+    paths = (path for _, path in open_paths(procfs, host_pid))
+    return {path.removesuffix(" (deleted)").rpartition("/")[2] for path in paths}
+
+
+def superblock_path(opened: Descriptor, mounts: Iterable[Mount]) -> SuperblockPath | None:
+    """Locate an open file in the mount table of a process that has its mount; None if it isn't there."""
     for mount in mounts:
         if mount.mount_id == opened.mount_id:
             above = mount.mount_point.rstrip("/")
             if opened.path != above and not opened.path.startswith(f"{above}/"):
                 return None
             inside = opened.path[len(above) :].strip("/")
-            return FilePlace(mount.device, os.path.join(mount.root, inside) if inside else mount.root)
+            return SuperblockPath(mount.device, os.path.join(mount.root, inside) if inside else mount.root)
     return None

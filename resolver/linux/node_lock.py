@@ -8,7 +8,7 @@ import fcntl
 import os
 from typing import Self
 
-from resolver.errors import UsageError
+from resolver.base.errors import UsageError
 
 
 class Held(UsageError):
@@ -74,8 +74,11 @@ class NodeLock:
 
 
 def _unusable(run_dir: str, error: OSError) -> UsageError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    what = "make room there" if full else "run as root"
+    what = "check its file system" if os.geteuid() == 0 else "run as root"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what = "make room there"
+    elif error.errno == errno.EROFS:
+        what = "mount it writable"
     return UsageError(
         f"the run directory {run_dir} cannot be used ({error.strerror}): {what}, or name another with --run-dir"
     )

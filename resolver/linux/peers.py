@@ -1,16 +1,12 @@
-"""Who is on the other end of a Unix socket, by the kernel's word and never by the peer's.
+"""The process at the other end of a Unix socket, as identified by the kernel and never by the peer.
 
-The kernel notes PID, user and groups of the process that called ``connect``, and keeps them for as long as the
-connection lives, even if another process holds it by then. So they stay right, but the PID as a number does not: a
-process can connect, leave the connection to another one and end, and its number can be used again in another
-container before ``/proc`` is read. What ``/proc`` says under that number is believed here only while the
-process that connected is held and alive:
+The kernel notes PID, user and groups of the caller of ``connect``. That process can leave the connection to another one
+and end, and its PID can be reused. So ``/proc`` is believed only while the process that connected is held and alive:
 
 - SO_PEERPIDFD (Linux 6.5) gives a descriptor of that very process.
-- Before that, the process that has the number now is taken hold of. It is believed to be the one that connected if
-  it is older than the connection can be (`Listener` knows), since then nobody else had the number in between; or if
-  it has the other end of this connection among its descriptors, which sock_diag(7) shows for peers in our own network
-  namespace. Such a kernel has no other proof, so any other peer is a `PeerUnknown`.
+- Before that, the process that has the number now is held. It is accepted if it is older than the connection can be
+  (`Listener` knows), or if it has the other end among its descriptors, which sock_diag(7) shows for peers in our
+  network namespace. Any other peer is a `PeerUnknown`.
 """
 
 from __future__ import annotations
@@ -22,9 +18,10 @@ import struct
 import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from resolver.errors import AccessDenied, CannotKnow, ProcessGone
+from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone
+from resolver.base.reasons import PeerReason
+from resolver.linux.mappings import open_paths
 from resolver.linux.pidfd import HeldProcess
-from resolver.reasons import PeerReason
 
 if TYPE_CHECKING:
     from resolver.linux.procfs import Procfs
@@ -48,12 +45,10 @@ _ANSWER_BYTES = _HEADER.size + 16  # struct unix_diag_msg
 _ATTRIBUTE = struct.Struct("=HHI")  # struct nlattr, and the number that these attributes hold
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-#: A peer can have a million descriptors, and looking through them holds everybody else up.
-_MOST_DESCRIPTORS = 4096
 
 
 class PeerUnknown(CannotKnow):
-    """It is not known who connected. ``reason`` is one of the fixed list."""
+    """Raised if the peer can't be identified. ``reason`` is one of the fixed list."""
 
     def __init__(self, reason: PeerReason, message: str) -> None:
         super().__init__(message)
@@ -61,10 +56,7 @@ class PeerUnknown(CannotKnow):
 
 
 class Listener(socket.socket):
-    """A listening Unix socket that notes when each connection cannot have been there yet.
-
-    To be used without blocking. Only kernels before 6.5 have a use for it.
-    """
+    """A listening Unix socket that notes when a connection cannot have been there yet, for kernels before 6.5."""
 
     def __init__(self) -> None:
         super().__init__(socket.AF_UNIX)
@@ -72,13 +64,13 @@ class Listener(socket.socket):
         self._nobody_at = 0.0
 
     def listen(self, backlog: int = socket.SOMAXCONN, /) -> None:
-        """As of `socket.socket`."""
+        """Listen, as `socket.socket`."""
         if not self._nobody_at:  # asyncio says it again, when some may already wait
             self._nobody_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         super().listen(backlog)
 
     def accept(self) -> tuple[socket.socket, str]:
-        """As of `socket.socket`; BlockingIOError if nobody waits."""
+        """Accept, as `socket.socket`; BlockingIOError if no connection waits."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         try:
             connection, address = super().accept()
@@ -94,22 +86,21 @@ _made_after: dict[int, float] = {}
 
 
 class PeerSocket(Protocol):
-    """A connected Unix socket, or what asyncio shows of one (``transport.get_extra_info("socket")``)."""
+    """Connected Unix socket, or asyncio's view of one (``transport.get_extra_info("socket")``)."""
 
     def fileno(self) -> int:
-        """Its descriptor."""
+        """Return the descriptor."""
 
     def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes:
-        """As of `socket.socket`."""
+        """Read an option, as `socket.socket`."""
 
 
 class Credentials(NamedTuple):
-    """Who called ``connect``, at that moment; the process may be gone by now, and its number used again.
+    """Credentials of the caller of ``connect`` at that moment. It may have ended since, and its PID been reused.
 
-    ``host_pid`` is the number in the reader's PID namespace, 0 if it has none there. ``uid`` and ``gid`` are the
-    effective ones as the reader's user namespace counts them: **the root of a container has uid 0, too**, unless
-    the container has a user namespace of its own. ``groups`` are the supplementary ones; none on kernels before
-    4.13, nor for a peer with more than 256 of them: the caller then gets fewer rights, never more.
+    ``host_pid`` is 0 if it has none in the reader's PID namespace. ``uid`` and ``gid`` are the effective ids in the
+    reader's user namespace: **a container's root has uid 0, too**, unless the container has a separate user namespace.
+    ``groups`` are empty before Linux 4.13 and for a peer with more than 256: it gets fewer rights, never more.
     """
 
     host_pid: int
@@ -126,7 +117,7 @@ class PeerPidns(NamedTuple):
 
 
 class Peer(HeldProcess):
-    """The process that connected, held so that its number stays its own.
+    """Process that connected, held so that its PID isn't reused.
 
     ``exact`` is False only if `peer_of` was called with ``exact=False``.
     """
@@ -140,12 +131,12 @@ class Peer(HeldProcess):
 
     @property
     def host_pid(self) -> int:
-        """Its number in the reader's PID namespace."""
+        """Return its PID in the reader's PID namespace."""
         return self.credentials.host_pid
 
 
 def credentials_of(connection: PeerSocket) -> Credentials:
-    """What the kernel noted when the peer connected. Costs 2 us, opens nothing, cannot be forged."""
+    """Return the kernel's note of the peer. Costs 2 us, opens nothing, cannot be forged."""
     host_pid, uid, gid = _UCRED.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     )
@@ -162,12 +153,11 @@ def credentials_of(connection: PeerSocket) -> Credentials:
 def peer_of(
     connection: PeerSocket, procfs: Procfs, *, exact: bool = True, use_peerpidfd: bool = True
 ) -> Peer:
-    """Take hold of the process that connected. `PeerUnknown` if it is gone, or is not certain.
+    """Hold the process that connected. `PeerUnknown` if it has ended or is uncertain.
 
-    ``exact=False`` also takes, where nothing better is to be had, the process that has the number now. Then what
-    is read about it is right *if the process that connected still runs*: enough for an answer that only that
-    process can use, and not enough to decide what somebody may see. ``use_peerpidfd=False`` forces the way of
-    kernels before 6.5. Raises OSError when descriptors run out.
+    ``exact=False`` accepts, as a last resort, the process that has the number now: enough for an answer that only that
+    process can use, not for deciding on access. ``use_peerpidfd=False`` forces the way of kernels before 6.5. Raises
+    OSError when descriptors run out.
     """
     credentials = credentials_of(connection)
     if credentials.host_pid <= 0:
@@ -185,10 +175,9 @@ def peer_of(
 
 
 def pidns_of(peer: Peer, procfs: Procfs) -> PeerPidns:
-    """The PID namespace that the peer is in, and its numbers; `PeerUnknown` if it ended or may not be read.
+    """Return the peer's PID namespace and its numbers, for as long as it lives. Raises `PeerUnknown`.
 
-    A process never changes its PID namespace, so this holds for as long as it lives. About another process's, it
-    needs CAP_SYS_PTRACE.
+    Needs CAP_SYS_PTRACE for other users' processes.
     """
     try:
         found = PeerPidns(procfs.pidns(peer.host_pid), procfs.ns_pids(peer.host_pid))
@@ -208,7 +197,7 @@ def _ended(host_pid: int) -> PeerUnknown:
 
 
 def _by_pidfd(connection: PeerSocket, credentials: Credentials) -> Peer | None:
-    """By the descriptor that the kernel hands out; None where it does not know how to."""
+    """Take the descriptor that the kernel hands out; None if it can't."""
     try:
         answer = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4)
     except OSError as error:
@@ -249,7 +238,7 @@ def _by_number(connection: PeerSocket, procfs: Procfs, credentials: Credentials,
 
 
 def _other_end(connection: PeerSocket) -> int:
-    """Inode of the socket that ours is connected to; 0 if it is in another network namespace, or unknown."""
+    """Return the inode of the socket at the other end; 0 if it is in another network namespace, or unknown."""
     inode = os.fstat(connection.fileno()).st_ino
     request = _REQUEST.pack(socket.AF_UNIX, 0, 0, 0, inode, _UDIAG_SHOW_PEER, _ANY_COOKIE, _ANY_COOKIE)
     header = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0)
@@ -266,7 +255,7 @@ def _other_end(connection: PeerSocket) -> int:
 
 
 def _parse_other_end(answer: bytes, inode: int) -> int:
-    """The peer's inode in the kernel's answer about the socket ``inode``; 0 if it is an error, or about another."""
+    """Parse the peer's inode from the kernel's answer about the socket ``inode``; 0 for an error, or another socket."""
     if len(answer) < _ANSWER_BYTES:
         return 0
     length, kind, *_ = _HEADER.unpack_from(answer)
@@ -283,21 +272,10 @@ def _parse_other_end(answer: bytes, inode: int) -> int:
 
 
 def _has_socket(procfs: Procfs, host_pid: int, inode: int) -> bool:
-    """Whether it is among the first descriptors of the process (needs CAP_SYS_PTRACE for others' processes)."""
+    """Check if it is among the first descriptors of the process (needs CAP_SYS_PTRACE for others' processes)."""
     if not inode:
         return False
-    wanted, directory = f"socket:[{inode}]", f"{procfs.root}/{host_pid}/fd"
     try:
-        with os.scandir(directory) as listing:
-            for number, entry in enumerate(listing):
-                if number >= _MOST_DESCRIPTORS:
-                    return False
-                try:
-                    if os.readlink(entry.path) == wanted:
-                        return True
-                except FileNotFoundError:
-                    continue
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise
-    return False
+        return any(path == f"socket:[{inode}]" for _, path in open_paths(procfs, host_pid))
+    except (CannotKnow, ProcessGone, AccessDenied):
+        return False

@@ -1,9 +1,7 @@
 """``/proc`` as an object with a root, so that a directory of fixtures can stand in for it.
 
-Parsing bytes and reading files are separate functions. Two errors leave this module: `ProcessGone`
-(ENOENT between list and open, ESRCH between open and read; both mean that the process ended) and
-`AccessDenied`. Everything a tenant can blow up (``maps``, ``mountinfo``, supplementary groups in
-``status``) is read with a bound.
+Two errors leave this module: `ProcessGone` (ENOENT between list and open, ESRCH between open and read) and
+`AccessDenied`. Files that a tenant can grow are read with a bound.
 """
 
 from __future__ import annotations
@@ -14,14 +12,15 @@ import os
 import re
 from fcntl import ioctl
 
-from resolver.errors import AccessDenied, CannotKnow, ProcessGone
+from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone
+from resolver.base.records import NamedTuple
 from resolver.linux.cgroup import NO_CONTAINER, ContainerCgroup, parse_cgroup
+from resolver.linux.mounts import Mount, parse_mountinfo
 from resolver.linux.pidfd import HeldProcess
-from resolver.records import NamedTuple
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 #: Inode of the initial PID namespace, fixed since Linux 3.8 (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 HOST_PIDNS = 0xEFFFFFFC
@@ -33,16 +32,13 @@ MAX_MOUNT_TABLE = 128 << 10
 NS_GET_PARENT = 0xB702
 
 _FIRST_READ = 4096
-_CAP_SYS_PTRACE = 19  # include/uapi/linux/capability.h
 _DIGITS = frozenset("123456789")
 
 
 class ProcessIdentity(NamedTuple):
-    """A process is its PID *and* its start time.
+    """A process is its PID *and* its start time, in clock ticks since boot (field 22 of ``/proc/<pid>/stat``).
 
-    ``ns_pids`` are the numbers of the ``NSpid:`` line, outermost (the reader's) first, so
-    ``ns_pids[0] == host_pid`` when the reader is in the initial PID namespace. ``start_time`` is in clock
-    ticks since boot, field 22 of ``/proc/<pid>/stat``.
+    ``ns_pids`` are the numbers of the ``NSpid:`` line, the reader's first.
     """
 
     host_pid: int
@@ -51,7 +47,7 @@ class ProcessIdentity(NamedTuple):
 
 
 class ProcessStatus(NamedTuple):
-    """What is used of ``/proc/<pid>/status``. ``ns_pids`` is empty on kernels before 4.1."""
+    """Fields of ``/proc/<pid>/status`` that are used. ``ns_pids`` is empty on kernels before 4.1."""
 
     name: str
     state: str
@@ -60,23 +56,12 @@ class ProcessStatus(NamedTuple):
     ns_pids: tuple[int, ...]
 
 
-class Mount(NamedTuple):
-    """One line of ``mountinfo``. ``device`` is ``major:minor`` of the superblock, as in ``maps``."""
-
-    mount_id: int
-    device: str
-    root: str
-    mount_point: str
-    fs_type: str
-    super_options: str
-
-
 class TooLarge(CannotKnow):
     """A file that a tenant can grow is longer than is read of it."""
 
 
 def parse_ns_pids(status: bytes) -> tuple[int, ...]:
-    """The ``NSpid:`` numbers of a status file, outermost first; empty if the line is not there.
+    """Parse the ``NSpid:`` numbers of a status file, outermost first; empty without the line.
 
     A name cannot forge the line: the kernel escapes newlines in ``Name:``.
     """
@@ -88,7 +73,7 @@ def parse_ns_pids(status: bytes) -> tuple[int, ...]:
 
 
 def parse_status(status: bytes) -> ProcessStatus:
-    """The few lines of ``/proc/<pid>/status`` that are used; raises ValueError on anything else."""
+    """Parse the used lines of ``/proc/<pid>/status``; raises ValueError on anything else."""
     fields: dict[bytes, bytes] = {}
     for line in status.split(b"\n"):
         key, _, value = line.partition(b":")
@@ -105,36 +90,35 @@ def parse_status(status: bytes) -> ProcessStatus:
         raise ValueError(f"status has no {error} line") from None
 
 
+class ProcessUsage(NamedTuple):
+    """State of a process (its letter), its CPU time in seconds, and its resident pages."""
+
+    state: bytes
+    cpu_seconds: float
+    resident_pages: int
+
+
+def usage(host_pid: int) -> ProcessUsage:
+    """Read a process's usage from this process's ``/proc``. Raises OSError."""
+    with open(f"/proc/{host_pid}/stat", "rb") as file:
+        fields = _after_comm(file.read())
+    return ProcessUsage(
+        fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), int(fields[21])
+    )
+
+
+def _after_comm(stat: bytes) -> list[bytes]:
+    """Return the fields of ``/proc/<pid>/stat`` from the third on. ``comm`` may contain spaces and ')'."""
+    return stat[stat.rindex(b")") + 2 :].split(b" ", 22)
+
+
 def parse_start_time(stat: bytes) -> int:
-    """Field 22 of ``/proc/<pid>/stat`` in clock ticks since boot. ``comm`` may hold spaces and ')'."""
-    return int(stat[stat.rindex(b")") + 2 :].split(b" ", 20)[19])
-
-
-def _unescape(field: bytes) -> str:
-    """Undo the kernel's octal escapes (blank, tab, newline, backslash) in a mountinfo field."""
-    if b"\\" in field:
-        field = re.sub(rb"\\([0-7]{3})", lambda match: bytes((int(match[1], 8) & 0xFF,)), field)
-    return os.fsdecode(field)
-
-
-def parse_mountinfo(text: bytes) -> Iterator[Mount]:
-    """The mounts of a ``mountinfo`` file; lines that are not whole are passed over (proc(5))."""
-    for line in text.split(b"\n"):  # not splitlines: a path may hold a carriage return
-        left, dash, right = line.partition(b" - ")
-        fields, tail = left.split(b" "), right.split(b" ")
-        if dash and len(fields) >= 6 and len(tail) >= 3:
-            yield Mount(
-                mount_id=int(fields[0]),
-                device=fields[2].decode("ascii"),
-                root=_unescape(fields[3]),
-                mount_point=_unescape(fields[4]),
-                fs_type=tail[0].decode("ascii", "replace"),
-                super_options=_unescape(tail[2]),
-            )
+    """Field 22 of ``/proc/<pid>/stat`` in clock ticks since boot."""
+    return int(_after_comm(stat)[19])
 
 
 class ProcessHandle(HeldProcess):
-    """A process that was taken hold of, and who it is."""
+    """Held process with its identity."""
 
     __slots__ = ("process",)
 
@@ -157,43 +141,35 @@ class Procfs:
     def entries(self) -> dict[int, int]:
         """``{host_pid: inode of its directory}`` of every process.
 
-        The inode changes when the PID is used again (the kernel drops the entry when the process is
-        reaped), so equal pairs in two calls are the same process. A changed inode proves nothing.
+        Equal pairs in two calls are the same process: the kernel drops the entry when the process is reaped. A changed
+        inode proves nothing.
         """
         return dict(self.each_entry())
 
     def each_entry(self) -> Iterator[tuple[int, int]]:
-        """The same one by one, as the kernel lists them: whoever lives all the while is among them."""
+        """Yield entries as the kernel lists them; processes that live all the while are among them."""
         with os.scandir(self.root) as listing:
             yield from ((int(entry.name), entry.inode()) for entry in listing if entry.name[0] in _DIGITS)
 
     # -- one process --------------------------------------------------------------------------------
 
-    def _read(self, path: str, limit: int = MAX_TENANT_FILE) -> bytes:
-        """A whole small file, at most ``limit`` bytes; `TooLarge` beyond."""
+    def read(self, path: str, limit: int = MAX_TENANT_FILE, *, cut: bool = False) -> bytes:
+        """Read a file below the root. Beyond ``limit`` bytes: `TooLarge`, or as many bytes if it may be ``cut``."""
+        path = f"{self.root}/{path}"
+        chunks, total, size = list[bytes](), 0, _FIRST_READ
         try:
-            fd = os.open(f"{self.root}/{path}", os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                chunk = os.read(fd, _FIRST_READ)
-                if len(chunk) < _FIRST_READ // 2:  # seq files come back short only at their end
-                    rest = os.read(fd, 1 << 16)
-                    if not rest:
-                        return chunk
-                    chunk += rest
-                chunks, total = [chunk], len(chunk)
-                while chunk := os.read(fd, 1 << 16):
+                while (total < limit or not cut) and (chunk := os.read(fd, size)):
                     chunks.append(chunk)
-                    total += len(chunk)
-                    if total > limit:
-                        raise TooLarge(
-                            f"{self.root}/{path} is longer than {limit} bytes, which is as much as is read "
-                            "of a file that a tenant can grow"
-                        )
-                return b"".join(chunks)
+                    total, size = total + len(chunk), 1 << 16
+                    if total > limit and not cut:
+                        raise TooLarge(f"{path} is longer than {limit} bytes, the limit for a tenant's file")
             finally:
                 os.close(fd)
         except OSError as error:
-            raise translate(error, f"{self.root}/{path}") from None
+            raise translate(error, path) from None
+        return b"".join(chunks)
 
     def status(self, host_pid: int) -> ProcessStatus:
         """``/proc/<host_pid>/status``; works for thread ids too (``tgid`` is their process)."""
@@ -201,51 +177,41 @@ class Procfs:
 
     def status_text(self, host_pid: int | str) -> bytes:
         """``/proc/<host_pid>/status`` as it is; ``<host_pid>/task/<tid>`` names a thread."""
-        return self._read(f"{host_pid}/status")
+        return self.read(f"{host_pid}/status")
 
     def ns_pids(self, host_pid: int | str) -> tuple[int, ...]:
-        """The ``NSpid:`` numbers, read as cheaply as Python can; the loop of a scan calls this.
+        """Read the ``NSpid:`` numbers, three times as fast as `status`."""
+        return parse_ns_pids(self.status_text(host_pid))
 
-        One open and one read of 4 KiB are enough unless the process has hundreds of supplementary groups.
-        """
+    def inode(self, host_pid: int) -> int | None:
+        """Return the inode of the process's directory, as `entries` does; None if there is no such process."""
         try:
-            fd = os.open(f"{self.root}/{host_pid}/status", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                text = os.read(fd, _FIRST_READ)
-                start = text.find(b"\nNSpid:")
-                end = text.find(b"\n", start + 7)
-                if start < 0 or end < 0:
-                    while more := os.read(fd, 1 << 16):
-                        text += more
-                    return parse_ns_pids(text)
-                return tuple(map(int, text[start + 7 : end].split()))
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise translate(error, f"{self.root}/{host_pid}/status") from None
+            return os.stat(f"{self.root}/{host_pid}").st_ino
+        except (FileNotFoundError, ProcessLookupError):
+            return None
 
     def start_time(self, host_pid: int) -> int:
         """Start time in clock ticks since boot.
 
         Read from ``task/<pid>/stat``: the same field, without summing up thousands of threads.
         """
-        return parse_start_time(self._read(f"{host_pid}/task/{host_pid}/stat"))
+        return parse_start_time(self.read(f"{host_pid}/task/{host_pid}/stat"))
 
     def process(self, host_pid: int) -> ProcessIdentity:
-        """The identity of a process now."""
+        """Return the identity of a process now."""
         return ProcessIdentity(host_pid, self.start_time(host_pid), self.ns_pids(host_pid))
 
     def cgroup(self, host_pid: int) -> str:
         """``/proc/<host_pid>/cgroup`` as text, for the functions of `resolver.linux.cgroup`."""
-        return os.fsdecode(self._read(f"{host_pid}/cgroup"))
+        return os.fsdecode(self.read(f"{host_pid}/cgroup"))
 
     def container(self, host_pid: int) -> ContainerCgroup:
-        """The container that the process's cgroup names, `NO_CONTAINER` if it names none."""
+        """Return the container in the process's cgroup, `NO_CONTAINER` without one."""
         return parse_cgroup(self.cgroup(host_pid)) or NO_CONTAINER
 
     def comm(self, host_pid: int) -> str:
-        """The command name, at most 15 bytes and whatever the process chose."""
-        return self._read(f"{host_pid}/comm").rstrip(b"\n").decode("utf-8", "backslashreplace")
+        """Return the command name, at most 15 bytes, chosen by the process."""
+        return self.read(f"{host_pid}/comm").rstrip(b"\n").decode("utf-8", "backslashreplace")
 
     def program(self, host_pid: int) -> str:
         """Name of the file that the process executes (needs CAP_SYS_PTRACE for others' processes)."""
@@ -255,91 +221,79 @@ class Procfs:
         except OSError as error:
             raise translate(error, path) from None
 
-    def _read_of_any_thread(self, host_pid: int | str, name: str, limit: int) -> bytes:
-        """A file of the process that its leader has no more once it has exited, while other threads run on.
+    def threads(self, host_pid: int | str) -> Iterator[str]:
+        """Yield the paths below the root of the process, then those of its other threads.
 
-        It may be empty: after chroot into a plain directory no mount is below the root.
+        An exited leader has lost its files while its threads have theirs. Raises `ProcessGone` and `AccessDenied`.
         """
-        with contextlib.suppress(ProcessGone):
-            return self._read(f"{host_pid}/{name}", limit)
+        yield str(host_pid)
         try:
             tids = os.listdir(f"{self.root}/{host_pid}/task")
         except OSError as error:
             raise translate(error, f"{self.root}/{host_pid}/task") from None
-        for tid in tids:
+        yield from (f"{host_pid}/task/{tid}" for tid in tids if tid != str(host_pid))
+
+    def _mount_table(self, host_pid: int | str, limit: int) -> bytes:
+        for each in self.threads(host_pid):
             with contextlib.suppress(ProcessGone):
-                if tid != str(host_pid):
-                    return self._read(f"{host_pid}/task/{tid}/{name}", limit)
-        raise ProcessGone(f"{self.root}/{host_pid}/{name}: the process ended")
+                return self.read(f"{each}/mountinfo", limit)
+        raise ProcessGone(f"{self.root}/{host_pid}/mountinfo: the process ended")
 
     def mount_table(self, host_pid: int | str) -> bytes:
-        """``mountinfo`` as the process sees it (needs CAP_SYS_PTRACE for others' processes). Raises `TooLarge`."""
-        return self._mount_table(host_pid)
+        """``mountinfo`` as the process sees it (needs CAP_SYS_PTRACE for others' processes). Raises `TooLarge`.
 
-    def _mount_table(self, host_pid: int | str) -> bytes:
-        # One that is in no container may have those of all of them, on a busy host.
+        A process in no container may have the mounts of all of them, on a busy host.
+        """
         if host_pid != "self":
             try:
-                return self._read_of_any_thread(host_pid, "mountinfo", MAX_MOUNT_TABLE)
+                return self._mount_table(host_pid, MAX_MOUNT_TABLE)
             except TooLarge:
                 if self.container(int(host_pid)).container_id:
                     raise
-        return self._read_of_any_thread(host_pid, "mountinfo", MAX_TENANT_FILE)
+        return self._mount_table(host_pid, MAX_TENANT_FILE)
 
     def mounts(self, host_pid: int | str) -> list[Mount]:
-        """The mount table as the process sees it (needs CAP_SYS_PTRACE for others' processes)."""
+        """Read the mount table as the process sees it (needs CAP_SYS_PTRACE for others' processes)."""
         return list(parse_mountinfo(self.mount_table(host_pid)))
 
     def first_mounts(self, host_pid: int, limit: int = MAX_MOUNT_TABLE) -> Iterator[Mount]:
-        """The beginning of the mount table, ``limit`` bytes of it: what the runtime made stands before all others.
+        """Yield the mounts in the first ``limit`` bytes of the table: the runtime's precede all others.
 
-        For what is only wanted if it is cheap; a tenant can make its mount table as long as it likes.
+        For cheap checks only; a tenant can make its mount table as long as it likes.
         """
-        chunks, total = list[bytes](), 0
-        path = f"{self.root}/{host_pid}/mountinfo"
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                while total < limit and (chunk := os.read(fd, 1 << 16)):
-                    chunks.append(chunk)
-                    total += len(chunk)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise translate(error, path) from None
-        return parse_mountinfo(b"".join(chunks))  # a line that is cut is passed over
+        return parse_mountinfo(self.read(f"{host_pid}/mountinfo", limit, cut=True))
 
     def has_mount(self, host_pid: int, device: str, root: str) -> bool:
-        """Whether a directory, given by superblock and path inside it, is mounted in that process's view.
+        """Check if a process's mount table has a directory, given by its superblock and its path there.
 
-        The pair is exact and cannot be forged by a tenant: a bind mount of something inside its own
-        directory has a longer root.
+        No tenant can forge the pair: a bind mount from inside the tenant's directory has a longer root.
         """
-        text = self._mount_table(host_pid)
+        text = self.mount_table(host_pid)
         tail = os.fsencode(root.rsplit("/", 1)[-1])
-        if b"\\" not in tail and not re.search(rb"[ \t\n]", tail) and tail not in text:
-            return False
+        if b"\\" not in tail and not re.search(rb"[ \t\n]", tail):
+            # Most lines are others', and to parse one takes as long as the kernel needs to make it.
+            text = b"\n".join(line for line in text.split(b"\n") if tail in line)
         return any(mount.device == device and mount.root == root for mount in parse_mountinfo(text))
 
     # -- namespaces ---------------------------------------------------------------------------------
 
     def pidns(self, host_pid: int | str) -> int:
         """Inode of the PID namespace the process is in (needs CAP_SYS_PTRACE for others' processes)."""
-        path = f"{self.root}/{host_pid}/ns/pid"
-        try:
-            return int(os.readlink(path)[5:-1])  # "pid:[4026531836]"
-        except OSError as error:
-            raise self._translate_namespace(error, host_pid) from None
+        return self._namespace(host_pid, "pid")
 
     def userns(self, host_pid: int | str) -> int:
         """Inode of the user namespace the process is in (needs CAP_SYS_PTRACE for others' processes)."""
+        return self._namespace(host_pid, "user")
+
+    def _namespace(self, host_pid: int | str, kind: str) -> int:
         try:
-            return int(os.readlink(f"{self.root}/{host_pid}/ns/user")[6:-1])  # "user:[4026531837]"
+            link = os.readlink(f"{self.root}/{host_pid}/ns/{kind}")
         except OSError as error:
             raise self._translate_namespace(error, host_pid) from None
+        return int(link[len(kind) + 2 : -1])  # "pid:[4026531836]"
 
     def pidns_chain(self, host_pid: int | str) -> tuple[int, ...]:
-        """Inodes of the process's PID namespaces in the order of ``NSpid:``, innermost last.
+        """Return the inodes of the process's PID namespaces in the order of ``NSpid:``, innermost last.
 
         Needs Linux 4.9 when the process is nested more than once; `CannotKnow` before.
         """
@@ -360,9 +314,9 @@ class Procfs:
                 os.close(fd)
 
     def _translate_namespace(self, error: OSError, host_pid: int | str) -> Exception:
-        """The kernel says EACCES for the namespace of an ended process too (fs/proc/namespaces.c).
+        """Tell refusal from end: the kernel says EACCES for an ended process, too (fs/proc/namespaces.c).
 
-        It was refused to us only if the process is still there after a second refusal.
+        It was a refusal only if the process still exists after a second one.
         """
         if error.errno == errno.EACCES:
             try:
@@ -411,53 +365,9 @@ class Procfs:
         os.close(fd)
         raise ProcessGone(f"process {host_pid} ended while it was checked")
 
-    # -- what can be seen from here -----------------------------------------------------------------
-
-    def in_host_pidns(self) -> bool:
-        """Whether this process and this ``/proc`` are those of the initial PID namespace."""
-        return self.pidns("self") == HOST_PIDNS
-
-    def require_host_view(self) -> None:
-        """Raise `CannotKnow`, with the fix, unless every process of the host can be seen from here."""
-        if not os.path.isdir(f"{self.root}/self"):
-            raise CannotKnow(f"{self.root} is not a mounted proc file system: mount -t proc proc {self.root}")
-        if not self.in_host_pidns():
-            raise CannotKnow(
-                "this process is not in the host's PID namespace, so it cannot see host PIDs: "
-                "run it on the host, or with hostPID: true (Kubernetes) or --pid=host (Docker)"
-            )
-        if not os.path.exists(f"{self.root}/1/status"):
-            raise CannotKnow(
-                f"{self.root} is mounted with hidepid and hides other users' processes: run as root with "
-                f"CAP_SYS_PTRACE, or remount it with: mount -o remount,hidepid=0 {self.root}"
-            )
-
-    def require_all_processes(self, mounts: Iterable[Mount]) -> None:
-        """Raise `CannotKnow` if hidepid hides any process from us, process 1 or not.
-
-        ``mounts`` is our own mount table. Members of the group ``gid=`` see all but with hidepid=ptraceable.
-        """
-        options = ""
-        for mount in mounts:
-            if mount.fs_type == "proc" and mount.mount_point == self.root:
-                options = mount.super_options  # the last one covers those before
-        hidden = dict(option.split("=", 1) for option in options.split(",") if "=" in option)
-        if hidden.get("hidepid", "0") in ("0", "off"):
-            return
-        capabilities = re.search(rb"^CapEff:\s*([0-9a-f]+)$", self._read("self/status"), re.MULTILINE)
-        if capabilities is not None and int(capabilities[1], 16) >> _CAP_SYS_PTRACE & 1:
-            return
-        groups = {*os.getgroups(), os.getegid()}
-        if hidden["hidepid"] not in ("ptraceable", "4") and int(hidden.get("gid", -1)) in groups:
-            return
-        raise CannotKnow(
-            f"{self.root} is mounted with hidepid={hidden['hidepid']} and hides processes from this one: "
-            f"give it CAP_SYS_PTRACE, or remount with: mount -o remount,hidepid=0 {self.root}"
-        )
-
 
 def translate(error: OSError, what: str) -> Exception:
-    """An error of the operating system as what it says of the process, or itself."""
+    """Translate an error of the operating system into its meaning for the process, or return it."""
     # EINVAL: mountinfo of a process that is past exit_task_namespaces (fs/proc_namespace.c)
     if error.errno in (errno.ENOENT, errno.ESRCH, errno.EINVAL):
         return ProcessGone(f"{what}: the process ended")
@@ -469,3 +379,12 @@ def translate(error: OSError, what: str) -> Exception:
     if error.errno == errno.ENAMETOOLONG:  # by control groups or directories that a tenant nests
         return AccessDenied(f"{what} may not be read: there is a path in it that is too long for the kernel")
     return error
+
+
+def variable(procfs: Procfs, host_pid: int, name: str) -> str:
+    """Return an environment variable that the process was started with; empty without. A tenant can make it wait."""
+    for entry in procfs.read(f"{host_pid}/environ").split(b"\0"):
+        key, _, value = entry.partition(b"=")
+        if key == name.encode():
+            return value.decode("utf-8", "replace")
+    return ""

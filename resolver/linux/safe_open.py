@@ -1,9 +1,8 @@
-"""Opening files below a directory that tenants write to, without touching anything that is not a plain file.
+"""Opens plain files below a directory that tenants write to, and touches nothing else.
 
-A name is one component below an open directory, so O_NOFOLLOW at each step is all that openat2's
-RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS would add, on every kernel and without ctypes. What openat2 does not
-do either, and is done here: the file is taken hold of with O_PATH, which opens no FIFO and wakes no device
-driver, then checked, and only a plain file is opened for reading, by the descriptor and not by its name.
+A name is one component below an open directory, so O_NOFOLLOW at each step does what openat2's RESOLVE_BENEATH and
+RESOLVE_NO_SYMLINKS would, on every kernel. The file is held with O_PATH, which opens no FIFO and wakes no driver, then
+checked, and only a plain file is opened for reading, through the descriptor and not its name.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ import errno
 import os
 import stat
 
-from resolver.errors import RegionRejected
-from resolver.reasons import RegionReason
+from resolver.base.errors import RegionRejected
+from resolver.base.reasons import RegionReason
 
 _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def translate(error: OSError) -> RegionRejected:
-    """An error of the operating system as a reason from the fixed list."""
+    """Translate an error of the operating system into a reason from the fixed list."""
     code = error.errno
     if code in (errno.ENOENT, errno.ESTALE):
         return RegionRejected(RegionReason.GONE, "there is no such file")
@@ -41,10 +40,9 @@ def translate(error: OSError) -> RegionRejected:
 
 
 def mount_id(fd: int) -> int:
-    """The mount that an open file was reached through (``mnt_id`` of its fdinfo, Linux 3.15; proc(5)).
+    """Return the mount of an open file (``mnt_id`` of its fdinfo, Linux 3.15; proc(5)).
 
-    This is what NO_XDEV means. Comparing st_dev instead misses a bind mount within one file system and
-    refuses plain files on an overlay, where files and directories may have different device numbers.
+    Comparing st_dev instead misses a bind mount within one file system and refuses plain files on an overlay.
     """
     with open(f"/proc/self/fdinfo/{fd}", "rb", buffering=0) as info:
         for line in info.read(4096).splitlines():
@@ -58,7 +56,9 @@ def check_plain(info: os.stat_result) -> None:
     if stat.S_ISLNK(info.st_mode):
         raise RegionRejected(RegionReason.SYMLINK, "it is a symbolic link, and none is followed here")
     if not stat.S_ISREG(info.st_mode):
-        raise RegionRejected(RegionReason.NOT_REGULAR, "it is no regular file, so it is no shared region")
+        raise RegionRejected(
+            RegionReason.NOT_REGULAR, "it is not a regular file, so it is not a shared region"
+        )
     if info.st_nlink > 1:
         raise RegionRejected(
             RegionReason.HARD_LINK, f"it has {info.st_nlink} names, so it may be another container's file"
@@ -92,11 +92,27 @@ def open_plain(dir_fd: int, name: str, flags: int = os.O_RDONLY) -> tuple[int, o
 
 
 def _reopen(hold: int, flags: int) -> int:
-    """Open what an O_PATH descriptor holds; its link in /proc leads to the inode, not to a name."""
+    """Open the inode of an O_PATH descriptor through its link in /proc, which leads to no name."""
     try:
         return os.open(f"/proc/self/fd/{hold}", flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except FileNotFoundError:
         raise OSError(errno.EIO, "/proc is not mounted here") from None
+
+
+def hold_opened(link: str) -> int:
+    """Hold the file that a process has open (O_PATH), by its link in ``/proc``: no path is walked, nothing is opened.
+
+    Raises `RegionRejected`.
+    """
+    try:
+        return os.open(link, os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:
+        raise translate(error) from None
+
+
+def open_offered(path: str) -> int:
+    """Open a file by its link in ``/proc`` of a child that holds it, without walking a tenant's path."""
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
 
 
 def open_directory(name: str, dir_fd: int | None = None) -> int:

@@ -1,8 +1,6 @@
-"""Which system calls a process may make: a permanent filter in the kernel (seccomp(2)), inherited by what it starts.
+"""Permanent filters of system calls in the kernel (seccomp(2)), inherited by children.
 
-A call that is not allowed fails with EPERM; one of another architecture's numbering ends the process, since the
-filter would not know what it is. The filter is a program for the kernel's classic BPF machine, which gets a ``struct
-seccomp_data``: the number of the call, the architecture, the arguments. Numbers are those of
+A refused call fails with EPERM; one of another architecture's numbering ends the process. Numbers are those of
 arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
 """
 
@@ -68,9 +66,7 @@ DANGEROUS: dict[str, tuple[int | None, int | None]] = {
     "userfaultfd": (323, 282),
     "vhangup": (153, 58),
 }
-#: Those of them that the daemon's children need: to load the BPF program, to make or enter a namespace, to leave mounts
-#: out of one. Nothing that the daemon starts needs any of the others.
-OF_BPF = frozenset({"bpf", "perf_event_open"})
+#: Those of them that the daemon's children need beside those of a source: for namespaces and for mounts.
 OF_NAMESPACES = frozenset({"setns", "unshare"})
 OF_MOUNTS = frozenset({"mount", "umount2"})
 #: What Python and `resolver.workers.slot_writer` call once everything is loaded.
@@ -155,7 +151,7 @@ def allow_only(calls: dict[str, tuple[int | None, int | None]]) -> bool:
 
 
 def program(numbers: list[int], architecture: int, *, listed: int, others: int) -> bytes:
-    """The filter that returns ``listed`` for these calls, and ``others`` for all others of this architecture."""
+    """Build the filter that returns ``listed`` for these calls, and ``others`` for all others of this architecture."""
     count = len(numbers)
     if count > 250:
         raise ValueError("a jump in a filter reaches 255 instructions")

@@ -1,8 +1,7 @@
-"""Thousands of look-ups at once, each as true as a single one, at a fraction of its price.
+"""Thousands of look-ups at once, each verified as a single one, at a fraction of its price.
 
-With the kernel's map, what is costly is done once for a container and not for each process: its first process is held,
-and the processes in its cgroup are listed. A process that the map has before and after that, with the same start time,
-lived throughout, so it is the one that was listed. Without that map each process is verified by itself.
+With the kernel's map a container's first process is held, and its cgroup listed, once. A process that the map has
+before and after that, with the same start time, is the listed one. Without that map each process is verified by itself.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.base.errors import AccessDenied, ProcessGone, ResolverError
 from resolver.containers.find import Wanted
-from resolver.errors import AccessDenied, ProcessGone, ResolverError
 from resolver.linux.cgroup import cgroup_paths, parse_cgroup_path
 from resolver.linux.cgroup_directories import cgroup_roots, find_directories, processes_in
 from resolver.lookup.verify import verify
@@ -47,10 +46,9 @@ Answers = dict[int, Hit | str]
 
 
 class Batch:
-    """One batch. `steps` yields to give others their turn; what it could not answer is in ``left`` then.
+    """One batch. `steps` yields to give others their turn; unanswered pairs are in ``left`` then.
 
-    ``left`` is for `resolver.lookup.forward.lookup_many`: containers that share a PID namespace, ids that are not
-    complete.
+    ``left`` is for `resolver.lookup.forward.lookup_many`: containers that share a PID namespace, and incomplete ids.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class Batch:
         self._slice_ends = 0.0
 
     def steps(self) -> Generator[None]:
-        """Answer what the map can, after `LiveLookup.look_for`. Raises OSError."""
+        """Answer from the map, after `LiveLookup.look_for`. Raises OSError."""
         self._slice_ends = time.perf_counter() + _SLICE
         kernel = self._pidmap.source.exact()
         for container_id, ns_pids in self._wanted.items():
@@ -152,7 +150,7 @@ class Batch:
         rest = []
         among = self._listed(init) if len(ns_pids) >= _WORTH_LISTING else ()
         for ns_pid in ns_pids:
-            process = self._live.process_in(init, ns_pid, among)
+            process = self._live.process_in(init, ns_pid, among, brief=True)
             if process is None:
                 rest.append(ns_pid)
             else:
@@ -167,9 +165,9 @@ def walk(
     refused: Callable[[ResolverError], str],
     seconds: float,
 ) -> dict[str, Answers]:
-    """What a batch left, container by container, until the time is up; what is not reached then has no answer.
+    """Answer the rest of a batch, container by container, until the time is up.
 
-    ``refused`` is the word for an error. To be run in a thread.
+    ``refused`` translates an error into its word. Run it in a thread.
     """
     deadline = time.monotonic() + seconds
     found: dict[str, Answers] = {}

@@ -1,63 +1,81 @@
-"""The same question, answered from the daemon's map: no walk through cgroups, one process read.
+"""Look-ups from the daemon's map: a container's full id and an unshared PID namespace, one process read.
 
-It answers the plain case, a container's full id and a PID namespace of its own, and is silent in every other: then
-`resolver.lookup.forward.lookup` is to be asked, which knows them all.
+All other cases go to `resolver.lookup.forward.lookup`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
-from resolver.budget import Slices
-from resolver.containers.find import container_name
+from resolver.base.budget import Slices
+from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone, WorkerFailed
+from resolver.containers.find import name_by_mounts
 from resolver.containers.known_namespaces import KnownNamespaces
-from resolver.errors import AccessDenied, ProcessGone
+from resolver.containers.namespaces import Namespace
 from resolver.linux.cgroup import strip_scheme
-from resolver.lookup.verify import ContainerProcess, verify
+from resolver.lookup.resolve import ContainerOf, any_container, resolve
+from resolver.workers.lane import ALL
+from resolver.workers.lanes import Direct
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
     from resolver.containers.known_namespaces import FirstProcess
-    from resolver.linux.cgroup import ContainerCgroup
-    from resolver.linux.procfs import ProcessIdentity, Procfs
+    from resolver.linux.procfs import Procfs
+    from resolver.lookup.verify import ContainerProcess
     from resolver.pids.pidmap import PidMap
+    from resolver.workers.lanes import TenantReader
 
 
 _FULL_ID = 64
 _EAGER_LOOKS = 8
-#: CPU seconds in which a container that is not known is searched for, before it is left to the walk.
+#: Seconds in which names of containers are waited for, which are for people alone.
+_NAME_SECONDS = 0.05
+#: Seconds in which a container that is not known is searched for, before it is left to the walk.
 _LOOK_SECONDS = 0.02
 
 
 class LiveLookup:
-    """Look-ups through the daemon's map. What it remembers of containers only narrows the choice."""
+    """Look-ups through the daemon's map. Its memory of containers only narrows the choice."""
 
-    def __init__(self, procfs: Procfs, pidmap: PidMap, namespaces: KnownNamespaces | None = None) -> None:
-        """``namespaces`` are the node's, where somebody else keeps them, too."""
-        self._procfs = procfs
+    def __init__(
+        self,
+        procfs: Procfs,
+        pidmap: PidMap,
+        namespaces: KnownNamespaces | None = None,
+        reader: TenantReader | None = None,
+    ) -> None:
+        """Take the node's ``namespaces``, if they are shared with others. ``reader`` reads their mounts."""
+        self._procfs, self._reader = procfs, reader or Direct(procfs)
         self.pidmap = pidmap
         self.namespaces = namespaces or KnownNamespaces(procfs, pidmap)
 
     def find(self, cid: str, ns_pid: int) -> ContainerProcess | None:
-        """The process that a container knows as ``ns_pid``, verified; None if this is not a plain case.
-
-        By the last refresh of the map, and as far as `look_for` got.
-        """
+        """Return a container's process with the PID ``ns_pid``, verified; None if this is not a plain case."""
         wanted = strip_scheme(cid.strip())
         if len(wanted) != _FULL_ID or ns_pid < 1:
             return None
         first = self.namespaces.rightful(wanted)
-        return self.find_in(first, ns_pid) if first else None
+        return self.process_in(first, ns_pid) if first else None
 
     async def look_for(self, cids: Iterable[str]) -> None:
-        """Bring the map up to date, and what is known of these containers if that is not enough; the loop goes on.
+        """Update the map, and if needed the state of these containers.
 
-        A tenant may make thousands of namespaces at once. What can't be read within `_LOOK_SECONDS` of CPU is left out
-        until it was; `look_around` leaves none out.
+        Namespaces that can't be read within `_LOOK_SECONDS` are left out for now, as a tenant may make thousands.
         """
-        slices, wanted = Slices(), [strip_scheme(cid.strip()) for cid in cids]
+        wanted = [strip_scheme(cid.strip()) for cid in cids]
+        await self._search(wanted)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_NAME_SECONDS):
+                for first in filter(None, map(self.namespaces.rightful, wanted)):
+                    await self._read_name(first)
+
+    async def _search(self, wanted: list[str]) -> None:
+        slices = Slices()
         if self.pidmap.source.exact() is not None and self._knows(wanted):
             return  # to find one the kernel's map needs no refresh
         await self.pidmap.catch_up(slices)
@@ -76,37 +94,27 @@ class LiveLookup:
         for _ in self.namespaces.steps(eager=True):
             await slices.breathe()
 
-    def find_in(self, first: FirstProcess, ns_pid: int) -> ContainerProcess | None:
-        """As `find`, in the container of this first process."""
-        for host_pid in self._worth(first, self.pidmap.source.candidates(ns_pid, first.pidns)):
-            found = self._verified(host_pid, first, ns_pid)
-            if found is not None:
-                return found
-        return None
-
     def process_in(
-        self, first: FirstProcess, ns_pid: int, among: Container[int] = ()
-    ) -> ProcessIdentity | None:
-        """As `find_in`, with nothing said about the process but who it is: a third cheaper.
+        self, first: FirstProcess, ns_pid: int, among: Container[int] = (), *, brief: bool = False
+    ) -> ContainerProcess | None:
+        """Find it in the container of this first process; ``brief`` leaves out the names, which is a third cheaper.
 
-        ``among`` are host PIDs that are thought to be in the container: where many processes have that number, as
-        every container's do for a source that knows no namespaces, only those are read.
+        ``among`` are host PIDs likely in the container: with a source without namespaces only those are read.
         """
         candidates = self.pidmap.source.candidates(ns_pid, first.pidns)
         if among and len(candidates) > 1:
             candidates = [each for each in candidates if each in among]
-        for host_pid in self._worth(first, candidates):
-            try:
-                with verify(self._procfs, host_pid) as handle:
-                    inside = self._inside(handle.process, first, ns_pid)
-            except (ProcessGone, AccessDenied):
-                continue
-            if inside:
-                return handle.process
-        return None
+        within = partial(self._within, first, named=not brief)
+        namespace, source = Namespace(first.pidns, first.level), self.pidmap.source.name
+        try:
+            return resolve(
+                self._procfs, self._worth(first, candidates), namespace, ns_pid, within, source, brief=brief
+            )
+        except AccessDenied:
+            return None  # the walk says what is missing
 
     def _worth(self, first: FirstProcess, candidates: list[int]) -> list[int]:
-        """Those worth taking hold of: looking at the namespace first is cheaper, but for a single one."""
+        """Select candidates to hold: checking the namespace first is cheaper, except for a single one."""
         return (
             candidates if len(candidates) < 2 else [each for each in candidates if self._is_in(each, first)]
         )
@@ -117,47 +125,35 @@ class LiveLookup:
         except (ProcessGone, AccessDenied):
             return False
 
-    def _inside(self, process: ProcessIdentity, first: FirstProcess, ns_pid: int) -> ContainerCgroup | None:
-        """Its cgroup, if the process, which is held, is the one with that number in the container."""
-        container = self._procfs.container(process.host_pid)
+    def _within(self, first: FirstProcess, host_pid: int, *, named: bool) -> ContainerOf | None:
+        container = self._procfs.container(host_pid)
         if container.container_id != first.container_id:
             return None
-        if process.ns_pids[first.level :] != (ns_pid,) or self._procfs.pidns(process.host_pid) != first.pidns:
-            return None
-        return container
+        # While a process of it runs, so does the first one: that is the one that shows the name.
+        return ContainerOf(container.container_id, container.pod_uid, (named and first.name) or None)
 
-    def _name(self, first: FirstProcess, pod_uid: str | None) -> str:
-        """The container's name for people, if there is one.
-
-        The runtime makes the mounts that show it after the first process, so one without a name is read again,
-        but not with every question: its mount table is the longest thing to read here.
-        """
+    async def _read_name(self, first: FirstProcess) -> None:
+        """Read the container's name for people, if there is one: the runtime makes the mounts that show it later."""
         now = time.monotonic()
         if not first.name and (first.name_looks < _EAGER_LOOKS or now >= first.next_name_look):
-            first.name = container_name(self._procfs.first_mounts(first.host_pid), pod_uid) or ""
             first.name_looks, first.next_name_look = first.name_looks + 1, now + 1.0
-        return first.name
+            with suppress(ProcessGone, CannotKnow, WorkerFailed):
+                pod_uid = self._procfs.container(first.host_pid).pod_uid
+                first.name = await self._reader.ask("", ALL, name_by_mounts, first.host_pid, pod_uid)
 
-    def _verified(self, host_pid: int, first: FirstProcess, ns_pid: int) -> ContainerProcess | None:
-        """None also for one that may not be read: a number is only one process's in its namespace."""
-        procfs = self._procfs
-        try:
-            with verify(procfs, host_pid) as handle:
-                container = self._inside(handle.process, first, ns_pid)
-                if container is None:
-                    return None
-                # While a process of it runs, so does the first one: that is who is asked for the name.
-                name = self._name(first, container.pod_uid)
-                return ContainerProcess(
-                    container_id=first.container_id,
-                    container_pid=ns_pid,
-                    host_pid=host_pid,
-                    pidns=first.pidns,
-                    pod_uid=container.pod_uid,
-                    container_name=name or None,
-                    start_time=handle.process.start_time,
-                    comm=procfs.comm(host_pid),
-                    source=self.pidmap.source.name,
-                )
-        except (ProcessGone, AccessDenied):
-            return None
+
+def find_own(procfs: Procfs, pidmap: PidMap, own: Namespace, ns_pid: int) -> ContainerProcess | None:
+    """Return the process with the PID ``ns_pid`` in this namespace, in any container, by the map's last refresh.
+
+    The caller holds a process of ``own``. None is conclusive only if the kernel keeps the map.
+    """
+    kernel, source = pidmap.source.exact(), pidmap.source
+    if kernel is None:
+        candidates = source.candidates(ns_pid, own.pidns)
+    else:
+        record = kernel.lookup(own.pidns, ns_pid)
+        candidates = [record.host_pid] if record else []
+    try:
+        return resolve(procfs, candidates, own, ns_pid, partial(any_container, procfs), source.name)
+    except AccessDenied:
+        return None

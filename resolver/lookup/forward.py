@@ -1,35 +1,36 @@
-"""From a container and a PID inside it to the host PID, by what the kernel says at this very moment.
+"""From a container and a PID inside it to the host PID, by asking the kernel now.
 
-The container is found by its cgroup directory, or, where no mounted hierarchy shows it, by every process's
-``/proc/<pid>/cgroup``. The PID is one of the container's own PID namespace. The answer is checked once more
-with the process held fast by a pidfd, so a PID that is used again in between is never given out.
+The container is found by its cgroup directory, or else by every process's ``/proc/<pid>/cgroup``. The answer is checked
+again while a pidfd holds the process.
 """
 
 from __future__ import annotations
 
 import os
+from functools import partial
 
+from resolver.base.errors import AccessDenied, CannotKnow, NotFound, ProcessGone, UsageError
 from resolver.containers.find import FoundContainer, Wanted, find_container, name_of
 from resolver.containers.namespaces import (
     HOST,
     Member,
     Namespace,
-    has_number,
     members_of,
     nested_namespace,
     numbered,
     own_namespace,
 )
-from resolver.errors import CannotKnow, NotFound, ProcessGone, UsageError
 from resolver.linux.cgroup import cgroup_paths, parse_cgroup, pod_uid_of
 from resolver.linux.cgroup_directories import processes_in
-from resolver.lookup.verify import ContainerProcess, verify
+from resolver.linux.host_view import require_all_processes, require_host_view
+from resolver.lookup.resolve import ContainerOf, any_container, resolve
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from resolver.linux.procfs import Procfs
+    from resolver.lookup.verify import ContainerProcess
 
 #: Threads that are looked through for a number that is no process's, only to say so.
 _MOST_THREADS = 20_000
@@ -43,18 +44,16 @@ def lookup(
     pidns: int | None = None,
     cgroup_roots: Sequence[str] | None = None,
 ) -> ContainerProcess:
-    """The host PID of the process that container ``cid`` knows as ``ns_pid``.
+    """Return the process with the PID ``ns_pid`` in container ``cid``.
 
-    ``cid`` is an id, the first 6 or more characters of one, either with or without a scheme such as
-    ``containerd://``, ``<podUID>/<containerName>``, or the complete name of a container that has no id.
-    ``pidns`` is the inode of another PID namespace in the container. ``cgroup_roots`` are looked through in
-    the place of the mounted hierarchies.
+    ``cid`` is an id or its first 6 or more characters, with or without a scheme such as ``containerd://``, or
+    ``<podUID>/<containerName>``, or a container's complete name. ``pidns`` is the inode of a nested PID namespace.
 
-    Raises NotFound, ProcessGone, Ambiguous, UsageError, and CannotKnow if the answer is out of sight.
+    Raises NotFound, ProcessGone, Ambiguous, UsageError, and CannotKnow if the answer is invisible.
     """
     wanted = Wanted(cid)
     if ns_pid < 1:
-        raise UsageError(f"{ns_pid} is no PID: they start at 1")
+        raise UsageError(f"{ns_pid} is not a PID: PIDs start at 1")
     container, source, members = _found(procfs, wanted, cgroup_roots)
     namespace = own_namespace(procfs, members) if pidns is None else nested_namespace(procfs, members, pidns)
     fitting = numbered(procfs, members, namespace, ns_pid)
@@ -63,10 +62,10 @@ def lookup(
         fitting = _late(procfs, wanted, container, namespace, ns_pid)
     if not fitting:
         raise NotFound(_explain(procfs, container, members, namespace, ns_pid))
-    for member in fitting:
-        found = _verified(procfs, wanted, container, namespace, ns_pid, member, source)
-        if found is not None:
-            return found._replace(container_name=_name(procfs, members, found.pod_uid))
+    within = partial(_within, procfs, wanted, container)
+    found = resolve(procfs, (each.host_pid for each in fitting), namespace, ns_pid, within, source)
+    if found is not None:
+        return found._replace(container_name=_name(procfs, members, found.pod_uid))
     raise ProcessGone(
         f"process {ns_pid} of container {container.container_id} ended while it was looked up "
         "(or has ended, and its parent has not waited for it)"
@@ -74,9 +73,9 @@ def lookup(
 
 
 def lookup_many(procfs: Procfs, cid: str, ns_pids: Iterable[int]) -> dict[int, ContainerProcess | None]:
-    """The same for several PIDs of one container, which is searched once. None: no process has that number.
+    """Look several PIDs of one container up, searching it once. None: no process has that number.
 
-    Nothing is said of the container but its id. Raises as `lookup` does, but for a single process that is not there.
+    Only the container's id is filled in. Raises as `lookup` does, except for a single missing process.
     """
     wanted = Wanted(cid)
     container, source, members = _found(procfs, wanted, None)
@@ -85,21 +84,34 @@ def lookup_many(procfs: Procfs, cid: str, ns_pids: Iterable[int]) -> dict[int, C
     for member in members:
         if len(member.ns_pids) > namespace.level:
             by_number.setdefault(member.ns_pids[namespace.level], []).append(member)
+    within = partial(_within, procfs, wanted, container)
     answers: dict[int, ContainerProcess | None] = {}
     for ns_pid in ns_pids:
-        fitting = numbered(procfs, by_number.get(ns_pid, ()), namespace, ns_pid)
-        tried = (_verified(procfs, wanted, container, namespace, ns_pid, each, source) for each in fitting)
-        answers[ns_pid] = next(filter(None, tried), None)
+        host_pids = [each.host_pid for each in by_number.get(ns_pid, ())]
+        answers[ns_pid] = resolve(procfs, host_pids, namespace, ns_pid, within, source, brief=True)
+    return answers
+
+
+def walk_own(procfs: Procfs, own: Namespace, ns_pids: Iterable[int]) -> dict[int, ContainerProcess | None]:
+    """Look them up in the namespace of a process that the caller holds, in any container, by reading every process."""
+    members = members_of(procfs, procfs.entries())
+    answers: dict[int, ContainerProcess | None] = {}
+    for ns_pid in ns_pids:
+        fitting = [each.host_pid for each in members if each.ns_pids[own.level : own.level + 1] == (ns_pid,)]
+        try:
+            answers[ns_pid] = resolve(procfs, fitting, own, ns_pid, partial(any_container, procfs), "scan")
+        except AccessDenied:
+            answers[ns_pid] = None
     return answers
 
 
 def _found(
     procfs: Procfs, wanted: Wanted, cgroup_roots: Sequence[str] | None
 ) -> tuple[FoundContainer, str, list[Member]]:
-    """The container, what showed it, and its processes; raises if the answer would be out of sight."""
-    procfs.require_host_view()
+    """Return the container, its origin, and its processes; raises if the answer would be invisible."""
+    require_host_view(procfs)
     mounts = procfs.mounts("self")
-    procfs.require_all_processes(mounts)
+    require_all_processes(procfs, mounts)
     container, source = find_container(procfs, wanted, mounts, cgroup_roots)
     members = members_of(procfs, container.host_pids)
     if not members:
@@ -107,48 +119,23 @@ def _found(
     return container, source, members
 
 
-def _verified(
-    procfs: Procfs,
-    wanted: Wanted,
-    container: FoundContainer,
-    namespace: Namespace,
-    ns_pid: int,
-    member: Member,
-    source: str,
-) -> ContainerProcess | None:
-    """The answer, read while the process is held; None if it ended or is another one by now."""
-    host_pid = member.host_pid
-    try:
-        with verify(procfs, host_pid) as handle:
-            if not has_number(procfs, handle.process, namespace, ns_pid):
-                return None
-            cgroup = procfs.cgroup(host_pid)
-            if not _is_inside(wanted, container, host_pid, cgroup):
-                return None
-            return ContainerProcess(
-                container_id=container.container_id,
-                container_pid=ns_pid,
-                host_pid=host_pid,
-                pidns=namespace.pidns,
-                pod_uid=_pod_uid(cgroup, container.container_id),
-                container_name=None,  # the container's, not the process's: read from its main process
-                start_time=handle.process.start_time,
-                comm=procfs.comm(host_pid),
-                source=source,
-            )
-    except ProcessGone:
+def _within(procfs: Procfs, wanted: Wanted, container: FoundContainer, host_pid: int) -> ContainerOf | None:
+    """Return the container if the process is in it; its name is read from its main process."""
+    cgroup = procfs.cgroup(host_pid)
+    if not _is_inside(wanted, container, host_pid, cgroup):
         return None
+    return ContainerOf(container.container_id, _pod_uid(cgroup, container.container_id))
 
 
 def _is_inside(wanted: Wanted, container: FoundContainer, host_pid: int, cgroup: str) -> bool:
-    """Whether the process is in the container now. In a private cgroup namespace paths may be cut short."""
+    """Check that the process is in the container now. In a private cgroup namespace paths may be cut short."""
     return not container.keys.isdisjoint(wanted.keys_in(cgroup)) or host_pid in processes_in(
         container.directories
     )
 
 
 def _pod_uid(cgroup: str, container_id: str) -> str | None:
-    """The pod that the container is in, and not one that runs inside of it."""
+    """Return the container's pod, ignoring pods nested in it."""
     for path in cgroup_paths(cgroup):
         before, found, _ = path.rpartition(container_id)
         if found and (pod_uid := pod_uid_of(before)) is not None:
@@ -159,9 +146,9 @@ def _pod_uid(cgroup: str, container_id: str) -> str | None:
 def _late(
     procfs: Procfs, wanted: Wanted, container: FoundContainer, namespace: Namespace, ns_pid: int
 ) -> list[Member]:
-    """The process among all of the node's: it may have changed its cgroup while the directories were read.
+    """Search all of the node's processes: its cgroup may have changed while the directories were read.
 
-    Raises NotFound that names the owner if that is another container, as in pods that share a namespace.
+    Raises NotFound that names the owner if that is another container.
     """
     others = procfs.entries().keys() - container.host_pids.keys()
     if namespace == HOST:
@@ -183,7 +170,7 @@ def _late(
 
 
 def _name(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str | None:
-    """The container's name for people; None as well where its mount table may not be read."""
+    """Return the container's name for people; None if its mount table is missing it or can't be read."""
     try:
         return name_of(procfs, members, pod_uid)
     except CannotKnow:
@@ -216,7 +203,7 @@ def _explain(
 def _process_of_thread(
     procfs: Procfs, members: Iterable[Member], namespace: Namespace, ns_pid: int
 ) -> Member | None:
-    """The process of the container that has a thread with this number."""
+    """Return the container's process with a thread of this number."""
     budget = _MOST_THREADS
     for member in members:
         tasks = f"{procfs.root}/{member.host_pid}/task"

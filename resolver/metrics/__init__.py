@@ -1,7 +1,6 @@
-"""What Prometheus reads, over HTTP on a TCP port: ``/metrics``, ``/healthz``, ``/readyz``.
+"""Pages for Prometheus, over HTTP on a TCP port: ``/metrics``, ``/healthz``, ``/readyz``.
 
-Everything is read from the snapshot of the last pass: nothing here asks the driver, the kernel or a tenant's file, so
-no answer waits for any of them.
+Everything is read from the last pass's snapshot, so no answer waits for the driver, the kernel or a tenant's file.
 """
 
 from __future__ import annotations
@@ -11,19 +10,19 @@ import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.lean import lean
+from resolver.base.lean import lean
 
 with lean("prometheus_client"):
     from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
     from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE_OPENMETRICS
     from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
+from resolver.base.errors import UsageError
+from resolver.base.retry import tried_again
 from resolver.config import parse_address
-from resolver.errors import UsageError
 from resolver.metrics.collector import collect
-from resolver.retry import tried_again
 from resolver.serve import pages
-from resolver.serve.pages import PLAIN
+from resolver.serve.http import PLAIN
 
 if TYPE_CHECKING:
     import socket
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
+    from resolver.base.journal import Journal
     from resolver.config import Settings
-    from resolver.log.journal import Journal
     from resolver.state import Snapshot
 
 #: An address that another has is tried again.
@@ -46,52 +45,43 @@ _KEPT_SECONDS = 0.5
 _STARTING_SECONDS, _READY_SECONDS, _LOOK_AGAIN_SECONDS = 30.0, 8.0, 0.05
 
 
-class _Text(NamedTuple):
-    at: float
-    text: bytes
-
-
-class _One:
+class _One(NamedTuple):
     """A registry of one family: the text is made piece by piece, and others get their turn in between."""
 
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
+    metric: Metric
 
     def collect(self) -> Iterator[Metric]:
-        yield self._metric
+        yield self.metric
 
 
 class Page:
-    """What is answered under each path."""
+    """Answer for each path."""
 
     def __init__(self, snapshot: Callable[[], Snapshot], settings: Settings) -> None:
         self._snapshot = snapshot
         self._settings = settings
-        self._texts: dict[str, _Text] = {}  # by content type, of which there are two
+        self._texts: dict[str, tuple[float, bytes]] = {}  # by content type: when it was made, and the text
         self._turn = asyncio.Lock()
 
     async def answer(self, path: str, accept: str) -> tuple[int, str, bytes]:
         """Status, content type and body."""
         if path == "/metrics":
-            kind = (
-                CONTENT_TYPE_OPENMETRICS
-                if "application/openmetrics-text" in accept
-                else CONTENT_TYPE_PLAIN_0_0_4
-            )
+            openmetrics = "application/openmetrics-text" in accept
+            kind = CONTENT_TYPE_OPENMETRICS if openmetrics else CONTENT_TYPE_PLAIN_0_0_4
             return 200, kind, await self.metrics(kind)
         if path == "/healthz":
-            return self._say(self.not_healthy())
+            return self._say(self._snapshot().standstill())
         if path == "/readyz":
             return self._say(await self._not_ready())
         return 404, PLAIN, b"there are /metrics, /healthz and /readyz\n"
 
     async def metrics(self, kind: str) -> bytes:
-        """All families in the text format ``kind``; the same text for all callers at the same time."""
+        """Render all families in the text format ``kind``; callers at the same time share one text."""
         async with self._turn:
             made = self._texts.get(kind)
-            if made is None or not 0 <= time.monotonic() - made.at < _KEPT_SECONDS:
-                made = self._texts[kind] = _Text(time.monotonic(), await self._make(kind))
-            return made.text
+            if made is None or not 0 <= time.monotonic() - made[0] < _KEPT_SECONDS:
+                made = self._texts[kind] = time.monotonic(), await self._make(kind)
+            return made[1]
 
     async def _make(self, kind: str) -> bytes:
         generate = generate_openmetrics if kind == CONTENT_TYPE_OPENMETRICS else generate_latest
@@ -103,12 +93,8 @@ class Page:
             pieces.append(_END)
         return b"".join(pieces)
 
-    def not_healthy(self) -> str:
-        """Why the daemon should be restarted; empty while passes are made."""
-        return self._snapshot().standstill(self._settings.interval)
-
     async def _not_ready(self) -> str:
-        """Why the daemon isn't ready; empty if it is. Soon after its start the answer waits until it is.
+        """Return why the daemon isn't ready. Soon after its start the answer waits until it is.
 
         A kubelet that gets "not yet" asks again a period later, and reports a failed probe.
         """
@@ -152,5 +138,8 @@ async def _listener(settings: Settings, journal: Journal) -> socket.socket:
             f"{settings.metrics_addr} cannot be listened on: {why}; name another with --metrics-addr"
         )
 
+    def off(why: str) -> None:
+        journal.trouble("metrics", why, "metrics_off", "")
+
     # A daemon that this one takes over from may have it.
-    return await tried_again(listen, lambda why: journal.log.warning("metrics_off", why=why), _AGAIN_SECONDS)
+    return await tried_again(listen, off, _AGAIN_SECONDS)

@@ -7,8 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from resolver import __version__
-from resolver.counters import CounterByReason, CounterName
-from resolver.gpu.health import REASONS
+from resolver.base.counters import CounterByReason
+from resolver.base.reasons import GpuReason, RegionReason, SampleReason, UnresolvedReason
+from resolver.base.source_records import SOURCE_RECORDS
 from resolver.gpu.inventory import OTHER, THROTTLE_REASONS
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED
 from resolver.hami.hostpid_policy import Origin
@@ -16,16 +17,14 @@ from resolver.hami.layout import LAYOUTS
 from resolver.hami.placements import PLACEMENTS
 from resolver.metrics import families as f
 from resolver.metrics.utilization import Names, Unknown, devices, names_of, nvml_trouble, usages
-from resolver.reasons import BrokerRefusal, RegionReason, RepairReason, SampleReason, UnresolvedReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-    from enum import StrEnum
+    from collections.abc import Container, Iterable, Iterator
 
     from prometheus_client.metrics_core import Metric
 
     from resolver.config import Settings
-    from resolver.gpu.inventory import GpuDetails, GpuReport
+    from resolver.metrics.family import Family, Row
     from resolver.metrics.utilization import Usage
     from resolver.state import Snapshot
 
@@ -33,46 +32,16 @@ if TYPE_CHECKING:
 MAX_SERIES = 4096
 #: Values of NVML are believed for this many intervals, and for this many seconds at least.
 _BELIEVED_INTERVALS, _BELIEVED_SECONDS = 2.5, 2.5
-_SOURCES = ("bpf", "netlink", "scan")
 _NAMESPACES = ("host", "container", "unknown")
-COUNTERS = {  # of the daemon, that are a family of their own
-    CounterName.CONFLICTS: f.CONFLICTS,
-    CounterName.OVER_BUDGET: f.OVER_BUDGET,
-    CounterName.WATCH_EVENTS: f.WATCH_EVENTS,
-    CounterName.WATCH_OVERFLOWS: f.WATCH_OVERFLOWS,
-    CounterName.WATCH_FLOODS: f.WATCH_FLOODS,
-    CounterName.SLOTS_STUCK: f.STUCK,
-    CounterName.UTILIZATION_WRITES: f.UTILIZATION_WRITES,
-    CounterName.WRITES_UNDONE: f.UNDONE_WRITES,
-    CounterName.WRITES_MISSED: f.MISSED_WRITES,
-    CounterName.QUARANTINES: f.QUARANTINES,
-    CounterName.WRITER_FAILURES: f.WRITER_FAILURES,
-    CounterName.IMPLAUSIBLE_SAMPLES: f.IMPLAUSIBLE_SAMPLES,
-    CounterName.INTERNAL_ERRORS: f.INTERNAL_ERRORS,
-    CounterName.OUT_OF_DESCRIPTORS: f.OUT_OF_DESCRIPTORS,
-    CounterName.DRIVER_PROBES: f.PROBES,
-    CounterName.DRIVER_PROBES_REFUSED: f.PROBES_REFUSED,
-    CounterName.DRIVER_PROBES_FAILED: f.PROBES_FAILED,
-}
-BROKER_COUNTERS = {
-    CounterName.BROKER_ANSWERS: f.BROKER_ANSWERS,
-    CounterName.BROKER_TIMEOUTS: f.BROKER_TIMEOUTS,
-    CounterName.BROKER_BUSY: f.BROKER_BUSY,
-}
-COUNTERS_BY_REASON: dict[CounterByReason, tuple[f.Family, type[StrEnum]]] = {
-    CounterByReason.REPAIRS: (f.REPAIRS, RepairReason),
-    CounterByReason.WOULD_REPAIR: (f.DRY_RUN_REPAIRS, RepairReason),
-    CounterByReason.REJECTED: (f.REJECTIONS, RegionReason),
-}
 
 
 def believed_seconds(settings: Settings) -> float:
-    """How old NVML's last answer may be."""
+    """Return how old NVML's last answer may be."""
     return max(_BELIEVED_SECONDS, _BELIEVED_INTERVALS * settings.nvml_interval)
 
 
 def collect(snapshot: Snapshot, settings: Settings, now: float) -> Iterator[Metric]:
-    """Every family, at Unix time ``now``."""
+    """Yield every family, at Unix time ``now``."""
     trouble = nvml_trouble(snapshot, now, believed_seconds(settings))
     every = list(usages(snapshot, trouble))
     # A file may name GPUs that nobody has: these take no place away from others.
@@ -84,16 +53,23 @@ def collect(snapshot: Snapshot, settings: Settings, now: float) -> Iterator[Metr
     if settings.metrics_per_process:
         processes = list(_processes(snapshot)) if trouble is None else []
         left_out += max(0, len(processes) - MAX_SERIES)
-        yield f.PROCESS_UTILIZATION.metric(_known(processes[:MAX_SERIES], 1, 100))
-        yield f.PROCESS_MEMORY.metric(_known(processes[:MAX_SERIES], 2, 1))
+        del processes[MAX_SERIES:]
+        yield f.PROCESS_UTILIZATION.metric((labels, _times(util, 0.01)) for labels, util, _ in processes)
+        yield f.PROCESS_MEMORY.metric((labels, memory) for labels, _, memory in processes)
     if settings.hami_metrics:
         from resolver.metrics import hami_names
 
         yield from hami_names.collect(snapshot, used, known=trouble is None)
-    yield f.CONTAINERS.metric([((), len(snapshot.containers))])
-    yield f.SERIES_LEFT_OUT.metric([((), left_out)])
+    yield f.CONTAINERS.single(len(snapshot.containers))
+    yield f.SERIES_LEFT_OUT.single(left_out)
     yield from _slots(snapshot)
-    yield from _counters(snapshot, settings)
+    for counter, family in f.COUNTERS.items():
+        if settings.broker or not counter.startswith("broker_"):
+            yield family.single(snapshot.counters.get(counter, 0))
+    for counted, (family, reasons) in f.COUNTERS_BY_REASON.items():
+        if settings.broker or counted is not CounterByReason.BROKER_REFUSED:
+            counts = counted.counts(snapshot.counters, reasons)
+            yield family.metric(((reason,), count) for reason, count in counts.items())
     yield from _nvml(snapshot, trouble, now)
     yield from _gpus(snapshot, known=trouble is None, details=settings.gpu_details)
     yield from _daemon(snapshot)
@@ -101,31 +77,24 @@ def collect(snapshot: Snapshot, settings: Settings, now: float) -> Iterator[Metr
 
 def _containers(used: list[Usage], unknown_devices: int) -> Iterator[Metric]:
     unknown = {(value, reason.value): 0 for value in ("utilization", "memory") for reason in Unknown}
-    for value in ("utilization", "memory"):
+    for value, family in (("utilization", f.CONTAINER_UTILIZATION), ("memory", f.CONTAINER_MEMORY)):
         unknown[value, Unknown.UNKNOWN_DEVICE.value] = unknown_devices
-    utilization, memory = [], []
-    for usage in used:
-        labels = (*usage.names, *usage.device[:2])
-        if isinstance(usage.utilization, Unknown):
-            unknown["utilization", usage.utilization.value] += 1
-        else:
-            utilization.append((labels, usage.utilization))
-        if isinstance(usage.memory, Unknown):
-            unknown["memory", usage.memory.value] += 1
-        else:
-            memory.append((labels, usage.memory))
-    yield f.CONTAINER_UTILIZATION.metric(utilization)
-    yield f.CONTAINER_MEMORY.metric(memory)
+        rows = []
+        for usage in used:
+            number = getattr(usage, value)
+            if isinstance(number, Unknown):
+                unknown[value, number.value] += 1
+            else:
+                rows.append((usage.labels, number))
+        yield family.metric(rows)
     yield f.UNKNOWN_VALUES.metric(unknown.items())
 
 
 def _limits(used: list[Usage], known: Container[str]) -> Iterator[Metric]:
-    """What HAMi allows, on the GPUs that are ``known``: a file may name others, and its word is no label."""
-    rows = [((*usage.names, *usage.device[:2]), usage) for usage in used if usage.device.uuid in known]
-    memory = ((labels, usage.limit) for labels, usage in rows)
-    yield f.CONTAINER_MEMORY_LIMIT.metric((labels, limit) for labels, limit in memory if limit is not None)
-    cores = ((labels, usage.core_limit) for labels, usage in rows)
-    yield f.CONTAINER_CORE_LIMIT.metric((labels, limit / 100) for labels, limit in cores if limit is not None)
+    """Yield HAMi's limits on the ``known`` GPUs: a file may name others, and its text is no label."""
+    its = [usage for usage in used if usage.device.uuid in known]
+    yield f.CONTAINER_MEMORY_LIMIT.metric((usage.labels, usage.limit) for usage in its)
+    yield f.CONTAINER_CORE_LIMIT.metric((usage.labels, _times(usage.core_limit, 0.01)) for usage in its)
 
 
 def _processes(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], int | None, int | None]]:
@@ -143,84 +112,55 @@ def _processes(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], int | None
         yield labels, process.sm_util, process.memory
 
 
-def _known(rows: Iterable[tuple[Any, ...]], column: int, unit: int) -> Iterator[f.Row]:
-    for row in rows:
-        if row[column] is not None:
-            yield row[0], row[column] / unit
+def _times(number: float | None, factor: float) -> float | None:
+    return None if number is None else number * factor
 
 
-def _by(family: f.Family, reasons: Iterable[str], counted: Counter[str]) -> Metric:
-    """A series for each reason, 0 too, so that a rate is known from the first one on."""
-    values = {str(reason): 0 for reason in reasons} | counted
+def _by(family: Family, reasons: Iterable[str], counted: Counter[Any]) -> Metric:
+    """Give each reason a series, including 0, so that a rate sees the first increment."""
+    values = {str(reason): 0 for reason in reasons} | {str(reason): n for reason, n in counted.items()}
     return family.metric(((reason,), count) for reason, count in values.items())
 
 
-def _claims(snapshot: Snapshot) -> Iterator[f.Row]:
-    """Which containers use the file of each ResourceClaim."""
+def _claims(snapshot: Snapshot) -> Iterator[Row]:
+    """Yield the containers that use the file of each ResourceClaim."""
     containers = {container.container_id: container for container in snapshot.containers}
     pairs = {
         (region.claim, each) for region in snapshot.regions if region.claim for each in region.container_ids
     }
     for claim, container_id in sorted(pairs)[:MAX_SERIES]:
         container = containers.get(container_id)
-        names = (
-            names_of(container)
-            if container
-            else Names(namespace="", pod="", container="", pod_uid="", container_id=container_id)
-        )
-        yield (claim, *names), 1
+        yield (claim, *(names_of(container) if container else Names(container_id=container_id))), 1
 
 
 def _slots(snapshot: Snapshot) -> Iterator[Metric]:
     states, reasons, stuck = Counter[str](), Counter[str](), 0
     for each in snapshot.tallies():
         unresolved = sum(each.unresolved.values())
-        states += {
-            "unresolved": unresolved,
-            "dead": each.dead,
-            "resolved": each.in_use - each.dead - unresolved,
-        }
-        reasons += {why.value: count for why, count in each.unresolved.items()}
+        resolved = each.in_use - each.dead - unresolved
+        states += {"unresolved": unresolved, "dead": each.dead, "resolved": resolved}
+        reasons += each.unresolved
         stuck += each.stuck
-    yield _by(f.REGIONS, LAYOUTS, Counter(region.layout for region in snapshot.regions))
-    placements = Counter(region.placement or "" for region in snapshot.regions)
+    regions = snapshot.regions
+    yield _by(f.REGIONS, LAYOUTS, Counter(region.layout for region in regions))
+    placements = Counter(region.placement or "" for region in regions)
     yield _by(f.PLACEMENT_REGIONS, [row.name for row in PLACEMENTS], placements)
     yield f.CLAIM.metric(_claims(snapshot))
     yield _by(f.SLOTS, ("resolved", "unresolved", "dead"), states)
     yield _by(f.UNRESOLVED_SLOTS, UnresolvedReason, reasons)
-    yield f.STUCK_SLOTS.metric([((), stuck)])
-    yield _by(
-        f.REJECTED_REGIONS, RegionReason, Counter(reason.value for reason in snapshot.rejected.values())
-    )
-    yield f.QUARANTINED_REGIONS.metric([((), sum(region.quarantined for region in snapshot.regions))])
-    yield f.UNWATCHED_REGIONS.metric([((), snapshot.unwatched)])
-    yield f.MISSING_DIRECTORIES.metric([((), len(snapshot.missing_dirs))])
-
-
-def _counters(snapshot: Snapshot, settings: Settings) -> Iterator[Metric]:
-    counters = snapshot.counters
-    for name, family in COUNTERS.items():
-        yield family.metric([((), counters.get(name, 0))])
-    for counted, (family, reasons) in COUNTERS_BY_REASON.items():
-        yield _by_reason(family, counted, reasons, counters)
-    if settings.broker:
-        for name, family in BROKER_COUNTERS.items():
-            yield family.metric([((), counters.get(name, 0))])
-        yield _by_reason(f.BROKER_REFUSED, CounterByReason.BROKER_REFUSED, BrokerRefusal, counters)
-
-
-def _by_reason(
-    family: f.Family, counted: CounterByReason, reasons: type[StrEnum], counters: Mapping[str, int]
-) -> Metric:
-    return family.metric(((reason,), n) for reason, n in counted.counts(counters, reasons).items())
+    yield f.STUCK_SLOTS.single(stuck)
+    yield _by(f.REJECTED_REGIONS, RegionReason, Counter(snapshot.rejected.values()))
+    yield f.QUARANTINED_REGIONS.single(sum(region.quarantined for region in regions))
+    yield f.UNWATCHED_REGIONS.single(snapshot.unwatched)
+    yield f.MISSING_DIRECTORIES.single(len(snapshot.missing_dirs))
 
 
 def _nvml(snapshot: Snapshot, trouble: Unknown | None, now: float) -> Iterator[Metric]:
-    yield f.NVML_UP.metric([((), trouble is None)])
-    answered = snapshot.collected_at > 0
-    yield f.NVML_LAST_SUCCESS.metric([((), snapshot.collected_at)] if answered else [])
-    yield f.NVML_AGE.metric([((), max(0.0, now - snapshot.collected_at))] if answered else [])
-    orphans = Counter({reason.value: n for reason, n in snapshot.joined.orphan_reasons().items()})
+    yield f.NVML_UP.single(trouble is None)
+    at = snapshot.collected_at or None
+    yield f.NVML_LAST_SUCCESS.single(at)
+    yield f.NVML_AGE.single(None if at is None else max(0.0, now - at))
+    orphans = snapshot.joined.orphan_reasons()
     yield f.UNRESOLVED_SAMPLES.metric([]) if trouble else _by(f.UNRESOLVED_SAMPLES, SampleReason, orphans)
     version = snapshot.driver_version
     yield f.DRIVER.metric([((version,), 1)] if version else [])
@@ -228,98 +168,69 @@ def _nvml(snapshot: Snapshot, trouble: Unknown | None, now: float) -> Iterator[M
     yield f.NAMESPACE_ORIGIN.metric(_state(Origin, snapshot.policy_origin))
 
 
-def _state(states: Iterable[str], present: str, *labels: str) -> list[f.Row]:
-    return [((*labels, _word(state)), state == present) for state in states]
+def _state(states: Iterable[str], present: str, *labels: str) -> Iterator[Row]:
+    return (((*labels, _word(state)), state == present) for state in states)
 
 
 def _word(name: str) -> str:
-    """A name of ours as a label's value: nobody wants to quote blanks in a query."""
+    """Replace the spaces in an internal name, so that queries need not quote the label value."""
     return name.replace(" ", "_")
 
 
 def _gpus(snapshot: Snapshot, *, known: bool, details: bool) -> Iterator[Metric]:
-    """``known``: NVML answers. What it said before it stopped is not what is."""
-    gpus = [(gpu, (gpu.uuid, str(gpu.device_index))) for gpu in snapshot.inventory.gpus]
-
-    def values(family: f.Family, value: Callable[[GpuReport], float | None], unit: int = 1) -> Metric:
-        numbers = ((labels, value(gpu)) for gpu, labels in gpus if known)
-        return family.metric((labels, number / unit) for labels, number in numbers if number is not None)
-
-    yield f.GPU.metric(
-        ((*labels, "" if gpu.minor is None else str(gpu.minor), gpu.name), 1) for gpu, labels in gpus
-    )
-    yield values(f.GPU_MEMORY, lambda gpu: gpu.memory_total)
-    yield values(f.GPU_MEMORY_USED, lambda gpu: gpu.memory_used)
-    yield values(f.GPU_UTILIZATION, lambda gpu: gpu.utilization, 100)
-    yield values(f.GPU_TEMPERATURE, lambda gpu: gpu.temperature)
-    yield values(f.GPU_POWER, lambda gpu: gpu.power)
-    yield values(f.GPU_ECC, lambda gpu: gpu.ecc_uncorrected)
-    yield values(f.GPU_HEALTHY, lambda gpu: not gpu.illnesses)
-    yield values(f.GPU_MIG, lambda gpu: gpu.mig)
-    ill = [(labels, illness) for gpu, labels in gpus if known for illness in gpu.illnesses]
+    """Yield the GPUs' families; ``known`` means that NVML answers, because earlier values aren't current."""
+    every = [((gpu.uuid, str(gpu.device_index)), gpu) for gpu in snapshot.inventory.gpus]
+    gpus = every if known else []
+    minors = {labels: "" if gpu.minor is None else str(gpu.minor) for labels, gpu in every}
+    yield f.GPU.metric(((*labels, minors[labels], gpu.name), 1) for labels, gpu in every)
+    yield from _values(f.GPU_VALUES, gpus)
+    ill = [(labels, illness) for labels, gpu in gpus for illness in gpu.illnesses]
     has = {(*labels, illness.reason) for labels, illness in ill}
-    reasons = [(*labels, reason) for _, labels in gpus if known for reason in REASONS]
+    reasons = [(*labels, reason) for labels, _ in gpus for reason in GpuReason]
     yield f.GPU_UNHEALTHY.metric((labels, labels in has) for labels in dict.fromkeys((*reasons, *has)))
     yield f.GPU_UNHEALTHY_SINCE.metric(((*labels, illness.reason), illness.since) for labels, illness in ill)
     yield f.GPU_XIDS.metric(
-        ((*labels, str(each.xid)), each.count) for gpu, labels in gpus if known for each in gpu.xids
+        ((*labels, str(each.xid)), each.count) for labels, gpu in gpus for each in gpu.xids
     )
     if details:
-        yield from _gpu_details([(gpu.details, labels) for gpu, labels in gpus if known and gpu.details])
+        detailed = [(labels, gpu.details) for labels, gpu in gpus if gpu.details]
+        yield from _values(f.GPU_DETAILS, detailed)
+        yield f.GPU_THROTTLED.metric(
+            ((*labels, reason), reason in each.throttle_reasons)
+            for labels, each in detailed
+            if each.throttle_reasons is not None
+            for reason in (*THROTTLE_REASONS, OTHER)
+        )
     states = (OK, UNSUPPORTED, FAILED)
-    yield f.GPU_SAMPLES.metric(
-        row for gpu, labels in gpus if known for row in _state(states, gpu.samples, *labels)
-    )
+    yield f.GPU_SAMPLES.metric(row for labels, gpu in gpus for row in _state(states, gpu.samples, *labels))
     instances = [
         ((*labels, each.uuid, str(each.gpu_instance), str(each.compute_instance)), each)
-        for gpu, labels in gpus
-        if known
+        for labels, gpu in gpus
         for each in gpu.mig_instances
     ]
-    for family, attribute in ((f.MIG_MEMORY, "memory_total"), (f.MIG_MEMORY_USED, "memory_used")):
-        numbers = ((labels, getattr(each, attribute)) for labels, each in instances)
-        yield family.metric((labels, number) for labels, number in numbers if number is not None)
+    yield f.MIG_MEMORY.metric((labels, each.memory_total) for labels, each in instances)
+    yield f.MIG_MEMORY_USED.metric((labels, each.memory_used) for labels, each in instances)
 
 
-def _gpu_details(gpus: list[tuple[GpuDetails, tuple[str, str]]]) -> Iterator[Metric]:
-    for family, value, factor in (
-        (f.GPU_SM_CLOCK, "sm_clock", 1e6),
-        (f.GPU_MEMORY_CLOCK, "memory_clock", 1e6),
-        (f.GPU_POWER_LIMIT, "power_limit", 1),
-        (f.GPU_ENERGY, "energy", 1),
-        (f.GPU_PCIE_GENERATION, "pcie_generation", 1),
-        (f.GPU_PCIE_WIDTH, "pcie_width", 1),
-        (f.GPU_PCIE_REPLAYS, "pcie_replays", 1),
-        (f.GPU_ECC_CORRECTED, "ecc_corrected", 1),
-        (f.GPU_ENCODER, "encoder", 0.01),
-        (f.GPU_DECODER, "decoder", 0.01),
-    ):
-        values = ((labels, getattr(details, value)) for details, labels in gpus)
-        yield family.metric((labels, number * factor) for labels, number in values if number is not None)
-    yield f.GPU_THROTTLED.metric(
-        ((*labels, reason), reason in details.throttle_reasons)
-        for details, labels in gpus
-        if details.throttle_reasons is not None
-        for reason in (*THROTTLE_REASONS, OTHER)
-    )
+def _values(values: Iterable[f.GpuValue], records: list[tuple[tuple[str, str], Any]]) -> Iterator[Metric]:
+    for family, attribute, factor in values:
+        yield family.metric((labels, _times(getattr(each, attribute), factor)) for labels, each in records)
 
 
 def _daemon(snapshot: Snapshot) -> Iterator[Metric]:
     from resolver.metrics import own
 
     yield f.BUILD.metric([((__version__, platform.python_version()), 1)])
-    yield f.READY.metric([((), not snapshot.not_ready)])
-    yield f.SOURCE.metric(_state(_SOURCES, snapshot.source))
-    unused = snapshot.sources_not_used
-    yield f.SOURCE_FAILED.metric(((name,), name in unused) for name in _SOURCES)
-    yield f.SOURCE_COMPLETE.metric([((), not snapshot.incomplete)])
+    yield f.READY.single(not snapshot.not_ready)
+    yield f.SOURCE.metric(_state(SOURCE_RECORDS, snapshot.source))
+    yield f.SOURCE_FAILED.metric(((name,), name in snapshot.sources_not_used) for name in SOURCE_RECORDS)
+    yield f.SOURCE_COMPLETE.single(not snapshot.incomplete)
     yield f.MAP_EVENTS.metric(((name,), count) for name, count in snapshot.source_counters.items())
-    yield f.PROCESSES.metric([((), snapshot.processes)])
-    yield f.MAP_SIZE.metric([((), snapshot.map_size)])
+    yield f.PROCESSES.single(snapshot.processes)
+    yield f.MAP_SIZE.single(snapshot.map_size)
     yield f.PASSES.histogram(snapshot.pass_seconds)
-    workers = snapshot.workers
-    yield f.WORKER_STARTS.metric(((_word(worker.name),), worker.starts) for worker in workers)
-    yield f.WORKER_FAILURES.metric(((_word(worker.name),), worker.failures) for worker in workers)
-    yield f.DRY_RUN.metric([((), snapshot.dry_run)])
-    yield f.STANDBY.metric([((), bool(snapshot.holder))])
+    yield f.WORKER_STARTS.metric(((_word(each.name),), each.starts) for each in snapshot.workers)
+    yield f.WORKER_FAILURES.metric(((_word(each.name),), each.failures) for each in snapshot.workers)
+    yield f.DRY_RUN.single(snapshot.dry_run)
+    yield f.STANDBY.single(bool(snapshot.holder))
     yield from own.collect()

@@ -1,17 +1,16 @@
-"""The same values under the names and labels of HAMi's own monitor, for dashboards that exist.
+"""The same values under the names, labels and units of HAMi's monitor, for existing dashboards.
 
-Two generations of names: those with ``hami_`` (as HAMi 2.10 has them, and KAI's monitor) and those before it, which
-later releases give with ``--legacy-metrics``. Upstream's units: utilization is in per cent, also where the name says
-ratio. What upstream exports and is not known here is left out. The kinds of memory and the time of the last kernel are
-what HAMi-core says in the container's file, of processes that are known to own its slots.
+Names with ``hami_`` are HAMi 2.10's and KAI's; the older ones are what later releases call legacy. Kinds of memory and
+the last kernel are HAMi-core's counts, of processes that are known to own slots. Unknown values are left out.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from resolver.metrics.families import Family
+from resolver.metrics.family import Family
 from resolver.metrics.utilization import Unknown, devices
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from resolver.metrics.utilization import Usage
+    from resolver.metrics.utilization import Names, Usage
     from resolver.state import Snapshot
 
 _ZONE = "vGPU"  # what upstream registers all of its own under
@@ -30,78 +29,64 @@ OLD_CONTAINER_LABELS = ("podnamespace", "podname", "ctrname", "vdeviceid", "devi
 _OLD_KINDS = (*OLD_CONTAINER_LABELS[:-1], "context", "module", "data", "offset", "zone")
 
 
-def _gauge(name: str, labels: tuple[str, ...], meaning: str) -> Family:
-    return Family(name=name, kind="gauge", labels=labels, help=meaning)
+def _gauges(meaning: str, *names: str) -> tuple[Family, ...]:
+    """Declare both generations of one value, the later one first."""
+    return tuple(Family(name, "gauge", _labels(name), meaning) for name in names)
 
 
-_HOST_MEMORY = "Memory of a GPU that is in use, in bytes."
-_HOST_UTILIZATION = "How much of the time a GPU was busy, in per cent."
-_USED = "GPU memory that a container's processes hold, in bytes."
-_LIMIT = "GPU memory that a container may hold, in bytes."
-_UTILIZATION = "SM utilization of a container on a GPU, in per cent."
-_LAST_KERNEL = "Time since HAMi-core last saw a kernel of the container."
+def _labels(name: str) -> tuple[str, ...]:
+    if name.startswith(("hami_host_", "Host")):
+        return GPU_LABELS if name.startswith("hami_") else OLD_GPU_LABELS
+    if name == "Device_memory_desc_of_container":
+        return _OLD_KINDS
+    return CONTAINER_LABELS if name.startswith("hami_") else OLD_CONTAINER_LABELS
 
-#: Both generations of each, the later one first.
-HOST_MEMORY = (
-    _gauge("hami_host_gpu_memory_used_bytes", GPU_LABELS, _HOST_MEMORY),
-    _gauge("HostGPUMemoryUsage", OLD_GPU_LABELS, _HOST_MEMORY),
-)
-HOST_UTILIZATION = (
-    _gauge("hami_host_gpu_utilization_ratio", GPU_LABELS, _HOST_UTILIZATION),
-    _gauge("HostCoreUtilization", OLD_GPU_LABELS, _HOST_UTILIZATION),
-)
-HOST_TEMPERATURE = (_gauge("hami_host_gpu_temperature_celsius", GPU_LABELS, "A GPU's temperature."),)
-HOST_POWER = (_gauge("hami_host_gpu_power_usage_watts", GPU_LABELS, "What a GPU draws."),)
-MEMORY = (
-    _gauge("hami_vgpu_memory_used_bytes", CONTAINER_LABELS, _USED),
-    _gauge("hami_container_device_memory_bytes", CONTAINER_LABELS, _USED),
-    _gauge("vGPU_device_memory_usage_in_bytes", OLD_CONTAINER_LABELS, _USED),
-)
-LIMIT = (
-    _gauge("hami_vgpu_memory_limit_bytes", CONTAINER_LABELS, _LIMIT),
-    _gauge("vGPU_device_memory_limit_in_bytes", OLD_CONTAINER_LABELS, _LIMIT),
-)
-CONTEXT = (
-    _gauge(
-        "hami_vgpu_memory_context_bytes",
-        CONTAINER_LABELS,
-        "GPU memory of a container's CUDA contexts, as HAMi-core counts it.",
+
+#: By attribute of a GPU's record.
+OF_GPUS = {
+    "memory_used": _gauges(
+        "Memory of a GPU that is in use, in bytes.", "hami_host_gpu_memory_used_bytes", "HostGPUMemoryUsage"
     ),
-)
-MODULE = (
-    _gauge(
-        "hami_vgpu_memory_module_bytes",
-        CONTAINER_LABELS,
-        "GPU memory of a container's loaded modules, as HAMi-core counts it.",
+    "utilization": _gauges(
+        "Share of the time that a GPU was busy, in per cent.",
+        *("hami_host_gpu_utilization_ratio", "HostCoreUtilization"),
     ),
-)
-BUFFER = (
-    _gauge(
-        "hami_vgpu_memory_buffer_bytes",
-        CONTAINER_LABELS,
-        "GPU memory that a container allocated, as HAMi-core counts it.",
+    "temperature": _gauges("A GPU's temperature.", "hami_host_gpu_temperature_celsius"),
+    "power": _gauges("Power draw of a GPU.", "hami_host_gpu_power_usage_watts"),
+}
+OF_CONTAINERS = {
+    "memory": _gauges(
+        "GPU memory that a container's processes hold, in bytes.",
+        *("hami_vgpu_memory_used_bytes", "hami_container_device_memory_bytes"),
+        "vGPU_device_memory_usage_in_bytes",
     ),
-)
-KINDS = (
-    _gauge(
-        "Device_memory_desc_of_container",
-        _OLD_KINDS,
+    "limit": _gauges(
+        "GPU memory that a container may hold, in bytes.",
+        *("hami_vgpu_memory_limit_bytes", "vGPU_device_memory_limit_in_bytes"),
+    ),
+    "context": _gauges(
+        "GPU memory of a container's CUDA contexts, as HAMi-core counts it.", "hami_vgpu_memory_context_bytes"
+    ),
+    "module": _gauges(
+        "GPU memory of a container's loaded modules, as HAMi-core counts it.", "hami_vgpu_memory_module_bytes"
+    ),
+    "buffer": _gauges(
+        "GPU memory that a container allocated, as HAMi-core counts it.", "hami_vgpu_memory_buffer_bytes"
+    ),
+    "kinds": _gauges(
         "GPU memory of a container as HAMi-core counts it, its kinds as labels.",
+        "Device_memory_desc_of_container",
     ),
-)
-UTILIZATION = (
-    _gauge("hami_container_device_utilization_ratio", CONTAINER_LABELS, _UTILIZATION),
-    _gauge("Device_utilization_desc_of_container", OLD_CONTAINER_LABELS, _UTILIZATION),
-)
-LAST_KERNEL = (
-    _gauge("hami_container_last_kernel_elapsed_seconds", CONTAINER_LABELS, _LAST_KERNEL),
-    _gauge("Device_last_kernel_of_container", OLD_CONTAINER_LABELS, _LAST_KERNEL),
-)
-_OF_HOSTS = (*HOST_MEMORY, *HOST_UTILIZATION, *HOST_TEMPERATURE, *HOST_POWER)
-_OF_CONTAINERS = (*MEMORY, *LIMIT, *CONTEXT, *MODULE, *BUFFER, *KINDS, *UTILIZATION, *LAST_KERNEL)
-FAMILIES = (*_OF_HOSTS, *_OF_CONTAINERS)
-
-_Rows = list[tuple[tuple[str, ...], float | None]]
+    "utilization": _gauges(
+        "SM utilization of a container on a GPU, in per cent: NVML's, the sum over its living processes.",
+        *("hami_container_device_utilization_ratio", "Device_utilization_desc_of_container"),
+    ),
+    "last_kernel": _gauges(
+        "Time since HAMi-core last saw a kernel of the container.",
+        *("hami_container_last_kernel_elapsed_seconds", "Device_last_kernel_of_container"),
+    ),
+}
+FAMILIES = tuple(family for each in (OF_GPUS, OF_CONTAINERS) for its in each.values() for family in its)
 
 
 def collect(snapshot: Snapshot, used: Iterable[Usage], *, known: bool) -> Iterator[Metric]:
@@ -111,44 +96,47 @@ def collect(snapshot: Snapshot, used: Iterable[Usage], *, known: bool) -> Iterat
         ((node, str(gpu.device_index), gpu.uuid, f"NVIDIA-{gpu.name}", _ZONE), gpu)
         for gpu in (snapshot.inventory.gpus if known else ())
     ]
-    yield from _each(HOST_MEMORY, ((labels, gpu.memory_used) for labels, gpu in gpus))
-    yield from _each(HOST_UTILIZATION, ((labels, gpu.utilization) for labels, gpu in gpus))
-    yield from _each(HOST_TEMPERATURE, ((labels, gpu.temperature) for labels, gpu in gpus))
-    yield from _each(HOST_POWER, ((labels, gpu.power) for labels, gpu in gpus))
-    rows: dict[tuple[Family, ...], _Rows] = {
-        families: [] for families in (MEMORY, LIMIT, CONTEXT, MODULE, BUFFER, KINDS, UTILIZATION, LAST_KERNEL)
-    }
-    gpus_of_node = devices(snapshot)  # a file may name others, and its word is no label
-    for usage in used:
-        names = usage.names
-        if (
-            usage.position is None
-            or not (names.pod and names.container)
-            or usage.device.uuid not in gpus_of_node
-        ):
-            continue
-        labels = (*names[:3], str(usage.position), usage.device.uuid, _ZONE)
-        rows[MEMORY].append((labels, None if isinstance(usage.memory, Unknown) else usage.memory))
-        rows[LIMIT].append((labels, usage.limit))
-        percent = None if isinstance(usage.utilization, Unknown) else round(100 * usage.utilization)
-        rows[UTILIZATION].append((labels, percent))
-        if 0 < usage.last_kernel <= snapshot.at:
-            rows[LAST_KERNEL].append((labels, int(snapshot.at) - usage.last_kernel))
-        if usage.counted is not None:
-            context, module, data, total = usage.counted
-            rows[CONTEXT].append((labels, context))
-            rows[MODULE].append((labels, module))
-            rows[BUFFER].append((labels, data))
-            kinds = (*map(str, (context, module, data, max(0, total - context - module - data))),)
-            rows[KINDS].append(((*labels[:-1], *kinds, _ZONE), total))
-    for families, values in rows.items():
-        yield from _each(families, values)
-
-
-def _each(
-    families: tuple[Family, ...], rows: Iterable[tuple[tuple[str, ...], float | None]]
-) -> Iterator[Metric]:
+    for attribute, families in OF_GPUS.items():
+        for family in families:
+            yield family.metric((labels, getattr(gpu, attribute)) for labels, gpu in gpus)
     # A pod and the one of the same name before it may both be there for a moment: the labels hold one of them.
-    values = {labels: value for labels, value in rows if value is not None}
-    for family in families:
-        yield family.metric(values.items())
+    rows: dict[str, dict[tuple[str, ...], float]] = {value: {} for value in OF_CONTAINERS}
+    gpus_of_node = devices(snapshot)  # a file may name others, and its word is no label
+    for usage in _placed(used):
+        names = usage.names
+        if names.pod and names.container and usage.device.uuid in gpus_of_node:
+            labels = (*names[:3], str(usage.position), usage.device.uuid, _ZONE)
+            for value, more, number in _values(usage, snapshot.at):
+                if number is not None:
+                    rows[value][(*labels[:-1], *more, _ZONE)] = number
+    for value, families in OF_CONTAINERS.items():
+        for family in families:
+            yield family.metric(rows[value].items())
+
+
+def _values(usage: Usage, now: float) -> Iterator[tuple[str, tuple[str, ...], float | None]]:
+    """Yield name, further labels and value of one container on one GPU."""
+    yield "memory", (), None if isinstance(usage.memory, Unknown) else usage.memory
+    yield "limit", (), usage.limit
+    util = usage.utilization
+    yield "utilization", (), None if isinstance(util, Unknown) else round(100 * util)
+    if 0 < usage.last_kernel <= now:
+        yield "last_kernel", (), int(now) - usage.last_kernel
+    if usage.counted is not None:
+        context, module, data, total = usage.counted
+        yield from (("context", (), context), ("module", (), module), ("buffer", (), data))
+        kinds = (context, module, data, max(0, total - context - module - data))
+        yield "kinds", tuple(map(str, kinds)), total
+
+
+def _placed(used: Iterable[Usage]) -> Iterator[Usage]:
+    """Give the GPUs of a container without a cache file their places: it has whole ones, and HAMi no file for it."""
+    listed = list(used)
+    with_file = {usage.names for usage in listed if usage.position is not None}
+    places: Counter[Names] = Counter()
+    for usage in sorted(listed, key=lambda each: each.device.index.zfill(4)):
+        if usage.position is not None:
+            yield usage
+        elif usage.names not in with_file:
+            yield usage._replace(position=places[usage.names])
+            places[usage.names] += 1

@@ -1,8 +1,7 @@
-"""What each container uses of each GPU, from one snapshot. A value that is not known has a reason instead.
+"""Use of each GPU by each container, from one snapshot. Unknown values have a reason instead.
 
-A container's utilization on a GPU is the sum of its processes' samples of the last second, at most 1. Which
-container a process is in comes from its cgroup and not from its slot, so that a tenant cannot hide or add load by what
-it writes into its file. The file only adds the GPUs on which a container is idle, if NVML knows the GPU.
+A container's utilization is the sum of its processes' samples, at most 1. Processes belong to containers by their
+cgroups, so that a tenant's file neither hides load nor adds any; it only adds GPUs on which the container is idle.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from collections import Counter
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.gpu.sampler import FAILED, LONGEST_WAIT, OK, UNSUPPORTED
-from resolver.reasons import SampleReason
+from resolver.base.reasons import SampleReason
+from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED
 from resolver.state import Counted
 
 if TYPE_CHECKING:
@@ -40,11 +39,11 @@ class Unknown(StrEnum):
 class Names(NamedTuple):
     """Labels of a container; ``container_id`` only where the other names are not unique."""
 
-    namespace: str
-    pod: str
-    container: str
-    pod_uid: str
-    container_id: str
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    pod_uid: str = ""
+    container_id: str = ""
 
 
 class Device(NamedTuple):
@@ -58,10 +57,8 @@ class Device(NamedTuple):
 class Usage(NamedTuple):
     """One container on one GPU. ``utilization`` from 0 to 1, ``memory`` in bytes, or the reason of each.
 
-    ``position`` is the GPU's place among those in the container's cache file, and ``limit`` the memory it is allowed
-    there in bytes, None without a limit; ``counted`` is what HAMi-core says that its processes hold there, None if
-    that is not known, ``last_kernel`` when it last saw a kernel, 0 for never, and ``core_limit`` the per cent of its
-    cores, None without a limit. All five are the file's word.
+    From the cache file, None if unknown or unlimited: ``position`` of the GPU, ``limit`` of memory in bytes,
+    ``counted`` by HAMi-core, ``last_kernel`` (0: never), ``core_limit`` in per cent.
     """
 
     names: Names
@@ -73,6 +70,11 @@ class Usage(NamedTuple):
     counted: Counted | None = None
     last_kernel: int = 0
     core_limit: int | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return the labels of the container and the GPU."""
+        return (*self.names, self.device.uuid, self.device.index)
 
 
 class _Group:
@@ -97,7 +99,7 @@ class _Group:
 
 
 def devices(snapshot: Snapshot) -> dict[str, Device]:
-    """Every GPU and MIG instance that NVML knows, by UUID."""
+    """Return every GPU and MIG instance that NVML knows, by UUID."""
     asked = snapshot.joined.asked
     found = {uuid: Device(uuid, "", OK) for uuid in asked}
     for gpu in snapshot.inventory.gpus:
@@ -112,17 +114,16 @@ def devices(snapshot: Snapshot) -> dict[str, Device]:
 def nvml_trouble(snapshot: Snapshot, now: float, longest: float) -> Unknown | None:
     """Why nothing that NVML reported can be used at Unix time ``now``; None if it can.
 
-    Its answer may be ``longest`` seconds old; where nothing runs the worker reports changes only.
+    Its answer may be ``longest`` seconds old.
     """
     joined = snapshot.joined
     if joined.error:
         return Unknown.NO_ANSWER
-    runs = joined.values or joined.orphans
-    return Unknown.STALE if now - joined.at > longest + (0 if runs else LONGEST_WAIT) else None
+    return Unknown.STALE if now - joined.at > longest else None
 
 
 def usages(snapshot: Snapshot, trouble: Unknown | None) -> Iterator[Usage]:
-    """Every container on every GPU that it uses or may use, once."""
+    """Yield every container on every GPU that it uses or may use, once."""
     known, joined, groups = devices(snapshot), snapshot.joined, _groups(snapshot)
     shared = {path for path, n in Counter(p for g in groups.values() for p in g.regions).items() if n > 1}
     for names, group in groups.items():
@@ -132,26 +133,13 @@ def usages(snapshot: Snapshot, trouble: Unknown | None) -> Iterator[Usage]:
             processes = group.processes.get(uuid, [])
             utilization: float | Unknown
             memory: int | Unknown
-            if trouble is not None:
-                utilization = memory = trouble
-            elif device is None:
-                utilization = memory = Unknown.UNKNOWN_DEVICE
-            else:
+            utilization = memory = trouble or Unknown.UNKNOWN_DEVICE
+            if trouble is None and device is not None:
                 utilization = _utilization(device, processes, group)
                 memory = _memory(processes, group, listed=uuid in joined.listed)
             place = device or Device(uuid, "", FAILED)
-            said = counted.get(uuid)
-            yield Usage(
-                names=names,
-                device=place,
-                utilization=utilization,
-                memory=memory,
-                position=position,
-                limit=limit,
-                counted=said,
-                last_kernel=last_kernel,
-                core_limit=core_limit,
-            )
+            values = utilization, memory, position, limit, counted.get(uuid), last_kernel, core_limit
+            yield Usage(names, place, *values)
 
 
 def _utilization(device: Device, processes: list[Process], group: _Group) -> float | Unknown:
@@ -159,12 +147,8 @@ def _utilization(device: Device, processes: list[Process], group: _Group) -> flo
         return Unknown.UNSUPPORTED if device.samples == UNSUPPORTED else Unknown.DEVICE_FAILED
     if group.unresolved:
         return Unknown.UNRESOLVED
-    total = 0
-    for process in processes:
-        if process.sm_util is None:
-            return Unknown.IMPLAUSIBLE
-        total += process.sm_util
-    return min(total / 100, 1.0)
+    total = _total([process.sm_util for process in processes])
+    return Unknown.IMPLAUSIBLE if total is None else min(total / 100, 1.0)
 
 
 def _memory(processes: list[Process], group: _Group, *, listed: bool) -> int | Unknown:
@@ -172,19 +156,17 @@ def _memory(processes: list[Process], group: _Group, *, listed: bool) -> int | U
         return Unknown.NOT_TOLD
     if group.unresolved:
         return Unknown.UNRESOLVED
-    total = 0
-    for process in processes:
-        if process.memory is None:
-            return Unknown.NOT_TOLD
-        total += process.memory
-    return total
+    total = _total([process.memory for process in processes])
+    return Unknown.NOT_TOLD if total is None else total
+
+
+def _total(values: list[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _counted(group: _Group, snapshot: Snapshot, shared: set[str]) -> tuple[dict[str, Counted], int]:
-    """What HAMi-core counts by device, and when it last saw a kernel.
-
-    Nothing where a file is not this container's alone.
-    """
+    """Return HAMi-core's counts by device, and when it last saw a kernel; nothing for a shared file."""
     if shared & group.regions.keys():
         return {}, 0
     sums: dict[str, Counted] = {}
@@ -221,12 +203,7 @@ def _groups(snapshot: Snapshot) -> dict[Names, _Group]:
     grouped = {(names.pod_uid, names.container) for names in groups}
     for (pod_uid, name), regions in by_name.items():
         if (pod_uid, name) not in grouped:
-            _add_without_id(
-                groups,
-                Names(namespace="", pod="", container=name, pod_uid=pod_uid, container_id=""),
-                regions,
-                snapshot,
-            )
+            _add_without_id(groups, Names(container=name, pod_uid=pod_uid), regions, snapshot)
     return groups
 
 
@@ -237,7 +214,7 @@ def _keyed(regions: Iterable[RegionReport]) -> dict[str, RegionReport]:
 def _add_without_id(
     groups: dict[Names, _Group], names: Names, regions: list[RegionReport], snapshot: Snapshot
 ) -> None:
-    """Containers whose cgroup has no id: known by their slots' owners only, as long as these live."""
+    """Add containers whose cgroup has no id. They are known only by their slots' owners, while these are alive."""
     slots = [slot for region in regions for slot in region.slots if not slot.dead]
     owners = {slot.host_pid for slot in slots if slot.host_pid is not None}
     if not owners or any(region.container_id for region in regions):
@@ -248,7 +225,7 @@ def _add_without_id(
 
 
 def names_of(container: Container | Process) -> Names:
-    """A container's labels."""
+    """Return a container's labels."""
     unique = bool(container.pod_uid and container.container_name)
     return Names(
         namespace=container.namespace or "",

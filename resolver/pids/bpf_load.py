@@ -1,6 +1,6 @@
-"""Has ``bpf/loader.py`` load the BPF program, and takes over what it made.
+"""Runs ``bpf/loader.py``, which loads the BPF program, and takes over its descriptors.
 
-The loader is a child under whichever Python has ``bcc``; when it is done nothing of BCC and LLVM is left.
+The loader is a child under a Python that has ``bcc``; BCC and LLVM end with it.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resolver.errors import CannotKnow
+from resolver.base.errors import CannotKnow
+from resolver.linux.pidfd import fetch
 from resolver.workers.spawn import spawn
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ class BpfUnavailable(CannotKnow):
 
 
 class Loaded(NamedTuple):
-    """What the loader handed over. Descriptors by name; ``report`` is its answer, see ``bpf/loader.py``."""
+    """Result of the loader. Descriptors by name; ``report`` is its answer, see ``bpf/loader.py``."""
 
     maps: dict[str, int]
     programs: dict[str, int]
@@ -56,7 +58,7 @@ class Loaded(NamedTuple):
 
 
 def bpf_directory() -> str:
-    """The directory with ``loader.py`` and ``pidmap.c``: inside an installed package, or beside it in a checkout."""
+    """Find the directory with ``loader.py`` and ``pidmap.c``: inside an installed package, next to it in a checkout."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for place in (os.path.join(package, "_bpf"), os.path.join(os.path.dirname(package), "bpf")):
         if os.path.exists(os.path.join(place, "loader.py")):
@@ -68,7 +70,7 @@ def bpf_directory() -> str:
 
 
 def default_pythons() -> tuple[str, ...]:
-    """The distribution's Python, where its ``bcc`` is, then our own."""
+    """Return the distribution's Python, which has ``bcc``, then our own."""
     return tuple(dict.fromkeys(("/usr/bin/python3", sys.executable)))
 
 
@@ -77,8 +79,7 @@ def load(
 ) -> Loaded:
     """Run the loader under the first Python that has bcc; blocks up to ``timeout`` seconds.
 
-    ``kept_in`` is a directory of ours for the compiled program, so that the next start needs no compiler.
-    Raises `BpfUnavailable`, with what the first Python said if none has bcc.
+    ``kept_in`` is the directory for the compiled program. Raises `BpfUnavailable`, the first Python's if none has bcc.
     """
     request = json.dumps({"sizes": constants, "btf": btf, "kept_in": kept_in}).encode()
     script = os.path.join(bpf_directory(), "loader.py")
@@ -108,27 +109,35 @@ def _ask(argv: list[str], request: bytes, timeout: float) -> tuple[dict[str, Any
         message, descriptors, _, _ = socket.recv_fds(
             channel, _MAX_MESSAGE, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
         )
+        answer = json.loads(message) if message else None
+        if answer and "fetch" in answer:
+            descriptors = fetch(process.pid, answer["fetch"])
     except TimeoutError:
         raise BpfUnavailable(
             f"the BPF loader was not done within {timeout:g} s and was stopped: the machine is overloaded, or the "
             "compiler hangs; use --source netlink or scan meanwhile"
         ) from None
     except ConnectionResetError:
-        message, descriptors = b"", []  # it ended before it took the request
+        answer, descriptors = None, []  # it ended before it took the request
     except OSError as error:
         raise BpfUnavailable(f"the BPF loader broke off: {error.strerror}") from None
+    except ValueError as error:
+        for fd in descriptors:
+            os.close(fd)
+        raise BpfUnavailable(f"the BPF loader's answer is not JSON: {error}") from None
     finally:
         channel.close()
         process.kill()  # it has nothing more to do
         code = process.wait()
-    if not message:
+    if answer is None and code == -signal.SIGKILL:
+        raise BpfUnavailable(
+            "the BPF loader was killed, as a kernel does that is out of memory: compiling takes up to 200 MiB, "
+            "of the node and of this control group's limit; use --source netlink or scan meanwhile",
+            cause="memory",
+        )
+    if answer is None:
         raise BpfUnavailable(f"the BPF loader ended with code {code} and gave no answer")
-    try:
-        return json.loads(message), list(descriptors)
-    except ValueError as error:
-        for fd in descriptors:
-            os.close(fd)
-        raise BpfUnavailable(f"the BPF loader gave an answer that is no JSON: {error}") from None
+    return answer, list(descriptors)
 
 
 def _take(answer: dict[str, Any], descriptors: list[int]) -> Loaded:

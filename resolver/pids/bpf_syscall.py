@@ -1,7 +1,6 @@
 """BPF maps through plain ``bpf(2)``: no libbcc, no libbpf, and microseconds for a look-up.
 
-The layouts here are those of ``bpf/pidmap.h``; a test compiles that header and compares. A map belongs to one
-thread: its buffers are used again by every call.
+A test compares the layouts with ``bpf/pidmap.h``. A map belongs to one thread: every call uses its buffers again.
 """
 
 from __future__ import annotations
@@ -12,15 +11,14 @@ import mmap
 import os
 import platform
 import sys
-from functools import partial
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - the name says what it is
 from typing import TYPE_CHECKING
 
-from resolver.errors import CannotKnow
+from resolver.base.errors import CannotKnow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 #: Field layouts, in the byte order and with the alignment of this machine. Names as in ``bpf/pidmap.h``.
 LAYOUTS = {
@@ -57,7 +55,7 @@ _SOME_SLOTS = 2048  # 64 KiB: whole pages on every machine
 
 
 def syscall_number(machine: str) -> int:
-    """The number of ``bpf`` on this kind of machine; `CannotKnow` where it is not known."""
+    """Return the number of ``bpf`` on this kind of machine; `CannotKnow` if it is unknown."""
     try:
         return _SYSCALL_NUMBERS[machine]
     except KeyError:
@@ -76,18 +74,11 @@ class Kernel:
         self._syscall.restype = ctypes.c_long
 
     def call(self, command: int, attributes: ctypes.Array[ctypes.c_char]) -> int:
-        """The result, or the negative error number."""
+        """Return the result, or the negative error number."""
         result: int = self._syscall(
             self._number, command, ctypes.byref(attributes), ctypes.c_uint(len(attributes))
         )
         return -ctypes.get_errno() if result < 0 else result
-
-    def prepared(
-        self, command: int, attributes: ctypes.Array[ctypes.c_char]
-    ) -> tuple[Callable[..., int], tuple[ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint]]:
-        """The system call and its arguments, made once for a call that is made often."""
-        where = ctypes.c_void_p(ctypes.addressof(attributes))
-        return self._syscall, (self._number, ctypes.c_int(command), where, ctypes.c_uint(len(attributes)))
 
     def run_iterator(self, link: int) -> bytes:
         """Everything that the iterator behind this link writes in one run. Raises OSError."""
@@ -95,13 +86,8 @@ class Kernel:
         fd = self.call(_ITER_CREATE, attributes)
         if fd < 0:
             raise OSError(-fd, f"{os.strerror(-fd)} (BPF_ITER_CREATE)")
-        try:
-            chunks = []
-            while chunk := os.read(fd, 1 << 16):
-                chunks.append(chunk)
-            return b"".join(chunks)
-        finally:
-            os.close(fd)
+        with open(fd, "rb", buffering=0) as written:
+            return written.read()
 
 
 class BpfMap:
@@ -128,22 +114,17 @@ class BpfMap:
         self._key_only = ctypes.create_string_buffer(
             Struct("=IIQ").pack(fd, 0, ctypes.addressof(self.key)), 16
         )  # the kernel refuses to delete when anything is said about a value
-        #: The system call of `lookup`, and its arguments.
-        self.prepared = kernel.prepared(_LOOKUP_ELEM, self._attributes)
 
     def lookup(self, *key: int) -> bool:
-        """Whether there is such a key; its value is in `value` until the next call. Raises OSError."""
+        """Look a key up; its value is in `value` until the next call. Raises OSError."""
         try:
             self._pack(self.key, 0, *key)
         except StructError:
             return False  # not a number that any process or namespace has
-        call, arguments = self.prepared
-        if call(*arguments) == 0:
-            return True
-        code = ctypes.get_errno()
-        if code == errno.ENOENT:
-            return False
-        raise OSError(code, f"{os.strerror(code)} (BPF_MAP_LOOKUP_ELEM)")
+        code = -self._kernel.call(_LOOKUP_ELEM, self._attributes)
+        if code not in (0, errno.ENOENT):
+            raise OSError(code, f"{os.strerror(code)} (BPF_MAP_LOOKUP_ELEM)")
+        return code == 0
 
     def delete(self, *key: int) -> bool:
         """Take a key out; False if it was not there. Raises OSError."""
@@ -154,9 +135,9 @@ class BpfMap:
         return code == 0
 
     def batches(self) -> Iterator[tuple[memoryview, memoryview]]:
-        """All keys and values, up to 4096 at a time, each pair of memory good until the next. Raises OSError.
+        """Yield all keys and values, up to 4096 at a time, each pair of memory valid until the next. Raises OSError.
 
-        What is in the map all the while comes exactly once; what comes or goes meanwhile may or may not.
+        Entries that are in the map all the while come exactly once; others may or may not.
         """
         keys = ctypes.create_string_buffer(_BATCH * self._key_bytes)
         values = ctypes.create_string_buffer(_BATCH * self._value_bytes)
@@ -189,28 +170,20 @@ class LevelMap:
         self._mask = count - 1
         self._slots = BpfMap(kernel, slots, LAYOUTS["u32"], slot.size)
         self.overflow = BpfMap(kernel, overflow, LAYOUTS["level"], process.size)
-        # What `lookup` does thousands of times, as short as Python has it.
-        self._place = memoryview(self._slots.key).cast("B").cast("I")
-        call, arguments = self._slots.prepared
-        self._copy_slot = partial(call, *arguments)
-        self._slot = partial(slot.unpack, memoryview(self._slots.value))
 
     def lookup(self, pidns: int, ns_pid: int) -> tuple[int, ...] | None:
-        """The fields of the ``struct slot`` of the process that has this number; None without one. Raises OSError."""
+        """Return the ``struct slot`` fields of the process with this number; None without one. Raises OSError."""
         if not (0 < ns_pid < BUSY and 0 < pidns <= _U32):
             return None  # not the number of any process or namespace
-        self._place[0] = place = ns_pid + pidns * SPREAD & self._mask
-        if self._copy_slot():
-            self._slots.lookup(place)  # once more, to raise what it was
-        found = self._slot()
-        if found[1] == ns_pid and found[0] == pidns:
+        found = self._at(ns_pid + pidns * SPREAD & self._mask)
+        if found[:2] == (pidns, ns_pid):
             return found
         if self.overflow.lookup(pidns, ns_pid):
             return (pidns, ns_pid, *LAYOUTS["process"].unpack(self.overflow.value))
         return None
 
     def ended(self, pidns: int, ns_pid: int) -> tuple[int, ...] | None:
-        """The fields of the ``struct slot`` with the last tombstone under this number; None without one."""
+        """Return the ``struct slot`` fields of the last tombstone under this number; None without one."""
         if not (0 < ns_pid < ENDED and 0 < pidns <= _U32):
             return None
         own, quarter = ns_pid + pidns * SPREAD & self._mask, (self._mask + 1) // TOMBSTONE_PLACES
@@ -223,7 +196,7 @@ class LevelMap:
 
     def _at(self, place: int) -> tuple[int, ...]:
         self._slots.lookup(place)
-        return self._slot()
+        return LAYOUTS["slot"].unpack(self._slots.value)
 
     def delete(self, pidns: int, ns_pid: int) -> bool:
         """Take a number from its process; False if none had it. Raises OSError."""
@@ -239,9 +212,9 @@ class LevelMap:
         return found or self.overflow.delete(pidns, ns_pid)
 
     def entries(self) -> Iterator[list[tuple[int, ...]]]:
-        """Everything, some at a time: the fields of ``struct slot``. Raises OSError.
+        """Yield everything in batches of ``struct slot`` fields. Raises OSError.
 
-        What is in the map all the while comes exactly once; what comes or goes meanwhile may or may not.
+        Entries that are in the map all the while come exactly once; others may or may not.
         """
         layout = LAYOUTS["slot"]
         for first in range(0, self._mask + 1, _SOME_SLOTS):

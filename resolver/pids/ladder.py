@@ -1,20 +1,20 @@
-"""The ladder of sources: take the best that works here, fall when it fails, climb back later.
+"""The ladder of sources: use the best that works here, fall when it fails, climb back later.
 
-``auto`` starts on the scan at once, so that no repair waits for a compiler, and climbs. A source counts as working
-when it finds the canary: a process in a new PID namespace, made for that, or what stands in for it.
+``auto`` starts on the scan, so that no repair waits for a compiler, and climbs. A source works when it finds the
+canary: a process in a new PID namespace, or its substitutes.
 """
 
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.errors import CannotKnow, ResolverError, WorkerFailed
-from resolver.log.journal import Journal
-from resolver.pids.listing import Listing
-from resolver.pids.scan import ScanSource
+from resolver.base.errors import CannotKnow, ResolverError, WorkerFailed
+from resolver.base.journal import Journal
+from resolver.base.retry import in_a_thread, longer
+from resolver.base.source_records import SOURCE_RECORDS, steps
 from resolver.pids.source import close
-from resolver.retry import in_a_thread, longer
 from resolver.workers.canary import namespaced
 from resolver.workers.supervisor import WorkerProcess
 
@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from resolver.linux.procfs import Procfs
     from resolver.pids.source import PidSource
 
-#: Best first.
-LADDER = ("bpf", "netlink", "scan")
-#: Seconds between two canaries, 20 ms of CPU each: what is wrong with a source shows sooner in its own comparison with
-#: what runs, once a minute.
+#: Seconds between two canaries, 20 ms of CPU each.
 _CHECK_EVERY, _UNMADE_EVERY = 300.0, 60.0
-_FIRST_CLIMB, _LONGEST_CLIMB = 60.0, 3600.0
+_FIRST_CLIMB, _LONGEST_CLIMB = 5.0, 3600.0
+_FIRST_GROWTH = 60.0
 _CANARY_SECONDS = 5.0
 _LEAST_ROOM = 32_768
 #: To make a PID namespace, where it is there, and to see everybody under ``hidepid``.
@@ -37,26 +35,19 @@ _CANARY_RIGHTS = frozenset({"SYS_ADMIN", "SYS_PTRACE"})
 
 
 def open_source(name: str, procfs: Procfs, map_size: int, run_dir: str = "") -> PidSource:
-    """Start one source. Blocks for up to 60 s (``bpf`` compiles). Raises `CannotKnow` with what is missing.
+    """Start one source. Blocks for up to 60 s (``bpf`` compiles). Raises `CannotKnow` with the missing requirement.
 
-    ``run_dir`` is where a compiled program is kept for the next start; empty: not kept.
+    ``run_dir`` keeps a compiled program for the next start; empty: not kept.
     """
-    if name == "bpf":
-        from resolver.pids.bpf import Mapped
-        from resolver.pids.bpf_map import Sizes, start
-
-        return Mapped(start(Sizes(processes=room(procfs, map_size)), kept_in=run_dir), procfs)
-    if name == "netlink":
-        from resolver.pids.netlink import open_netlink
-
-        return Listing(open_netlink(procfs))
-    return Listing(ScanSource(procfs))
+    module = import_module(SOURCE_RECORDS[name].module)
+    source: PidSource = module.open_source(procfs, room(procfs, map_size), run_dir)
+    return source
 
 
 def room(procfs: Procfs, map_size: int) -> int:
-    """How many processes a new map is to have room for; ``map_size`` is the setting, 0 if the node decides.
+    """Return how many processes a new map must hold; ``map_size`` is the setting, 0 if the node decides.
 
-    Half as many again as there are, never more than there can be: ``kernel.pid_max`` bounds processes and threads.
+    Half as many again as there are, but never more than ``kernel.pid_max``, which bounds processes and threads.
     """
     if map_size:
         return map_size
@@ -69,10 +60,7 @@ def room(procfs: Procfs, map_size: int) -> int:
 
 
 class Canary(NamedTuple):
-    """A search for a canary; both are empty if it was found.
-
-    ``trouble``: why the source is no good. ``unmade``: why there was none to be found, which says nothing about it.
-    """
+    """A search for a canary; both are empty if it was found. ``unmade``: why there was none, no fault of the source."""
 
     trouble: str
     unmade: str
@@ -97,7 +85,7 @@ async def find_canary(source: PidSource) -> Canary:
 
 
 def _missed(source: PidSource, host_pid: int, ns_pid: int, other: list[int]) -> str:
-    """What the source does not see of what is there."""
+    """Explain which existing process the source doesn't see."""
     source.refresh()
     if host_pid not in source.candidates(ns_pid):
         where = " in a new PID namespace" if ns_pid == 1 else ""
@@ -114,11 +102,7 @@ def _explanation(error: Exception) -> str:
 
 
 class Ladder:
-    """Keeps the best working source in use.
-
-    ``use(source)`` takes over a source that works; ``say(event, **fields)`` logs. ``wanted`` is ``auto`` or one
-    source, which then is all there is.
-    """
+    """Keeps the best working source in use, or the ``wanted`` one. ``use(source)`` takes it over, ``say`` logs."""
 
     def __init__(
         self,
@@ -142,20 +126,21 @@ class Ladder:
         self._next_check = 0.0
         self._missed = 0  # processes that the source in use was seen to have missed
         self._next_climb = 0.0
-        self._wait = _FIRST_CLIMB
-        self._next_growth, self._growth_wait = 0.0, _FIRST_CLIMB  # 0: the source in use needs none
+        self._wait = 0.0
+        self._used_at = 0.0  # since when the source in use is
+        self._next_growth, self._growth_wait = 0.0, _FIRST_GROWTH  # 0: the source in use needs none
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The sources that may be used, best first."""
-        return LADDER if self.wanted == "auto" else (self.wanted,)
+        """Return the allowed sources, best first."""
+        return steps(self.wanted)
 
     def not_ready(self, source: PidSource) -> str:
-        """Why it is not known that the source in use finds what it should; empty if the canary was found through it."""
+        """Explain why the source in use isn't trusted yet; empty once it has found the canary."""
         return self.trouble(source) or self._no_canary
 
     def trouble(self, source: PidSource) -> str:
-        """Why the source in use must not be used any more; one that breaks when it is asked is no good either."""
+        """Explain why the source in use must be left; a source that breaks when asked has trouble, too."""
         try:
             return self._broken or source.trouble()
         except Exception as error:  # noqa: BLE001 - nothing that a failed source does may stop the fall
@@ -170,7 +155,7 @@ class Ladder:
         return self.trouble(source)
 
     async def start(self) -> None:
-        """Take the best that works. A source that was asked for by name has to, or `CannotKnow` is raised."""
+        """Use the best that works. A source requested by name has to work, or `CannotKnow` is raised."""
         await self._climb()
         if self.wanted == "auto" and self._present == "scan":
             self._say("source", source="scan", not_used=dict(self.why_not))  # nothing better works: it stays
@@ -198,14 +183,14 @@ class Ladder:
         if trouble and (self.wanted == "auto" or now >= self._next_climb):
             self._say("source_failed", source=source.name, why=trouble)
             self.why_not[source.name] = trouble
-            await self._fall(source.name)
+            await self._fall()
         elif now >= self._next_climb and self._present != self.steps[0]:
             await self._climb()
         elif not self._map_size:
             await self._grow(source, now)
 
     def _missed_more(self, source: PidSource) -> bool:
-        """Whether its comparison with what runs has found processes that it had missed since the last call."""
+        """Check if its comparison with running processes has found missed ones since the last call."""
         try:
             before, self._missed = self._missed, source.counters().get("drift_missing", 0)
         except Exception:  # noqa: BLE001 - as above; the canary tells what is wrong
@@ -218,31 +203,32 @@ class Ladder:
                 break
             if await self._try(name):
                 break
+        self._climb_later()
+
+    def _climb_later(self) -> None:
         self._wait = longer(self._wait, _FIRST_CLIMB, _LONGEST_CLIMB)
         self._next_climb = time.monotonic() + self._wait
 
     async def _grow(self, source: PidSource, now: float) -> None:
-        """Open a source that does not hold every process anew, with room for those there are now, and a bit more.
+        """Reopen a source that doesn't hold every process, with room for those there are now, and some more.
 
         Not at once: until it is compared with the kernel's tasks, after a minute, a peak may have passed.
         """
         if not source.shortage():
-            self._next_growth, self._growth_wait = 0.0, _FIRST_CLIMB
+            self._next_growth, self._growth_wait = 0.0, _FIRST_GROWTH
         elif not self._next_growth:
             self._next_growth = now + self._growth_wait
         elif now >= self._next_growth:
-            self._growth_wait = longer(self._growth_wait, _FIRST_CLIMB, _LONGEST_CLIMB)
+            self._growth_wait = longer(self._growth_wait, _FIRST_GROWTH, _LONGEST_CLIMB)
             self._next_growth = now + self._growth_wait
             await self._try(source.name)
 
-    async def _fall(self, failed: str) -> None:
-        """To the next one below that works. The scan always does; one that was asked for by name is started anew."""
-        below = self.steps[self.steps.index(failed) + 1 :] or self.steps[-1:]
-        for name in below:
-            if await self._try(name):
-                break
-        self._wait = _FIRST_CLIMB
-        self._next_climb = time.monotonic() + self._wait
+    async def _fall(self) -> None:
+        """Go on with the scan at once, and climb soon. A source requested by name is restarted."""
+        if time.monotonic() - self._used_at > _CHECK_EVERY:
+            self._wait = 0.0  # a source that fails again and again is tried less often
+        await self._try(self.steps[-1])
+        self._climb_later()
 
     async def _try(self, name: str) -> bool:
         try:
@@ -263,7 +249,7 @@ class Ladder:
             return False
         self._no_canary, self._broken, self._missed = canary.unmade, "", 0
         self.why_not.pop(name, None)
-        self._present = name
+        self._present, self._used_at = name, time.monotonic()
         self._use(source)
         self._say("source", source=name, not_used=dict(self.why_not))
         return True

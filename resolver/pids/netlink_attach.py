@@ -1,7 +1,6 @@
-"""Attaching to the proc connector: the socket from the opener, the acknowledgement, the self-test.
+"""Attaches to the proc connector: the socket from the opener, the acknowledgement, the self-test.
 
-A request that the kernel refuses is silently ignored, so nothing counts but what was seen to work. The errors of
-the system are translated here.
+The kernel ignores a refused request silently, so only an observed success counts. System errors are translated here.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ import sysconfig
 import time
 from typing import TYPE_CHECKING
 
-from resolver.errors import CannotKnow
+from resolver.base.errors import CannotKnow
+from resolver.linux.host_view import require_host_view
+from resolver.linux.pidfd import fetch
 from resolver.pids.proc_events import NEEDS_NET_ADMIN, NOT_HOST_NETWORK, EventStream
 from resolver.workers.spawn import child, spawn
 
@@ -36,11 +37,11 @@ _REFUSALS = {
 
 
 def attach(procfs: Procfs, buffer_bytes: int) -> EventStream:
-    """A stream that delivers, proven by a process that was seen to begin and end; `CannotKnow` if there is none."""
+    """Return a stream that delivers, proven by a process seen to start and end; `CannotKnow` otherwise."""
     _require_initial_namespaces(procfs)
     opener, channel = _start_opener()
     try:
-        stream = EventStream(_receive_socket(channel, _host_network(procfs) or "ours"))
+        stream = EventStream(_receive_socket(opener.pid, channel, _host_network(procfs) or "ours"))
         try:
             stream.grow_buffer(buffer_bytes)
             stream.listen(_ACK_SECONDS)
@@ -56,7 +57,7 @@ def attach(procfs: Procfs, buffer_bytes: int) -> EventStream:
 
 
 def _require_initial_namespaces(procfs: Procfs) -> None:
-    procfs.require_host_view()
+    require_host_view(procfs)
     if os.stat(f"{procfs.root}/self/ns/user").st_ino != _USER_NS_INIT:
         raise CannotKnow(
             "the proc connector ignores requests from a user namespace, and this process is in one: run it without "
@@ -65,10 +66,9 @@ def _require_initial_namespaces(procfs: Procfs) -> None:
 
 
 def _host_network(procfs: Procfs) -> str | None:
-    """The host's network namespace to enter, None if it is ours, or may be ours.
+    """Return the host's network namespace to enter, None if this process is, or may be, already in it.
 
-    That of kthreadd, always 2 (rest_init in init/main.c): kernel threads never leave the initial namespaces,
-    while those of process 1 may be another's, and refused when it has capabilities that this process has not.
+    It is read from kthreadd, always PID 2 (rest_init in init/main.c): it never leaves the initial namespaces.
     """
     path = f"{procfs.root}/2/ns/net"
     try:
@@ -90,21 +90,23 @@ def _start_opener() -> tuple[subprocess.Popen[bytes], socket.socket]:
     return opener, channel
 
 
-def _receive_socket(channel: socket.socket, network: str) -> socket.socket:
+def _receive_socket(host_pid: int, channel: socket.socket, network: str) -> socket.socket:
     try:
         channel.send(network.encode())
         message, descriptors, _flags, _address = socket.recv_fds(channel, 256, 1)
+        stage, _, number = message.decode().partition(":")
+        if stage == "fetch":
+            descriptors = fetch(host_pid, [int(number)])
     except OSError as error:
         raise CannotKnow(f"the netlink opener did not answer: {error}; use --source scan") from None
-    if message == b"ok" and descriptors:
+    if descriptors:
         return socket.socket(fileno=descriptors[0])
-    stage, _, number = message.decode().partition(":")
     name = errno.errorcode.get(int(number or 0), "an unknown error")
     raise CannotKnow(_REFUSALS.get(stage, "the netlink opener ended without a socket").format(name))
 
 
 def _test(stream: EventStream, opener: subprocess.Popen[bytes], channel: socket.socket) -> None:
-    """Whether the birth and the end of a process that is known to have lived are really reported."""
+    """Check that start and end of a known process are really reported."""
     try:
         channel.send(b"go")
         host_pid = int(channel.recv(32))

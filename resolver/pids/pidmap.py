@@ -1,8 +1,6 @@
-"""The source in use, and what stays right when it is exchanged while the daemon runs.
+"""The source in use, and the state that survives its replacement: counters, the limit on refreshes, containers.
 
-Questions about processes go to ``pidmap.source`` (`resolver.pids.source.PidSource`); the caller verifies an answer.
-Here is what no source can answer alone: values that name a process across sources, how often it may be asked to
-refresh, what all of them counted, and whose a process was that has ended.
+Look-ups go to ``pidmap.source`` (`resolver.pids.source.PidSource`); the caller verifies an answer.
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ from resolver.pids.source import close
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from resolver.budget import Slices
+    from resolver.base.budget import Slices
     from resolver.pids.source import PidSource
 
-#: Refreshes may take at most one part in this many of the time, whatever tenants do to cause them.
+#: Refreshes may take at most one part in this many of a CPU's time, whatever tenants do to cause them.
 _REST_FACTOR = 5
 _AT_ONCE = 64  # first processes between two steps
 #: As many as a scan has tombstones.
@@ -29,7 +27,7 @@ _MOST_CONTAINERS = 8192
 
 
 class PidMap:
-    """Every process of the node, as of the last refresh of its ``source``, which is closed by who has the map."""
+    """Every process of the node, as of the last refresh of its ``source``. The owner of the map closes the source."""
 
     def __init__(self, source: PidSource) -> None:
         self.source = source
@@ -53,44 +51,44 @@ class PidMap:
         close(before)
 
     async def catch_up(self, slices: Slices, *, unhurried: bool = True) -> bool:
-        """As `refresh`, but the loop's other tasks go on meanwhile."""
+        """Refresh as `refresh` does, but let the loop's other tasks go on meanwhile."""
         # One after the other: what somebody has begun before this call may lack what has come since.
         async with self._catching_up:
             if unhurried and time.monotonic() < self._next_refresh:
                 return False
             source, spent = self.source, 0.0
-            began = time.monotonic()
-            for _ in source.ahead():
+            began = time.thread_time()  # on a busy machine a refresh takes long, and costs no more
+            for _ in source.refreshing():
                 if slices.over():
-                    spent += time.monotonic() - began
+                    spent += time.thread_time() - began
                     await slices.give_way()
-                    began = time.monotonic()
+                    began = time.thread_time()
                 if self.source is not source:
+                    self.source.refresh()
                     break
-            self._refresh(spent + time.monotonic() - began)
+            self._refreshed(spent + time.thread_time() - began)
             for _ in self._list_inits():
                 await slices.breathe()
             return True
 
     def refresh(self, *, unhurried: bool = True) -> bool:
-        """Know of every process that exists now; False if that was asked too recently and nothing was done.
+        """Learn of every process that exists now; False if the last refresh is too recent.
 
-        ``unhurried=False`` asks at any cost, for a single pass that nobody can repeat.
+        ``unhurried=False`` refreshes at any cost, for a single pass that isn't repeated.
         """
         if unhurried and time.monotonic() < self._next_refresh:
             return False
-        self._refresh(0.0)
+        began = time.thread_time()
+        self.source.refresh()
+        self._refreshed(time.thread_time() - began)
         for _ in self._list_inits():
             pass
         return True
 
-    def _refresh(self, spent: float) -> None:
-        """``spent`` is what was done for it before, in seconds."""
-        began = time.monotonic()
-        self.source.refresh()
+    def _refreshed(self, seconds: float) -> None:
         self.refreshes += 1
-        self.last_seconds = spent + time.monotonic() - began
-        self._next_refresh = time.monotonic() + self.last_seconds * (_REST_FACTOR - 1)
+        self.last_seconds = seconds
+        self._next_refresh = time.monotonic() + seconds * (_REST_FACTOR - 1)
 
     def _list_inits(self) -> Iterator[None]:
         """Bring `inits` up to date; nothing of it shows before it is complete."""
@@ -123,16 +121,16 @@ class PidMap:
         return self._inits
 
     def arrival(self, host_pid: int) -> tuple[int, int]:
-        """A value that is never used again for another process with that host PID."""
+        """Return a value that is never reused for another process with that host PID."""
         return self._generation, self.source.arrival(host_pid)
 
     def namespaces_of(self, host_pid: int, arrival: tuple[int, int]) -> tuple[int, ...]:
-        """As of the source, of the process with that `arrival`."""
+        """Ask the source about the process with that `arrival`."""
         generation, arrived = arrival
         return self.source.namespaces_of(host_pid, arrived) if generation == self._generation else ()
 
     def name_container(self, host_pid: int, container: str) -> None:
-        """Remember whose a process is, so that it is known after its end."""
+        """Remember a process's container, to know it after its end."""
         arrival = self.arrival(host_pid)
         if arrival[1]:
             self._containers[host_pid] = arrival, container
@@ -141,7 +139,7 @@ class PidMap:
                 self._containers.popitem(last=False)
 
     def container_of(self, host_pid: int) -> str:
-        """What `name_container` was given for the last process with this PID that ended, or of the one that is known.
+        """Return the container named for the last ended process with this PID, or for the living one.
 
         Empty if that was another process, or if it ended more than a minute ago.
         """
@@ -150,7 +148,7 @@ class PidMap:
         return container if arrival == (self._generation, last) else ""
 
     def counters(self) -> Mapping[str, int]:
-        """What was lost, missed and repaired by this source and those before it."""
+        """Return losses, misses and repairs of this source and the earlier ones."""
         total = Counter(self.source.counters())
         total.update(self._past)  # not `+`, which would leave out what is still 0
         return total

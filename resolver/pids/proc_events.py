@@ -1,11 +1,7 @@
-"""The kernel's process events, as they come over a proc connector socket.
+"""The kernel's process events from a proc connector socket.
 
-What an event says is never believed: it only names a process to read in ``/proc``. Layouts are those of
-include/uapi/linux/cn_proc.h and connector.h, the same since Linux 3.2: 16 bytes of netlink header, 20 of connector
-header, 40 of event.
-
-No filter is set, neither the kernel's own (6.6+) nor one on the socket: sequence numbers are counted before it,
-and a filtered event would look like a lost one.
+Layouts are those of include/uapi/linux/cn_proc.h and connector.h, unchanged since Linux 3.2. No filter is set: sequence
+numbers are counted before it, and a filtered event would look like a lost one.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ import struct
 import time
 from typing import TYPE_CHECKING
 
-from resolver.errors import CannotKnow
+from resolver.base.errors import CannotKnow
 
 if TYPE_CHECKING:
     import socket
@@ -54,14 +50,11 @@ _MOST_EVENTS = 1 << 17
 
 
 class EventStream:
-    """A bound proc connector socket: what it named since it was last asked, and exactly what it lost.
+    """Bound proc connector socket: the PIDs named since the last call, and an exact count of lost events.
 
-    ``touched`` are host PIDs that a fork gave to a new process, ``ended`` those whose leader has exited (its
-    threads may run on, and its entry in ``/proc`` stays until it is reaped). ``incomplete``: some event was never
-    seen. The reader of the processes takes them out, and resets ``incomplete``.
-
-    ``lost`` counts lost events by CPU. It is exact as soon as the next event of that CPU arrives, from the first
-    event of that CPU on: a number before it is not known to anybody.
+    ``touched`` are host PIDs of new processes, ``ended`` those with an exited leader, whose threads may run on.
+    ``incomplete``: an event was lost. The reader takes them out, and resets ``incomplete``. ``lost`` counts by CPU,
+    exactly as soon as that CPU's next event arrives.
     """
 
     def __init__(self, channel: socket.socket) -> None:
@@ -80,12 +73,8 @@ class EventStream:
         self.incomplete = False
         self.emptied = False
 
-    def fileno(self) -> int:
-        """The socket's descriptor, for a caller that wants to be woken by it."""
-        return self._channel.fileno()
-
     def grow_buffer(self, size: int) -> int:
-        """Ask for a receive buffer of that many bytes; returns what the kernel gave, by its own accounting."""
+        """Request a receive buffer of ``size`` bytes; returns the granted size as the kernel counts it."""
         import socket
 
         try:
@@ -124,11 +113,7 @@ class EventStream:
             raise CannotKnow(f"the kernel refused the request for process events ({name}): use --source scan")
 
     def close(self) -> None:
-        """Deregister with the kernel, and close the socket.
-
-        Closing alone does not do that, so after a SIGKILL its count of listeners stays one too high. It then prepares
-        events that nobody gets (cn_netlink_send_mult in drivers/connector/connector.c returns early).
-        """
+        """Deregister with the kernel, which closing alone doesn't, and close the socket."""
         if self._channel.fileno() < 0:
             return
         try:
@@ -152,9 +137,9 @@ class EventStream:
     # -- events -------------------------------------------------------------------------------------
 
     def drain(self, most: int = _MOST_EVENTS) -> int:
-        """Take in what has arrived, at most ``most`` events; returns how many. Never waits.
+        """Read at most ``most`` events that have arrived; returns how many. Never waits.
 
-        ``emptied`` says whether the socket was empty at the end. OSError if the socket is broken.
+        ``emptied`` is set if the socket was empty at the end. OSError if the socket is broken.
         """
         before, self.emptied = self.events, False
         while self.events - before < most:
@@ -173,7 +158,7 @@ class EventStream:
         return self.events - before
 
     def _receive(self, until: int) -> None:
-        """The loop that a flood runs through: nothing in it that could be outside."""
+        """Run the loop of a flood, with everything possible moved outside."""
         receive, unpack, buffer = self._channel.recv_into, _EVENT.unpack_from, self._buffer
         touch, end, following = self.touched.add, self.ended.add, self._next
         events = self.events

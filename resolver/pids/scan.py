@@ -1,109 +1,153 @@
 """The ``/proc`` scan: works everywhere, costs most.
 
-The first refresh reads the ``NSpid:`` line of every process. Later ones list ``/proc`` once and read only
-the processes that are new, distinguished by the inode of their directory (see `Procfs.entries`), so a PID that
-was used again is noticed too.
+A refresh lists ``/proc`` and reads the ``NSpid:`` line of new processes. They are distinguished by the inode of their
+directory (see `Procfs.entries`), so a PID that was used again is noticed too.
 """
 
 from __future__ import annotations
 
-import math
-import os
-from typing import TYPE_CHECKING
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.errors import AccessDenied, ProcessGone
-from resolver.pids.source import ProcessChanges
+from resolver.base.errors import AccessDenied, ProcessGone
+from resolver.pids.source import TOMBSTONE_SECONDS, PidSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from resolver.linux.procfs import Procfs
 
 _AT_ONCE = 64  # entries of a listing between two steps
+_TOMBSTONES = 8192
 
 
-class ScanSource:
-    """A `resolver.pids.source.Lister` over a `Procfs`."""
+class Known(NamedTuple):
+    """A listed process: the inode of its directory, its ``NSpid:`` numbers, the order of its arrival."""
+
+    inode: int
+    ns_pids: tuple[int, ...]
+    arrival: int
+
+
+class ScanSource(PidSource):
+    """Listed processes, by host PID and by the PID that each knows itself by."""
 
     name = "scan"
 
     def __init__(self, procfs: Procfs) -> None:
         self._procfs = procfs
-        self._inodes: dict[int, int] = {}
-        self._ns_pids: dict[int, tuple[int, ...]] = {}
-        self._listing: dict[int, int] | None = None  # that `ahead` is at, with what was read meanwhile
-        self._listed: dict[int, int] | None = None  # the same, complete, for a refresh that comes right after
+        self.known: dict[int, Known] = {}
+        self._by_inner: dict[int, set[int]] = {}
+        self._arrived = 0
+        self._changed_firsts = 0  # how often a first process came or went
+        self._unreadable: set[int] = set()
+        self._tombstones: OrderedDict[int, tuple[float, int]] = OrderedDict()  # when, and its arrival
+        self._listing: dict[int, int] | None = None  # that `refreshing` is at
 
-    def ahead(self) -> Iterator[int]:
-        """List ``/proc``, to read what is new: with 10,000 processes that takes some 0.3 s."""
+    def __len__(self) -> int:
+        return len(self.known)
+
+    def refreshing(self) -> Iterator[None]:
+        """List ``/proc``, read new processes, forget vanished ones: 10,000 take some 0.3 s."""
         listed: dict[int, int] = {}
         self._listing = listed
         for number, (host_pid, inode) in enumerate(self._procfs.each_entry()):
             listed[host_pid] = inode
-            if self._inodes.get(host_pid) != inode:
-                yield host_pid
+            if host_pid not in self.known or self.known[host_pid].inode != inode:
+                self.look(host_pid)
+                yield
             elif number % _AT_ONCE == 0:
-                yield 0
+                yield
         if self._listing is listed:  # else there was a refresh that is younger
-            self._listed = listed
+            self._listing = None
+            self._forget_others(listed)
 
-    def refresh(self) -> ProcessChanges:
-        """List ``/proc``, read what is new, forget what is gone."""
-        known, read = self._inodes, self._procfs.ns_pids
-        now = self._listed if self._listed is not None else self._procfs.entries()
-        self._listing = self._listed = None
-        came: list[int] = []
-        went = [host_pid for host_pid, inode in known.items() if now.get(host_pid) != inode]
-        unreadable = 0
-        for host_pid in went:
-            del known[host_pid]
-            self._ns_pids.pop(host_pid, None)
-        for host_pid in now.keys() - known.keys():
-            try:
-                self._ns_pids[host_pid] = read(host_pid)
-            except ProcessGone:
-                continue
-            except AccessDenied:
-                unreadable += 1
-                continue
-            known[host_pid] = now[host_pid]
-            came.append(host_pid)
-        return ProcessChanges(came, went, unreadable)
-
-    def look(self, host_pid: int) -> ProcessChanges:
+    def look(self, host_pid: int) -> None:
         """Read one process, if it is not known yet, without listing ``/proc``."""
-        known = self._inodes.get(host_pid)
+        inode = self._procfs.inode(host_pid)  # before the status: a reuse in between shows as another inode
+        if host_pid in self.known and self.known[host_pid].inode == inode:
+            return
+        self._forget(host_pid)
+        if inode is not None:
+            self._learn(host_pid, inode)
+        if self._listing is not None and host_pid in self.known:
+            self._listing[host_pid] = self.known[host_pid].inode
+
+    def _forget_others(self, listed: dict[int, int]) -> None:
+        for host_pid in [each for each, known in self.known.items() if listed.get(each) != known.inode]:
+            self._forget(host_pid)
+        self._unreadable &= listed.keys()
+        self._expire()
+
+    def _read(self, host_pid: int) -> tuple[int, ...]:
+        return self._procfs.ns_pids(host_pid)
+
+    def _learn(self, host_pid: int, inode: int) -> None:
         try:
-            inode = os.stat(f"{self._procfs.root}/{host_pid}").st_ino
-            if inode == known:
-                return ProcessChanges([], [], 0)
-            numbers = self._procfs.ns_pids(host_pid)
-        except (FileNotFoundError, ProcessLookupError, ProcessGone, AccessDenied):
-            return ProcessChanges([], [], 0)  # the next listing finds out
-        self._inodes[host_pid], self._ns_pids[host_pid] = inode, numbers
-        if self._listing is not None:
-            self._listing[host_pid] = inode
-        return ProcessChanges([host_pid], [host_pid] if known is not None else [], 0)
+            ns_pids = self._read(host_pid)
+        except ProcessGone:
+            return
+        except AccessDenied:
+            self._unreadable.add(host_pid)
+            return
+        self._unreadable.discard(host_pid)
+        self._arrived += 1
+        self.known[host_pid] = known = Known(inode, ns_pids, self._arrived)
+        inner = _innermost(host_pid, known)
+        self._by_inner.setdefault(inner, set()).add(host_pid)
+        self._changed_firsts += inner == 1
+        self._tombstones.pop(host_pid, None)
 
-    def ns_pids(self) -> Mapping[int, tuple[int, ...]]:
-        """``{host_pid: NSpid numbers}`` as of the last refresh."""
-        return self._ns_pids
+    def _forget(self, host_pid: int) -> None:
+        known = self.known.pop(host_pid, None)
+        if known is None:
+            return
+        inner = _innermost(host_pid, known)
+        self._changed_firsts += inner == 1
+        same = self._by_inner[inner]
+        same.discard(host_pid)
+        if not same:
+            del self._by_inner[inner]
+        self._tombstones[host_pid] = time.monotonic(), known.arrival
+        self._tombstones.move_to_end(host_pid)
 
-    @property
-    def tend_at(self) -> float:
-        """Never: nothing waits between two refreshes."""
-        return math.inf
+    def _expire(self) -> None:
+        stones, oldest = self._tombstones, time.monotonic() - TOMBSTONE_SECONDS
+        while stones and (len(stones) > _TOMBSTONES or next(iter(stones.values()))[0] < oldest):
+            stones.popitem(last=False)
 
-    def tend(self) -> None:
-        """Nothing waits between two refreshes."""
+    def candidates(self, ns_pid: int, _pidns: int | None = None) -> list[int]:
+        """Return the host PIDs of every process with the innermost number ``ns_pid``; namespaces are unknown."""
+        return sorted(self._by_inner.get(ns_pid, ()))
 
-    def trouble(self) -> str:
-        """None: ``/proc`` is always there."""
-        return ""
+    def inits_mark(self) -> object:
+        """Return how often a first process came or went."""
+        return self._changed_firsts
 
-    def counters(self) -> Mapping[str, int]:
-        """Nothing is lost, so nothing is counted."""
-        return {}
+    def inits(self) -> Iterator[tuple[int, int]]:
+        """Yield every process with the innermost number 1."""
+        # A change meanwhile changes the mark, so the caller asks again.
+        return ((pid, self.arrival(pid)) for pid in self.candidates(1) if pid in self.known)
 
-    def close(self) -> None:
-        """Nothing is open."""
+    def arrival(self, host_pid: int) -> int:
+        """Return the order of its first listing; 0 if it is unknown."""
+        known = self.known.get(host_pid)
+        return known.arrival if known else 0
+
+    def ended(self, host_pid: int) -> int:
+        """Return the arrival of a process that vanished less than a minute ago; 0 if there is none."""
+        return self._tombstones.get(host_pid, (0.0, 0))[1]
+
+    def incomplete(self) -> str:
+        """Count processes that could not be read."""
+        return f"{len(self._unreadable)} processes could not be read" if self._unreadable else ""
+
+
+def _innermost(host_pid: int, known: Known) -> int:
+    return known.ns_pids[-1] if known.ns_pids else host_pid
+
+
+def open_source(procfs: Procfs, _room: int, _run_dir: str) -> ScanSource:
+    """Scan ``/proc``."""
+    return ScanSource(procfs)

@@ -1,16 +1,16 @@
-"""Cache files that nobody has open any more: their containers ended, maybe while no daemon ran.
+"""Cache files that no process has open: their containers ended, maybe before the daemon started.
 
-Of such a container no PID namespace is left that could say that a number is free, so another proof is needed. Every
-process with a slot keeps its file open and mapped until it ends (HAMi-core never closes it), and so does the program
-that serves the file to a virtual machine, or to gVisor. A file is abandoned when the kernel says one of these:
+The PID namespace of such a container is gone, so it can't prove that a PID is free. A process with a slot keeps its
+file open and mapped until it ends; so does a program that serves the file to a virtual machine or to gVisor. A file is
+abandoned if either holds:
 
-- it grants a read lease, which it does only while nobody has the file open for writing (fcntl(2), F_SETLEASE). It is
-  given back at once;
-- each process that was there when the slots were seen neither maps the file nor has one of its name open. Processes in
-  another pod do not count: HAMi's monitor has every file open. One that can't be read leaves the question open. Where
-  all pods can reach a file, those of others count as well.
+- The kernel grants a read lease: no process has the file open for writing (fcntl(2), F_SETLEASE).
 
-A process that comes later attaches by writing a byte, so the file's time changes, and nothing is concluded.
+- No process that existed when the slots were read maps the file or has a file of that name open. Processes of other
+  pods are ignored, because HAMi's monitor opens every file, unless all pods can reach the file. A process that is read
+  too late leaves the question open, as does an unreadable one, except a host process without a mount of that directory.
+
+A process that attaches later writes a byte, which changes the file's time and cancels the verdict.
 """
 
 from __future__ import annotations
@@ -22,21 +22,25 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from resolver.errors import AccessDenied, ProcessGone
-from resolver.hami.discovery import PodFile
-from resolver.linux.cgroup import pod_uid_of
-from resolver.linux.mappings import open_names, shared_files
-from resolver.linux.procfs import TooLarge
-from resolver.retry import longer
+from resolver.base.errors import CannotKnow, ProcessGone, TooSlow, WorkerFailed
+from resolver.base.retry import longer
+from resolver.hami.discovery import MappedFile, PodFile
+from resolver.hami.process_reads import files_of, mounts_near
+from resolver.linux.cgroup import parse_cgroup, pod_uid_of
+from resolver.workers.lane import ALL
+from resolver.workers.lanes import Direct
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
+    from resolver.hami.discovery import Proof
     from resolver.linux.procfs import Procfs
     from resolver.repair.plan import RegionRepairs
+    from resolver.workers.lanes import TenantReader
 
-#: CPU seconds of each pass for looking at processes, some 50 us each.
-STEP_SECONDS = 0.004
+#: Seconds of each step for looking at processes, some 100 us each.
+STEP_SECONDS = 0.02
 #: Seconds for which a file must not have changed before it is judged: file times have the resolution of a tick.
 QUIET_SECONDS = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
@@ -45,9 +49,7 @@ MOST_AT_ONCE = 64
 
 
 class _Suspect:
-    """A file none of whose slots has an owner."""
-
-    __slots__ = ("in_use", "mtime_ns", "name", "pause", "repairs", "retry_at")
+    """File without an owned slot."""
 
     def __init__(self, repairs: RegionRepairs) -> None:
         self.repairs = repairs
@@ -58,39 +60,41 @@ class _Suspect:
 
 
 class Abandoned:
-    """Judges suspects bit by bit, for some milliseconds in each pass."""
+    """Judge of suspected files, working for a few milliseconds in each pass."""
 
-    def __init__(self, procfs: Procfs, clock: Callable[[], float] = time.time) -> None:
-        """``clock`` is Unix time in seconds, as files have it."""
-        self._procfs = procfs
+    def __init__(
+        self, procfs: Procfs, clock: Callable[[], float] = time.time, reader: TenantReader | None = None
+    ) -> None:
+        """Take ``clock``, Unix time in seconds, as used for file times."""
+        self._procfs, self._reader = procfs, reader or Direct(procfs)
         self._clock = clock
         self._suspects: dict[str, _Suspect] = {}
         self._going: list[_Suspect] = []  # those that are being judged
         self._left: list[int] = []  # host PIDs that are still to be read for them
 
     def suspect(self, repairs: RegionRepairs) -> None:
-        """No process was found for a slot of this file, and no PID namespace says that its number is free."""
+        """Add a file with a slot without a process, and no PID namespace to prove that its PID is free."""
         known = self._suspects.get(repairs.region.path)
         if known is None or known.repairs is not repairs or known.mtime_ns != repairs.region.mtime_ns:
             self._suspects[repairs.region.path] = _Suspect(repairs)
 
     def forget(self, path: str) -> None:
-        """The region is gone."""
+        """Remove a region."""
         self._suspects.pop(path, None)
 
     def wait(self) -> float:
-        """Seconds until `step` has something to do; 0 or less: now."""
+        """Return the seconds until `step` has work; 0 or less means now."""
         if self._left:
             return 0.0
         return min((each.retry_at for each in self._suspects.values()), default=math.inf) - self._clock()
 
-    def step(self) -> list[RegionRepairs]:
-        """Go on; returns the regions whose slots were just found to be dead."""
+    async def step(self) -> list[RegionRepairs]:
+        """Continue judging; return the regions with slots just proven dead."""
         done: list[RegionRepairs] = []
         if self._left:
-            deadline = time.thread_time() + STEP_SECONDS
-            while self._left and time.thread_time() < deadline:
-                self._look_at(self._left.pop())
+            deadline = time.monotonic() + STEP_SECONDS
+            while self._left and time.monotonic() < deadline:
+                await self._look_at(self._left.pop())
             if not self._left:
                 done = [suspect.repairs for suspect in self._going if self._conclude(suspect)]
                 self._going = []
@@ -99,7 +103,7 @@ class Abandoned:
         return done
 
     def _begin(self) -> list[RegionRepairs]:
-        """Ask for leases; where there is none, begin to go through all processes."""
+        """Try to take leases; for files without one, start a walk over all processes."""
         now, done = self._clock(), []
         due = [suspect for suspect in self._suspects.values() if now >= suspect.retry_at]
         for suspect in due[:MOST_AT_ONCE]:
@@ -119,36 +123,54 @@ class Abandoned:
             self._left = list(self._procfs.entries())
         return done
 
-    def _look_at(self, host_pid: int) -> None:
-        """Whether this process has any of the files."""
-        pod_uid: str | None = None
+    async def _look_at(self, host_pid: int) -> None:
+        """Mark the suspects that this process has, or may have, open."""
         if host_pid == os.getpid():
             return  # read-only, and the slot writer's descriptors are gone with each batch
+        cgroup, late = "", False
+        files: tuple[set[tuple[Any, ...]], set[str]] | None = None
         try:
-            pod_uid = pod_uid_of(self._procfs.cgroup(host_pid))
-            if all(self._elsewhere(suspect, pod_uid) for suspect in self._going):
+            cgroup = self._procfs.cgroup(host_pid)
+            if all(self._elsewhere(suspect, pod_uid_of(cgroup)) for suspect in self._going):
                 return
-            mapped = shared_files(self._procfs, host_pid)
-            names = open_names(self._procfs, host_pid)
+            tenant = self._procfs.container(host_pid).container_id or f"process {host_pid}"
+            mapped, names = await self._reader.ask("", tenant, files_of, host_pid)
+            files = {tuple(each) for each in mapped}, set(names)
         except ProcessGone:
             return
-        except (AccessDenied, TooLarge, OSError):
-            mapped, names = None, None
+        except (TooSlow, WorkerFailed):
+            late = True
+        except (CannotKnow, OSError):
+            pass
         for suspect in self._going:
-            if not self._elsewhere(suspect, pod_uid) and (
-                mapped is None or names is None or suspect.repairs.shown in mapped or suspect.name in names
-            ):
-                suspect.in_use = True
+            if suspect.in_use or self._elsewhere(suspect, pod_uid_of(cgroup)):
+                continue
+            if files is None:
+                unknown = late or not cgroup
+                suspect.in_use = unknown or await self._may_have(host_pid, cgroup, suspect.repairs.proof)
+            else:
+                suspect.in_use = suspect.repairs.shown in files[0] or suspect.name in files[1]
+
+    async def _may_have(self, host_pid: int, cgroup: str, proof: Proof) -> bool:
+        """Check if an unreadable process may have the file: any process, except a host process without the mount."""
+        if isinstance(proof, MappedFile) or pod_uid_of(cgroup) or parse_cgroup(cgroup):
+            return True
+        device, path = proof.tree if isinstance(proof, PodFile) else proof
+        try:
+            found: bool = await self._reader.ask("", ALL, mounts_near, host_pid, device, path)
+        except (ProcessGone, CannotKnow, WorkerFailed, OSError):
+            return True
+        return found
 
     @staticmethod
     def _elsewhere(suspect: _Suspect, pod_uid: str | None) -> bool:
-        if isinstance(suspect.repairs.place, PodFile):
+        if isinstance(suspect.repairs.proof, PodFile):
             return False  # the directory's name is anybody's word
-        of_region = suspect.repairs.whose.pod_uid
+        of_region = suspect.repairs.ownership.pod_uid
         return bool(pod_uid and of_region and pod_uid != of_region)
 
     def _conclude(self, suspect: _Suspect) -> bool:
-        """Call the slots dead, if nothing happened to the file meanwhile; otherwise it is judged again later."""
+        """Declare the slots dead if the file is unchanged and unused; else retry later."""
         repairs, region = suspect.repairs, suspect.repairs.region
         try:
             untouched = region.fd >= 0 and os.fstat(region.fd).st_mtime_ns == suspect.mtime_ns
@@ -167,15 +189,15 @@ class Abandoned:
 
 
 def _alone(repairs: RegionRepairs) -> bool:
-    """Whether no slot of the region has an owner: a file whose container runs is judged by its PID namespace."""
+    """Check that no slot has an owner; for a running container the PID namespace decides."""
     return all(state.owner is None for state in repairs.states.values())
 
 
 def nobody_writes(fd: int) -> bool:
-    """Whether nobody, on this node, has that regular file open for writing; False if the kernel doesn't say so.
+    """Check that no process on this node has the regular file open for writing; False if the kernel can't confirm it.
 
-    ``fd`` is open for reading only. Takes CAP_LEASE, or the file's owner. A process that opens it in the
-    microseconds between the two calls waits for the second one.
+    ``fd`` must be open read-only. Requires CAP_LEASE or ownership of the file. An open between the two calls is blocked
+    until the second one.
     """
     try:
         fcntl.fcntl(

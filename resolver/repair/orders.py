@@ -1,52 +1,39 @@
-"""Orders carried out by the slot slot_writer, one batch at a time, and what became of them."""
+"""Execution of orders by the slot writer, one batch at a time, and handling of their outcomes."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from resolver.counters import CounterByReason, CounterName
-from resolver.errors import WorkerFailed
-from resolver.reasons import UnresolvedReason
+from resolver.base.counters import CounterByReason, CounterName
+from resolver.base.errors import WorkerFailed
+from resolver.base.reasons import Shortage, UnresolvedReason
 from resolver.repair.plan import encode
 from resolver.repair.quarantine import Blame
-from resolver.retry import longer
 from resolver.workers import slot_writer
+from resolver.workers.means import shortage_of
 from resolver.workers.supervisor import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from resolver.log.journal import Journal
-    from resolver.reasons import RepairReason
+    from resolver.base.journal import Journal
+    from resolver.base.reasons import RepairReason
     from resolver.repair.plan import Order, RegionRepairs
     from resolver.repair.slot_states import SlotState
 
 _WRITER_SECONDS = 1.0
 _UNWRITABLE_SECONDS = 5.0
-_LOG_PAUSE, _LONGEST_LOG_PAUSE = 1.0, 60.0
 #: What an order costs in the slot_writer, in seconds of CPU: it maps a page and reads the process.
 ORDER_SECONDS = 30e-6
 
 
-class Zeroed:
-    """Of how many dead slots the load was taken away. ``slots`` is a bit for each, by path, ``words`` a count."""
-
-    def __init__(self) -> None:
-        self.slots: dict[str, int] = {}
-        self.words = 0
-
-    def add(self, path: str, slot: int) -> None:
-        """One word more."""
-        self.slots[path] = self.slots.get(path, 0) | 1 << slot
-        self.words += 1
-
-
 class Writing:
-    """The slot writer as the pass sees it. ``blames`` are what files did to it, by container."""
+    """Slot writer as seen by the pass. ``blames`` are by container."""
 
     def __init__(self, counters: Counter[str], journal: Journal) -> None:
         self.worker = WorkerProcess(
@@ -56,10 +43,7 @@ class Writing:
             timeout=_WRITER_SECONDS,
             rights=frozenset({"DAC_OVERRIDE"}),
         )
-        self._zeroed: dict[str, Zeroed] = {}  # by container, since it was last logged
-        self._next_logs: dict[
-            str, tuple[float, float]
-        ] = {}  # when that may be logged next, and the pause before
+        self._one_at_a_time = asyncio.Lock()
         self._blames = WeakValueDictionary[str, Blame]()
         self._remembered: dict[str, Blame] = {}  # those that matter without a file, too
         self._counters = counters
@@ -68,13 +52,21 @@ class Writing:
         self.on_would_repair: Callable[[RegionRepairs, Order], None] | None = None
 
     def blame(self, container: str) -> Blame:
-        """That of all files of a container; it stays while they come and go."""
+        """Return the blame shared by all files of a container; it outlives them."""
         return self._blames.setdefault(container, Blame())
 
     async def carry_out(self, repairs: RegionRepairs, orders: list[Order]) -> bool:
-        """At most `slot_writer.MAX_ORDERS` orders of one region; whether the writer answered."""
+        """Send up to `slot_writer.MAX_ORDERS` orders for one region; return True if the writer answered."""
+        async with self._one_at_a_time:
+            # Meanwhile the region may have been given up, or an owner let go of: its descriptor is another file's then.
+            orders = [order for order in orders if order.owner is order.state.owner]
+            if repairs.region.fd < 0 or not orders:
+                return False
+            return await self._carry_out(repairs, orders)
+
+    async def _carry_out(self, repairs: RegionRepairs, orders: list[Order]) -> bool:
         region = repairs.region
-        message, handles = encode(orders, region.layout.file_bytes)
+        message, handles = encode(orders, region.layout)
         try:
             answer = await self.worker.request(message, [region.fd, *handles])
             if len(answer) != slot_writer.RESULT.size * len(orders):
@@ -83,39 +75,38 @@ class Writing:
             self._failed(repairs, error)
             return False
         repairs.blame.answered()
+        zeroed = Counter[int]()  # words by dead slot
         for order, (outcome, word) in zip(orders, slot_writer.RESULT.iter_unpack(answer), strict=True):
             self._written(repairs, order, outcome, word)
-            if outcome == slot_writer.DONE and order.device is not None and order.state.dead:
-                self._zeroed.setdefault(repairs.whose.container, Zeroed()).add(region.path, order.slot)
+            zeroed[order.slot] += (
+                outcome == slot_writer.DONE and order.device is not None and order.state.dead
+            )
+        if words := zeroed.total():
+            slots, container = sum(map(bool, zeroed.values())), repairs.ownership.container
+            self._journal.record(
+                "dead_slots_zeroed", container=container, path=region.path, slots=slots, words=words
+            )
         return True
 
-    def log_zeroed(self) -> None:
-        """Say of how many dead slots of each container the load was taken away: ever more rarely while it goes on."""
-        now = time.monotonic()
-        for container in [each for each in self._zeroed if now >= self._next_logs.get(each, (0.0, 0.0))[0]]:
-            pause = longer(self._next_logs.get(container, (0.0, 0.0))[1], _LOG_PAUSE, _LONGEST_LOG_PAUSE)
-            self._next_logs[container] = now + pause, pause
-            zeroed = self._zeroed.pop(container)
-            self._journal.record(
-                "dead_slots_zeroed",
-                container=container,
-                files=len(zeroed.slots),
-                slots=sum(each.bit_count() for each in zeroed.slots.values()),
-                words=zeroed.words,
-            )
-        for container in [each for each, (at, pause) in self._next_logs.items() if now >= at + pause]:
-            del self._next_logs[container]
+    def catch_up(self) -> None:
+        """Log missing resources."""
+        why = self.worker.means.short()
+        self._journal.trouble("means of the slot writer", why, "out_of_means", "means_restored")
 
     def _failed(self, repairs: RegionRepairs, error: WorkerFailed) -> None:
-        """Leave the files alone for a while if they are to blame; else the next writer tries again."""
+        """Quarantine the files if they are to blame; otherwise let the next writer try again."""
         if error.waiting:
             return
         self._counters[CounterName.WRITER_FAILURES] += 1
-        container, why = repairs.whose.container, str(error)
+        container, why = repairs.ownership.container, str(error)
+        if not error.own_fault and not error.late:
+            if not self.worker.means.short():
+                self._journal.record("writer_failed", level="warning", why=why)
+            return
         now = time.monotonic()
         seconds = repairs.blame.died(now, guilty=error.own_fault)
         kept = {name: each for name, each in self._remembered.items() if not each.forgotten(now)}
-        self._remembered = {**kept, repairs.whose.account: repairs.blame}
+        self._remembered = {**kept, repairs.ownership.account: repairs.blame}
         if seconds:
             self._counters[CounterName.QUARANTINES] += 1
             self._journal.record(
@@ -136,6 +127,10 @@ class Writing:
             self._counters[CounterName.UTILIZATION_WRITES] += 1
             if state.evidence is not None:  # of the dead nothing has to be known but the slot itself
                 state.evidence.word(order.device, order.new).wrote(order.new)
+        elif outcome == slot_writer.NO_MEANS:
+            lacks = shortage_of(word) or Shortage.MEMORY
+            self.worker.means.refused(lacks, f"the slot writer could not work: {os.strerror(word)}")
+            state.reason = UnresolvedReason.WRITE_FAILED
         elif outcome == slot_writer.OWNER_GONE:
             self._counters[CounterName.WRITES_UNDONE] += 1
             state.reason = UnresolvedReason.GONE
@@ -149,7 +144,7 @@ class Writing:
             state.reason = UnresolvedReason.CHANGED
 
     def _writable(self, repairs: RegionRepairs, outcome: int) -> None:
-        """Say once that a file cannot be written, and once that it can again; other outcomes say neither."""
+        """Log once when a file becomes unwritable, and when it is writable again."""
         if outcome not in (slot_writer.DONE, slot_writer.NOT_WRITABLE):
             return
         path, why = repairs.region.path, ""
@@ -160,7 +155,7 @@ class Writing:
         )
 
     def forget(self, path: str) -> None:
-        """The file is gone."""
+        """Remove a file."""
         self._journal.forget(_trouble(path))
 
     def _repaired(self, repairs: RegionRepairs, order: Order, reason: RepairReason) -> None:
@@ -173,7 +168,7 @@ class Writing:
             self._journal.record("repair", **_about(repairs, order))
 
     def would_write(self, repairs: RegionRepairs, order: Order) -> None:
-        """Say once per generation and value what a dry run would write."""
+        """Announce a dry run's write, once per generation and value."""
         state = order.state
         if (order.device, order.new) in state.announced:
             return
@@ -186,7 +181,7 @@ class Writing:
         else:
             self._journal.record(
                 "would_write_utilization",
-                container=repairs.whose.container,
+                container=repairs.ownership.container,
                 slot=order.slot,
                 ns_pid=state.slot.pid,
                 device=order.device,
@@ -196,7 +191,7 @@ class Writing:
 
 
 def directory_of(path: str) -> str:
-    """What lines about a region's file are counted against; of a mapped one that is its container, by id."""
+    """Return the key for limiting log lines about a file: its directory, or a mapped file's container id."""
     return os.path.dirname(path) if path.startswith("/") else path.partition(":")[0]
 
 
@@ -205,10 +200,11 @@ def _trouble(path: str) -> str:
 
 
 def _about(repairs: RegionRepairs, order: Order) -> dict[str, Any]:
-    """The fields of a log line about a ``hostpid``."""
+    """Return the fields of a log line about a ``hostpid``."""
     return {
         **of_slot(repairs, order.state),
         "slot": order.slot,
+        "host_pid": order.owner.process.host_pid if order.owner else None,  # it may have ended since
         "reason": order.reason,
         "before": order.state.slot.hostpid,
         "after": order.new >> 32,
@@ -216,12 +212,12 @@ def _about(repairs: RegionRepairs, order: Order) -> dict[str, Any]:
 
 
 def of_slot(repairs: RegionRepairs, state: SlotState) -> dict[str, Any]:
-    """Which slot it is, and whose: the fields of an event about it."""
-    whose, owner = repairs.whose, state.owner
+    """Return the event fields that identify a slot and its owner."""
+    ownership, owner = repairs.ownership, state.owner
     return {
-        "container": whose.container,
-        "pod_uid": whose.pod_uid,
-        "container_name": whose.container_name,
+        "container": ownership.container,
+        "pod_uid": ownership.pod_uid or state.names[0],
+        "container_name": state.names[1] or ownership.container_name,
         "slot": state.slot.index,
         "ns_pid": state.slot.pid,
         "host_pid": owner.process.host_pid if owner else None,

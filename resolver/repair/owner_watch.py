@@ -1,62 +1,72 @@
-"""The processes that own slots: each is held, and its end is reported at once."""
+"""Processes that own slots: a handle is held for each, and its end is reported."""
 
 from __future__ import annotations
 
 import contextlib
 import select
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from resolver.errors import AccessDenied, ProcessGone
+from resolver.base.errors import AccessDenied, ProcessGone
+from resolver.linux.cgroup import NO_CONTAINER
 
 if TYPE_CHECKING:
+    from resolver.linux.cgroup import ContainerCgroup
     from resolver.linux.procfs import ProcessHandle, ProcessIdentity, Procfs
     from resolver.repair.slot_states import SlotState
 
 
 class Owners:
-    """Watches the owner of every resolved slot: one epoll for all, so that a pass costs one system call."""
+    """Owners of all resolved slots, watched by one epoll."""
 
     def __init__(self, procfs: Procfs) -> None:
         self._procfs = procfs
         self._exits = select.epoll()
         self._states: dict[int, SlotState] = {}  # by the handle's descriptor
         self._without_pidfd: set[int] = set()
-        self._slots: dict[int, int] = {}  # host PID -> how many slots it owns
-        self._container_ids: dict[int, str] = {}
-        self._processes: dict[int, ProcessIdentity] = {}
+        self._slots = Counter[int]()  # by host PID
+        self._owners: dict[int, tuple[ProcessIdentity, ContainerCgroup]] = {}
         self.changes = 0  # how often one came or went
 
     def __contains__(self, host_pid: object) -> bool:
-        return host_pid in self._slots
+        return host_pid in self._owners
 
     def container_ids(self) -> frozenset[str]:
-        """Ids of the containers that have at least one resolved slot."""
-        return frozenset(self._container_ids.values())
+        """Return the ids of all containers with a resolved slot."""
+        return frozenset(container.container_id for _, container in self._owners.values()) - {""}
 
     def process(self, host_pid: int) -> ProcessIdentity | None:
-        """The process, if it owns a slot."""
-        return self._processes.get(host_pid)
+        """Return the process if it owns a slot."""
+        return self._owners[host_pid][0] if host_pid in self._owners else None
+
+    def _container(self, host_pid: int) -> ContainerCgroup:
+        return self._owners[host_pid][1] if host_pid in self._owners else NO_CONTAINER
 
     def container_id(self, host_pid: int) -> str:
-        """Id of the container of a process that owns a slot; empty if it has none."""
-        return self._container_ids.get(host_pid, "")
+        """Return the container id of a slot owner; empty if it has none."""
+        return self._container(host_pid).container_id
+
+    def pod_uid(self, host_pid: int) -> str:
+        """Return the pod UID of a slot owner; empty if unknown."""
+        return self._container(host_pid).pod_uid or ""
 
     def by_container(self) -> dict[str, int]:
-        """One process for each container that has a resolved slot."""
-        return {container_id: host_pid for host_pid, container_id in self._container_ids.items()}
+        """Return one owner's host PID for each container with a resolved slot."""
+        owners = ((container.container_id, host_pid) for host_pid, (_, container) in self._owners.items())
+        return {container_id: host_pid for container_id, host_pid in owners if container_id}
 
     @property
     def fd(self) -> int:
-        """Readable when an owner has ended, but for those that can only be polled."""
+        """Return the descriptor that is readable when an owner with a pidfd has ended."""
         return self._exits.fileno()
 
     @property
     def polled(self) -> bool:
-        """Whether some have no pidfd (before Linux 5.3), so that their end is not reported."""
+        """Check if any owner has no pidfd (before Linux 5.3)."""
         return bool(self._without_pidfd)
 
     def watch(self, state: SlotState, owner: ProcessHandle) -> None:
-        """From now on report when this slot's owner ends."""
+        """Report the end of this slot's owner from now on."""
         self._states[owner.fd] = state
         self.changes += 1
         if owner.is_pidfd:
@@ -64,15 +74,14 @@ class Owners:
         else:
             self._without_pidfd.add(owner.fd)
         host_pid = owner.process.host_pid
-        self._slots[host_pid] = self._slots.get(host_pid, 0) + 1
-        self._processes[host_pid] = owner.process
+        self._slots[host_pid] += 1
+        container = self._container(host_pid)
         with contextlib.suppress(ProcessGone, AccessDenied):
-            container_id = self._procfs.container(host_pid).container_id
-            if container_id:
-                self._container_ids[host_pid] = container_id
+            container = self._procfs.container(host_pid)
+        self._owners[host_pid] = owner.process, container
 
     def unwatch(self, state: SlotState) -> None:
-        """Forget the slot's owner and give its handle back; nothing happens if it has none."""
+        """Forget the slot's owner, if any, and give its handle back."""
         owner = state.owner
         if owner is None:
             return
@@ -84,13 +93,11 @@ class Owners:
             host_pid = owner.process.host_pid
             self._slots[host_pid] -= 1
             if not self._slots[host_pid]:
-                del self._slots[host_pid]
-                self._container_ids.pop(host_pid, None)
-                self._processes.pop(host_pid, None)
+                del self._slots[host_pid], self._owners[host_pid]
         state.release()
 
     def ended(self) -> list[SlotState]:
-        """The slots whose owner ended since the last call; they are not watched any more."""
+        """Return the slots with an owner that ended since the last call."""
         if not self._states:
             return []
         states = [self._states[fd] for fd, _ in self._exits.poll(0)]

@@ -1,46 +1,58 @@
-"""Decides, slot by slot, what is wrong in one region and what to write. Reads and writes nothing itself.
+"""Plan of repairs: determines, slot by slot, the errors in one region and the words to write. Does no I/O.
 
-A slot *generation* is one process holding one slot: the region's file, the PID in the slot, and the process
-(with its start time) that was found to own it. Its place in the array does not count, slots move. Within a
-generation ``hostpid`` is written once, and once more after the process's own guess: HAMi takes the slot before CUDA
-starts and guesses after it, up to seconds after our repair. Any further change is a conflict, and the next try waits.
+A slot *generation* is one process holding one slot, at any index, because slots move. Within a generation ``hostpid``
+is written once, and once more after the process's own guess: HAMi takes the slot before CUDA starts and guesses after
+it, up to seconds after the repair. Any further change is a conflict, and the next attempt is delayed.
 """
 
 from __future__ import annotations
 
-from array import array
-from math import inf
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.base.reasons import RepairReason, UnresolvedReason
+from resolver.base.retry import doubled
 from resolver.config import WriteUtilization
 from resolver.hami.discovery import PodFile
 from resolver.hami.hostpid_policy import classify
-from resolver.reasons import RepairReason, UnresolvedReason
 from resolver.repair.quarantine import Blame
+from resolver.repair.region_slots import RegionSlots
 from resolver.repair.reported_values import Verdict, differs
-from resolver.repair.slot_states import UnownedSlots
-from resolver.retry import doubled
+from resolver.repair.slot_states import SlotState
 from resolver.workers import slot_writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Callable, Iterator
 
-    from resolver.hami.discovery import Location, Whose
+    from resolver.hami.discovery import Location, Ownership
     from resolver.hami.hostpid_policy import HostpidPolicy
+    from resolver.hami.layout import Layout
     from resolver.hami.region import RegionView, SharedRegion
-    from resolver.repair.slot_states import SlotState
+    from resolver.linux.procfs import ProcessHandle
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 300.0
-#: Nothing is known yet of whose a slot is.
-_NOT_LOOKED = {None, UnresolvedReason.OVER_BUDGET, UnresolvedReason.ACCESS_DENIED, UnresolvedReason.TOO_LARGE}
+#: The owner is not known yet.
+_NOT_LOOKED = {
+    None,
+    UnresolvedReason.OVER_BUDGET,
+    UnresolvedReason.TOO_SLOW,
+    UnresolvedReason.ACCESS_DENIED,
+    UnresolvedReason.TOO_LARGE,
+}
+#: Seconds after an end in which other processes' watchers may fill its slot again, from older samples.
+_REFILLED_SECONDS = 2.0
+#: Seconds between two reads of contested values, and around a watcher's next tick: so many seconds after its last one.
+FOLLOW_EVERY, _FOLLOW_CLOSELY, _TICK_SECONDS = 0.01, 0.0015, (0.117, 0.14)
+_TICKS = 8  # kept of a region: each of its processes has a watcher
 #: So many contested values of one region are put right between passes, too.
 FOLLOWED = 16
 
 
 class Order(NamedTuple):
-    """One word to change, and what it is about. ``device`` is None for a ``hostpid``."""
+    """One word to change, with its slot and reason. ``device`` is None for a ``hostpid``."""
 
     state: SlotState
+    owner: ProcessHandle | None  # when it was given
     slot: int
     device: int | None
     reason: RepairReason | None
@@ -51,263 +63,50 @@ class Order(NamedTuple):
     new: int
 
 
-class RegionRepairs:
-    """The slots of one region. ``close`` gives the handles back."""
-
-    __slots__ = (
-        "_attached",
-        "_certain",
-        "_inputs",
-        "_mtime_ns",
-        "_news",
-        "_next_look",
-        "_open",
-        "_planned",
-        "_twice",
-        "_unowned",
-        "_unwritable_until",
-        "_was_paused",
-        "blame",
-        "contested",
-        "place",
-        "region",
-        "shown",
-        "states",
-        "view",
-        "whose",
-    )
+class RegionRepairs(RegionSlots):
+    """Repairs of one region. ``close`` releases the handles."""
 
     def __init__(
         self,
         region: SharedRegion,
-        whose: Whose,
+        ownership: Ownership,
         location: Location,
         blame: Blame | None = None,
     ) -> None:
-        """``blame`` is what the files of this container did to the writer before."""
-        self.region = region
-        self.whose = whose
-        self.place, self.shown = location
+        """Take ``blame``, the record of writer failures caused by this container's files."""
+        super().__init__(region, ownership, location)
         self.blame = blame or Blame()
-        self.view: RegionView | None = None
-        self.states: dict[int, SlotState] = {}  # by PID: those with an owner, or that are being worked on
-        self._unowned = UnownedSlots(0)  # all others
-        self._twice: set[int] = set()  # pids that several slots hold
-        self._open: dict[int, SlotState] = {}  # the states that may need something
-        self._planned: list[SlotState] = []  # those that the last plan was about
-        self._news = True  # something else than states may need something
-        self._next_look = 0.0
-        self._inputs: tuple[object, ...] = ()  # what the last plan was made with
-        self._was_paused: UnresolvedReason | None = None
+        self._vacant: dict[int, SlotState] = {}  # slots of no process that say a load, at the last plan
+        self._refilled_until = 0.0
+        self._ticks: deque[float] = deque(maxlen=_TICKS)  # when values were seen to be replaced
+        self._inputs: tuple[object, ...] = ()  # of the last plan
         self._unwritable_until = 0.0
-        self._mtime_ns = region.mtime_ns
-        self._attached = False  # since the last look
-        #: Whether it is certain whose the file is: not while another pod uses one that all can reach.
-        self._certain = not isinstance(self.place, PodFile)
+        #: The file certainly belongs to its container: not while another pod uses one that all can reach.
+        self._certain = not isinstance(self.proof, PodFile)
         self.contested = False  # a watcher writes wrong values here, whenever it ticks
-
-    # -- what changed -------------------------------------------------------------------------------
-
-    def attached(self) -> None:
-        """A process wrote into the file: it may take a dead slot again without changing a byte of it."""
-        self._attached = True
-
-    def observe(self, view: RegionView) -> list[SlotState]:
-        """Take in what the region says now; returns the states of slots that are no longer there."""
-        if self._attached or self.region.mtime_ns != self._mtime_ns:
-            attached, self._attached = self._attached, False
-            self._mtime_ns = self.region.mtime_ns
-            for state in self.states.values():
-                state.touched(attached=attached)
-            self._unowned.touched()
-            self._next_look = 0.0
-            self.unsettle()
-        if view is self.view:
-            return []
-        before, self.view = self.view, view
-        self._news = True
-        if before is None or before.uuids != view.uuids or not view.slots.same_pids(before.slots):
-            gone = self._sort(view, before)
-            self.unsettle()
-            return gone
-        for index in view.slots.changed(before.slots):
-            held = self.states.get(view.slots.pid(index))
-            if held is not None and held.slot.index == index:
-                held.slot = view.slots[index]
-                self._reopen(held)
-        return []
-
-    def _sort(self, view: RegionView, before: RegionView | None) -> list[SlotState]:
-        """Whose slot is where now; those that have none of their own are odd."""
-        slots, unowned = view.slots, UnownedSlots(len(view.slots))
-        found: dict[int, int] = {}  # index by PID
-        twice: set[int] = set()
-        for index, ns_pid in slots.in_use():
-            if ns_pid <= 0:
-                unowned.set_odd(index, UnresolvedReason.INVALID_PID)
-            elif ns_pid in twice:
-                unowned.set_odd(index, UnresolvedReason.AMBIGUOUS)
-            elif ns_pid in found:
-                # The same PID twice: a slot in the middle of a move, or a lie. Neither is to be written.
-                twice.add(ns_pid)
-                unowned.set_odd(index, UnresolvedReason.AMBIGUOUS)
-                unowned.set_odd(found.pop(ns_pid), UnresolvedReason.AMBIGUOUS)
-            else:
-                found[ns_pid] = index
-        were = before.slots.in_use() if before is not None else ()
-        known = {ns_pid: index for index, ns_pid in were if index in self._unowned}
-        for ns_pid, index in found.items():
-            if ns_pid in self.states:
-                self.states[ns_pid].slot = slots[index]
-            elif ns_pid in known:
-                unowned.move(index, self._unowned, known[ns_pid])
-            else:
-                unowned.begin(index)
-                self._next_look = 0.0
-        gone = [self.states.pop(ns_pid) for ns_pid in self.states.keys() - found.keys() - twice]
-        for state in gone:
-            self._open.pop(state.slot.pid, None)
-        self._unowned, self._twice = unowned, twice
-        return gone
-
-    def values_changed(self, host_pids: Container[int] | None) -> bool:
-        """NVML says something else of these processes than before (None: of any); whether one owns a slot here."""
-        known = False
-        for state in self.states.values():
-            if state.owner is not None and (host_pids is None or state.owner.process.host_pid in host_pids):
-                self._reopen(state)
-                known = True
-        return known
-
-    def ended(self, state: SlotState) -> bool:
-        """A process that owned a slot has ended; whether the slot was one of these."""
-        if self.states.get(state.slot.pid) is not state:
-            return False
-        self._reopen(state)
-        self._next_look = 0.0
-        return True
-
-    def abandon(self) -> None:
-        """Nobody has the file open any more: its unowned slots are dead."""
-        for state in self.distinguished():
-            if state.owner is None and state.reason is UnresolvedReason.NO_SUCH_PROCESS:
-                state.dead = state.abandoned = True
-        self._unowned.abandon()
-        self.unsettle()
-
-    def unsettle(self) -> None:
-        """Look at every slot anew."""
-        self._news = True
-        for state in self.states.values():
-            self._reopen(state)
-
-    def _reopen(self, state: SlotState) -> None:
-        self._open[state.slot.pid] = state
-        state.shown = None
-
-    # -- what is known ------------------------------------------------------------------------------
-
-    @property
-    def odd(self) -> dict[int, UnresolvedReason]:
-        """The slots without a state of their own, by index."""
-        return self._unowned.odd()
-
-    def distinguished(self) -> list[SlotState]:
-        """The states of slots that are the only one with their PID, as far as they have one."""
-        return [state for ns_pid, state in self.states.items() if ns_pid not in self._twice]
-
-    def unclear(self) -> bool:
-        """Whether there is a slot of which it is not known whose it is, or that it is dead."""
-        return self._unowned.unclear() or any(
-            state.owner is None and not state.dead for state in self.distinguished()
-        )
-
-    def unowned_codes(self) -> bytes:
-        """What is to be said of each slot without a state, by index; see `UnownedCode`."""
-        return self._unowned.codes()
-
-    def changed(self) -> list[SlotState]:
-        """The states of which something may be new since they were last shown."""
-        return [
-            state
-            for ns_pid, state in self.states.items()
-            if (state.shown is None or ns_pid in self._open) and ns_pid not in self._twice
-        ]
-
-    def planned(self) -> list[SlotState]:
-        """The states that the last plan was about."""
-        return self._planned
 
     # -- whether there is anything to do ------------------------------------------------------------
 
     def stirs(self, now: float, *inputs: object, ahead: float = 0.0) -> bool:
-        """Whether anything is to be done. With other ``inputs`` than last time, every slot is checked anew.
-
-        An owner is looked for that is due within ``ahead`` seconds.
-        """
-        # Said as plainly as this where it is asked for every region: each call costs as much as what it does.
-        settled = self._certain and now >= self.blame.until and now >= self._unwritable_until
-        paused = None if settled else self._paused(now)
-        if inputs != self._inputs or paused is not self._was_paused:
-            self._inputs, self._was_paused = inputs, paused
+        """Check if there is any work, or a search due within ``ahead`` seconds; new ``inputs`` recheck every slot."""
+        inputs = (*inputs, self._paused(now))
+        if inputs != self._inputs:
+            self._inputs = inputs
             self.unsettle()
-        return self._news or bool(self._open) or now + ahead >= self._next_look
+        if now >= self._refilled_until:
+            self._refilled_until = 0.0
+        return self._settled != self._changes or now + ahead >= self._next_look
 
     def quiet_until(self) -> float:
-        """Before this nothing is to be done, on the monotonic clock, unless something happens; 0: look again."""
-        return 0.0 if self._news or self._open else self._next_look
-
-    def due(self, now: float) -> array[int]:
-        """Indexes of the slots whose owner has to be looked for now, from the last one to the first."""
-        if now < self._next_look:
-            return array("h")
-        due = self._unowned.due(now)
-        due.extend(state.slot.index for state in self.distinguished() if state.due(now))
-        due.reverse()
-        return due
-
-    def at(self, index: int) -> SlotState:
-        """The state of a slot that is due; see `put_back`."""
-        slots = self.view.slots if self.view is not None else ()
-        slot = slots[index]
-        if index not in self._unowned:
-            return self.states[slot.pid]
-        state = self._unowned.take(slot)
-        self.states[state.slot.pid] = state
-        self._reopen(state)
-        return state
-
-    def put_back(self, state: SlotState) -> None:
-        """Keep only what has to be kept of it, if nobody owns it."""
-        ns_pid = state.slot.pid
-        if state.is_unowned() and ns_pid not in self._twice:
-            del self.states[ns_pid], self._open[ns_pid]
-            self._unowned.put(state)
-
-    def rest(self) -> None:
-        """All that could be done now was."""
-        for state in list(self._open.values()):
-            self.put_back(state)
-        looks = (state.next_look for state in self._open.values() if state.owner is None)
-        self._next_look = min(min(looks, default=inf), self._unowned.next_look())
-        self._planned = []
+        """Return the monotonic time before which no work is expected without an event; 0 is now."""
+        return 0.0 if self._settled != self._changes or self._refilled_until else self._next_look
 
     def unwritable(self, now: float, seconds: float) -> None:
-        """It cannot be written: try again after a while, and not with every pass."""
+        """Pause writes to an unwritable file for some seconds."""
         self._unwritable_until = now + seconds
 
-    def put_off(self, now: float) -> bool:
-        """Its container is over its budget: what is due is done later. Whether that is news of any slot."""
-        news = self._unowned.put_off(now)
-        for state in self._open.values():
-            waits = state.due(now) or state.wrong_since is not None
-            waits = waits and state.slot.pid not in self._twice
-            if waits and not state.dead and state.reason is not UnresolvedReason.OVER_BUDGET:
-                state.reason, news = UnresolvedReason.OVER_BUDGET, True
-        return news
-
     def _paused(self, now: float) -> UnresolvedReason | None:
-        """Why nothing is written into this file now; None if it may be."""
+        """Return the reason to write nothing to this file now; None if writing is allowed."""
         if self.blame.quarantined(now):
             return UnresolvedReason.QUARANTINED
         uncertain = self._uncertain()
@@ -316,10 +115,10 @@ class RegionRepairs:
         return UnresolvedReason.WRITE_FAILED if now < self._unwritable_until else None
 
     def _uncertain(self) -> UnresolvedReason | None:
-        """Why it isn't certain that the file is the container's that it is named after; None once it was.
+        """Return the reason to doubt that the file belongs to the container in its name; None once that was certain.
 
-        Somebody may have exchanged directories before we came: then processes of another pod have slots in it. Once
-        none had, and ours did, who comes later is only a guest.
+        Directories may have been exchanged before the daemon started. If no process of another pod had a slot while one
+        of the container did, later ones are only guests.
         """
         if not self._certain:
             states = self.distinguished()
@@ -342,15 +141,14 @@ class RegionRepairs:
         on_conflict: Callable[[SlotState, float], None],
         answered: float,
     ) -> Iterator[Order | None]:
-        """The words to change now, every ``hostpid`` first. Marks every state with why nothing is done for it.
+        """Yield the words to change now, every ``hostpid`` first, and set each state's reason for not writing.
 
-        It is about the slots that changed, or of which something else is new; a state stays open until nothing is to
-        be done for it. Each None is a moment to give way: a thousand slots on sixteen devices take some time.
-        ``actual_utilization(host_pid, uuid)`` is the utilization in per cent: 0 is idle, None is not known.
-        NVML's answer came at ``answered``, on the clock of ``now``. ``on_conflict`` gets the state and the seconds
-        until the next try.
+        Each None is a chance to yield to other work. ``actual_utilization(host_pid, uuid)`` returns per cent: 0 is
+        idle, None is unknown. ``answered`` is the time of NVML's answer, on the clock of ``now``. ``on_conflict``
+        receives the state and the seconds until the next attempt.
         """
-        self.contested = False
+        changes, settled = self._changes, True  # `_settled` stays behind what changes meanwhile
+        self.contested, self._settled = False, -1
         view = self.view
         if view is None:
             return
@@ -358,39 +156,55 @@ class RegionRepairs:
         paused = self._paused(now)
         if paused is not None:
             writes = WriteUtilization.NEVER
-        self._planned = [state for ns_pid, state in self._open.items() if ns_pid not in self._twice]
-        for state in self._planned:
-            state.shown = None
-            order = None
-            if state.owner is not None:
-                order = self._hostpid(state, state.owner.process.host_pid, now, policy, on_conflict)
-                if order is not None and paused is not None:
-                    state.reason, order = paused, None
-            if state.evidence is not None and (order is not None or state.reason is not None):
+        for state in self.distinguished():
+            yield None
+            if state.owner is None:
+                if state.dead and not state.unsure:
+                    right.append(state)
+                continue
+            order = self._hostpid(state, state.owner.process.host_pid, now, policy, on_conflict)
+            if order is not None and paused is not None:
+                state.reason, order = paused, None
+            if order is None and state.reason is None:
+                right.append(state)
+                continue
+            settled = False
+            if state.evidence is not None:
                 state.evidence.since = None  # no watcher can be right
             if order is not None:
                 yield order
-            elif (state.dead and not state.unsure) if state.owner is None else state.reason is None:
-                right.append(state)
-            yield None
         for state in right:
             yield None
             if state.owner is None:
-                orders, calm = self._zeroes(state), False
+                orders, calm = self._zeroes(state), True
             else:
                 orders, calm = self._values(view, state, actual_utilization, now, answered, writes)
-            if calm and not orders:
-                self._open.pop(state.slot.pid, None)
+            settled = settled and calm and not orders
             yield from orders if writes is not WriteUtilization.NEVER else ()
-        yield from self._zero_unowned(view, writes)
+        self._settled = changes if settled else -1
+        yield from self._zero_unowned(view, writes, now)
 
-    def _zero_unowned(self, view: RegionView, writes: WriteUtilization) -> Iterator[Order | None]:
-        """The load is taken away from dead slots; after the last one there is no more news."""
-        dead = self._unowned.dead(view.slots.loaded()) if writes is not WriteUtilization.NEVER else ()
-        for index in dead:
+    def _zero_unowned(self, view: RegionView, writes: WriteUtilization, now: float) -> Iterator[Order | None]:
+        """Yield orders to zero slots of ended processes and copies left behind by moves, until none is left.
+
+        HAMi's monitors up to 2.9 add these values to the sum.
+        """
+        slots, before, found = view.slots, self._vacant, False
+        self._vacant = {}
+        for index in slots.loaded() if writes is not WriteUtilization.NEVER else ():
+            if slots.vacant(index):
+                state = self._vacant[index] = before.get(index) or SlotState(slots[index])
+                state.slot, state.dead = slots[index], True
+            elif self._unowned.dead(index):
+                state = self.at(index)
+            else:
+                continue
+            found = True
             yield None
-            yield from self._zeroes(self.at(index))
-        self._news = bool(dead)  # they are checked again until they are 0
+            yield from self._zeroes(state)
+        if found:
+            self._refilled_until = now + _REFILLED_SECONDS
+            self._settled = -1  # they are checked again until they are 0
 
     def _hostpid(
         self,
@@ -402,6 +216,9 @@ class RegionRepairs:
     ) -> Order | None:
         slot = state.slot
         wanted = policy.wanted(host_pid, slot.pid)
+        if state.doubted:
+            state.reason = UnresolvedReason.OVER_BUDGET
+            return None
         if wanted is None:
             state.reason = UnresolvedReason.DRIVER_UNKNOWN
             return None
@@ -429,11 +246,12 @@ class RegionRepairs:
         if now < state.not_before:
             state.reason = UnresolvedReason.CONFLICT
             return None
-        offset = self.region.layout.hostpid_word(slot.index)
+        offset = self.region.layout.slot_offset(slot.index)
         expected, new = slot_word(slot.pid, slot.hostpid), slot_word(slot.pid, wanted)
         state.reason = None  # of before: in a dry run nobody else takes it away
         return Order(
             state,
+            owner=state.owner,
             slot=slot.index,
             device=None,
             reason=wrong,
@@ -445,7 +263,7 @@ class RegionRepairs:
         )
 
     def _zeroes(self, state: SlotState) -> list[Order]:
-        """For the dead."""
+        """Return the orders that zero a dead slot."""
         used = [(device, present) for device, present in enumerate(state.slot.sm_util) if present]
         return [self._value(state, device, present, 0) for device, present in used]
 
@@ -458,10 +276,9 @@ class RegionRepairs:
         answered: float,
         writes: WriteUtilization,
     ) -> tuple[list[Order], bool]:
-        """What NVML saw, for the living, where no watcher puts that there; and whether nothing more is to come of it.
+        """Return orders that copy NVML's values to a living owner's slot, and True if the slot is settled.
 
-        That is so while each value is right and nobody contests it: `Word.judge` would say the same again until the
-        slot or NVML says something else.
+        Values that a watcher updates are not ordered. A slot is settled while each value is right and uncontested.
         """
         orders: list[Order] = []
         if state.owner is None or state.evidence is None:
@@ -484,7 +301,7 @@ class RegionRepairs:
         return orders, calm and evidence.calm()
 
     def lingering(self) -> Iterator[tuple[int, str]]:
-        """Host PID and device of values above 0 that are ours, or on a device that no release up to 2.9.0 zeroes."""
+        """Yield host PID and device of nonzero values that we wrote, or that no release up to 2.9.0 zeroes."""
         for state in self.distinguished():
             if self.view is None or state.owner is None or state.evidence is None:
                 continue
@@ -492,11 +309,15 @@ class RegionRepairs:
                 if word.seen and (device > 0 or word.ours) and device < len(self.view.uuids):
                     yield state.owner.process.host_pid, self.view.uuids[device]
 
-    def follow(self, read: Callable[[int], int | None], now: float) -> Iterator[Order]:
-        """Put contested values right between two passes; ``read`` gives the 8-byte word at an offset of the file.
+    def next_follow(self, now: float) -> float:
+        """Return the seconds until contested values are read again: soon after a watcher's next tick."""
+        ages = [now - tick for tick in self._ticks]
+        if any(_TICK_SECONDS[0] <= age <= _TICK_SECONDS[1] for age in ages):
+            return _FOLLOW_CLOSELY
+        return min([FOLLOW_EVERY, *(_TICK_SECONDS[0] - age for age in ages if age < _TICK_SECONDS[0])])
 
-        At most `FOLLOWED` of them in one region: the tenant pays for what it makes us do with its own values.
-        """
+    def follow(self, read: Callable[[int], int | None], now: float) -> Iterator[Order]:
+        """Yield corrections of at most `FOLLOWED` contested values; ``read`` returns the 8-byte word at an offset."""
         followed = 0
         for state in self.distinguished():
             if state.owner is None or state.evidence is None or state.reason is not None:
@@ -511,17 +332,22 @@ class RegionRepairs:
                 if present is None or word.actual is None or present == word.seen:
                     continue
                 word.see(present, now)
+                self._ticks.append(now)
                 if differs(present, word.actual):
                     yield self._value(state, device, present, word.actual)
 
     def _value(self, state: SlotState, device: int, present: int, value: int) -> Order:
-        slot, layout = state.slot, self.region.layout
+        slot, layout, view = state.slot, self.region.layout, self.view
         offset = layout.sm_util_offset(slot.index, device)
         if offset is None:
             raise AssertionError(f"{layout.name} has no sm_util, and a slot of it cannot have values")
-        guard_offset, guard = layout.hostpid_word(slot.index), slot_word(slot.pid, slot.hostpid)
+        guard_offset, guard = layout.slot_offset(slot.index), slot_word(slot.pid, slot.hostpid)
+        if view is not None and slot.index >= view.proc_num:
+            # A process that takes this slot counts it in before it says any load there: both are one aligned word.
+            guard_offset, guard = layout.proc_num, slot_word(view.proc_num, view.utilization_switch)
         return Order(
             state,
+            owner=state.owner,
             slot=slot.index,
             device=device,
             reason=None,
@@ -532,27 +358,18 @@ class RegionRepairs:
             new=value,
         )
 
-    def close(self) -> None:
-        """Give back the region's descriptor and every handle."""
-        for state in self.states.values():
-            state.release()
-        self.states.clear()
-        self._open.clear()
-        self.region.close()
-
 
 def slot_word(pid: int, hostpid: int) -> int:
-    """The 8-byte word of a slot that holds both, as the writer compares it: ``pid`` is the low half."""
+    """Return a slot's 8-byte word as the writer compares it: ``pid`` is the low half, ``hostpid`` the high half."""
     return (pid & 0xFFFFFFFF) | (hostpid & 0xFFFFFFFF) << 32
 
 
-def encode(orders: list[Order], file_bytes: int) -> tuple[bytes, list[int]]:
-    """Orders as the writer reads them, and the handles' descriptors that go with them."""
-    message = bytearray(slot_writer.HEAD.pack(file_bytes, len(orders)))
+def encode(orders: list[Order], layout: Layout) -> tuple[bytes, list[int]]:
+    """Return the orders in the writer's format, and the descriptors of their handles."""
+    message = bytearray(slot_writer.HEAD.pack(layout.file_bytes, len(orders)))
     handles: list[int] = []
     for order in orders:
-        owner = order.state.owner
-        handle = -1
+        owner, handle = order.owner, -1
         if owner is not None:
             handle = len(handles)
             handles.append(owner.fd)
@@ -565,4 +382,5 @@ def encode(orders: list[Order], file_bytes: int) -> tuple[bytes, list[int]]:
             order.expected,
             order.new,
         )
+    message += slot_writer.SLOTS.pack(layout.procs, layout.slot_size, layout.owner_pid)
     return bytes(message), handles

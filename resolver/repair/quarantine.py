@@ -1,24 +1,21 @@
-"""What the slot writer suffered from one container's cache files, and for how long it is kept away from them.
+"""Record of slot writer failures caused by one container's cache files, and the resulting quarantine.
 
-It belongs to the container and not to a file, which its tenant can exchange for a new one at any time. A file is to
-blame at once for a death that a file can cause (SIGBUS, SIGSEGV). A writer that was late or was killed says nothing
-about the file, as the machine may be slow: its successor tries again, and only several in a row count as a blame.
+A death that a file can cause (SIGBUS, SIGSEGV) is blamed on the file at once. A late or killed writer proves nothing,
+since the machine may be slow: only several failures in a row count.
 """
 
 from __future__ import annotations
 
-from resolver.retry import doubled
+from resolver.base.retry import doubled
 
 DEATHS_IN_A_ROW = 3
 FIRST_SECONDS, LONGEST_SECONDS = 10.0, 3600.0
-#: A row of deaths is none if so many seconds lie between two of them, and as many without any take back one doubling.
+#: So many seconds without a death end a row of them, and take back one doubling.
 FORGIVEN_SECONDS = 600.0
 
 
 class Blame:
-    """One container's. Times are those of a monotonic clock, in seconds."""
-
-    __slots__ = ("__weakref__", "_deaths", "_last", "_quarantines", "until")
+    """Failures of one container. Times are monotonic, in seconds."""
 
     def __init__(self) -> None:
         self._deaths = 0  # in a row, without an answer in between
@@ -26,9 +23,9 @@ class Blame:
         self._last = self.until = float("-inf")  # the files are skipped before the second one
 
     def died(self, now: float, *, guilty: bool) -> float:
-        """The writer failed on one of the files; returns for how many seconds they are skipped, 0 if not yet.
+        """Note a writer failure on one of the files; return the seconds of quarantine, 0 for none yet.
 
-        ``guilty``: it died of what a file can do to it.
+        ``guilty``: the writer died of a signal that a file can cause.
         """
         if now - self._last > FORGIVEN_SECONDS:
             self._deaths = 0
@@ -42,13 +39,13 @@ class Blame:
         return float(seconds)
 
     def answered(self) -> None:
-        """The writer answered: what it died of before was not the file."""
+        """Clear the row of failures: the file was not their cause."""
         self._deaths = 0
 
     def quarantined(self, now: float) -> bool:
-        """Whether the files are skipped."""
+        """Check if the files are skipped now."""
         return now < self.until
 
     def forgotten(self, now: float) -> bool:
-        """Whether nothing of it matters any more."""
+        """Check if the record no longer matters."""
         return now - max(self.until, self._last) > FORGIVEN_SECONDS * (self._quarantines + 1)

@@ -1,4 +1,4 @@
-"""What is known of a region's slots, for the snapshot."""
+"""Report of a region's slots, for the snapshot."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ if TYPE_CHECKING:
 def region_report(
     repairs: RegionRepairs, joined: Joined, container_id: Callable[[int], str], now: float
 ) -> RegionReport:
-    """A region and every slot of it that is in use. ``container_id(owner)`` is that of a slot's owner."""
+    """Return a region's report with its slots in use; ``container_id`` maps an owner's host PID to a container."""
     region, view = repairs.region, repairs.view
     uuids = view.uuids if view else ()
     states = repairs.distinguished()
-    claim = repairs.whose.claim
-    for state in repairs.changed():
-        of_owner = container_id(state.owner.process.host_pid) if claim and state.owner else ""
-        state.shown = _slot_report(state, uuids, joined, of_owner)
-    owned = tuple([state.shown for state in states if state.shown is not None])
+    claim = repairs.ownership.claim
+    owned = tuple([_slot_report(state, uuids, joined, container_id if claim else None) for state in states])
     slots: Sequence[SlotReport] = owned
     if view is not None:
         slots = SlotReports(owned, view.slots, repairs.unowned_codes(), len(uuids))
@@ -33,10 +30,12 @@ def region_report(
     # Only a ResourceClaim's file is several containers'; of another one's the first owner says it.
     first = next(filter(None, found), "")
     ids = sorted({slot.container_id for slot in owned} - {""}) if claim else [first] if first else []
+    named = "" if claim else next((state.names[1] for state in states if state.owner and state.names[1]), "")
+    ended, moved = view.slots.left_behind() if view is not None else ((), ())
     return RegionReport(
         path=region.path,
-        pod_uid=repairs.whose.pod_uid or None,
-        container_name=repairs.whose.container_name or None,
+        pod_uid=repairs.ownership.pod_uid or None,
+        container_name=named or repairs.ownership.container_name or None,
         layout=region.layout.name,
         device_uuids=uuids,
         slots=slots,
@@ -46,28 +45,30 @@ def region_report(
         sm_limit=view.sm_limit if view else (),
         claim=claim or None,
         container_ids=tuple(ids),
-        placement=repairs.whose.placement or None,
+        placement=repairs.ownership.placement or None,
+        ended=ended,
+        moved=moved,
     )
 
 
-def _slot_report(state: SlotState, uuids: tuple[str, ...], joined: Joined, container_id: str) -> SlotReport:
-    slot, owner = state.slot, state.owner
-    utilization: tuple[int | None, ...]
-    if owner is not None:
-        host_pid = owner.process.host_pid
+def _slot_report(
+    state: SlotState, uuids: tuple[str, ...], joined: Joined, container_id: Callable[[int], str] | None
+) -> SlotReport:
+    """Return a slot's report; with ``container_id`` it names the owner's container."""
+    slot, host_pid = state.slot, state.owner.process.host_pid if state.owner else None
+    utilization: tuple[int | None, ...] = (0 if state.dead else None,) * len(uuids)
+    if host_pid is not None:
         utilization = tuple([joined.utilization(host_pid, uuid) for uuid in uuids])
-    else:
-        utilization = (0 if state.dead else None,) * len(uuids)
     return SlotReport(
         pid=slot.pid,
         slot=slot.index,
         hostpid=slot.hostpid,
-        host_pid=owner.process.host_pid if owner else None,
+        host_pid=host_pid,
         dead=state.dead,
         unresolved=None if state.dead else state.reason,
         repaired=state.repaired,
         sm_util=slot.sm_util,
         utilization=utilization,
         stuck=state.stuck,
-        container_id=container_id,
+        container_id=container_id(host_pid) if container_id and host_pid is not None else "",
     )

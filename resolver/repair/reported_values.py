@@ -1,18 +1,16 @@
-"""The loop closed: whether what a slot says of a device is what NVML says, and whose doing it is if not.
+"""Feedback check: compares a slot's value for a device with NVML's and finds the cause of a difference.
 
-HAMi's watcher wakes about every 120 ms and writes ``sm_util`` of its container's slots, as far as its release does
-that: up to 2.9.0 it zeroes the first device alone, so that on the others a process's last value stands when it idles;
-2.5 and 2.6 add there; 2.4.1 zeroes and fills nothing in. Our own number is older than a working watcher's: up to a
-second, NVML's interval. So a difference alone says nothing. What counts, for each slot and device:
+HAMi's watcher wakes about every 120 ms and writes ``sm_util`` of its container's slots. Up to 2.9.0 it zeroes only the
+first device; 2.5 and 2.6 add on the others; 2.4.1 zeroes and fills nothing in. NVML's value is up to a second old, so
+a difference alone proves nothing. Two cases count, for each slot and device:
 
-*stale*: the value has not moved since NVML's answer, nor in two of a watcher's ticks after it, and differs. A watcher
-  that worked would have taken in by then what NVML said. Put right once; what moves by itself is left to who moves it.
-*contested*: the value that we wrote was replaced by one that NVML's next answer contradicts as well; or it is more than
-  a device can do; or it grew and grew, above what NVML said before and after. Somebody's watcher works, and wrongly.
-  Put right whenever it differs, until that watcher was right by itself at two of NVML's answers in a row.
+*stale*: the value differs, and has not changed since NVML's answer nor in two of a watcher's ticks after it. Corrected
+  once; values that change by themselves are not touched.
+*contested*: our value was replaced by one that NVML's next answer contradicts too; or the value is more than a device
+  can do; or it kept growing above NVML's values. Corrected whenever it differs, until that watcher was right by itself
+  at two of NVML's answers in a row.
 
-Values that differ by `NEAR` points or less are the same, but 0 is only 0: samples jitter, and idle is idle. A value of
-our own, which nobody else touches, is kept equal to NVML's.
+Values within `NEAR` points are equal because samples jitter, but 0 equals only 0. A value that we wrote is kept equal.
 """
 
 from __future__ import annotations
@@ -22,21 +20,24 @@ from typing import TYPE_CHECKING
 
 from resolver.config import HostpidNamespace
 from resolver.hami.hostpid_policy import Origin
+from resolver.workers.slot_writer import MARK
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from resolver.hami.hostpid_policy import HostpidPolicy
 
 #: Seconds: two ticks of a watcher of HAMi's, 120 ms each.
 TWO_TICKS = 0.24
 NEAR = 3  # points
 _PEACE = 2  # answers in a row at which a watcher was right by itself
-#: For so many seconds a value must have been contested, or wrong and not ours to write, before that is reported.
+#: Seconds after which a value that is contested, or wrong and not written, is reported.
 TOLD_AFTER = 3.0
 _NEVER = float("-inf")
 
 
 class Verdict(Enum):
-    """What to do about a value."""
+    """Verdict on a value."""
 
     RIGHT = "right"
     WAIT = "wait"  # it differs, and it is too early to say whose doing that is
@@ -44,17 +45,12 @@ class Verdict(Enum):
 
 
 def differs(present: int, actual: int) -> bool:
-    """Whether a slot's value is another than NVML's, both in per cent."""
+    """Check if a slot's value differs from NVML's, both in per cent."""
     return abs(present - actual) > NEAR or (present == 0) != (actual == 0)
 
 
-class Word:
-    """What is known of one slot's ``sm_util`` on one device. Times are of a monotonic clock."""
-
-    __slots__ = (
-        "actual", "answered", "contested", "contested_since", "contradicted", "lost", "moved_at", "ours", "own",
-        "right", "rising", "seen", "wrong_since",
-    )  # fmt: skip
+class ReportedValue:
+    """History of one slot's ``sm_util`` on one device. Times are monotonic."""
 
     def __init__(self, present: int) -> None:
         self.seen = self.own = present  # own: the last value that was not ours
@@ -64,20 +60,18 @@ class Word:
         self.ours = False  # the value that stands there
         self.lost = False  # ours was replaced, and nothing since then was right by itself
         self.rising: float | None = None  # since then it never fell, and was above NVML's at every look
-        self.contradicted: float | None = (
-            None  # when NVML first said another value than this, which stands since before
-        )
+        self.contradicted: float | None = None  # when NVML's answer first differed from this older value
         self.contested = False
         self.contested_since = 0.0
         self.wrong_since: float | None = None
         self.right = 0
 
     def wrote(self, value: int) -> None:
-        """We put this value there."""
+        """Note a value that we wrote."""
         self.seen, self.ours, self.rising, self.contradicted, self.wrong_since = value, True, None, None, None
 
     def see(self, present: int, now: float) -> None:
-        """Take in what stands there; whatever is not the last known value came there by itself."""
+        """Note the present value; if it is not the last known one, another program wrote it."""
         if present != self.seen:
             self.lost = self.lost or self.ours
             self.ours = False
@@ -85,16 +79,16 @@ class Word:
             self.moved_at, self.contradicted = now, None
 
     def judge(self, present: int, actual: int, answered: float, since: float, now: float) -> Verdict:
-        """What to do about ``present``, where NVML said ``actual`` in the answer that came at ``answered``.
+        """Return the verdict on ``present``, given NVML's value ``actual`` from its answer at ``answered``.
 
-        ``since`` is from when on a watcher could have worked: its slot's ``hostpid`` is right.
+        A watcher could have worked from ``since`` on, when its slot's ``hostpid`` became right.
         """
         before, new = self.seen, answered > self.answered
         self.see(present, now)
         self.answered, self.actual = answered, actual
         if new and self.contested:
             self._make_peace(actual, now)
-        if self._grows(before, present, actual, new=new, now=now) or present > 100:
+        if self._grows(before, present, actual, new=new, now=now) or present > MARK:
             self._contest(now)
         if present == actual or (not self.ours and not differs(present, actual)):
             if present and not self.ours:
@@ -125,7 +119,7 @@ class Word:
             self.contested = self.lost = False
 
     def _grows(self, before: int, present: int, actual: int, *, new: bool, now: float) -> bool:
-        """Whether it grew above what NVML said both before and after; a load that rises is under the later answer."""
+        """Check if it grew above NVML's values before and after; a genuine rise stays under the later one."""
         above = present > actual + NEAR
         if not above or present < before or (new and before <= actual + NEAR) or self.rising is None:
             self.rising = now if above and not self.ours else None
@@ -133,52 +127,81 @@ class Word:
         return self.rising < self.moved_at and self.answered - self.rising >= TWO_TICKS
 
     def ways(self) -> str:
-        """What its watcher does to it, in words."""
+        """Describe the effect of its watcher."""
         if self.own > (self.actual or 0):
             return "a watcher adds to sm_util instead of setting it, as HAMi 2.5 and 2.6 do"
         if self.own == 0:
             return "a watcher sets sm_util to 0 at every tick and fills nothing in, as HAMi 2.4.1 does"
-        return "somebody else writes sm_util as well"
+        return "another program writes sm_util, too"
+
+
+def reordered(visible: str, uuids: Sequence[str]) -> bool:
+    """Check if CUDA_VISIBLE_DEVICES makes CUDA number a container's GPUs differently from NVML."""
+    listed = [word.strip() for word in visible.split(",") if word.strip()]
+    same = zip(listed, enumerate(uuids), strict=False)
+    return not all(
+        word == str(place) or (len(word) > 4 and uuid.startswith(word)) for word, (place, uuid) in same
+    )
 
 
 class Evidence:
-    """What is known of the values of one process's slot."""
+    """History of the values in one process's slot.
 
-    __slots__ = ("logged", "since", "words")
+    ``visible`` is the process's CUDA_VISIBLE_DEVICES if that numbers its GPUs differently from NVML.
+    """
 
     def __init__(self) -> None:
-        self.words: dict[int, Word] = {}  # by device
+        self.words: dict[int, ReportedValue] = {}  # by device
         self.since: float | None = None  # its hostpid is right from then on
         self.logged = False
+        self.visible = ""
+        self.asked = False  # its environment was read
 
-    def word(self, device: int, present: int) -> Word:
-        """That of a device; ``present`` is what it says now."""
+    def word(self, device: int, present: int) -> ReportedValue:
+        """Return a device's value, creating it from ``present`` if it is new."""
         word = self.words.get(device)
         if word is None:
-            word = self.words[device] = Word(present)
+            word = self.words[device] = ReportedValue(present)
         return word
 
     def calm(self) -> bool:
-        """Whether no value is wrong, and nobody contests any."""
+        """Check that no value is wrong or contested."""
         return all(not word.contested and word.wrong_since is None for word in self.words.values())
 
     def contested(self) -> list[int]:
-        """The devices whose value somebody else writes wrongly, as far as they are in use."""
+        """Return the devices in use with a contested value."""
         return [device for device, word in self.words.items() if word.contested and word.actual]
 
     def why(self, hostpid: int, policy: HostpidPolicy, now: float) -> str:
-        """Why values of this slot don't stay right; empty if they do, or it is too early to say."""
-        for word in self.words.values():
+        """Explain why values of this slot don't stay right; empty if they do or it is too early to tell."""
+        for device, word in self.words.items():
             if word.contested and now - word.contested_since >= TOLD_AFTER:
-                return f"{word.ways()}; it is put right after each tick{_doubt(word, hostpid, policy)}"
-        for word in self.words.values():
+                mixed = self._mixed_up(device)
+                ways = mixed or word.ways()
+                doubt = "" if mixed else _doubt(word, hostpid, policy)
+                return f"{ways}; it is put right after each tick{doubt}"
+        for device, word in self.words.items():
             if not word.contested and word.wrong_since is not None and now - word.wrong_since >= TOLD_AFTER:
-                return f"it says {word.seen} % where NVML says {word.actual} %, and is not written to"
+                mixed = self._mixed_up(device)
+                said = f"it says {word.seen} % where NVML says {word.actual} %, and is not written to"
+                return f"{said}; {mixed}" if mixed else said
+        return ""
+
+    def _mixed_up(self, device: int) -> str:
+        """Explain that the watcher takes one GPU for another; empty without evidence of that."""
+        mixed = "HAMi's watcher mixes the numbers of CUDA and of NVML up"
+        if self.visible:
+            return f"{mixed}, as CUDA_VISIBLE_DEVICES is {self.visible} in that process"
+        own = self.words[device].own
+        for other, word in self.words.items():
+            if other != device and own and word.actual and not differs(own, word.actual):
+                place = f"it says the load of the GPU at place {other}"
+                return f"{mixed}: {place}, as with CUDA_VISIBLE_DEVICES in another order"
         return ""
 
 
-def _doubt(word: Word, hostpid: int, policy: HostpidPolicy) -> str:
-    """Where a watcher that finds nothing may be right, and we wrong."""
+def _doubt(word: ReportedValue, hostpid: int, policy: HostpidPolicy) -> str:
+    """Explain why a watcher that finds no samples may be right and the policy wrong."""
     if word.own or policy.origin not in (Origin.BY_VERSION, Origin.FORCED):
         return ""
     namespace = "host" if policy.namespace is HostpidNamespace.HOST else "container"

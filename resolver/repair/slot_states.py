@@ -1,6 +1,6 @@
-"""What is known of slots: an object for each that a process owns, some bytes for each that nobody is known to own.
+"""State of slots: an object for each slot owned by a process, a few bytes for each without a known owner.
 
-A process costs its tenant something, a slot that is merely filled in nothing: 1,024 of them in each file.
+A process costs its tenant something. A filled-in slot costs nothing, and each file has 1,024 of them.
 """
 
 from __future__ import annotations
@@ -9,33 +9,27 @@ from array import array
 from math import inf
 from typing import TYPE_CHECKING
 
+from resolver.base.reasons import UnresolvedReason
+from resolver.base.retry import doubled
 from resolver.linux.procfs import ProcessHandle
-from resolver.reasons import UnresolvedReason
 from resolver.repair.reported_values import Evidence
-from resolver.retry import doubled
 from resolver.state import UnownedCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from resolver.base.reasons import RepairReason
     from resolver.hami.packed_slots import SlotRecord
-    from resolver.reasons import RepairReason
-    from resolver.state import SlotReport
 
 #: How often a slot without a process is checked again, at first each pass, then ever more rarely.
 EAGER_LOOKS, _LONGEST_LOOK = 4, 30.0
-#: A dead slot can be taken again without a byte of it changing, and on tmpfs without the file's time changing.
-_DEAD_LOOK = 1.0
-#: The same where the kernel reports each process that attaches. An event that was lost shows by the file's time, or by
-#: other bytes; what shows by neither is found so late. In a container that has ended it takes a walk over all.
-_WATCHED_DEAD_LOOK = 60.0
-#: A search among all processes takes many passes. Nobody waits for one that can only say again that a slot is dead: it
-#: does not go on with each pass that somebody's events bring, as the longer a pass, the later is the next one.
+#: A dead slot can be taken again without a byte or the file's time changing. Where the kernel reports each process that
+#: attaches, only lost events are found so late: in an ended container a search walks over all processes.
+_DEAD_LOOK, _WATCHED_DEAD_LOOK = 1.0, 60.0
+#: A search that can only confirm that a slot is dead does not go on with each pass: it would make the next one later.
 _DEAD_SEARCH = 0.25
-#: After so many they come no more rarely.
-_SETTLED_LOOKS = EAGER_LOOKS + 6
-_MOST_LOOKS = 255  # that are counted; the pauses grow no longer
-#: Answers that leave it open whether a process owns the slot: what was dead may have been taken again.
+_SETTLED_LOOKS = EAGER_LOOKS + 6  # from then on the pauses are as long as they get
+#: Answers without a search, and seconds until a container that makes the kernel wait is asked again.
+_NOT_SEARCHED, _SLOW_SEARCH = {UnresolvedReason.OVER_BUDGET, UnresolvedReason.TOO_SLOW}, 1.0
+#: Answers after which a dead slot may have an owner again.
 _MAY_LIVE = {
     UnresolvedReason.AMBIGUOUS,
     UnresolvedReason.ACCESS_DENIED,
@@ -43,44 +37,24 @@ _MAY_LIVE = {
     UnresolvedReason.UNPROVEN,
     UnresolvedReason.OTHER_POD,
 }
-#: One for all: made by a type with parameters, each empty one would be another.
+#: Answers with which a slot is dead once nobody has its file open.
+NOT_FOUND = (UnresolvedReason.NO_SUCH_PROCESS, UnresolvedReason.OVER_BUDGET)
 _NOTHING_ANNOUNCED: frozenset[tuple[int | None, int]] = frozenset()
 
 
 class SlotState:
-    """What is known of one PID's slot in one region."""
-
-    __slots__ = (
-        "abandoned",
-        "announced",
-        "conflicts",
-        "dead",
-        "evidence",
-        "followed",
-        "guessed",
-        "looks",
-        "next_look",
-        "not_before",
-        "owner",
-        "reason",
-        "repaired",
-        "shown",
-        "slot",
-        "stuck",
-        "unsure",
-        "written",
-        "written_at",
-        "wrong_since",
-    )
+    """State of one PID's slot in one region."""
 
     def __init__(self, slot: SlotRecord) -> None:
         self.slot = slot
         self.owner: ProcessHandle | None = None
+        self.names = ("", "")  # pod UID and kubelet's name of the owner's container
         self.reason: UnresolvedReason | None = None
         self.repaired: RepairReason | None = None
         self.dead = False
-        self.abandoned = False  # dead because nobody has the file open, see `resolver.repair.abandoned`
-        self.unsure = False  # the file was touched since it was called dead, and nobody has looked yet
+        self.abandoned = False  # dead because no process has the file open
+        self.unsure = False  # the file was touched since the search that called it dead
+        self.doubted = False  # its hostpid may be another owner's: nothing is written before a search
         self.followed = False  # a process attached to the file since its owner was found
         self.looks = 0  # in vain, in a row
         self.next_look = 0.0
@@ -91,27 +65,43 @@ class SlotState:
         self.conflicts = 0
         self.not_before = 0.0
         self.wrong_since: float | None = None
-        self.stuck = ""  # why its sm_util does not stay right; see `resolver.repair.reported_values`
+        self.stuck = ""  # why its sm_util does not stay right
         self.evidence: Evidence | None = None  # while it has an owner
-        self.shown: SlotReport | None = (
-            None  # what was last said of it, as long as that is all there is to say
-        )
 
     def due(self, now: float) -> bool:
-        """Whether its owner has to be looked for now."""
-        return self.owner is None and now >= self.next_look
+        """Check if a search for its owner is due."""
+        return self.doubted or (self.owner is None and now >= self.next_look)
+
+    def observe(self, slot: SlotRecord) -> None:
+        """Update the slot's content.
+
+        If containers share a file, a process with the same PID can take over the slot: an unknown number in ``hostpid``
+        may be the new owner's.
+        """
+        if self.owner is not None and slot.hostpid not in (self.slot.hostpid, 0, slot.pid):
+            self.doubted = self.doubted or slot.hostpid != self.owner.process.host_pid
+        self.slot = slot
+
+    def keeps_owner(self, found: ProcessHandle | UnresolvedReason) -> bool:
+        """Check if the owner stays after a search; the same process settles a doubt."""
+        if isinstance(found, ProcessHandle) and self.owner and found.process == self.owner.process:
+            found.close()
+            self.doubted = False
+        return not self.doubted or found in _NOT_SEARCHED
 
     def found(self, result: ProcessHandle | UnresolvedReason, now: float, *, watched: bool = False) -> None:
-        """Take in the answer of a search for the owner. ``watched``: a process that attaches is reported."""
+        """Apply the result of a search. ``watched``: the kernel reports attaching processes."""
         if isinstance(result, ProcessHandle):
             self.owner, self.reason, self.dead, self.looks = result, None, False, 0
-            self.abandoned = self.unsure = self.followed = False
+            self.abandoned = self.unsure = self.followed = self.doubted = False
             self.written, self.guessed, self.conflicts, self.not_before = None, False, 0, 0.0
             self.announced = _NOTHING_ANNOUNCED
             self.stuck, self.evidence = "", Evidence()
             return
         self.reason = result
-        if result is UnresolvedReason.OVER_BUDGET:  # it was not looked for, or not among all
+        if result in _NOT_SEARCHED:  # or not among all processes
+            if result is UnresolvedReason.TOO_SLOW:
+                self.next_look = now + _SLOW_SEARCH
             if self.dead and not self.unsure:
                 self.next_look = now + _DEAD_SEARCH
             return
@@ -127,33 +117,37 @@ class SlotState:
             self.next_look = now + doubled(0.5, longest, self.looks - EAGER_LOOKS)
 
     def is_unowned(self) -> bool:
-        """Whether nothing has to be known of it but what `UnownedSlots` keeps."""
+        """Check that `UnownedSlots` can hold all of its state."""
         plain = self.repaired is None and self.wrong_since is None and not self.stuck and not self.announced
         return self.owner is None and plain
 
     def release(self) -> None:
-        """Give the handle of its process back."""
+        """Release the handle of its process."""
         if self.owner is not None:
             self.owner.close()
-        self.owner = None
+        self.owner, self.doubted = None, False
 
     def owner_ended(self) -> None:
-        """Its process is gone; whether another one took the slot is for the next look to find out.
+        """Mark the slot dead after its owner ended; one search shows if another process took it.
 
-        That is one look. The next ones are as rare as those at any dead slot, unless somebody has attached: where
-        a container has ended, each of them may go through all processes of the node.
+        Later searches are rare unless a process has attached: after a container's end each may walk all processes.
         """
-        self.release()
+        self.disowned()
         looks = EAGER_LOOKS if self.followed else _SETTLED_LOOKS
         self.dead, self.unsure, self.looks, self.next_look = True, False, looks, 0.0
+
+    def disowned(self) -> None:
+        """Forget the owner and everything learned about it."""
+        self.release()
+        self.names = ("", "")
         self.reason, self.repaired, self.wrong_since = None, None, None
-        self.stuck, self.evidence = "", None
+        self.stuck, self.evidence, self.announced = "", None, _NOTHING_ANNOUNCED
 
     def touched(self, *, attached: bool = False) -> None:
-        """The file was written to: a process may have taken this slot again. Look once more now, if nobody owns it.
+        """Note a write to the file, after which a process may have reused this slot.
 
-        ``attached``: the kernel reports a write, as each process that attaches makes one; its stores change the time.
-        A change of the slot's own bytes brings no look forward: a tenant can flip them as fast as it likes.
+        ``attached``: the kernel reported the write that every attaching process makes. A change of the slot's bytes
+        triggers no search, because a tenant can flip them at any rate.
         """
         self.next_look = 0.0
         self.looks = min(self.looks, EAGER_LOOKS)
@@ -164,9 +158,9 @@ class SlotState:
 
 
 class UnownedSlots:
-    """Slots that nobody is known to own, by their index in the region; `SlotState` in eleven bytes each.
+    """Slots without a known owner, by index: a `SlotState` in eleven bytes each.
 
-    One is either in here or has a `SlotState`. Slots that have none of their own (``odd``) are in here, too.
+    Slots that can't have a state (``odd``) are in here, too.
     """
 
     __slots__ = ("_codes", "_looks", "_next")
@@ -180,11 +174,11 @@ class UnownedSlots:
         return self._codes[index] != 0 and self._next[index] != inf
 
     def begin(self, index: int) -> None:
-        """Nothing is known of this one yet."""
+        """Add a slot with nothing known."""
         self._codes[index], self._looks[index], self._next[index] = UnownedCode.UNOWNED, 0, 0.0
 
     def put(self, state: SlotState) -> None:
-        """Keep what is known of a slot instead of its state, of which `SlotState.is_unowned` must be true."""
+        """Store a slot in place of its state; `SlotState.is_unowned` must be true."""
         index = state.slot.index
         code = UnownedCode.of(state.reason)
         for is_so, bit in (
@@ -194,10 +188,10 @@ class UnownedSlots:
         ):
             code |= bit if is_so else 0
         self._codes[index] = code
-        self._looks[index], self._next[index] = min(state.looks, _MOST_LOOKS), state.next_look
+        self._looks[index], self._next[index] = min(state.looks, 255), state.next_look
 
     def take(self, slot: SlotRecord) -> SlotState:
-        """The state of a slot that is in here, and is not any more."""
+        """Remove a slot and return its state."""
         state, code = SlotState(slot), self._codes[slot.index]
         state.reason = UnownedCode.reason(code)
         state.dead, state.abandoned, state.unsure = (
@@ -208,43 +202,41 @@ class UnownedSlots:
         return state
 
     def move(self, index: int, before: UnownedSlots, was: int) -> None:
-        """The same slot was at another index before."""
+        """Copy a slot from its previous index."""
         self._codes[index] = before._codes[was]
         self._looks[index], self._next[index] = before._looks[was], before._next[was]
 
     def set_odd(self, index: int, why: UnresolvedReason) -> None:
-        """A slot without a state of its own."""
+        """Add a slot that can't have a state."""
         self._codes[index], self._next[index] = UnownedCode.of(why), inf
 
     def odd(self) -> dict[int, UnresolvedReason]:
-        """The slots without a state of their own, by index."""
+        """Return the slots without a state, by index."""
         found = ((index, UnownedCode.reason(code)) for index, code in enumerate(self._codes) if code)
         return {index: why for index, why in found if why is not None and self._next[index] == inf}
 
     def reasons(self) -> set[UnresolvedReason | None]:
-        """Why nobody is known to own them, each once."""
+        """Return the distinct reasons for a missing owner."""
         return {UnownedCode.reason(code) for code in set(self._codes) if code}
 
     def unclear(self) -> bool:
-        """Whether anything is in here that is not certainly dead."""
+        """Check if any slot is not certainly dead."""
         return any(code and not code & UnownedCode.DEAD for code in self._codes)
 
     def due(self, now: float) -> array[int]:
-        """Indexes of those whose owner has to be looked for now."""
+        """Return the indexes of slots with a due search for an owner."""
         return array("h", [index for index, at in enumerate(self._next) if at <= now])
 
     def next_look(self) -> float:
-        """When the first of them is due, on a monotonic clock."""
+        """Return the monotonic time of the first due search."""
         return min(self._next, default=inf)
 
-    def dead(self, indexes: Iterator[int]) -> list[int]:
-        """Those of the slots that are certainly dead."""
-        wanted = UnownedCode.DEAD
-        mask = UnownedCode.DEAD | UnownedCode.UNSURE
-        return sorted({index for index in indexes if self._codes[index] & mask == wanted})
+    def dead(self, index: int) -> bool:
+        """Check if the slot is certainly dead."""
+        return self._codes[index] & (UnownedCode.DEAD | UnownedCode.UNSURE) == UnownedCode.DEAD
 
     def touched(self) -> None:
-        """As `SlotState.touched`, for each of them."""
+        """Apply `SlotState.touched` to each slot."""
         for index, at in enumerate(self._next):
             if at != inf:
                 code = self._codes[index] | UnownedCode.UNSURE
@@ -254,15 +246,15 @@ class UnownedSlots:
                 self._looks[index] = min(self._looks[index], EAGER_LOOKS)
 
     def abandon(self) -> None:
-        """Nobody has the file open: those without a process are dead."""
-        gone = UnownedCode.of(UnresolvedReason.NO_SUCH_PROCESS)
+        """Mark slots without a process found as dead: no process has the file open."""
+        gone = {UnownedCode.of(reason) for reason in NOT_FOUND}
         for index, code in enumerate(self._codes):
-            if code & UnownedCode.REASON == gone and self._next[index] != inf:
+            if code & UnownedCode.REASON in gone and self._next[index] != inf:
                 self._codes[index] = code | UnownedCode.DEAD | UnownedCode.ABANDONED
 
-    def put_off(self, now: float) -> bool:
-        """Those that are due have to wait; whether that is news of any."""
-        waits, news = UnownedCode.of(UnresolvedReason.OVER_BUDGET), False
+    def put_off(self, now: float, why: UnresolvedReason) -> bool:
+        """Delay due searches; return True if that changed any slot's reason."""
+        waits, news = UnownedCode.of(why), False
         for index in self.due(now):
             code = self._codes[index]
             if not code & UnownedCode.DEAD and code & UnownedCode.REASON != waits:
@@ -270,5 +262,5 @@ class UnownedSlots:
         return news
 
     def codes(self) -> bytes:
-        """What is to be said of each now, see `UnownedCode`."""
+        """Return each slot's code; see `UnownedCode`."""
         return bytes(self._codes)

@@ -7,8 +7,9 @@ import socket
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from resolver.base.limiter import Bucket
 from resolver.serve import http
-from resolver.serve.bucket import Bucket
+from resolver.serve.http import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     Answer = tuple[int, str, bytes]
 
-PLAIN = "text/plain; charset=utf-8"
 #: Prometheus needs one connection, or two; beyond this number the client with the most loses its oldest.
 LIMITS = http.Limits(
     connections=32,
@@ -35,7 +35,7 @@ _BACKLOG = 1024
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; every address of both families without a host. OSError if it cannot be had."""
+    """Return a listening socket; without a host, on all addresses of both families. Raises OSError."""
     if not host:
         try:
             if socket.has_dualstack_ipv6():
@@ -52,7 +52,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Anybody:
-    """Who is at the other end: nothing is known, and requests that come too fast cost it its connection."""
+    """Anonymous client. Its connection is closed if its requests come too fast."""
 
     turned_away = None
 
@@ -61,14 +61,14 @@ class _Anybody:
 
 
 class _OpenToAll:
-    """Everybody may come in."""
+    """Gatekeeper that admits every client."""
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
 
     @staticmethod
     def owner(connection: socket.socket) -> str | None:
-        """Its address."""
+        """Return the client's address."""
         try:
             return str(connection.getpeername()[0])
         except OSError:
@@ -76,27 +76,27 @@ class _OpenToAll:
 
     @staticmethod
     def enter(connection: Any) -> _Anybody:  # noqa: ARG004
-        """Every client, without regard to who it is."""
+        """Admit the client without identifying it."""
         return _Anybody()
 
     def leave(self, visitor: _Anybody) -> None:
-        """Nothing was kept."""
+        """Do nothing: no state is kept."""
 
     @staticmethod
     def refusal(status: HTTPStatus, why: str) -> http.Refusal:
-        """As text."""
+        """Return the refusal as plain text."""
         return http.Refusal(status, PLAIN, f"{why}\n".encode())
 
 
 def application(answer: Callable[[str, str], Awaitable[Answer]]) -> Any:
-    """An ASGI application. ``answer(path, accept)`` gives status, content type and body."""
+    """Return an ASGI application. ``answer(path, accept)`` returns status, content type and body."""
 
     async def app(
         scope: dict[str, Any], _receive: Any, send: Callable[[dict[str, Any]], Awaitable[None]]
     ) -> None:
         headers = {}
         scope["state"]["connection"].take_a_turn()  # also on a connection that was let in long ago
-        if scope["state"]["access"].requests.spend(1) > 0:
+        if scope["state"]["access"].requests.take(1) > 0:
             headers["connection"] = "close"
         if scope["method"] not in ("GET", "HEAD"):
             status, kind, body = 405, PLAIN, b"only GET and HEAD are answered\n"

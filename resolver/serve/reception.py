@@ -1,11 +1,8 @@
-"""Connections from strangers: accepted for a share of a CPU, held until they ask something, let in one by one.
+"""Connections from unknown clients: accepted for a share of a CPU, held until a request begins, admitted one by one.
 
-`Acceptor` takes connections from a listening socket; faster clients wait in the kernel's queue. `Reception`
-holds them behind it: a client that has gone by its turn costs an accept and a close and nothing else, a silent one
-holds a descriptor and no more, and turns go round by owner (an address, a container), so that a client that sends a
-thousand requests delays its own. Of one owner's, those whose request is there come before those that have begun one:
-who sends it byte by byte keeps nobody of the same address waiting. Nothing here runs by the clock while nobody
-connects.
+`Acceptor` takes connections from a listening socket; the excess waits in the kernel's queue. `Reception` holds them
+until their turn. Owners (an address, a container) take turns: a client that sends a thousand requests delays only its
+own. Within one owner, complete requests come before incomplete ones.
 """
 
 from __future__ import annotations
@@ -15,13 +12,14 @@ import contextlib
 import select
 import socket
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.base.limiter import Bucket
 from resolver.serve.waiting import Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Hashable
 
 _BATCH = 32
 #: Accepting may use its share of a CPU, and a burst of so many seconds at once.
@@ -35,11 +33,10 @@ _END_OF_HEAD, _MOST_OF_HEAD = b"\r\n\r\n", 8192
 
 
 class Acceptor:
-    """Accepts on ``listener``, in batches, for at most ``share`` of a CPU, ``take`` included.
+    """Accepts connections on ``listener`` in batches, for at most ``share`` of a CPU, ``take`` included.
 
-    ``take`` gets each connection, which does not block, and owns it. An OSError of its own means that descriptors
-    have run out: ``refused`` is called, and clients wait in the kernel's queue for a while. Belongs to the running
-    event loop.
+    ``take`` gets each connection, in non-blocking mode, and owns it. If it raises OSError, descriptors have run out:
+    ``refused`` is called, and clients wait in the kernel's queue for a while. Belongs to the running event loop.
     """
 
     def __init__(
@@ -52,11 +49,9 @@ class Acceptor:
     ) -> None:
         self._listener = listener
         self._take = take
-        self._share = share
         self._refused = refused
         self._rest: asyncio.TimerHandle | None = None
-        self._debt = 0.0  # CPU seconds spent beyond the share, as of `_debt_at`
-        self._debt_at = time.monotonic()
+        self._cpu = Bucket(share, _BURST_SECONDS)
         self._loop = asyncio.get_running_loop()
         listener.setblocking(False)
         self._loop.add_reader(listener.fileno(), self._accept)
@@ -80,11 +75,8 @@ class Acceptor:
             self._refused()
             self._pause(_PAUSE_SECONDS)
             return
-        now = time.monotonic()
-        self._debt = max(0.0, self._debt - (now - self._debt_at) * self._share) + time.thread_time() - began
-        self._debt_at = now
-        if self._debt > _BURST_SECONDS:
-            self._pause((self._debt - _BURST_SECONDS) / self._share)
+        if seconds := self._cpu.charge(time.thread_time() - began):
+            self._pause(seconds)
 
     def _pause(self, seconds: float) -> None:
         fd = self._listener.fileno()
@@ -94,44 +86,18 @@ class Acceptor:
 
 class _Guest(NamedTuple):
     connection: socket.socket
-    owner: Hashable
-
-
-class _Queue:
-    """The guests of one owner, in the order in which they are let in."""
-
-    __slots__ = ("begun", "whole")
-
-    def __init__(self) -> None:
-        self.whole: deque[_Guest] = deque()  # their request's head is there
-        self.begun: deque[_Guest] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self.whole or self.begun)
-
-    def __iter__(self) -> Iterator[_Guest]:
-        yield from self.whole
-        yield from self.begun
-
-    def add(self, guest: _Guest) -> None:
-        (self.whole if _is_whole(guest.connection) else self.begun).append(guest)
-
-    def first(self) -> _Guest:
-        return (self.whole or self.begun).popleft()
-
-    def least(self) -> _Guest:
-        """Whom to turn away."""
-        return self.begun.popleft() if self.begun else self.whole.pop()
+    whole: bool  # the whole head of its request has arrived
 
 
 class Reception:
-    """Holds what an `Acceptor` takes until a request has begun to come, then lets it in: one each ``apart`` seconds.
+    """Holds connections from an `Acceptor` until a request has begun, and admits one every ``apart`` seconds.
 
-    ``owner`` names whom a connection counts for; None turns it away (having answered, or not), and OSError means
-    that descriptors have run out. ``let_in`` gets the connection, and owns it. Of more than ``most`` connections the
-    owner with the most of them loses one, with ``refusal`` for an answer: the silent one that waits longest, or else
-    the one that began its request first and has not ended it, or else its latest. A connection that says nothing for
-    ``seconds`` is closed.
+    ``owner`` returns the key under which a connection is queued. None rejects it, with or without an answer; OSError
+    means that descriptors have run out. ``let_in`` gets the connection, and owns it.
+
+    Beyond ``most`` connections, the owner with the most loses one, with ``refusal`` as the answer: the longest silent
+    one, else its oldest incomplete request, else its latest request. A connection that is silent for ``seconds`` is
+    closed.
     """
 
     def __init__(
@@ -146,15 +112,11 @@ class Reception:
         seconds: float,
         share: float = 0.1,
     ) -> None:
-        self._owner = owner
-        self._let_in = let_in
-        self._refusal = refusal
-        self._most = most
+        self._owner, self._let_in, self._refusal, self._most = owner, let_in, refusal, most
         self._apart = apart
-        self._silent: Waiting[Hashable] = Waiting(
-            seconds, self._readable, self._dismiss_silent
-        )  # with its owner
-        self._ready: OrderedDict[Hashable, _Queue] = OrderedDict()  # by owner, next one first
+        self._silent: Waiting[Hashable] = Waiting(seconds, self._readable, self._dismiss)  # with its owner
+        #: By owner, the next one first; of each, whole requests first.
+        self._ready: OrderedDict[Hashable, list[_Guest]] = OrderedDict()
         self._held: Counter[Hashable] = Counter()
         self._next_at = 0.0
         self._turn: asyncio.TimerHandle | None = None
@@ -162,24 +124,19 @@ class Reception:
         self._acceptor = Acceptor(listener, self._take, share=share)
 
     def stop(self) -> None:
-        """Accept no more, and let go of everybody who waits."""
+        """Stop accepting, and close all waiting connections."""
         self._acceptor.stop()
         if self._turn is not None:
             self._turn.cancel()
         for silent in self._silent.clear():
-            self._dismiss_silent(*silent)
-        for queue in self._ready.values():
-            for guest in queue:
-                self._dismiss(guest)
+            self._dismiss(*silent)
+        for owner, guests in self._ready.items():
+            for guest in guests:
+                self._dismiss(guest.connection, owner)
         self._ready.clear()
 
-    @property
-    def held(self) -> int:
-        """How many wait, silent or not."""
-        return self._held.total()
-
     def charge(self, turns: float) -> None:
-        """An admitted client asks again: that uses up turns of those that wait."""
+        """Delay the next admission by ``turns``, for further requests of an admitted client."""
         self._next_at = max(self._next_at, self._loop.time()) + turns * self._apart
 
     # -- in and out -----------------------------------------------------------------------------------
@@ -195,85 +152,86 @@ class Reception:
             if owner is None:
                 connection.close()
         if state:
-            self._make_ready(_Guest(connection, owner))
+            self._make_ready(connection, owner)
         else:
             self._silent.add(connection, owner)
-        if self.held > self._most:
+        if self._held.total() > self._most:
             self._turn_one_away(connection)
 
     def _readable(self, connection: socket.socket, owner: Hashable) -> None:
         self._silent.remove(connection)
-        guest = _Guest(connection, owner)
         if _state(connection) & _GONE:
-            self._dismiss(guest)
+            self._dismiss(connection, owner)
         else:
-            self._make_ready(guest)
+            self._make_ready(connection, owner)
 
-    def _make_ready(self, guest: _Guest) -> None:
-        self._ready.setdefault(guest.owner, _Queue()).add(guest)
-        if self._turn is None:
+    def _make_ready(self, connection: socket.socket, owner: Hashable) -> None:
+        guests = self._ready.setdefault(owner, [])
+        guests.append(_Guest(connection, _is_whole(connection)))
+        guests.sort(key=lambda guest: not guest.whole)
+        self._await_turn()
+
+    def _await_turn(self) -> None:
+        if self._ready and self._turn is None:
             self._turn = self._loop.call_at(max(self._next_at, self._loop.time()), self._next)
 
     def _next(self) -> None:
-        """Let the next one in who is still there."""
+        """Admit the next guest that is still connected."""
         self._turn = None
         for _ in range(_MOST_GONE):
             if not self._ready:
-                return
-            owner, queue = self._ready.popitem(last=False)
-            guest = queue.first()
-            if queue:
-                self._ready[owner] = queue
-            if not _state(guest.connection) & _GONE:
+                break
+            owner, guests = self._ready.popitem(last=False)
+            connection, _whole = guests.pop(0)
+            if guests:
+                self._ready[owner] = guests
+            if not _state(connection) & _GONE:
                 self._leave(owner)
                 self.charge(1)
-                self._let_in(guest.connection, owner)
+                self._let_in(connection, owner)
                 break
-            self._dismiss(guest)
-        if self._ready and self._turn is None:
-            self._turn = self._loop.call_at(max(self._next_at, self._loop.time()), self._next)
+            self._dismiss(connection, owner)
+        self._await_turn()
 
     def _leave(self, owner: Hashable) -> None:
         self._held[owner] -= 1
         if not self._held[owner]:
             del self._held[owner]
 
-    def _dismiss(self, guest: _Guest) -> None:
-        self._leave(guest.owner)
-        guest.connection.close()
-
-    def _dismiss_silent(self, connection: socket.socket, owner: Hashable) -> None:
-        self._dismiss(_Guest(connection, owner))
+    def _dismiss(self, connection: socket.socket, owner: Hashable) -> None:
+        self._leave(owner)
+        connection.close()
 
     def _turn_one_away(self, latest: socket.socket) -> None:
         ((greedy, _),) = self._held.most_common(1)
-        silent = next((connection for connection, owner in self._silent if owner == greedy), None)
-        queue = self._ready.get(greedy)
-        # The request of who has only just come may be on its way.
-        if silent is None or (silent is latest and queue is not None and queue.begun):
-            queue = self._ready[greedy]
-            guest = queue.least()
-            if not queue:
+        guests = self._ready.get(greedy, [])
+        begun = [guest for guest in guests if not guest.whole]
+        connection = next((connection for connection, owner in self._silent if owner == greedy), None)
+        # The request of a client that has only just come may be on its way.
+        if connection is None or (connection is latest and begun):
+            guest = (begun or guests[-1:])[0]
+            connection = guest.connection
+            guests.remove(guest)
+            if not guests:
                 del self._ready[greedy]
         else:
-            self._silent.remove(silent)
-            guest = _Guest(silent, greedy)
-        refuse(guest.connection, self._refusal)
-        self._dismiss(guest)
+            self._silent.remove(connection)
+        refuse(connection, self._refusal)
+        self._dismiss(connection, greedy)
 
 
 _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL | select.POLLRDHUP
 
 
 def _state(connection: socket.socket) -> int:
-    """The events of poll(2), without waiting; 0 while nothing has come. Who sends no more counts as gone."""
+    """Return the pending poll(2) events, 0 if there are none. A client that has shut down sending counts as gone."""
     poll = select.poll()
     poll.register(connection, select.POLLIN | select.POLLRDHUP)
     return sum(events for _, events in poll.poll(0))
 
 
 def _is_whole(connection: socket.socket) -> bool:
-    """Whether a request's head has come."""
+    """Check if the whole head of a request has arrived."""
     try:
         return _END_OF_HEAD in connection.recv(_MOST_OF_HEAD, socket.MSG_PEEK)
     except OSError:
@@ -281,21 +239,11 @@ def _is_whole(connection: socket.socket) -> bool:
 
 
 def refuse(connection: socket.socket, answer: bytes) -> None:
-    """Send a short answer, if the client takes it at once. The caller closes.
+    """Send a short answer if the socket buffer has room. The caller closes the connection.
 
-    What came is read first: closing with something unread would make the kernel throw the answer away.
+    Reads pending data first: if a socket is closed with unread data, the kernel discards the answer.
     """
     with contextlib.suppress(OSError):
         connection.recv(1 << 16)
     with contextlib.suppress(OSError):
         connection.send(answer)
-
-
-def http_refusal(retry_after: int, why: str) -> bytes:
-    """503 as HTTP, for `Reception`."""
-    body = f"{why}\n".encode()
-    head = (
-        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\n"
-        f"Content-Length: {len(body)}\r\nRetry-After: {retry_after}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + body

@@ -8,14 +8,14 @@ import socket
 import stat
 from typing import NamedTuple
 
-from resolver.errors import UsageError
+from resolver.base.errors import UsageError
 from resolver.linux.peers import Listener
 
 BACKLOG = 512
 
 
 def group_of(name: str) -> int | None:
-    """The number of the group that may ask everything; None for an empty name. `UsageError` if there is none such."""
+    """Return the id of the group with full access, None for an empty name. Raises `UsageError` if it doesn't exist."""
     if not name:
         return None
     if name.isdecimal() and len(name) <= 10:
@@ -31,7 +31,7 @@ def group_of(name: str) -> int | None:
 
 
 class Listening(NamedTuple):
-    """Words for error messages: who listens there, the option that names the place, and what else one can do."""
+    """Texts for error messages: the listening program, the option for its path, and the alternative."""
 
     who: str
     option: str
@@ -39,9 +39,9 @@ class Listening(NamedTuple):
 
 
 class UnixSocket:
-    """A listening socket at ``path``, which nobody can reach before `open`.
+    """Listening socket at ``path``, unreachable before `open`.
 
-    Making it may take rights that the daemon gives up soon; opening it takes none. Raises UsageError and OSError.
+    Creating it may need privileges that the daemon drops soon; opening it needs none. Raises UsageError and OSError.
     """
 
     def __init__(
@@ -62,29 +62,30 @@ class UnixSocket:
         try:
             os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
             _remove_abandoned(path)
-            self.listener.bind(self._temporary)
-            if group is not None:
-                _give_to_group(self._temporary, group)
-            os.chmod(
-                self._temporary, mode
-            )  # nobody listens yet: until then nobody gets in, whatever the mode
+            self._bind(mode, group)
         except BaseException:
             self.close()
             raise
 
-    def open(self) -> None:
-        """Listen, at the place where one asks.
+    def _bind(self, mode: int, group: int | None) -> None:
+        """Make the socket with its mode, and give it to the group, without following a link."""
+        before = os.umask(0o777 & ~mode)
+        try:
+            self.listener.bind(self._temporary)
+        finally:
+            os.umask(before)
+        if group is not None:
+            _give_to_group(self._temporary, group)
 
-        A socket there that nobody listens on is replaced; one that somebody listens on, or another kind of file, is a
-        `UsageError`.
-        """
+    def open(self) -> None:
+        """Listen at ``path``, instead of a stale socket there; `UsageError` if it is in use, or no socket."""
         self._require_free()
         self.listener.listen(self._backlog)
         os.rename(self._temporary, self.path)
         self._inode = os.lstat(self.path).st_ino
 
     def close(self) -> None:
-        """Remove it, unless there is another's by now, and what killed ones left."""
+        """Remove the socket unless another process has replaced it, and remove leftovers of killed daemons."""
         with contextlib.suppress(FileNotFoundError):
             if self._inode and os.lstat(self.path).st_ino == self._inode:
                 os.unlink(self.path)
@@ -96,14 +97,14 @@ class UnixSocket:
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
                 raise UsageError(
-                    f"{self.path} is there and is no socket: remove it, or name another with {option}"
+                    f"{self.path} exists and is not a socket: remove it, or set another path with {option}"
                 )
             if listens(self.path):
                 raise UsageError(f"another {who} listens at {self.path}: stop it, {fix}")
 
 
 def listens(path: str) -> bool:
-    """Whether anybody listens on the socket, however slow to answer. Raises OSError."""
+    """Check if a process listens on the socket, even if it is slow to answer. Raises OSError."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
@@ -121,7 +122,7 @@ def _remove(path: str) -> None:
 
 
 def _remove_abandoned(path: str) -> None:
-    """Remove sockets of killed daemons that were never opened: the PID in their names is nobody's, or ours."""
+    """Remove sockets that killed daemons never opened: the PID in the name is unused, or this process's own."""
     directory, name = os.path.split(path)
     with contextlib.suppress(OSError):
         for entry in os.listdir(directory or "."):
@@ -137,7 +138,7 @@ def _remove_abandoned(path: str) -> None:
 
 def _give_to_group(path: str, group: int) -> None:
     try:
-        os.chown(path, -1, group)
+        os.chown(path, -1, group, follow_symlinks=False)
     except PermissionError:
         raise UsageError(
             f"the socket cannot be given to group {group}: this takes CAP_CHOWN, or a daemon that is in that group "

@@ -1,4 +1,4 @@
-"""Connections that somebody waits for: watched until they say something, and given up after a while."""
+"""Waiting connections: watched until they become readable, given up after a time limit."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ class _Watched(NamedTuple, Generic[_T]):
 
 
 class Waiting(Generic[_T]):
-    """Each connection, with what is known about it, for at most ``seconds``; the one that waits longest comes first.
+    """Connections with a value each, kept for at most ``seconds``; iterated in order of arrival.
 
-    ``readable`` is called whenever a connection has something to read or is hung up; ``late``, with the same
-    arguments, once when its time is over: it is not waited for any more then, and the callee closes it. One timer
-    serves all, and none runs while nobody is waited for. Belongs to the running event loop.
+    ``readable`` is called when a connection is readable or hung up; ``late``, with the same arguments, when the time is
+    over: the connection is no longer watched, and the callee closes it. Belongs to the running event loop.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Waiting(Generic[_T]):
         del self._watched[fd]
 
     def clear(self) -> list[tuple[socket.socket, _T]]:
-        """Wait for nobody any more; all that were waited for, which stay open."""
+        """Stop watching all connections; return them, still open."""
         if self._timer is not None:
             self._timer.cancel()
         everybody = list(self)

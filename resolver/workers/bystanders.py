@@ -1,11 +1,9 @@
-"""Who could reach into a process that shows itself in a container's PID namespace.
+"""Check if a process shown in a container's PID namespace is safe from the other processes there.
 
-The kernel's rule (``__ptrace_may_access`` in kernel/ptrace.c): a process that wants the memory, the descriptors, the
-environment or the root directory of a process that is not dumpable needs CAP_SYS_PTRACE in the user namespace in
-which that process's program was started, whatever the user ids are. For a child of the daemon that is the initial
-one. So a container whose processes are in a user namespace of their own can't, with any capability, and one in the
-initial user namespace can't without that capability, and can't get it where the bounding set lacks it.
-CAP_SYS_ADMIN is refused as well: who has it may enter what it likes.
+The kernel's rule (``__ptrace_may_access`` in kernel/ptrace.c): access to a process that isn't dumpable takes
+CAP_SYS_PTRACE in the user namespace in which its program was started, here the initial one. So processes in another
+user namespace have none; those in the initial one need CAP_SYS_PTRACE, and can't gain it if the bounding set lacks it.
+CAP_SYS_ADMIN is refused too, because its holder can enter any namespace.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from resolver.errors import ProcessGone
+from resolver.base.errors import ProcessGone
 
 if TYPE_CHECKING:
     from resolver.linux.procfs import Procfs
@@ -29,7 +27,7 @@ _TRIES = 5
 
 
 def dangerous(status: bytes) -> str:
-    """The capability by which a thread with this ``/proc/<tid>/status`` could reach in; empty if it has none."""
+    """Return the capability that gives a thread with this ``/proc/<tid>/status`` access, empty if it has none."""
     sets = _SETS.findall(status)
     if len(sets) < 3:  # CapAmb came with 4.3
         raise ValueError("status has no capability lines")
@@ -46,9 +44,7 @@ def objection(procfs: Procfs, pidns: int) -> str:
     come and go, so two lists of all threads must be the same.
     """
     if procfs.userns("self") != HOST_USERNS:
-        return (
-            "this daemon is in a user namespace of its own, where the kernel's rules protect no child of it"
-        )
+        return "this daemon is in a separate user namespace, where the kernel's rules do not protect its children"
     before: set[tuple[int, int]] | None = None
     for _ in range(_TRIES):
         threads: set[tuple[int, int]] = set()
@@ -64,7 +60,7 @@ def objection(procfs: Procfs, pidns: int) -> str:
             before = None
             continue
         if threads == before:
-            return "" if threads else "nobody is in it any more"
+            return "" if threads else "it has no processes any more"
         before = threads
     return "its processes come and go too fast to check all of them"
 
@@ -82,7 +78,7 @@ def _members(procfs: Procfs, pidns: int) -> list[int]:
 
 
 def _chain(procfs: Procfs, host_pid: int) -> tuple[int, ...]:
-    """The namespaces of a process, also of one whose first thread has exited while others run on."""
+    """Return the PID namespaces of a process, even if its first thread has exited while others still run."""
     try:
         return procfs.pidns_chain(host_pid)
     except ProcessGone:

@@ -1,10 +1,8 @@
-"""A process in a new PID namespace, made to be found: the proof that a source sees what it should.
+"""Process in a new PID namespace that proves that a source finds processes.
 
-Run as a child (`resolver.workers.child`). It forks into a new PID namespace, reports the host PID of the process in
-there and its number inside as one message on descriptor 0, keeps it alive until that socket closes, and reaps it.
-Without the right to make a PID namespace it uses a user namespace. Where that is forbidden as well, as by a container
-runtime's seccomp profile, two proofs stand in for one: a new process without a namespace of its own, and somebody's
-that is in another namespace already.
+It forks into a new PID namespace, reports the new process's host PID and its PID inside as one message on descriptor 0,
+and reaps it when that socket closes. Without the right to make a PID namespace it uses a user namespace. If that is
+forbidden, too, it reports a new process in the same namespace and an existing one in another namespace.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ def _somebody_in_a_namespace() -> tuple[int, ...]:
 
 
 def namespaced(host_pid: int) -> list[int]:
-    """The numbers of a process, outermost first; empty for one that is gone or a zombie."""
+    """Return the PIDs of a process, outermost first; empty for a zombie or a process that has ended."""
     try:
         with open(f"/proc/{host_pid}/status", "rb") as file:
             fields = dict(line.split(b":", 1) for line in file if b":" in line)

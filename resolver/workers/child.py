@@ -1,13 +1,22 @@
 """How a child process of the daemon starts: ``python -I -S child.py MODULE NAME RIGHTS PATH...``.
 
-Run as a script without ``site`` and without the package's other modules. It asks the kernel to die with the
-daemon, takes a name that ``ps`` and ``top`` show, gives up every capability but those in RIGHTS (names with commas
-between), and hands over to ``MODULE.main()``.
+It asks the kernel to die with the daemon, takes a name that ``ps`` and ``top`` show, gives up every capability but
+those in RIGHTS (names with commas between), and hands over to ``MODULE.main()``.
 """
 
 from __future__ import annotations
 
 import sys
+
+#: The variable with the numbers of the descriptors that belong to the first message, with commas between.
+INHERITED = "RESOLVER_INHERITED"
+
+
+def inherited() -> list[int]:
+    """Return the descriptors of the first message, open in this process since its start."""
+    import os
+
+    return [int(number) for number in os.environ.get(INHERITED, "").split(",") if number]
 
 
 def main() -> int:

@@ -1,17 +1,16 @@
-"""The driver probe: asks NVML from inside a tenant's PID namespace, and returns the PIDs that it got there.
+"""Driver probe: queries NVML from inside a tenant's PID namespace, and returns the PIDs that NVML reports there.
 
-A child of the daemon (`resolver.workers.child`) for one question. It looks who is in that namespace, gives up
-everything, and then forks the one process that shows itself there and asks: see docs/security.md for what a tenant
-can do to it. Nothing is loaded, opened or executed of the tenant's: of its namespaces only that of PIDs is entered.
+A child for one query. It checks the processes in that namespace, drops all privileges, and forks the only process that
+is visible there, which calls NVML. It loads, opens and executes nothing of the tenant's (docs/security.md).
 
-One JSON object each way over the SOCK_SEQPACKET socket on descriptor 0, with the namespace's descriptor::
+One JSON object each way over the SOCK_SEQPACKET socket on descriptor 0; the namespace's descriptor is inherited::
 
     {"pidns": inode, "uuids": [str, ...], "since": us, "nobody": bool, "seconds": float}
-        -> {"seen": {uuid: {"samples": [pid, ...] | null, "listed": [pid, ...] | null}}, "nobody": bool}
+        -> {"seen": {uuid: [pid, ...] | null}, "nobody": bool}
          | {"refused": why}                  the namespace must not be entered
          | {"failed": why, "init": bool}     ``init``: NVML did not even start
 
-A closed socket ends it and what it forked: as another user it can't be killed by a daemon without CAP_KILL.
+A closed socket ends the probe and its fork: a daemon without CAP_KILL can't kill a process of another user.
 """
 
 from __future__ import annotations
@@ -23,11 +22,13 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from resolver.workers.child import inherited
+
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from resolver.linux.procfs import Mount
+    from resolver.linux.mounts import Mount
     from resolver.workers.nvml import Nvml
 
 #: What the child may have to do: enter namespaces, read others' processes, become another user.
@@ -52,7 +53,7 @@ def main() -> int:
     import socket
 
     channel = socket.socket(fileno=os.dup(0))
-    message, descriptors, _flags, _address = socket.recv_fds(channel, MOST_BYTES, 2)
+    message, descriptors = channel.recv(MOST_BYTES), inherited()
     if not message:
         return 0
     try:
@@ -71,12 +72,9 @@ class _ProbeRefused(Exception):
 
 def _answer(channel: socket.socket, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
     # All of it before this process becomes nobody, who may not be able to read it.
-    from resolver.lean import lean
+    import pynvml
 
-    with lean("pynvml"):
-        import pynvml
-
-    from resolver.errors import ResolverError
+    from resolver.base.errors import ResolverError
     from resolver.linux.procfs import Procfs
     from resolver.workers.bystanders import objection
     from resolver.workers.nvml import Nvml
@@ -111,9 +109,9 @@ def _answer(channel: socket.socket, request: dict[str, Any], descriptors: list[i
 
 
 def _enter_and_give_up(pidns_fd: int, *, nobody: bool) -> bool:
-    """Make the next fork land in that namespace, with nothing left that is worth having.
+    """Prepare the next fork to land in that namespace, and drop everything worth stealing; OSError if that fails.
 
-    Returns whether this process is nobody now. Raises OSError if anything can't be given up: then nothing is forked.
+    Returns True if this process now runs as the user nobody.
     """
     import ctypes
     import resource
@@ -161,7 +159,7 @@ def _enter_and_give_up(pidns_fd: int, *, nobody: bool) -> bool:
 
 
 def unneeded(mounts: list[Mount], library_path: str) -> list[str]:
-    """Where something is mounted that NVML does not need, innermost first."""
+    """Return the mount points that NVML does not need, innermost first."""
     trees = (*_TREES, *(os.path.abspath(path) for path in library_path.split(":") if path))
     found = []
     for mount in mounts:
@@ -182,7 +180,7 @@ def _check(result: int, what: str) -> None:
 
 
 def _read(read_end: int, channel: socket.socket, deadline: float) -> bytes | None:
-    """What the forked process says, empty if it says nothing whole; None if it is late."""
+    """Return the forked process's message, empty if it is incomplete, None if it is late."""
     poll = select.poll()
     poll.register(read_end, select.POLLIN)
     poll.register(channel, select.POLLRDHUP)
@@ -216,7 +214,7 @@ def _end(child: int) -> str:
 
 
 def _be_seen(look: Callable[[], dict[str, Any]], write_end: int) -> NoReturn:
-    """The forked process: without rights; asks NVML, answers, ends."""
+    """Call NVML, answer and exit, in the forked, unprivileged process."""
     try:
         _let_go_of_everything_but(write_end)
         text = json.dumps(look(), separators=(",", ":")).encode()
@@ -247,22 +245,16 @@ def _let_go_of_everything_but(write_end: int) -> None:
 
 
 def ask(nvml: Nvml, pynvml: Any, uuids: list[str], since: int) -> dict[str, Any]:
-    """The PIDs in each device's samples newer than ``since`` (us since the epoch), and in its process list."""
+    """Return the PIDs in each device's samples newer than ``since`` (us since the epoch); None without any."""
     started = False
     try:
         pynvml.nvmlInit()
         started = True
         seen = {}
         for uuid in uuids:
-            answer = nvml.samples({"uuid": uuid, "since": since})
-            seen[uuid] = {
-                "samples": _pids(answer["samples"] if answer["status"] == "ok" else None),
-                "listed": _pids(answer["processes"]),
-            }
+            answer = nvml.samples(uuid, since)
+            sampled = answer["samples"] if answer["status"] == "ok" else None
+            seen[uuid] = None if sampled is None else sorted({pid for pid, _stamp, _sm in sampled})
     except pynvml.NVMLError as error:
         return {"failed": f"NVML says there: {error}", "init": not started}
     return {"seen": seen}
-
-
-def _pids(entries: list[list[int]] | None) -> list[int] | None:
-    return None if entries is None else sorted({entry[0] for entry in entries})

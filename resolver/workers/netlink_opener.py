@@ -1,17 +1,18 @@
-"""Opens a proc connector socket with pyroute2 and hands it over; a short-lived child of the daemon.
+"""Short-lived child that opens a proc connector socket with pyroute2 (13 MiB) and hands it over.
 
-pyroute2 weighs 13 MiB and runs an event loop of its own; neither has a place in the daemon. Entering the host's
-network namespace is a thing for a process that ends, too. Over the SOCK_SEQPACKET socket on descriptor 0:
+Over the SOCK_SEQPACKET socket on descriptor 0:
 
-1. it gets the path of the network namespace to enter, or ``ours``, and answers ``ok`` with the bound socket, or
-   ``<what failed>:<errno>``, where what failed is ``import``, ``netns``, ``socket`` or ``bind``;
-2. after another message it makes the events of the self-test: one on every CPU that it may use, so that losses
+1. it gets the path of the network namespace to enter, or ``ours``, and answers ``ok`` with the bound socket,
+   ``fetch:<its number>`` if too many descriptors are in flight, or ``<failed step>:<errno>``; the steps are
+   ``import``, ``netns``, ``socket`` and ``bind``;
+2. after another message it produces the events of the self-test: one on every CPU that it may use, so that losses
    can be counted from then on, and a child that ends. It answers with that child's PID, and ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from typing import Any
@@ -43,10 +44,15 @@ def main() -> int:
     ) as error:  # KeyError: no bind() succeeded, pyroute2 keeps the reason
         channel.send(f"{stage}:{getattr(error, 'errno', None) or 0}".encode())
         return 1
-    socket.send_fds(channel, [b"ok"], [descriptor])
-    connector.close()
+    try:
+        socket.send_fds(channel, [b"ok"], [descriptor])
+    except OSError as error:
+        if error.errno != errno.ETOOMANYREFS:
+            raise
+        channel.send(b"fetch:%d" % descriptor)
     if not channel.recv(16):
         return 1
+    connector.close()
     _show_every_cpu()
     host_pid = os.fork()
     if host_pid == 0:
@@ -57,7 +63,7 @@ def main() -> int:
 
 
 def _show_every_cpu() -> None:
-    """An event from each CPU: changing one's own name makes one (PROC_EVENT_COMM)."""
+    """Cause an event on each CPU by changing this process's name (PROC_EVENT_COMM)."""
     with open("/proc/self/comm", "w") as comm:
         for cpu in os.sched_getaffinity(0):
             with contextlib.suppress(OSError):  # the CPU may be going away

@@ -1,7 +1,7 @@
-"""What the NVML worker reads of each device. Runs in the worker, with the driver's library given to it.
+"""Reads each device's values, in the NVML worker.
 
-A value that the driver does not have (not supported, no such function) is None; so is one that it fails to give,
-and then ``failed`` says why. A device that is lost, or needs a reset, is asked nothing more: ``error`` says so.
+A value is None if the driver does not have it or fails to return it; for a failure, ``failed`` has the reason. A device
+that is lost or needs a reset has an ``error``.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def error_name(error: Any) -> str:
 
 
 class DeviceReader:
-    """Reads devices one after the other; ``broken`` is whether one of them needs the library started anew."""
+    """Reads devices one by one; ``broken`` is True if one of them needs a restart of the library."""
 
     def __init__(self, pynvml: Any, watch: Callable[[Any, str], None], *, details: bool) -> None:
-        """``watch`` is called with each handle and its UUID; ``details``: read what only some want, too."""
+        """Create a reader that calls ``watch`` with each handle and UUID; ``details`` adds `_detailed` values."""
         self._nvml = pynvml
         self._watch = watch
         self._details = details
@@ -47,10 +47,9 @@ class DeviceReader:
         )
 
     def read(self, index: int) -> dict[str, Any]:
-        """One device: numbers in NVML's units but power, which is in watts. Raises NVMLError if the library fails.
+        """Read one device, in NVML's units except power, which is in watts. Raises NVMLError if the library fails.
 
-        Uncorrected ECC errors are the volatile ones, since the driver was loaded or the GPU reset. The aggregate
-        counter never falls again: a GPU that was repaired by a reset would stay unhealthy for ever.
+        Uncorrected ECC errors are the volatile ones: a reset clears them.
         """
         nvml = self._nvml
         failed: dict[str, str] = {}
@@ -93,7 +92,7 @@ class DeviceReader:
         }
 
     def _detailed(self, handle: Any) -> dict[str, Callable[[], Any]]:
-        """Each one more call: clocks in MHz, power in watts, energy in joules, utilization in per cent."""
+        """Return further values, one call each: clocks in MHz, power in watts, energy in joules, utilization in %."""
         nvml = self._nvml
         corrected, volatile = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC
         return {
@@ -135,7 +134,7 @@ class DeviceReader:
         return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
 
     def _instances(self, handle: Any) -> list[list[Any]]:
-        """Every MIG instance: UUID, GPU instance, compute instance, memory in total and used (None: not known)."""
+        """Return each MIG instance's UUID, GPU and compute instance ids, total and used memory (None: unknown)."""
         nvml = self._nvml
         found = []
         for index in range(min(nvml.nvmlDeviceGetMaxMigDeviceCount(handle), _MOST_INSTANCES)):

@@ -1,6 +1,6 @@
-"""XID errors: what the driver reports of GPUs while nobody asks. Runs in the NVML worker.
+"""XID errors that the driver reports between requests. Runs in the NVML worker.
 
-NVML keeps them in an event set from the moment in which a GPU is registered there; they are fetched without waiting.
+NVML collects them in an event set from the registration of a GPU on; they are fetched without waiting.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ class XidWatch:
         self._set: Any = None
         self._watched: set[str] = set()
         self._next_look = 0.0
-        self._found: dict[tuple[str, int], int] = {}
 
     def watch(self, handle: Any, uuid: str) -> None:
-        """Have errors of this GPU reported from now on. What NVML refuses is left out."""
+        """Register this GPU's errors with the event set; ignored if NVML refuses."""
         nvml = self._nvml
         if uuid in self._watched:
             return
@@ -36,11 +35,11 @@ class XidWatch:
         except nvml.NVMLError:
             return
 
-    def happened(self) -> bool:
-        """Whether there is anything to fetch."""
-        now = time.monotonic()
+    def fetch(self) -> list[list[Any]]:
+        """Return ``[UUID, XID, how often]`` of each error since the last fetch that asked the driver."""
+        now, found = time.monotonic(), dict[tuple[str, int], int]()
         if self._set is None or now < self._next_look:
-            return bool(self._found)
+            return []
         self._next_look = now + _LOOK_SECONDS
         nvml = self._nvml
         try:
@@ -48,16 +47,10 @@ class XidWatch:
                 event = nvml.nvmlEventSetWait_v2(self._set, 0)
                 uuid = nvml.nvmlDeviceGetUUID(event.device)
                 key = uuid if isinstance(uuid, str) else uuid.decode(), event.eventData
-                self._found[key] = self._found.get(key, 0) + 1
+                found[key] = found.get(key, 0) + 1
         except nvml.NVMLError as error:
             if error.value != nvml.NVML_ERROR_TIMEOUT:
                 self.close()  # a GPU is lost, say; it is made anew when the GPUs are read next
-        return bool(self._found)
-
-    def fetch(self) -> list[list[Any]]:
-        """``[UUID, XID, how often]`` for what happened since the last fetch."""
-        self.happened()
-        found, self._found = self._found, {}
         return [[uuid, xid, count] for (uuid, xid), count in found.items()]
 
     def close(self) -> None:

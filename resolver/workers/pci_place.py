@@ -1,7 +1,4 @@
-"""Where a GPU is in the machine, from sysfs. Runs in the NVML worker: standard library only.
-
-The fields are those of Linux's Documentation/ABI/testing/sysfs-bus-pci. None is "sysfs does not say".
-"""
+"""Place of a GPU in the machine, from sysfs (Documentation/ABI/testing/sysfs-bus-pci); None: it does not say."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ _BUS_ID = re.compile(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0
 
 
 def pci_address(bus_id: str) -> str | None:
-    """The kernel's name of a PCI device, ``0000:3b:00.0``, from NVML's, ``00000000:3B:00.0``; None if it is none."""
+    """Convert NVML's PCI bus id, ``00000000:3B:00.0``, to the kernel's, ``0000:3b:00.0``; None if malformed."""
     found = _BUS_ID.fullmatch(bus_id)
     if found is None:
         return None
@@ -50,7 +47,7 @@ def _pcie_root(directory: str) -> str | None:
 
 
 def _cpu_socket(directory: str, sysfs: str) -> int | None:
-    """The socket of the CPUs next to the device; None if they are on several."""
+    """Return the socket of the CPUs local to the device, None if they are on several sockets."""
     sockets = set()
     for cpu in re.findall(r"\d+", _read(f"{directory}/local_cpulist")):  # both ends of each range
         sockets.add(_number(_read(f"{sysfs}/devices/system/cpu/cpu{cpu}/topology/physical_package_id")))

@@ -1,31 +1,40 @@
-"""The slot writer: the only program that ever maps a tenant's memory.
+"""Slot writer: the only program that maps a tenant's memory.
 
-Runs as a child of the daemon (`resolver.workers.child`; standard library and libatomic only). It is handed open
-files and compare-and-swap orders over a socket on descriptor 0, carries them out one page at a time, and
-answers. If a tenant truncates the file under it, this process dies of SIGBUS, not the daemon. Once everything is
-loaded the kernel refuses it every system call but those that this takes: no program, no process, no socket.
+It gets open files and compare-and-swap orders over a socket on descriptor 0, carries them out one page at a time, and
+answers. If a tenant truncates the file meanwhile, SIGBUS kills this process, not the daemon. A seccomp filter allows
+only the system calls that this takes.
 
 Wire format (SOCK_SEQPACKET, little-endian, one message each way)::
 
     order   u32 file_bytes   the size the file must have, or nothing is mapped
-            u32 count        then count times ORDER
-            + SCM_RIGHTS     the region's file, then one process handle per order that names one
+            u32 count        then count times ORDER, then SLOTS if the file's processes move slots under a lock
+            + descriptors    the region's file, then one process handle per order that names one: inherited by
+                             the process for its first message, by SCM_RIGHTS for all others
     answer  count times RESULT
 
-An order changes one aligned 8-byte word. For ``hostpid`` that word is the slot's ``(pid, hostpid)``, so a slot
-that moved cannot be hit. For ``device_util`` the slot's ``(pid, hostpid)`` word is the guard: checked before,
-checked again after, and the change is taken back if the slot moved in between.
+An order changes one aligned 8-byte word. For ``hostpid`` that word is the slot's ``(pid, hostpid)``, so a slot that
+moved cannot be hit. For ``device_util`` another word is the guard: the slot's ``(pid, hostpid)``, or ``proc_num`` for a
+slot above it. The guard is checked before and after the change. If it changed in between, the write is undone: by then
+the slot may have belonged to another process that happened to have the expected value. A move copies a slot's words in
+any order, its PID perhaps last, so the guard doesn't show a move in progress. The region's ``owner_pid`` does; it must
+be 0 at both checks: no process holds the lock, and the lock itself is never taken.
+
+Undoing must not overwrite a later write. So 0, the value in most slots, is written in two steps, with `MARK` in
+between: if `MARK` is still there, no process has written the slot. `MARK` is visible for some microseconds. A slot that
+is moved in that time takes `MARK` with it, so after an undo the other slots are searched for it.
 """
 
 from __future__ import annotations
 
 import _socket  # without the module around it, which is a tenth of this process
+import errno
 import mmap
 import os
 import struct
 import sys
 
 from resolver.linux.pidfd import handle_alive
+from resolver.workers.child import inherited
 
 TYPE_CHECKING = False  # typing itself would be a tenth of this process
 if TYPE_CHECKING:
@@ -34,10 +43,14 @@ if TYPE_CHECKING:
 HEAD = struct.Struct("<II")
 #: handle index (-1: none), handle is a pidfd, guard offset, guard value, target offset, expected, new
 ORDER = struct.Struct("<ibxxxQQQQQ")
+#: offset of the first slot, bytes of a slot, offset of ``owner_pid``
+SLOTS = struct.Struct("<III")
 #: outcome, the word found (after a success: read back)
 RESULT = struct.Struct("<BxxxxxxxQ")
 
 MAX_ORDERS = 128
+#: A utilization in per cent that no slot says by itself: more than a device can do.
+MARK = 101
 
 DONE = 0  # the word was changed and read back
 DIFFERENT = 1  # the word, or the guard, is not what was expected: nothing was changed
@@ -45,6 +58,9 @@ OWNER_GONE = 2  # the process ended before the change was certain: taken back
 MOVED = 3  # the slot moved during a utilization write: taken back
 WRONG_SIZE = 4  # the file does not have the layout's size now: not mapped
 NOT_WRITABLE = 5  # it cannot be opened, or not be mapped, for writing
+NO_MEANS = 6  # the kernel refused this process a descriptor, or memory; the word is the errno
+
+_LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 _ACQ_REL, _ACQUIRE = 4, 2  # __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE
 
@@ -58,20 +74,21 @@ def main() -> int:
     channel = _socket.socket(fileno=os.dup(0))
     room = _socket.CMSG_SPACE((MAX_ORDERS + 1) * array.array("i").itemsize)
     atomics = Atomics()
+    received = inherited()
     seccomp.allow_only(seccomp.OF_THE_WRITER)
     while True:
         message, ancillary, _flags, _address = channel.recvmsg(1 << 16, room)
-        received = array.array("i")
         for level, kind, payload in ancillary:
             if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
-                received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
+                received += array.array("i", payload[: len(payload) // 4 * 4])
         if not message:
             return 0
         try:
-            channel.send(serve(atomics, message, list(received)))
+            channel.send(serve(atomics, message, received))
         finally:
-            for fd in received:
+            for fd in set(received):  # inherited ones may be the same for several orders
                 os.close(fd)
+            received.clear()
 
 
 def serve(atomics: Atomics, message: bytes, descriptors: list[int]) -> bytes:
@@ -81,50 +98,95 @@ def serve(atomics: Atomics, message: bytes, descriptors: list[int]) -> bytes:
         # The daemon reads only; the right to write exists in this process alone, for this message.
         flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         fd = os.open(f"/proc/self/fd/{descriptors[0]}", flags)
-    except OSError:
-        return RESULT.pack(NOT_WRITABLE, 0) * int(count)
+    except OSError as error:
+        return RESULT.pack(*_refused(error)) * int(count)
     try:
+        end = HEAD.size + count * ORDER.size
+        slots = SLOTS.unpack_from(message, end) if len(message) >= end + SLOTS.size else None
         answer = b""
         for index in range(count):
             order = ORDER.unpack_from(message, HEAD.size + index * ORDER.size)
-            answer += RESULT.pack(*_try(atomics, fd, file_bytes, descriptors[1:], order))
+            result = _try(atomics, fd, file_bytes, descriptors[1:], order, slots[2] if slots else None)
+            if result[0] in (MOVED, OWNER_GONE) and order[-1] == 0 and slots:
+                _take_back_copies(atomics, fd, file_bytes, slots, order)
+            answer += RESULT.pack(*result)
         return answer
     finally:
         os.close(fd)
 
 
 def _try(
-    atomics: Atomics, fd: int, file_bytes: int, handles: list[int], order: tuple[int, ...]
+    atomics: Atomics,
+    fd: int,
+    file_bytes: int,
+    handles: list[int],
+    order: tuple[int, ...],
+    lock_at: int | None,
 ) -> tuple[int, int]:
     if os.fstat(fd).st_size != file_bytes:
         return WRONG_SIZE, 0
     try:
-        return carry_out(atomics, fd, file_bytes, handles, order)
+        return carry_out(atomics, fd, file_bytes, handles, order, lock_at)
     except ValueError:  # mmap checks the size once more: it was truncated in between
         return WRONG_SIZE, 0
-    except OSError:  # a file system without shared mappings
-        return NOT_WRITABLE, 0
+    except OSError as error:  # a file system without shared mappings
+        return _refused(error)
+
+
+def _take_back_copies(
+    atomics: Atomics, fd: int, file_bytes: int, slots: tuple[int, ...], order: tuple[int, ...]
+) -> None:
+    """Undo `MARK` where a move copied it from the order's slot to another one."""
+    first, size, _ = slots
+    target, expected = order[4], order[5]
+    try:
+        for at in range(first + (target - first) % size, file_bytes - size, size):
+            if _word(fd, at) == MARK:
+                with Cell(atomics, fd, at, file_bytes) as cell:
+                    cell.swap(MARK, expected)
+    except (OSError, ValueError):  # truncated: the daemon compares the values with NVML's once more
+        return
+
+
+def _refused(error: OSError) -> tuple[int, int]:
+    return (NO_MEANS, error.errno or 0) if error.errno in _LACKING else (NOT_WRITABLE, 0)
 
 
 def carry_out(
-    atomics: Atomics, fd: int, file_bytes: int, handles: list[int], order: tuple[int, ...]
+    atomics: Atomics,
+    fd: int,
+    file_bytes: int,
+    handles: list[int],
+    order: tuple[int, ...],
+    lock_at: int | None = None,
 ) -> tuple[int, int]:
-    """One order: its outcome, and the word that was found."""
+    """Carry out one order; returns its outcome, and the word found. ``lock_at``: offset of the lock's ``owner_pid``."""
     handle, is_pidfd, guard_at, guard, target_at, expected, new = order
     guarded = guard_at != target_at
-    if guarded and _word(fd, guard_at) != guard:
+
+    def holds() -> bool:
+        # The lock first: a move that ends between the two reads shows in the guard.
+        return (lock_at is None or _word(fd, lock_at) == 0) and _word(fd, guard_at) == guard
+
+    if guarded and not holds():
         return DIFFERENT, 0
+    # Checked before as well: a number that is taken back would be seen for a moment.
+    if handle >= 0 and not handle_alive(handles[handle], is_pidfd=bool(is_pidfd)):
+        return OWNER_GONE, 0
+    first = MARK if guarded and not new else new
     with Cell(atomics, fd, target_at, file_bytes) as cell:
-        found = cell.swap(expected, new)
+        found = cell.swap(expected, first)
         if found != expected:
             return DIFFERENT, found
         undo = 0
         if handle >= 0 and not handle_alive(handles[handle], is_pidfd=bool(is_pidfd)):
             undo = OWNER_GONE
-        elif guarded and _word(fd, guard_at) != guard:
+        elif guarded and not holds():
             undo = MOVED
         if undo:
-            return undo, cell.swap(new, expected)
+            return undo, cell.swap(first, expected)
+        if first != new and cell.swap(first, new) != first:
+            return MOVED, 0  # filled in meanwhile: what stands there is not ours
         back = _word(fd, target_at)
         return (WRONG_SIZE, 0) if back is None else (DONE, back)
 
@@ -164,7 +226,7 @@ class Cell:
         self._word: Any = atomics.ctypes.c_uint64.from_buffer(self._page, offset - start)
 
     def swap(self, expected: int, new: int) -> int:
-        """Put ``new`` where ``expected`` is; returns what was there, which is ``expected`` on success."""
+        """Replace ``expected`` by ``new``; returns the previous value, which is ``expected`` on success."""
         ctypes = self._atomics.ctypes
         found = ctypes.c_uint64(expected)
         at = ctypes.addressof(self._word)

@@ -1,4 +1,8 @@
-"""How every child program is started: its end of a socket is descriptor 0, and that is all it shares with us."""
+"""Start of child programs: with one end of a socket as descriptor 0, and little else of the daemon's.
+
+A child inherits the descriptors of its first message. Sending them could fail: the kernel counts descriptors in flight
+per user, and returns ETOOMANYREFS while a tenant that runs as the same user keeps enough of them there.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +12,40 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from resolver.workers.child import INHERITED
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+#: Variables that a child gets, if they are set: where libraries are, how text is encoded, and the driver's own.
+_VARIABLES, _PREFIXES = ("PATH", "LD_LIBRARY_PATH", "LANG", "TZ"), ("LC_", "NVIDIA_", "NVML_")
 _WORKERS = os.path.dirname(os.path.abspath(__file__))
 
 
 def child(module: str, name: str, rights: Iterable[str], *paths: str) -> list[str]:
-    """The command line for a module with a ``main()``, under `resolver.workers.child`.
+    """Return the command line that runs a module's ``main()`` under `resolver.workers.child`.
 
-    ``rights`` are the capabilities that it keeps of those that are permitted here; ``paths`` is where it finds what it
-    imports beside the standard library and this package.
+    It keeps ``rights`` of the capabilities permitted here, and imports from ``paths`` besides the standard library and
+    this package.
     """
     script, above = os.path.join(_WORKERS, "child.py"), os.path.dirname(os.path.dirname(_WORKERS))
     return [sys.executable, "-I", "-S", script, module, name, ",".join(sorted(rights)), above, *paths]
 
 
 def spawn(
-    argv: Sequence[str], *, environment: Mapping[str, str] | None = None, quiet: bool = False
+    argv: Sequence[str],
+    descriptors: Sequence[int] = (),
+    *,
+    environment: Mapping[str, str] | None = None,
+    quiet: bool = False,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a program; returns it, and our end of the SOCK_SEQPACKET socket. Raises OSError.
 
-    ``environment`` replaces the daemon's; ``quiet`` leaves it no standard error.
+    It inherits the ``descriptors`` under their own numbers, which `resolver.workers.child.INHERITED` lists.
+    ``environment`` replaces the few variables that are passed on; ``quiet`` leaves it no standard error.
     """
+    variables = dict(passed_on() if environment is None else environment)
+    variables[INHERITED] = ",".join(map(str, descriptors))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         try:
@@ -40,10 +55,18 @@ def spawn(
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL if quiet else None,
-                env=environment,
+                env=variables,
+                pass_fds=descriptors,
                 process_group=0,
             )
         except BaseException:
             ours.close()
             raise
     return process, ours
+
+
+def passed_on() -> dict[str, str]:
+    """Return the environment variables that children get."""
+    return {
+        name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith(_PREFIXES)
+    }

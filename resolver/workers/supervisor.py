@@ -1,8 +1,7 @@
-"""Children that do the dangerous work: started on first use, bounded in time, killed when late, restarted.
+"""Children for the dangerous work: started on first use, bounded in time, killed when late, restarted.
 
-One class serves all of them. A worker speaks one message at a time over a SOCK_SEQPACKET socket on its
-descriptor 0, and dies with the daemon (it asks the kernel for that). What goes wrong is an exception,
-`WorkerFailed`, and a number that is shown; the daemon itself never waits longer than the time limit.
+A child has a SOCK_SEQPACKET socket as its descriptor 0, and dies with the daemon (by PR_SET_PDEATHSIG). A failure
+raises `WorkerFailed` and is counted; the daemon never waits longer than the time limit.
 """
 
 from __future__ import annotations
@@ -10,37 +9,130 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import os
+import select
 import signal
 import socket
 import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from resolver.errors import WorkerFailed
-from resolver.retry import doubled
+from resolver.base.errors import WorkerFailed
+from resolver.base.reasons import Shortage
+from resolver.base.retry import doubled
+from resolver.linux.procfs import ProcessUsage, usage
+from resolver.workers.means import Means, shortage_of
 from resolver.workers.spawn import child, spawn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _MAX_MESSAGE = 1 << 18
 _FIRST_DELAY = 0.05
 _LONGEST_DELAY = 30.0
+#: After a refusal for lack of means: what another process took it can give back at any time.
+_LONGEST_DELAY_FOR_MEANS = 0.5
+#: Between two looks for an answer, in seconds, where the kernel allows no further epoll watch.
+_LOOK_SECONDS = 0.002
 #: So many times its time limit a child is waited for that wants a CPU and gets none: the node is late, not the child.
 _STARVED_TURNS = 10
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+#: Children that the kernel may hold at a time; then none is started until one of them has ended.
+_MOST_LEFT_BEHIND = 64
 #: How long a killed child is waited for: only one that hangs in the kernel takes longer.
 KILLED_SECONDS = 0.1
 
 
-class WorkerProcess:
-    """One kind of child and its present process, if there is one.
+class Child:
+    """One kind of child, and its current process if there is one: started, ended, reaped, and its failures counted."""
 
-    ``module`` has a ``main()`` and is started by `resolver.workers.child` without ``site``, so that it starts in
-    milliseconds and stays small; ``paths`` is where it finds what it imports beside the standard library.
-    ``timeout`` is in seconds, for one request. ``rights`` are the capabilities that it keeps of those the daemon has.
-    """
+    def __init__(self, name: str, argv: Sequence[str]) -> None:
+        self.name = name
+        self.starts = 0
+        self.failures = 0  # deaths, time-outs and malformed answers, ever
+        self.last_failure = ""
+        self.means = Means()
+        self._argv = argv
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._in_a_row = 0  # failures since the last answer
+        self._not_before = 0.0
+        self._unreaped: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def host_pid(self) -> int | None:
+        """PID of the present child; None between two of them."""
+        return self._process.pid if self._process else None
+
+    def _start(
+        self, descriptors: Sequence[int] = (), environment: Mapping[str, str] | None = None
+    ) -> socket.socket:
+        """Start the child, and return the socket to it. Raises `WorkerFailed`; OSError if descriptors have run out."""
+        self._unreaped = [process for process in self._unreaped if process.poll() is None]
+        if time.monotonic() < self._not_before:
+            # The same words each time: a trouble is logged when they change.
+            raise WorkerFailed(
+                f"{self.last_failure}, several times in a row; it is tried again", waiting=True
+            )
+        if len(self._unreaped) >= _MOST_LEFT_BEHIND:
+            raise WorkerFailed(f"the kernel holds {_MOST_LEFT_BEHIND} children of this kind", waiting=True)
+        try:
+            self._process, channel = spawn(self._argv, descriptors, environment=environment)
+        except OSError as error:
+            lacks = shortage_of(error.errno)
+            if lacks is Shortage.DESCRIPTORS:
+                self.means.refused(lacks, f"the {self.name} could not be started: {error.strerror}")
+                raise
+            raise self._failed(f"could not be started: {error.strerror}", lacks=lacks) from None
+        channel.setblocking(False)
+        self.starts += 1
+        self._channel = channel
+        return channel
+
+    def _failed(
+        self, what: str, *, own_fault: bool = False, late: bool = False, lacks: Shortage | None = None
+    ) -> WorkerFailed:
+        """End the child, count its failure, and return the error to raise."""
+        self._end()
+        self.failures += 1
+        self._in_a_row += 1
+        if self._in_a_row > 1:
+            longest = _LONGEST_DELAY if lacks is None else _LONGEST_DELAY_FOR_MEANS
+            self._not_before = time.monotonic() + doubled(_FIRST_DELAY, longest, self._in_a_row - 2)
+        self.last_failure = f"the {self.name} {what}"
+        if lacks is not None:
+            self.means.refused(lacks, self.last_failure)
+        return WorkerFailed(self.last_failure, own_fault=own_fault, late=late)
+
+    def _answered(self) -> None:
+        """Forget earlier failures."""
+        self._in_a_row = 0
+        self.means.sufficed()
+
+    def _end(self, *, kill: bool = True) -> None:
+        """End the present child; it is reaped later. Without ``kill``, it ends by its closed socket."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        process, self._process = self._process, None
+        if process is not None:
+            if kill:
+                with contextlib.suppress(PermissionError):  # another user's by now: its socket ends it
+                    process.kill()
+            self._unreaped.append(process)
+
+    def stop(self) -> None:
+        """End the present child now. One that hangs in the kernel is left to die and reaped later."""
+        self._end()
+        self._reap()
+
+    def _reap(self) -> None:
+        if self._unreaped:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._unreaped[-1].wait(KILLED_SECONDS)
+        self._unreaped = [each for each in self._unreaped if each.poll() is None]
+
+
+class WorkerProcess(Child):
+    """A child that handles one message at a time, in ``timeout`` seconds each; see `child` for the other arguments."""
 
     def __init__(
         self,
@@ -50,23 +142,14 @@ class WorkerProcess:
         timeout: float,
         rights: frozenset[str] = frozenset(),
     ) -> None:
-        self.name = name
+        super().__init__(name, child(module, name, rights, *paths))
         self.timeout = timeout
-        self.starts = 0
-        self.failures = 0  # deaths, time-outs and malformed answers, ever
-        self.last_failure = ""
-        self._argv = child(module, name, rights, *paths)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._channel: socket.socket | None = None
-        self._in_a_row = 0
-        self._not_before = 0.0
         self._turn = asyncio.Lock()
-        self._unreaped: list[subprocess.Popen[bytes]] = []
 
-    @property
-    def host_pid(self) -> int | None:
-        """PID of the present child; None between two of them."""
-        return self._process.pid if self._process else None
+    def _end(self, *, kill: bool = True) -> None:
+        super()._end(kill=kill)
+        if kill:
+            self._reap()
 
     async def request(
         self,
@@ -74,28 +157,21 @@ class WorkerProcess:
         descriptors: Sequence[int] = (),
         *,
         limit: float | None = None,
-        received: list[int] | None = None,
     ) -> bytes:
-        """Send one message, return its answer; `WorkerFailed` when there is none in time (``limit``, or ``timeout``).
+        """Send one message and return its answer. Raises `WorkerFailed` after ``limit`` s (default: ``timeout``).
 
-        What else the child handed over is in ``received``: open files, which are the caller's. Time in which a busy
-        node gave the child no CPU does not count.
-
-        Starts the child if there is none. After a failure the next start is immediate, after several in a
-        row it waits (0.05 s doubling to 30 s), and requests fail at once until then.
+        A new child inherits ``descriptors``, a running one gets them by message. Time in which a busy node gave the
+        child no CPU does not count. After several failures in a row a start is delayed (0.05 s doubling to 30 s), and
+        requests fail at once until then.
         """
         async with self._turn:
             channel = self._send(message, list(descriptors))
             limit = self.timeout if limit is None else limit
             try:
                 await self._answer(channel, limit)
-                if received is None:
-                    answer = channel.recv(_MAX_MESSAGE)
-                else:
-                    answer, files, _flags, _address = socket.recv_fds(channel, _MAX_MESSAGE, 1)
-                    received += files
+                answer = channel.recv(_MAX_MESSAGE)
             except BlockingIOError:
-                raise self._failed(f"did not answer within {limit:g} s") from None
+                raise self._failed(f"did not answer within {limit:g} s", late=True) from None
             except ConnectionResetError:
                 answer = b""  # it ended before it took the message
             except OSError as error:
@@ -105,17 +181,11 @@ class WorkerProcess:
                 raise
             if not answer:
                 raise self._ended()
-            self._in_a_row = 0
+            self._answered()
             return answer
 
-    def tell(self, message: bytes) -> None:
-        """Say something that has no answer; nothing happens if there is no child, or if it can't take it now."""
-        if self._channel is not None:
-            with contextlib.suppress(OSError):
-                self._channel.send(message)
-
     async def _answer(self, channel: socket.socket, limit: float) -> None:
-        """Wait ``limit`` seconds at most, but for those in which the child had no CPU."""
+        """Wait at most ``limit`` seconds, not counting those in which the child had no CPU."""
         host_pid = self.host_pid or 0
         for _ in range(_STARVED_TURNS):
             before = cpu_seconds(host_pid)
@@ -123,47 +193,33 @@ class WorkerProcess:
                 return
 
     def _send(self, message: bytes, descriptors: list[int]) -> socket.socket:
-        """Give the message to the child. One that ended while it was idle took nothing: its successor gets it."""
+        """Give the message to the child, or to its successor if it ended while idle or can't be sent descriptors."""
         while True:
             idle = self._channel is not None
-            channel = self._channel or self._start()
+            channel = self._channel or self._start(descriptors)
             try:
                 # A thousand descriptors would not fit; callers keep below the kernel's 253 (SCM_MAX_FD).
-                socket.send_fds(channel, [message], descriptors)
+                socket.send_fds(channel, [message], descriptors if idle else ())
             except (BrokenPipeError, ConnectionResetError):
                 error = self._ended()
                 if not idle:
                     raise error from None
             except OSError as error:
-                raise self._failed(f"could not be asked: {error.strerror}") from None
+                if idle and error.errno == errno.ETOOMANYREFS:
+                    self.means.counts[Shortage.IN_FLIGHT] += 1
+                    self._end(kill=False)
+                    continue
+                lacks = shortage_of(error.errno)
+                raise self._failed(f"could not be asked: {error.strerror}", lacks=lacks) from None
             else:
                 return channel
 
     def malformed(self, what: str) -> WorkerFailed:
-        """The answer made no sense: end the child, and return the error to raise."""
+        """End a child with a malformed answer, and return the error to raise."""
         return self._failed(what)
 
-    def _start(self) -> socket.socket:
-        self._unreaped = [process for process in self._unreaped if process.poll() is None]
-        wait = self._not_before - time.monotonic()
-        if wait > 0:
-            raise WorkerFailed(
-                f"the {self.name} failed {self._in_a_row} times in a row; next start in {wait:.1f} s",
-                waiting=True,
-            )
-        try:
-            self._process, ours = spawn(self._argv)
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise
-            raise self._failed(f"could not be started: {error.strerror}") from None
-        ours.setblocking(False)
-        self.starts += 1
-        self._channel = ours
-        return ours
-
     def _ended(self) -> WorkerFailed:
-        """It closed its end of the socket: log how it ended, and return the error to raise."""
+        """Reap a child that closed its socket, and return the error to raise."""
         process = self._process
         try:
             code = process.wait(0.2) if process else 0
@@ -173,63 +229,35 @@ class WorkerProcess:
             return self._failed(f"ended with code {code}")
         with contextlib.suppress(ValueError):  # not every signal has a name
             name = signal.Signals(-code).name
-            return self._failed(f"was killed by {name}", own_fault=name in ("SIGBUS", "SIGSEGV"))
+            lacks = Shortage.KILLED if name == "SIGKILL" else None
+            faulty = name in ("SIGBUS", "SIGSEGV")
+            return self._failed(f"was killed by {name}", own_fault=faulty, lacks=lacks)
         return self._failed(f"was killed by signal {-code}")
-
-    def _failed(self, what: str, *, own_fault: bool = False) -> WorkerFailed:
-        self.stop()
-        self.failures += 1
-        self._in_a_row += 1
-        if self._in_a_row > 1:
-            delay = doubled(_FIRST_DELAY, _LONGEST_DELAY, self._in_a_row - 2)
-            self._not_before = time.monotonic() + delay
-        self.last_failure = f"the {self.name} {what}"
-        return WorkerFailed(self.last_failure, own_fault=own_fault)
-
-    def stop(self) -> None:
-        """End the present child now. One that hangs in the kernel is left to die and reaped later."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(PermissionError):  # it is another user by now, and ends by its closed socket
-            process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(KILLED_SECONDS)
-        if process.returncode is None:
-            self._unreaped.append(process)
 
 
 def cpu_seconds(host_pid: int) -> float:
-    """What a child has used, by proc_pid_stat(5); 0 if that can't be read."""
-    return _cpu_and_state(host_pid)[0]
+    """Return the CPU time of a child, 0 if it can't be read."""
+    return _usage(host_pid).cpu_seconds
 
 
 def starved(host_pid: int, before: float, seconds: float) -> bool:
-    """Whether a child wants a CPU, and had none for most of the last ``seconds``; ``before`` is what it had used then.
-
-    One that hangs sleeps, is stopped, or waits in the kernel; one that goes round in circles uses what it gets.
-    """
-    used, state = _cpu_and_state(host_pid)
-    return state == b"R" and used - before < seconds / 2
+    """Check if a child wants a CPU and had none for most of the last ``seconds``; ``before``: its earlier CPU time."""
+    now = _usage(host_pid)
+    return now.state == b"R" and now.cpu_seconds - before < seconds / 2
 
 
-def _cpu_and_state(host_pid: int) -> tuple[float, bytes]:
+def _usage(host_pid: int) -> ProcessUsage:
     try:
-        with open(f"/proc/{host_pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b") ")[2].split()
+        return usage(host_pid)
     except OSError:
-        return 0.0, b""
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND, fields[0]
+        return ProcessUsage(b"", 0.0, 0)
 
 
 async def _readable(channel: socket.socket, limit: float) -> bool:
-    """Wait until there is an answer, ``limit`` seconds at most; whether it was seen.
+    """Wait ``limit`` seconds for an answer; return True if it was seen.
 
-    Whoever calls reads in either case: an answer that came in time is one, also if the loop was too busy to see it
-    before the time was up.
+    The caller reads in either case: the loop may have been too busy to see it in time. The channel is polled if the
+    user's epoll watches are used up.
     """
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
@@ -239,9 +267,24 @@ async def _readable(channel: socket.socket, limit: float) -> bool:
             readable.set_result(None)
 
     number = channel.fileno()  # asyncio would describe a socket twice, for an error that nobody sees
-    loop.add_reader(number, on_readable)
+    try:
+        loop.add_reader(number, on_readable)
+    except OSError:
+        return await _looked_at(number, limit)
     try:
         await asyncio.wait({readable}, timeout=limit)
     finally:
         loop.remove_reader(number)
     return readable.done()
+
+
+async def _looked_at(number: int, limit: float) -> bool:
+    """Do the same as `_readable`, without epoll."""
+    poll = select.poll()
+    poll.register(number, select.POLLIN)
+    deadline = time.monotonic() + limit
+    while not poll.poll(0):
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(_LOOK_SECONDS)
+    return True

@@ -1,46 +1,44 @@
-"""Draws docs/top.svg: a frame of `resolver top`, by its own code, on a node that has something to show.
+"""Draw docs/top.svg: a screen of `resolver top`, by its own code, on a node with some repairs and problems.
 
-    .venv/bin/python -m scripts.pictures.top
-
-Each word has its own place, and bars are rectangles: so it looks the same whatever font there is.
+.venv/bin/python -m scripts.pictures.top
 """
 
 from __future__ import annotations
 
+import io
 import re
 import time
-from collections.abc import Iterator
-from html import escape
 from pathlib import Path
 from typing import Final
 
 from msgspec.structs import replace
-from rich.cells import cell_len
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from rich.text import Text
 
-from resolver.cli._top.cells import UNICODE, Line
-from resolver.cli._top.frame import Shown, frame
+from resolver.base.reasons import RepairReason, SampleReason, UnresolvedReason
 from resolver.cli._top.reading import Reading
-from resolver.cli._top.rows import Choice, rows_of
-from resolver.cli._top.screen import STYLES
-from resolver.reasons import RepairReason, SampleReason, UnresolvedReason
+from resolver.cli._top.view import LiveView
+from resolver.cli.cells import UNICODE
 from resolver.state import Process, Snapshot
 from tests.fakes.busy import GIB, GPUS, Builder
 from tests.fakes.served import tree_of
 
 PLACE: Final = Path(__file__).parent.parent.parent / "docs" / "top.svg"
 SIZE: Final = (100, 23)
-
-_CELL: Final = (8.4, 19.0)
-_LEFT, _TOP, _BOTTOM = 18.0, 44.0, 14.0
-_PAPER, _INK, _DIM, _EDGE, _CHOSEN = "#0d1117", "#c9d1d9", "#7d8590", "#30363d", "#1f3a5f"
-_COLORS: Final = {"green": "#3fb950", "yellow": "#d29922", "red": "#ff7b72", "cyan": "#79c0ff"}
-_FONTS: Final = (
-    "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', 'Liberation Mono', monospace"
-)
+#: The styles of `resolver.cli._top.screen`, as rich calls them.
+STYLES: Final = {
+    "container": "cyan",
+    "good": "green",
+    "warn": "yellow",
+    "bad": "bold red",
+    "head": "underline",
+    "selected": "reverse",
+}
 
 
 def node() -> Snapshot:
-    """Two GPUs in use, slots that were repaired, one that stays stuck, and two things that nobody can resolve."""
+    """Return a node with two busy GPUs, repaired slots, one stuck slot, and two unresolved items."""
     first = GPUS[0]
     second = replace(GPUS[1], utilization=64, memory_used=38 * GIB, temperature=58, power=241.0)
     build = Builder()
@@ -66,98 +64,28 @@ def node() -> Snapshot:
     build.processes.append(
         Process(29001, None, first.uuid, *(None,) * 6, 3, None, SampleReason.PROCESS_ENDED)
     )
-    return build.picture((first, second))
+    return build.picture((first, second))._replace(interval=1e9)  # its time is long ago
 
 
 def draw() -> str:
-    """The picture as SVG text."""
+    """Return the picture as SVG, the same bytes for the same code."""
     tree = tree_of(node())
-    rows = [
-        row._replace(history=_history(row.amount.value)) if row.kind == "container" and row.amount else row
-        for row in rows_of(tree, Choice(), UNICODE)
-    ]
-    at = tree.status.at
-    reading = Reading(tree, time.mktime((2026, 1, 15, 10, 10, 5, 0, 0, -1)))  # in whatever time zone
-    lines = frame(reading, rows, Shown(cursor=2), SIZE, UNICODE, "gpu-node-7", at)
-    width, height = SIZE[0] * _CELL[0] + 2 * _LEFT, len(lines) * _CELL[1] + _TOP + _BOTTOM
-    look = f'font-family="{_FONTS}" font-size="14" fill="{_INK}"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" {look}>',
-        f'<rect x="1" y="1" width="{width - 2:g}" height="{height - 2:g}" rx="9" fill="{_PAPER}" stroke="{_EDGE}"/>',
-        *(
-            f'<circle cx="{20 + 20 * number}" cy="20" r="6" fill="{color}"/>'
-            for number, color in enumerate(("#ff5f57", "#febc2e", "#28c840"))
-        ),
-    ]
-    for number, line in enumerate(lines):
-        parts += _line(line, _TOP + number * _CELL[1])
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def _history(value: int | None) -> tuple[int | None, ...]:
-    """Twelve readings that end with this one."""
-    if value is None:
-        return (None,) * 12
-    return (
-        *(max(value * share // 100 - 1, 0) for share in (12, 30, 55, 71, 92, 99, 96, 80, 88, 97, 100)),
-        value,
+    read_at = time.mktime((2026, 1, 15, 10, 10, 5, 0, 0, -1))  # in whatever time zone
+    view = LiveView(UNICODE, "gpu-node-7")
+    view.lines(Reading(tree, read_at), *SIZE)
+    view.press("down")
+    view.press("down")
+    console = Console(
+        record=True, width=SIZE[0], file=io.StringIO(), force_terminal=True, color_system="truecolor"
     )
-
-
-def _line(line: Line, top: float) -> Iterator[str]:
-    if line and line[0][1] in ("selected", "head"):
-        chosen = line[0][1] == "selected"
-        place, size = (top, _CELL[1]) if chosen else (top + _CELL[1] - 1.5, 1)
-        color = _CHOSEN if chosen else _EDGE
-        width = SIZE[0] * _CELL[0] + 2 * _LEFT - 18
-        yield f'<rect x="9" y="{place:g}" width="{width:g}" height="{size:g}" fill="{color}"/>'
-    cell = 0
-    for text, style in line:
-        # Words one or no blank apart stay together; a bar's signs are drawn.
-        for found in re.finditer(r"[━╸─]+|[▁-█]+|[^\s━╸─▁-█]+(?: [^\s━╸─▁-█]+)*", text):
-            at = cell + cell_len(text[: found.start()])
-            if found.group()[0] in "━╸─":
-                yield from _bar(found.group(), at, top)
-            elif "▁" <= found.group()[0] <= "█":
-                yield from _levels(found.group(), at, top)
-            else:
-                yield _text(found.group(), at, top, style)
-        cell += cell_len(text)
-
-
-def _bar(signs: str, cell: int, top: float) -> Iterator[str]:
-    """The filled part thick, the rest thin; a half sign is half a cell, and the rest begins after it."""
-    halves = {"━": 2, "╸": 1}
-    filled = sum(halves.get(sign, 0) for sign in signs) / 2
-    x, y = _LEFT + cell * _CELL[0], top + _CELL[1] / 2
-    if filled:
-        color = _COLORS["green"]
-        yield f'<rect x="{x:.1f}" y="{y - 3:g}" width="{filled * _CELL[0]:.1f}" height="6" rx="1" fill="{color}"/>'
-    rest = len(signs) - filled
-    if rest:
-        yield (
-            f'<rect x="{x + filled * _CELL[0]:.1f}" y="{y - 3:g}" width="{rest * _CELL[0]:.1f}" height="6" '
-            f'fill="{_EDGE}"/>'
-        )
-
-
-def _levels(signs: str, cell: int, top: float) -> Iterator[str]:
-    """Each sign as high as its level."""
-    for number, sign in enumerate(signs, cell):
-        high = (ord(sign) - ord("▁") + 1) * 14 / 8
-        x, y = _LEFT + number * _CELL[0], top + 17 - high
-        yield f'<rect x="{x:.1f}" y="{y:g}" width="{_CELL[0]:.1f}" height="{high:g}" fill="{_COLORS["green"]}"/>'
-
-
-def _text(text: str, cell: int, top: float, style: str) -> str:
-    look = STYLES[style]
-    color = _COLORS.get(look.color.name if look.color else "", _DIM if look.dim or style == "head" else _INK)
-    weight = ' font-weight="bold"' if look.bold else ""
-    x, y, width = _LEFT + cell * _CELL[0], top + 14, cell_len(text) * _CELL[0]
-    return (
-        f'<text x="{x:.1f}" y="{y:g}" textLength="{width:.1f}" lengthAdjust="spacingAndGlyphs" '
-        f'fill="{color}"{weight}>{escape(text)}</text>'
-    )
+    for line in view.lines(Reading(tree, read_at), *SIZE):
+        parts = [(text, STYLES.get(style, style)) for text, style in line]
+        console.print(Text.assemble(*parts), no_wrap=True, overflow="crop")
+    fonts = re.sub(
+        r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL
+    )  # they would be fetched
+    svg = console.export_svg(title="resolver top", code_format=fonts, unique_id="top")
+    return "\n".join(line.rstrip() for line in svg.splitlines() if line.strip()) + "\n"
 
 
 if __name__ == "__main__":

@@ -13,43 +13,17 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.bench import (
-    api,
-    bpf,
-    daemon,
-    devices,
-    hostile,
-    idle,
-    live,
-    load,
-    passes,
-    peers,
-    scan,
-    scrape,
-    values,
-)
+from tests.bench import api, bpf, churn, daemon, hostile, idle, kai, load, passes, scan, scrape, values
 from tests.bench.crowd import crowd
 from tests.bench.timing import RowValues
 
 PARTS = (
-    "scan",
-    "lookup",
-    "api",
-    "pass",
-    "daemon",
-    "idle",
-    "scrape",
-    "devices",
-    "bpf",
-    "load",
-    "peers",
-    "hostile",
-    "values",
-)
+    "scan", "lookup", "api", "pass", "daemon", "idle", "scrape", "bpf", "load", "hostile", "churn", "kai", "values"
+)  # fmt: skip
 
 
 class Row(NamedTuple):
@@ -69,7 +43,7 @@ def main() -> int:
     """Run everything, or the parts that are named."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument(
-        "parts", nargs="*", help=f"{', '.join(PARTS)} (default: all but hostile, which takes long)"
+        "parts", nargs="*", help=f"{', '.join(PARTS)} (default: all but hostile and churn, which take long)"
     )
     parser.add_argument("--processes", type=int, default=10_000, help="idle processes beside (default 10000)")
     parser.add_argument("--seconds", type=float, default=60, help="how long the load lasts (default 60)")
@@ -90,26 +64,9 @@ def main() -> int:
         print("make bench: it makes PID and mount namespaces, so it needs root", file=sys.stderr)
         return 2
     as_installed()
-    wanted = args.parts or [part for part in PARTS if part != "hostile"]
-    rows: list[Row] = []
+    wanted = args.parts or [part for part in PARTS if part not in ("hostile", "churn")]
     with tempfile.TemporaryDirectory() as scratch:
-        if {"scan", "lookup", "api", "peers"} & set(wanted):
-            progress(f"starting {args.processes} processes in 50 PID namespaces")
-            with crowd(50, args.processes // 50) as starter:
-                rows += [Row(*row) for row in scan.measure(wanted, progress)]
-                if "lookup" in wanted:
-                    rows += [Row(*row) for row in live.measure(Path(scratch), starter, progress)]
-                if "api" in wanted:
-                    rows += [Row(*row) for row in api.measure(args.seconds, Path(scratch), starter, progress)]
-                if "peers" in wanted:
-                    rows += [Row(*row) for row in peers.measure(Path(scratch), progress)]
-        rows += _alone(wanted, Path(scratch))
-        if "bpf" in wanted:
-            rows += [Row(*row) for row in bpf.measure(args.processes, progress)]
-        if "load" in wanted:
-            rows += [Row(*row) for row in load.measure(args.seconds, Path(scratch), progress)]
-        if "hostile" in wanted:
-            rows += [Row(*row) for row in hostile.measure(progress, only=args.attack, tree=args.tree)]
+        rows = [Row(*row) for row in _measured(args, wanted, Path(scratch))]
     show(rows)
     machine = {"kernel": platform.release(), "python": platform.python_version(), "cores": os.cpu_count()}
     Path(args.json).write_text(
@@ -124,17 +81,29 @@ def as_installed() -> None:
     compileall.compile_dir(hostile.ROOT / "resolver", quiet=1)
 
 
-def _alone(wanted: Sequence[str], scratch: Path) -> list[Row]:
-    """The parts that need nothing beside them."""
+def _measured(args: argparse.Namespace, wanted: Sequence[str], scratch: Path) -> Iterator[RowValues]:
+    """Run the parts one after the other."""
+    if {"scan", "lookup", "api"} & set(wanted):
+        progress(f"starting {args.processes} processes in 50 PID namespaces")
+        with crowd(50, args.processes // 50) as starter:
+            yield from scan.measure(wanted, scratch, progress)
+            if "api" in wanted:
+                yield from api.measure(args.seconds, scratch, starter, progress)
     parts: dict[str, Callable[[], list[RowValues]]] = {
         "pass": lambda: passes.measure(scratch, progress),
         "daemon": lambda: daemon.measure(scratch, progress),
         "idle": lambda: idle.measure(scratch, progress),
         "values": lambda: values.measure(scratch, progress),
+        "kai": lambda: kai.measure(scratch, progress),
         "scrape": lambda: scrape.measure(progress),
-        "devices": lambda: devices.measure(scratch, progress),
+        "bpf": lambda: bpf.measure(args.processes, progress),
+        "load": lambda: load.measure(args.seconds, scratch, progress),
+        "churn": lambda: churn.measure(args.seconds, scratch, progress),
+        "hostile": lambda: hostile.measure(progress, only=args.attack, tree=args.tree),
     }
-    return [Row(*row) for name, measure in parts.items() if name in wanted for row in measure()]
+    for name, measure in parts.items():
+        if name in wanted:
+            yield from measure()
 
 
 def progress(text: str) -> None:

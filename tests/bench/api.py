@@ -7,18 +7,18 @@ import json
 import os
 import secrets
 import socket
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.bench import clients
 from tests.bench.crowd import host_pids
 from tests.bench.timing import Progress, RowValues
 from tests.bench.usage import children, cpu, rss
-from tests.fakes import apiclients
 from tests.fakes.cgroups import CgroupTree
+from tests.fakes.daemon import BOUND, Daemon
+from tests.patience import until
 
 _BATCHES = 12
 _MAP_SIZE = 65_536
@@ -31,7 +31,11 @@ def measure(seconds: float, scratch: Path, starter: int, progress: Progress) -> 
     rows: list[RowValues] = []
     with _containers(host_pids(starter)) as truth:
         for source in ("bpf", "scan"):
-            with _daemon(scratch / source, source) as (path, daemon):
+            options = ("--dry-run", "--source", source, "--map-size", str(_MAP_SIZE), "--log-level", "error")
+            with Daemon(None, scratch / source, *options, wrapper=BOUND) as running:
+                path, daemon = str(running.socket), running.process.pid
+                until(running.socket.exists, "its socket")
+                time.sleep(2)
                 progress(f"10,000 look-ups at once, {_BATCHES} times, --source {source}")
                 rows.append(_batches(path, truth, source))
                 if source == "bpf":
@@ -60,25 +64,6 @@ def _containers(members: dict[int, list[int]]) -> Iterator[Truth]:
         for host_pid in truth.values():  # a cgroup with processes stays
             (tree.root.parent / "cgroup.procs").write_text(str(host_pid))
         tree.close()
-
-
-@contextlib.contextmanager
-def _daemon(run_dir: Path, source: str) -> Iterator[tuple[str, int]]:
-    socket_path = run_dir / "resolver.sock"
-    argv = [sys.executable, "-m", "resolver", "run", "--dry-run", "--source", source, "--log-level", "error"]
-    argv += ["--metrics-addr", "off", "--map-size", str(_MAP_SIZE), "--run-dir", str(run_dir)]
-    daemon = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 30
-        while not socket_path.exists():
-            if daemon.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the daemon with --source {source} did not start: its message is above")
-            time.sleep(0.01)
-        time.sleep(2)
-        yield str(socket_path), daemon.pid
-    finally:
-        daemon.terminate()
-        daemon.wait()
 
 
 def _batches(path: str, truth: Truth, source: str) -> RowValues:
@@ -129,14 +114,14 @@ def _answer(channel: socket.socket) -> tuple[int, bytes]:
 
 def _clients(path: str, truth: Truth, seconds: float, daemon: int) -> list[RowValues]:
     questions = [
-        (apiclients.get(f"/v1/lookup?container={cid}&pid={ns_pid}"), b"%d\n" % host_pid)
+        (clients.get(f"/v1/lookup?container={cid}&pid={ns_pid}"), b"%d\n" % host_pid)
         for (cid, ns_pid), host_pid in truth.items()
     ]
-    apiclients.crowd(path, questions, 5)  # what is made once, is made
+    clients.crowd(path, questions, 5)  # what is made once, is made
     descriptors, used = _descriptors(daemon), cpu(daemon)
     sizes: list[float] = []
     with _on_another_core(daemon):
-        outcome = apiclients.crowd(path, questions, seconds, meanwhile=lambda: sizes.append(rss(daemon)))
+        outcome = clients.crowd(path, questions, seconds, meanwhile=lambda: sizes.append(rss(daemon)))
     busy = cpu(daemon).per_cent(used, seconds)
     answers = len(outcome.milliseconds)
     # What is made once for so many clients is made in the first tenth; what grows after that grows for ever.

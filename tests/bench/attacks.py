@@ -7,8 +7,11 @@ Each attack is a context: it goes on while it is entered, for ``SECONDS`` at mos
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
+import socket
 import struct
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -31,6 +34,8 @@ _EVERY_MS: Final = 20
 _V1_2: Final = LAYOUTS["v1.2"]
 assert _V1_2.device_util is not None
 _SM_UTIL: Final = _V1_2.device_util + 16
+#: Mounts behind which files are open: some 120 KiB of a mount table.
+MOUNTS: Final = 2_450
 #: No process of a small container has these numbers.
 _NOBODY: Final = 20_000
 
@@ -159,6 +164,69 @@ def _files(what: str, *, devices: int, load: int) -> Callable[[Scene, int], Abst
     return begin
 
 
+def _in_file(program: str) -> Callable[[Scene, int], AbstractContextManager[None]]:
+    """One container with a process that uses its cache file, and makes whoever reads of it wait."""
+
+    @contextlib.contextmanager
+    def attack(scene: Scene, size: int) -> Iterator[None]:
+        with hostile_containers(scene.node, 1) as (container,):
+            claims(container.cache, [1])
+            run(container, program, container.inside, size)
+            claims(container.cache, [process.ns_pid for process in container.processes])
+            flip(container, "hostpid", [container.cache_name])
+            yield
+
+    return attack
+
+
+@contextlib.contextmanager
+def _copies(scene: Scene, size: int) -> Iterator[None]:
+    with hostile_containers(scene.node, 1) as (container,):
+        run(container, "copies", size)
+        claims(container.cache, [process.ns_pid for process in container.processes])
+        flip(container, "hostpid", [container.cache_name])
+        yield
+
+
+def _in_directory(program: str, placement: str) -> Callable[[Scene, int], AbstractContextManager[None]]:
+    @contextlib.contextmanager
+    def attack(scene: Scene, size: int) -> Iterator[None]:
+        with hostile_containers(scene.node, 1, placement) as (container,):
+            if placement == "kai":
+                container.directory.mkdir()
+                container.directory.chmod(0o777)
+            claims(container.cache, [1])
+            above = Path(container.inside).parent
+            run(container, program, above.parent if placement == "kai" else above, size)
+            yield
+
+    return attack
+
+
+@contextlib.contextmanager
+def _opens(scene: Scene, size: int) -> Iterator[None]:
+    with hostile_containers(scene.node, 1, "kai") as (container,):
+        container.directory.mkdir()
+        container.directory.chmod(0o777)
+        claims(container.cache, [1])
+        run(container, "opens", container.inside, MOUNTS, size)
+        claims(container.cache, [process.ns_pid for process in container.processes])
+        flip(container, "hostpid", [container.cache_name])
+        yield
+
+
+@contextlib.contextmanager
+def _cuts(scene: Scene, size: int) -> Iterator[None]:
+    """Each container cuts its file under whoever writes into it, and makes it whole again."""
+    with hostile_containers(scene.node, size) as containers:
+        for container in containers:
+            for name in ("0.cache", "1.cache"):
+                claims(container.directory / name, range(1, 33))
+            above = Path(container.inside).parent
+            run(container, "cuts", above / "0.cache", above / "1.cache")
+        yield
+
+
 def _make_events(container: Container) -> None:
     run(container, "events", container.inside, Path(container.inside).parent / "new.cache")
 
@@ -188,6 +256,74 @@ def _tree(scene: Scene, size: int) -> Iterator[None]:
         flip(worst, "hostpid", [worst.cache_name])
         _make_events(worst)
         yield
+
+
+@contextlib.contextmanager
+def _flight(scene: Scene, size: int) -> Iterator[None]:
+    with hostile_containers(scene.node, 1) as (container,):
+        run(container, "flight", size)
+        yield
+
+
+@contextlib.contextmanager
+def _bodies(scene: Scene, size: int) -> Iterator[None]:
+    with hostile_containers(scene.node, size) as containers:
+        for container in containers:
+            run(container, "bodies", scene.tenant_socket, 16, 2 << 20)
+        yield
+
+
+@contextlib.contextmanager
+def _given_up(scene: Scene, size: int) -> Iterator[None]:
+    """Root's own clients: each asks for 10,000 processes at once, hangs up after half a second, and asks again."""
+    body = json.dumps({"pairs": [[f"{number:064x}", 1] for number in range(10_000)]}).encode()
+    head = (
+        "POST /v1/lookup HTTP/1.1\r\nHost: r\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as channel:
+                channel.settimeout(0.5)
+                channel.connect(str(scene.tenant_socket.parent.parent / "resolver.sock"))
+                channel.sendall(head.encode() + body)
+                stop.wait(0.5)
+
+    threads = [threading.Thread(target=ask) for _ in range(size)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+@contextlib.contextmanager
+def _named(scene: Scene, size: int) -> Iterator[None]:
+    """Control groups below a tenant's own, named as those of the good containers; it needs a writable cgroupfs."""
+    victims = [each for each in scene.node.containers if each.cgroup is not None]
+    made: list[Path] = []
+    with hostile_containers(scene.node, size) as containers:
+        try:
+            for container in containers:
+                for victim in victims:
+                    if container.cgroup is None:
+                        raise RuntimeError("the node has no control groups")
+                    below = Path(container.cgroup) / victim.container_id
+                    below.mkdir()
+                    made.append(below)
+                    tenant = container.tenant(load=99, guess="none")
+                    (below / "cgroup.procs").write_text(str(tenant.host_pid))
+            yield
+        finally:
+            for container in containers:
+                container.stop()
+            for below in made:
+                below.rmdir()
 
 
 @contextlib.contextmanager
@@ -235,6 +371,32 @@ ATTACKS: Final = {
         _tree,
         everywhere=True,
     ),
+    "extents": Attack(
+        "{} extents freed beyond a file's end, again and again", (5_000, 10_000, 60_000), _in_file("extents")
+    ),
+    "protects": Attack(
+        "{} mappings whose rights change all the time", (200, 400, 1_000), _in_file("protects")
+    ),
+    "copies": Attack("a mount namespace of {} mounts copied by eight processes", (3_000, 6_000), _copies),
+    "swollen": Attack(
+        "a directory in which {} names were", (800_000, 1_600_000), _in_directory("names", "hami")
+    ),
+    "tree-swollen": Attack(
+        "a tree in which {} names were", (800_000, 1_600_000), _in_directory("names", "kai"), everywhere=True
+    ),
+    "removes": Attack(
+        "a directory that had {} names, removed in a loop",
+        (800_000, 1_600_000),
+        _in_directory("removes", "hami"),
+    ),
+    "opens": Attack("{} descriptors behind 2,450 mounts", (2_045, 4_090), _opens, everywhere=True),
+    "cuts": Attack("{} tenants that cut two files each under the writer", (16, 32), _cuts),
+    "flight": Attack(
+        "{} descriptors of root's in flight, or all that its limit allows", (20_240, 2_000_000), _flight
+    ),
+    "bodies": Attack("{} tenants with 16 stalled bodies of 2 MB each", (1, 8, 16), _bodies, at_socket=True),
+    "given-up": Attack("{} clients of root's that give batches of 10,000 up", (1, 2), _given_up),
+    "named": Attack("{} tenants whose control groups are named as others'", (1, 2), _named),
     "scrapes": Attack("{} scrapes a second, each hung up on", (350, 700), _scrapes, seconds=25.0),
     "knocks": Attack("{} tenants that connect and close", (2, 4), _knocks, at_socket=True),
     "holds": Attack("{} nested PID namespaces with 16 connections each", (9, 18), _holds, at_socket=True),

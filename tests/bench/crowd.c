@@ -1,11 +1,11 @@
 /* A crowd of idle processes for the bench.
  *
- *   crowd CONTAINERS PROCESSES [light | DIRECTORY FILE]
+ *   crowd CONTAINERS PROCESSES [DIRECTORY FILE]
  *
  * Makes CONTAINERS PID namespaces with PROCESSES processes each. With DIRECTORY, container number i also gets a
  * mount namespace in which DIRECTORY/pod-i_main is bind-mounted at /usr/local/vgpu, and every process of it maps
- * FILE in there, as a tenant of HAMi does. `light` processes share the memory of the first one in their container, so
- * that a hundred thousand of them take 3 GiB and not 10. Prints "ready", waits for its standard input to close, kills all.
+ * FILE in there, as a tenant of HAMi does.
+ * Prints "ready", waits for its standard input to close, kills all.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -23,7 +23,7 @@
 #include <unistd.h>
 
 struct job {
-    int number, processes, ready, light;
+    int number, processes, ready;
     const char *directory, *file;
 };
 
@@ -39,9 +39,13 @@ static void map_region(const struct job *job)
     snprintf(source, sizeof source, "%s/pod-%d_main", job->directory, job->number);
     if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
         die("making mounts private");
-    mkdir("/usr/local/vgpu", 0755);
-    if (mount(source, "/usr/local/vgpu", NULL, MS_BIND, NULL))
+    int from = open(source, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    snprintf(source, sizeof source, "/proc/self/fd/%d", from);
+    /* A tmpfs first: the host need not have /usr/local/vgpu, and must not get one. */
+    if (mount("tmpfs", "/usr/local", "tmpfs", 0, "mode=755") || mkdir("/usr/local/vgpu", 0755) ||
+        mount(source, "/usr/local/vgpu", NULL, MS_BIND, NULL))
         die("bind mount at /usr/local/vgpu");
+    close(from);
     char path[PATH_MAX];
     snprintf(path, sizeof path, "/usr/local/vgpu/%s", job->file);
     int fd = open(path, O_RDWR | O_CLOEXEC);
@@ -53,23 +57,6 @@ static void map_region(const struct job *job)
     close(fd);
 }
 
-static int idle(void *argument)
-{
-    for (;;)
-        pause();
-    return argument != NULL;
-}
-
-/* A process that needs no memory of its own but a stack. */
-static pid_t light(void)
-{
-    enum { STACK = 1024 };
-    char *stack = aligned_alloc(16, STACK);
-    if (!stack)
-        die("memory for a stack");
-    return clone(idle, stack + STACK, CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | SIGCHLD, NULL);
-}
-
 static int container(void *argument)
 {
     const struct job *job = argument;
@@ -78,7 +65,7 @@ static int container(void *argument)
     if (job->directory)
         map_region(job);
     for (int i = 1; i < job->processes; i++) {
-        pid_t child = job->light ? light() : fork();
+        pid_t child = fork();
         if (child < 0)
             die("fork");
         if (child == 0) {
@@ -94,14 +81,14 @@ static int container(void *argument)
 
 int main(int argc, char **argv)
 {
-    if (argc < 3 || argc > 5 || (argc == 4 && strcmp(argv[3], "light"))) {
-        fprintf(stderr, "usage: crowd CONTAINERS PROCESSES [light | DIRECTORY FILE]\n");
+    if (argc != 3 && argc != 5) {
+        fprintf(stderr, "usage: crowd CONTAINERS PROCESSES [DIRECTORY FILE]\n");
         return 2;
     }
     int ready[2];
     if (pipe2(ready, O_CLOEXEC))
         die("pipe");
-    struct job job = {.processes = atoi(argv[2]), .ready = ready[1], .light = argc == 4};
+    struct job job = {.processes = atoi(argv[2]), .ready = ready[1]};
     if (argc == 5)
         job.directory = argv[3], job.file = argv[4];
     static char stack[256 * 1024] __attribute__((aligned(16)));

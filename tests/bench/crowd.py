@@ -18,19 +18,12 @@ FILE = "11111111-2222-3333-4444-555555555555.cache"
 
 
 @contextlib.contextmanager
-def crowd(
-    containers: int, processes: int, directory: Path | None = None, *, light: bool = False
-) -> Iterator[int]:
-    """That many PID namespaces with that many processes each; gives the host PID of the starter.
-
-    ``light`` processes share their container's memory, for crowds that would not fit otherwise.
-    """
+def crowd(containers: int, processes: int, directory: Path | None = None) -> Iterator[int]:
+    """Start that many PID namespaces with that many processes each; gives the host PID of the starter."""
     with tempfile.TemporaryDirectory() as scratch:
         program = f"{scratch}/crowd"
         subprocess.run(["cc", "-O2", "-Wall", "-Werror", "-o", program, HERE / "crowd.c"], check=True)
         arguments = [program, str(containers), str(processes)]
-        if light:
-            arguments.append("light")
         if directory is not None:
             arguments += [str(directory), FILE]
         with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:

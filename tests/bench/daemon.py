@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
 
 from resolver import client
-from resolver.errors import NoDaemon
+from resolver.base.errors import NoDaemon
 from tests.bench import repairs
 from tests.bench.crowd import crowd, make_regions
 from tests.bench.timing import Progress, RowValues
-from tests.bench.usage import Memory, children, memory, pss
+from tests.bench.usage import memory
+from tests.bench.watched import free_port
+from tests.fakes.daemon import BOUND, Daemon
 from tests.fakes.node import Node
 
 
@@ -31,21 +30,15 @@ def measure(scratch: Path, progress: Progress) -> list[RowValues]:
     ]
 
 
-def _memory_rows(what: str, bound: float, taken: Memory, peak: float, again: float) -> list[RowValues]:
+def _memory_rows(what: str, bound: float, taken: float, peak: float, again: float) -> list[RowValues]:
+    beside = f"PSS, the loader included; {again:.0f} at the next start"
     return [
-        (f"memory of all of it, {what}", taken.proportional, "MiB", bound, "PSS, children included"),
-        ("  each page once", taken.once, "MiB", bound, "as if nobody else ran this Python"),
-        (
-            "  at most while it starts",
-            peak,
-            "MiB",
-            None,
-            f"PSS, the loader included; {again:.0f} at the next start",
-        ),
+        (f"memory of all of it, {what}", taken, "MiB", bound, "PSS, children included"),
+        ("  at most while it starts", peak, "MiB", None, beside),
     ]
 
 
-def _memory(scratch: Path, containers: int, processes: int) -> tuple[Memory, float, float]:
+def _memory(scratch: Path, containers: int, processes: int) -> tuple[float, float, float]:
     """What a daemon takes a while after its start, every page of it asked for; what it took at most before.
 
     The last is that of its next start, which compiles nothing.
@@ -61,31 +54,23 @@ def _memory(scratch: Path, containers: int, processes: int) -> tuple[Memory, flo
         return taken, first, _one_life(scratch, node)[1]
 
 
-def _one_life(scratch: Path, node: Node) -> tuple[Memory, float]:
-    api, metrics = str(scratch / "s"), _free_address()
-    arguments = [sys.executable, "-m", "resolver", "run", "--containers-dir", str(node.containers_dir)]
-    arguments += ["--run-dir", str(scratch / "run"), "--socket", api, "--metrics-addr", metrics]
-    with subprocess.Popen([*arguments, "--log-level", "error"], env=node.environment()) as daemon:
-        try:
-            peak, until = 0.0, time.monotonic() + 60
-            while not _has_probes(api) and time.monotonic() < until:
-                peak = max(peak, sum(map(pss, [daemon.pid, *children(daemon.pid)])))
-            for _ in range(3):
-                urllib.request.urlopen(f"http://{metrics}/metrics").read()
-                client.processes(api)
-                time.sleep(2)
-            return memory(daemon.pid), peak
-        finally:
-            daemon.terminate()
-
-
-def _free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
+def _one_life(scratch: Path, node: Node) -> tuple[float, float]:
+    metrics = f"127.0.0.1:{free_port()}"
+    options = ["--source", "auto", "--metrics-addr", metrics, "--log-level", "error"]
+    with Daemon(node, scratch / "run", *options, wrapper=BOUND) as daemon:
+        pid, api = daemon.process.pid, str(daemon.socket)
+        peak, until = 0.0, time.monotonic() + 60
+        while not _has_probes(api) and time.monotonic() < until:
+            peak = max(peak, memory(pid))
+        for _ in range(3):
+            urllib.request.urlopen(f"http://{metrics}/metrics").read()
+            client.processes(api)
+            time.sleep(2)
+        return memory(pid), peak
 
 
 def _has_probes(socket_path: str) -> bool:
     try:
-        return client.status(socket_path)["source"]["name"] == "bpf"
+        return bool(client.status(socket_path)["source"]["name"] == "bpf")
     except NoDaemon:
         return False

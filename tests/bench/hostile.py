@@ -2,7 +2,8 @@
 
 Beside it are a container whose process forks again and again (time from a slot to its right ``hostpid``), a client of
 root's and a container's own on the API, and a scraper. The daemon's loop is watched (`tests.bench.watched`).
-CPU of the loop in one go doesn't depend on what else the machine does; all times do.
+CPU of the loop in one go doesn't depend on what else the machine does; all times do, the loop's longest wait by the
+wall among them.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from typing import Any, NamedTuple, Self
 from tests.bench.attacks import ATTACKS, Attack, Scene
 from tests.bench.timing import Progress, RowValues
 from tests.bench.usage import Cpu, cpu, rss
-from tests.bench.watched import WatchedDaemon, free_port, lines_of
+from tests.bench.watched import WatchedDaemon, free_port
 from tests.fakes.node import Node
+from tests.patience import until
 
 _HERE = Path(__file__).parent
 ROOT = _HERE.parent.parent
@@ -126,6 +128,7 @@ class Seen(NamedTuple):
     scrapes: list[Sample]
     own: list[Sample]  # of a well-behaved container that asks for itself; none where it can't
     block: float  # CPU seconds of the loop in one go
+    wait: float  # and by the wall
     busy: Cpu  # per cent of a core
     before: float  # MiB
     after: float
@@ -148,9 +151,10 @@ class Stage:
             self.node = stack.enter_context(Node(self._scratch / "node", "535.183.01"))
             self.good = Good(self.node)
             self.port = free_port()
-            self.daemon = stack.enter_context(self.start())
+            self.daemon = stack.enter_context(contextlib.closing(self.start()))
+            self.daemon.wait_until_it_listens()
             self.scene = Scene(self.node, self.tenant_socket, self.port)
-            self.daemon.wait_until(self.good.right, "the good container is repaired")
+            until(self.good.right, "the good container is repaired")
             self._stack = stack.pop_all()
         return self
 
@@ -161,10 +165,9 @@ class Stage:
         """A daemon; another ``number`` for each that shares this stage."""
         everywhere = self.node.placement_options() if self._everywhere else ()
         return WatchedDaemon(
+            self.node,
             self._scratch,
-            self.node.containers_dir,
-            self.node.environment(),
-            ("--tenant-socket", str(self.tenant_socket), *everywhere, *options),
+            ("--source", "auto", "--tenant-socket", str(self.tenant_socket), *everywhere, *options),
             metrics=self.port,
             tree=self._tree,
             number=number,
@@ -191,7 +194,7 @@ class Stage:
         """Asks for the good container's process, and knows the answer."""
         parent, container = self.good.parent, self.good.container
         question = f"/v1/lookup?container={container.container_id}&pid={parent.ns_pid}"
-        return self.client("api", str(self.daemon.socket_path), question, f"{parent.host_pid}")
+        return self.client("api", str(self.daemon.socket), question, f"{parent.host_pid}")
 
     def own_client(self) -> Client:
         """A process of the good container's that asks for itself."""
@@ -237,23 +240,25 @@ def under(attack: Attack, size: int, scratch: Path, *, tree: Path = ROOT) -> See
             _repair_for(good, attack.seconds)
             seconds = time.monotonic() - began
             busy = cpu(daemon.process.pid).per_cent(used, seconds)
-        log_until = len(lines_of(daemon.log))
+        log_until = len(daemon.lines)
         _repair_for(good, _AFTER_SECONDS)
         for client in (*clients, *([own] if own else [])):
             client.end()
         after = _settled(daemon.process.pid, before)
-        block = daemon.longest_block()
+        block, wait = daemon.longest_block(), daemon.longest_wait()
         with attack.begin(stage.scene, size):
             time.sleep(_AGAIN_SECONDS)
-            ended = daemon.stop()
-        lines = lines_of(daemon.log)[:log_until]
+            ended = daemon.stopped_after()
+        lines = daemon.lines[:log_until]
     during = [each for each in good.samples if began <= each.at < began + seconds]
     api, scrapes = (
         [each for each in client.samples if began <= each.at < began + seconds + margin]
         for client, margin in zip(clients, (0.0, _AFTER_SECONDS), strict=True)
     )
     asked = [each for each in own.samples if began <= each.at < began + seconds] if own else []
-    return Seen(during, api, scrapes, asked, block, busy, before, after, by_container(lines), seconds, ended)
+    return Seen(
+        during, api, scrapes, asked, block, wait, busy, before, after, by_container(lines), seconds, ended
+    )
 
 
 def _repair_for(good: Good, seconds: float) -> None:
@@ -291,6 +296,7 @@ def rows(name: str, seen: Seen) -> list[RowValues]:
             _BOUNDS["block"],
             "of its own CPU",
         ),
+        ("  and by the wall", seen.wait * 1e3, "ms", _BOUNDS["block"], "but for waits for a CPU"),
         *_times("a good container's repair", seen.repairs, _BOUNDS["repair"]),
         *_times("root's question to the API", seen.api, _BOUNDS["api"]),
         (

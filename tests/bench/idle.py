@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +9,7 @@ from typing import NamedTuple
 from tests.bench.timing import Progress, RowValues
 from tests.bench.usage import Cpu, children, cpu
 from tests.bench.watched import free_port
+from tests.fakes.daemon import BOUND, Daemon
 from tests.fakes.gpu import DEFAULT_DEVICES, Device
 from tests.fakes.node import Node
 
@@ -38,24 +37,16 @@ def measure(scratch: Path, progress: Progress) -> list[RowValues]:
         for number in range(_CONTAINERS):
             device = devices[number % _GPUS]
             node.container(name=f"c{number}", devices=[device]).tenant(guess="none")
-        daemon = subprocess.Popen(
-            [sys.executable, "-m", "resolver", "run", "--containers-dir", str(node.containers_dir),
-             "--run-dir", str(scratch / "idle-run"), "--metrics-addr", f"127.0.0.1:{free_port()}",
-             "--log-level", "error"],
-            env=node.environment(), stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
+        options = ["--source", "auto", "--metrics-addr", f"127.0.0.1:{free_port()}", "--log-level", "error"]
+        with Daemon(node, scratch / "idle-run", *options, wrapper=BOUND) as daemon:
             time.sleep(_SETTLE_SECONDS)
             progress(f"{_SECONDS:.0f} s of nothing")
-            with_slots = _watch(daemon.pid)
+            with_slots = _watch(daemon.process.pid)
             for container in node.containers:
                 container.stop()
             time.sleep(_SETTLE_SECONDS)
             progress(f"and {_SECONDS:.0f} s without a container")
-            without = _watch(daemon.pid)
-        finally:
-            daemon.terminate()
-            daemon.wait()
+            without = _watch(daemon.process.pid)
     return [
         *_rows(f"CPU of a quiet node, {_CONTAINERS} idle processes with a slot, {_GPUS} GPUs", with_slots),
         *_rows(f"CPU with {_CONTAINERS} cache files and no process", without),

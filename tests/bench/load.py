@@ -1,29 +1,23 @@
 """A node where 5,000 processes a second begin and end: what the daemon costs, and what it loses.
 
-Beside it, under the same load at the same time, the daemon with its other sources and what one would take instead.
-What probes and tracepoints cost in the kernel is charged to those who fork, and is in none of these numbers: see `bpf`.
+Beside it, under the same load at the same time, the daemon with its other sources. What the probes cost
+in the kernel is charged to the processes that fork, and is in none of these numbers: see `bpf`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from resolver import client
-from resolver.pids.bpf_load import bpf_directory, default_pythons
-from resolver.pids.bpf_map import Sizes
-from tests.bench import kernelmap
-from tests.bench.rivals import rivals
 from tests.bench.timing import Progress, RowValues
 from tests.bench.usage import Cpu, children, cpu, rss
 from tests.fakes.container import Container
-from tests.fakes.daemon import Daemon
+from tests.fakes.daemon import BOUND, Daemon
 from tests.fakes.node import Node
 
 _RATE = 5000
@@ -57,9 +51,7 @@ def measure(seconds: float, scratch: Path, progress: Progress) -> list[RowValues
             node.container(name=f"c{number}").tenant(load=10, guess="none")
         progress("how long the daemon takes to be ready with --source bpf")
         ready = sorted(_ready(node) for _ in range(_STARTS))
-        progress("what a process with BCC loaded weighs")
-        bcc = _with_bcc_loaded()
-        return [*_storm(node, program, seconds, bcc, progress), _ready_row(ready)]
+        return [*_storm(node, program, seconds, progress), _ready_row(ready)]
 
 
 def build_storm(scratch: Path) -> Path:
@@ -84,37 +76,13 @@ def _ready_row(ready: list[float]) -> RowValues:
 def _ready(node: Node) -> float:
     """Seconds from the start of the process to the word that everything runs."""
     with _daemon(node, "bpf") as daemon:
-        return _wait_for(daemon, "started") - daemon.started_at
+        return float(daemon.wait_for("started")["at"]) - daemon.started_at
 
 
-@contextlib.contextmanager
-def _daemon(node: Node, source: str) -> Iterator[Daemon]:
+def _daemon(node: Node, source: str) -> Daemon:
     """A daemon of its own run directory. All but the first only look: two that write would be in each other's way."""
-    options = ["--source", source, "--run-dir", str(node.root / f"run-{source}")]
-    with Daemon(node, options + ([] if source == "bpf" else ["--dry-run"])) as daemon:
-        yield daemon
-
-
-def _wait_for(daemon: Daemon, event: str) -> float:
-    """When the daemon said this, as time.monotonic() tells."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and daemon.alive:
-        if any(each["event"] == event for each in list(daemon.events)):
-            return time.monotonic()
-        time.sleep(0.001)
-    raise RuntimeError(f"the daemon did not say {event!r}: {daemon.last_words()}")
-
-
-def _with_bcc_loaded() -> float:
-    """MiB of a process that loads the same program and keeps BCC."""
-    sizes = json.dumps(Sizes().constants())
-    argv = [default_pythons()[0], str(_HERE / "resident_bcc.py"), bpf_directory(), sizes]
-    with subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as held:
-        if held.stdout is None or held.stdout.readline() != b"ready\n":
-            raise RuntimeError(f"{argv[0]} could not load the BPF program through bcc; see resident_bcc.py")
-        return rss(held.pid)
+    options = ["--source", source, *(["--dry-run"] if source != "bpf" else [])]
+    return Daemon(node, node.root / f"run-{source}", *options, wrapper=BOUND)
 
 
 # -- the storm ------------------------------------------------------------------------------------------------
@@ -126,45 +94,31 @@ class Watched:
     def __init__(self, source: str, daemon: Daemon) -> None:
         self.source = source
         self.daemon = daemon
-        self.host_pid = daemon._child.pid
+        self.host_pid = daemon.process.pid
         self.quiet = self.busy = Cpu(0, 0)
 
-    def last(self, event: str) -> dict[str, Any]:
-        """The last line with this event; empty if there is none."""
-        found = [each for each in self.daemon.events if each["event"] == event]
-        return found[-1] if found else {}
 
-
-def _storm(node: Node, program: Path, seconds: float, bcc: float, progress: Progress) -> list[RowValues]:
+def _storm(node: Node, program: Path, seconds: float, progress: Progress) -> list[RowValues]:
     with contextlib.ExitStack() as stack:
         watched = [
             Watched(source, stack.enter_context(_daemon(node, source)))
             for source in ("bpf", "netlink", "scan")
         ]
         for each in watched:
-            _wait_for(each.daemon, "started")
+            each.daemon.wait_for("started")
         time.sleep(_SETTLE)
         progress(f"{_QUIET:.0f} s without a storm")
         began, before = time.monotonic(), [cpu(each.host_pid) for each in watched]
         time.sleep(_QUIET)
         for each, then in zip(watched, before, strict=True):
             each.quiet = cpu(each.host_pid).per_cent(then, time.monotonic() - began)
-        others = [stack.enter_context(rival) for rival in rivals(node.root)]
-        for rival in others:
-            rival.wait_until_ready()
         began, before = time.monotonic(), [cpu(each.host_pid) for each in watched]
-        for rival in others:
-            rival.begin()
         storm, looks = _during(program, seconds, node, watched[0], progress)
         for each, then in zip(watched, before, strict=True):
             each.busy = cpu(each.host_pid).per_cent(then, time.monotonic() - began)
-        for rival in others:
-            rival.end(storm.forks)
-        rows = [_storm_row(storm), *_bpf_rows(watched[0], looks, bcc)]
+        rows = [_storm_row(storm), *_bpf_rows(watched[0], looks)]
         for each in watched[1:]:
             rows += _other_rows(each)
-        for rival in others:
-            rows += rival.rows()
     return rows
 
 
@@ -192,9 +146,7 @@ def _look(container: Container, ours: Watched, looks: Looks) -> Looks:
     tenant = container.tenant(guess="none")
     path = f"/v1/lookup?container={container.container_id}&pid={tenant.ns_pid}"
     began = time.perf_counter()
-    answer = client.get(
-        path, socket_path=str(container.node.root / "run-bpf" / "resolver.sock"), accept="text/plain"
-    )
+    answer = client.get(path, socket_path=str(ours.daemon.socket), accept="text/plain")
     took = (time.perf_counter() - began) * 1e3
     right = answer == (200, f"{tenant.host_pid}\n")
     tenant.stop()
@@ -210,27 +162,19 @@ def _storm_row(storm: Storm) -> RowValues:
     return ("forks a second in a PID namespace", reached, "/s", None, beside)
 
 
-def _bpf_rows(ours: Watched, looks: Looks, bcc: float) -> list[RowValues]:
-    daemon = ours.host_pid
-    state = kernelmap.state(daemon)
-    both, missing, stale = kernelmap.differences(daemon)
-    bad = ("full", "update_failed", "read_failed", "levels_truncated", "replaced")
-    lost = sum(state.counters[name] for name in bad) + state.missed + missing + stale
-    weight, theirs = rss(daemon), sum(map(rss, children(daemon)))
-    milliseconds = statistics.median(looks.milliseconds)
-    longest = max(looks.milliseconds)
+def _bpf_rows(ours: Watched, looks: Looks) -> list[RowValues]:
+    weight, theirs = rss(ours.host_pid), sum(map(rss, children(ours.host_pid)))
+    middle, longest = statistics.median(looks.milliseconds), max(looks.milliseconds)
     return [
         ("daemon, --source bpf, CPU under it", sum(ours.busy), "% core", 0.5, _without(ours)),
-        ("  events lost or missed, differences to /proc", lost, "", 0, f"{both} processes compared after it"),
         (
             "  new processes not found at once through its socket",
             looks.wrong,
             "",
             0,
-            f"of {looks.made}; median {milliseconds:.1f} ms, longest {longest:.1f} ms",
+            f"of {looks.made}; median {middle:.1f} ms, longest {longest:.1f} ms",
         ),
         ("  resident memory", weight, "MiB", None, f"its children {theirs:.0f} MiB"),
-        ("  over python3 that keeps BCC loaded", weight / bcc, "times", None, f"that has {bcc:.0f} MiB"),
     ]
 
 
@@ -238,7 +182,7 @@ def _other_rows(other: Watched) -> list[RowValues]:
     """The daemon with another source. What it lost, it says when it ends."""
     weight = rss(other.host_pid)
     other.daemon.stop()
-    counted = other.last("stopped")
+    counted = other.daemon.said("stopped")[-1]
     events = counted.get("source_events", 0)
     said = f"it says it lost {counted.get('source_lost', 0)} of {events} events" if events else ""
     return [

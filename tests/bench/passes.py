@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from resolver.base import journal as log
 from resolver.config import HostpidNamespace, Settings
 from resolver.daemon.service import Service
-from resolver.log import journal as log
-from resolver.repair.attention import STARTED
+from resolver.repair.agenda import STARTED
 from tests.bench.crowd import UUID, crowd, host_pids, make_regions
 from tests.bench.timing import Progress, RowValues
 

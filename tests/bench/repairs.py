@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import statistics
-import subprocess
-import sys
 import time
 from datetime import datetime
 from pathlib import Path
 
-from resolver.repair.attention import STARTED
+from resolver.repair.agenda import STARTED
 from tests.bench.timing import Progress, RowValues
 from tests.bench.usage import children, cpu, rss
 from tests.fakes.container import Container
+from tests.fakes.daemon import BOUND, Daemon
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 
@@ -43,12 +41,7 @@ def _on_a_node(scratch: Path, count: int, progress: Progress) -> list[RowValues]
         busy = containers[:_PROCESSES]
         for container in busy:
             container.tenant(load=10 if few else 0, guess="none")
-        log = scratch / "log"
-        arguments = [sys.executable, "-m", "resolver", "run", "--containers-dir", str(node.containers_dir)]
-        arguments += ["--run-dir", str(scratch / "run"), "--metrics-addr", "off", "--log-format", "json"]
-        with log.open("w") as stream:
-            daemon = subprocess.Popen(arguments, env=node.environment(), stderr=stream)
-        try:
+        with Daemon(node, scratch / "run", "--source", "auto", wrapper=BOUND) as daemon:
             for container in busy:
                 _wait(container, container.processes[0], 30.0)
             if not few:
@@ -58,12 +51,9 @@ def _on_a_node(scratch: Path, count: int, progress: Progress) -> list[RowValues]
             times = [_until_repaired(random.choice(containers)) for _ in range(_SLOTS)]
             first, again = (sorted(each * 1e3 for each in column) for column in zip(*times, strict=True))
             progress(f"{_NEW} new containers")
-            known, right = (sorted(column) for column in zip(*_new_containers(node, log), strict=True))
+            known, right = (sorted(column) for column in zip(*_new_containers(node, daemon), strict=True))
             progress("what the daemon weighs after that")
-            own, theirs, used = _weight(daemon.pid)
-        finally:
-            daemon.terminate()
-            daemon.wait()
+            own, theirs, used = _weight(daemon.process.pid)
     where = "" if few else f", {count} containers"
     return [
         *_spread(f"a slot's appearance to its right hostpid{where}", first, _SLOT_AIM),
@@ -100,7 +90,7 @@ def _until_repaired(container: Container) -> tuple[float, float]:
         tenant.stop()
 
 
-def _new_containers(node: Node, log: Path) -> list[tuple[float, float]]:
+def _new_containers(node: Node, daemon: Daemon) -> list[tuple[float, float]]:
     """Milliseconds until the daemon says that it found the file, and from the first slot to its right ``hostpid``."""
     found = []
     for number in range(_NEW):
@@ -110,18 +100,11 @@ def _new_containers(node: Node, log: Path) -> list[tuple[float, float]]:
         right = _until_right(container, tenant) * 1e3
         # The directory's time is that of the file's name; it is some milliseconds too early at most.
         made = os.stat(container.directory).st_mtime
-        found.append(((_found_at(log, str(container.cache)) - made) * 1e3, right))
+        line = daemon.wait_for("region_found", path=str(container.cache))
+        known = datetime.fromisoformat(line["timestamp"]).timestamp()
+        found.append(((known - made) * 1e3, right))
         container.stop()
     return found
-
-
-def _found_at(log: Path, path: str) -> float:
-    """Unix time of the line that says so."""
-    for line in log.read_text().splitlines():
-        said = json.loads(line)
-        if said["event"] == "region_found" and said["path"] == path:
-            return datetime.fromisoformat(said["timestamp"]).timestamp()
-    raise RuntimeError(f"{path} was repaired and not said to be found")
 
 
 def _until_right(container: Container, tenant: Tenant) -> float:

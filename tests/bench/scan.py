@@ -1,4 +1,4 @@
-"""A full scan of ``/proc``, and ``resolver lookup`` without a daemon, on a crowded node."""
+"""A full scan of ``/proc``, and ``resolver lookup`` with a daemon and without, on a crowded node."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from pathlib import Path
 import psutil
 
 from resolver.linux.procfs import Procfs
-from resolver.pids.listing import Listing
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from tests.bench.timing import Progress, RowValues, command, medians
 from tests.fakes.cgroups import CgroupTree
+from tests.fakes.daemon import BOUND, RESOLVER, Daemon
+from tests.patience import until
 
 
-def measure(wanted: Sequence[str], progress: Progress) -> list[RowValues]:
+def measure(wanted: Sequence[str], scratch: Path, progress: Progress) -> list[RowValues]:
     """The rows for both; to be called while the crowd is there."""
     rows: list[RowValues] = []
     if "scan" in wanted:
@@ -28,13 +29,13 @@ def measure(wanted: Sequence[str], progress: Progress) -> list[RowValues]:
         rows += _scan()
     if "lookup" in wanted:
         progress("resolver lookup beside python3 -c pass")
-        rows += _lookup()
+        rows += _lookup(scratch)
     return rows
 
 
 def _scan() -> list[RowValues]:
     def ours() -> PidMap:
-        pidmap = PidMap(Listing(ScanSource(Procfs())))
+        pidmap = PidMap(ScanSource(Procfs()))
         pidmap.refresh(unhurried=False)
         return pidmap
 
@@ -93,27 +94,27 @@ def in_container() -> Iterator[tuple[str, int]]:
         tree.close()
 
 
-def _lookup() -> list[RowValues]:
-    python = sys.executable
-    resolver = str(Path(python).with_name("resolver"))
-    with in_container() as (container_id, host_pid):
-        answer = subprocess.run(
-            [resolver, "lookup", "--socket", "/nonexistent", container_id, "1"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        if int(answer.stdout) != host_pid:
-            raise RuntimeError(f"lookup said {answer.stdout.strip()}, the truth is {host_pid}")
-        found = medians(
-            {
-                "pass": command([python, "-c", "pass"]),
-                "lookup": command([resolver, "lookup", "--socket", "/nonexistent", container_id, "1"]),
-            },
-            turns=21,
-        )
-    lookup, nothing = found["lookup"], found["pass"]
-    return [
-        ("resolver lookup, no daemon", lookup * 1e3, "ms", None, f"python3 -c pass {nothing * 1e3:.1f} ms"),
-        ("  over python3 -c pass", lookup / nothing, "times", 2.6, ""),
-    ]
+def _lookup(scratch: Path) -> list[RowValues]:
+    """The command beside an empty Python: its start is most of both."""
+    run_dir = scratch / "lookup"
+    daemon = Daemon(None, run_dir, "--dry-run", "--source", "bpf", wrapper=BOUND)
+    with daemon, in_container() as (container_id, host_pid):
+        until(daemon.socket.exists, "its socket")
+        ask = [str(RESOLVER), "lookup", container_id, "1", "--socket"]
+        steps = {"pass": command([sys.executable, "-c", "pass"])}
+        for name, place in (("no daemon", "/nonexistent"), ("through the daemon", str(daemon.socket))):
+            answer = subprocess.run([*ask, place], capture_output=True, text=True, check=True).stdout
+            if int(answer) != host_pid:
+                raise RuntimeError(f"lookup, {name}, said {answer.strip()}, the truth is {host_pid}")
+            steps[name] = command([*ask, place])
+        found = medians(steps, turns=21)
+    nothing = found.pop("pass")
+    beside = f"python3 -c pass {nothing * 1e3:.1f} ms"
+    rows: list[RowValues] = []
+    for (name, lookup), bound in zip(found.items(), (2.6, 2.2), strict=True):
+        separator = ", " if name == "no daemon" else " "
+        rows += [
+            (f"resolver lookup{separator}{name}", lookup * 1e3, "ms", None, beside),
+            ("  over python3 -c pass", lookup / nothing, "times", bound, ""),
+        ]
+    return rows

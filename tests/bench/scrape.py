@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from resolver.config import Settings
 from resolver.daemon.snapshots import BOUNDS
 from resolver.gpu.attribution import Joined
-from resolver.gpu.inventory import GpuReport, Inventory
+from resolver.gpu.inventory import Gpu, Inventory
 from resolver.metrics import Page
 from resolver.pids.bpf_syscall import COUNTERS
 from resolver.state import (
@@ -115,10 +115,10 @@ def _uuid(seed: str) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_OID, seed))
 
 
-def _gpu(index: int) -> GpuReport:
+def _gpu(index: int) -> Gpu:
     name, used = "NVIDIA A100-SXM4-80GB", 41 << 30
     known = (80 << 30, used, 87, 61, 312.4)
-    return GpuReport(f"GPU-{_uuid(f'gpu {index}')}", index, index, name, *known, False, (), 0, "ok", "", ())
+    return Gpu(f"GPU-{_uuid(f'gpu {index}')}", index, index, name, *known, False, (), 0, "ok", "", ())
 
 
 def _container(number: int) -> Container:

@@ -133,9 +133,9 @@ class Soak:
         if self._lives % 2:
             return self._start_anew()
         successor = self.stage.start("--wait", number=self._next())
-        successor.wait_until(lambda: successor.said("waiting"), "it waits for its turn")
+        successor.wait_for("waiting")
         self._end()
-        successor.wait_until(lambda: successor.said("took_over"), "it took over")
+        successor.wait_for("took_over")
         return self._use(successor, "; another took over")
 
     def _start_anew(self) -> str:
@@ -147,12 +147,12 @@ class Soak:
         return self._lives
 
     def _end(self) -> None:
-        if self.daemon.stop() is None:
+        if self.daemon.stopped_after() is None:
             self.troubles.append("the daemon did not end within 20 s of SIGTERM")
 
     def _use(self, daemon: WatchedDaemon, said: str) -> str:
         self.stage.adopt(daemon)
-        daemon.wait_until(daemon.socket_path.exists, "it listens")
+        daemon.wait_until_it_listens()
         self.daemon = daemon
         return said
 

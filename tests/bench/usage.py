@@ -1,15 +1,13 @@
-"""CPU time and memory of a process and its children, from outside. Which pages they have, only root sees."""
+"""CPU time and memory of a process and its children, from outside."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from pathlib import Path
 from typing import NamedTuple
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Cpu(NamedTuple):
@@ -48,49 +46,17 @@ def rss(host_pid: int) -> float:
     return 0.0
 
 
-class Memory(NamedTuple):
-    """MiB of some processes together.
-
-    ``proportional`` is the kernel's PSS: a page's share is less where strangers map it too, as a bench under the same
-    Python does. ``once`` counts every different page, as on a node where nobody else has any of them.
-    """
-
-    proportional: float
-    once: float
-
-
-def memory(host_pid: int) -> Memory:
-    """What a process and its children take; those that have ended take nothing."""
-    family = [host_pid, *children(host_pid)]
-    return Memory(sum(map(pss, family)), len(set().union(*map(_frames, family))) * _PAGE / 2**20)
+def memory(host_pid: int) -> float:
+    """Proportional MiB of a process and its children; those that have ended take nothing."""
+    return sum(map(pss, [host_pid, *children(host_pid)]))
 
 
 def pss(host_pid: int) -> float:
-    """Proportional MiB of one process; 0 if it has ended."""
+    """Proportional MiB of one process (the kernel's PSS); 0 if it has ended."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         rollup = Path(f"/proc/{host_pid}/smaps_rollup").read_text()
         return int(rollup.split("\nPss:")[1].split()[0]) / 1024
     return 0.0
-
-
-def _frames(host_pid: int) -> set[int]:
-    """The page frames that a process has (Documentation/admin-guide/mm/pagemap.rst), but the kernel's own."""
-    found: set[int] = set()
-    with (
-        contextlib.suppress(FileNotFoundError, ProcessLookupError),
-        open(f"/proc/{host_pid}/maps", encoding="ascii", errors="replace") as maps,
-        open(f"/proc/{host_pid}/pagemap", "rb", buffering=0) as pagemap,
-    ):
-        for line in maps:
-            if line.rstrip().endswith(("[vvar]", "[vvar_vclock]", "[vdso]", "[vsyscall]")):
-                continue
-            start, end = (int(text, 16) // _PAGE for text in line.split(maxsplit=1)[0].split("-"))
-            for (entry,) in struct.iter_unpack(
-                "=Q", os.pread(pagemap.fileno(), (end - start) * 8, start * 8)
-            ):
-                if entry >> 63:
-                    found.add(entry & (1 << 55) - 1)
-    return found
 
 
 def _on_cpu(host_pid: int) -> float:

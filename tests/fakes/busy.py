@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from resolver.base.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
 from resolver.gpu.attribution import NOTHING
-from resolver.gpu.inventory import GpuReport, Illness, Inventory, MigInstance
-from resolver.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from resolver.gpu.inventory import Gpu, Illness, Inventory, MigInstance
 from resolver.state import Container, Process, RegionReport, SlotReport, Snapshot
 from tests.fakes.pictures import picture
 
@@ -27,9 +27,9 @@ def uuid_of(seed: str) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_OID, seed))
 
 
-def gpu(index: int, **changes: Any) -> GpuReport:
+def gpu(index: int, **changes: Any) -> Gpu:
     """A healthy GPU."""
-    report = GpuReport(
+    report = Gpu(
         f"GPU-{uuid_of(f'gpu {index}')}",
         index,
         index,
@@ -89,7 +89,7 @@ class Builder:
         self.regions: list[RegionReport] = []
         self.host_pid = 40_000
 
-    def named(self, gpu: GpuReport, name: str) -> None:
+    def named(self, gpu: Gpu, name: str) -> None:
         """A container ``<namespace>/<pod>/<container>`` on a GPU, without a process yet."""
         namespace, pod, container = name.split("/")
         pod_uid, container_id = uuid_of(f"pod {pod}"), uuid_of(name).replace("-", "") * 2
@@ -168,7 +168,7 @@ class Builder:
         )
         self.regions[-1] = replace(region, slots=(*region.slots, replace(empty, **fields)))
 
-    def container(self, gpu: GpuReport, processes: int) -> None:
+    def container(self, gpu: Gpu, processes: int) -> None:
         """A container with some name and some processes."""
         number = len(self.containers)
         namespace, app = NAMESPACES[number % len(NAMESPACES)], APPS[number % len(APPS)]
@@ -180,7 +180,7 @@ class Builder:
             repaired = REPAIRS[(number + index) % len(REPAIRS)]
             self.process(comm, self.host_pid, 7 + index, busy, self._random.uniform(0.1, 4), repaired)
 
-    def picture(self, gpus: tuple[GpuReport, ...] = GPUS, **changes: Any) -> Snapshot:
+    def picture(self, gpus: tuple[Gpu, ...] = GPUS, **changes: Any) -> Snapshot:
         """What the daemon would know."""
         return picture(
             inventory=Inventory(3, 1_700_000_000.0, "550.54.15", gpus),

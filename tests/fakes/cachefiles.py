@@ -6,9 +6,14 @@ import gzip
 import json
 import os
 import struct
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from resolver.base.reasons import RegionReason
+from resolver.hami.directory_finder import DirectoryFinder
+from resolver.hami.discovery import RegionChanges
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "regions"
 #: Every layout of which there is a recorded file.
@@ -58,3 +63,16 @@ def poke(path: Path, offset: int, code: str, *values: int | bytes) -> None:
         os.pwrite(fd, struct.pack("<" + code, *values), offset)
     finally:
         os.close(fd)
+
+
+class CountingFinder(DirectoryFinder):
+    """A finder that counts the refusals that it reports."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.counts = Counter[RegionReason]()
+
+    def refresh(self, *, full: bool) -> RegionChanges:
+        changes = super().refresh(full=full)
+        self.counts.update(why.reason for _, why in changes.rejected)
+        return changes

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+_REMOVED_S: Final = 10.0
 PREFIX: Final = "resolver-node-"
 NODE_CONTAINER_ID: Final = "d0" * 32  # the outer container of a node that is a container itself (kind)
 
@@ -113,7 +115,7 @@ class CgroupTree:
     def close(self) -> None:
         """Removes the whole subtree; every process in it must have ended."""
         if self.root is not None:
-            _remove_tree(self.root)
+            remove(self.root)
 
 
 def _try_to_enter(directory: Path) -> None:
@@ -130,9 +132,29 @@ def _own_path(hierarchy: Hierarchy) -> str:
     return ""
 
 
-def _remove_tree(root: Path) -> None:
+def processes(directory: Path) -> list[int]:
+    """Host PIDs of the processes in a cgroup directory and in those below."""
+    found: list[int] = []
+    for below, _, files in os.walk(directory):
+        if "cgroup.procs" in files:
+            with contextlib.suppress(OSError):
+                found += map(int, (Path(below) / "cgroup.procs").read_text().split())
+    return found
+
+
+def remove(root: Path, *, kill: bool = False) -> None:
+    """Remove a cgroup directory and those below. Processes in it must have ended, unless they are to be killed."""
+    deadline = time.monotonic() + _REMOVED_S
+    while kill and (living := processes(root)):
+        for host_pid in living:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(host_pid, signal.SIGKILL)
+        for frozen in root.rglob("freezer.state"):
+            with contextlib.suppress(OSError):
+                frozen.write_text("THAWED")
+        assert time.monotonic() < deadline, f"processes {living} in {root} cannot be killed"
+        time.sleep(0.005)
     for directory, _, _ in os.walk(root, topdown=False):
-        deadline = time.monotonic() + 2
         while True:
             try:
                 os.rmdir(directory)
@@ -141,7 +163,7 @@ def _remove_tree(root: Path) -> None:
             except OSError:
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(0.01)  # the last process has died and is just being taken out
+                time.sleep(0.005)  # the last process has died and is just being taken out
             else:
                 break
 
@@ -152,4 +174,4 @@ def _remove_leftovers(mount: Path) -> None:
         maker = old.name.removeprefix(PREFIX).split("-", 1)[0]
         if not Path(f"/proc/{maker}").exists():
             with contextlib.suppress(OSError):
-                _remove_tree(old)
+                remove(old)

@@ -1,14 +1,20 @@
-"""A command of `resolver`, run in this process: most of what a child would cost is the start of Python."""
+"""A command of `resolver`: run in this process, which is cheaper by a start of Python, or as a child."""
 
 from __future__ import annotations
 
 import io
 import os
-from contextlib import redirect_stderr, redirect_stdout
+import pty
+import subprocess
+import sys
+import termios
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from subprocess import CompletedProcess
 from unittest.mock import patch
 
 from resolver.cli import main
+from tests.fakes.warm import ROOT
 
 
 def called(*arguments: str, **environ: str) -> CompletedProcess[str]:
@@ -21,3 +27,31 @@ def called(*arguments: str, **environ: str) -> CompletedProcess[str]:
             code = int(end.code or 0)
     said, complained = (each.buffer.getvalue().decode() for each in (out, err))
     return CompletedProcess(("resolver", *arguments), code, said, complained)
+
+
+def run(
+    *words: object, wrapper: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> CompletedProcess[str]:
+    """Run the command as a child, perhaps of another program."""
+    line = [*wrapper, sys.executable, "-m", "resolver", *map(str, words)]
+    done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=300)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def on_terminal(*arguments: str, code: int = 0, **environ: str) -> str:
+    """What a person sees, 80 columns wide; an empty variable is left out."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, 80))
+    environment = {**os.environ, "COLUMNS": "", "TERM": "xterm-256color", **environ}
+    environment = {name: value for name, value in environment.items() if value}
+    command = [sys.executable, "-m", "resolver", *arguments]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=theirs) as child:
+        os.close(theirs)
+        seen = b""
+        with suppress(OSError):  # EIO: the child has closed its end
+            while chunk := os.read(ours, 65536):
+                seen += chunk
+        assert child.wait() == code
+    os.close(ours)
+    return seen.decode().replace("\r\n", "\n")

@@ -10,16 +10,16 @@ import signal
 import socket
 import struct
 import subprocess
-import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from tests.fakes.cgroups import remove
 from tests.fakes.gpu import Device
 from tests.fakes.placements import EVERY
 from tests.fakes.process import START_TIMEOUT_S, NodeError, Process, Tenant, readable
-from tests.fakes.regions import Region, monitor_view, read_file
+from tests.fakes.regions import SLOTS, Region, monitor_view, monitor_views, read_file
 from tests.fakes.releases import Release
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Container:
         os.close(self._init_pidfd)
         self._control.close()
         if self.cgroup is not None:
-            _remove_cgroup(self.cgroup)
+            remove(self.cgroup, kill=True)  # its own level: its pod may have other containers
 
     def restart(self) -> None:
         """What a kubelet does: all killed, a new id, new namespaces; same directory, same cache file."""
@@ -184,8 +184,12 @@ class Container:
         return read_file(self.cache)
 
     def monitor_view(self) -> dict[str, int]:
-        """What HAMi's monitor would report now: per device UUID, percent."""
+        """What every monitor would report now: per device UUID, percent; -1 where they differ."""
         return monitor_view(self.region())
+
+    def monitor_views(self, slots: int = SLOTS) -> dict[str, dict[str, int]]:
+        """The same by the rule of each monitor, from no more than so many slots."""
+        return monitor_views(read_file(self.cache, slots))
 
     def spawn(self, arguments: Sequence[str], *, nested: bool = False) -> Process:
         """Starts any program in the container; `nested` gives it a PID namespace of its own below."""
@@ -203,17 +207,31 @@ class Container:
         options: Sequence[str] = (),
         init_s: float = 0,
         init_waits: bool = False,
+        visible: str = "",
     ) -> Tenant:
         """Starts a tenant and waits until it is ready: slot taken, contexts made, host PID guessed.
 
         `init_s` is how long CUDA's start takes, between the slot and the guess. With `init_waits` it comes back when
         the slot is taken, and the rest happens on `Tenant.init`.
 
+        `visible` is CUDA_VISIBLE_DEVICES: places of the container's devices, and it uses these. Its guess fails then,
+        as upstream's does; its release decides which of them its watcher asks NVML for.
+
         `load` is in percent of each of `devices` (default: all of the container's). `guess` is how it gets
         its host PID: `list` (as upstream), `none`, `self` (its own container PID), `wrong` (nobody's), or a
         number.
         """
+        if visible:
+            devices, guess = [self.devices[int(place)] for place in visible.split(",")], "none"
         arguments = self.tenant_arguments(load=load, guess=guess, devices=devices, memory=memory)
+        if visible:
+            arguments = [
+                "/usr/bin/env",
+                f"CUDA_VISIBLE_DEVICES={visible}",
+                *arguments,
+                "--cuda-order",
+                visible,
+            ]
         arguments += ["--init-ms", str(round(init_s * 1000))] + ["--init-waits"] * init_waits
         host_pid, stdin, stdout = self._spawn([*arguments, *options], nested=nested)
         tenant = Tenant(host_pid, stdin, stdout, load)
@@ -221,10 +239,13 @@ class Container:
         tenant.read_line()
         return tenant
 
-    def mover(self, moves: int, *, slots: int = 8) -> Process:
-        """Starts `moves` compaction moves: waits for a line on its input, ends with a verdict in JSON."""
+    def mover(self, moves: int, *, slots: int = 8, ends: bool = False) -> Process:
+        """Starts `moves` compaction moves: waits for a line on its input, ends with a verdict in JSON.
+
+        With `ends` processes end and start as well, and all their loads are the same.
+        """
         arguments = [*self.tenant_arguments(), "--mover", str(moves), "--slots", str(slots)]
-        return self.spawn(arguments)
+        return self.spawn([*arguments, *["--ends"] * ends])
 
     def tenant_arguments(
         self,
@@ -265,22 +286,3 @@ class Container:
     def _keep(self, process: Process) -> Process:
         self.processes.append(process)
         return process
-
-
-def _remove_cgroup(directory: Path) -> None:
-    """Kills who is left, and removes the container's own level: its pod's may have other containers."""
-    deadline = time.monotonic() + 2
-    while True:
-        try:
-            for host_pid in (directory / "cgroup.procs").read_text().split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(host_pid), signal.SIGKILL)
-            directory.rmdir()
-        except FileNotFoundError:
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.005)
-        else:
-            return

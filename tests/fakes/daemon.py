@@ -1,102 +1,209 @@
-"""The real `resolver run` as a child: started on a miniature node, its log read as it comes."""
+"""The daemon under test, `resolver run`: its process, its log lines as values, its children."""
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from tests.fakes.node import Node
-from tests.fakes.process import NodeError
-from tests.patience import PATIENCE_S
+from tests.fakes.warm import ROOT, Process, Stock
+from tests.patience import PATIENCE_S, until
 
 RESOLVER: Final = Path(sys.executable).parent / "resolver"
-FIXED: Final = ("--source", "scan", "--log-format", "json")
-BOUND: Final = ("setpriv", "--pdeathsig", "KILL")  # whatever becomes of us, no daemon stays behind
+#: A wrapper: whatever becomes of its parent, no daemon stays behind.
+BOUND: Final = ("setpriv", "--pdeathsig", "KILL")
+
+Line = dict[str, Any]
 
 
 class DaemonError(RuntimeError):
-    """The daemon did not do what it must: it ended by itself, or did not end when told to."""
+    """The daemon did not end when told to, or not well."""
 
 
 class Daemon:
-    """A running daemon. `events` are its log lines so far, each a dict with at least `event`."""
+    """A running daemon. `lines` are its log lines in order, each with `at`, the monotonic time at which it came.
 
-    def __init__(self, node: Node, options: Sequence[str] = ()) -> None:
-        self.node = node
-        self.events: list[dict[str, Any]] = []
-        self.noise: list[str] = []  # lines that are no JSON: a traceback, a warning
-        self._options = tuple(options)
+    `other_output` has the lines that are no JSON: a traceback, a warning.
+    """
+
+    def __init__(
+        self,
+        node: Node | None,
+        run_dir: Path,
+        *arguments: str,
+        containers_dir: Path | None = None,
+        environment: dict[str, str] | None = None,
+        wrapper: tuple[str, ...] = (),
+        stock: Stock | None = None,
+        tree: Path = ROOT,
+    ) -> None:
+        """``tree`` is the checkout whose daemon it is."""
+        words = ["run", "--run-dir", str(run_dir), "--log-format", "json"]
+        if place := containers_dir or (node and node.containers_dir):
+            words += ["--containers-dir", str(place)]
+        if "--metrics-addr" not in arguments:
+            words += ["--metrics-addr", "off"]  # one port, and many daemons
+        if environment is None:
+            environment = node.environment() if node else dict(os.environ)
+        self.run_dir = run_dir
+        if stock is not None and not wrapper:
+            self._watch(stock.start([*words, *arguments], environment, ROOT))
+        else:
+            self._launch([*wrapper, sys.executable, "-m", "resolver", *words, *arguments], environment, tree)
+
+    def _launch(self, command: list[str], environment: dict[str, str], tree: Path = ROOT) -> None:
+        self._watch(
+            subprocess.Popen(
+                command,
+                cwd=tree,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+
+    def _watch(self, process: subprocess.Popen[str] | Process) -> None:
+        self.started_at = time.monotonic()
+        self.process = process
+        self.lines: list[Line] = []
+        self.other_output: list[str] = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, name="daemon log")
+        self._reader.start()
+
+    @property
+    def socket(self) -> Path:
+        """The API's, where no option names another."""
+        return self.run_dir / "resolver.sock"
 
     def __enter__(self) -> Self:
-        if not RESOLVER.exists():
-            raise NodeError(f"{RESOLVER} does not exist: run `make setup` first")
-        directories = (
-            "--containers-dir",
-            str(self.node.containers_dir),
-            "--run-dir",
-            str(self.node.root / "run"),
-        )
-        self.started_at = time.monotonic()
-        self._child = subprocess.Popen(
-            [*BOUND, str(RESOLVER), "run", *directories, *FIXED, *self._options],
-            env=self.node.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        with contextlib.suppress(DaemonError):
-            self.stop()
-        self._child.kill()
-        self._child.wait()
+        if self.alive:
+            self.process.terminate()
+            try:
+                self.process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.wait()
         self._reader.join()
 
-    def stop(self, timeout_s: float = PATIENCE_S) -> float:
-        """SIGTERM; returns the seconds it took. Raises DaemonError when it does not end, or not well."""
-        begin = time.monotonic()
-        self._child.send_signal(signal.SIGTERM)
-        try:
-            status = self._child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise DaemonError(f"the daemon did not end within {timeout_s} s of SIGTERM") from None
-        if status != 0:
-            raise DaemonError(f"the daemon ended with {status}: {self.last_words()}")
-        return time.monotonic() - begin
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as stream:
+            for text in stream:
+                at = time.monotonic()
+                with self._news:
+                    try:
+                        self.lines.append({**json.loads(text), "at": at})
+                    except ValueError:
+                        self.other_output.append(text.rstrip("\n"))
+                    self._news.notify_all()
+
+    # ---- its log -----------------------------------------------------------------------------------
+
+    def said(self, event: str, **fields: object) -> list[Line]:
+        """Every line of that event whose fields have these values."""
+        wanted = {"event": event, **fields}
+        return [line for line in list(self.lines) if wanted.items() <= line.items()]
+
+    def wait_for(
+        self, event: str, *, timeout_s: float = PATIENCE_S, count: int = 1, **fields: object
+    ) -> Line:
+        """Wait for the line number `count` of that event with these values."""
+        deadline = time.monotonic() + timeout_s
+        with self._news:
+            while len(found := self.said(event, **fields)) < count:
+                left = deadline - time.monotonic()
+                assert left > 0, f"within {timeout_s} s not said: {event} {fields}; said: {self.tail()}"
+                assert self.alive or self._reader.is_alive(), f"it ended: {self.tail()}"
+                self._news.wait(min(left, 0.2))
+        return found[count - 1]
+
+    def tail(self) -> str:
+        """The end of its log, for an error message."""
+        return "\n".join(str(line) for line in [*self.lines[-20:], *self.other_output[-20:]])
+
+    def counters(self) -> dict[str, int]:
+        """The counters of its last line; it has to be stopped. A counter that is not there is 0."""
+        (last,) = self.said("stopped")
+        return Counter(
+            {name: value for name, value in last.items() if isinstance(value, int) and name != "at"}
+        )
+
+    # ---- its processes -----------------------------------------------------------------------------
 
     @property
     def alive(self) -> bool:
-        return self._child.poll() is None
+        return self.process.poll() is None
 
-    def last_words(self) -> str:
-        """The end of what it said, for an error message."""
-        lines = self.noise[-5:] or [json.dumps(event) for event in self.events[-3:]]
-        return "\n".join(lines)
+    def children(self) -> dict[str, int]:
+        """Its living children by name."""
+        return children_of(self.process.pid)
 
-    def repairs(self) -> list[dict[str, Any]]:
-        """Its `repair` lines: container, slot, ns_pid, reason, before, after."""
-        return [event for event in list(self.events) if event["event"] == "repair"]
+    def child(self, name: str) -> int:
+        """PID of a child, waited for if it is only now being started."""
+        until(lambda: name in self.children(), f"a {name}")
+        return self.children()[name]
 
-    def _read(self) -> None:
-        assert self._child.stderr is not None
-        with self._child.stderr as lines:
-            for line in lines:
-                try:
-                    self.events.append(json.loads(line))
-                except ValueError:
-                    self.noise.append(line.rstrip())
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def stop(self, *, within_s: float = PATIENCE_S) -> int:
+        """SIGTERM; returns its exit code."""
+        if self.alive:
+            self.process.terminate()
+        return self.wait(within_s)
+
+    def wait(self, within_s: float = PATIENCE_S) -> int:
+        """Until it has ended by itself; returns its exit code. Raises DaemonError after the time limit."""
+        try:
+            code = self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise DaemonError(f"it did not end within {within_s} s: {self.tail()}") from None
+        self._reader.join()
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL, and waits."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+
+
+def children_of(host_pid: int) -> dict[str, int]:
+    """Living children by `comm`; empty when the process is gone."""
+    try:
+        text = Path(f"/proc/{host_pid}/task/{host_pid}/children").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+    found = {}
+    for child in map(int, text.split()):
+        try:
+            if runs(child):
+                found[Path(f"/proc/{child}/comm").read_text().strip()] = child
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def runs(host_pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{host_pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -2,12 +2,13 @@
 
 Options go to `resolver run`; with --dry-run, for example, nothing gets right.
 
-Exit status: 0 if every value is right in the end, 1 if one is not, 2 if this machine cannot run it, or is too busy to
-tell (and what is missing is said).
+Exit status: 0 if every value is right in the end, 1 if one is not, 2 if this machine cannot run it (and what is missing
+is said).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,14 +16,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.fakes.build import BuildError
-from tests.fakes.daemon import RESOLVER, Daemon, DaemonError
-from tests.fakes.demo_view import Plain, make_view
-from tests.fakes.measure import Row, TooBusy, before, until_true, verdict
+from tests.fakes.daemon import BOUND, RESOLVER, Daemon, DaemonError
+from tests.fakes.demo_view import View
+from tests.fakes.measure import Row, before, until_true, verdict
 from tests.fakes.node import Node
-from tests.fakes.preflight import hidden_containers, missing
+from tests.fakes.preflight import hidden_containers, in_chroot, missing
 from tests.fakes.process import NodeError
 from tests.fakes.scene import DRIVERS, PLACED, TOLD_BY_CGROUP, Case, full_scene, settle, short_scene
 
@@ -35,7 +38,7 @@ class CannotRun(Exception):
 
 def main() -> int:
     """Runs it all; see the module's docstring for the exit status."""
-    view = make_view()
+    view = View()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an orderly end: nothing stays behind
     try:
         _need_root_or_a_user_namespace()
@@ -45,11 +48,6 @@ def main() -> int:
             return 0 if _show(view, Path(root)) else 1
     except (CannotRun, BuildError, NodeError) as error:
         view.result(f"The demo cannot run here: {error}", ok=False)
-        return 2
-    except TooBusy as error:
-        view.result(
-            f"\nThis machine is too busy for the demo: {error}. Try again when it has less to do.", ok=False
-        )
         return 2
     except DaemonError as error:
         view.result(f"\nNot every value is right: {error}", ok=False)
@@ -92,7 +90,7 @@ def _need_what_containers_need() -> None:
         raise CannotRun("".join(f"\n  - {each}" for each in absent))
 
 
-def _show(view: Plain, root: Path) -> bool:
+def _show(view: View, root: Path) -> bool:
     begin = time.monotonic()
     view.heading("A GPU node in miniature")
     if os.environ.get(INSIDE):
@@ -118,13 +116,18 @@ def _show(view: Plain, root: Path) -> bool:
     return ok
 
 
-def _whole(view: Plain, node: Node, about: str) -> bool:
+def _whole(view: View, node: Node, about: str) -> bool:
     placed = PLACED
-    if node.cgroups.root is None:
+    why = (
+        "take cgroups"
+        if node.cgroups.root is None
+        else "can't be proven below a chroot"
+        if in_chroot()
+        else ""
+    )
+    if why:
         placed = {name: who for name, who in PLACED.items() if who not in TOLD_BY_CGROUP}
-        view.say(
-            "  Left out: the placements of KAI and without a scheduler, which take cgroups; HAMi's instead."
-        )
+        view.say(f"  Left out: the placements of KAI and without a scheduler, which {why}; HAMi's instead.")
     view.progress(f"starting six containers with real namespaces, of {len({*placed.values()})} placements")
     cases = full_scene(node, placed)
     view.say(f"  {about}.")
@@ -132,18 +135,19 @@ def _whole(view: Plain, node: Node, about: str) -> bool:
     return _run(view, node, cases, whole=True)
 
 
-def _run(view: Plain, node: Node, cases: list[Case], *, whole: bool = False) -> bool:
+def _run(view: View, node: Node, cases: list[Case], *, whole: bool = False) -> bool:
     """One daemon on one node: before, repair, after."""
     settle(cases)
     rows = before(cases, view.progress)
-    everywhere = [*node.placement_options(), "--mapped-regions"] if whole else []
-    with Daemon(node, [*everywhere, *sys.argv[1:]]) as daemon:
-        until_true(rows, daemon.started_at, daemon, view.progress)
+    options = [*node.placement_options(), "--mapped-regions"] if whole else []
+    options += ["--source", "scan", *sys.argv[1:]]
+    with Daemon(node, node.root / "run", *options, wrapper=BOUND) as daemon, _kept(view, daemon) as problems:
+        until_true(rows, daemon.started_at, daemon)
         if whole and all(row.true_ms is not None for row in rows):
             rows += _latecomer(view, cases[0], daemon)
         verdict(rows, daemon)
         if not daemon.alive:
-            raise DaemonError(f"the daemon has ended by itself: {daemon.last_words()}")
+            raise DaemonError(f"the daemon has ended by itself: {daemon.tail()}")
         view.table(rows)
         ok = all(row.ok for row in rows)
         if whole:
@@ -151,14 +155,36 @@ def _run(view: Plain, node: Node, cases: list[Case], *, whole: bool = False) -> 
             view.heading("What HAMi's monitor reports, summed over each container")
             view.picture(rows)
             ok = _lookup(view, cases[2]) and ok
-        took = daemon.stop()
-    if daemon.noise:
-        view.say("  WRONG: the daemon said: " + "\n".join(daemon.noise))
-    view.progress(f"the daemon ended {took * 1000:.0f} ms after SIGTERM")
-    return ok and not daemon.noise
+        told = time.monotonic()
+        if status := daemon.stop():
+            raise DaemonError(f"the daemon ended with {status}: {daemon.tail()}")
+        view.progress(f"the daemon ended {(time.monotonic() - told) * 1000:.0f} ms after SIGTERM")
+        if not ok:
+            problems.append("values")
+        if daemon.other_output:
+            view.say("  WRONG: the daemon said: " + "\n".join(daemon.other_output))
+            problems.append("output")
+    return not problems
 
 
-def _latecomer(view: Plain, like: Case, daemon: Daemon) -> list[Row]:
+@contextmanager
+def _kept(view: View, daemon: Daemon) -> Iterator[list[str]]:
+    """Keep the daemon's log if the block raises, or puts something into the list."""
+    problems: list[str] = []
+    try:
+        yield problems
+    except Exception:
+        problems.append("raised")
+        raise
+    finally:
+        if problems:
+            handle, path = tempfile.mkstemp(prefix="resolver-demo-", suffix=".log")
+            with open(handle, "w", encoding="utf-8") as log:
+                log.writelines(f"{line}\n" for line in (*map(json.dumps, daemon.lines), *daemon.other_output))
+            view.say(f"  The daemon's log is in {path}.")
+
+
+def _latecomer(view: View, like: Case, daemon: Daemon) -> list[Row]:
     """A process that starts while the daemon runs: this is the delay that a user sees."""
     view.progress("one more process starts while the daemon runs")
     begin = time.monotonic()
@@ -167,11 +193,11 @@ def _latecomer(view: Plain, like: Case, daemon: Daemon) -> list[Row]:
         like.container, tenant, like.device, "started late", "wrong_namespace", tenant.host_pid, tenant.load
     )
     rows = [Row(late, hostpid_before=tenant.ns_pid, sm_before=0)]
-    until_true(rows, begin, daemon, view.progress)
+    until_true(rows, begin, daemon)
     return rows
 
 
-def _lookup(view: Plain, case: Case) -> bool:
+def _lookup(view: View, case: Case) -> bool:
     """The other command, on one of the processes, against the kernel's own word."""
     if case.container.cgroup is None:
         view.say("\n  Left out: `resolver lookup`, which knows containers by their cgroups.")

@@ -1,13 +1,13 @@
-"""How the demo looks: tables and bars in colour on a terminal, the same in plain text when piped."""
+"""How the demo looks: tables and bars, in colour on a terminal."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
+from resolver.cli.show import styled
 from tests.fakes.measure import Row
 
 HEAD: Final = (
@@ -72,99 +72,52 @@ def bars(rows: Sequence[Row]) -> list[tuple[str, int, int, int]]:
     return [(name, *values) for name, values in sums.items()]
 
 
-class Plain:
-    """Aligned text for a pipe or a file."""
+class View:
+    """Aligned text, with colour on a terminal unless NO_COLOR is set."""
 
     def say(self, text: str) -> None:
         print(text, flush=True)
 
     def heading(self, text: str) -> None:
-        self.say(f"\n{text}\n")
+        self.say(styled(f"\n{text}\n", "bold"))
 
     def progress(self, text: str) -> None:
-        self.say(f"  ... {text}")
+        self.say(styled(f"  ... {text}", "dim"))
 
     def table(self, rows: Sequence[Row]) -> None:
-        # To a file everything; NO_COLOR on a terminal what it has room for.
+        # To a file everything; on a terminal what it has room for.
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
         columns = shown(rows, width)
         cells = [list(HEAD), *(_cells(row) for row in rows)]
         widths = {i: max(len(line[i]) for line in cells) for i in columns}
-        for line in cells:
-            parts = [line[i].rjust(widths[i]) if i in RIGHT else line[i].ljust(widths[i]) for i in columns]
-            self.say("  " + "  ".join(parts).rstrip())
-        self._complaints(rows)
+        for number, line in enumerate(cells):
+            parts = (
+                styled(
+                    line[i].rjust(widths[i]) if i in RIGHT else line[i].ljust(widths[i]), _style(i, line[i])
+                )
+                for i in columns
+            )
+            text = "  ".join(parts).rstrip()
+            self.say("  " + (text if number else styled(text, "bold")))
+        for row in rows:
+            for text in row.wrong:
+                self.say(f"  WRONG: {row.case.container.name}, pid {row.case.tenant.ns_pid}: {text}")
 
     def picture(self, rows: Sequence[Row]) -> None:
         for name, old, new, true in bars(rows):
             before, after = ("#" * round(value * BAR / 100) for value in (old, new))
             self.say(
-                f"  {name} [{before:.<{BAR}}] {old:>3} %  ->  [{after:.<{BAR}}] {new:>3} %  (true {true})"
+                f"  {name} [{styled(f'{before:.<{BAR}}', 'red')}] {old:>3} %  ->  "
+                f"[{styled(f'{after:.<{BAR}}', 'green')}] {new:>3} %  (true {true})"
             )
 
     def result(self, text: str, *, ok: bool) -> None:
-        print(text, file=sys.stdout if ok else sys.stderr, flush=True)
-
-    def _complaints(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            for text in row.wrong:
-                self.say(f"  WRONG: {row.case.container.name}, pid {row.case.tenant.ns_pid}: {text}")
+        print(styled(text, "green" if ok else "red"), file=sys.stdout if ok else sys.stderr, flush=True)
 
 
-class Coloured(Plain):
-    """The same for a terminal, by rich."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-
-        self._console = Console(highlight=False)
-
-    def say(self, text: str) -> None:
-        self._console.print(text, markup=False)
-
-    def heading(self, text: str) -> None:
-        self._console.print(f"\n[bold]{text}[/]\n")
-
-    def progress(self, text: str) -> None:
-        self._console.print(f"  [dim]{text}[/]")
-
-    def table(self, rows: Sequence[Row]) -> None:
-        from rich import box
-        from rich.table import Table
-
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        columns = shown(rows, self._console.width)
-        for i in columns:
-            justify: Any = "right" if i in RIGHT else "left"
-            table.add_column(HEAD[i], justify=justify, no_wrap=i != STORY)
-        for row in rows:
-            cells = _cells(row)
-            cells[0] = f"[cyan]{cells[0]}[/]"
-            cells[2] = f"[dim]{cells[2]}[/]"
-            for i in (5, 7):
-                old, new = cells[i].split(" -> ")
-                shade = "[dim]" if old == new else "[red]"
-                cells[i] = f"{shade}{old}[/] -> [green]{new}[/]"
-            cells[6] = f"[yellow]{cells[6]}[/]"
-            cells[10] = "[bold green]ok[/]" if row.ok else "[bold red]WRONG[/]"
-            table.add_row(*(cells[i] for i in columns))
-        self._console.print(table)
-        self._complaints(rows)
-
-    def picture(self, rows: Sequence[Row]) -> None:
-        for name, old, new, true in bars(rows):
-            before, after = (
-                f"[{colour}]{'█' * round(value * BAR / 100)}[/][dim]{'░' * (BAR - round(value * BAR / 100))}[/]"
-                for value, colour in ((old, "red"), (new, "green"))
-            )
-            self._console.print(
-                f"  [cyan]{name}[/] {before} {old:>3} %  ->  {after} {new:>3} %  [dim]true {true}[/]"
-            )
-
-    def result(self, text: str, *, ok: bool) -> None:
-        self._console.print(text, style="bold green" if ok else "bold red", markup=False)
-
-
-def make_view() -> Plain:
-    """Colour on a terminal, unless NO_COLOR is set; plain text otherwise."""
-    return Coloured() if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else Plain()
+def _style(column: int, text: str) -> str:
+    """The colour of a cell, by what is in it."""
+    if column in (5, 7) and " -> " in text:
+        before, _, after = text.partition(" -> ")
+        return "dim" if before == after else "green"
+    return {"ok": "green", "WRONG": "red"}.get(text, {2: "dim", 6: "yellow"}.get(column, ""))

@@ -64,16 +64,23 @@ def selected(pod: dict[str, Any], selector: str) -> bool:
     return all(labels.get(name) == value for name, value in wanted)
 
 
+def authorize(cluster: dict[str, Any], verb: str, resource: str, namespace: str = "") -> None:
+    """Refuse as the API server's RBAC does; ``rules`` are (namespace, resource, verb), empty for the cluster."""
+    rules = [tuple(rule) for rule in cluster.get("rules", ())]
+    if "rules" in cluster and not {(place, resource, verb) for place in ("", namespace)} & {*rules}:
+        scope = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
+        fail(
+            f'Error from server (Forbidden): {resource} is forbidden: User "eve" cannot {verb} resource "{resource}" '
+            f'in API group "" {scope}'
+        )
+
+
 def get(cluster: dict[str, Any], options: dict[str, str], names: list[str]) -> None:
     """`kubectl get pods`, `kubectl get pod NAME`."""
     if names[0] not in ("pod", "pods", "po") or options.get("output") != "json":
         fail(f'error: the server doesn\'t have a resource type "{names[0]}"')
-    if "forbidden" in cluster and "all" in options:
-        fail(
-            'Error from server (Forbidden): pods is forbidden: User "eve" cannot list resource "pods" in API group '
-            '"" at the cluster scope'
-        )
     namespace = options.get("namespace", cluster.get("namespace", "default"))
+    authorize(cluster, "list" if len(names) == 1 else "get", "pods", "" if "all" in options else namespace)
     pods = [
         pod
         for pod in cluster["pods"]
@@ -97,6 +104,8 @@ def execute(cluster: dict[str, Any], options: dict[str, str], names: list[str], 
     place = f"{options.get('namespace', 'default')}/{names[0]}"
     if not command:
         fail("error: you must specify at least one command for the container")
+    authorize(cluster, "get", "pods", options.get("namespace", "default"))
+    authorize(cluster, "create", "pods/exec", options.get("namespace", "default"))
     pods = {f"{pod['metadata']['namespace']}/{pod['metadata']['name']}": pod for pod in cluster["pods"]}
     if place not in pods:
         fail(f'Error from server (NotFound): pods "{names[0]}" not found')

@@ -8,19 +8,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tests.fakes.daemon import Daemon
-from tests.fakes.preflight import busy
 from tests.fakes.regions import ProcSlot
 from tests.fakes.scene import Case
 
 POLL_S: Final = 0.005
-TIMEOUT_S: Final = 6.0  # many times what it takes
-BUSY_TIMEOUT_S: Final = 60.0  # where processes wait for processors
+TIMEOUT_S: Final = 60.0  # many times what it takes, also where processes wait for processors
+SETTLED_S: Final = 6.0
 STEADY_S: Final = 0.3  # more than two ticks of a watcher
 LOOKS: Final = 8
-
-
-class TooBusy(Exception):
-    """The machine let nobody do anything for BUSY_TIMEOUT_S."""
 
 
 @dataclass(slots=True)
@@ -72,22 +67,15 @@ def before(cases: Sequence[Case], progress: Callable[[str], None]) -> list[Row]:
     return list(rows.values())
 
 
-def until_true(
-    rows: Sequence[Row],
-    since: float,
-    daemon: Daemon,
-    progress: Callable[[str], None],
-    machine: Callable[[], str] = busy,
-) -> None:
-    """Polls until every slot is right, and notes when each became so (milliseconds after `since`).
+def until_true(rows: Sequence[Row], since: float, daemon: Daemon) -> None:
+    """Poll until every slot is right, and note when each became so (milliseconds after `since`).
 
-    That is TIMEOUT_S at most, where `machine` says that it is busy BUSY_TIMEOUT_S. Once the daemon has said of every
-    slot that it repairs it, or would, TIMEOUT_S more are enough. Raises TooBusy where it has not said that of any.
+    That is TIMEOUT_S at most, and SETTLED_S once the daemon has said of every slot that it repairs it, or would.
     """
     began = time.monotonic()
-    limit, said, patient = began + TIMEOUT_S, "", False
+    limit = began + TIMEOUT_S
     waiting = list(rows)
-    while waiting and daemon.alive:
+    while waiting and daemon.alive and time.monotonic() < limit:
         for row in waiting:
             slot, sm = look(row.case)
             now_ms = (time.monotonic() - since) * 1000
@@ -96,22 +84,11 @@ def until_true(
                 if sm == row.case.load:
                     row.true_ms = now_ms
         waiting = [row for row in waiting if row.true_ms is None]
-        now = time.monotonic()
-        if now >= limit:
-            if patient:
-                break
-            said, patient = machine(), True
-            if not said:
-                break
-            limit = now + (TIMEOUT_S if announced(rows, daemon) else BUSY_TIMEOUT_S)
-            progress(f"{said}: waiting longer")
-        elif said and limit > now + TIMEOUT_S and announced(rows, daemon):
-            limit = now + TIMEOUT_S
+        if announced(rows, daemon):
+            limit = min(limit, time.monotonic() + SETTLED_S)
         time.sleep(POLL_S)
     for row in waiting:
         row.waited_s = time.monotonic() - began
-    if waiting and said and daemon.alive and not _told(daemon):
-        raise TooBusy(f"{said}, and after {time.monotonic() - began:.0f} s not one slot was repaired")
 
 
 def announced(rows: Sequence[Row], daemon: Daemon) -> bool:
@@ -124,14 +101,13 @@ def _told(daemon: Daemon) -> set[tuple[str, int]]:
     """Container and PID of each slot that it repairs, or would."""
     return {
         (event["container"], event["ns_pid"])
-        for event in list(daemon.events)
-        if event["event"] in ("repair", "would_repair")
+        for event in (*daemon.said("repair"), *daemon.said("would_repair"))
     }
 
 
 def verdict(rows: Sequence[Row], daemon: Daemon) -> None:
     """Fills in what each slot is now and what is wrong with it; nothing may be."""
-    reasons = {(event["container"], event["ns_pid"]): event["reason"] for event in daemon.repairs()}
+    reasons = {(event["container"], event["ns_pid"]): event["reason"] for event in daemon.said("repair")}
     for _ in range(LOOKS):  # a machine that stalls may keep a watcher from its tick
         _look_after(rows)
         if all(r.hostpid_after == r.case.wanted and r.sm_after == r.case.load for r in rows):

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from tests.fakes.container import Container
 
-DASHBOARD: Final = Path(__file__).parent.parent.parent / "deploy/grafana/resolver.json"
+DASHBOARD: Final = Path(__file__).parent.parent.parent / "deploy/chart/resolver/files/resolver.json"
 #: What the operator's PodMonitor adds to every target, and what must not hide the labels of containers.
 TARGET: Final = {
     "node": "gpu-node-1",

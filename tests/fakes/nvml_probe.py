@@ -94,37 +94,6 @@ def _plain(value: object) -> object:
     return value
 
 
-_EVENTS: list[Any] = []  # the event set, once there is one
-
-
-def watch_xids(devices: int) -> None:
-    """An event set in which the first so many devices are registered for XID errors."""
-    import pynvml
-
-    for index in range(devices):
-        register_events(pynvml.nvmlEventTypeXidCriticalError, index)
-
-
-def register_events(types: int, index: int = 0) -> None:
-    """A device in the event set, which is made if there is none."""
-    import pynvml
-
-    if not _EVENTS:
-        _EVENTS.append(pynvml.nvmlEventSetCreate())
-    pynvml.nvmlDeviceRegisterEvents(pynvml.nvmlDeviceGetHandleByIndex(index), types, _EVENTS[0])
-
-
-def next_xid(timeout_ms: int) -> list[Any] | str:
-    """UUID and XID of the next event, or `Timeout`."""
-    import pynvml
-
-    try:
-        event = pynvml.nvmlEventSetWait_v2(_EVENTS[0], timeout_ms)
-    except pynvml.NVMLError_Timeout:
-        return "Timeout"
-    return [pynvml.nvmlDeviceGetUUID(event.device), event.eventData]
-
-
 def _serve() -> None:
     import pynvml
 
@@ -158,13 +127,6 @@ def error_class(code: int) -> str:
     import pynvml
 
     return type(pynvml.NVMLError(code)).__name__
-
-
-def of_instance(handle: object, index: int, name: str) -> object:
-    """A call on one MIG instance of a device."""
-    import pynvml
-
-    return getattr(pynvml, name)(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
 
 
 def samples_into(handle: object, room: int, since_us: int) -> tuple[int, int]:

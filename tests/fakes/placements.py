@@ -49,4 +49,6 @@ PLACEMENTS: Final = {
 }
 #: As HAMi-core has it where nobody says where: found through the processes that map it.
 BARE: Final = FakePlacement("bare", "{entry}", "cudevshr.cache", "{entry}", "/tmp/nothing", alone=True)  # noqa: S108
-EVERY: Final = PLACEMENTS | {"bare": BARE}
+#: HAMi's, with the name of the file that it discusses for everybody.
+HAMI_USAGE: Final = PLACEMENTS["hami"]._replace(file="usage.cache")
+EVERY: Final = PLACEMENTS | {"bare": BARE, "hami-usage": HAMI_USAGE}

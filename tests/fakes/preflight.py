@@ -1,4 +1,4 @@
-"""What the demo needs of a machine, tried before anything is started; and whether the machine is too busy for it."""
+"""What the demo needs of a machine, tried before anything is started."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import subprocess
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from resolver.errors import ResolverError
-from resolver.linux.procfs import Procfs
+from resolver.base.errors import ResolverError
+from resolver.linux.procfs import HOST_PIDNS, Procfs
 
 PRIVILEGED: Final = 'docker run --privileged --pid=host -v "$PWD:$PWD" -w "$PWD" IMAGE make demo'
 CAP_SYS_PTRACE: Final = 19
 #: Its processes have no others in their containers.
 NUMBERS: Final = range(2, 13)
-#: PSI: percent of the last ten seconds in which somebody waited for a processor.
-BUSY_PERCENT: Final = 40.0
 
 
 class _Step(NamedTuple):
@@ -58,7 +56,7 @@ def missing() -> list[str]:
         return ["/proc is not mounted: mount -t proc proc /proc"]
     found = []
     try:
-        if not procfs.in_host_pidns():
+        if procfs.pidns("self") != HOST_PIDNS:
             found.append(
                 "this is a PID namespace of its own, and `resolver run` needs the host's: leave it, or, in a "
                 f"container: {PRIVILEGED}"
@@ -98,6 +96,14 @@ def hidden_containers(proc: Path = Path("/proc")) -> str:
     return ""
 
 
+def in_chroot() -> bool:
+    """Compare this root directory with that of its mount namespace, which entering the namespace once more leads to."""
+    command = ("nsenter", "--mount=/proc/self/ns/mnt", "stat", "--format=%d %i", "/")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    here = os.stat("/")
+    return done.returncode == 0 and done.stdout.split() != [str(here.st_dev), str(here.st_ino)]
+
+
 def _effective() -> int:
     status = Path("/proc/self/status").read_text()
     return int(status.partition("CapEff:")[2].split()[0], 16)
@@ -112,16 +118,3 @@ def _refused(command: str) -> str:
     if done.returncode == 0:
         return ""
     return (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
-
-
-def busy(proc: Path = Path("/proc")) -> str:
-    """What says that processes wait for processors here; empty where they hardly do."""
-    try:
-        some = (proc / "pressure/cpu").read_text().partition("avg10=")[2].split()[0]
-        if float(some) >= BUSY_PERCENT:
-            return f"processes waited for a processor in {float(some):.0f} % of the last ten seconds"
-    except (OSError, IndexError):  # no PSI in this kernel
-        load, processors = float((proc / "loadavg").read_text().split()[0]), os.cpu_count() or 1
-        if load >= 1.5 * processors:
-            return f"the load is {load:.0f}, with {processors} processor{'s' * (processors > 1)}"
-    return ""

@@ -1,4 +1,4 @@
-"""A real Prometheus server on loopback, for one test: scrapes every second, answers queries, evaluates rules."""
+"""A real Prometheus server on loopback, for one test: scrapes every second and answers queries."""
 
 from __future__ import annotations
 
@@ -54,18 +54,15 @@ class Series(NamedTuple):
 
 
 class Prometheus:
-    """The server. `scrape` are entries of `scrape_configs`; `rules` the text of a rules file."""
+    """The server. `scrape` are entries of `scrape_configs`."""
 
-    def __init__(self, place: Path, scrape: Sequence[Mapping[str, Any]], rules: str = "") -> None:
+    def __init__(self, place: Path, scrape: Sequence[Mapping[str, Any]]) -> None:
         self._place = place
         place.mkdir()
         settings: dict[str, Any] = {
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "global": {"scrape_interval": "1s"},
             "scrape_configs": list(scrape),
         }
-        if rules:
-            (place / "rules.yaml").write_text(rules)
-            settings["rule_files"] = ["rules.yaml"]
         (place / "prometheus.yaml").write_text(yaml.safe_dump(settings))
         self._lines: list[str] = []
         self._port = 0
@@ -157,14 +154,6 @@ class Prometheus:
             raise PrometheusError(f"no label_values: {expression}")
         values: list[str] = self._api(f"label/{found[2]}/values", **{"match[]": found[1]})
         return values
-
-    def firing(self) -> dict[str, list[dict[str, str]]]:
-        """The labels of every alert that fires, by its name."""
-        found: dict[str, list[dict[str, str]]] = {}
-        for alert in self._api("alerts")["alerts"]:
-            if alert["state"] == "firing":
-                found.setdefault(alert["labels"]["alertname"], []).append(alert["labels"])
-        return found
 
 
 def _point(pair: Sequence[Any]) -> tuple[float, float]:

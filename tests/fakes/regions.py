@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -67,10 +67,13 @@ class ProcSlot:
 
 @dataclass(frozen=True, slots=True)
 class Region:
+    """`beyond` are the slots from `proc_num` on that hold a utilization all the same."""
+
     layout: Layout
     owner_pid: int
     uuids: tuple[str, ...]
     slots: tuple[ProcSlot, ...]
+    beyond: tuple[ProcSlot, ...] = ()
 
     def slot(self, pid: int) -> ProcSlot | None:
         """The slot with this container PID, None when there is none."""
@@ -85,25 +88,42 @@ def read_region(data: bytes) -> Region:
     return _parse(len(data), lambda offset, length: data[offset : offset + length])
 
 
-def read_file(path: Path) -> Region:
-    """The same from a file, of which only the header, the used slots and the tail are read."""
+def read_file(path: Path, slots: int = SLOTS) -> Region:
+    """The same from a file, of which no more than so many slots are read."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return _parse(os.fstat(fd).st_size, lambda offset, length: os.pread(fd, length, offset))
+        return _parse(os.fstat(fd).st_size, lambda offset, length: os.pread(fd, length, offset), slots)
     finally:
         os.close(fd)
 
 
-def monitor_view(region: Region) -> dict[str, int]:
-    """What HAMi's monitor reports for one container: per device, the sum of sm_util over slots in use.
+Counted = Callable[[Region], Sequence[ProcSlot]]
+#: Which slots monitors add up, by HAMi's release; KAI and the DRA driver do as 2.7 to 2.9, Volcano as those before.
+RULES: Final[dict[str, Counted]] = {
+    "HAMi 2.10": lambda region: [slot for slot in region.slots if slot.status],
+    "HAMi 2.7 to 2.9": lambda region: region.slots,
+    "HAMi up to 2.6": lambda region: (*region.slots, *region.beyond),
+}
 
-    It looks at `status` only; neither `pid` nor `hostpid` matters to it.
+
+def monitor_views(region: Region) -> dict[str, dict[str, int]]:
+    """What each monitor reports for one container: by rule, per device, the sum of the slots that it counts.
+
+    Neither `pid` nor `hostpid` matters to any of them.
     """
-    live = [slot for slot in region.slots if slot.status != 0]
-    return {uuid: sum(slot.sm_util[i] for slot in live) for i, uuid in enumerate(region.uuids)}
+    return {
+        rule: {uuid: sum(slot.sm_util[i] for slot in counted(region)) for i, uuid in enumerate(region.uuids)}
+        for rule, counted in RULES.items()
+    }
 
 
-def _parse(length: int, read: Read) -> Region:
+def monitor_view(region: Region) -> dict[str, int]:
+    """What every monitor reports; where they differ, -1: that equals no utilization."""
+    views = list(monitor_views(region).values())
+    return {uuid: -1 if len({view[uuid] for view in views}) > 1 else views[0][uuid] for uuid in views[0]}
+
+
+def _parse(length: int, read: Read, most: int = SLOTS) -> Region:
     head = read(0, 4096)
     magic, minor = struct.unpack_from("<i4xi", head)
     layouts = [
@@ -114,14 +134,28 @@ def _parse(length: int, read: Read) -> Region:
     layout = layouts[0]
     devices = min(struct.unpack_from("<Q", head, layout.device_num)[0], DEVICES)
     uuids = (head[at : at + 96].split(b"\0", 1)[0].decode() for at in _places(layout.uuids, 96, devices))
-    count = max(0, min(struct.unpack("<i", read(layout.proc_num, 4))[0], SLOTS))
+    count = max(0, min(struct.unpack("<i", read(layout.proc_num, 4))[0], most))
     places = _places(layout.procs, layout.slot_size, count)
     return Region(
         layout=layout,
         owner_pid=struct.unpack_from("<Q", head, layout.owner_pid)[0],
         uuids=tuple(uuids),
         slots=tuple(_slot(read(at, layout.slot_size), layout, i, devices) for i, at in enumerate(places)),
+        beyond=tuple(_beyond(read, layout, count, most, devices)),
     )
+
+
+def _beyond(read: Read, layout: Layout, count: int, most: int, devices: int) -> Iterator[ProcSlot]:
+    rest = read(layout.procs + count * layout.slot_size, (most - count) * layout.slot_size)
+    if layout.device_util is None or not rest:
+        return
+    loaded = set[int]()
+    for at in _places(layout.device_util + 16, layout.device_util_size, devices):
+        words = memoryview(rest).cast("Q")[at // 8 :: layout.slot_size // 8].tolist()
+        loaded.update(index for index, value in enumerate(words) if value)
+    for index in sorted(loaded):
+        at = index * layout.slot_size
+        yield _slot(rest[at : at + layout.slot_size], layout, count + index, devices)
 
 
 def _places(first: int, step: int, count: int) -> range:

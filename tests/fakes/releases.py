@@ -17,29 +17,40 @@ class Release(NamedTuple):
     zeroes_memory: bool = True  # `monitorused` with `sm_util`
     fills: Literal["set", "add", "nothing"] = "set"  # nothing: the count of samples is not initialised
     caches_slot: bool = False  # writes `used` where its slot was when it took it, even after a move
+    removes_itself: bool = (
+        False  # at its exit, under the lock; else sets pid and status to 0, and leaves the rest
+    )
+    clears_moved: bool = False  # the place that a move left; else its copy stays there
+    asks_cuda_number: bool = True  # NVML for the device with CUDA's number, until HAMi-core PR 330
 
     def arguments(self) -> list[str]:
         """The release for the tenant's command line."""
         words = ["--layout", self.layout, "--zeroes", self.zeroes, "--fills", self.fills]
         words += [] if self.zeroes_memory else ["--keep-monitorused"]
+        words += ["--removes-itself"] if self.removes_itself else []
+        words += ["--asks-cuda-number"] if self.asks_cuda_number else []
+        words += ["--clears-moved"] if self.clears_moved else []
         return words + (["--cached-slot"] if self.caches_slot else [])
 
 
 #: The releases that differ in what they do, the oldest first.
 BEHAVIOURS: Final = (
-    Release("2.4.1", "v1.1", zeroes_memory=False, fills="nothing"),
-    Release("2.5.0", "v1.1", fills="add"),  # and 2.6.0
-    Release("2.8.0", "v1.1"),
+    Release("2.4.1", "v1.1", zeroes_memory=False, fills="nothing", removes_itself=True),
+    Release("2.5.0", "v1.1", fills="add", removes_itself=True),  # and 2.6.0
+    Release("2.8.0", "v1.1", removes_itself=True),
     Release("2.8.1", "v1.1-shifted"),
     Release("2.8.2", "v1.2"),
     Release("2.9.0", "v1.2"),  # does what 2.8.2 does
-    Release("main", "v1.2", zeroes="all", caches_slot=True),  # to mid-2026
+    Release("main", "v1.2", zeroes="all", caches_slot=True, clears_moved=True),  # to mid-2026
+    Release("PR 330", "v1.2", zeroes="all", caches_slot=True, clears_moved=True, asks_cuda_number=False),
 )
 #: Before there were versions in the file.
 OLDER: Final = (
-    Release("January 2024", "v0-no-util"),
-    Release("April 2024", "v0"),
+    Release("January 2024", "v0-no-util", removes_itself=True),
+    Release("April 2024", "v0", removes_itself=True),
 )
 RELEASES: Final = {release.name: release for release in (*OLDER, *BEHAVIOURS)}
 #: The last release with a layout stands for it, where a test asks for a layout alone.
-BY_LAYOUT: Final = {release.layout: release for name, release in RELEASES.items() if name != "main"}
+BY_LAYOUT: Final = {
+    release.layout: release for name, release in RELEASES.items() if name not in ("main", "PR 330")
+}

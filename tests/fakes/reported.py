@@ -6,20 +6,21 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec.structs import replace
 
 from resolver.api import shapes
-from resolver.errors import NoDaemon
-from resolver.gpu.inventory import GpuReport, Illness, Inventory
+from resolver.base.errors import NoDaemon
+from resolver.base.journal import Journal
+from resolver.gpu.inventory import Gpu, Illness, Inventory
 from resolver.kube import reporter as reporter_module
 from resolver.kube.apiserver import ApiServer
 from resolver.kube.device import health
+from resolver.kube.inventory_socket import InventorySocket
 from resolver.kube.reporter import Plan, Reporter
 from resolver.kube.tally import Tally
-from resolver.log.journal import Journal
 from tests.fakes.kube import KubeServer
 from tests.patience import PATIENCE_S
 
@@ -27,13 +28,11 @@ NODE = "gpu-7"
 AT = 1_700_000_000.0
 
 
-def gpu(uuid: str, minor: int, *reasons: str, **more: Any) -> GpuReport:
+def gpu(uuid: str, minor: int, *reasons: str, **more: Any) -> Gpu:
     """A GPU, perhaps an ill one."""
     illnesses = tuple(Illness(reason, "as it is", AT) for reason in reasons)
     memory = 24 << 30
-    plain = GpuReport(
-        uuid, minor, minor, "NVIDIA L4", memory, 1, 0, 50, 60.0, False, (), 0, "ok", "", illnesses
-    )
+    plain = Gpu(uuid, minor, minor, "NVIDIA L4", memory, 1, 0, 50, 60.0, False, (), 0, "ok", "", illnesses)
     place: dict[str, Any] = {"pci_address": f"0000:{0x3B + minor:02x}:00.0", "numa_node": 0}
     place |= {"pcie_root": "pci0000:3a", "cpu_socket": 0}
     return replace(plain, **(place | more))
@@ -49,7 +48,7 @@ class Told:
         self._news = asyncio.Event()
         self._why = ""
 
-    def say(self, *gpus: GpuReport, error: str = "", version: int | None = None) -> None:
+    def say(self, *gpus: Gpu, error: str = "", version: int | None = None) -> None:
         self._version += 1
         number = self._version if version is None else version
         inventory = Inventory(number, AT, "550.54.15" if gpus else None, gpus)
@@ -78,7 +77,9 @@ class Run:
         self.daemon, self.tally = Told(), Tally()
         self.server = ApiServer(kube.url, str(kube.account))
         chosen = Plan(node, **{"spread": 0.0} | plan)
-        self.reporter = Reporter(self.server, self.daemon, chosen, self.tally, Journal())
+        self.reporter = Reporter(
+            self.server, cast("InventorySocket", self.daemon), chosen, self.tally, Journal()
+        )
 
     @property
     def device(self) -> Any:

@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,29 +20,34 @@ from resolver.api.access import ApiGatekeeper
 from resolver.api.app import Api
 from resolver.api.context import Context, View
 from resolver.api.server import serve
-from resolver.cli._top.reading import documents_from
+from resolver.base.event_log import EventLog
+from resolver.base.journal import Journal
 from resolver.cli._top.tree import Tree, build
+from resolver.cli.documents import documents_from
 from resolver.linux.procfs import Procfs
-from resolver.log.event_log import EventLog
-from resolver.log.journal import Journal
 from resolver.lookup.cached import LiveLookup
-from resolver.pids.ladder import open_source
 from resolver.pids.pidmap import PidMap
+from resolver.pids.scan import ScanSource
 from resolver.serve.unix_socket import Listening, UnixSocket
 from resolver.state import Snapshot
+from tests.fakes.pictures import picture
 
 
 class Served:
-    """Serves a picture at ``path`` until it is left; `show` replaces it, `stop` and `start` are a daemon's restart.
+    """The API over ``shown`` at ``path``; entered it runs, `stop` and `start` are a daemon's restart.
 
-    ``hangs``: it takes connections and answers nothing. The picture is always of now, as a living daemon's is;
-    ``asked`` counts requests.
+    ``hang`` makes it take connections and answer nothing. ``asked`` counts requests. With ``now`` the picture is always
+    of now, as a living daemon's is.
     """
 
-    def __init__(self, path: Path, picture: Snapshot) -> None:
-        self.path = path
+    def __init__(self, path: Path, shown: Snapshot, group: int | None = None, *, now: bool = True) -> None:
+        self.path, self._group = str(path), group
+        self.shown = shown
         self.asked = 0
-        self._picture = picture
+        self.events, self.inventories = EventLog(), EventLog(1)
+        self._api, self.gatekeeper = _api(
+            self._now if now else self._shown, group, self.events, self.inventories
+        )
         self._awake = threading.Event()
         self._awake.set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -55,10 +61,6 @@ class Served:
     ) -> None:
         self.stop()
 
-    def show(self, picture: Snapshot) -> None:
-        """From the next answer on."""
-        self._picture = picture
-
     def hang(self) -> None:
         """Answer nothing, until `recover`."""
         self._awake.clear()
@@ -67,12 +69,28 @@ class Served:
         """Go on."""
         self._awake.set()
 
+    def publish(self, kind: str, **fields: object) -> None:
+        """Publish an event, as the daemon's journal does."""
+        self.call(lambda: self.events.publish(kind, fields))
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Run it in the server's thread, and wait for it."""
+        done = threading.Event()
+
+        def run() -> None:
+            function()
+            done.set()
+
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(run)
+        assert done.wait(60)
+
     def start(self) -> None:
         """Listen. The socket is there when this returns."""
-        self._entrance = UnixSocket(str(self.path), Listening("resolver", "--socket", ""))
+        self._entrance = UnixSocket(self.path, Listening("resolver", "--socket", ""), group=self._group)
         self._entrance.open()
         ready = threading.Event()
-        self._thread = threading.Thread(target=asyncio.run, args=(self._serve(ready),))
+        self._thread = threading.Thread(target=asyncio.run, args=(self._serve(ready),), name="api")
         self._thread.start()
         assert ready.wait(60)
 
@@ -81,33 +99,38 @@ class Served:
         if self._loop is not None:
             self.recover()
             self._loop.call_soon_threadsafe(self._task.cancel)
-            self._thread.join()
+            self._thread.join(60)
+            assert not self._thread.is_alive()
             self._entrance.close()
             self._loop = None
 
     async def _serve(self, ready: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
-        api, gatekeeper = _api(self._now)
-        self._task = asyncio.create_task(serve(self._counted(api), gatekeeper, self._entrance.listener))
+        self._task = asyncio.create_task(serve(self._counted, self.gatekeeper, self._entrance.listener))
         ready.set()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
-    def _counted(self, api: Api) -> Any:
-        async def application(scope: Any, receive: Any, send: Any) -> None:
-            self._awake.wait()  # blocks the whole loop: so hangs a daemon
-            self.asked += 1
-            await api(scope, receive, send)
+    async def _counted(self, scope: Any, receive: Any, send: Any) -> None:
+        self._awake.wait()  # blocks the whole loop: so hangs a daemon
+        self.asked += 1
+        await self._api(scope, receive, send)
 
-        return application
+    def _shown(self) -> Snapshot:
+        return self.shown
 
     def _now(self) -> Snapshot:
-        return self._picture._replace(at=time.time())
+        return self.shown._replace(at=time.time())
 
 
-def tree_of(picture: Snapshot, *, without: tuple[str, ...] = ()) -> Tree:
+def serving(path: Path, *, group: int | None = None, **changes: object) -> Served:
+    """The API at this socket, over an empty node's picture with these fields instead."""
+    return Served(path, picture(**changes), group, now=False)
+
+
+def tree_of(shown: Snapshot, *, without: tuple[str, ...] = ()) -> Tree:
     """What `resolver top` makes of a picture, by way of the API; of a daemon whose regions lack these fields."""
-    api, gatekeeper = _api(lambda: picture)
+    api, gatekeeper = _api(lambda: shown, None, EventLog(), EventLog(1))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         access = gatekeeper.enter(ours)
@@ -121,12 +144,15 @@ def tree_of(picture: Snapshot, *, without: tuple[str, ...] = ()) -> Tree:
             gatekeeper.leave(access)
 
 
-def _api(snapshot: Any) -> tuple[Api, ApiGatekeeper]:
+def _api(
+    snapshot: Callable[[], Snapshot], group: int | None, events: EventLog, inventories: EventLog
+) -> tuple[Api, ApiGatekeeper]:
+    """The API of a daemon that scans; the user of the tests may ask everything, unless there is a ``group``."""
     procfs = Procfs()
-    gatekeeper = ApiGatekeeper(procfs, os.getgid())  # who runs the tests may ask everything
-    live = LiveLookup(procfs, PidMap(open_source("scan", procfs, 1024)))
-    view = View(snapshot, live, procfs, EventLog(), EventLog(1))
-    return Api(Context(view, gatekeeper, "/nonexistent"), Journal()), gatekeeper
+    gatekeeper = ApiGatekeeper(procfs, os.getgid() if group is None else group)
+    live = LiveLookup(procfs, PidMap(ScanSource(procfs)))
+    view = View(snapshot, live, procfs, events, inventories)
+    return Api(Context(view, gatekeeper, "/var/log/pods"), Journal(events)), gatekeeper
 
 
 def _answer(api: Api, access: Any, name: str) -> dict[str, Any]:

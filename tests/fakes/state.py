@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum, IntFlag
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 MAGIC: Final = 0x314C4D564E444E53
 VERSION: Final = 3
@@ -72,95 +72,60 @@ class Answer(IntEnum):
     EVENTS = 20
 
 
+_U32, _U64, _TEXT = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_char * 96
+
+
+def _fields(*groups: tuple[Any, str]) -> tuple[tuple[str, Any], ...]:
+    """The fields of a structure, of each type and the names that have it, in order."""
+    return tuple((name, kind) for kind, names in groups for name in names.split())
+
+
 class Level(ctypes.Structure):
-    _fields_ = (("pidns", ctypes.c_uint32), ("nr", ctypes.c_int32))
+    _fields_ = (("pidns", _U32), ("nr", ctypes.c_int32))
 
 
 class ChainStruct(ctypes.Structure):
-    _fields_ = (("depth", ctypes.c_uint32), ("pad", ctypes.c_uint32), ("level", Level * LEVELS))
+    _fields_ = _fields((_U32, "depth pad"), (Level * LEVELS, "level"))
 
 
 class MigStruct(ctypes.Structure):
-    _fields_ = (
-        ("uuid", ctypes.c_char * 96),
-        ("memory_total", ctypes.c_uint64),
-        ("memory_used", ctypes.c_uint64),
-        ("gpu_instance", ctypes.c_uint32),
-        ("compute_instance", ctypes.c_uint32),
+    _fields_ = _fields(
+        (_TEXT, "uuid"), (_U64, "memory_total memory_used"), (_U32, "gpu_instance compute_instance")
     )
 
 
 class DeviceStruct(ctypes.Structure):
-    _fields_ = (
-        ("uuid", ctypes.c_char * 96),
-        ("name", ctypes.c_char * 96),
-        ("memory_total", ctypes.c_uint64),
-        ("memory_used", ctypes.c_uint64),
-        ("ecc_volatile", ctypes.c_uint64),
-        ("ecc_aggregate", ctypes.c_uint64),
-        ("ecc_corrected", ctypes.c_uint64),
-        ("energy_mj", ctypes.c_uint64),
-        ("throttle", ctypes.c_uint64),
-        ("minor", ctypes.c_uint32),
-        ("mig_enabled", ctypes.c_uint32),
-        ("lost", ctypes.c_uint32),
-        ("temperature_c", ctypes.c_uint32),
-        ("power_mw", ctypes.c_uint32),
-        ("ecc_enabled", ctypes.c_uint32),
-        ("sm_clock_mhz", ctypes.c_uint32),
-        ("memory_clock_mhz", ctypes.c_uint32),
-        ("power_limit_mw", ctypes.c_uint32),
-        ("pcie_generation", ctypes.c_uint32),
-        ("pcie_width", ctypes.c_uint32),
-        ("pcie_replays", ctypes.c_uint32),
-        ("xids_total", ctypes.c_uint32),
-        ("pad", ctypes.c_uint32),
-        ("xids", ctypes.c_uint32 * XIDS),
-        ("errors", ctypes.c_uint32 * CALLS),
-        ("migs", MigStruct * MIGS),
+    _fields_ = _fields(
+        (_TEXT, "uuid name"),
+        (_U64, "memory_total memory_used ecc_volatile ecc_aggregate ecc_corrected energy_mj throttle"),
+        (_U32, "minor mig_enabled lost temperature_c power_mw ecc_enabled sm_clock_mhz memory_clock_mhz"),
+        (_U32, "power_limit_mw pcie_generation pcie_width pcie_replays xids_total pad"),
+        (_U32 * XIDS, "xids"),
+        (_U32 * CALLS, "errors"),
+        (MigStruct * MIGS, "migs"),
     )
 
 
 class ProcessStruct(ctypes.Structure):
-    _fields_ = (
-        ("device", ctypes.c_uint32),
-        ("mps", ctypes.c_uint32),
-        ("memory", ctypes.c_uint64),
-        ("chain", ChainStruct),
-    )
+    _fields_ = _fields((_U32, "device mps"), (_U64, "memory"), (ChainStruct, "chain"))
 
 
 class SampleStruct(ctypes.Structure):
-    _fields_ = (
-        ("time_us", ctypes.c_uint64),
-        ("device", ctypes.c_uint32),
-        ("sm", ctypes.c_uint32),
-        ("mem", ctypes.c_uint32),
-        ("enc", ctypes.c_uint32),
-        ("dec", ctypes.c_uint32),
-        ("pad", ctypes.c_uint32),
-        ("chain", ChainStruct),
-    )
+    _fields_ = _fields((_U64, "time_us"), (_U32, "device sm mem enc dec pad"), (ChainStruct, "chain"))
 
 
 class StateStruct(ctypes.Structure):
-    _fields_ = (
-        ("magic", ctypes.c_uint64),
-        ("version", ctypes.c_uint32),
-        ("size", ctypes.c_uint32),
-        ("seq", ctypes.c_uint64),
-        ("driver_version", ctypes.c_char * 80),
-        ("driver_pidns", ctypes.c_uint32),
-        ("faults", ctypes.c_uint32),
-        ("hang", ctypes.c_uint32),
-        ("grow", ctypes.c_uint32),
-        ("device_count", ctypes.c_uint32),
-        ("process_count", ctypes.c_uint32),
-        ("errors", ctypes.c_uint32 * CALLS),
-        ("samples_total", ctypes.c_uint64),
-        ("devices", DeviceStruct * DEVICES),
-        ("processes", ProcessStruct * PROCESSES),
-        ("samples", SampleStruct * SAMPLES),
+    _fields_ = _fields(
+        (_U64, "magic"),
+        (_U32, "version size"),
+        (_U64, "seq"),
+        (ctypes.c_char * 80, "driver_version"),
+        (_U32, "driver_pidns faults hang grow device_count process_count"),
+        (_U32 * CALLS, "errors"),
+        (_U64, "samples_total"),
+        (DeviceStruct * DEVICES, "devices"),
+        (ProcessStruct * PROCESSES, "processes"),
+        (SampleStruct * SAMPLES, "samples"),
     )
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.fakes.build import BuildError
-from tests.fakes.daemon import Daemon, DaemonError
+from tests.fakes.daemon import BOUND, Daemon, DaemonError
 from tests.fakes.gpu import DEFAULT_DEVICES, Device
 from tests.fakes.node import Node
 from tests.fakes.nvml_probe import NvmlCallError, Probe, device
@@ -35,8 +35,6 @@ MEMORY: Final = 64 << 20
 _OPTIONS: Final = (
     "--source",
     "auto",
-    "--metrics-addr",
-    "off",
     "--interval",
     "100ms",
     "--nvml-interval",
@@ -143,17 +141,17 @@ def examine(node: Node, gpu: Device, version: str) -> Findings:
     wanted = next(each.which for each in seen if (each.call, each.where) == (_CALLS[1], "inside"))
     number = {"host": tenant.host_pid, "container": tenant.ns_pid}.get(wanted)
     began = time.monotonic()
-    with Daemon(node, _OPTIONS) as daemon:
+    with Daemon(node, node.root / "run", *_OPTIONS, wrapper=BOUND) as daemon:
         slot = tenant.slot()
         while time.monotonic() < began + _REPAIR_SECONDS:
             slot = tenant.slot()
             if slot["hostpid"] == number and slot["sm_util"][0] > 0:
                 break
             if not daemon.alive:
-                raise DaemonError(f"the daemon ended: {daemon.last_words()}")
+                raise DaemonError(f"the daemon ended: {daemon.tail()}")
             time.sleep(0.05)
         seconds = time.monotonic() - began
-        origins = [event["origin"] for event in list(daemon.events) if event["event"] == "policy"]
+        origins = [event["origin"] for event in daemon.said("policy")]
     written = which([slot["hostpid"]], tenant.host_pid, tenant.ns_pid)
     watched = int(slot["sm_util"][0])
     return Findings(
@@ -229,7 +227,7 @@ def _wrong(seen: Sequence[Seen], wanted: str, written: str, watched: int) -> Ite
 
 
 def report(findings: Findings) -> str:
-    """For people: what was seen, and the line for docs/drivers.md."""
+    """For people: what was seen, and the line for docs/compatibility.md."""
     lines = [f"driver {findings.driver}, {findings.gpu}"]
     lines += [f"the tenant is {findings.ns_pid} in its container, {findings.host_pid} on the node", ""]
     lines += [f"  {'call':40}{'asked':10}{'shows':12}numbers"]
@@ -240,7 +238,7 @@ def report(findings: Findings) -> str:
     result += f"the tenant's watcher sees {findings.watched} % after {findings.seconds:.1f} s"
     lines += ["", result, *(f"WRONG: {what}" for what in findings.wrong)]
     lines += (
-        ["", "for docs/drivers.md:", row(findings)]
+        ["", "for docs/compatibility.md:", row(findings)]
         if findings.real
         else ["", "stand-ins: nothing of a GPU's"]
     )
@@ -248,7 +246,7 @@ def report(findings: Findings) -> str:
 
 
 def row(findings: Findings) -> str:
-    """The line of the table in docs/drivers.md."""
+    """The line of the table in docs/compatibility.md."""
     inside = {each.call: each.which for each in findings.seen if each.where == "inside"}
     result = "wrong" if findings.wrong else "right"
     cells = (

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import socket
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from resolver.errors import NotFound, ProcessGone
+from resolver.base.errors import NotFound, ProcessGone
 from resolver.linux.procfs import Procfs
 from resolver.lookup.forward import lookup
-from tests.fakes import apiclients
 from tests.fakes.container import Container
+from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
-from tests.fakes.process import Process
-from tests.kernel.conftest import EVERY_SOURCE, Daemon, Start, until
-from tests.kernel.test_api_lookup import RECYCLER, SLEEP, child_of, serving, socket_of
+from tests.kernel.conftest import EVERY_SOURCE, Start
+from tests.kernel.serving import SLEEP, serving
 
 Pair = tuple[str, int]
 
@@ -31,7 +28,7 @@ def post(daemon: Daemon, body: bytes) -> tuple[int, Any]:
     """Status and JSON of ``POST /v1/lookup``."""
     with socket.socket(socket.AF_UNIX) as channel:
         channel.settimeout(60)
-        channel.connect(str(socket_of(daemon)))
+        channel.connect(str(daemon.socket))
         head = (
             "POST /v1/lookup HTTP/1.1\r\nHost: r\r\nConnection: close\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
@@ -114,28 +111,6 @@ def test_each_answer_is_that_of_a_single_look_up(node: Node, start: Start, sourc
     (many.cgroup / "inner").rmdir()
 
 
-def test_a_number_that_is_used_again_is_another_process(node: Node, start: Start, source: str) -> None:
-    container = node.container()
-    recycler = container.spawn(["/bin/sh", "-c", RECYCLER])
-    others = [container.spawn(SLEEP) for _ in range(8)]
-    daemon = serving(start, node)
-    pairs = [(container.container_id, each.ns_pid) for each in others]
-    seen = 0
-    for _ in range(25):
-        recycler.write_line("make one")
-        assert recycler.read_line() == "777"
-        host_pid = child_of(recycler)
-        answers = ask(daemon, [*pairs, (container.container_id, 777)])
-        assert [each["host_pid"] for each in answers[:-1]] == [each.host_pid for each in others]
-        assert answers[-1] == {"host_pid": host_pid, "start_time": Procfs().start_time(host_pid)}
-        seen += 1
-        recycler.write_line("end it")
-        assert recycler.read_line() == "dead"
-        (gone,) = ask(daemon, [(container.container_id, 777)])
-        assert gone["reason"] in ("no_such_process", "gone")
-    assert seen == 25
-
-
 def test_while_processes_come_and_go_no_answer_is_another_process(
     node: Node, start: Start, source: str
 ) -> None:
@@ -169,22 +144,6 @@ def _must_be(answer: dict[str, Any], ns_pid: int, container: Container) -> None:
                     assert (ns_pid, container.pidns) in zip(handle.process.ns_pids, chain, strict=True)
     except ProcessGone:
         pass
-
-
-def test_a_restarted_container_is_another(node: Node, start: Start, source: str) -> None:
-    container = node.container()
-    daemon = serving(start, node)
-    for _ in range(3):
-        before = container.container_id
-        container.restart()
-        processes = [container.spawn(SLEEP) for _ in range(7)]
-        pairs = [(container.container_id, each.ns_pid) for each in processes]
-        answers = ask(daemon, [(before, 1), (container.container_id, 1), *pairs])
-        assert answers[0] == {"reason": "no_such_container"}
-        assert [each["host_pid"] for each in answers[1:]] == [
-            container.init_host_pid,
-            *(each.host_pid for each in processes),
-        ]
 
 
 @pytest.mark.parametrize(
@@ -225,43 +184,3 @@ def test_two_thousand_hopeless_names_hold_nobody_up(api: Daemon, node: Node) -> 
     reasons = {each["reason"] for each in answers}
     assert reasons <= {"no_such_container", "too_slow"}
     assert answers[0] == {"reason": "no_such_container"}
-
-
-# ---- 200 clients --------------------------------------------------------------------------------------------------
-
-
-def test_two_hundred_clients_good_and_bad(node: Node, start: Start, source: str) -> None:
-    """The bench has the numbers of a minute; here a few seconds show that nobody is forgotten and nothing grows."""
-    containers = [node.container(name=f"c{number}") for number in range(5)]
-    processes: list[tuple[Container, Process]] = [
-        (container, container.spawn(SLEEP)) for container in containers for _ in range(4)
-    ]
-    daemon = serving(start, node)
-    path = str(socket_of(daemon))
-    questions = [
-        (
-            apiclients.get(f"/v1/lookup?container={container.container_id}&pid={process.ns_pid}"),
-            b"%d\n" % process.host_pid,
-        )
-        for container, process in processes
-    ]
-    until(lambda: "host_pid" in ask(daemon, [(containers[0].container_id, 1)])[0], "an answer")
-    apiclients.crowd(path, questions, 2, period=1.0)
-    before, opened = _weight(daemon), _descriptors(daemon)
-    outcome = apiclients.crowd(path, questions, 4, period=1.0)
-    late = {"no answer at the end", "no answer within 5 s"}  # which a busy machine has
-    assert outcome.wrong.keys() <= late
-    assert outcome.milliseconds  # how many, and how fast, is the bench's
-    assert outcome.others["Garbage told 400"] > 0
-    until(lambda: _descriptors(daemon) <= opened, "as many descriptors as before")
-    assert _weight(daemon) < before + 8.0
-
-
-def _weight(daemon: Daemon) -> float:
-    """Resident MiB."""
-    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) / 1024
-
-
-def _descriptors(daemon: Daemon) -> int:
-    return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))

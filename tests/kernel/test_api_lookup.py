@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -18,35 +15,22 @@ from typing import Any
 import pytest
 
 from resolver import client
-from resolver.errors import NotFound, ProcessGone
+from resolver.base.errors import NotFound, ProcessGone
 from resolver.linux.procfs import Procfs
 from resolver.lookup.forward import lookup
+from tests.fakes.command import run
 from tests.fakes.container import Container
+from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
-from tests.fakes.process import Process
-from tests.kernel.conftest import EVERY_SOURCE, ROOT, Daemon, Start, until
-from tests.patience import PATIENCE_S
-
-FAST = ("--interval", "50ms", "--nvml-interval", "200ms")
-SLEEP = ("/bin/sleep", "1000")
-
-
-def socket_of(daemon: Daemon) -> Path:
-    return daemon.run_dir / "resolver.sock"
-
-
-def serving(start: Start, node: Node, *arguments: str, **options: Any) -> Daemon:
-    """A daemon whose socket is there."""
-    daemon = start(node, *FAST, *arguments, **options)
-    daemon.wait_for("started")
-    until(socket_of(daemon).exists, "its socket")
-    return daemon
+from tests.kernel.conftest import EVERY_SOURCE, FAST, Start
+from tests.kernel.serving import RECYCLER, SLEEP, child_of, serving
+from tests.patience import PATIENCE_S, until
 
 
 def ask(daemon: Daemon, container: Container, ns_pid: int) -> dict[str, Any] | None:
     """The daemon's answer; None if there is no such process."""
     path = f"/v1/lookup?container={container.container_id}&pid={ns_pid}"
-    answer = client.get(path, socket_path=str(socket_of(daemon)), seconds=PATIENCE_S)
+    answer = client.get(path, socket_path=str(daemon.socket), seconds=PATIENCE_S)
     assert answer is not None, "the daemon does not answer at all"
     status, body = answer
     assert status in (200, 404), body
@@ -64,12 +48,8 @@ def by_walk(container: Container, ns_pid: int) -> dict[str, Any] | None:
 
 def command(daemon: Daemon | Path, container: Container, ns_pid: int, *more: str) -> tuple[int, str]:
     """The real command: exit code and standard output."""
-    where = daemon if isinstance(daemon, Path) else socket_of(daemon)
-    words = ["lookup", container.container_id, str(ns_pid), "--socket", str(where), *more]
-    done = subprocess.run(
-        [sys.executable, "-m", "resolver", *words], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert "Traceback" not in done.stderr
+    where = daemon if isinstance(daemon, Path) else daemon.socket
+    done = run("lookup", container.container_id, ns_pid, "--socket", where, *more)
     return done.returncode, done.stdout
 
 
@@ -156,24 +136,6 @@ def test_who_has_ended_is_not_found(node: Node, start: Start, source: str) -> No
     assert ask(daemon, container, 1) is None
 
 
-RECYCLER = """
-while read line; do
-    echo 776 > /proc/sys/kernel/ns_last_pid
-    /bin/sleep 1000 &
-    echo $!
-    read line
-    kill -9 $!
-    wait $!
-    echo dead
-done
-"""
-
-
-def child_of(process: Process) -> int:
-    (child,) = Path(f"/proc/{process.host_pid}/task/{process.host_pid}/children").read_text().split()
-    return int(child)
-
-
 @EVERY_SOURCE
 def test_a_number_that_is_used_again_is_another_process(node: Node, start: Start, source: str) -> None:
     container = node.container()
@@ -204,9 +166,7 @@ def test_a_restarted_container_is_another(node: Node, start: Start, source: str)
         container.restart()
         found = until_found(daemon, container, 1)
         assert found["host_pid"] == container.init_host_pid != old
-        gone = client.get(
-            f"/v1/lookup?container={before}&pid=1", socket_path=str(socket_of(daemon)), seconds=10
-        )
+        gone = client.get(f"/v1/lookup?container={before}&pid=1", socket_path=str(daemon.socket), seconds=10)
         assert gone is not None
         assert gone[0] == 404
 
@@ -260,46 +220,11 @@ def test_a_daemon_that_stands_still_is_not_waited_for(node: Node, start: Start, 
 
 def test_the_socket_is_closed_to_others_and_goes_with_the_daemon(node: Node, start: Start) -> None:
     daemon = serving(start, node)
-    info = socket_of(daemon).stat()
+    info = daemon.socket.stat()
     assert (stat.S_ISSOCK(info.st_mode), stat.S_IMODE(info.st_mode), info.st_uid) == (True, 0o660, 0)
     assert sorted(path.name for path in daemon.run_dir.iterdir() if "sock" in path.name) == ["resolver.sock"]
     daemon.stop()
-    assert not socket_of(daemon).exists()
-
-
-def test_a_stale_socket_is_replaced(node: Node, start: Start) -> None:
-    first = serving(start, node)
-    before = socket_of(first).stat().st_ino
-    first.kill()
-    assert socket_of(first).stat().st_ino == before
-    second = serving(start, node)
-    until(lambda: socket_of(second).stat().st_ino != before, "a new socket")
-    assert ask(second, node.container(), 4000) is None
-
-
-def test_a_living_socket_is_left_alone_by_a_second_daemon(node: Node, start: Start) -> None:
-    container = node.container()
-    first = serving(start, node)
-    before = socket_of(first).stat().st_ino
-    second = start(node, *FAST, "--dry-run")
-    line = second.wait_for("api_off")
-    assert line["why"].startswith(f"another resolver listens at {socket_of(first)}: stop it, or name another")
-    assert second.stop() == 0
-    assert socket_of(first).stat().st_ino == before
-    until(lambda: ask(first, container, 1), "an answer by the first")
-    third = start(node, *FAST, "--dry-run", "--socket", str(node.root / "other.sock"))
-    until((node.root / "other.sock").exists, "the socket of its own")
-    assert third.said("api_off") == []
-
-
-def test_a_file_in_the_place_of_the_socket_is_not_removed(node: Node, start: Start) -> None:
-    precious = node.root / "precious"
-    precious.write_text("do not remove")
-    daemon = start(node, *FAST, "--socket", str(precious))
-    line = daemon.wait_for("api_off")
-    assert line["why"].startswith(f"{precious} is there and is no socket: remove it")
-    daemon.stop()
-    assert precious.read_text() == "do not remove"
+    assert not daemon.socket.exists()
 
 
 @pytest.mark.parametrize("path", ["/proc/resolver.sock", "/" + "x" * 120], ids=["no place", "too long"])
@@ -309,52 +234,3 @@ def test_a_socket_that_cannot_be_made_ends_no_repair(node: Node, start: Start, p
     daemon = start(node, *FAST, "--socket", path)
     assert daemon.wait_for("api_off")["socket"] == path
     daemon.wait_for("repair", ns_pid=tenant.ns_pid)
-
-
-def test_clients_that_misbehave_disturb_nobody(node: Node, start: Start) -> None:
-    container = node.container()
-    daemon = serving(start, node)
-    where = str(socket_of(daemon))
-    crowd = []
-    for said in (
-        b"",
-        b"\0" * 9000,
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"GET " + b"x" * 100_000,
-        b"GET /v1/lookup?container=",
-    ):
-        channel = socket.socket(socket.AF_UNIX)
-        channel.settimeout(PATIENCE_S)
-        channel.connect(where)
-        channel.sendall(said)
-        crowd.append(channel)
-    refused = {}
-    for query in (
-        "",
-        "?container=x",
-        "?pid=7",
-        "?container=x&pid=-1",
-        "?container=x&pid=12345678901",
-        "?pid=x&container=x",
-    ):
-        answer = client.get(f"/v1/lookup{query}", socket_path=where, seconds=PATIENCE_S)
-        assert answer is not None
-        refused[query] = answer[0], json.loads(answer[1])["status"]
-    assert set(refused.values()) == {(400, 400)}, refused
-    for path, status in (
-        ("/", 404),
-        ("/v1/lookup?container=x&pid=7", 400),
-        ("/v1/lookup?container=0123456789ab&pid=7", 404),
-        ("/v1/lookup?container=&pid=7", 400),
-    ):
-        answer = client.get(path, socket_path=where, seconds=PATIENCE_S)
-        assert answer is not None
-        assert answer[0] == status
-    tenant = container.tenant(guess="none")
-    daemon.wait_for("repair", ns_pid=tenant.ns_pid)
-    assert until_found(daemon, container, tenant.ns_pid)["host_pid"] == tenant.host_pid
-    for channel in crowd:
-        channel.close()
-    daemon.stop()
-    assert daemon.other_output == []
-    assert os.path.basename(where) not in os.listdir(daemon.run_dir)

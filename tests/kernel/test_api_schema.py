@@ -16,8 +16,10 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from resolver import client
+from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
-from tests.kernel.conftest import Daemon, Start, until
+from tests.kernel.conftest import Start
+from tests.patience import until
 
 EXAMPLES = 8
 #: Asked for by name, as an answer to `*/*` is a stream without end.
@@ -59,7 +61,7 @@ def daemon(node: Node, start: Start) -> Daemon:
 
 
 def test_it_keeps_to_its_description(daemon: Daemon) -> None:
-    path = daemon.run_dir / "resolver.sock"
+    path = daemon.socket
     until(path.exists, "its socket")
     schema = schemathesis.openapi.from_dict(client.get_json("/v1/openapi.json", str(path)))
     session = requests.Session()

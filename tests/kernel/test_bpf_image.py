@@ -16,6 +16,7 @@ import pytest
 
 from resolver.linux.procfs import Procfs
 from resolver.pids.bpf_map import BpfPidMap, Sizes, start
+from tests.fakes.bpf.lives import reconcile
 
 _SPEC = importlib.util.spec_from_file_location("image", Path(__file__).parents[2] / "bpf" / "image.py")
 assert _SPEC
@@ -76,7 +77,7 @@ def test_the_second_start_compiles_nothing_and_keeps_the_same_map(kept_in: Path)
                     process.wait()
             assert second.tombstone(process.pid) is not None
             assert second.missed_events() == 0 == second.counters()["read_failed"]
-            drift = second.reconcile()
+            drift = reconcile(second)
             assert (drift.missing, drift.stale) == (0, 0)
 
 
@@ -150,8 +151,12 @@ def _anothers_directory(file: Path) -> None:
     os.chown(file.parent, 65534, -1)
 
 
+def _deep(file: Path) -> None:
+    file.write_text("[" * 100_000)
+
+
 @pytest.mark.parametrize(
-    "spoil", [_readable, _anothers, _linked, _symbolic, _pipe, _open_directory, _anothers_directory]
+    "spoil", [_readable, _anothers, _linked, _symbolic, _pipe, _open_directory, _anothers_directory, _deep]
 )
 def test_a_file_that_somebody_else_may_have_written_is_not_taken(
     kept_in: Path, spoil: Callable[[Path], None]

@@ -10,8 +10,8 @@ import pytest
 
 from resolver.linux.procfs import HOST_PIDNS, Procfs
 from resolver.pids.bpf_map import BpfPidMap, Drift, Record, start
-from tests.fakes.bpf.lives import child_of, compile_lives, life
-from tests.kernel.conftest import until
+from tests.fakes.bpf.lives import candidates, child_of, compile_lives, everybody, firsts, life, reconcile
+from tests.patience import until
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,9 @@ def pidmap(kept_in: str) -> Iterator[BpfPidMap]:
 @pytest.fixture(autouse=True)
 def no_drift(pidmap: BpfPidMap) -> Iterator[None]:
     """Whatever the life was, the map has neither lost nor kept anything because of it."""
-    pidmap.reconcile()
+    reconcile(pidmap)
     yield
-    assert pidmap.reconcile() == Drift(0, 0, 0)
+    assert reconcile(pidmap) == Drift(0, 0)
 
 
 def found(pidmap: BpfPidMap, host_pid: int) -> Record:
@@ -42,8 +42,8 @@ def found(pidmap: BpfPidMap, host_pid: int) -> Record:
     assert (record.host_pid, record.start_time, record.ns_pids) == process
     for level in record.levels:
         assert pidmap.lookup(*level) == record
-    assert host_pid in pidmap.candidates(record.ns_pids[-1])
-    assert pidmap.dump()[host_pid] == record
+    assert host_pid in candidates(pidmap, record.ns_pids[-1])
+    assert everybody(pidmap)[host_pid] == record
     return record
 
 
@@ -111,10 +111,10 @@ def test_a_clone_into_a_new_namespace(pidmap: BpfPidMap, lives: Path) -> None:
         record = found(pidmap, child)
         pidns = Procfs().pidns(child)
         assert record.levels == ((HOST_PIDNS, child), (pidns, 1))
-        assert pidmap.namespaces()[pidns] == (child, record.start_ns)
+        assert firsts(pidmap)[pidns] == (child, record.start_ns)
         process.end()
         gone(pidmap, record)
-        assert pidns not in pidmap.namespaces()
+        assert pidns not in firsts(pidmap)
 
 
 def test_a_process_that_enters_a_namespace_and_forks(pidmap: BpfPidMap, lives: Path) -> None:
@@ -167,7 +167,7 @@ def test_what_was_there_before_the_probes_is_seeded(lives: Path, kept_in: str) -
             innermost = child_of(child_of(child_of(nested.host_pid)))
             assert len(found(late, innermost).levels) == 4
             found(late, headless.host_pid)
-            assert Procfs().pidns(innermost) in late.namespaces()
+            assert Procfs().pidns(innermost) in firsts(late)
             nested.end()
             assert late.by_host(innermost) is None
         finally:

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
+from resolver.base.errors import CannotKnow
 from resolver.cli import main
-from resolver.errors import CannotKnow
 from resolver.pids.bpf_load import BTF, BpfUnavailable, bpf_directory
 from resolver.pids.bpf_map import start
 from resolver.pids.bpf_syscall import Kernel
-from tests.kernel.conftest import ROOT, until
+from tests.kernel.conftest import ROOT
+from tests.patience import PATIENCE_S, until
 
 #: Loads the map, gives up every capability if asked to, uses it, and tells as JSON.
 CHILD = """
@@ -43,9 +44,9 @@ print(json.dumps({
     "capabilities": int(status["CapEff"], 16),
     "uid": os.getuid(),
     "own": own.host_pid,
-    "listed": os.getpid() in pidmap.dump(),
-    "candidate": os.getpid() in pidmap.candidates(own.ns_pids[-1]),
-    "drift": pidmap.reconcile(),
+    "listed": pidmap.count() > 0,
+    "candidate": os.getpid() in pidmap.everywhere(own.ns_pids[-1]),
+    "drift": next(filter(None, pidmap.reconciling())),
     "counters": pidmap.counters(),
     "complete": pidmap.complete(),
     "tombstone": pidmap.tombstone(ended).host_pid == ended,
@@ -78,7 +79,7 @@ def test_exactly_two_capabilities_load_it() -> None:
     answer = in_a_child("setpriv", f"--bounding-set={only}", f"--inh-caps={only}")
     assert answer["capabilities"] == 1 << 38 | 1 << 39
     assert answer["own"] > 0
-    assert answer["drift"] == [0, 0, 0]
+    assert answer["drift"] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -99,27 +100,13 @@ def test_everything_works_without_any_capability_once_it_is_loaded(kept_in: str)
     assert answer["own"] > 0
     for what in ("listed", "candidate", "complete", "tombstone"):
         assert answer[what], what
-    assert answer["drift"] == [0, 0, 0]
+    assert answer["drift"] == [0, 0]
     assert answer["counters"]["read_failed"] == 0
-
-
-def test_no_btf() -> None:
-    error = refusal(btf="/sys/kernel/btf/no-such-file")
-    assert str(error).startswith("this kernel has no BTF: /sys/kernel/btf/no-such-file cannot be read")
-    assert "CONFIG_DEBUG_INFO_BTF" in str(error)
 
 
 def test_btf_that_is_cut_off(tmp_path: Path) -> None:
     (tmp_path / "vmlinux").write_bytes(Path(BTF).read_bytes()[:100_000])
     assert "is not understood: it is cut off" in str(refusal(btf=str(tmp_path / "vmlinux")))
-
-
-def test_no_bcc(tmp_path: Path) -> None:
-    """A Python of its own, which has no bcc."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
-    error = refusal(pythons=[str(tmp_path / "bare/bin/python")])
-    assert str(error).startswith("bcc is not installed: apt-get install python3-bpfcc")
-    assert "No module named 'bcc'" in error.detail
 
 
 def test_a_python_without_bcc_is_passed_over_and_nothing_of_llvm_stays_in_memory(tmp_path: Path) -> None:
@@ -134,15 +121,9 @@ def test_a_python_without_bcc_is_passed_over_and_nothing_of_llvm_stays_in_memory
     assert "LLVM" not in maps
 
 
-def test_not_in_the_host_pid_namespace() -> None:
-    answer = in_a_child("unshare", "--pid", "--fork", "--mount-proc")
-    assert answer["error"].startswith("this process is not in the host's PID namespace")
-    assert "hostPID: true" in answer["error"]
-
-
 def test_in_a_user_namespace() -> None:
     answer = in_a_child("unshare", "--user", "--map-root-user")
-    assert answer["error"].startswith("this process is in a user namespace of its own")
+    assert answer["error"].startswith("this process is in a separate user namespace")
 
 
 #: Installs a seccomp filter that answers bpf() with EPERM, whatever rights there are, and becomes what follows.
@@ -204,7 +185,7 @@ def test_the_verifier_refuses_and_doctor_has_its_last_lines(
     assert main(words) == 1
     short = capsys.readouterr().out
     assert "the kernel's verifier refused the BPF program" in short
-    assert "report the kernel's release" in short
+    assert "report resolver doctor --verbose --only bpf" in short
     assert "capabilities" not in short
     assert "processed" not in short
     assert main([*words, "--verbose"]) == 1
@@ -235,9 +216,10 @@ def test_a_program_that_does_not_compile(copied: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        ("sleep 60", "was not done within 0.5 s"),
+        ("kill -KILL $$", "out of memory"),
+        ("sleep 1000", "was not done within 0.5 s"),
         ("exit 7", "ended with code 7 and gave no answer"),
-        ("dd bs=65536 count=1 of=/dev/null 2>/dev/null; echo nonsense >&0", "is no JSON"),
+        ("dd bs=65536 count=1 of=/dev/null 2>/dev/null; echo nonsense >&0", "is not JSON"),
     ],
 )
 def test_a_loader_that_fails_is_not_waited_for(tmp_path: Path, script: str, says: str) -> None:
@@ -246,7 +228,7 @@ def test_a_loader_that_fails_is_not_waited_for(tmp_path: Path, script: str, says
     program.chmod(0o755)
     began = time.monotonic()
     assert says in str(refusal(pythons=[str(program)], timeout=0.5 if "sleep" in script else 60))
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < PATIENCE_S
 
 
 def kernel_ids(host_pid: int, descriptors: list[int]) -> list[tuple[int, int]]:

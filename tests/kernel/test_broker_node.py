@@ -12,10 +12,11 @@ import pytest
 
 from tests.fakes.broker_client import ask
 from tests.fakes.container import Container
+from tests.fakes.daemon import Daemon, Line
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
-from tests.kernel.conftest import EVERY_SOURCE, ROOT, Daemon, Line, Start, hostpid_of, slot_of, until
-from tests.kernel.test_driver_rows import driver, right_number
+from tests.kernel.conftest import EVERY_SOURCE, ROOT, Start, driver, hostpid_of, right_number, slot_of
+from tests.patience import until
 
 #: One of each of the four kinds that facts are known of.
 ROWS = (
@@ -139,14 +140,6 @@ def test_a_killed_daemon_leaves_a_socket_that_the_next_one_replaces(node: Node, 
         ask(str(place / "broker.sock"))
     start_with_broker(start, node)
     assert (place / "broker.sock").stat().st_ino != inode
-    assert ask(str(place / "broker.sock")) == (0, os.getpid())
-
-
-def test_two_daemons_and_one_place(node: Node, start: Start, tmp_path: Path) -> None:
-    _, place = start_with_broker(start, node)
-    other = start(node, "--broker", str(place / "broker.sock"), "--dry-run", run_dir=tmp_path / "other run")
-    line = other.wait_for("broker_off")
-    assert "another broker holds" in line["why"]
     assert ask(str(place / "broker.sock")) == (0, os.getpid())
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tests.fakes.node import Node
 from tests.fakes.regions import LAYOUTS
-from tests.kernel.conftest import Start, command, until
+from tests.kernel.conftest import Start, command
+from tests.patience import until
 
 
 def bundle(node: Node, run_dir: Path, pods: Path, file: Path, *words: str) -> dict[str, str]:
@@ -31,12 +32,12 @@ def test_a_whole_node_in_a_file_and_without_its_names(node: Node, start: Start, 
     metrics = ("--metrics-addr", f"127.0.0.1:{port}", "--pod-logs-dir", str(pods))
     daemon = start(node, "--interval", "50ms", "--nvml-interval", "200ms", *metrics)
     daemon.wait_for("repair")
-    until((daemon.run_dir / "resolver.sock").exists, "its socket")
+    until(daemon.socket.exists, "its socket")
 
     files = bundle(node, daemon.run_dir, pods, tmp_path / "b.tar.gz")
     manifest = json.loads(files["MANIFEST.json"])["parts"]
     assert {name: part["trouble"] for name, part in manifest.items() if part["trouble"]} == {}
-    assert {check["check"] for check in json.loads(files["doctor.json"])} >= {"kernel", "regions", "daemon"}
+    assert {check["check"] for check in json.loads(files["doctor.json"])} >= {"view", "regions", "daemon"}
     assert json.loads(files["config.json"])["settings"]["containers_dir"]["value"] == [
         str(node.containers_dir)
     ]

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from resolver.base.event_log import EventLog
+from resolver.base.journal import Journal
 from resolver.containers.pod_names import PodNames
 from resolver.daemon.running_containers import Census
 from resolver.linux.procfs import Procfs
-from resolver.log.event_log import EventLog
-from resolver.log.journal import Journal
 from resolver.lookup.cached import LiveLookup
 from resolver.pids.ladder import open_source
 from resolver.pids.pidmap import PidMap
 from resolver.state import Container as RunningContainer
 from tests.fakes.container import Container
 from tests.fakes.node import Node
-from tests.kernel.conftest import until
+from tests.patience import until
 
 SLEEP = ("/bin/sleep", "1000")
 
@@ -55,11 +55,12 @@ def room(request: pytest.FixtureRequest, tmp_path: Path, kept_in: str) -> Iterat
 
 
 def test_containers_come_are_named_and_go(node: Node, room: Room, tmp_path: Path) -> None:
+    before = time.time()
     container = node.container()
     until(lambda: container.container_id in room.look(), "the container")
     found = room.look()[container.container_id]
     began = found.since
-    assert abs(began - time.time()) < 30
+    assert before - 1 < began < time.time() + 1
     assert found.pod_uid == container.pod_uid
     assert found.container_name == container.name
     assert (found.namespace, found.pod) == (None, None)
@@ -101,20 +102,3 @@ def test_a_namespace_inside_a_container_is_no_container(node: Node, room: Room) 
     until(lambda: container.container_id in room.look(), "the container")
     mine = [report for report in room.look().values() if report.pod_uid == container.pod_uid]
     assert [report.init_host_pid for report in mine] == [container.init_host_pid]
-
-
-def test_another_s_id_cannot_be_taken(node: Node, room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    victim, thief = node.container(), node.container()
-    until(lambda: {victim.container_id, thief.container_id} <= room.look().keys(), "both")
-    real = Procfs.cgroup
-
-    def claimed(procfs: Procfs, host_pid: int) -> str:
-        text = real(procfs, host_pid)
-        return text.replace(thief.container_id, victim.container_id)
-
-    monkeypatch.setattr(Procfs, "cgroup", claimed)
-    fresh = LiveLookup(Procfs(), room.pidmap)
-    monkeypatch.setattr(room.census, "_live", fresh)
-    found = room.look()
-    assert found[victim.container_id].init_host_pid == victim.init_host_pid
-    assert found[victim.container_id].pod_uid == victim.pod_uid

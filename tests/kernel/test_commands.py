@@ -10,34 +10,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from resolver import client
 from resolver.config import Settings
-from resolver.linux.procfs import Procfs
-from resolver.lookup.reverse import reverse
+from tests.fakes.command import run
+from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
-from tests.kernel.conftest import EVERY_SOURCE, ROOT, Daemon, Start, hostpid_of, until, write_hostpid
-
-FAST = ("--interval", "50ms", "--nvml-interval", "200ms")
-
-
-def serving(start: Start, node: Node, *arguments: str) -> Daemon:
-    """A daemon that answers."""
-    daemon = start(node, *FAST, *arguments)
-    daemon.wait_for("started")
-    until((daemon.run_dir / "resolver.sock").exists, "its socket")
-    return daemon
+from tests.kernel.conftest import ROOT, Start, hostpid_of, write_hostpid
+from tests.kernel.serving import serving
+from tests.patience import until
 
 
 def command(daemon: Daemon, *words: str, codes: tuple[int, ...] = (0,)) -> str:
     """Standard output of the real command."""
-    done = subprocess.run(
-        [sys.executable, "-m", "resolver", *words, "--socket", str(daemon.run_dir / "resolver.sock")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run(*words, "--socket", daemon.socket)
     assert done.returncode in codes, done.stderr
     return done.stdout
 
@@ -45,30 +29,6 @@ def command(daemon: Daemon, *words: str, codes: tuple[int, ...] = (0,)) -> str:
 def status(daemon: Daemon) -> dict[str, Any]:
     """Also while it is not ready."""
     return dict(json.loads(command(daemon, "status", "--json", codes=(0, 1))))
-
-
-@EVERY_SOURCE
-def test_status_tells_what_is(node: Node, start: Start, source: str) -> None:
-    containers = [node.container(name=f"c{n}") for n in range(2)]
-    for container in containers:
-        container.tenant(load=40)
-    daemon = serving(start, node)
-    until(
-        lambda: (told := status(daemon))["totals"]["slots_repaired"] == 2 and not told["source"]["not_ready"],
-        "both slots repaired, and the source ready",
-    )
-    told = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in command(daemon, "status").splitlines())
-    assert told["resolver"].endswith(f"PID {daemon.process.pid}")
-    assert told["ready"] == "yes"
-    assert told["source"].startswith(f"{source}, ")
-    assert told["hostpid is"].startswith("host (")
-    assert re.fullmatch(r"driver 535\.183\.01, answered \d\.\ds ago", told["nvml"])
-    assert told["slots"].startswith("2 in use, 0 dead")
-    assert told["repairs"].startswith("2: ")
-    (size,) = re.findall(r"^([0-9.]+) MiB", told["cost"])
-    resident = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{daemon.process.pid}/status").read_text())
-    assert resident is not None
-    assert abs(float(size) - int(resident[1]) / 1024) < 8
 
 
 def test_containers_are_those_of_the_node(node: Node, start: Start, source: str, tmp_path: Path) -> None:
@@ -102,7 +62,7 @@ def test_events_are_followed_until_the_daemon_ends(node: Node, start: Start, sou
         json.loads(line) for line in command(daemon, "events", "--json", "--kind", "repair").splitlines()
     ]
     assert first["fields"]["ns_pid"] == tenant.ns_pid
-    words = ["events", "-f", "--json", "--kind", "repair", "--socket", str(daemon.run_dir / "resolver.sock")]
+    words = ["events", "-f", "--json", "--kind", "repair", "--socket", str(daemon.socket)]
     with subprocess.Popen(
         [sys.executable, "-m", "resolver", *words],
         stdout=subprocess.PIPE,
@@ -122,24 +82,6 @@ def test_events_are_followed_until_the_daemon_ends(node: Node, start: Start, sou
     assert "ended" in err
 
 
-def test_an_interrupted_follower_is_130(node: Node, start: Start, source: str) -> None:
-    daemon = serving(start, node)
-    words = ["events", "--follow", "--socket", str(daemon.run_dir / "resolver.sock")]
-    # A shell's background job ignores it, and so would the child.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    with subprocess.Popen(
-        [sys.executable, "-m", "resolver", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    ) as follower:
-        until(lambda: status(daemon)["api"]["connected"] >= 2, "the follower, and who asks for the status")
-        follower.send_signal(signal.SIGINT)
-        _, err = follower.communicate(timeout=60)
-    assert (follower.returncode, err) == (130, "")
-
-
 def test_config_is_the_daemons_own_and_follows_a_reload(
     node: Node, start: Start, source: str, tmp_path: Path
 ) -> None:
@@ -149,7 +91,7 @@ def test_config_is_the_daemons_own_and_follows_a_reload(
 
     def settings() -> dict[str, Any]:
         told = json.loads(command(daemon, "config", "--json"))
-        assert told["daemon"] == str(daemon.run_dir / "resolver.sock")
+        assert told["daemon"] == str(daemon.socket)
         return dict(told["settings"])
 
     told = settings()
@@ -168,15 +110,6 @@ def test_config_is_the_daemons_own_and_follows_a_reload(
         "value": 0,
         "origin": "default",
     }  # fixed at start, and so is where it came from
-
-
-def test_reverse_agrees_with_the_daemons(node: Node, start: Start, source: str) -> None:
-    process = node.container().spawn(("/bin/sleep", "1000"), nested=True)
-    daemon = serving(start, node)
-    path = f"/v1/reverse?host_pid={process.host_pid}"
-    told = client.get_json(path, str(daemon.run_dir / "resolver.sock"))
-    mine = reverse(Procfs(), process.host_pid).document()
-    assert {name: told[name] for name in mine} == mine
 
 
 def test_lookup_takes_the_names_that_top_prints(node: Node, start: Start, tmp_path: Path) -> None:

@@ -9,9 +9,7 @@ import re
 import resource
 import shutil
 import signal
-import stat
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,51 +18,40 @@ import pytest
 from resolver.config import HostpidNamespace, Settings
 from resolver.daemon.service import Service
 from resolver.linux.procfs import Procfs
+from tests.fakes.command import run
 from tests.fakes.container import Container
+from tests.fakes.daemon import runs
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.state import Hang
 from tests.kernel.conftest import (
     EVERY_SOURCE,
+    FAST,
     NVML,
-    ROOT,
     USUAL,
     WRITER,
     Start,
     cpu_seconds,
     hand_on,
     hostpid_of,
-    never,
-    runs,
     slot_of,
-    until,
     with_every_source,
     write_hostpid,
 )
+from tests.patience import never, until
 
-FAST = ("--interval", "50ms", "--nvml-interval", "200ms")
 
-
-def run(
+def run_daemon(
     node: Node, *arguments: str, wrapper: tuple[str, ...] = (), environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """`resolver run` to its end."""
-    command = [*wrapper, sys.executable, "-m", "resolver", "run", *arguments]
-    if "--containers-dir" not in arguments:
-        command += ["--containers-dir", str(node.containers_dir)]
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env={"RESOLVER_SOURCE": USUAL} | (environment or node.environment()),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    places = [] if "--containers-dir" in arguments else ["--containers-dir", str(node.containers_dir)]
+    variables = {"RESOLVER_SOURCE": USUAL} | (environment or node.environment())
+    return run("run", *arguments, *places, wrapper=wrapper, env=variables)
 
 
 def once(node: Node, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run(node, "--once", "--run-dir", str(node.root / "run"), *arguments)
+    return run_daemon(node, "--once", "--run-dir", str(node.root / "run"), *arguments)
 
 
 # ---- once ---------------------------------------------------------------------------------------------------------
@@ -134,10 +121,10 @@ def test_a_user_who_may_not_look_is_told_in_one_sentence(node: Node) -> None:
     for name in ("first", "second"):
         node.container(name=name).tenant(guess="none")
     wrapper = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
-    done = run(node, "--once", "--dry-run", "--run-dir", str(node.root / "run"), wrapper=wrapper)
+    done = run_daemon(node, "--once", "--dry-run", "--run-dir", str(node.root / "run"), wrapper=wrapper)
     assert (done.returncode, done.stdout) == (4, "")
     (sentence,) = done.stderr.splitlines()
-    assert sentence.startswith("resolver run: it needs root")
+    assert sentence.startswith("resolver run: the daemon needs root")
     assert "sudo" in sentence
 
 
@@ -169,10 +156,10 @@ def test_once_without_a_containers_directory(node: Node) -> None:
 def test_once_without_nvml_says_so(node: Node) -> None:
     node.container().tenant(guess="none")
     environment = {k: v for k, v in node.environment().items() if k != "LD_LIBRARY_PATH"}
-    done = run(node, "--once", "--run-dir", str(node.root / "run"), environment=environment)
+    done = run_daemon(node, "--once", "--run-dir", str(node.root / "run"), environment=environment)
     assert done.returncode == 1
     assert (
-        "NVML: NVML Shared Library Not Found (LibraryNotFound): libnvidia-ml.so.1 is not there" in done.stdout
+        "NVML: NVML Shared Library Not Found (LibraryNotFound): libnvidia-ml.so.1 is not found" in done.stdout
     )
     assert "driver_unknown" in done.stdout
 
@@ -188,7 +175,7 @@ def test_it_ends_cleanly(node: Node, start: Start, source: str, number: signal.S
     until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "it at work")
     daemon.wait_for("repair")  # the slot is right before the writer's answer has come
     children = daemon.children()
-    assert set(children) == {WRITER, NVML}
+    assert set(children) == {WRITER, NVML, "reader"}
     daemon.signal(number)
     assert daemon.wait() == 0
     assert not any(map(runs, children.values()))
@@ -240,10 +227,11 @@ def test_a_reload_takes_new_settings_and_refuses_bad_ones(node: Node, start: Sta
     assert "cannot be read" in daemon.wait_for("settings_refused", count=5)["why"]
     assert tenant.slot()["sm_util"] == [0]
 
-    settings.write_text('interval = "20ms"\nnvml_interval = "200ms"\nrun_dir = "/elsewhere"\n')
+    settings.write_text('interval = "20ms"\nnvml_interval = "200ms"\nmap_size = 4096\n')
     daemon.signal(signal.SIGHUP)
     line = daemon.wait_for("settings_reloaded")
     assert sorted(line["changed"]) == ["interval", "write_utilization"]
+    assert line["need_a_restart"] == ["map_size"]
     until(lambda: tenant.slot()["sm_util"] == [40], "what the new settings ask for")
     assert len(daemon.said("settings_reloaded")) == 1
 
@@ -284,25 +272,9 @@ def test_a_second_writer_is_refused_and_a_second_reader_is_not(node: Node, start
     assert once(node).returncode == 0
 
 
-def test_a_run_directory_that_cannot_be_used(node: Node) -> None:
-    (node.root / "file").write_text("")
-    done = run(node, "--run-dir", str(node.root / "file" / "below"))
-    assert done.returncode == 2
-    assert "the run directory" in done.stderr
-    assert "--run-dir" in done.stderr
-
-
-def test_a_link_in_the_locks_place_is_not_followed(node: Node) -> None:
-    (node.root / "run").mkdir()
-    (node.root / "precious").write_text("untouched")
-    (node.root / "run" / "lock").symlink_to(node.root / "precious")
-    assert once(node).returncode == 2
-    assert (node.root / "precious").read_text() == "untouched"
-
-
 def test_it_refuses_to_start_where_host_pids_cannot_be_seen(node: Node) -> None:
     wrapper = ("unshare", "--pid", "--fork", "--mount-proc")
-    done = run(node, "--once", "--run-dir", str(node.root / "run"), wrapper=wrapper)
+    done = run_daemon(node, "--once", "--run-dir", str(node.root / "run"), wrapper=wrapper)
     assert done.returncode == 4
     assert "not in the host's PID namespace" in done.stderr
     assert "hostPID: true" in done.stderr
@@ -355,8 +327,8 @@ def test_a_container_that_comes_and_goes(node: Node, start: Start) -> None:
         container.stop()
         shutil.rmtree(container.directory)
         daemon.wait_for("region_gone", container=container.directory.name)
-    # One for the slot writer, which came with the first repair, and none for what is gone.
-    until(lambda: len(_descriptors(daemon.process.pid)) <= before + 1, "descriptors given back")
+    # One for the slot writer and one for the lane, which came with the first container, and none for what is gone.
+    until(lambda: len(_descriptors(daemon.process.pid)) <= before + 2, "descriptors given back")
 
 
 def _descriptors(host_pid: int) -> list[str]:
@@ -414,14 +386,6 @@ def test_with_hardly_any_descriptors_it_does_what_it_can(node: Node, start: Star
         pytest.fail("no region is looked after")
     soft, _ = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
     assert soft == 64
-
-
-def test_the_lock_file_is_ours_alone(node: Node, start: Start) -> None:
-    daemon = start(node, *FAST)
-    daemon.wait_for("started")
-    lock = Path(daemon.run_dir) / "lock"
-    assert lock.read_text() == f"{daemon.process.pid}\n"
-    assert stat.S_IMODE(lock.stat().st_mode) == 0o600
 
 
 # ---- kernels before 5.3 -------------------------------------------------------------------------------------------

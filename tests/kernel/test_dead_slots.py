@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.process import Process
 from tests.fakes.regions import LAYOUTS
-from tests.kernel.conftest import Start, hostpid_of, never, slot_of, until
+from tests.fakes.releases import BEHAVIOURS
+from tests.kernel.conftest import DRIVER, Start, hostpid_of, slot_of, write_sm_util
+from tests.patience import never, until
 
 FAST = ("--interval", "50ms", "--nvml-interval", "100ms", "--hostpid-namespace", "host")
 
@@ -96,6 +99,52 @@ def test_it_is_alive_too_where_nothing_tells_whose_it_is(node: Node, start: Star
     assert not daemon.said("dead_slot_zeroed")
 
 
+# ---- what ended processes leave behind ------------------------------------------------------------------------------
+
+
+def test_no_monitor_counts_a_process_that_has_ended(tmp_path: Path, start: Start) -> None:
+    """One ends cleanly, one is killed, the last one compacts and ends: every monitor, every release."""
+    with Node(tmp_path, DRIVER) as node:
+        lives = {}
+        for row in BEHAVIOURS:
+            container = node.container(name=row.name.replace(".", "-"), release=row.name, sm_limit=0)
+            lives[container] = [container.tenant(load=load) for load in (30, 20, 10)]
+        start(node, *FAST)
+
+        def reported(loads: int) -> Callable[[], bool]:
+            return lambda: all(sum(container.monitor_view().values()) == loads for container in lives)
+
+        until(reported(60), "the loads of all three")
+        for first, *_ in lives.values():
+            first.stop()
+        until(reported(30), "the end of the first, in every monitor")
+        for _, second, _ in lives.values():
+            second.kill()
+        until(reported(10), "the end of the killed one")
+        for *_, third in lives.values():
+            until(lambda t=third: t.command("compact") == {"proc_num": 1}, "no slot but the last one's")  # type: ignore[misc]
+        until(reported(10), "no copy above proc_num")
+        for *_, third in lives.values():
+            third.stop()
+        until(reported(0), "the end of the last one")
+
+
+def test_what_was_left_behind_before_the_daemon_came_is_zeroed_too(node: Node, start: Start) -> None:
+    """A copy above proc_num by a move that no daemon saw, and the slot of a process that ended cleanly."""
+    container = node.container(watcher=False)
+    tenants = [container.tenant() for _ in range(3)]
+    for tenant in tenants:
+        write_sm_util(container, tenant.slot()["index"], 40)
+    tenants[0].stop()
+    assert tenants[1].command("compact") == {"proc_num": 2}
+    tenants[1].stop()
+    assert [sum(view.values()) for view in container.monitor_views().values()] == [40, 80, 120]
+    tenants[2].kill()
+    container.stop()
+    start(node, *FAST, "--source", "scan")
+    until(lambda: sum(container.monitor_view().values()) == 0, "nothing in any monitor")
+
+
 # ---- containers that ended while no daemon ran ----------------------------------------------------------------------
 
 
@@ -108,14 +157,6 @@ def ended(node: Node, name: str) -> Container:
     container.stop()
     assert slot_of(container, victim.ns_pid).sm_util == (64,)
     return container
-
-
-def write_sm_util(container: Container, slot: int, value: int) -> None:
-    layout = LAYOUTS[container.layout]
-    assert layout.device_util is not None
-    with container.cache.open("r+b") as file:
-        file.seek(layout.procs + slot * layout.slot_size + layout.device_util + 16)
-        file.write(value.to_bytes(8, "little"))
 
 
 def sm_util(container: Container) -> int:

@@ -38,9 +38,19 @@ def test_every_value_is_right_in_the_end(root: Path) -> None:
     assert "\x1b" not in done.stdout, "a pipe gets plain text"
 
 
-def test_a_daemon_that_repairs_nothing_is_found_out(root: Path) -> None:
+def test_a_daemon_that_repairs_nothing_is_found_out(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = tmp_path.parent.parent / "d"  # a socket's path may have 107 bytes only
+    short.mkdir(exist_ok=True)
+    monkeypatch.setenv("TMPDIR", str(short))
     done = _demo(root, "--dry-run")
     assert done.returncode == 1, done.stdout + done.stderr
+    logs = list(short.glob("resolver-demo-*.log"))
+    assert len(logs) == 1, done.stdout + done.stderr
+    (log,) = logs
+    assert f"The daemon's log is in {log}." in done.stdout
+    assert '"event": "would_repair"' in log.read_text()
     assert "WRONG: train, pid 2: hostpid is 2, must be" in done.stdout
     assert "Not every value is right" in done.stderr
 
@@ -92,6 +102,22 @@ ended=$?
 kill -KILL "$other"  # unshare itself minds no other signal
 exit "$ended"
 """
+
+
+def test_below_a_chroot_two_placements_are_left_out(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "enter").write_text('mount --bind "$1" "$1"\n' + CHROOT)
+    (tmp_path / "root").mkdir()
+    command = ["unshare", "--mount", "sh", f"{tmp_path}/enter", f"{tmp_path}/root"]
+    done = subprocess.run(
+        [*command, sys.executable, "-m", "tests.fakes.demo"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "KAI and without a scheduler, which can't be proven below a chroot" in done.stdout
+    assert "Every value is right" in done.stdout
 
 
 @pytest.mark.parametrize("what", WITHOUT)

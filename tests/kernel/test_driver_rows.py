@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.chain import thread_chain
+from tests.fakes.daemon import Daemon
 from tests.fakes.gpu import DEFAULT_DEVICES, Load
 from tests.fakes.node import Node
-from tests.fakes.process import Tenant
-from tests.fakes.state import Fault, Hang
-from tests.kernel.conftest import NVML, Daemon, Start, hostpid_of, never, slot_of, until
+from tests.fakes.state import Hang
+from tests.kernel.conftest import FAST, NVML, Start, driver, hostpid_of, right_number, slot_of
+from tests.patience import never, until
 
-FAST = ("--interval", "50ms", "--nvml-interval", "200ms")
 ROWS = (
     ("525.147.05", "host"),
     ("535.104.05", "host"),
@@ -28,17 +25,6 @@ ROWS = (
     ("570.86.15", "container"),
     ("580.65.06", "container"),
 )
-
-
-@contextmanager
-def driver(root: Path, version: str) -> Iterator[Node]:
-    with Node(root, version) as node:
-        assert node.left_out == []
-        yield node
-
-
-def right_number(tenant: Tenant, namespace: str) -> int:
-    return tenant.host_pid if namespace == "host" else tenant.ns_pid
 
 
 # ---- the four rows ------------------------------------------------------------------------------------------------
@@ -102,22 +88,6 @@ def test_the_option_overrides_the_driver(tmp_path: Path, start: Start, version: 
             until(lambda t=tenant: hostpid_of(container, t) == right_number(t, namespace), "the number")  # type: ignore[misc]
 
 
-def test_a_driver_that_is_exchanged_under_the_daemon(node: Node, start: Start) -> None:
-    """The library is loaded anew after an error; what the new driver means for `hostpid` is taken over."""
-    container = node.container()
-    tenant = container.tenant(load=40, guess="none")
-    daemon = start(node, *FAST)
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the host PID")
-    node.gpu.set_faults(faults=Fault.DRIVER_NOT_LOADED)
-    node.gpu.driver_version = "570.86.15"
-    os.kill(daemon.child(NVML), 9)
-    daemon.wait_for("nvml_unavailable")
-    node.gpu.set_faults()
-    daemon.wait_for("policy", hostpid_namespace="container")
-    until(lambda: hostpid_of(container, tenant) == tenant.ns_pid, "the container PID")
-    until(lambda: tenant.slot()["sm_util"] == [40], "the load, by its own watcher")
-
-
 # ---- NVML that fails ----------------------------------------------------------------------------------------------
 
 
@@ -153,20 +123,6 @@ def test_a_call_that_hangs_costs_a_worker_and_no_repair(node: Node, start: Start
     assert daemon.child(NVML) != first
 
 
-def test_an_init_that_hangs_leaves_everything_unknown_until_it_answers(node: Node, start: Start) -> None:
-    free = node.container(name="free", watcher=False)
-    tenant = free.tenant(load=50, guess="none")
-    before = free.cache.read_bytes()
-    node.gpu.set_faults(hang=Hang.INIT)
-    daemon = start(node, *FAST)
-    line = daemon.wait_for("nvml_unavailable")
-    assert line["why"] == "the driver did not answer within 5 s"
-    assert free.cache.read_bytes() == before  # which number is wanted is not known either
-    node.gpu.set_faults()
-    until(lambda: tenant.slot()["sm_util"] == [50], "the load")
-    assert hostpid_of(free, tenant) == tenant.host_pid
-
-
 def test_a_forced_policy_needs_no_nvml(node: Node, start: Start) -> None:
     free = node.container(name="free", watcher=False)
     tenant = free.tenant(load=50, guess="none")
@@ -178,24 +134,6 @@ def test_a_forced_policy_needs_no_nvml(node: Node, start: Start) -> None:
     assert len(daemon.said("nvml_unavailable")) == 1  # said once, not each time
 
 
-def test_a_lost_gpu_is_unknown_and_its_neighbour_is_not(node: Node, start: Start) -> None:
-    first, second = DEFAULT_DEVICES
-    lost = node.container(name="lost", watcher=False, devices=[first])
-    well = node.container(name="well", watcher=False, devices=[second])
-    on_lost, on_well = lost.tenant(load=50, guess="none"), well.tenant(load=20, guess="none")
-    daemon = start(node, *FAST)
-    until(lambda: on_lost.slot()["sm_util"] == [50], "the load on the first")
-    until(lambda: on_well.slot()["sm_util"] == [20], "the load on the second")
-    node.gpu.set_devices([replace(first, lost=True), second])
-    on_lost.set_load(0)
-    on_well.set_load(60)
-    until(lambda: on_well.slot()["sm_util"] == [60], "the new load on the second")
-    repaired(daemon, node, "meanwhile")
-    assert on_lost.slot()["sm_util"] == [50]  # not 0: nobody was asked
-    node.gpu.set_devices([first, second])
-    until(lambda: on_lost.slot()["sm_util"] == [0], "the truth after the GPU has come back")
-
-
 def test_devices_are_told_apart_by_uuid_when_their_order_changes(node: Node, start: Start) -> None:
     first, second = DEFAULT_DEVICES
     container = node.container(watcher=False, devices=[second])
@@ -204,29 +142,6 @@ def test_devices_are_told_apart_by_uuid_when_their_order_changes(node: Node, sta
     until(lambda: tenant.slot()["sm_util"] == [44], "the load")
     assert [device.uuid for device in node.gpu.devices] == [first.uuid, second.uuid]
     assert container.monitor_view() == {second.uuid: 44}
-
-
-def test_a_list_that_grows_is_asked_again(node: Node, start: Start) -> None:
-    node.gpu.set_faults(grow=3)
-    free = node.container(watcher=False)
-    tenant = free.tenant(load=50, guess="none")
-    daemon = start(node, *FAST)
-    until(lambda: slot_of(free, tenant.ns_pid).sm_util == (50,), "the load, in spite of the growth")
-    assert daemon.said("nvml_unavailable") == []
-
-
-def test_values_that_cannot_be_are_unknown(node: Node, start: Start) -> None:
-    free = node.container(watcher=False)
-    tenant = free.tenant(load=50, guess="none")
-    daemon = start(node, *FAST)
-    until(lambda: tenant.slot()["sm_util"] == [50], "the load")
-    node.gpu.set_faults(faults=Fault.VALUES_ABOVE_100 | Fault.PID_ZERO)
-    tenant.set_load(70)
-    # More than a second: the last good sample has had its time.
-    never(lambda: tenant.slot()["sm_util"] != [50], "a value made of one that cannot be, or a 0", 1.6)
-    repaired(daemon, node, "meanwhile")
-    node.gpu.set_faults(faults=Fault.PID_ZERO)
-    until(lambda: tenant.slot()["sm_util"] == [70], "the truth, beside a sample with PID 0")
 
 
 def test_a_sample_of_a_thread_is_its_processs(node: Node, start: Start) -> None:
@@ -268,17 +183,6 @@ def test_mig_is_unsupported_and_not_idle(tmp_path: Path, start: Start) -> None:
         never(lambda: tenant.slot()["sm_util"] != [0], "a utilization that NVML cannot tell", 0.6)
         daemon.stop()
         assert "utilization_writes" not in daemon.counters()
-
-
-def test_only_the_newer_call_answers(node: Node, start: Start) -> None:
-    """As on some Blackwell drivers."""
-    node.gpu.driver_version = "550.54.15"
-    node.gpu.set_faults(faults=Fault.PROCESS_UTILIZATION_UNSUPPORTED)
-    container = node.container(watcher=False)
-    tenant = container.tenant(load=50, guess="none")
-    environment = {**node.environment(), "LD_LIBRARY_PATH": str(node.built / "nvml-550")}
-    start(node, *FAST, environment=environment)
-    until(lambda: tenant.slot()["sm_util"] == [50], "the load")
 
 
 def test_a_slot_that_is_found_after_its_sample_is_not_called_idle(node: Node, start: Start) -> None:

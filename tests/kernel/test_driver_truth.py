@@ -12,33 +12,27 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from resolver.linux.capabilities import TO_START
+from resolver.base.source_records import SOURCE_RECORDS
 from resolver.workers.driver_probe import RIGHTS
 from resolver.workers.supervisor import WorkerProcess
 from tests.fakes.container import DEFAULT_RIGHTS, Container
+from tests.fakes.daemon import Daemon, runs
 from tests.fakes.node import Node
 from tests.fakes.process import Process, Tenant
 from tests.fakes.state import Fault, Hang
-from tests.kernel.conftest import NVML, ROOT, Daemon, Start, hostpid_of, never, runs, until
-from tests.kernel.test_capabilities import rights, with_nothing_but
-from tests.patience import PATIENCE_S
+from tests.kernel.conftest import NVML, ROOT, Start, driver, hostpid_of
+from tests.kernel.rights import patched, rights, with_nothing_but
+from tests.patience import PATIENCE_S, never, until
 
 FAST = ("--interval", "50ms", "--nvml-interval", "200ms", "--source", "scan", "--log-level", "debug")
 PROBE = "driver probe"
 NOBODY = "65534"
-
-
-@contextmanager
-def driver(root: Path, version: str) -> Iterator[Node]:
-    with Node(root, version) as node:
-        assert node.left_out == []
-        yield node
 
 
 @pytest.fixture
@@ -78,6 +72,18 @@ def spy(container: Container, what: str, name: str = PROBE, uid: str = "0") -> P
 
 def measured(daemon: Daemon, namespace: str, timeout_s: float = PATIENCE_S) -> None:
     daemon.wait_for("policy", timeout_s=timeout_s, origin="measured", hostpid_namespace=namespace)
+
+
+def halt_probes(node: Node, daemon: Daemon, tenant: Tenant) -> None:
+    """The next probe stands still in the container, until `goes_on`."""
+    daemon.wait_for("repair")
+    node.gpu.set_faults(hang=Hang.INIT)
+    tenant.set_load(40)
+
+
+def goes_on(node: Node, daemon: Daemon) -> None:
+    node.gpu.set_faults()
+    measured(daemon, "host")
 
 
 # ---- it is measured -----------------------------------------------------------------------------------------------
@@ -173,12 +179,14 @@ def test_the_right_to_look_is_kept_until_it_is_measured_and_given_up_for_good(
     daemon.wait_for("repair")
     optional = frozenset({"DAC_OVERRIDE"})
     own = rights(daemon.process.pid)
-    assert own.effective == TO_START["scan"] | optional
-    assert own.permitted == own.bounding == TO_START["scan"] | optional | RIGHTS
+    assert own.effective == SOURCE_RECORDS["scan"].rights | optional
+    assert own.permitted == own.bounding == SOURCE_RECORDS["scan"].rights | optional | RIGHTS
     assert own.no_new_privs
     tenant.set_load(40)
     measured(daemon, "host")
-    until(lambda: rights(daemon.process.pid).permitted == TO_START["scan"] | optional, "the drop")
+    until(
+        lambda: rights(daemon.process.pid).permitted == SOURCE_RECORDS["scan"].rights | optional, "the drop"
+    )
     own = rights(daemon.process.pid)
     assert own.effective == own.permitted
     assert own.inheritable == own.ambient == frozenset()
@@ -193,7 +201,7 @@ def test_the_right_to_look_is_kept_until_it_is_measured_and_given_up_for_good(
 
 def test_without_the_right_it_goes_by_the_version_and_says_so(node: Node, start: Start) -> None:
     container, tenant = busy(node)
-    daemon = start(node, *FAST, wrapper=with_nothing_but(TO_START["scan"]))
+    daemon = start(node, *FAST, wrapper=with_nothing_but(SOURCE_RECORDS["scan"].rights))
     until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair")
     (line,) = daemon.said("policy")
     assert line["origin"] == "by version"
@@ -204,22 +212,19 @@ def test_without_the_right_it_goes_by_the_version_and_says_so(node: Node, start:
 
 def test_the_documented_rights_are_enough_to_measure(node: Node, start: Start) -> None:
     busy(node)
-    daemon = start(node, *FAST, wrapper=with_nothing_but(TO_START["scan"] | RIGHTS))
+    daemon = start(node, *FAST, wrapper=with_nothing_but(SOURCE_RECORDS["scan"].rights | RIGHTS))
     measured(daemon, "host")
 
 
 def test_without_the_rights_to_become_nobody_it_asks_as_root_without_any(node: Node, start: Start) -> None:
     container, tenant = busy(node, load=0)
     look = spy(container, "look")
-    daemon = start(node, *FAST, wrapper=with_nothing_but(TO_START["scan"] | {"SYS_ADMIN"}))
-    daemon.wait_for("repair")
-    node.gpu.set_faults(hang=Hang.INIT)
-    tenant.set_load(40)
+    daemon = start(node, *FAST, wrapper=with_nothing_but(SOURCE_RECORDS["scan"].rights | {"SYS_ADMIN"}))
+    halt_probes(node, daemon, tenant)
     status = json.loads(look.read_line())["status"]
     assert status["Uid"].split() == ["0"] * 4
     assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
-    node.gpu.set_faults()
-    measured(daemon, "host")
+    goes_on(node, daemon)
 
 
 # ---- a hostile tenant ---------------------------------------------------------------------------------------------
@@ -234,13 +239,10 @@ def test_no_process_of_the_container_can_reach_into_the_probe(
         container, tenant = busy(node, load=0)
         reach, look = spy(container, "reach", uid=uid), spy(container, "look")
         daemon = start(node, *FAST, environment=for_everybody(node))
-        daemon.wait_for("repair")
-        node.gpu.set_faults(hang=Hang.INIT)
-        tenant.set_load(40)
+        halt_probes(node, daemon, tenant)
         ways = json.loads(reach.read_line())
         seen = json.loads(look.read_line())
-        node.gpu.set_faults()
-        measured(daemon, "host")
+        goes_on(node, daemon)
         # The table of its mounts is everybody's to read: there is next to nothing in it.
         told = {ways.pop("mountinfo"), ways.pop("mounts")}
         assert told == {"reached"}
@@ -264,7 +266,9 @@ def test_nor_can_one_with_every_capability_in_a_user_namespace_of_its_own(
     open_root: Path, monkeypatch: pytest.MonkeyPatch, *, nobody: bool
 ) -> None:
     """Its root is the host's, by number; what it may do, it may do below its own namespace only."""
-    hostile = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    # With the host's mounts: below others that lie over /proc, its root could not mount one.
+    hostile = ["nsenter", "--mount=/proc/2/ns/mnt"]
+    hostile += ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
     worker = WorkerProcess(
         PROBE, "resolver.workers.driver_probe", sysconfig.get_paths()["purelib"], timeout=60, rights=RIGHTS
     )
@@ -324,15 +328,10 @@ def test_a_container_that_could_reach_in_is_not_entered(node: Node, start: Start
 
 
 #: A daemon that waits for a look for a fifth of the time, and between two of them for a tenth.
-IMPATIENT = """
-import sys
-from resolver.daemon import driver_measurement
-driver_measurement._LOOK_SECONDS, driver_measurement._FIRST_WAIT = 1.0, 0.2
-from resolver.cli import main
-sys.argv = ["resolver", *sys.argv[4:]]
-sys.exit(main())
-"""
-WRAPPER = (sys.executable, "-c", IMPATIENT)
+IMPATIENT = patched("""
+    from resolver.daemon import driver_measurement
+    driver_measurement._LOOK_SECONDS, driver_measurement._FIRST_WAIT = 1.0, 0.2
+""")
 LATE = "it did not answer within 1 s"
 
 
@@ -340,23 +339,20 @@ def test_a_tenant_that_kills_the_probe_only_puts_it_off(open_root: Path, start: 
     with driver(open_root, "535.183.01") as node:
         container, tenant = busy(node, load=0)
         killer = spy(container, "kill")
-        daemon = start(node, *FAST, wrapper=WRAPPER, environment=for_everybody(node))
-        daemon.wait_for("repair")
-        node.gpu.set_faults(hang=Hang.INIT)
-        tenant.set_load(40)
+        daemon = start(node, *FAST, wrapper=IMPATIENT, environment=for_everybody(node))
+        halt_probes(node, daemon, tenant)
         ended = "it was ended from inside the container (signal 9)"
         for count, wait in ((1, 0.2), (2, 0.4), (3, 0.8)):
             line = daemon.wait_for("driver_not_measured", count=count)
             assert (line["why"], line["next_try_seconds"]) == (ended, wait)
         killer.kill()
-        node.gpu.set_faults()
-        measured(daemon, "host")
+        goes_on(node, daemon)
 
 
 def test_a_tenant_that_stops_the_probe_costs_its_time_limit(node: Node, start: Start) -> None:
     container, tenant = busy(node)
     stopper = spy(container, "stop")
-    daemon = start(node, *FAST, wrapper=WRAPPER)
+    daemon = start(node, *FAST, wrapper=IMPATIENT)
     host_pid = 0
 
     def stopped() -> bool:
@@ -392,10 +388,8 @@ def _status(host_pid: int) -> str:
 
 def test_a_namespace_that_ends_meanwhile(node: Node, start: Start) -> None:
     container, tenant = busy(node, load=0)
-    daemon = start(node, *FAST, wrapper=WRAPPER)
-    daemon.wait_for("repair")
-    node.gpu.set_faults(hang=Hang.INIT)
-    tenant.set_load(40)
+    daemon = start(node, *FAST, wrapper=IMPATIENT)
+    halt_probes(node, daemon, tenant)
     until(lambda: _inside(daemon), "a probe in the container")
     container.stop()
     daemon.wait_for("driver_not_measured")
@@ -406,22 +400,17 @@ def test_a_namespace_that_ends_meanwhile(node: Node, start: Start) -> None:
 
 def test_a_driver_that_hangs_costs_the_probe_and_nothing_else(node: Node, start: Start) -> None:
     _, tenant = busy(node, load=0)
-    daemon = start(node, *FAST, wrapper=WRAPPER)
-    daemon.wait_for("repair")
-    node.gpu.set_faults(hang=Hang.INIT)
-    tenant.set_load(40)
+    daemon = start(node, *FAST, wrapper=IMPATIENT)
+    halt_probes(node, daemon, tenant)
     daemon.wait_for("driver_not_measured", why=LATE)
     until(lambda: tenant.slot()["sm_util"] == [40], "the load, by version as long")
-    node.gpu.set_faults()
-    measured(daemon, "host")
+    goes_on(node, daemon)
 
 
 def test_a_daemon_that_is_killed_leaves_nobody_in_the_container(node: Node, start: Start) -> None:
     _, tenant = busy(node, load=0)
     daemon = start(node, *FAST)
-    daemon.wait_for("repair")
-    node.gpu.set_faults(hang=Hang.INIT)
-    tenant.set_load(40)
+    halt_probes(node, daemon, tenant)
     until(lambda: _inside(daemon), "a probe in the container")
     (inside,), worker = _inside(daemon), daemon.children()[PROBE]
     daemon.kill()

@@ -20,11 +20,11 @@ from resolver.config import Settings, WriteUtilization
 from resolver.daemon import gpu_users
 from resolver.daemon.service import Service
 from resolver.gpu import sampler as sampler_module
-from resolver.gpu.inventory import GpuReport
+from resolver.gpu.inventory import Gpu
 from resolver.state import Snapshot
 from tests.fakes.gpu import DEFAULT_DEVICES, Device
 from tests.fakes.node import Node
-from tests.fakes.state import Answer, Fault, Hang
+from tests.fakes.state import Answer
 
 FIRST, SECOND = DEFAULT_DEVICES
 THIRD = Device("GPU-7e57ab1e-0000-4000-8000-2f7d0c9a4e03", minor=2)
@@ -145,7 +145,7 @@ def bench(node: Node, library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         bench.close()
 
 
-def gpu(snapshot: Snapshot, uuid: str) -> GpuReport:
+def gpu(snapshot: Snapshot, uuid: str) -> Gpu:
     (found,) = (gpu for gpu in snapshot.inventory.gpus if gpu.uuid == uuid)
     return found
 
@@ -225,31 +225,6 @@ def test_a_library_that_answers_each_error_leaves_everything_unknown(bench: Benc
     bench.right()
 
 
-def test_a_driver_that_hangs_is_unknown_and_then_right(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = bench.service.gpus.sampler
-    for hang in (Hang.UTILIZATION, Hang.PROCESS_LIST, Hang.DEVICE, Hang.COUNT):
-        failures = sampler.worker.failures
-        bench.node.gpu.set_faults(hang=hang)
-        bench.seconds += 61 if hang is Hang.DEVICE else 0  # only asked when devices are looked at
-        with monkeypatch.context() as patched:
-            patched.setattr(gpu_users, "_DRIVER_SECONDS", 0.2)
-            patched.setattr(sampler_module, "_CALL_SECONDS", 0.4)
-            patched.setattr(sampler_module, "_START_SECONDS", 0.6)
-            patched.setattr(sampler.worker, "timeout", 0.4)
-            for _ in range(2):
-                snapshot = bench.intervals()
-                assert snapshot.joined.error
-                assert set(bench.utilization(snapshot).values()) == {None}
-                assert len(snapshot.inventory.gpus) == 2
-        assert sampler.worker.failures > failures
-        sampler.stop()  # whatever it is at
-        sampler.worker._not_before = 0.0  # after several failures in a row it waits
-        failures = sampler.worker.failures
-        bench.right()
-        assert sampler.worker.failures == failures
-    assert {kind for kind, _ in bench.told()} == {"nvml_unavailable", "nvml_available"}
-
-
 def test_a_device_that_is_lost_is_ill_and_one_that_is_taken_out_is_gone(bench: Bench) -> None:
     bench.node.gpu.set_devices([replace(FIRST, lost=True), SECOND])
     for _ in range(3):
@@ -277,46 +252,3 @@ def test_a_device_that_is_added_is_there(bench: Bench) -> None:
     assert bench.told() == [("gpu_found", THIRD.uuid)]
     (process,) = (process for process in snapshot.gpu_processes if process.device_uuid == THIRD.uuid)
     assert (process.host_pid, process.sm_util) == (tenant.host_pid, 33)
-
-
-def test_a_driver_that_is_unloaded_and_comes_back(bench: Bench, library: Path) -> None:
-    driver = library.readlink()
-    bench.node.gpu.set_faults(Fault.DRIVER_NOT_LOADED)
-    library.unlink()
-    snapshot = bench.intervals()
-    assert "DriverNotLoaded" in snapshot.joined.error
-    bench.service.gpus.sampler.worker.stop()  # whoever kills it now: the next one finds no library
-    snapshot = bench.intervals()
-    assert "LibraryNotFound" in snapshot.joined.error
-    assert set(bench.utilization(snapshot).values()) == {None}
-    assert (snapshot.gpu_processes, snapshot.driver_version) == ((), bench.node.gpu.driver_version)
-    assert (
-        len(snapshot.inventory.gpus) == 2
-    )  # what was known; ``joined.error`` says that it may not be so any more
-    library.symlink_to(driver)
-    bench.right()
-    events = [kind for kind, _ in bench.told()]
-    assert events == ["nvml_unavailable", "nvml_unavailable", "nvml_available"]
-
-
-def test_an_xid_error_is_told_and_says_which(bench: Bench) -> None:
-    """A tenant's own costs nobody anything; the GPU's makes it unhealthy, and its neighbour stays well."""
-    bench.intervals()
-    bench.told()
-    for xid in (13, 119):
-        bench.node.gpu.raise_xid(0, xid)
-    time.sleep(1.0)  # they are fetched once a second
-    for _ in range(INTERVALS):
-        snapshot = bench.intervals()
-    ill, well = snapshot.inventory.gpus
-    assert [(each.xid, each.count) for each in ill.xids] == [(13, 1), (119, 1)]
-    assert [illness.detail for illness in ill.illnesses] == ["XID 119: its system processor does not answer"]
-    assert (well.illnesses, well.xids) == ((), ())
-    assert ill.details is not None
-    assert ill.details.throttle_reasons == ("idle",)
-    assert sorted(bench.told()) == [
-        ("gpu_unhealthy", "xid"),
-        ("gpu_xid", FIRST.uuid),
-        ("gpu_xid", FIRST.uuid),
-    ]
-    assert bench.utilization(snapshot) == LOADS

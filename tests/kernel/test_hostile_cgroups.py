@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,7 +12,9 @@ import pytest
 from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
-from tests.kernel.conftest import Start, command, hostpid_of, until
+from tests.kernel.conftest import Start, command, hostpid_of
+from tests.kernel.rights import patched
+from tests.patience import until
 
 #: So many names of 255 bytes make a path that is longer than the kernel takes or shows.
 DEEP = 17
@@ -49,23 +51,17 @@ def _move(host_pids: list[int], directory: int) -> None:
 
 
 #: A daemon on a kernel that refuses to show a path that is too long, as older ones do; newer ones show its beginning.
-REFUSED = (
-    sys.executable,
-    "-c",
-    """
-import errno, os, sys
-from resolver.cli import main
-read = os.read
-def refused(fd, count):
-    text = read(fd, count)
-    if len(text) > 2048 and os.readlink(f"/proc/self/fd/{fd}").endswith("/cgroup"):
-        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-    return text
-os.read = refused
-sys.argv = ["resolver", *sys.argv[4:]]
-sys.exit(main())
-""",
-)
+REFUSED = patched("""
+    import errno, os
+    read = os.read
+    def refused(fd, count):
+        text = read(fd, count)
+        if len(text) > 2048 and os.readlink(f"/proc/self/fd/{fd}").endswith("/cgroup"):
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        return text
+    import resolver.cli
+    os.read = refused
+""")
 
 
 @pytest.mark.parametrize("wrapper", [(), REFUSED], ids=["shown in part", "refused"])
@@ -93,3 +89,28 @@ def lookup(node: Node, container: Container, tenant: Tenant) -> int:
     done = command(node, node.root / "run", node.pod_logs_dir, *words)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
+
+
+def test_a_control_group_named_as_another_container_is_its_makers(node: Node, start: Start) -> None:
+    """A tenant with a writable cgroupfs took a victim's id for a cgroup of its own, and its load went to the victim."""
+    victim, evil = node.container(name="victim"), node.container(name="evil")
+    good, bad = victim.tenant(load=10, guess="none"), evil.tenant(load=90, guess="none")
+    assert evil.cgroup is not None
+    below = os.open(evil.cgroup, os.O_RDONLY)
+    os.mkdir(victim.container_id, dir_fd=below)
+    named = os.open(victim.container_id, os.O_RDONLY, dir_fd=below)
+    try:
+        _move([bad.host_pid], named)
+        start(node, "--interval", "50ms", "--nvml-interval", "50ms")
+        for container, tenant in ((victim, good), (evil, bad)):
+            until(lambda c=container, t=tenant: hostpid_of(c, t) == t.host_pid, container.name)  # type: ignore[misc]
+            done = command(
+                node, node.root / "run", node.pod_logs_dir, "reverse", str(tenant.host_pid), "--json"
+            )
+            assert done.returncode == 0, done.stderr
+            assert json.loads(done.stdout)["container_id"] == container.container_id
+    finally:
+        _move([bad.host_pid], below)
+        os.close(named)
+        os.rmdir(victim.container_id, dir_fd=below)
+        os.close(below)

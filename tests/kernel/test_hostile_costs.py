@@ -15,8 +15,7 @@ import pytest
 from tests.bench.attacks import ATTACKS
 from tests.bench.hostile import Stage, by_container, open_directory
 from tests.bench.usage import rss
-from tests.bench.watched import lines_of
-from tests.kernel.conftest import until
+from tests.patience import until
 
 _SECONDS = 2.0
 
@@ -56,9 +55,8 @@ def test_the_loop_gives_way(name: str, size: int, place: Path) -> None:
         with ATTACKS[name].begin(stage.scene, size):
             _repaired(stage, _SECONDS)
         block = stage.daemon.longest_block()
-        log = lines_of(stage.daemon.log)
-        lines = by_container(log)
-    assert [line for line in log if line.get("event") == "internal_error"] == []
+        lines = by_container(stage.daemon.lines)
+        assert stage.daemon.said("internal_error") == []
     print(
         f"{ATTACKS[name].name(size)}: {block * 1e3:.0f} ms of CPU in one go; lines of the log: {lines.total()}"
     )
@@ -71,7 +69,7 @@ def test_sigterm_is_obeyed_among_thousands_of_namespaces(place: Path) -> None:
     """Within a second is promised, which the bench measures; here it has to end at all."""
     with Stage(place) as stage, ATTACKS["namespaces"].begin(stage.scene, 2000):
         time.sleep(_SECONDS)
-        ended = stage.daemon.stop()
+        ended = stage.daemon.stopped_after()
     print(f"ended {ended} s after SIGTERM")
     assert ended is not None
 

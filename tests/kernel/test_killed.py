@@ -13,20 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.container import Container
+from tests.fakes.daemon import runs
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.regions import LAYOUTS
-from tests.kernel.conftest import (
-    NVML,
-    WRITER,
-    Start,
-    hostpid_of,
-    lock_words,
-    runs,
-    slot_of,
-    until,
-    write_hostpid,
-)
+from tests.kernel.conftest import NVML, WRITER, Start, hostpid_of, lock_words, slot_of, write_hostpid
+from tests.patience import until
 
 KILLS = pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.long)])
 

@@ -4,90 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
-import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fakes.container import Container
+from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
+from tests.fakes.overlay import CACHE, Docker
 from tests.fakes.process import Tenant
-from tests.fakes.regions import LAYOUTS, read_file
-from tests.kernel.conftest import EVERY_SOURCE, Daemon, Start, never, until
+from tests.fakes.regions import read_file
+from tests.kernel.conftest import EVERY_SOURCE, Start
+from tests.patience import never, until
 
 FAST = ("--interval", "50ms", "--nvml-interval", "100ms", "--mapped-regions", "--hostpid-namespace", "host")
-CACHE = "/tmp/cudevshr.cache"  # noqa: S108 - where HAMi-core has it
-
-
-class Docker:
-    """A container whose root is an overlay, as Docker's is. ``upper`` is a directory of the host, or on a tmpfs.
-
-    With ``btrfs`` its root is a snapshot of the subvolume ``base`` there, as Docker's btrfs driver makes them.
-    """
-
-    def __init__(
-        self, node: Node, name: str = "main", *, upper: str = "host", btrfs: Path | None = None
-    ) -> None:
-        self.container: Container = node.container(name=name, cgroup_format="docker-systemd")
-        base = node.root / f"docker-{name}"
-        layers, root = base / "layers", base / "merged"
-        layers.mkdir(parents=True)
-        root.mkdir()
-        shown = ("/proc", "/dev", node.root, node.built)
-        if btrfs is not None:
-            snapshot = btrfs / name
-            subprocess.check_call(
-                ["btrfs", "--quiet", "subvolume", "snapshot", str(btrfs / "base"), str(snapshot)]
-            )
-            self.run(
-                f"mount --bind {snapshot} {root}",
-                f"cd {root}; mkdir -m 1777 tmp; mkdir old",
-                *(
-                    f"if [ -d {path} ]; then mkdir -p .{path}; mount --rbind {path} .{path}; fi"
-                    for path in ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", *shown)
-                ),
-                "pivot_root . old; umount -l /old",
-            )
-            return
-        self.run(
-            *([f"mount -t tmpfs none {layers}"] if upper == "tmpfs" else []),
-            f"mkdir {layers}/upper {layers}/work",
-            f"mount -t overlay overlay -o lowerdir=/,upperdir={layers}/upper,workdir={layers}/work {root}",
-            *(f"mkdir -p {root}{path}; mount --rbind {path} {root}{path}" for path in shown),
-            f"mkdir {root}/old; cd {root}; pivot_root . old; umount -l /old",
-        )
-
-    def run(self, *commands: str) -> str:
-        """What commands print that a tenant with every right runs inside."""
-        enter = ["nsenter", "--mount", "--pid", "--target", str(self.container.init_host_pid)]
-        return subprocess.check_output([*enter, "sh", "-ec", ";".join(commands)], text=True)
-
-    def tenant(self, *, load: int = 0, guess: str = "wrong", cache: str = CACHE) -> Tenant:
-        return self.container.tenant(load=load, guess=guess, options=["--cache", cache])
-
-    def file(self, cache: str = CACHE) -> Path:
-        """The file as the host can reach it."""
-        return Path(f"/proc/{self.container.init_host_pid}/root{cache}")
-
-    def claim(self, ns_pid: int) -> None:
-        """A slot more with that PID, as a tenant could write it."""
-        layout, file = LAYOUTS[self.container.layout], self.file()
-        count = len(read_file(file).slots)
-        with file.open("r+b") as opened:
-            place = layout.procs + count * layout.slot_size
-            opened.seek(place)
-            opened.write(struct.pack("<ii", ns_pid, 0))
-            opened.seek(place + layout.status)
-            opened.write(struct.pack("<i", 1))
-            opened.seek(layout.proc_num)
-            opened.write(struct.pack("<i", count + 1))
-
-    def hostpid(self, tenant: Tenant) -> int:
-        slot = read_file(self.file()).slot(tenant.ns_pid)
-        assert slot is not None
-        return slot.hostpid
 
 
 def repaired(docker: Docker, tenant: Tenant) -> None:
@@ -161,16 +92,16 @@ def test_host_directories_go_on_beside(node: Node, start: Start) -> None:
 PLACE, NEW = "/tmp/place", "/tmp/new"  # noqa: S108
 #: What the tenant puts in the place of its directory {d}, from {n}, where its file {c} would have been found.
 OVER = "mkdir {n}; %s; mount --bind {n} {d}"
-HOSTILE = {
-    "symbolic link": (OVER % "mv {c} {c}.real; ln -s {c}.real {n}/cudevshr.cache", None),
-    "symbolic link to the file": (OVER % "ln -s /tmp/back/cudevshr.cache {n}/cudevshr.cache", "symlink"),
-    "fifo": (OVER % "mkfifo {n}/cudevshr.cache", "not_regular"),
-    "device": (OVER % "mknod {n}/cudevshr.cache c 1 5", "not_regular"),
-    "directory": (OVER % "mkdir {n}/cudevshr.cache", "not_regular"),
-    "another file of the same form": (OVER % "cp {c} {n}", "other_device"),
-    "nothing": (OVER % "true", "gone"),
-    "another kind of file system": ("mount -t proc none {d}", "other_device"),
-    "mount over the file": ("cp {c} {c}.new; mount --bind {c}.new {c}", "other_device"),
+#: The process goes on with the file that it holds, so that one is repaired, and what lies over it is left alone.
+COVERED = {
+    "symbolic link": OVER % "ln -s /tmp/back/cudevshr.cache {n}/cudevshr.cache",
+    "fifo": OVER % "mkfifo {n}/cudevshr.cache",
+    "device": OVER % "mknod {n}/cudevshr.cache c 1 5",
+    "another file of the same form": OVER % "cp {c} {n}",
+    "another kind of file system": "mount -t proc none {d}",
+    "mount over the file": "mkdir {n}; cp {c} {n}/cudevshr.cache; mount --bind {n}/cudevshr.cache {c}",
+}
+REFUSED = {
     "second name": ("ln {c} {c}.second", "hard_link"),
     "grown": ("printf xy >>{c}", "unknown_size"),
     "renamed": ("mv {c} {c}.real; ln -s {c}.real {c}", None),
@@ -178,16 +109,36 @@ HOSTILE = {
 }
 
 
-def test_what_is_not_the_mapped_file_is_left_alone(node: Node, start: Start) -> None:
-    """Every trick at once, and one container without any: once that one is repaired, all were looked at."""
-    path, sums = f"{PLACE}/cudevshr.cache", "find /tmp/back/ /tmp/new -type f -exec sha256sum {} + || true"
-    dockers = {trick: Docker(node, trick.replace(" ", "-")) for trick in HOSTILE}
-    for trick, docker in dockers.items():
+def hostile(node: Node, tricks: dict[str, str]) -> dict[str, tuple[Docker, Tenant]]:
+    """A container for each trick, with a tenant that was there before it."""
+    path, made = f"{PLACE}/cudevshr.cache", {}
+    for trick, commands in tricks.items():
+        docker = Docker(node, trick.replace(" ", "-"))
         docker.run(f"mkdir {PLACE}")
-        docker.tenant(load=0, cache=path)
+        made[trick] = docker, docker.tenant(load=30, cache=path)
         docker.run("mkdir /tmp/back; mount --bind /tmp/place /tmp/back")
-        docker.run(HOSTILE[trick][0].format(c=path, d=PLACE, n=NEW))
-    before = {trick: docker.run(sums) for trick, docker in dockers.items()}
+        docker.run(commands.format(c=path, d=PLACE, n=NEW))
+    return made
+
+
+def test_the_held_file_is_repaired_and_what_covers_it_is_left_alone(node: Node, start: Start) -> None:
+    """The process's own descriptor leads to its file, wherever the path leads by now."""
+    sums = "find /tmp/new -type f -exec sha256sum {} + || true"
+    made = hostile(node, COVERED)
+    before = {trick: docker.run(sums) for trick, (docker, _) in made.items()}
+    assert before["another file of the same form"]
+    daemon = start(node, *FAST, "--source", "scan")
+    for docker, tenant in made.values():
+        until(lambda d=docker, t=tenant: d.hostpid(t, "/tmp/back/cudevshr.cache") == t.host_pid, "a repair")  # type: ignore[misc] # noqa: S108
+    assert {trick: docker.run(sums) for trick, (docker, _) in made.items()} == before
+    assert not daemon.said("region_rejected")
+
+
+def test_what_may_be_another_containers_file_is_refused(node: Node, start: Start) -> None:
+    """Every trick at once, and one container without any: once that one is repaired, all were looked at."""
+    sums = f"find {PLACE} -type f -exec sha256sum {{}} + || true"
+    made = hostile(node, {trick: commands for trick, (commands, _) in REFUSED.items()})
+    before = {trick: docker.run(sums) for trick, (docker, _) in made.items()}
     daemon = start(node, *FAST, "--source", "scan")
 
     def refused() -> set[tuple[str, str]]:
@@ -195,8 +146,8 @@ def test_what_is_not_the_mapped_file_is_left_alone(node: Node, start: Start) -> 
         return {(line["path"].removeprefix("container ").split(":")[0], line["reason"]) for line in lines}
 
     wanted = {
-        (dockers[trick].container.container_id, reason)
-        for trick, (_, reason) in HOSTILE.items()
+        (made[trick][0].container.container_id, reason)
+        for trick, (_, reason) in REFUSED.items()
         if reason is not None
     }
     until(lambda: refused() >= wanted, "every refusal")
@@ -204,7 +155,17 @@ def test_what_is_not_the_mapped_file_is_left_alone(node: Node, start: Start) -> 
     honest = Docker(node, "honest")
     repaired(honest, honest.tenant(load=30))
     never(lambda: len(daemon.said("repair")) > 1 or len(daemon.said("region_found")) > 1, "a repair", 1.0)
-    assert {trick: docker.run(sums) for trick, docker in dockers.items()} == before
+    until(lambda: opened(daemon, "cudevshr") == 1, "one file that is held open")
+    assert {trick: docker.run(sums) for trick, (docker, _) in made.items()} == before
+
+
+def test_a_file_system_that_may_ask_a_tenants_program_is_refused(node: Node, start: Start) -> None:
+    docker = Docker(node)
+    docker.run(f"mkdir {PLACE}", f"mount -t ramfs none {PLACE}", f"chmod 1777 {PLACE}")
+    docker.tenant(load=30, cache=f"{PLACE}/cudevshr.cache")
+    daemon = start(node, *FAST, "--source", "scan")
+    daemon.wait_for("region_rejected", reason="other_device")
+    never(lambda: daemon.said("region_found"), "a region", 1.0)
 
 
 def test_a_file_that_the_process_may_only_read_is_never_written(node: Node, start: Start) -> None:

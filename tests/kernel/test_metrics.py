@@ -8,10 +8,8 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +17,16 @@ import pytest
 
 from resolver.hami import layout
 from tests.fakes.container import Container
+from tests.fakes.daemon import Daemon
 from tests.fakes.exposition import Read
 from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.prometheus import program
-from tests.fakes.regions import LAYOUTS
-from tests.fakes.state import Fault, Hang
-from tests.kernel.conftest import Daemon, Start, until
+from tests.fakes.state import Hang
+from tests.kernel.conftest import FAST, Start
+from tests.patience import until
 
-FAST = ("--interval", "50ms", "--nvml-interval", "200ms")
 UTILIZATION, MEMORY = "resolver_container_utilization_ratio", "resolver_container_memory_bytes"
 UNKNOWN = "resolver_container_unknown_values"
 FIRST, SECOND = (device.uuid for device in DEFAULT_DEVICES)
@@ -123,55 +121,6 @@ def test_a_busy_container_is_never_0(
     until(lambda: scraper.utilization(without_slot) == 0, "its end of work")
 
 
-def test_hamis_limits_are_those_of_the_cache_file(
-    node: Node, scraping: Callable[..., Scraper], source: str
-) -> None:
-    limited, free = node.container(sm_limit=30), node.container(name="free", sm_limit=0)
-    limited.tenant(load=60, guess="none")
-    free.tenant(load=10, guess="none")
-    scraper, limit = scraping(), "resolver_container_core_limit_ratio"
-    until(lambda: scraper.read().one(limit, pod_uid=limited.pod_uid) == pytest.approx(0.3), "its core limit")
-    until(lambda: scraper.utilization(free) == pytest.approx(0.1), "the other container")
-    found = scraper.read()
-    assert found.all(limit, pod_uid=free.pod_uid) == []
-    # As the tenant's library wrote it.
-    assert found.one("resolver_container_memory_limit_bytes", pod_uid=limited.pod_uid) == 8 << 30
-
-
-def test_series_of_a_container_end_with_it(node: Node, scraping: Callable[..., Scraper], source: str) -> None:
-    stays, goes, host = node.container(), node.container(), node.container(pid_namespace="host")
-    for container in (stays, goes, host):
-        container.tenant(load=20)
-    scraper = scraping("--metrics-per-process")
-    for container in (stays, goes, host):
-        until(lambda c=container: scraper.utilization(c) == pytest.approx(0.2), "its load")  # type: ignore[misc]
-    assert len(scraper.read().all("resolver_process_utilization_ratio")) == 3
-    goes.stop()
-    until(lambda: goes.pod_uid not in scraper.text(), "the end of all its series")
-    assert scraper.utilization(stays) == scraper.utilization(host) == pytest.approx(0.2)
-    before = stays.container_id
-    stays.restart()
-    stays.tenant(load=35)
-    until(lambda: scraper.utilization(stays) == pytest.approx(0.35), "the load of the restarted one")
-    assert before not in scraper.text()
-
-
-def test_what_a_tenant_writes_is_no_label(node: Node, scraping: Callable[..., Scraper], source: str) -> None:
-    container = node.container()
-    container.tenant(load=30)
-    scraper = scraping("--hami-metrics")
-    until(lambda: scraper.utilization(container) == pytest.approx(0.3), "its load")
-    layout = LAYOUTS[container.layout]
-    with container.cache.open("r+b", buffering=0) as file:
-        for turn in range(20):
-            os.pwrite(file.fileno(), f"GPU-forged-{turn}".encode().ljust(96, b"\0"), layout.uuids)
-            time.sleep(0.05)
-            text = scraper.text()
-            assert "forged" not in text
-    assert scraper.utilization(container) == pytest.approx(0.3)
-    assert scraper.read().one(UNKNOWN, value="utilization", reason="unknown_device") == 1
-
-
 def test_hamis_names_say_what_hami_core_counts_of_living_processes(
     node: Node, scraping: Callable[..., Scraper], source: str, tmp_path: Path
 ) -> None:
@@ -236,41 +185,6 @@ def test_while_nvml_hangs_metrics_answer_and_say_so(
     assert scraper.read().one("resolver_nvml_up") == 1
 
 
-def test_a_driver_that_is_unloaded_or_loses_a_gpu_is_no_0(
-    node: Node, scraping: Callable[..., Scraper], source: str
-) -> None:
-    one, other = node.container(), node.container(devices=DEFAULT_DEVICES[1:])
-    one.tenant(load=50)
-    other.tenant(load=60)
-    scraper = scraping()
-
-    def loads() -> tuple[float | None, float | None]:
-        return scraper.utilization(one), scraper.utilization(other, SECOND)
-
-    until(lambda: loads() == (0.5, 0.6), "both loads")
-    node.gpu.set_devices([DEFAULT_DEVICES[0], replace(DEFAULT_DEVICES[1], lost=True)])
-    seen = set()
-
-    def lost() -> bool:
-        seen.add(scraper.utilization(other, SECOND))
-        return None in seen
-
-    until(lost, "the loss")
-    assert seen <= {0.6, None}
-    until(lambda: scraper.utilization(one) == 0.5, "the other one's load")
-    until(lambda: scraper.read().one("resolver_gpu_healthy", device_uuid=SECOND) == 0, "its illness")
-    assert scraper.read().one("resolver_gpu_unhealthy", device_uuid=SECOND, reason="lost") == 1
-    assert scraper.read().one(UNKNOWN, value="utilization", reason="device_failed") == 1
-    node.gpu.set_devices(DEFAULT_DEVICES)
-    until(lambda: loads() == (0.5, 0.6), "both loads again")
-    node.gpu.set_faults(Fault.DRIVER_NOT_LOADED)
-    until(lambda: loads() == (None, None), "no driver")
-    assert scraper.read().one("resolver_nvml_up") == 0
-    assert scraper.read().all("resolver_gpu_utilization_ratio") == []
-    node.gpu.set_faults()
-    until(lambda: loads() == (0.5, 0.6), "both loads again")
-
-
 # ---- the daemon ---------------------------------------------------------------------------------------------------
 
 
@@ -298,43 +212,6 @@ def test_the_linter_of_prometheus_has_nothing_to_say(
         [program("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
-
-
-def test_it_is_ready_once_the_canary_was_found(
-    node: Node, scraping: Callable[..., Scraper], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("RESOLVER_SOURCE", raising=False)
-    scraper = scraping("--source", "auto")
-    answers = []
-
-    def ready() -> bool:
-        answers.append(scraper.get("/readyz"))
-        return answers[-1][0] == 200
-
-    until(ready, "readiness")
-    assert answers[-1] == (200, "ok\n")
-    assert {status for status, _ in answers} <= {200, 503}
-    assert all(len(why) > 10 for status, why in answers if status == 503)
-    assert scraper.read().one("resolver_ready") == 1
-    assert scraper.get("/healthz") == (200, "ok\n")
-
-
-def test_with_everything_on_it_stays_small(
-    node: Node, scraping: Callable[..., Scraper], source: str, tmp_path: Path
-) -> None:
-    for _ in range(4):
-        node.container().tenant(load=10)
-    scraper = scraping("--metrics-per-process", "--hami-metrics")
-    until(lambda: len(scraper.read().all(UTILIZATION)) == 4, "four containers")
-    for _ in range(60):
-        scraper.get("/metrics")
-        scraper.get("/metrics", "application/openmetrics-text")
-    told = scraper.read().one("process_resident_memory_bytes")
-    status = Path(f"/proc/{scraper.daemon.process.pid}/status").read_text()
-    (resident,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
-    print(f"{source}: {resident / 1024:.1f} MiB with API and metrics")
-    assert resident <= 45 * 1024
-    assert told == pytest.approx(resident * 1024, rel=0.05)
 
 
 def test_a_daemon_that_stands_still_does_not_say_it_is_well(
@@ -369,42 +246,3 @@ def test_the_next_daemon_takes_the_port_over(
     until(lambda: scraper.utilization(container) == pytest.approx(0.3), "its load, by the next one")
     assert json.dumps(tenant.slot()["hostpid"]) == str(tenant.host_pid)
     assert len(second.said("metrics_off")) == 1
-
-
-COME_AND_GO = """
-import contextlib, socket, sys
-for _ in range(1500):
-    with contextlib.suppress(ConnectionError), socket.create_connection((sys.argv[1], int(sys.argv[2]))) as client:
-        client.sendall(b"GET /metrics HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
-"""
-
-
-def test_a_flood_of_clients_that_come_and_go_breaks_no_scrape(scraping: Callable[..., Scraper]) -> None:
-    """Two of them, as fast as they can: answers during and after it, and no memory kept."""
-    scraper = scraping("--source", "scan")
-    status = Path(f"/proc/{scraper.daemon.process.pid}/status")
-
-    def resident() -> int:
-        return next(
-            int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmRSS")
-        )
-
-    for _ in range(20):
-        scraper.text()
-    before = resident()
-    argv = [sys.executable, "-c", COME_AND_GO, scraper.host, str(scraper.port)]
-    flood = [subprocess.Popen(argv) for _ in range(2)]
-    while any(each.poll() is None for each in flood):
-        scraper.text()
-    for _ in range(3):
-        scraper.text()
-    assert resident() - before < 8 << 10
-
-
-def test_a_bad_address_is_refused_at_start(node: Node, start: Start) -> None:
-    daemon = start(node, "--metrics-addr", "example.org:9395")
-    assert daemon.wait() == 2
-    assert (
-        "'example.org' is no address: write one such as 127.0.0.1 or [::1], not a name"
-        in daemon.other_output[-1]
-    )

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from resolver import client
 from tests.fakes.node import Node
-from tests.kernel.conftest import EVERY_SOURCE, Start, hostpid_of, until
+from tests.kernel.conftest import EVERY_SOURCE, Start, hostpid_of
+from tests.patience import until
 
 #: Every call by which a program makes a socket, or says to whom something goes.
 _CALLS = "socket,connect,bind,listen,sendto,sendmsg,sendmmsg,io_uring_setup"
@@ -41,8 +42,8 @@ def test_nothing_is_sent_beyond_the_node(node: Node, start: Start, source: str, 
     )
     daemon.wait_for("started")
     until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair")
-    until((daemon.run_dir / "resolver.sock").exists, "its socket")
-    path = str(daemon.run_dir / "resolver.sock")
+    until(daemon.socket.exists, "its socket")
+    path = str(daemon.socket)
     until(lambda: "train-0" in str(client.get_json("/v1/containers", path)), "the pod's name")
     until(lambda: b'pod="train-0"' in scraped(port), "its series")
     assert daemon.stop() == 0

@@ -10,15 +10,15 @@ import pytest
 
 from resolver import client
 from tests.fakes.container import Container
+from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
+from tests.fakes.overlay import Docker
 from tests.fakes.placements import PLACEMENTS
 from tests.fakes.regions import read_file
-from tests.kernel.conftest import EVERY_SOURCE, Daemon, Start, hostpid_of, slot_of, until
-from tests.kernel.test_mapped_regions import Docker
+from tests.kernel.conftest import EVERY_SOURCE, FAST, Start, hostpid_of, slot_of
+from tests.patience import never, until
 
 pytestmark = pytest.mark.usefixtures("source")
-
-FAST = ("--interval", "50ms", "--nvml-interval", "200ms")
 
 
 def watching(start: Start, node: Node, *options: str) -> Daemon:
@@ -80,10 +80,12 @@ def test_kai_falls_back_to_a_file_of_the_containers_own(node: Node, start: Start
 # ---- claims -------------------------------------------------------------------------------------------------------
 
 
-def share(node: Node) -> tuple[Container, Container]:
-    """Two containers of different pods that have one claim, and one file in it."""
-    first = node.container(name="first", placement="dra", watcher=False)
-    second = node.container(name="second", placement="dra", claim=first.claim, watcher=False)
+def share(node: Node, placement: str = "dra") -> tuple[Container, Container]:
+    """Two containers of different pods that have one claim, and one file in it; or of one pod that share a file."""
+    first = node.container(name="first", placement=placement, watcher=False)
+    claimed: dict[str, Any] = {"name": "second", "claim": first.claim}
+    own = claimed if placement == "dra" else {"pod_uid": first.pod_uid, "name": "first"}
+    second = node.container(placement=placement, watcher=False, **own)
     second.inside, second.cache_name = first.inside, first.cache_name
     return first, second
 
@@ -99,6 +101,7 @@ def test_a_claim_that_two_pods_share(node: Node, start: Start) -> None:
     for tenant in (one, two):
         until(lambda t=tenant: hostpid_of(first, t) == t.host_pid, "a repair")  # type: ignore[misc]
     path = f"{daemon.run_dir}/resolver.sock"
+    until(lambda: client.get_json("/v1/regions", path)["regions"], "the report of the region")
 
     def region() -> dict[str, Any]:
         (told,) = client.get_json("/v1/regions", path)["regions"]
@@ -106,8 +109,18 @@ def test_a_claim_that_two_pods_share(node: Node, start: Start) -> None:
 
     assert (region()["placement"], region()["claim"]) == ("dra", first.claim)
     assert region()["container_id"] is None  # it is not one container's
-    slots = {slot["pid"]: slot["container_id"] for slot in client.get_json("/v1/slots", path)["slots"]}
-    assert slots == {one.ns_pid: first.container_id, two.ns_pid: second.container_id}
+
+    def slots() -> dict[int, tuple[str, str, str]]:
+        told = client.get_json("/v1/slots", path)["slots"]
+        return {slot["pid"]: (slot["container_id"], slot["pod_uid"], slot["container_name"]) for slot in told}
+
+    owners = {
+        tenant.ns_pid: (each.container_id, each.pod_uid, each.name)
+        for tenant, each in ((one, first), (two, second))
+    }
+    until(lambda: slots() == owners, "whose each slot of the claim is")
+    for line in daemon.said("repair"):
+        assert (line["pod_uid"], line["container_name"]) == owners[line["ns_pid"]][1:]
 
     def with_it() -> set[tuple[str, str, str]]:
         return {
@@ -118,6 +131,9 @@ def test_a_claim_that_two_pods_share(node: Node, start: Start) -> None:
 
     both = {(each.container_id, each.pod_uid, each.name) for each in (first, second)}
     until(lambda: with_it() == both, "both containers of the claim, by their names")
+    one.kill()
+    until(lambda: len([slot for slot in slots().values() if slot[0]]) == 1, "the end of a process")
+    never(lambda: with_it() != both, "a container without its claim while it runs", 1.0)
 
 
 def test_one_pid_in_two_containers_of_a_claim_is_not_guessed(node: Node, start: Start) -> None:
@@ -131,6 +147,41 @@ def test_one_pid_in_two_containers_of_a_claim_is_not_guessed(node: Node, start: 
     two.kill()
     watching(start, node)
     until(lambda: hostpid_of(first, one) == one.host_pid, "the one that is left")
+
+
+@pytest.mark.parametrize("placement", ["dra", "hami", "volcano"])
+def test_the_true_number_of_the_second_with_one_pid_is_not_overwritten(
+    node: Node, start: Start, placement: str
+) -> None:
+    """It takes the first one's slot again, and writes its own number there: neither is more the owner."""
+    first, second = share(node, placement)
+    one = first.tenant(guess="none")
+    daemon = watching(start, node)
+    until(lambda: hostpid_of(first, one) == one.host_pid, "the first one's repair")
+    two = second.tenant(guess="none")
+    assert one.ns_pid == two.ns_pid
+    two.command(f"hostpid {two.host_pid}")
+
+    def unresolved() -> list[Any]:
+        told = client.get_json("/v1/slots", f"{daemon.run_dir}/resolver.sock")["slots"]
+        return [slot["unresolved"] for slot in told]
+
+    until(lambda: unresolved() == ["ambiguous"], "that nobody knows who owns it")
+    never(lambda: hostpid_of(first, one) != two.host_pid, "a write into the other one's slot", 1.0)
+    one.kill()
+    two.command(f"hostpid {one.host_pid}")
+    until(lambda: hostpid_of(first, two) == two.host_pid, "the repair of the one that is left")
+
+
+def test_a_number_of_a_process_that_does_not_map_the_file_is_repaired(node: Node, start: Start) -> None:
+    """It has the slot's PID in another container, and nothing to do with the file."""
+    first, other = node.container(name="first", watcher=False), node.container(name="other", watcher=False)
+    one, two = first.tenant(guess="none"), other.tenant(guess="none")
+    assert one.ns_pid == two.ns_pid
+    watching(start, node)
+    until(lambda: hostpid_of(first, one) == one.host_pid, "its repair")
+    one.command(f"hostpid {two.host_pid}")
+    until(lambda: hostpid_of(first, one) == one.host_pid, "its repair after a wrong guess")
 
 
 def test_one_pid_in_two_containers_of_which_one_maps_the_claims_file(node: Node, start: Start) -> None:

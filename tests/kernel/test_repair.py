@@ -11,27 +11,26 @@ from typing import Any
 import pytest
 
 from tests.fakes.container import Container
+from tests.fakes.daemon import Daemon
 from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.node import Node
 from tests.fakes.process import Process, Tenant
 from tests.fakes.regions import LAYOUTS
 from tests.kernel.conftest import (
     EVERY_SOURCE,
+    FAST,
     WRITER,
-    Daemon,
     Start,
     hostpid_of,
     lock_words,
-    never,
     slot_of,
-    until,
     with_every_source,
     write_hostpid,
 )
+from tests.patience import never, until
 
 pytestmark = pytest.mark.usefixtures("source")  # the best, unless a test wants each of them
 
-FAST = ("--interval", "50ms", "--nvml-interval", "200ms")
 WITH_UTILIZATION = [name for name in LAYOUTS if name != "v0-no-util"]
 
 
@@ -206,27 +205,6 @@ def test_a_killed_tenants_load_is_zeroed_and_its_hostpid_stays(node: Node, start
     until(lambda: sum(container.monitor_view().values()) == 0, "the end of the dead one's load")
     slot = slot_of(container, victim.ns_pid)
     assert (slot.hostpid, slot.status, slot.sm_util) == (victim.host_pid, 1, (0,))
-
-
-def test_it_is_noticed_that_a_tenant_was_killed_before_the_daemon_came(node: Node, start: Start) -> None:
-    alone, accompanied = node.container(name="alone"), node.container(name="accompanied", watcher=False)
-    lone = alone.tenant(load=64, guess="none")
-    write_hostpid(alone, lone, lone.host_pid)
-    until(lambda: sum(alone.monitor_view().values()) == 64, "its load")
-    first = start(node, *FAST)
-    companion = accompanied.tenant(load=10, guess="none")
-    victims = {lone: alone, accompanied.tenant(load=20, guess="none"): accompanied}
-    until(lambda: sum(accompanied.monitor_view().values()) == 30, "both loads")
-    first.stop()
-    for victim in victims:
-        victim.kill()
-    assert (sum(alone.monitor_view().values()), sum(accompanied.monitor_view().values())) == (64, 30)
-    start(node, *FAST)
-    until(lambda: sum(alone.monitor_view().values()) == 0, "the end of the lone one's load")
-    until(lambda: sum(accompanied.monitor_view().values()) == 10, "the end of the other one's load")
-    for victim, container in victims.items():
-        assert hostpid_of(container, victim) == victim.host_pid
-    assert hostpid_of(accompanied, companion) == companion.host_pid
 
 
 EXECING = """

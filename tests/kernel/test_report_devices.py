@@ -6,21 +6,20 @@ Driver, daemon, socket and reporter are real processes; only the GPU and the API
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from resolver.kube.device import CORDON, health
+from tests.fakes.command import run
+from tests.fakes.daemon import Daemon
 from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.kube import KubeServer
 from tests.fakes.node import Node
 from tests.fakes.reported import NODE
-from tests.fakes.state import Hang
-from tests.kernel.conftest import Daemon, Start, until
-from tests.patience import PATIENCE_S
-from tests.unit.test_report_devices import Reporter
+from tests.fakes.reporter import Reporter
+from tests.kernel.conftest import Start
+from tests.patience import PATIENCE_S, until
 
 FIRST, SECOND = DEFAULT_DEVICES
 _SOON = PATIENCE_S
@@ -33,20 +32,13 @@ def shown(kube: KubeServer) -> dict[str, tuple[bool, str]]:
 
 def devices(daemon: Daemon) -> Any:
     """What the command says of them."""
-    where = str(daemon.run_dir / "resolver.sock")
-    done = subprocess.run(
-        [sys.executable, "-m", "resolver", "devices", "--json", "--socket", where],
-        capture_output=True,
-        check=True,
-        timeout=60,
-    )
-    return json.loads(done.stdout)
+    return json.loads(run("devices", "--json", "--socket", daemon.socket).stdout)
 
 
 def test_a_gpu_of_the_node_falls_ill_and_recovers(node: Node, start: Start, tmp_path: Path) -> None:
     daemon = start(node, "--nvml-interval", "200ms")
     daemon.wait_for("gpu_found", count=2)
-    socket = daemon.run_dir / "resolver.sock"
+    socket = daemon.socket
     until(socket.exists, "its socket")
     with KubeServer(tmp_path / "kube") as kube:
         kube.set_node(NODE)
@@ -74,45 +66,3 @@ def test_a_gpu_of_the_node_falls_ill_and_recovers(node: Node, start: Start, tmp_
             assert reporter.metric("resolver_report_in_sync") == 1
         finally:
             reporter.stop()
-
-
-def test_a_driver_that_hangs_takes_no_gpu_away(node: Node, start: Start, tmp_path: Path) -> None:
-    daemon = start(node, "--nvml-interval", "200ms")
-    daemon.wait_for("gpu_found", count=2)
-    socket = daemon.run_dir / "resolver.sock"
-    until(socket.exists, "its socket")
-    with KubeServer(tmp_path / "kube") as kube:
-        kube.set_node(NODE)
-        reporter = Reporter(kube, str(socket))
-        try:
-            until(lambda: len(shown(kube)) == 2, "both GPUs")
-            node.gpu.set_faults(hang=Hang.COUNT | Hang.DEVICE | Hang.PROCESS_LIST)
-            daemon.wait_for("nvml_unavailable")
-            unknown = (False, "NvmlUnavailable")
-            until(
-                lambda: shown(kube) == {FIRST.uuid: unknown, SECOND.uuid: unknown}, "nothing is known", _SOON
-            )
-            node.gpu.set_faults()
-            until(lambda: all(state[0] for state in shown(kube).values()), "all is well again")
-            assert len(shown(kube)) == 2
-        finally:
-            reporter.stop()
-
-
-def test_a_daemon_ends_at_once_though_somebody_waits_for_a_change(node: Node, start: Start) -> None:
-    daemon = start(node, "--nvml-interval", "200ms")
-    daemon.wait_for("gpu_found", count=2)
-    where = str(daemon.run_dir / "resolver.sock")
-    until((daemon.run_dir / "resolver.sock").exists, "its socket")
-    with subprocess.Popen(
-        [sys.executable, "-m", "resolver", "devices", "--watch", "--socket", where],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as watching:
-        assert watching.stdout is not None
-        assert watching.stdout.readline()
-        daemon.stop()
-        assert watching.wait(timeout=_SOON) == 4
-        assert watching.stderr is not None
-        assert "no daemon answers" in watching.stderr.read()

@@ -10,16 +10,18 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from resolver.base.errors import NotFound, ProcessGone, UsageError
 from resolver.containers.pod_names import PodNames
-from resolver.errors import NotFound, ProcessGone, UsageError
 from resolver.linux.procfs import HOST_PIDNS, Procfs
 from resolver.lookup.forward import lookup
-from resolver.lookup.reverse import Reversed, reverse
+from resolver.lookup.reverse import ReversedProcess, reverse
+from tests.fakes.command import run
 from tests.fakes.container import Container
 from tests.fakes.node import Node
-from tests.kernel.conftest import ROOT, until
+from tests.patience import until
 
 SLEEP = ("/bin/sleep", "1000")
 NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
@@ -37,10 +39,7 @@ time.sleep(1000)
 
 
 def command(*arguments: object, wrapper: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    words = [*wrapper, sys.executable, "-m", "resolver", "reverse", *map(str, arguments)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    assert "Traceback" not in done.stderr
-    return done
+    return run("reverse", *arguments, wrapper=wrapper)
 
 
 def as_json(*arguments: object, wrapper: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -49,7 +48,7 @@ def as_json(*arguments: object, wrapper: tuple[str, ...] = ()) -> dict[str, Any]
     return dict(json.loads(done.stdout))
 
 
-def same_container(found: Reversed, container: Container) -> None:
+def same_container(found: ReversedProcess, container: Container) -> None:
     assert found.container_id == container.container_id
     assert found.pod_uid == container.pod_uid
     assert found.container_name == container.name
@@ -61,7 +60,7 @@ def test_every_level_is_told(node: Node) -> None:
     plain, nested = container.spawn(SLEEP), container.spawn(SLEEP, nested=True)
     found = reverse(Procfs(), plain.host_pid)
     same_container(found, container)
-    assert [tuple(level) for level in found.levels] == [
+    assert [msgspec.structs.astuple(level) for level in found.levels] == [
         (plain.host_pid, HOST_PIDNS),
         (plain.ns_pid, container.pidns),
     ]

@@ -11,14 +11,17 @@ import pytest
 
 from resolver import client
 from tests.fakes.container import Container
+from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.regions import read_file
-from tests.kernel.conftest import Daemon, Start, hostpid_of, never, slot_of, until
+from tests.kernel.conftest import Start, hostpid_of, slot_of
+from tests.patience import PATIENCE_S, never, until
 
 pytestmark = pytest.mark.usefixtures("source")
 
 FAST = ("--interval", "50ms", "--nvml-interval", "200ms", "--hostpid-namespace", "host")
+BEFORE_LISTING_S = 40.0  # what is watched is listed anew every two minutes
 SETTLED = 1.5  # seconds in which whatever goes wrong has gone wrong
 
 
@@ -36,7 +39,7 @@ class Tree:
 
     def watch(self) -> Daemon:
         self.daemon = self._start(self.node, *FAST, *self.node.placement_options())
-        until((self.daemon.run_dir / "resolver.sock").exists, "the API's socket")
+        until((self.daemon.socket).exists, "the API's socket")
         return self.daemon
 
     def numbered(self, container: Container, above: int, cache: str = "", **more: Any) -> Tenant:
@@ -53,6 +56,10 @@ class Tree:
     def rejected(self) -> dict[str, str]:
         answer = client.get_json("/v1/regions", f"{self.daemon.run_dir}/resolver.sock")
         return {each["path"]: each["reason"] for each in answer["rejected"]}
+
+    def placement(self, file: Path) -> str | None:
+        answer = client.get_json("/v1/regions", f"{self.daemon.run_dir}/resolver.sock")
+        return next((each["placement"] for each in answer["regions"] if each["path"] == str(file)), None)
 
     def says(self, file: Path, ns_pid: int, reason: str) -> None:
         until(
@@ -72,8 +79,9 @@ def tree(node: Node, start: Start) -> Tree:
     return Tree(node, start)
 
 
-def repaired(container: Container, tenant: Tenant) -> None:
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, f"the repair of {container.name}")
+def repaired(container: Container, tenant: Tenant, timeout_s: float = PATIENCE_S) -> None:
+    right = f"the repair of {container.name}"
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, right, timeout_s)
 
 
 def test_two_tenants_with_the_same_number_are_told_apart(tree: Tree) -> None:
@@ -292,3 +300,33 @@ def test_an_open_file_without_a_path_hides_nobody_else(tree: Tree, tmp_path: Pat
     second = tree.victim.tenant(guess="none")
     repaired(tree.victim, second)
     tree.says(tree.attacker.cache, holder.ns_pid, "access_denied")
+
+
+def test_a_new_container_where_the_directory_is_closed(tree: Tree) -> None:
+    """Kubelet's names were read every two minutes there, and until then it was not on the node."""
+    tree.root.chmod(0o755)
+    repaired_first = tree.victim.tenant(guess="wrong")
+    tree.watch()
+    repaired(tree.victim, repaired_first)
+    new = tree.container("new")
+    repaired(new, new.tenant(guess="wrong"), BEFORE_LISTING_S)
+
+
+def test_a_directory_that_is_opened_later_keeps_everybodys_files(tree: Tree) -> None:
+    """Libsync makes it 1777 when the first of KAI's containers comes: HAMi's were dropped until a full listing."""
+    hami = tree.node.container(name="hami", watcher=False)
+    tree.node.containers_dir.chmod(0o755)
+    daemon = tree.watch()
+    repaired(hami, hami.tenant(guess="wrong"))
+    tree.node.containers_dir.chmod(0o1777)
+    until(lambda: daemon.said("region_gone"), "the change")
+    repaired(hami, hami.tenant(guess="wrong"), BEFORE_LISTING_S)
+    until(lambda: tree.placement(hami.cache) == "hami", "its name")
+
+
+def test_hamis_container_with_kais_name_of_the_file(tree: Tree) -> None:
+    """HAMi discusses that name for everybody; its mount says whose it is."""
+    tree.watch()
+    hami = tree.node.container(name="hami", watcher=False, placement="hami-usage")
+    repaired(hami, hami.tenant(guess="wrong"))
+    until(lambda: tree.placement(hami.cache) == "hami", "its name")

@@ -5,19 +5,19 @@ Where a tenant's watcher undoes that at each of its ticks, it is put right after
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.bench.values import GPUS, Case
+from tests.bench.values import GPUS, IDLE, Case
 from tests.fakes.container import DEFAULT_RIGHTS
 from tests.fakes.node import Node
 from tests.fakes.releases import BEHAVIOURS
 from tests.fakes.state import Fault
-from tests.kernel.conftest import DRIVER, Start, hostpid_of, never, slot_of, until
+from tests.kernel.conftest import DRIVER, Start, hostpid_of, slot_of
+from tests.patience import never, until
 
+UUIDS = tuple(device.uuid for device in GPUS)
 FAST = ("--interval", "50ms", "--nvml-interval", "200ms", "--source", "scan")
 
 
@@ -31,16 +31,16 @@ def test_what_the_monitor_reports_becomes_what_nvml_says_in_every_release(
         for release in BEHAVIOURS:
             name = release.name.replace(".", "-")
             container = node.container(name=name, release=release.name, sm_limit=0, devices=GPUS[:gpus])
-            cases.append(Case(container, container.tenant(), gpus))
+            cases.append(Case(container, gpus))
         daemon = start(node)
         for phase, loads in (
             ("busy", (30, 25, 20, 15)),
-            ("alone", (60, 0)),
-            ("others", (0, 50)),
-            ("idle", (0,)),
+            ("alone", (60, 0, 0, 0)),
+            ("others", (0, 50, 50, 50)),
+            ("idle", IDLE),
         ):
             for case in cases:
-                case.change(phase, loads)
+                case.change(phase, loads, None)
             waiting = list(cases)
 
             def all_right(waiting: list[Case] = waiting) -> bool:
@@ -70,8 +70,32 @@ def test_a_watcher_that_undoes_what_is_right_is_reported(
         )
         assert word in line["why"]
         device = 0 if release == "2.4.1" else 1
-        looks = [slot_of(container, tenant.ns_pid).sm_util[device] for _ in every(0.01, 2.0)]
-        assert looks.count(40) > len(looks) / 2
+        until(lambda: slot_of(container, tenant.ns_pid).sm_util[device] == 40, "the right value again")
+
+
+@pytest.mark.parametrize("order", ["1", "1,0", "2,3", "3,2,1,0"])
+def test_gpus_in_another_order_are_right_and_named_as_the_cause(
+    tmp_path: Path, start: Start, order: str
+) -> None:
+    """With CUDA_VISIBLE_DEVICES the watchers from before and after PR 330 mix the numbers up, each in its way."""
+    gpus = 4 if "2" in order else 2
+    places = [int(place) for place in order.split(",")]
+    with Node(tmp_path, DRIVER, GPUS[:gpus]) as node:
+        tenants = {}
+        for row in BEHAVIOURS[-3:]:
+            name = row.name.lower().replace(" ", "-").replace(".", "-")
+            container = node.container(name=name, release=row.name, sm_limit=0, devices=GPUS[:gpus])
+            tenants[container] = container.tenant(visible=order)
+            tenants[container].set_load(*(20 + 15 * place for place in places))
+        truth = {uuid: 20 + 15 * place if place in places else 0 for place, uuid in enumerate(UUIDS[:gpus])}
+        daemon = start(node)
+        for container in tenants:
+            until(lambda c=container: c.monitor_view() == truth, "the right GPUs' loads")  # type: ignore[misc]
+        name = container.directory.name  # after PR 330 every order but NVML's is wrong at each tick
+        line = daemon.wait_for("slot_stuck", container=name)
+        assert f"CUDA_VISIBLE_DEVICES is {order} in that process" in line["why"]
+        until(lambda: container.monitor_view() == truth, "the right values again")
+        assert all("CUDA_VISIBLE_DEVICES" in line["why"] for line in daemon.said("slot_stuck"))
 
 
 def test_the_dead_and_the_unknown_are_not_compared(node: Node, start: Start) -> None:
@@ -86,14 +110,6 @@ def test_the_dead_and_the_unknown_are_not_compared(node: Node, start: Start) -> 
     never(lambda: slot_of(container, tenant.ns_pid).sm_util != (40,), "a value that nobody knows", 2.0)
     node.gpu.set_faults()
     until(lambda: slot_of(container, tenant.ns_pid).sm_util == (0,), "0 again")
-
-
-def every(seconds: float, for_s: float) -> Iterator[float]:
-    """The time, again and again."""
-    deadline = time.monotonic() + for_s
-    while (now := time.monotonic()) < deadline:
-        yield now
-        time.sleep(seconds)
 
 
 def test_a_number_of_the_wrong_namespace_shows(node: Node, start: Start) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import signal
-import sys
 from pathlib import Path
 
+from resolver.base.source_records import SOURCE_RECORDS
 from resolver.linux.seccomp import DANGEROUS
 from tests.fakes.container import DEFAULT_RIGHTS
 from tests.fakes.node import Node
-from tests.kernel.conftest import Start, until, with_every_source
-from tests.kernel.test_capabilities import FAST, rights, works
+from tests.kernel.conftest import FAST, Start, with_every_source
+from tests.kernel.rights import patched, rights, works
+from tests.patience import until
 
 #: On SIGUSR1 it calls what would, unfiltered, fail by its arguments and not by a missing right.
 ASKED = """
@@ -20,7 +21,7 @@ import ctypes, json, os, signal, sys
 from resolver.linux.seccomp import DANGEROUS
 libc = ctypes.CDLL(None, use_errno=True)
 column = {"x86_64": 0, "aarch64": 1}[os.uname().machine]
-answers = sys.argv.pop(1)
+answers = sys.argv[1]
 def ask(*_):
     found = {}
     for name in ("process_vm_readv", "open_by_handle_at", "keyctl", "setns", "unshare", "bpf"):
@@ -31,9 +32,6 @@ def ask(*_):
         json.dump(found, file)
     os.rename(answers + ".new", answers)
 signal.signal(signal.SIGUSR1, ask)
-from resolver.cli import main
-sys.argv = ["resolver", *sys.argv[4:]]
-sys.exit(main())
 """
 
 
@@ -43,7 +41,7 @@ def test_what_neither_it_nor_its_children_need_is_refused(
 ) -> None:
     answers = tmp_path / "answers"
     options = (*FAST, "--hostpid-namespace", namespace)
-    daemon = start(node, *options, wrapper=(sys.executable, "-c", ASKED, str(answers)), anew=False)
+    daemon = start(node, *options, wrapper=patched(ASKED, str(answers)), anew=False)
     daemon.wait_for("source", source=source)
     node.container(name="weak", rights=DEFAULT_RIGHTS).tenant(load=40, guess="none")
     if namespace == "auto":
@@ -69,4 +67,4 @@ def test_what_neither_it_nor_its_children_need_is_refused(
 def test_every_name_of_what_children_need_is_one_of_the_dangerous() -> None:
     from resolver.linux import seccomp
 
-    assert DANGEROUS.keys() >= seccomp.OF_BPF | seccomp.OF_NAMESPACES | seccomp.OF_MOUNTS
+    assert DANGEROUS.keys() >= SOURCE_RECORDS["bpf"].calls | seccomp.OF_NAMESPACES | seccomp.OF_MOUNTS

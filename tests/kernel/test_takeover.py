@@ -6,8 +6,10 @@ import signal
 
 import pytest
 
+from tests.fakes.daemon import Daemon, children_of
 from tests.fakes.node import Node
-from tests.kernel.conftest import Daemon, Start, children_of, hostpid_of, never, until, write_hostpid
+from tests.kernel.conftest import Start, hostpid_of, write_hostpid
+from tests.patience import never, until
 
 INTERVAL = 0.1
 FAST = ("--interval", f"{INTERVAL}s", "--nvml-interval", "200ms", "--source", "scan")

@@ -16,15 +16,34 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.documents import Command
 from tests.fakes.node import Node
 from tests.fakes.scene import DRIVERS, Case, full_scene, settle
 from tests.kernel.conftest import ROOT, SOURCES, hostpid_of
 from tests.patience import PATIENCE_S
-from tests.unit.test_docs_commands import ALL
 
-PAGE: Final = "docs/walk-through.md"
-STEPS: Final = [command for command in ALL if command.document == PAGE]
+PAGE: Final = ROOT / "docs/walk-through.md"
+
+
+class Command(NamedTuple):
+    """A command of the page, and the lines that it shows after it."""
+
+    text: str
+    shown: list[str]
+
+
+def commands(text: str) -> list[Command]:
+    """The commands of all `console` blocks: lines that begin with ``$ ``."""
+    found: list[Command] = []
+    for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                found.append(Command(line[2:], []))
+            else:
+                found[-1].shown.append(line)
+    return found
+
+
+STEPS: Final = commands(PAGE.read_text())
 pytestmark = pytest.mark.long
 
 
@@ -108,11 +127,6 @@ def test_the_page_holds_from_its_first_command_to_its_last(user: User) -> None:
     assert not re.search(r"\btrain-0\b|\bresearch\b", "\n".join(texts))
 
 
-def test_the_readme_and_the_list_of_pages_lead_there() -> None:
-    assert "(docs/walk-through.md)" in (ROOT / "README.md").read_text()
-    assert "(walk-through.md)" in (ROOT / "docs/README.md").read_text()
-
-
 def follow(user: User, step: Command) -> None:
     """Until it answers as the page shows: a person looks twice as well, and the daemon needs a moment."""
     deadline = time.monotonic() + PATIENCE_S
@@ -121,7 +135,7 @@ def follow(user: User, step: Command) -> None:
         missing = [part for part in parts(step, user.home) if not re.search(part, words(out))]
         if not missing:
             return
-        assert time.monotonic() < deadline, f"{step}\nnot said: {missing[0]}\nbut:\n{out}{err}"
+        assert time.monotonic() < deadline, f"{step.text}\nnot said: {missing[0]}\nbut:\n{out}{err}"
         assert all(process.poll() is None for process in user.running), "the daemon has ended"
         time.sleep(0.5)
 

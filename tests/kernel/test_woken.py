@@ -14,11 +14,12 @@ import sys
 import time
 from pathlib import Path
 
-from tests.bench.usage import cpu
 from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.process import Process
-from tests.kernel.conftest import Start, hostpid_of, until
+from tests.kernel.conftest import Start, hostpid_of
+from tests.kernel.rights import patched
+from tests.patience import until
 
 SLOW = ("--interval", "60s", "--nvml-interval", "60s", "--hostpid-namespace", "host", "--source", "scan")
 SECONDS = 30.0  # far less than a minute, and plenty on a busy machine
@@ -39,19 +40,11 @@ print("done", flush=True)
 """
 
 #: A daemon that takes any process for started after 0.2 s, as others are after a minute.
-AFTER_A_WHILE = (
-    sys.executable,
-    "-c",
-    """
-import sys
-from resolver.repair import attention
-assert (attention.STARTED, len(attention._STEPS)) == (60.0, 2)
-attention.STARTED, attention._STEPS = 0.2, ()
-from resolver.cli import main
-sys.argv = ["resolver", *sys.argv[4:]]
-sys.exit(main())
-""",
-)
+AFTER_A_WHILE = patched("""
+    from resolver.repair import agenda
+    assert (agenda.STARTED, len(agenda._STEPS)) == (60.0, 2)
+    agenda.STARTED, agenda._STEPS = 0.2, ()
+""")
 
 
 def touches(container: Container, seconds: float, most: int = 1 << 40) -> Process:
@@ -96,32 +89,6 @@ def test_an_end_is_seen_at_once(node: Node, start: Start) -> None:
     until(lambda: container.region().slots[index].sm_util == (0,), "that its load is gone", SECONDS)
 
 
-def test_a_flood_costs_its_own_container_and_nobody_else(node: Node, start: Start) -> None:
-    good, bad = node.container(name="good"), node.container(name="bad")
-    for container in (good, bad):
-        container.tenant(guess="none")
-    daemon = start(node, "--hostpid-namespace", "host", "--source", "scan")
-    daemon.wait_for("repair", count=2)
-    flood = touches(bad, SECONDS)
-    took = []
-    before, began = cpu(daemon.process.pid), time.monotonic()
-    for _ in range(8):
-        tenant = good.tenant(guess="none")
-        took.append(until(lambda t=tenant: hostpid_of(good, t) == t.host_pid, "its repair", SECONDS))  # type: ignore[misc]
-        tenant.stop()
-        time.sleep(0.5)
-    used = cpu(daemon.process.pid).per_cent(before, time.monotonic() - began)
-    print(f"repaired after {sorted(took)} s, {used.own:.1f} % of a core")
-    assert flood.alive
-    assert sorted(took)[len(took) // 2] < 2.0
-    assert used.own < 40  # a tenth of a core for the bad one, and what eight starts cost
-    tenant = bad.tenant(guess="none")
-    until(lambda: hostpid_of(bad, tenant) == tenant.host_pid, "even the bad one's, by the clock", SECONDS)
-    flood.kill()
-    daemon.stop()
-    assert daemon.counters()["watch_floods"] >= 1
-
-
 def test_when_events_are_lost_everything_is_looked_at(node: Node, start: Start) -> None:
     good, bad = node.container(name="good"), node.container(name="bad")
     for container in (good, bad):
@@ -161,26 +128,19 @@ def test_without_inotify_the_clock_does_it(node: Node, start: Start, tmp_path: P
 
 
 #: A daemon that is refused an instance of inotify until $ALLOWED is there, and asks again each half second.
-REFUSED_AT_FIRST = (
-    sys.executable,
-    "-c",
-    """
-import errno, os, sys
-from resolver.hami import watches
-from resolver.linux.inotify import Inotify
-assert watches._TRY_AGAIN == 30.0
-watches._TRY_AGAIN = 0.5
-make = Inotify.__init__
-def refused(self):
-    if not os.path.exists(os.environ["ALLOWED"]):
-        raise OSError(errno.EMFILE, "refused")
-    make(self)
-Inotify.__init__ = refused
-from resolver.cli import main
-sys.argv = ["resolver", *sys.argv[4:]]
-sys.exit(main())
-""",
-)
+REFUSED_AT_FIRST = patched("""
+    import errno, os
+    from resolver.hami import watches
+    from resolver.linux.inotify import Inotify
+    assert watches._TRY_AGAIN == 30.0
+    watches._TRY_AGAIN = 0.5
+    make = Inotify.__init__
+    def refused(self):
+        if not os.path.exists(os.environ["ALLOWED"]):
+            raise OSError(errno.EMFILE, "refused")
+        make(self)
+    Inotify.__init__ = refused
+""")
 
 
 def test_when_inotify_can_be_had_again_the_daemon_is_woken(node: Node, start: Start, tmp_path: Path) -> None:
@@ -203,7 +163,7 @@ def test_where_the_watches_are_used_up_the_rest_is_looked_at_by_the_clock(tmp_pa
     program = """
 import os, sys
 from collections import Counter
-from resolver.budget import Budgets
+from resolver.base.budget import Budgets
 from resolver.hami.watches import Watches
 from resolver.linux.inotify import OF_A_FILE
 watches = Watches(Budgets(), Counter())
@@ -225,8 +185,7 @@ def test_a_slot_that_was_stored_without_any_event_is_found_by_the_slow_look(node
     daemon.wait_for("repair")
     time.sleep(1.0)
     store(container.cache, hostpid_at(container, tenant.slot()["index"]), "i", 0)
-    took = until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "its repair", SECONDS)
-    assert took < 15.0
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "its repair", SECONDS)
 
 
 def hostpid_at(container: Container, index: int) -> int:

@@ -1,87 +1,21 @@
-"""One build of the containers' program, and a factory that leaves no container and no cgroup behind."""
+"""Pods on a node, which leave no container and no cgroup behind."""
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import pytest
 
+from tests.fakes import cgroups
 from tests.fakes.node import Node
 from tests.kernel.conftest import DRIVER, ROOT, hand_on
 from tests.manifests import Manifest, merge
-from tests.runtime.image import Image
-from tests.runtime.pods import Pod, runtime_default
-from tests.runtime.runc import CGROUP_TOP, RuncContainer, build_tester, cgroup_mounts, remove_cgroups
+from tests.runtime.pods import CGROUP_TOP, Pod, cgroup_mounts, runtime_default
 
-
-class Start(Protocol):
-    """Starts a container that ends with the test."""
-
-    def __call__(
-        self,
-        container_id: str,
-        cgroup_path: str,
-        *,
-        pidns: str | None = None,
-        binds: tuple[tuple[Path, str], ...] = (),
-    ) -> RuncContainer: ...
-
-
-@pytest.fixture(scope="session")
-def tester(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The containers' program."""
-    return build_tester(tmp_path_factory.mktemp("tester"))
-
-
-@pytest.fixture
-def start(tester: Path) -> Iterator[Start]:
-    """Starts containers."""
-    # A short path: the kernel takes 107 bytes for that of a socket.
-    work = Path(tempfile.mkdtemp(prefix="runc-"))
-    try:
-        with contextlib.ExitStack() as containers:
-
-            def start_one(
-                container_id: str,
-                cgroup_path: str,
-                *,
-                pidns: str | None = None,
-                binds: tuple[tuple[Path, str], ...] = (),
-            ) -> RuncContainer:
-                return containers.enter_context(
-                    RuncContainer(tester, work, container_id, cgroup_path, pidns=pidns, binds=binds)
-                )
-
-            yield start_one
-    finally:
-        shutil.rmtree(work)
-        for mount in cgroup_mounts():
-            remove_cgroups(mount / CGROUP_TOP)
-
-
-# -- pods -------------------------------------------------------------------------------------------
-
-
-class StartPod(Protocol):
-    """Starts a pod's container, which ends with the test."""
-
-    def __call__(
-        self,
-        pod: Manifest,
-        *,
-        knows_bpf: bool = True,
-        source: Path = ROOT,
-        name: str = "resolver",
-        image: Image | None = None,
-        wrapper: tuple[str, ...] = (),
-        anew: bool = False,
-    ) -> Pod:
-        """``anew``: with nothing kept of an earlier one. Otherwise the checkout's finds its compiled probes."""
+#: Starts a pod's container, which ends with the test; see `start_pod`.
+StartPod = Callable[..., Pod]
 
 
 def fast(pod: Manifest, **environment: str) -> Manifest:
@@ -115,20 +49,14 @@ def node_paths(tmp_path: Path, node: Node) -> dict[str, Path]:
 
 @pytest.fixture
 def start_pod(tmp_path: Path, node: Node, node_paths: dict[str, Path], program: Path) -> Iterator[StartPod]:
-    """Starts pods on the node."""
+    """Starts pods on the node: ``start_pod(pod, knows_bpf=False)``, with options as of `Pod`.
+
+    ``anew``: with nothing kept of an earlier one. Otherwise the checkout's finds its compiled probes.
+    """
     started: list[Pod] = []
 
-    def start_one(
-        pod: Manifest,
-        *,
-        knows_bpf: bool = True,
-        source: Path = ROOT,
-        name: str = "resolver",
-        image: Image | None = None,
-        wrapper: tuple[str, ...] = (),
-        anew: bool = False,
-    ) -> Pod:
-        if source == ROOT and image is None:
+    def start_one(pod: Manifest, *, knows_bpf: bool = True, anew: bool = False, **options: Any) -> Pod:
+        if options.get("source", ROOT) == ROOT and options.get("image") is None:
             of_the_checkout.append(kept)
             if not anew:
                 hand_on(program, kept)
@@ -136,17 +64,7 @@ def start_pod(tmp_path: Path, node: Node, node_paths: dict[str, Path], program: 
             "RuntimeDefault": runtime_default(tmp_path, knows_bpf=knows_bpf),
             "resolver.json": ROOT / "deploy/seccomp/resolver.json",
         }
-        new = Pod(
-            node,
-            pod,
-            tmp_path / "runc",
-            paths=node_paths,
-            seccomp=seccomp,
-            source=source,
-            name=name,
-            image=image,
-            wrapper=wrapper,
-        )
+        new = Pod(node, pod, tmp_path / "runc", paths=node_paths, seccomp=seccomp, **options)
         started.append(new)
         return new
 
@@ -161,5 +79,5 @@ def start_pod(tmp_path: Path, node: Node, node_paths: dict[str, Path], program: 
     for path in of_the_checkout[:1]:
         hand_on(path, program)
     for mount in cgroup_mounts():
-        remove_cgroups(mount / CGROUP_TOP)
+        cgroups.remove(mount / CGROUP_TOP)
     assert problems == []

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Proves `make setup` and `make demo` on a machine that has git, make and Python and nothing else: a minimal Debian
-# in a directory, entered by chroot in a mount namespace of its own. Takes minutes, so it is no part of `make test`.
+# in a directory, the root of a mount namespace of its own. Takes minutes, so it is no part of `make test`.
 #
 #   make fresh                      the whole proof
 #   make fresh ARGS="make setup"    another command in the fresh machine, after `make setup`
@@ -77,7 +77,8 @@ inside() {
         lent+=("$name=${!name}")
     done
     env -i "${lent[@]}" PIP_CERT=/etc/lent-certificates.crt HOME=/root TERM=dumb PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-        chroot "$fresh" sh -c "cd /root/resolver && $*"
+        unshare --mount --propagation private sh -ec 'cd "$0"; pivot_root . mnt; umount -l mnt; exec sh -c "$1"' "$fresh" \
+        "cd /root/resolver && $*"
 }
 
 echo "fresh: as a person without root, who must be told what is missing" >&2

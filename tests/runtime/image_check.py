@@ -22,7 +22,8 @@ from tests.runtime.image import ARCHITECTURES, ROOT, SUITES, Builder, Image, par
 
 _INTERPRETERS: Final = Path("/proc/sys/fs/binfmt_misc")
 _IMPORTS: Final = (
-    "import msgspec, psutil, pyroute2, rich, uvicorn, resolver.service, platform; print(platform.machine())"
+    "import curses, msgspec, psutil, pyroute2, h11, resolver.daemon.service, platform; "
+    "print(platform.machine())"
 )
 
 

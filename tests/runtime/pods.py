@@ -20,12 +20,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tests.fakes import cgroups
+from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
-from tests.kernel.conftest import ROOT, Daemon, until
-from tests.manifests import Manifest, container_of
-from tests.patience import PATIENCE_S
+from tests.kernel.rights import rights
+from tests.manifests import ROOT, Manifest, container_of
+from tests.patience import PATIENCE_S, until
 from tests.runtime.image import Image
-from tests.runtime.runc import CGROUP_TOP, cgroup_mounts, remove_cgroups
 
 #: What containerd gives every container beside what its pod asks for.
 _MOUNTS: Final = (
@@ -53,6 +54,15 @@ _MASKED: Final = [
 ]
 _READONLY: Final = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"]
 _NAMESPACES: Final = {"pid": "hostPID", "network": "hostNetwork", "ipc": "hostIPC"}
+
+
+#: Everything that pods make in the cgroup hierarchies is below directories of this name, and goes with them.
+CGROUP_TOP: Final = f"resolver-runtime-{os.getpid()}"
+
+
+def cgroup_mounts() -> list[Path]:
+    """Where the hierarchies are mounted."""
+    return [each.mount for each in cgroups.hierarchies()]
 
 
 class PodError(Exception):
@@ -174,7 +184,7 @@ class Pod(Daemon):
         subprocess.run(delete, capture_output=True, check=False)
         self.kill()
         for mount in cgroup_mounts():
-            remove_cgroups(mount / self._cgroup.lstrip("/"))
+            cgroups.remove(mount / self._cgroup.lstrip("/"))
 
 
 def _stand_in(node: Node) -> dict[str, str]:
@@ -326,3 +336,16 @@ def distribution_profile() -> Path:
         if path.exists():
             return path
     raise AssertionError("there is no container runtime's default seccomp profile here: run make setup-dev")
+
+
+def confined(pod: Pod, given: set[str]) -> None:
+    """By the kernel's word: these capabilities, a seccomp filter, and a root that cannot be written."""
+    own = rights(pod.host_pid)
+    assert own.bounding == given
+    assert own.effective <= own.permitted == given  # so that a failed source can start again
+    assert own.inheritable == own.ambient == frozenset()
+    assert own.no_new_privs
+    proc = Path(f"/proc/{pod.host_pid}")
+    assert "Seccomp:\t2" in (proc / "status").read_text()
+    (root,) = [line for line in (proc / "mountinfo").read_text().splitlines() if line.split()[4] == "/"]
+    assert root.split()[5].split(",")[0] == "ro"

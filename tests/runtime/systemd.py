@@ -16,10 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from tests.fakes import cgroups
+from tests.fakes.daemon import Daemon, children_of
 from tests.fakes.node import Node
-from tests.kernel.conftest import ROOT, Daemon, children_of
+from tests.kernel.conftest import ROOT
 from tests.patience import PATIENCE_S
-from tests.runtime.runc import remove_cgroups
 
 DEPLOY: Final = ROOT / "deploy/systemd"
 UNIT: Final = "resolver.service"
@@ -89,11 +90,8 @@ class Unit(Daemon):
 
     def close(self) -> None:
         """Ends everything, and removes its cgroup."""
-        for procs in [*self._cgroup.rglob("cgroup.procs"), self._cgroup / "cgroup.procs"]:
-            for host_pid in map(int, procs.read_text().split() if procs.exists() else ()):
-                os.kill(host_pid, signal.SIGKILL)
+        cgroups.remove(self._cgroup, kill=True)
         self.kill()
-        remove_cgroups(self._cgroup)
 
 
 def cgroup2() -> Path:

@@ -13,14 +13,16 @@ from pathlib import Path
 import pytest
 
 import resolver
-from resolver.linux.capabilities import TO_START, while_running
+from resolver.base.source_records import SOURCE_RECORDS
+from tests.fakes.daemon import children_of, runs
 from tests.fakes.node import Node
-from tests.kernel.conftest import DRIVER, NVML, WRITER, children_of, hostpid_of, runs, until
-from tests.kernel.test_capabilities import rights, works
+from tests.kernel.conftest import DRIVER, NVML, WRITER, hostpid_of
+from tests.kernel.rights import rights, works
 from tests.manifests import KUSTOMIZE, container_of, merge, pod_of, render
+from tests.patience import until
 from tests.runtime.conftest import StartPod, fast
-from tests.runtime.image import ARCHITECTURES, KEEP, ROOT, SUITES, Builder, Image, parts
-from tests.runtime.test_pods import confined
+from tests.runtime.image import ARCHITECTURES, KEEP, Builder, Image
+from tests.runtime.pods import confined
 
 #: Building it from nothing takes most of a minute, and longer beside other work.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
@@ -66,7 +68,7 @@ def test_it_says_what_it_is(image: Image) -> None:
 
 def test_it_holds_what_runs_and_nothing_that_built_it(image: Image) -> None:
     (site,) = image.root.glob(SITE)
-    assert {"resolver", "msgspec", "pynvml.py", "uvicorn"} <= set(os.listdir(site))
+    assert {"resolver", "msgspec", "pynvml.py", "h11"} <= set(os.listdir(site))
     there = {
         path.name
         for place in ("usr/bin", "usr/sbin", "opt/resolver/bin")
@@ -115,22 +117,6 @@ def test_only_root_can_change_what_runs(image: Image) -> None:
         assert stat.S_ISLNK(mode.st_mode) or not mode.st_mode & 0o022, path
 
 
-def test_its_size(image: Image, without_bpf: Image) -> None:
-    """LLVM is most of it, and only the BPF loader needs it."""
-    whole, lean = parts(image), parts(without_bpf)
-    print(whole, lean)
-    page = (ROOT / "docs/image.md").read_text()
-    column = list(SUITES).index(SUITE) + 1
-    for row, size in (("all", whole["all"]), ("all, with `WITH_BPF=0`", lean["all"])):
-        (cells,) = re.findall(rf"^\| {re.escape(row)} \|.*$", page, re.MULTILINE)
-        assert size == pytest.approx(int(cells.split("|")[column + 1]), rel=0.1), (
-            "docs/image.md says another size"
-        )
-    assert whole["LLVM and bcc"] > 150
-    assert lean["LLVM and bcc"] == 0
-    assert whole["resolver and its packages"] < 40
-
-
 # -- what it does -----------------------------------------------------------------------------------
 
 
@@ -176,7 +162,7 @@ def test_its_commands_are_there_for_exec(node: Node, start_pod: StartPod, image:
     assert "main" in pod.inside("resolver", "top", "--once")
     # Of exec `inside` wants a 0, which the doctor gives when nothing has failed.
     checks = {each["check"]: each["state"] for each in json.loads(pod.inside("resolver", "doctor", "--json"))}
-    assert {checks[name] for name in ("pid_namespace", "bcc", "bpf", "nvml", "writer", "socket")} == {"ok"}
+    assert {checks[name] for name in ("view", "bpf", "nvml", "writer", "socket")} == {"ok"}
 
 
 def test_without_bcc_it_falls_to_the_scan_and_says_why(
@@ -209,7 +195,7 @@ def test_another_user_does_the_whole_job_where_the_runtime_gives_it_capabilities
     """Kubernetes gives none to any but root. Podman does, and systemd: they are ambient."""
     node_paths["/run/resolver"].mkdir()
     os.chown(node_paths["/run/resolver"], USER, USER)
-    needed = sorted(TO_START[source])
+    needed = sorted(SOURCE_RECORDS[source].rights)
     ambient = ",".join(f"+{name.lower()}" for name in needed)
     user = (f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
     become = ("setpriv", *user, "--inh-caps", ambient, "--ambient-caps", ambient)
@@ -224,4 +210,4 @@ def test_another_user_does_the_whole_job_where_the_runtime_gives_it_capabilities
     works(node, daemon, source)
     status = Path(f"/proc/{daemon.host_pid}/status").read_text()
     assert f"Uid:\t{USER}\t{USER}\t{USER}\t{USER}\n" in status
-    assert rights(daemon.host_pid).effective == while_running(source, os.uname().release)
+    assert rights(daemon.host_pid).effective == SOURCE_RECORDS[source].keeps(os.uname().release)

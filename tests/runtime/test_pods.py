@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from resolver.linux.capabilities import TO_START, while_running
+from resolver.base.source_records import SOURCE_RECORDS
 from resolver.workers.driver_probe import RIGHTS as PROBE_RIGHTS
 from tests.fakes.container import DEFAULT_RIGHTS
 from tests.fakes.node import Node
-from tests.kernel.conftest import hostpid_of, never, until
-from tests.kernel.test_capabilities import FRAGILE, rights, works
+from tests.kernel.conftest import hostpid_of
+from tests.kernel.rights import FRAGILE, rights, works
 from tests.manifests import KUSTOMIZE, ROOT, container_of, pod_of, render
+from tests.patience import never, until
 from tests.runtime.conftest import StartPod, fast
-from tests.runtime.pods import Pod
+from tests.runtime.pods import confined
 
 RELEASE = os.uname().release
 FIXTURES = ROOT / "tests/fixtures/manifests"
@@ -34,29 +35,16 @@ PODS = {
 }
 
 
-def confined(pod: Pod, given: set[str]) -> None:
-    """By the kernel's word: these capabilities, a seccomp filter, and a root that cannot be written."""
-    own = rights(pod.host_pid)
-    assert own.bounding == given
-    assert own.effective <= own.permitted == given  # so that a failed source can start again
-    assert own.inheritable == own.ambient == frozenset()
-    assert own.no_new_privs
-    proc = Path(f"/proc/{pod.host_pid}")
-    assert "Seccomp:\t2" in (proc / "status").read_text()
-    (root,) = [line for line in (proc / "mountinfo").read_text().splitlines() if line.split()[4] == "/"]
-    assert root.split()[5].split(",")[0] == "ro"
-
-
 @pytest.mark.parametrize("what", PODS)
 def test_what_is_rendered_does_the_whole_job(node: Node, start_pod: StartPod, what: str) -> None:
     source, knows_bpf, directory = PODS[what]
     rendered = pod_of(render(directory))
     given = set(container_of(rendered)["securityContext"]["capabilities"]["add"])
-    assert given == TO_START[source if knows_bpf else "bpf"]
+    assert given == SOURCE_RECORDS[source if knows_bpf else "bpf"].rights
     pod = start_pod(fast(rendered), knows_bpf=knows_bpf, anew=True)
     works(node, pod, source)
     confined(pod, given)
-    assert rights(pod.host_pid).effective == while_running(source, RELEASE)
+    assert rights(pod.host_pid).effective == SOURCE_RECORDS[source].keeps(RELEASE)
     until(lambda: pod.get("/readyz") == 200, "ready")
     assert pod.get("/healthz") == 200
     refusals = [line["why"] for line in pod.said("source_unavailable", source="bpf")]
@@ -153,10 +141,10 @@ def test_on_a_fresh_node_it_is_up_before_hami_and_repairs_what_comes(
 def test_a_source_that_failed_starts_again(node: Node, start_pod: StartPod) -> None:
     """Under ``no_new_privs``, with nothing but the manifest's capabilities."""
     container = node.container()
-    pod = start_pod(fast(pod_of(render(KUSTOMIZE / "base"))), wrapper=(sys.executable, "-c", FRAGILE))
+    pod = start_pod(fast(pod_of(render(KUSTOMIZE / "base"))), wrapper=FRAGILE)
     for count in (1, 2):
         pod.wait_for("source", source="bpf", count=count)
-        until(lambda: rights(pod.host_pid).effective == while_running("bpf", RELEASE), "the drop")
+        until(lambda: rights(pod.host_pid).effective == SOURCE_RECORDS["bpf"].keeps(RELEASE), "the drop")
         pod.signal(signal.SIGUSR1)
         pod.wait_for("source_failed", source="bpf", count=count)
     pod.wait_for("source", source="bpf", count=3)
@@ -171,16 +159,16 @@ def test_the_driver_is_measured_and_the_rights_for_it_are_gone(
     rendered = pod_of(render(FIXTURES / "measure-driver" / base))
     given = set(container_of(rendered)["securityContext"]["capabilities"]["add"])
     source = "scan" if "scan" in base else "bpf"
-    assert given == TO_START[source] | PROBE_RIGHTS
+    assert given == SOURCE_RECORDS[source].rights | PROBE_RIGHTS
     container = node.container(rights=DEFAULT_RIGHTS)
     tenant = container.tenant(load=40, guess="wrong")
     pod = start_pod(fast(rendered))
     until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
     pod.wait_for("source", source=source)
     pod.wait_for("policy", origin="measured", hostpid_namespace="host")
-    until(lambda: rights(pod.host_pid).permitted == TO_START[source], "the drop")
+    until(lambda: rights(pod.host_pid).permitted == SOURCE_RECORDS[source].rights, "the drop")
     own = rights(pod.host_pid)
-    assert own.effective == while_running(source, RELEASE)
+    assert own.effective == SOURCE_RECORDS[source].keeps(RELEASE)
     assert own.no_new_privs
     until(lambda: pod.get("/readyz") == 200, "ready")
     status = json.loads(pod.inside(sys.executable, "-m", "resolver", "status", "--json"))

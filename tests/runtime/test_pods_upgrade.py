@@ -13,10 +13,12 @@ from typing import Self
 import pytest
 
 from tests.fakes.container import Container
+from tests.fakes.daemon import children_of
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
-from tests.kernel.conftest import ROOT, children_of, hostpid_of, until, write_hostpid
+from tests.kernel.conftest import ROOT, hostpid_of, write_hostpid
 from tests.manifests import KUSTOMIZE, Manifest, pod_of, render
+from tests.patience import until
 from tests.runtime.conftest import StartPod, fast
 from tests.runtime.pods import Pod
 

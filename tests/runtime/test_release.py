@@ -41,8 +41,8 @@ def test_everything_is_there_with_its_checksum(dist: Path) -> None:
     names = {
         f"hami_resolver-{__version__}-py3-none-any.whl",
         f"hami_resolver-{__version__}.tar.gz",
-        f"hami-resolver_{__version__}_{machine}.deb",
-        f"resolver-{__version__}.tgz",
+        f"hami-resolver_{__version__.replace('.dev', '~.dev')}_{machine}.deb",
+        f"resolver-{__version__.replace('.dev', '-dev.')}.tgz",
         f"kubectl-resolver-{__version__}.tar.gz",
         "krew-resolver.yaml",
         f"resolver-{__version__}-image.tar.gz",
@@ -62,7 +62,9 @@ def test_the_image_can_be_loaded_and_says_which_version_it_is(dist: Path) -> Non
     with tarfile.open(dist / f"resolver-{__version__}-image.tar.gz") as archive:
         (manifest,) = json.load(archive.extractfile("manifest.json"))  # type: ignore[arg-type]
         config = json.load(archive.extractfile(manifest["Config"]))  # type: ignore[arg-type]
-    assert {tag.rpartition("/")[2] for tag in manifest["RepoTags"]} == {f"resolver:{__version__}"}
+    assert {tag.rpartition("/")[2] for tag in manifest["RepoTags"]} == {
+        f"resolver:{__version__.replace('+', '-')}"
+    }
     assert config["config"]["Labels"]["org.opencontainers.image.version"] == __version__
     assert config["config"]["Entrypoint"] == ["resolver"]
     assert len(config["rootfs"]["diff_ids"]) == len(manifest["Layers"])

@@ -80,12 +80,6 @@ def test_without_root_it_names_the_missing_package_and_the_command(checkout: Pat
     assert not (checkout / ".venv").exists()
 
 
-def test_on_another_distribution_it_names_the_missing_package(checkout: Path) -> None:
-    done = setup(checkout, PATH=path_without(checkout, "gcc", "apt-get"))
-    assert done.returncode == 1
-    assert "these are missing and this is not Debian or Ubuntu: gcc" in done.stderr
-
-
 def without_bcc(place: Path) -> tuple[str, ...]:
     """What to put before a command so that it finds no bcc: in a mount namespace, under an empty directory."""
     empty = place / "empty"
@@ -106,28 +100,6 @@ def test_without_bcc_it_says_what_is_lost_and_goes_on(checkout: Path, venv: Path
     assert "without python3-bpfcc the kernel can't keep the map of processes" in done.stderr
     assert "falls back to --source netlink (this is not Debian or Ubuntu)\n" in done.stderr
     assert "pip could not install" in done.stderr, "it goes on to the Python packages"
-
-
-@pytest.mark.long
-def test_without_root_it_names_the_command_that_installs_bcc(checkout: Path, venv: Path) -> None:
-    shutil.copytree(venv, checkout / ".venv", symlinks=True)
-    os.chown(checkout, NOBODY, NOBODY)
-    as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-    before = (*without_bcc(checkout), *as_nobody)
-    done = setup(checkout, before=before, PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
-    told = "(only root can install it: sudo apt-get install -y --no-install-recommends python3-bpfcc)\n"
-    assert told in done.stderr
-    assert "pip could not install" in done.stderr, "it goes on to the Python packages"
-
-
-@pytest.mark.long
-def test_a_python_package_that_cannot_be_had_is_named(checkout: Path) -> None:
-    done = setup(checkout, PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
-    assert done.returncode == 1
-    first = (checkout / "requirements.lock").read_text().split(" ")[0]
-    assert f"pip could not install {first}" in done.stderr
-    again = setup(checkout, PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
-    assert again.returncode == 1, "a failed setup must not leave its stamp"
 
 
 @pytest.mark.long

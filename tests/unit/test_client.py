@@ -6,12 +6,12 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -20,41 +20,17 @@ from pathlib import Path
 import pytest
 
 from resolver import client
+from resolver.base.errors import CannotKnow, NoDaemon, NotFound
 from resolver.cli import lookup as command
 from resolver.cli import main, parser_of
-from resolver.errors import CannotKnow, NoDaemon, NotFound
+from tests.fakes.socket_server import SocketServer
+from tests.patience import PATIENCE_S
 
 CID = "0123456789abcdef" * 4
 SETTLED = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n4711\n"
 
 
-class Server:
-    """Takes connections, reads a request, and does with each what it is told to."""
-
-    def __init__(self, path: Path, answer: Callable[[socket.socket], None]) -> None:
-        self.requests: list[bytes] = []
-        self._answer = answer
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen(8)
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                channel, _ = self._listener.accept()
-                with channel, contextlib.suppress(OSError):
-                    self.requests.append(channel.recv(1 << 16))
-                    self._answer(channel)
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join(60)
-
-
-Serve = Callable[[Callable[[socket.socket], None] | str], Server]
+Serve = Callable[[Callable[[socket.socket], None] | str], SocketServer]
 
 
 @pytest.fixture
@@ -64,23 +40,20 @@ def where(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def serve(where: Path) -> Iterator[Serve]:
-    servers: list[Server] = []
+    with contextlib.ExitStack() as servers:
 
-    def make(answer: Callable[[socket.socket], None] | str) -> Server:
-        said = answer if callable(answer) else (lambda channel, text=answer: channel.sendall(text.encode()))
-        servers.append(Server(where, said))
-        return servers[-1]
+        def make(answer: Callable[[socket.socket], None] | str) -> SocketServer:
+            said = answer.encode() if isinstance(answer, str) else answer
+            return servers.enter_context(SocketServer(where, said))
 
-    yield make
-    for server in servers:
-        server.close()
+        yield make
 
 
 def ask(where: Path) -> tuple[int, str] | None:
     """One question, which must not hang."""
     began = time.monotonic()
     answer = client.get("/v1/lookup?container=x&pid=1", socket_path=str(where))
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < PATIENCE_S
     return answer
 
 
@@ -205,12 +178,7 @@ def test_a_stranger_who_listens_on_roots_socket_is_not_even_asked(where: Path) -
 
 def from_daemon(where: Path, cid: str = CID, ns_pid: int = 7, **more: object) -> str | None:
     options = {"pidns": None, "socket": str(where), "json": False, **more}
-    args = Namespace(cid=cid, ns_pid=ns_pid, **options)
-    asked = command._put_to_daemon(args)
-    if asked is None:
-        return None
-    with asked:
-        return command._from_daemon(asked, args, command._SECONDS)
+    return command._from_daemon(Namespace(cid=cid, ns_pid=ns_pid, **options))
 
 
 def http(body: str, status: int = 200) -> str:
@@ -297,6 +265,40 @@ def test_one_that_hangs_is_named_and_no_other_is_started(tmp_path: Path) -> None
     assert "Start one" not in str(caught.value)
 
 
+def test_a_plain_file_is_no_socket(where: Path) -> None:
+    where.touch()
+    with pytest.raises(NoDaemon, match="another kind of file, and no socket"):
+        client.get_json("/v1/status", str(where))
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the lock of a daemon's run directory."""
+    code = (
+        f"import sys, time; sys.argv[0] = 'resolver'; from resolver.linux.node_lock import NodeLock\n"
+        f"with NodeLock({str(tmp_path)!r}): print('held', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "resolver"], stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        yield child
+        child.kill()
+
+
+def test_a_daemon_without_its_socket_and_a_stopped_one_are_named(
+    holder: subprocess.Popen[str], where: Path
+) -> None:
+    with pytest.raises(NoDaemon, match=f"PID {holder.pid} runs without its socket: restart it") as caught:
+        client.get_json("/v1/status", str(where))
+    assert "Start one" not in str(caught.value)
+    holder.send_signal(signal.SIGSTOP)
+    os.waitpid(holder.pid, os.WUNTRACED)
+    with pytest.raises(NoDaemon, match=f"PID {holder.pid} is stopped: kill -CONT {holder.pid}, or restart"):
+        client.get_json("/v1/status", str(where))
+
+
 def test_who_may_not_ask_is_told_who_may(root: Path) -> None:
     code = "import sys; from resolver import client; client.get_json('/v1/status', sys.argv[1])"
     nobody = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
@@ -333,25 +335,11 @@ def test_what_is_spelt_out_is_read_as_argparse_does(words: list[str]) -> None:
     assert vars(args) == vars(parser_of("lookup")[0].parse_args(words))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        [CID],
-        [CID, "seven"],
-        [CID, "-7"],
-        [CID, "\u0667"],
-        [CID, "7", "8"],
-        ["", "7"],
-        [CID, "7", "--js"],
-        [CID, "7", "--socket=/x"],
-        [CID, "7", "--socket"],
-        [CID, "7", "--socket", "--json"],
-        [CID, "7", "--pidns", "4026531836"],
-        ["--help"],
-        ["--", CID, "7"],
-    ],
-)
+LEFT = f"""{CID}; {CID} seven; {CID} -7; {CID} \u0667; {CID} 7 8; {CID} 7 --js; {CID} 7 --socket=/x; {CID} 7 --socket
+    {CID} 7 --socket --json; {CID} 7 --pidns 4026531836; --help; -- {CID} 7"""
+
+
+@pytest.mark.parametrize("words", [[], ["", "7"], *(each.split() for each in re.split("; |\n", LEFT))])
 def test_everything_else_is_left_to_argparse(words: list[str]) -> None:
     assert command.parsed(words) is None
 
@@ -377,152 +365,54 @@ def test_a_plain_question_loads_no_parser(serve: Serve, where: Path, there: bool
         "psutil",
         "threading",
         "typing",
-        "resolver.reasons",
+        "resolver.base.reasons",
     }
     assert not loaded & (never | ({"re", "json", "resolver.lookup"} if there else {"socket"}))
-
-
-def test_a_daemon_that_hangs_is_not_waited_for(where: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(where))
-        listener.listen(5)
-        assert command._SECONDS <= 0.1
-        with pytest.raises(TimeoutError):
-            from_daemon(where)
 
 
 # ---- a daemon that is late ----------------------------------------------------------------------------------------
 
 
-class Kernel:
-    """What the kernel is asked in the place of: its answer comes when it is let go."""
-
-    def __init__(self, answer: dict[str, object] | Exception) -> None:
-        self.go = threading.Event()
-        self._answer = answer
-
-    def __call__(self, _args: object) -> dict[str, object]:
-        assert self.go.wait(60)
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        return self._answer
-
-
-def late(where: Path, monkeypatch: pytest.MonkeyPatch, kernel: Kernel, *more: str) -> int:
-    """The command's exit code, where the daemon says nothing for the first 100 ms."""
-    monkeypatch.setattr(command, "_by_kernel", kernel)
-    return main(["lookup", CID, "7", "--socket", str(where), *more])
-
-
-def after(
-    event: threading.Event, answer: str, then: threading.Event | None = None
-) -> Callable[[socket.socket], None]:
-    """Answers once something has happened, later than the command waits for it alone."""
-
-    def say(channel: socket.socket) -> None:
-        time.sleep(2 * command._SECONDS)
-        assert event.wait(60)
-        channel.sendall(answer.encode())
-        if then is not None:
-            then.set()
-
-    return say
-
-
-def test_a_late_daemon_is_believed_if_the_kernel_takes_longer(
-    serve: Serve, where: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    at_once = threading.Event()
-    at_once.set()
-    serve(after(at_once, http("4711\n")))
-    kernel = Kernel({"host_pid": 4712})
-    assert late(where, monkeypatch, kernel) == 0
-    out, err = capsys.readouterr()
-    kernel.go.set()
-    assert out == "4711\n"
-    assert re.fullmatch(r"resolver lookup: the daemon was late, its answer took \d+\.\d s\n", err)
-
-
-def test_the_kernel_is_believed_if_the_daemon_takes_longer(
-    serve: Serve, where: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    never = threading.Event()
-    serve(after(never, http("4711\n")))
-    kernel = Kernel({"host_pid": 4712})
-    kernel.go.set()
-    try:
-        assert late(where, monkeypatch, kernel) == 0
-        out, err = capsys.readouterr()
-        assert out == "4712\n"
-        assert err == "resolver lookup: the daemon does not answer within 0.1 s, the kernel does\n"
-    finally:
-        never.set()
-
-
-@pytest.mark.parametrize("answer", [http("4711\n", status=503), http("no number\n"), "HTTP/1.1 200 OK\r\n"])
-def test_what_a_late_daemon_does_not_know_the_kernel_does(
+@pytest.mark.parametrize(
+    "answer", ["", http("4711\n", status=503), http("no number\n"), "HTTP/1.1 200 OK\r\n"]
+)
+def test_the_kernel_answers_where_the_daemon_is_late_or_does_not_know(
     serve: Serve,
     where: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     answer: str,
 ) -> None:
-    at_once, kernel = threading.Event(), Kernel({"host_pid": 4712})
-    at_once.set()
-    serve(after(at_once, answer, then=kernel.go))
-    assert late(where, monkeypatch, kernel) == 0
+    serve(answer or (lambda _channel: time.sleep(3 * command._SECONDS)))
+    monkeypatch.setattr(command, "_by_kernel", lambda _args: {"host_pid": 4712})
+    assert main(["lookup", CID, "7", "--socket", str(where)]) == 0
     assert capsys.readouterr().out == "4712\n"
 
 
 def test_what_the_kernel_does_not_show_a_late_daemon_tells(
     serve: Serve, where: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    at_once = threading.Event()
-    at_once.set()
-    serve(after(at_once, http("4711\n")))
-    kernel = Kernel(CannotKnow("not root"))
-    kernel.go.set()
-    assert late(where, monkeypatch, kernel) == 0
+    def refuse(_args: object) -> None:
+        raise CannotKnow("not root")
+
+    def late(channel: socket.socket) -> None:
+        time.sleep(3 * command._SECONDS)
+        channel.sendall(http(json.dumps({"host_pid": 4711})).encode())
+
+    serve(late)
+    monkeypatch.setattr(command, "_by_kernel", refuse)
+    assert main(["lookup", CID, "7", "--socket", str(where)]) == 0
     assert capsys.readouterr().out == "4711\n"
-
-
-def test_of_two_answers_at_once_the_kernel_s_counts(
-    where: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It has read now what the daemon has read when it began to answer."""
-    kernel = Kernel({"host_pid": 4712})
-    kernel.go.set()
-    monkeypatch.setattr(command, "_by_kernel", kernel)
-    asked = Ready(threading.Event())
-    args = Namespace(cid=CID, ns_pid=7, pidns=None, socket=str(where), json=False)
-    assert command._first_answer(asked, args) == "4712"  # type: ignore[arg-type]
-    assert "the kernel does" in capsys.readouterr().err
-
-
-class Ready:
-    """Has an answer at the moment when the kernel has one."""
-
-    def __init__(self, hung_up: threading.Event) -> None:
-        self._hung_up = hung_up
-
-    def hang_up(self) -> None:
-        self._hung_up.set()
-
-    def answer(self, _seconds: float) -> tuple[int, str]:
-        assert self._hung_up.wait(60)
-        return 200, "4711\n"
 
 
 def test_an_error_of_the_kernel_s_is_the_answer(
     serve: Serve, where: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    never = threading.Event()
-    serve(after(never, http("4711\n")))
-    kernel = Kernel(NotFound("it is not there"))
-    kernel.go.set()
-    try:
-        assert late(where, monkeypatch, kernel) == 1
-        out, err = capsys.readouterr()
-        assert (out, err.splitlines()[-1]) == ("", "resolver lookup: it is not there")
-    finally:
-        never.set()
+    def missing(_args: object) -> None:
+        raise NotFound("it is not there")
+
+    serve(lambda _channel: time.sleep(3 * command._SECONDS))
+    monkeypatch.setattr(command, "_by_kernel", missing)
+    assert main(["lookup", CID, "7", "--socket", str(where)]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "resolver lookup: it is not there\n")

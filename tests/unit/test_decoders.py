@@ -4,37 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import json
-import os
 import socket
 import struct
-import sys
 from collections import Counter
-from collections.abc import Callable
 from itertools import zip_longest
-from types import ModuleType
 from typing import Any, Final
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resolver.counters import CounterByReason
-from resolver.errors import RegionRejected
+from resolver.base import journal as log
+from resolver.base.counters import CounterByReason
+from resolver.base.reasons import RepairReason
 from resolver.gpu.sampler import Sampler
-from resolver.hami.mapping_finder import MappingFinder
-from resolver.linux.procfs import Procfs
-from resolver.log import journal as log
-from resolver.pids.bpf_load import bpf_directory
 from resolver.pids.proc_events import EventStream
-from resolver.reasons import RegionReason, RepairReason
 from resolver.repair.orders import Writing
 from resolver.workers import slot_writer
-from tests.unit.test_btf import Blob, blob
-from tests.unit.test_plan import Bench
-
-__all__ = ["blob"]
+from tests.fakes.planned import Bench
 
 PATIENT: Final = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 WORD: Final = st.integers(0, 2**32 - 1)
@@ -95,47 +82,6 @@ def test_an_event_names_who_it_is_about_and_a_gap_is_counted(events: list[tuple[
     assert all(count >= 0 for count in stream.lost.values())
 
 
-# ---- BTF ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def btf() -> ModuleType:
-    sys.path.insert(0, bpf_directory())
-    try:
-        return importlib.import_module("btf")
-    finally:
-        sys.path.pop(0)
-
-
-def number_or_refusal(btf: ModuleType, ask: Callable[[], int]) -> None:
-    """An offset or a size, or `BtfError`: nothing else comes out."""
-    with contextlib.suppress(btf.BtfError):
-        assert ask() >= 0
-
-
-@PATIENT
-@given(data=st.data())
-def test_a_description_with_any_words_in_it_is_read_or_refused(
-    btf: ModuleType, blob: Blob, data: st.DataObject
-) -> None:
-    text = bytearray(blob.bytes())
-    for at, word in data.draw(st.lists(st.tuples(st.integers(0, len(text) // 4 - 1), WORD), max_size=6)):
-        struct.pack_into("<I", text, 4 * at, word)
-    cut = data.draw(st.integers(0, len(text)) | st.just(len(text)))
-    number_or_refusal(btf, lambda: btf.Btf(bytes(text[:cut])).offset("task", "ns", "inum"))
-    number_or_refusal(btf, lambda: btf.Btf(bytes(text[:cut])).offset("task", "deep"))
-    number_or_refusal(btf, lambda: btf.Btf(bytes(text[:cut])).size("bits"))
-
-
-@PATIENT
-@given(types=st.lists(WORD, max_size=40), strings=st.binary(max_size=40))
-def test_any_types_are_read_or_refused(btf: ModuleType, types: list[int], strings: bytes) -> None:
-    size = 4 * len(types)
-    header = struct.pack("<HBBIIIII", 0xEB9F, 1, 0, 24, 0, size, size, len(strings) + 6)
-    read = header + struct.pack(f"<{len(types)}I", *types) + b"\0task\0" + strings
-    number_or_refusal(btf, lambda: btf.Btf(read).offset("task", "task"))
-
-
 # ---- children -------------------------------------------------------------------------------------------------------
 
 JSON: Final = st.recursive(
@@ -184,6 +130,7 @@ def test_only_what_the_slot_writer_says_that_it_wrote_is_called_repaired(answer:
     writing.worker.request = request  # type: ignore[method-assign]
     with contextlib.ExitStack() as stack:
         bench = Bench(stack)
+        bench.repairs.region.fd = 0  # open, as far as orders are concerned
         bench.see((7, 0), (9, 815))
         for ns_pid in (7, 9):
             bench.own(ns_pid, 4000 + ns_pid)
@@ -200,35 +147,3 @@ def test_only_what_the_slot_writer_says_that_it_wrote_is_called_repaired(answer:
         repaired = sum(CounterByReason.REPAIRS.counts(counters, RepairReason).values())
         assert repaired == outcomes.count(slot_writer.DONE)
     writing.worker.stop()
-
-
-REFUSAL: Final = st.fixed_dictionaries(
-    {"reason": JSON | st.sampled_from(["", *RegionReason]), "detail": JSON}
-)
-
-
-@PATIENT
-@given(
-    st.binary(max_size=40) | (JSON | REFUSAL).map(lambda each: json.dumps(each).encode()), st.integers(0, 2)
-)
-def test_whatever_the_path_walker_answers_a_file_is_open_or_refused(answer: bytes, files: int) -> None:
-    """No descriptor that came with an answer stays open, but the one that is taken."""
-    finder = MappingFinder(Procfs(), list, lambda host_pid: host_pid, lambda _: False)
-    came: list[int] = []
-
-    async def request(*_: Any, received: list[int], **__: Any) -> bytes:
-        came.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(files))
-        received.extend(came)
-        return answer
-
-    finder.worker.request = request  # type: ignore[assignment]
-    taken = -1
-    with contextlib.suppress(RegionRejected):
-        taken = asyncio.run(finder._open(1, "/tmp/x.cache", "c"))  # noqa: S108
-        assert taken in came
-    for fd in came:
-        with contextlib.nullcontext() if fd == taken else pytest.raises(OSError, match="Bad file"):
-            os.fstat(fd)
-    if taken >= 0:
-        os.close(taken)
-    finder.close()

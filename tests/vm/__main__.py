@@ -5,8 +5,8 @@
     make kernels ARGS="--package linux-image-X.deb"   any other kernel (Ubuntu's: linux-modules-X.deb beside it)
     make kernels ARGS="--variant lockdown 6.12"       see tests/vm/variants.py, which says how to add one
 
-Kernels are named as in tests/vm/matrix.py. What was seen goes into docs/kernels.json and the table of docs/kernels.md;
-with --check nothing is written. Downloads and file systems are kept in $XDG_CACHE_HOME/resolver-kernels.
+Kernels are named as in tests/vm/matrix.py. Results go into docs/kernels.json and docs/compatibility.md; with --check
+nothing is written. Downloads and file systems are kept in $XDG_CACHE_HOME/resolver-kernels.
 
 Exit status: 0 if all is as it has to be, 1 if something is not, 2 if this machine lacks something (which is said).
 """
@@ -56,7 +56,7 @@ class Workshop:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._steps = tuple(options.steps.split(","))
+        self._steps = tuple((options.steps or "").split(","))
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         self._cache = Path(base) / "resolver-kernels"
         self._cache.mkdir(parents=True, exist_ok=True)
@@ -78,31 +78,33 @@ class Workshop:
         variant = VARIANTS[guest.variant]
         own = Apt(self._cache, SUITES[guest.userspace], guest.arch, self._archives)
         own.update()
-        busybox = self._busybox(guest.arch)
-        suite = KERNELS.get(guest.pick, "")
-        if suite:
-            apt = Apt(self._cache, SUITES[suite], guest.arch, self._archives)
-            apt.update()
-            wanted = kernel_packages(apt.wanted(f"linux-image-{DEBIAN_ARCH[guest.arch]}"))
-            size = sum(package.size for package in wanted) >> 20
-            self.say(f"{guest}: {wanted[0].file if wanted else 'no kernel'} ({size} MiB)")
-            debs = apt.fetch(wanted)
-        else:
-            debs = [Path(file) for file in guest.pick.split(",")]
-            for deb in debs:
-                if not deb.exists():
-                    raise Unavailable(f"{deb} is not there")
-        kernel = kernel_of(debs, self._cache, busybox, variant.modules)
+        kernel = self.kernel(guest.pick, guest.arch, variant.modules)
         root = root_image(self._cache, own, guest.userspace, guest.arch, variant.packages, self.say)
         if guest.arch not in self._kvm:
-            self._kvm[guest.arch] = self._kvm_works(kernel, guest.arch)
+            self._kvm[guest.arch] = self.kvm_works(kernel, guest.arch)
             how = (
                 "by KVM" if self._kvm[guest.arch] else "by emulation: KVM is not there or does not start them"
             )
             self.say(f"{guest.arch} kernels run {how}")
-        return Ready(guest, kernel, root, suite)
+        return Ready(guest, kernel, root, KERNELS.get(guest.pick, ""))
 
-    def _kvm_works(self, kernel: Kernel, arch: str) -> bool:
+    def kernel(self, pick: str, arch: str, modules: tuple[str, ...] = ()) -> Kernel:
+        """Fetch a kernel by its name in `KERNELS`, or take it from packages. Raises `Unavailable`."""
+        if suite := KERNELS.get(pick, ""):
+            apt = Apt(self._cache, SUITES[suite], arch, self._archives)
+            apt.update()
+            wanted = kernel_packages(apt.wanted(f"linux-image-{DEBIAN_ARCH[arch]}"))
+            size = sum(package.size for package in wanted) >> 20
+            self.say(f"{pick} {arch}: {wanted[0].file if wanted else 'no kernel'} ({size} MiB)")
+            debs = apt.fetch(wanted)
+        else:
+            debs = [Path(file) for file in pick.split(",")]
+            for deb in debs:
+                if not deb.exists():
+                    raise Unavailable(f"{deb} is not there")
+        return kernel_of(debs, self._cache, self._busybox(arch), modules)
+
+    def kvm_works(self, kernel: Kernel, arch: str) -> bool:
         """Tried once for each start of this machine: to see that it does not work takes 15 s."""
         boot, note = Path("/proc/sys/kernel/random/boot_id").read_text(), self._cache / f"kvm-{arch}"
         known = {f"{boot}works": True, f"{boot}fails": False}

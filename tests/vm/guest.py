@@ -55,10 +55,7 @@ TOO_LONG = (
     *("all_remembered", "too_small", "costs_nothing"),
 )
 #: Of the doctor's checks, those that a kernel decides.
-CHECKS = (
-    *("kernel", "btf", "bcc", "lockdown", "cgroups", "hidepid", "capabilities"),
-    *("scan", "netlink", "bpf"),
-)
+CHECKS = ("view", "scan", "netlink", "bpf")
 _WORDS = 4000  # of a program's last output go into the report
 
 

@@ -32,7 +32,8 @@ tries=0
 while [ ! -b /dev/vdc ] && [ $tries -lt 100 ]; do /bin/busybox sleep 0.1; tries=$((tries + 1)); done
 /bin/busybox mount -t ext4 /dev/vda /root || echo "init: no root file system"
 /bin/busybox mount -t ext4 /dev/vdb /root/resolver || echo "init: no checkout"
-exec /bin/busybox switch_root /root /usr/bin/python3 /resolver/tests/vm/guest.py
+# The kernel passes first=PROGRAM of its command line on as a variable.
+exec /bin/busybox switch_root /root ${first:-/usr/bin/python3 /resolver/tests/vm/guest.py}
 """
 
 

@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 ROOT: Final = Path(__file__).parent.parent.parent
 FILE: Final = ROOT / "docs" / "kernels.json"
-PAGE: Final = ROOT / "docs" / "kernels.md"
+PAGE: Final = ROOT / "docs" / "compatibility.md"
 BEGIN, END = "<!-- kernels: begin -->", "<!-- kernels: end -->"
 #: The steps in the order in which a guest tries them.
 STEPS: Final = ("loader", "auto", "doctor", "demo", "tests")

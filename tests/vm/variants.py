@@ -48,7 +48,6 @@ VARIANTS: Final[dict[str, Variant]] = {
         source="netlink",
         why={"bpf": _LOCKED},
         told={
-            "lockdown": ("warning", "[confidentiality]"),
             "bpf": ("warning", _LOCKED),
             "netlink": ("ok", ""),
         },
@@ -59,7 +58,7 @@ VARIANTS: Final[dict[str, Variant]] = {
         script="tests/vm/variants/apparmor.sh",
         source="netlink",
         why={"bpf": _FORBIDDEN},
-        told={"bpf": ("warning", _FORBIDDEN), "netlink": ("ok", ""), "capabilities": ("ok", "")},
+        told={"bpf": ("warning", _FORBIDDEN), "netlink": ("ok", ""), "view": ("ok", "")},
     ),
     "selinux": Variant(
         cmdline="selinux=1 security=selinux",
@@ -67,11 +66,11 @@ VARIANTS: Final[dict[str, Variant]] = {
         script="tests/vm/variants/selinux.sh",
         source="netlink",
         why={"bpf": _DOMAIN},
-        told={"bpf": ("warning", _DOMAIN), "netlink": ("ok", ""), "capabilities": ("ok", "")},
+        told={"bpf": ("warning", _DOMAIN), "netlink": ("ok", ""), "view": ("ok", "")},
     ),
-    "cgroup-v1": Variant(script="tests/vm/variants/cgroup-v1.sh", told={"cgroups": ("ok", "v1: ")}),
+    "cgroup-v1": Variant(script="tests/vm/variants/cgroup-v1.sh", told={"view": ("ok", "cgroups v1")}),
     "cgroup-hybrid": Variant(
-        script="tests/vm/variants/cgroup-hybrid.sh", told={"cgroups": ("ok", "v1 and v2: ")}
+        script="tests/vm/variants/cgroup-hybrid.sh", told={"view": ("ok", "cgroups v1 and v2")}
     ),
-    "hidepid": Variant(script="tests/vm/variants/hidepid.sh", told={"hidepid": ("ok", "hidepid=")}),
+    "hidepid": Variant(script="tests/vm/variants/hidepid.sh", told={"view": ("ok", "")}),
 }

@@ -1,1 +1,1 @@
-"""What ``resolver bundle`` is made of."""
+"""Parts of ``resolver bundle``."""

@@ -1,22 +1,22 @@
-"""The parts of a bundle that no command prints: run as a child, ``python -m resolver.cli._bundle.facts WHAT``."""
+"""Parts of a bundle that no command prints: run as a child, ``python -m resolver.cli._bundle.facts PART``."""
 
 from __future__ import annotations
 
 import gzip
+import http.client
 import json
 import os
 import platform
 import re
-import socket
 import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from resolver import __version__, client
-from resolver.errors import ResolverError
+from resolver.base.errors import ResolverError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 _OPTIONS = re.compile(
     r"CONFIG_(BPF\w*|DEBUG_INFO_BTF\w*|PID_NS|USER_NS|CGROUP\w*|SECCOMP\w*|SECURITY_LOCKDOWN\w*|LSM|PROC_EVENTS|CONNECTOR"
@@ -43,54 +43,49 @@ _MOST = 64 << 10
 
 
 def kernel() -> Any:
-    """Of the machine. What cannot be read says why."""
+    """Collect facts of the machine. Unreadable ones say why."""
     release = os.uname().release
     return {
         "uname": list(os.uname())[2:],
         "release": release,
         "os_release": _text("/etc/os-release"),
-        "btf": _size("/sys/kernel/btf/vmlinux"),
+        "btf": _known(os.path.getsize, "/sys/kernel/btf/vmlinux"),
         "config": _config(release),
         "mounts": [line for line in _text("/proc/self/mountinfo").splitlines() if _is_system(line)],
         "memory": _text("/proc/meminfo").splitlines()[:3],
         "cpus": os.cpu_count(),
         "namespaces": {
-            name: _link(f"/proc/self/ns/{name}") for name in ("pid", "user", "cgroup", "net", "mnt")
+            name: _known(os.readlink, f"/proc/self/ns/{name}")
+            for name in ("pid", "user", "cgroup", "net", "mnt")
         },
         "files": {path: _text(path) for path in _FILES},
     }
 
 
 def _is_system(mount: str) -> bool:
-    """Of those that the daemon rests on; a tenant's are nobody's business."""
+    """Check if it is a mount of the system that the daemon depends on."""
     after = mount.partition(" - ")[2].split(" ")
     return after[0] in ("cgroup", "cgroup2", "proc", "sysfs", "securityfs", "bpf", "tracefs", "debugfs")
 
 
-def _text(path: str) -> str:
+def _known(read: Callable[[str], Any], path: str) -> Any:
+    """Return a fact of a file, or why it can't be read."""
     try:
+        return read(path)
+    except OSError as error:
+        return f"({error.strerror})"
+
+
+def _text(path: str) -> str:
+    def read(path: str) -> str:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(_MOST).strip("\0\n")
-    except OSError as error:
-        return f"({error.strerror})"
 
-
-def _size(path: str) -> Any:
-    try:
-        return os.stat(path).st_size
-    except OSError as error:
-        return f"({error.strerror})"
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError as error:
-        return f"({error.strerror})"
+    return str(_known(read, path))
 
 
 def _config(release: str) -> Any:
-    """The options that matter here."""
+    """Return the relevant kernel options."""
     for path in ("/proc/config.gz", f"/boot/config-{release}", f"/lib/modules/{release}/config"):
         try:
             with gzip.open(path, "rt") if path.endswith(".gz") else open(path) as file:
@@ -101,68 +96,47 @@ def _config(release: str) -> Any:
 
 
 def versions() -> Any:
-    """Of all that is of ours, and of what it takes."""
+    """Collect the versions of our programs and their dependencies."""
     return {
         "resolver": __version__,
         "python": sys.version,
         "executable": sys.executable,
         "libc": " ".join(platform.libc_ver()),
-        "distributions": {each.name: each.version for each in _required()},
+        "distributions": {each.name: each.version for each in metadata.distributions()},
         "nvidia": _text("/proc/driver/nvidia/version"),
     }
 
 
-def _required() -> Iterable[metadata.Distribution]:
-    wanted = metadata.requires("hami-resolver") or () if _installed() else ()
-    for requirement in wanted:
-        name = re.match(r"[\w.-]+", requirement)
-        try:
-            if name and "extra ==" not in requirement:
-                yield metadata.distribution(name[0])
-        except metadata.PackageNotFoundError:
-            continue
-
-
-def _installed() -> bool:
-    try:
-        metadata.distribution("hami-resolver")
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def route(name: str, socket_path: str) -> Any:
-    """One of the daemon's lists."""
+    """Fetch one of the daemon's lists."""
     return client.get_json(f"/v1/{name}", socket_path)
 
 
 def metrics(socket_path: str) -> str:
-    """What Prometheus would be given now."""
+    """Fetch the text for Prometheus."""
     from resolver.cli.in_force import settings_in_force
 
     address = settings_in_force(socket_path).settings.metrics_addr
     if address == "off":
         raise ResolverError("metrics_addr is off")
     host, _, port = address.rpartition(":")
-    question = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: text/plain\r\nConnection: close\r\n\r\n"
-    with socket.create_connection((host.strip("[]") or "localhost", int(port)), timeout=8) as channel:
-        channel.sendall(question)
-        answer = b""
-        while more := channel.recv(1 << 16):
-            answer += more
-    head, _, body = answer.partition(b"\r\n\r\n")
-    if b" 200 " not in head.split(b"\r\n")[0]:
-        raise ResolverError(f"/metrics answers: {head[:100]!r}")
-    return body.decode("utf-8", "replace")
+    channel = http.client.HTTPConnection(host.strip("[]") or "localhost", int(port), timeout=8)
+    try:
+        channel.request("GET", "/metrics", headers={"Accept": "text/plain"})
+        answer = channel.getresponse()
+        if answer.status != 200:
+            raise ResolverError(f"/metrics answers {answer.status} {answer.reason}")
+        return answer.read().decode("utf-8", "replace")
+    except http.client.HTTPException as error:
+        raise ResolverError(f"/metrics answers no HTTP: {error}") from None
+    finally:
+        channel.close()
 
 
 def main() -> int:
     """Print one; 1 with a sentence on standard error if it is not to be had."""
     known: dict[str, Callable[..., Any]] = {
-        "kernel": kernel,
-        "versions": versions,
-        "route": route,
-        "metrics": metrics,
+        each.__name__: each for each in (kernel, versions, route, metrics)
     }
     try:
         said = known[sys.argv[1]](*sys.argv[2:])

@@ -1,4 +1,4 @@
-"""The parts of a bundle: each is what a child prints, within its own time and size, so that none can hang the rest."""
+"""Parts of a bundle: each is a child's output, bounded in time and size, so that none can hang the rest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DYING_SECONDS = 1.0
 
 
 class Part(NamedTuple):
-    """``name`` is its file in the bundle, ``argv`` what follows ``python -m``."""
+    """``name`` is its file in the bundle, ``argv`` the arguments of ``python -m``."""
 
     name: str
     about: str
@@ -32,7 +32,7 @@ class Part(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """What came of a part. ``trouble`` says why it is not all there; empty if it is. ``code`` is the child's."""
+    """Output of a part. ``trouble`` says why it is incomplete; empty if it is not. ``code`` is the child's."""
 
     part: Part
     text: str
@@ -42,7 +42,7 @@ class Gathered(NamedTuple):
 
 
 def parts(socket_path: str) -> tuple[Part, ...]:
-    """All, for the daemon at that socket."""
+    """Return all parts, for the daemon at that socket."""
     ours, facts = ("resolver",), "resolver.cli._bundle.facts"
     socket = ("--socket", socket_path)
 
@@ -50,20 +50,12 @@ def parts(socket_path: str) -> tuple[Part, ...]:
         return Part(f"{name}.json", f"the daemon's answer to /v1/{name}", (facts, "route", name, socket_path))
 
     return (
-        Part(
-            name="doctor.json",
-            about="every check of this node",
-            argv=(*ours, "doctor", "--json", *socket),
-            seconds=120.0,
-        ),
+        Part("doctor.json", "every check of this node", (*ours, "doctor", "--json", *socket), 120.0),
         Part("config.json", "the settings, and where each comes from", (*ours, "config", "--json", *socket)),
         *map(route, ("status", "containers", "regions", "slots", "processes", "unresolved", "gpus")),
         Part("events.jsonl", "what happened: an event a line", (*ours, "events", "--json", *socket)),
         Part(
-            name="cache-files.json",
-            about="headers and slots of HAMi's cache files",
-            argv=(*ours, "slots", "--json", *socket),
-            seconds=20.0,
+            "cache-files.json", "headers and slots of HAMi's cache files", (*ours, "slots", "--json", *socket)
         ),
         Part("metrics.txt", "the daemon's /metrics", (facts, "metrics", socket_path)),
         Part("kernel.json", "release, BTF, options, cgroups, security modules, limits", (facts, "kernel")),
@@ -72,7 +64,7 @@ def parts(socket_path: str) -> tuple[Part, ...]:
 
 
 def gather(wanted: Sequence[Part]) -> Iterator[Gathered]:
-    """Some at once; each as soon as those before it are there."""
+    """Run a few parts at a time; yield each when all before it are done."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         yield from pool.map(_run, wanted)
 
@@ -91,13 +83,7 @@ def _run(part: Part) -> Gathered:
                 start_new_session=True,
             )
         except OSError as error:
-            return Gathered(
-                part=part,
-                text="",
-                seconds=0.0,
-                code=None,
-                trouble=f"it could not be started: {error.strerror}",
-            )
+            return Gathered(part, "", 0.0, None, f"it could not be started: {error.strerror}")
         trouble = _wait(child, out.fileno(), began + part.seconds)
         seconds = time.monotonic() - began
         text, said = _read(out.fileno(), MOST_BYTES), _read(err.fileno(), 2000).strip()
@@ -112,23 +98,18 @@ def _memory(name: str) -> BinaryIO:
 
 
 def _wait(child: subprocess.Popen[bytes], out: int, deadline: float) -> str:
-    """Until it has ended, or had to be; why it had to."""
-    trouble = ""
-    while child.poll() is None and not trouble:
-        if os.fstat(out).st_size > MOST_BYTES:
-            trouble = f"cut off after {MOST_BYTES >> 20} MiB"
-        elif time.monotonic() > deadline:
-            trouble = "it did not end within its time: what it asks hangs"
-        else:
-            time.sleep(_LOOK_SECONDS)
-    if trouble:
+    """Wait for the child, and kill it if necessary; return the reason."""
+    while child.poll() is None and os.fstat(out).st_size <= MOST_BYTES and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+    late = child.returncode is None
+    if late:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(_DYING_SECONDS)
-    elif os.fstat(out).st_size > MOST_BYTES:
-        trouble = f"cut off after {MOST_BYTES >> 20} MiB"
-    return trouble
+    if os.fstat(out).st_size > MOST_BYTES:
+        return f"cut off after {MOST_BYTES >> 20} MiB"
+    return "it did not end within its time: what it asks hangs" if late else ""
 
 
 def _read(descriptor: int, most: int) -> str:

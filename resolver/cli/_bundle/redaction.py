@@ -1,9 +1,4 @@
-"""Names replaced by pseudonyms, the same name by the same one in every part of a bundle.
-
-What is a name: namespaces, pods, containers, users, this host; all UUIDs and container ids. They are learned from the
-fields that hold them, and replaced wherever they stand, also within sentences and paths; rather too often than too
-rarely. Keys of JSON, names of metrics, numbers, reasons and versions stay.
-"""
+"""Replaces names by pseudonyms, the same in every part of a bundle; rather too often than too rarely."""
 
 from __future__ import annotations
 
@@ -99,7 +94,7 @@ class Redactor:
         return f"{kind}-{self._numbers[kind]}"
 
     def redact(self, text: str) -> str:
-        """The text without names. JSON stays JSON, and its keys stay."""
+        """Return the text without names. JSON stays JSON, and its keys stay."""
         documents = list(_documents(text))
         if documents:
             lines = text.lstrip().startswith("{") and len(documents) > 1
@@ -128,7 +123,7 @@ class Redactor:
         return _LABEL.sub(lambda label: f'{label[1]}="{self.sentence(label[2])}"', line)
 
     def sentence(self, text: str) -> str:
-        """Any text: every name that stands in it by itself."""
+        """Redact free text: every name that forms a word in it."""
         text = self._patterns(text)
         if self._pseudonyms:
             if self._pattern is None:
@@ -140,7 +135,7 @@ class Redactor:
         return text
 
     def _outside_pseudonyms(self, text: str, pattern: re.Pattern[str]) -> str:
-        """What a pattern put there is no name, though a container may be called ``uuid``."""
+        """Replace a pattern except in pseudonyms, as a container may be called ``uuid``."""
         parts = re.split(r"(<[a-z-]+-\d+>)", text)
         return "".join(
             part[1:-1] if number % 2 else pattern.sub(lambda name: self._pseudonyms[name[0]], part)
@@ -154,7 +149,7 @@ class Redactor:
         return text
 
     def _pseudonym(self, kind: str, name: str) -> str:
-        """Of what is known by its form; a UUID has two spellings."""
+        """Return the pseudonym of a name known by its form; a UUID has two spellings."""
         plain = name.lower().replace("_", "-")
         if plain not in self._whole:
             self._whole[plain] = self._next(kind)
@@ -166,7 +161,7 @@ def _unmarked(text: str) -> str:
 
 
 def _documents(text: str) -> Iterator[Any]:
-    """What is JSON, whole or line by line; nothing if it is not."""
+    """Yield the JSON documents of a text, whole or line by line; nothing for other text."""
     try:
         yield json.loads(text)
     except ValueError:

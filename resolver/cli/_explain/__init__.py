@@ -1,1 +1,1 @@
-"""What ``resolver explain`` is made of."""
+"""Parts of ``resolver explain``."""

@@ -1,12 +1,12 @@
-"""Which part of the tree is asked for: some GPUs, one pod or container."""
+"""Selects a part of the tree: some GPUs, one pod or container."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.base.errors import NotFound
 from resolver.cli._top.tree import ContainerNode, GpuNode, Tree, UnresolvedNode, title
 from resolver.cli.container_names import Named
-from resolver.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,13 +15,13 @@ _SHORTEST_ID = 6
 
 
 class ScreenPart(NamedTuple):
-    """What is shown: GPUs by index, UUID or the start of one, and containers by a name; empty is everything."""
+    """Part to show: GPUs by index, UUID or the start of one, and containers by a name; empty is everything."""
 
     gpus: tuple[str, ...] = ()
     name: str = ""
 
     def of(self, tree: Tree) -> Tree:
-        """The tree with nothing else in it; the very same one if all of it is wanted."""
+        """Return the tree reduced to this part; the same object if it is everything."""
         if not self.gpus and not self.name:
             return tree
         gpus = [gpu for gpu in tree.gpus if not self.gpus or any(_is_called(gpu, each) for each in self.gpus)]
@@ -31,7 +31,7 @@ class ScreenPart(NamedTuple):
         return tree._replace(gpus=tuple(gpus), unresolved=tuple(self._unresolved(tree.unresolved, gpus)))
 
     def require(self, tree: Tree) -> None:
-        """Raise `NotFound` if something that was asked for is not in the whole tree."""
+        """Raise `NotFound` if a requested part is not in the whole tree."""
         for each in self.gpus:
             if not any(_is_called(gpu, each) for gpu in tree.gpus):
                 raise NotFound(f"no GPU of this node is {each!r}: resolver devices lists them", "device")
@@ -44,17 +44,11 @@ class ScreenPart(NamedTuple):
 
     def _wants(self, container: ContainerNode) -> bool:
         key = container.container_id
-        named = Named(
-            namespace=container.namespace,
-            pod=container.pod,
-            pod_uid=container.pod_uid,
-            name=container.container_name,
-            key=key,
-        )
-        return named.is_called(self.name) or (len(self.name) >= _SHORTEST_ID and key.startswith(self.name))
+        named = Named.of(container._asdict()).is_called(self.name)
+        return named or (len(self.name) >= _SHORTEST_ID and key.startswith(self.name))
 
     def _unresolved(self, found: Iterable[UnresolvedNode], gpus: list[GpuNode]) -> Iterable[UnresolvedNode]:
-        """What is about a container that is shown, or about a GPU that is."""
+        """Yield the unresolved items of shown containers and GPUs."""
         keys = {gpu.key for gpu in gpus}
         names = {title(each._asdict()) for gpu in gpus for each in gpu.containers}
         for each in found:

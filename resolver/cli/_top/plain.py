@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from resolver.cli._top.cells import ASCII
-from resolver.cli._top.frame import percent
 from resolver.cli._top.tree import Amount, GpuNode, ProcessNode, Tree, UnresolvedNode, title
+from resolver.cli._top.view import percent
+from resolver.cli.cells import ASCII
 from resolver.cli.show import print_table, size
 
 if TYPE_CHECKING:
@@ -20,45 +20,31 @@ _Cells = tuple[str | int | None, ...]
 
 
 def as_json(tree: Tree) -> dict[str, Any]:
-    """``gpus`` as ``/v1/gpus`` has them, each with ``containers``, each with ``processes``; and ``unresolved``.
-
-    ``utilization`` and ``memory`` of a container are ``{"value", "at_least"}``. null is "not known" or "none".
-    """
-    return {
-        "at": tree.status.at,
-        "driver_version": tree.status.driver_version or None,
-        "driver_error": tree.status.driver_error or None,
-        "gpus": [
-            {"uuid": gpu.key, **gpu.report, "containers": [_container(each) for each in gpu.containers]}
-            for gpu in tree.gpus
-        ],
-        "unresolved": [_without_empty(each) for each in tree.unresolved],
-    }
+    """Return GPUs with containers and processes, and unresolved items; null is "not known" or "none"."""
+    gpus = [{"uuid": gpu.key, **gpu.report, "containers": _plain(gpu.containers)} for gpu in tree.gpus]
+    status = {name: _plain(getattr(tree.status, name)) for name in ("at", "driver_version", "driver_error")}
+    return {**status, "gpus": gpus, "unresolved": _plain(tree.unresolved)}
 
 
-def _container(container: Any) -> dict[str, Any]:
-    return _without_empty(container) | {
-        "utilization": container.utilization._asdict(),
-        "memory": container.memory._asdict(),
-        "processes": [_without_empty(each) for each in container.processes],
-    }
-
-
-def _without_empty(record: Any) -> dict[str, Any]:
-    return {name: None if value == "" else value for name, value in record._asdict().items()}
+def _plain(value: Any) -> Any:
+    """Return a record as JSON has it, an empty text as null."""
+    if hasattr(value, "_asdict"):
+        return {name: _plain(each) for name, each in value._asdict().items()}
+    return None if value == "" else [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
 def print_plain(tree: Tree) -> None:
-    """The kind first on each line; ``-`` is "there is none", ``?`` is "not known"."""
-    gpus = (line for gpu in tree.gpus for line in _gpu(gpu))
+    """Print the tree with the kind first on each line; ``-`` means none, ``?`` unknown."""
+    gpus = (line for gpu in tree.gpus for line in _gpu(gpu, silent=bool(tree.status.driver_error)))
     print_table(_COLUMNS, [*gpus, *map(_unresolved, tree.unresolved)], right=_RIGHT)
 
 
-def _gpu(gpu: GpuNode) -> Iterator[_Cells]:
+def _gpu(gpu: GpuNode, *, silent: bool) -> Iterator[_Cells]:
     report = gpu.report
     index = str(report.get("device_index", gpu.key))
     ill = ",".join(str(each["reason"]) for each in report.get("illnesses", ()))
-    note = (str(report.get("name") or ""), ill and f"unhealthy:{ill}")
+    why = str(report.get("samples_why") or "") if silent else ""
+    note = (str(report.get("name") or ""), ill and f"unhealthy:{ill}", why)
     memory = report.get("memory_used")
     use = (_percent(report.get("utilization")), _memory(Amount(memory)))
     yield ("gpu", index, None, None, None, None, *use, None, None, "; ".join(filter(None, note)))

@@ -1,244 +1,164 @@
-"""The terminal: its modes and its keys, and lines painted on it. Whatever ends the program, the modes are put back."""
+"""The terminal: lines painted and keys read by curses, until the person has seen enough."""
 
 from __future__ import annotations
 
-import codecs
 import contextlib
+import curses
+import locale
 import os
 import select
 import signal
 import sys
 import termios
-from typing import TYPE_CHECKING, Any, Self
+import time
+from typing import TYPE_CHECKING, Final, NoReturn
 
-from rich.cells import cell_len
-from rich.console import COLOR_SYSTEMS, Console
-from rich.style import Style
-
-from resolver.cli._top.cells import clip, glyphs_for
-from resolver.cli._top.keys import keys_in
+from resolver.cli._top.reading import Reader
+from resolver.cli._top.view import LiveView
+from resolver.cli.cells import glyphs_for
 
 if TYPE_CHECKING:
-    from types import FrameType, TracebackType
+    from types import FrameType
 
-    from resolver.cli._top.cells import Line
+    from resolver.cli._top.choose import ScreenPart
+    from resolver.cli._top.reading import Reading
+    from resolver.cli.cells import Line
 
-STYLES = {
-    "": Style(),
-    "name": Style(bold=True),
-    "head": Style(underline=True),
-    "gpu": Style(bold=True),
-    "container": Style(color="cyan"),
-    "number": Style(),
-    "bar": Style(color="green"),
-    "rest": Style(dim=True),
-    "busy": Style(bold=True),
-    "good": Style(color="green"),
-    "warn": Style(color="yellow"),
-    "bad": Style(color="red", bold=True),
-    "dim": Style(dim=True),
-    "detail": Style(dim=True),
-    "key": Style(bold=True),
-    "selected": Style(reverse=True),
+_POLL_SECONDS: Final = 0.1
+_COLOURS: Final = {
+    "container": curses.COLOR_CYAN,
+    "good": curses.COLOR_GREEN,
+    "warn": curses.COLOR_YELLOW,
+    "bad": curses.COLOR_RED,
+}
+_LOOKS: Final = {
+    "": curses.A_NORMAL,
+    "bold": curses.A_BOLD,
+    "bad": curses.A_BOLD,
+    "dim": curses.A_DIM,
+    "head": curses.A_UNDERLINE,
+    "selected": curses.A_REVERSE,
+}
+_KEYS: Final = {
+    curses.KEY_UP: "up",
+    curses.KEY_DOWN: "down",
+    curses.KEY_PPAGE: "page up",
+    curses.KEY_NPAGE: "page down",
+    curses.KEY_HOME: "home",
+    curses.KEY_END: "end",
+    curses.KEY_BACKSPACE: "backspace",
+    curses.KEY_ENTER: "enter",
+    "\r": "enter",
+    "\n": "enter",
+    "\x7f": "backspace",
+    "\x08": "backspace",
+    "\x15": "clear",
+    "\x1b": "escape",
 }
 
-#: Alternate screen, cursor hidden, no wrapping at the right edge; and back.
-_ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
-_LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
-#: What follows an ESC comes with it, unless it was a person who pressed that key.
-_ESC_SECONDS = 0.05
+
+class _Ended(BaseException):  # not Exception: nothing on the way out may take it for an error
+    """A signal asked for the end."""
 
 
-class Painter:
-    """Lines as a terminal wants them: in as many colours as it has and NO_COLOR lets it have."""
-
-    def __init__(self) -> None:
-        console = Console()
-        self._colors = COLOR_SYSTEMS[console.color_system] if console.color_system else None
-        self._styles = {
-            name: style.without_color if console.no_color else style for name, style in STYLES.items()
-        }
-
-    def paint(self, line: Line) -> str:
-        """One line, without its end."""
-        return "".join(
-            self._styles[style].render(text, color_system=self._colors) if style else text
-            for text, style in line
-        )
-
-
-class EndedBySignal(BaseException):  # not Exception: nobody on the way out is to take it for an error
-    """A signal asked for the end; ``number`` is which."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+def watch(socket_path: str | None, interval: float, first: Reading, part: ScreenPart) -> int:
+    """Show the readings; returns the exit code. The terminal gets its modes back, whatever ends this."""
+    locale.setlocale(locale.LC_ALL, "")
+    curses.set_escdelay(50)
+    try:
+        curses.setupterm()
+    except curses.error:  # a terminal that this machine doesn't know
+        os.environ["TERM"] = "xterm"
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+    former = {number: signal.signal(number, _end) for number in numbers}
+    reader = Reader(socket_path, interval, first, part)
+    reader.start()
+    try:
+        return curses.wrapper(_show, reader)
+    except _Ended as end:
+        return 128 + int(end.args[0])
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
-class Screen:
-    """A terminal in our hands, from ``with`` to its end.
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # a second one must not keep the terminal from its modes
+    raise _Ended(number)
 
-    SIGTERM, SIGHUP, SIGINT and SIGQUIT leave it by `EndedBySignal`. SIGTSTP and SIGCONT give it back and take it again.
-    """
 
-    def __init__(self) -> None:
-        self._in, self._out = sys.stdin.fileno(), sys.stdout.fileno()
-        self.glyphs = glyphs_for(sys.stdout.encoding, os.environ)
-        self._painter = Painter()
-        self._typed = ""
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._painted: list[str] = []
-        self._former: dict[signal.Signals, Any] = {}
-        self._suspend = self._renew = self._resized = False
-        self._leaving = False
-
-    # ---- taking and giving back --------------------------------------------------------------------
-
-    def __enter__(self) -> Self:
-        self._modes = termios.tcgetattr(self._in)
-        self._news_in, self._news_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._wakeup = signal.set_wakeup_fd(self._news_out, warn_on_full_buffer=False)
-        try:
-            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
-                self._former[number] = signal.signal(number, self._end)
-            self._former[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, self._on_resize)
-            self._former[signal.SIGCONT] = signal.signal(signal.SIGCONT, self._on_continue)
-            self._former[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._on_stop)
-            self._take()
-        except BaseException as error:
-            self.__exit__(type(error), error, error.__traceback__)
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self._leaving = True  # a second signal must not keep the terminal from its modes
-        with contextlib.suppress(EOFError):  # it may be gone
-            self._give_back()
-        signal.set_wakeup_fd(self._wakeup)
-        os.close(self._news_in)
-        os.close(self._news_out)
-        self._news_out = -1
-        for number, former in self._former.items():
-            signal.signal(number, former)
-
-    def _take(self) -> None:
-        modes = termios.tcgetattr(self._in)
-        modes[3] &= ~(
-            termios.ICANON | termios.ECHO
-        )  # keys one by one; ISIG stays: Ctrl-C and Ctrl-Z are signals
-        modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
-        self._set(modes)
-        self._painted = []
-        self._write(_ENTER)
-
-    def _give_back(self) -> None:
-        self._set(self._modes)
+def _show(window: curses.window, reader: Reader) -> int:
+    """Repaint on a key, a new reading or another size, and each second; returns the exit code."""
+    view, styles = LiveView(glyphs_for(os.environ), os.uname().nodename), _styles()
+    with contextlib.suppress(curses.error):
+        curses.curs_set(0)
+    window.nodelay(True)
+    shown, due, empty = None, 0.0, 0
+    try:
+        while reader.failure is None:
+            reading = reader.latest
+            if _resized():
+                due = 0.0
+            if reading is not shown or time.monotonic() >= due:
+                height, width = window.getmaxyx()
+                _paint(window, view.lines(reading, width, height), styles)
+                shown, due = reading, time.monotonic() + 1
+            ready = select.select([sys.stdin], [], [], _POLL_SECONDS)[0]
+            keys = _typed(window)
+            if not all(view.press(key) for key in keys if key):
+                return 0
+            due = 0.0 if keys else due
+            empty = empty + 1 if ready and not keys else 0
+            if empty > 2:  # the other end of the terminal is gone
+                return 0
+        raise reader.failure
+    finally:
         with contextlib.suppress(termios.error):
-            # After Ctrl-S the words below would wait for ever. TCOON alone undoes TCOOFF only (tty_ioctl.c).
-            termios.tcflow(self._out, termios.TCOOFF)
-            termios.tcflow(self._out, termios.TCOON)
-        self._write(_LEAVE)
+            # After Ctrl-S curses would wait for ever. TCOON alone undoes TCOOFF only (tty_ioctl.c).
+            termios.tcflow(sys.stdout, termios.TCOOFF)
+            termios.tcflow(sys.stdout, termios.TCOON)
 
-    def _set(self, modes: list[Any]) -> None:
-        with contextlib.suppress(termios.error):  # it may be gone
-            termios.tcsetattr(self._in, termios.TCSANOW, modes)
 
-    def _end(self, number: int, _frame: FrameType | None) -> None:
-        if not self._leaving:
-            self._leaving = True
-            raise EndedBySignal(number)
+def _resized() -> bool:
+    """Take another size of the terminal; a stopped program is not told of it."""
+    with contextlib.suppress(OSError):  # the terminal is gone
+        width, height = os.get_terminal_size(sys.stdout.fileno())
+        if width and height and curses.is_term_resized(height, width):
+            curses.resizeterm(height, width)
+            return True
+    return False
 
-    def _on_resize(self, _number: int, _frame: FrameType | None) -> None:
-        self._resized = True
 
-    def _on_continue(self, _number: int, _frame: FrameType | None) -> None:
-        self._renew = True
+def _typed(window: curses.window) -> list[str]:
+    """Return the keys that were pressed, by letter or name; another size and an unknown key are empty."""
+    keys = []
+    with contextlib.suppress(curses.error):  # no more
+        while True:
+            key = window.get_wch()
+            keys.append(_KEYS.get(key) or (key if isinstance(key, str) and key.isprintable() else ""))
+    return keys
 
-    def _on_stop(self, _number: int, _frame: FrameType | None) -> None:
-        self._suspend = True
 
-    def _stop(self) -> None:
-        """What Ctrl-Z does to any program, with the terminal in its own modes meanwhile."""
-        self._give_back()
-        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        signal.raise_signal(signal.SIGTSTP)
-        signal.signal(signal.SIGTSTP, handler)
-        self._renew = True
+def _styles() -> dict[str, int]:
+    styles = {name: _LOOKS.get(name, curses.A_NORMAL) for name in (*_LOOKS, *_COLOURS)}
+    if not curses.has_colors():
+        return styles
+    curses.use_default_colors()
+    if not os.environ.get("NO_COLOR"):
+        for number, (name, colour) in enumerate(_COLOURS.items(), 1):
+            curses.init_pair(number, colour, -1)
+            styles[name] |= curses.color_pair(number)
+    return styles
 
-    # ---- in ----------------------------------------------------------------------------------------
 
-    def wake(self) -> None:
-        """Make `wait` return; may be called by any thread."""
-        with contextlib.suppress(OSError):  # full is as good, and closed is past
-            os.write(self._news_out, b"\0")
-
-    def wait(self) -> list[str]:
-        """The keys that were pressed; none when something else happened. Raises EOFError if the terminal is gone."""
-        unfinished = bool(self._typed)
-        ready, _, _ = select.select([self._in, self._news_in], [], [], _ESC_SECONDS if unfinished else None)
-        if self._news_in in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._news_in, 4096)
-        if self._suspend:
-            self._suspend = False
-            self._stop()
-        if self._renew:
-            self._renew = False
-            self._take()
-        if self._resized:
-            self._resized = False
-            self._painted = []
-            self._write("\x1b[2J")
-        if self._in in ready:
-            try:
-                typed = os.read(self._in, 4096)
-            except OSError:
-                typed = b""
-            if not typed:
-                raise EOFError
-            keys, self._typed = keys_in(self._typed + self._decoder.decode(typed))
-            return keys
-        if unfinished and not ready:
-            keys, self._typed = (["escape"] if self._typed == "\x1b" else []), ""
-            return keys
-        return []
-
-    # ---- out ---------------------------------------------------------------------------------------
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height in cells."""
-        try:
-            width, height = os.get_terminal_size(self._out)
-        except OSError:
-            width, height = 0, 0
-        return width or 80, height or 24
-
-    def show(self, lines: list[Line]) -> None:
-        """Paint the lines that are not there already."""
-        width, _ = self.size
-        painted = [self._painted_line(clip(line, width, self.glyphs), width) for line in lines]
-        old = self._painted + [""] * (len(painted) - len(self._painted))
-        changes = [
-            f"\x1b[{number}H{new}"
-            for number, (new, before) in enumerate(zip(painted, old, strict=False), 1)
-            if new != before
-        ]
-        if changes:
-            self._write("".join(changes))
-        self._painted = painted
-
-    def _painted_line(self, line: Line, width: int) -> str:
-        """With the end that erases what was there before; after the last cell it would erase that one."""
-        rest = "\x1b[0m\x1b[K" if sum(cell_len(text) for text, _ in line) < width else ""
-        return self._painter.paint(line) + rest
-
-    def _write(self, text: str) -> None:
-        data = text.encode(sys.stdout.encoding or "utf-8", "backslashreplace")
-        try:
-            while data:
-                data = data[os.write(self._out, data) :]
-        except OSError as error:  # EIO: nobody is at the other end any more
-            raise EOFError from error
+def _paint(window: curses.window, lines: list[Line], styles: dict[str, int]) -> None:
+    """Paint the lines, unless the terminal takes nothing: after Ctrl-S a write would wait."""
+    if not select.select([], [sys.stdout], [], 0)[1]:
+        return
+    window.erase()
+    for number, line in enumerate(lines):
+        window.move(number, 0)
+        for text, style in line:
+            with contextlib.suppress(curses.error):  # after the last cell there is no place for the cursor
+                window.addstr(text, styles[style])
+    window.refresh()

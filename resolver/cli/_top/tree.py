@@ -1,8 +1,4 @@
-"""GPU > container > process, made from the daemon's documents; and what is unresolved.
-
-A process is under each GPU that NVML lists it on. One that owns a slot, and that NVML does not list, is under every
-GPU of its cache file. Whatever is not known is None: it is drawn as ``?``, and never counts as 0.
-"""
+"""GPU > container > process, made from the daemon's documents; unknown values are None, never 0."""
 
 from __future__ import annotations
 
@@ -11,22 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from resolver.cli.documents import Documents
+
 Json = dict[str, Any]
 
-#: What the rows take of a GPU's report.
-_GPU_FIELDS = (
-    "device_index",
-    "illnesses",
-    "memory_total",
-    "memory_used",
-    "mig",
-    "name",
-    "power",
-    "samples",
-    "samples_why",
-    "temperature",
-    "utilization",
-)
 HOST = "not in a container"
 #: Reasons that name no place where a process could be shown.
 _UNPLACED = frozenset(("pid_unknown", "process_ended"))
@@ -44,21 +28,18 @@ class ProcessNode(NamedTuple):
 
     host_pid: int | None
     ns_pid: int | None
-    comm: str
-    utilization: int | None
-    memory: int | None
-    repaired: str
-    stuck: str
-    no_slot: str
-    listed: bool  # by NVML; else only its slot says that it is there
     device_uuid: str  # the GPU's, or that of a MIG instance of it
+    comm: str = ""
+    utilization: int | None = None
+    memory: int | None = None
+    repaired: str = ""
+    stuck: str = ""
+    no_slot: str = ""
+    listed: bool = True  # by NVML; else only its slot says that it is there
 
 
 class ContainerNode(NamedTuple):
-    """A container on one GPU; ``container_id`` is empty while no process of it is known.
-
-    Limits are HAMi's, by the container's cache file: per cent of the cores, and bytes; None without one.
-    """
+    """Container on one GPU, with HAMi's limits: per cent of the cores, and bytes. ``container_id`` may be empty."""
 
     container_id: str
     namespace: str
@@ -72,7 +53,7 @@ class ContainerNode(NamedTuple):
     memory_limit: int | None = None
 
     def over(self) -> str:
-        """Which limit it is over, ``core``, ``memory`` or both; empty while it is over none as far as is known."""
+        """Return the exceeded limit, ``core``, ``memory`` or both; empty if none is known to be exceeded."""
         used = (("core", self.utilization, self.core_limit), ("memory", self.memory, self.memory_limit))
         return " and ".join(
             what for what, amount, limit in used if limit is not None and (amount.value or 0) > limit
@@ -80,10 +61,7 @@ class ContainerNode(NamedTuple):
 
 
 class GpuNode(NamedTuple):
-    """A GPU with who uses it. ``report`` is the daemon's of it; empty for one that the inventory does not have.
-
-    ``key`` is its UUID, or another word that no other GPU has.
-    """
+    """GPU with its users. ``report`` is the daemon's, empty if the inventory lacks it; ``key`` a unique word."""
 
     key: str
     report: Json
@@ -95,12 +73,12 @@ class UnresolvedNode(NamedTuple):
 
     kind: str
     container: str
-    slot: int | None
-    ns_pid: int | None
-    host_pid: int | None
-    device_uuid: str
-    utilization: int | None
     reason: str
+    slot: int | None = None
+    ns_pid: int | None = None
+    host_pid: int | None = None
+    device_uuid: str = ""
+    utilization: int | None = None
 
 
 class DaemonState(NamedTuple):
@@ -110,23 +88,8 @@ class DaemonState(NamedTuple):
     driver_version: str
     driver_error: str
     source: str
-    not_ready: str
-    dry_run: bool
+    troubles: tuple[str, ...]  # those without which the numbers would be others
     repaired: int
-
-    @classmethod
-    def of(cls, status: Json) -> DaemonState:
-        """From ``/v1/status``."""
-        driver, source = status["driver"], status["source"]
-        return cls(
-            at=status["at"],
-            driver_version=driver["version"] or "",
-            driver_error=driver["error"] or "",
-            source=source["name"],
-            not_ready=source["not_ready"] or "",
-            dry_run=status["dry_run"],
-            repaired=status["totals"]["slots_repaired"],
-        )
 
 
 class Tree(NamedTuple):
@@ -137,47 +100,31 @@ class Tree(NamedTuple):
     unresolved: tuple[UnresolvedNode, ...]
 
 
-class Documents(NamedTuple):
-    """The lists in the daemon's answers to ``/v1/gpus`` and so on, as it gave them."""
-
-    status: Json
-    gpus: list[Json]
-    containers: list[Json]
-    processes: list[Json]
-    regions: list[Json]
-    slots: list[Json]
-    rejected: list[Json]
-
-
 def build(documents: Documents) -> Tree:
-    """Order what the daemon says. Raises KeyError or TypeError if it is not what is expected."""
-    for gpu in documents.gpus:
-        for field in _GPU_FIELDS:
-            gpu[field]
+    """Order the daemon's answers. Raises KeyError or TypeError if they have another form."""
     places = _Places(documents)
     for process in documents.processes:
         places.listed(process)
     for region in documents.regions:
         places.region(region)
     files = sorted((str(file["path"]), str(file["reason"])) for file in documents.rejected)
-    alone = [
-        UnresolvedNode(
-            kind="file",
-            container=path,
-            slot=None,
-            ns_pid=None,
-            host_pid=None,
-            device_uuid="",
-            utilization=None,
-            reason=reason,
-        )
-        for path, reason in files
-    ]
-    return Tree(DaemonState.of(documents.status), tuple(places.gpus()), (*places.unresolved, *alone))
+    alone = (UnresolvedNode("file", path, reason) for path, reason in files)
+    return Tree(_state(documents.status), tuple(places.gpus()), (*places.unresolved, *alone))
+
+
+def _state(status: Json) -> DaemonState:
+    driver, repaired = status["driver"], status["totals"]["slots_repaired"]
+    troubles = tuple(
+        f"{each['what']}: {each['why']}"
+        for each in status.get("troubles", ())
+        if each["grave"] or each["reason"] == "dry_run"
+    )
+    version, error, source = driver["version"] or "", driver["error"] or "", status["source"]["name"]
+    return DaemonState(status["at"], version, error, source, troubles, repaired)
 
 
 def total(values: Iterable[int | None], *, missing: bool = False, most: int | None = None) -> Amount:
-    """The sum of what is known, at most ``most``. ``missing``: there is more, and of that nothing is known."""
+    """Sum the known values, at most ``most``. ``missing``: there are unknown ones too."""
     values = list(values)
     known = [value for value in values if value is not None]
     partly = missing or len(known) < len(values)
@@ -195,25 +142,24 @@ class _Spot:
         self.limits: tuple[int | None, int | None] = (None, None)
 
     def container(self, *, asked: bool) -> ContainerNode:
-        """``asked``: the driver listed what runs on that GPU, so that an empty list means none."""
-        names, processes = self.names, self.processes
-        missing = not asked and not processes
+        """Return its node. ``asked``: the driver listed the processes of that GPU, so that an empty list means none."""
+        processes, missing = self.processes, not asked and not self.processes
+        fields = ("container_id", "namespace", "pod", "container_name", "pod_uid")
+        # Samples of several processes are of several moments: together they can pass the whole.
+        utilization = total((each.utilization for each in processes), missing=missing, most=100)
+        memory = total((each.memory for each in processes), missing=missing)
         return ContainerNode(
-            names["container_id"] or "",
-            names["namespace"] or "",
-            names["pod"] or "",
-            names["container_name"] or "",
-            names["pod_uid"] or "",
-            # Samples of several processes are of several moments: together they can pass the whole.
-            total((each.utilization for each in processes), missing=missing, most=100),
-            total((each.memory for each in processes), missing=missing),
-            tuple(processes),
-            *self.limits,
+            **{name: self.names[name] or "" for name in fields},
+            utilization=utilization,
+            memory=memory,
+            processes=tuple(processes),
+            core_limit=self.limits[0],
+            memory_limit=self.limits[1],
         )
 
 
 class _Places:
-    """Who is where, while it is being put together."""
+    """Processes and containers by GPU, under construction."""
 
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
@@ -237,48 +183,24 @@ class _Places:
 
     def _at(self, device: str, names: Json) -> _Spot:
         places = self._places.setdefault(self._parents.get(device, device), {})
-        key = names["container_id"] or (_key(names) if names["container_name"] else "")
-        place = places.get(key)
-        if place is None:
-            place = places[key] = _Spot(names)
-        return place
+        name, pod_uid = names["container_name"], names["pod_uid"]
+        key = names["container_id"] or (f"{pod_uid}_{name}" if name else "")
+        return places.setdefault(key, _Spot(names))
 
     def listed(self, process: Json) -> None:
-        """A process that NVML lists."""
+        """Add a process that NVML lists."""
         host_pid, no_slot = process["host_pid"], process["no_slot"] or ""
         device, sm_util = process["device_uuid"], process["sm_util"]
         if no_slot in _UNPLACED and not process["container_id"] and not process["container_name"]:
-            self.unresolved.append(
-                UnresolvedNode(
-                    kind="sample",
-                    container="",
-                    slot=None,
-                    ns_pid=process["ns_pid"],
-                    host_pid=host_pid,
-                    device_uuid=device,
-                    utilization=sm_util,
-                    reason=no_slot,
-                )
-            )
+            found = UnresolvedNode("sample", "", no_slot, None, process["ns_pid"], host_pid, device, sm_util)
+            self.unresolved.append(found)
             return
-        slot = self._owned.get(host_pid) or {}
-        self._at(device, process).processes.append(
-            ProcessNode(
-                host_pid=host_pid,
-                ns_pid=process["ns_pid"],
-                comm=process["comm"] or "",
-                utilization=sm_util,
-                memory=process["memory"],
-                repaired=slot.get("repaired") or "",
-                stuck=slot.get("stuck") or "",
-                no_slot=no_slot,
-                listed=True,
-                device_uuid=device,
-            )
-        )
+        node = _process(host_pid, process["ns_pid"], device, self._owned.get(host_pid) or {})
+        node = node._replace(comm=process["comm"] or "", utilization=sm_util, memory=process["memory"])
+        self._at(device, process).processes.append(node._replace(no_slot=no_slot))
 
     def region(self, region: Json) -> None:
-        """A cache file: its slots, and that its container has these GPUs."""
+        """Add a cache file: its slots, and the GPUs of its container."""
         names, slots = self._names(region), self._slots.get(region["path"], ())
         for index, device in enumerate(region["device_uuids"]):
             place = self._at(device, names)
@@ -287,38 +209,19 @@ class _Places:
             core, memory = (each[index] if index < len(each) else None for each in limits)
             place.limits = (core or place.limits[0], memory or place.limits[1])
             place.processes += [
-                ProcessNode(
-                    host_pid=slot["host_pid"],
-                    ns_pid=slot["pid"],
-                    comm="",
-                    utilization=slot["device_util"][index]["utilization"],
-                    memory=None,
-                    repaired=slot["repaired"] or "",
-                    stuck=slot["stuck"] or "",
-                    no_slot="",
-                    listed=False,
-                    device_uuid=device,
+                _process(slot["host_pid"], slot["pid"], device, slot)._replace(
+                    utilization=slot["device_util"][index]["utilization"], listed=False
                 )
                 for slot in slots
                 if slot["host_pid"] is not None and not slot["dead"] and slot["host_pid"] not in self._listed
             ]
-        self.unresolved += [
-            UnresolvedNode(
-                kind="slot",
-                container=title(names),
-                slot=slot["slot"],
-                ns_pid=slot["pid"],
-                host_pid=slot["host_pid"],
-                device_uuid="",
-                utilization=None,
-                reason=slot["unresolved"],
-            )
-            for slot in slots
-            if slot["unresolved"] is not None
-        ]
+        for slot in slots:
+            if (reason := slot["unresolved"]) is not None:
+                pids = (slot["pid"], slot["host_pid"])
+                self.unresolved.append(UnresolvedNode("slot", title(names), reason, slot["slot"], *pids))
 
     def _names(self, region: Json) -> Json:
-        """Who the container of a cache file is, as far as that is certain."""
+        """Return the container of a cache file, as far as it is certain."""
         known = self._known.get(region["container_id"])
         if known is None and region["pod_uid"] and region["container_name"]:
             same = self._by_name.get((region["pod_uid"], region["container_name"]), [])
@@ -326,30 +229,31 @@ class _Places:
         return known or {**region, "namespace": None, "pod": None}
 
     def gpus(self) -> list[GpuNode]:
-        """Every GPU: those of the inventory in their order, then those that only a process or a file names."""
+        """Return every GPU: the inventory's in order, then those that only a process or a file names."""
         reports = {_gpu_key(gpu): gpu for gpu in self._documents.gpus}
         answers = not self._documents.status["driver"]["error"]
         found = []
         for uuid, places in self._places.items():
             report = reports.get(uuid, {})
             asked = answers and report.get("samples") == "ok"
-            found.append(
-                GpuNode(uuid, report, tuple(place.container(asked=asked) for place in places.values()))
-            )
+            containers = tuple(place.container(asked=asked) for place in places.values())
+            found.append(GpuNode(uuid, report, containers))
         return found
 
 
+def _process(host_pid: int, ns_pid: int | None, device: str, slot: Json) -> ProcessNode:
+    """Build a process with the facts of its slot; ``slot`` is empty if it owns none."""
+    repaired, stuck = slot.get("repaired") or "", slot.get("stuck") or ""
+    return ProcessNode(host_pid, ns_pid, device, repaired=repaired, stuck=stuck)
+
+
 def _gpu_key(report: Json) -> str:
-    """Of its UUID, which NVML may never have given for a GPU in trouble."""
+    """Return its UUID, or a substitute for a broken GPU without one."""
     return report["uuid"] or f"device {report['device_index']}"
 
 
-def _key(names: Json) -> str:
-    return f"{names['pod_uid']}_{names['container_name']}"
-
-
 def title(names: Json) -> str:
-    """A container's name for people: the pod's where it is known, else the ids that are."""
+    """Return a container's name for people: the pod's if known, else the known ids."""
     name, pod_uid = names["container_name"], names["pod_uid"]
     if names["pod"]:
         return "/".join(filter(None, (names["namespace"], names["pod"], name)))

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from resolver.errors import ProcessGone
-from resolver.linux.procfs import Procfs, parse_start_time
+from resolver.base.errors import AccessDenied, ProcessGone
+from resolver.linux.procfs import HOST_PIDNS, Procfs, parse_start_time
+from resolver.pids.bpf_map import BpfPidMap, Drift, Record, first_processes_in
+from resolver.pids.bpf_syscall import LAYOUTS
 
 SOURCE = Path(__file__).with_name("lives.c")
 FLAGS = ("-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread")
@@ -84,6 +86,35 @@ def children_of(host_pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{host_pid}/task/{host_pid}/children").read_text().split()]
 
 
+def reconcile(pidmap: BpfPidMap) -> Drift:
+    """Compare a map with all processes, in one go."""
+    return next(drift for drift in pidmap.reconciling() if drift is not None)
+
+
+def everybody(pidmap: BpfPidMap) -> dict[int, Record]:
+    """``{host_pid: record}`` of all living processes. Those that start or end meanwhile may be missing."""
+    entries = (entry for some in pidmap._levels.entries() for entry in some)
+    found = (pidmap.by_host(entry[3]) for entry in entries if entry[0] == HOST_PIDNS)
+    return {record.host_pid: record for record in found if record}
+
+
+def firsts(pidmap: BpfPidMap) -> dict[int, tuple[int, int]]:
+    """``{pidns: host PID and start of its first process}`` of every PID namespace but the host's."""
+    batches = pidmap._namespaces.batches()
+    return {
+        pidns: init
+        for keys, values in batches
+        for (pidns,), init in zip(
+            LAYOUTS["u32"].iter_unpack(keys), first_processes_in(bytes(values)), strict=True
+        )
+    }
+
+
+def candidates(pidmap: BpfPidMap, ns_pid: int) -> list[int]:
+    """The sorted host PIDs of every process, in any namespace, with this innermost number."""
+    return sorted({*pidmap.everywhere(ns_pid)} - {0})
+
+
 class Truth(NamedTuple):
     """What ``/proc`` says: ``(host_pid, start time in ticks)`` to levels, and who has begun to exit."""
 
@@ -108,6 +139,8 @@ def truth() -> Truth:
             )
         except (FileNotFoundError, ProcessLookupError, ProcessGone):
             continue
+        except AccessDenied:  # closed even to root
+            found.ending.add(identity)
     return found
 
 

@@ -14,6 +14,18 @@
  *   hostile SECONDS holds PATH NAMESPACES CONNECTIONS
  *                                             that many PID namespaces below its own (by user namespaces), each of
  *                                             which holds that many connections and makes anew those that it loses
+ *   hostile SECONDS extents FILE COUNT        drops FILE's pages from the cache, and frees COUNT extents beyond its end, again
+ *                                             and again: who reads it waits for its lock
+ *   hostile SECONDS cuts FILE...              cuts each to nothing and makes it whole again
+ *   hostile SECONDS protects FILE COUNT       COUNT shared mappings beside FILE's, and eight threads that change the rights of them
+ *   hostile SECONDS copies MOUNTS             eight processes that copy a mount namespace with so many mounts, again and again
+ *   hostile SECONDS names DIRECTORY COUNT     makes and removes so many names in DIRECTORY, which keeps the size that it had, then one
+ *                                             name again and again
+ *   hostile SECONDS removes DIRECTORY COUNT   removes a directory in it that had so many names, and makes it anew
+ *   hostile SECONDS flight COUNT              keeps so many descriptors in flight, or as many as its limit allows
+ *   hostile SECONDS bodies PATH CONNECTIONS BYTES
+ *                                             sends CONNECTIONS requests with a body of BYTES but for the last one
+ *   hostile SECONDS opens FILE MOUNTS FILES   maps FILE, and holds so many files open for writing, behind so many mounts
  *
  * Each ends after SECONDS at the latest, whoever has forgotten it, and with the process that started it.
  */
@@ -23,6 +35,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
@@ -32,6 +45,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -83,9 +97,8 @@ static void put(const char *path, const char *text)
     close(fd);
 }
 
-static void mounts(int doublings)
+static void own_mounts(void)
 {
-    char path[32];
     if (unshare(CLONE_NEWUSER | CLONE_NEWNS))
         fail("a mount namespace of a user's own");
     put("/proc/self/setgroups", "deny");
@@ -93,6 +106,12 @@ static void mounts(int doublings)
     put("/proc/self/gid_map", "0 0 1");
     if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) || mount("t", "/tmp", "tmpfs", 0, NULL))
         fail("mount");
+}
+
+static void mounts(int doublings)
+{
+    char path[32];
+    own_mounts();
     for (int i = 0; i < doublings; i++) {
         snprintf(path, sizeof path, "/tmp/%d", i);
         if (mkdir(path, 0700) || mount("/tmp", path, NULL, MS_BIND | MS_REC, NULL))
@@ -178,6 +197,201 @@ static void scrapes(int port, long rate)
     }
 }
 
+static int use(const char *path)
+{
+    struct stat info;
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &info) ||
+        mmap(NULL, (size_t)info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED)
+        fail(path);
+    return fd;
+}
+
+static void child(void (*work)(const char *, long), const char *path, long count)
+{
+    if (fork() == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;)
+            work(path, count);
+    }
+}
+
+static void drop(const char *path, long count)
+{
+    (void)count;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fdatasync(fd) || posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED))
+        fail(path);
+    close(fd);
+    rest(1000000);
+}
+
+static void extents(const char *path, long count)
+{
+    struct stat info;
+    int fd = open(path, O_RDWR | O_CLOEXEC), first = 1;
+    if (fd < 0 || fstat(fd, &info))
+        fail(path);
+    child(drop, path, 0);
+    for (;; first = 0) {
+        for (long i = 1; i <= count; i++) /* with a hole after each */
+            if (fallocate(fd, FALLOC_FL_KEEP_SIZE, (info.st_size / 4096 + 2 * i) * 4096, 4096))
+                fail("fallocate");
+        if (first)
+            ready();
+        if (ftruncate(fd, info.st_size))
+            fail("ftruncate");
+    }
+}
+
+static void cuts(char **paths)
+{
+    struct stat info;
+    int files[MOST_FILES], count = 0;
+    for (; *paths && count < MOST_FILES; paths++, count++)
+        if ((files[count] = open(*paths, O_RDWR | O_CLOEXEC)) < 0 || fstat(files[count], &info))
+            fail(*paths);
+    size_t size = (size_t)info.st_size, start = 65536; /* its header and first slots */
+    char *whole = malloc(size);
+    if (!whole || pread(files[0], whole, size, 0) != (ssize_t)size)
+        fail("read");
+    ready();
+    for (;; rest(3000000))
+        for (int i = 0; i < count; i++) {
+            if (ftruncate(files[i], 0))
+                fail("ftruncate");
+            rest(200000);
+            if (ftruncate(files[i], (off_t)size) || pwrite(files[i], whole, start, 0) != (ssize_t)start ||
+                pwrite(files[i], whole + size - 4096, 4096, (off_t)size - 4096) != 4096)
+                fail("write");
+        }
+}
+
+static char *protected;
+static long protected_pages;
+
+static void *protect(void *number)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    for (unsigned turn = 0;; turn++)
+        for (long i = (long)(intptr_t)number; i < protected_pages; i += 8)
+            mprotect(protected + (size_t)i * 2 * page, page, turn & 1 ? PROT_READ | PROT_WRITE : PROT_READ);
+    return NULL;
+}
+
+static void protects(const char *path, long count)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    int fd = memfd_create("protected", MFD_CLOEXEC);
+    pthread_t thread;
+    protected_pages = count;
+    protected = mmap(NULL, page * 2 * (size_t)count, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (fd < 0 || ftruncate(fd, (off_t)(page * 2 * (size_t)count)) || protected == MAP_FAILED)
+        fail("memfd_create");
+    for (long i = 0; i < count; i++) {
+        off_t at = i * 2 * (off_t)page;
+        if (mmap(protected + at, page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, at) == MAP_FAILED)
+            fail("mmap");
+    }
+    use(path);
+    for (intptr_t i = 0; i < 8; i++)
+        if (pthread_create(&thread, NULL, protect, (void *)i))
+            fail("pthread_create");
+    ready();
+    for (;;)
+        pause();
+}
+
+static void copy(const char *path, long count)
+{
+    (void)path, (void)count;
+    if (unshare(CLONE_NEWNS)) /* the last one goes with it */
+        fail("unshare");
+}
+
+static void bind_mounts(long count)
+{
+    char path[32];
+    for (long i = 0; i < count; i++) {
+        snprintf(path, sizeof path, "/tmp/%ld", i);
+        if (mkdir(path, 0700) || mount(path, path, NULL, MS_BIND, NULL))
+            fail(path);
+    }
+}
+
+static void copies(long count)
+{
+    own_mounts();
+    bind_mounts(count);
+    for (int i = 0; i < 8; i++)
+        child(copy, "", 0);
+    ready();
+    for (;;)
+        pause();
+}
+
+static void swell(const char *path, long count) /* with few long names for many short ones */
+{
+    char name[4096];
+    for (int made = 1; made >= 0; made--)
+        for (long i = 0; i < count / 16; i++) {
+            snprintf(name, sizeof name, "%s/%0240ld", path, i);
+            int fd = made ? open(name, O_WRONLY | O_CREAT | O_CLOEXEC, 0666) : unlink(name);
+            if (fd < 0)
+                fail("a long name");
+            if (made)
+                close(fd);
+        }
+}
+
+static void names(const char *path, long count)
+{
+    char name[4096];
+    swell(path, count);
+    ready();
+    for (;; rest(1000000)) {
+        snprintf(name, sizeof name, "%s/new.cache", path);
+        close(open(name, O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+        unlink(name);
+    }
+}
+
+static void removes(const char *path, long count)
+{
+    char name[4096];
+    for (int first = 1;; first = 0) {
+        snprintf(name, sizeof name, "%s/large.cache", path);
+        if (mkdir(name, 0777))
+            fail(name);
+        swell(name, count);
+        if (first)
+            ready();
+        if (rmdir(name))
+            fail(name);
+    }
+}
+
+static void opens(const char *path, long mounted, long files)
+{
+    struct rlimit most;
+    char name[64];
+    int fd = use(path);
+    getrlimit(RLIMIT_NOFILE, &most);
+    most.rlim_cur = most.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &most);
+    own_mounts();
+    bind_mounts(mounted);
+    for (long i = 0; i < files; i++) {
+        snprintf(name, sizeof name, "/tmp/%ld/%ld", mounted - 1 - i % mounted, i);
+        if (open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600) < 0)
+            fail(name);
+    }
+    (void)fd;
+    ready();
+    for (;;)
+        pause();
+}
+
 static int knock(const char *path)
 {
     struct sockaddr_un place = {.sun_family = AF_UNIX};
@@ -223,6 +437,58 @@ static void hold(const char *path, int count)
     }
 }
 
+static void flight(long count)
+{
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(253 * sizeof(int))];
+    } control = {.head = {CMSG_LEN(253 * sizeof(int)), SOL_SOCKET, SCM_RIGHTS}};
+    struct iovec byte = {.iov_base = "", .iov_len = 1};
+    struct msghdr message = {.msg_iov = &byte, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    struct rlimit most;
+    int pair[2] = {-1, -1};
+    getrlimit(RLIMIT_NOFILE, &most);
+    most.rlim_cur = most.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &most);
+    memset(CMSG_DATA(&control.head), 0, 253 * sizeof(int)); /* standard input, again and again */
+    for (long sent = 0; sent < count;) {
+        if (pair[0] >= 0 && sendmsg(pair[0], &message, MSG_DONTWAIT | MSG_NOSIGNAL) == 1)
+            sent += 253;
+        else if (pair[0] >= 0 && errno == ETOOMANYREFS)
+            break;
+        else if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
+            fail("socketpair");
+    }
+    ready();
+    for (;;)
+        pause();
+}
+
+static void bodies(const char *path, long connections, long bytes)
+{
+    char head[256];
+    char *body = calloc(1, (size_t)bytes);
+    ready();
+    for (;; rest(1000000000)) {
+        int held[MOST_CONNECTIONS];
+        for (long i = 0; i < connections; i++) {
+            if ((held[i] = knock(path)) < 0)
+                continue;
+            int length = snprintf(head, sizeof head,
+                                  "POST /v1/lookup HTTP/1.1\r\nHost: r\r\nContent-Type: application/json\r\n"
+                                  "Content-Length: %ld\r\n\r\n", bytes);
+            send(held[i], head, (size_t)length, MSG_NOSIGNAL);
+            send(held[i], body, (size_t)bytes - 1, MSG_NOSIGNAL);
+        }
+        for (long i = 0; i < connections; i++)
+            if (held[i] >= 0) {
+                struct pollfd closed = {.fd = held[i], .events = POLLIN};
+                poll(&closed, 1, 5000);
+                close(held[i]);
+            }
+    }
+}
+
 static void holds(unsigned seconds, const char *path, int namespaces, int connections)
 {
     if (connections > MOST_CONNECTIONS)
@@ -263,6 +529,24 @@ int main(int argc, char **argv)
         events(argv[3], argv[4]);
     if (strcmp(argv[2], "scrapes") == 0 && argc == 5)
         scrapes(atoi(argv[3]), atol(argv[4]));
+    if (strcmp(argv[2], "extents") == 0 && argc == 5)
+        extents(argv[3], atol(argv[4]));
+    if (strcmp(argv[2], "flight") == 0)
+        flight(atol(argv[3]));
+    if (strcmp(argv[2], "bodies") == 0 && argc == 6 && atol(argv[4]) <= MOST_CONNECTIONS)
+        bodies(argv[3], atol(argv[4]), atol(argv[5]));
+    if (strcmp(argv[2], "cuts") == 0)
+        cuts(argv + 3);
+    if (strcmp(argv[2], "protects") == 0 && argc == 5)
+        protects(argv[3], atol(argv[4]));
+    if (strcmp(argv[2], "copies") == 0)
+        copies(atol(argv[3]));
+    if (strcmp(argv[2], "names") == 0 && argc == 5)
+        names(argv[3], atol(argv[4]));
+    if (strcmp(argv[2], "removes") == 0 && argc == 5)
+        removes(argv[3], atol(argv[4]));
+    if (strcmp(argv[2], "opens") == 0 && argc == 6)
+        opens(argv[3], atol(argv[4]), atol(argv[5]));
     if (strcmp(argv[2], "knocks") == 0)
         knocks(argv[3]);
     if (strcmp(argv[2], "holds") == 0 && argc == 6)

@@ -20,7 +20,7 @@
 #define WHOLE_CHECK_EVERY 1000
 
 static struct {
-    long wrong_hostpid, wrong_util, changed_bytes, owner_violations, repaired, utils_landed;
+    long wrong_hostpid, wrong_util, momentary, changed_bytes, owner_violations, repaired, utils_landed;
 } count;
 
 static struct region shadow;
@@ -143,7 +143,94 @@ static int move_once(struct region *r, long done)
     return 0;
 }
 
-int mover_run(struct region *r, long moves, int slots)
+/* ---- ends and starts ------------------------------------------------------------------------------------------- */
+
+/*
+ * Processes end, start and are compacted as upstream does it, and every load is 0 or LOAD: what is moved in often equals
+ * what was there. The only writes allowed from outside are those to slots that no process has. A load that is not the
+ * slot's own is `momentary` if it gets right by itself, and else `wrong_util`.
+ */
+#define LOAD 50
+#define SETTLES_US 1000000
+
+static uint64_t said[REGION_SLOTS]; /* by slot in use: what its process said of device 0 */
+
+static void say(struct region *r, int index, uint64_t load)
+{
+    *slot_sm_util(r, index, 0) = said[index] = load;
+}
+
+static void check_said(struct region *r)
+{
+    for (int i = 0; i < *region_proc_num(r); i++) {
+        volatile uint64_t *sm = slot_sm_util(r, i, 0);
+        if (*slot_pid(r, i) == 0 || *sm == said[i])
+            continue;
+        count.momentary++;
+        for (int waited = 0; *sm != said[i] && waited < SETTLES_US; waited += 100)
+            usleep(100);
+        if (*sm != said[i]) {
+            count.wrong_util++;
+            *sm = said[i];
+        }
+    }
+}
+
+static void compact(struct region *r)
+{
+    for (int i = 0; i < *region_proc_num(r);)
+        if (*slot_pid(r, i)) {
+            i++;
+        } else {
+            said[i] = said[*region_proc_num(r) - 1];
+            slot_remove(r, i);
+        }
+}
+
+static void end_process(struct region *r, int index)
+{
+    *slot_pid(r, index) = 0;
+    *slot_status(r, index) = 0;
+}
+
+static void pause_for(long spins)
+{
+    for (volatile long i = 0; i < spins; i++)
+        ;
+}
+
+static int life_once(struct region *r, int slots)
+{
+    int used = *region_proc_num(r), one = (int)(random() % used);
+    switch (random() % 4) {
+    case 0:
+        if (used > slots / 2)
+            end_process(r, one);
+        break;
+    case 1:
+        if (region_lock(r) < 0)
+            return -1;
+        compact(r);
+        region_unlock(r);
+        break;
+    case 2:
+        if (used == slots || region_lock(r) < 0)
+            return used == slots ? 0 : -1;
+        said[used] = 0;
+        start_process(r, next_process++);
+        compact(r);
+        region_unlock(r);
+        break;
+    default:
+        if (*slot_pid(r, one))
+            say(r, one, random() % 2 ? LOAD : 0);
+    }
+    pause_for(random() % 4000);
+    check_said(r);
+    return *region_proc_num(r) ? 0 : -1;
+}
+
+int mover_run(struct region *r, long moves, int slots, int ends)
 {
     char line[64];
     size_t bytes = (size_t)r->layout->size + 1;
@@ -161,12 +248,12 @@ int mover_run(struct region *r, long moves, int slots)
     if (!fgets(line, sizeof line, stdin))
         line[0] = 0; /* nobody to wait for */
     long done = 0;
-    while (done < moves && move_once(r, done) == 0)
+    while (done < moves && (ends ? life_once(r, slots) : move_once(r, done)) == 0)
         done++;
     printf("{\"event\":\"moved\",\"moves\":%ld,\"wrong_hostpid\":%ld,\"wrong_util\":%ld,"
-           "\"changed_bytes_elsewhere\":%ld,\"owner_pid_violations\":%ld,\"right_hostpid_seen\":%ld,"
+           "\"momentary\":%ld,\"changed_bytes_elsewhere\":%ld,\"owner_pid_violations\":%ld,\"right_hostpid_seen\":%ld,"
            "\"right_util_seen\":%ld}\n",
-           done, count.wrong_hostpid, count.wrong_util, count.changed_bytes, count.owner_violations, count.repaired,
+           done, count.wrong_hostpid, count.wrong_util, count.momentary, count.changed_bytes, count.owner_violations, count.repaired,
            count.utils_landed);
     return done == moves ? 0 : 1;
 }

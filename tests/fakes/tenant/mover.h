@@ -3,7 +3,8 @@
 
 #include "region.h"
 
-/* Runs `moves` compaction moves and prints the verdict as one JSON line; returns the exit status. */
-int mover_run(struct region *r, long moves, int slots);
+/* Runs `moves` compaction moves, or with `ends` ends and starts, too, and prints the verdict as one JSON line; returns
+ * the exit status. */
+int mover_run(struct region *r, long moves, int slots, int ends);
 
 #endif

@@ -158,11 +158,23 @@ void slot_write_end(struct region *r, int index)
     slot_write_begin(r, index);
 }
 
-/* The last slot over the hole, field by field, pid before hostpid; the last one is left as it was. */
+static void slot_clear_counters(struct region *r, int index)
+{
+    const struct layout *l = r->layout;
+    char *slot = r->base + slot_at(r, index);
+    memset(slot + l->used, 0, (size_t)(l->used_size * REGION_DEVICES));
+    memset(slot + l->monitorused, 0, 8 * REGION_DEVICES);
+    if (l->device_util != ABSENT)
+        memset(slot + l->device_util, 0, (size_t)(l->device_util_size * REGION_DEVICES));
+}
+
+/* One slot less, then the last one over the hole, field by field, pid before hostpid. Most releases leave the last one
+ * as it was, above proc_num. */
 void slot_remove(struct region *r, int hole)
 {
     const struct layout *l = r->layout;
     int last = *region_proc_num(r) - 1;
+    __atomic_store_n(region_proc_num(r), last, __ATOMIC_SEQ_CST);
     if (hole != last) {
         char *to = r->base + slot_at(r, hole), *from = r->base + slot_at(r, last);
         __atomic_store_n(slot_pid(r, hole), *slot_pid(r, last), __ATOMIC_SEQ_CST);
@@ -173,7 +185,12 @@ void slot_remove(struct region *r, int hole)
             memcpy(to + l->device_util, from + l->device_util, (size_t)(l->device_util_size * REGION_DEVICES));
         *slot_status(r, hole) = *slot_status(r, last);
     }
-    __atomic_store_n(region_proc_num(r), last, __ATOMIC_SEQ_CST);
+    if (r->clears_moved) {
+        *slot_pid(r, last) = 0;
+        *slot_hostpid(r, last) = 0;
+        *slot_status(r, last) = 0;
+        slot_clear_counters(r, last);
+    }
 }
 
 void slots_remove_dead(struct region *r)
@@ -194,45 +211,40 @@ int slot_own(const struct region *r, pid_t ns_pid)
     return -1;
 }
 
-static void slot_clear_counters(struct region *r, int index)
-{
-    const struct layout *l = r->layout;
-    char *slot = r->base + slot_at(r, index);
-    memset(slot + l->used, 0, (size_t)(l->used_size * REGION_DEVICES));
-    memset(slot + l->monitorused, 0, 8 * REGION_DEVICES);
-    if (l->device_util != ABSENT)
-        memset(slot + l->device_util, 0, (size_t)(l->device_util_size * REGION_DEVICES));
-}
-
-/* A slot that already carries this PID is taken over as it is: its hostpid stays, whoever's it was. */
+/* A slot that already carries this PID is taken over as it is: its hostpid stays, whoever's it was. Else the one behind
+ * the last is taken, its number first; then come those that are dead, and it moves into the first hole. */
 int slot_take(struct region *r, pid_t ns_pid)
 {
     int index = slot_own(r, ns_pid);
     if (index < 0) {
-        slots_remove_dead(r);
         index = *region_proc_num(r);
         if (index >= REGION_SLOTS)
             return -1;
-        *slot_pid(r, index) = ns_pid;
+        __atomic_store_n(slot_pid(r, index), ns_pid, __ATOMIC_SEQ_CST);
         *slot_hostpid(r, index) = 0;
+        *slot_status(r, index) = 1;
+        slot_clear_counters(r, index);
+        __atomic_store_n(region_proc_num(r), index + 1, __ATOMIC_SEQ_CST);
+    } else {
+        slot_write_begin(r, index);
         slot_clear_counters(r, index);
         *slot_status(r, index) = 1;
-        __atomic_store_n(region_proc_num(r), index + 1, __ATOMIC_SEQ_CST);
-        return index;
+        slot_write_end(r, index);
     }
-    slot_write_begin(r, index);
-    slot_clear_counters(r, index);
-    *slot_status(r, index) = 1;
-    slot_write_end(r, index);
     slots_remove_dead(r);
     return slot_own(r, ns_pid);
 }
 
 void slot_exit(struct region *r, pid_t ns_pid)
 {
-    int index = slot_own(r, ns_pid);
-    if (index < 0)
-        return;
-    *slot_pid(r, index) = 0;
-    *slot_status(r, index) = 0;
+    int locked = r->removes_itself && region_lock(r) == 0, index = slot_own(r, ns_pid);
+    if (index >= 0 && locked) {
+        slot_clear_counters(r, index);
+        slot_remove(r, index);
+    } else if (index >= 0 && !r->removes_itself) {
+        *slot_pid(r, index) = 0;
+        *slot_status(r, index) = 0;
+    }
+    if (locked)
+        region_unlock(r);
 }

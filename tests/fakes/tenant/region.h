@@ -35,6 +35,8 @@ struct region {
     const struct layout *layout;
     char *base;
     int fd;
+    int removes_itself; /* at its exit, under the lock; later releases set pid and status to 0, without it */
+    int clears_moved;   /* the place that a compaction moved a slot away from */
     int lock_timeout_ms; /* one wait on the semaphore */
     int lock_tries;      /* waits on a living owner before giving up */
 };
@@ -62,7 +64,7 @@ void slots_remove_dead(struct region *r);
 void slot_remove(struct region *r, int hole);
 int slot_take(struct region *r, pid_t ns_pid); /* index, or -1: full */
 int slot_own(const struct region *r, pid_t ns_pid);
-void slot_exit(struct region *r, pid_t ns_pid);
+void slot_exit(struct region *r, pid_t ns_pid); /* takes the lock by itself if it needs it */
 
 /* The seqlock of one's own slot, odd while it is being changed; nothing in layouts that have none. */
 void slot_write_begin(struct region *r, int index);

@@ -4,11 +4,12 @@
  *
  *   tenant --cache PATH --uuid UUID [--uuid UUID ...] [--layout v1.2] [--sm-limit N] [--memory BYTES]
  *          [--memory-limit BYTES] [--priority N] [--driver-socket PATH] [--use UUID ...] [--load N]
- *          [--guess list|none|self|wrong|NUMBER] [--broker-socket PATH] [--lock-timeout-ms N] [--lock-tries N] [--mover N [--slots N]]
- *          [--zeroes first|all] [--fills set|add|nothing] [--keep-monitorused] [--cached-slot]
+ *          [--guess list|none|self|wrong|NUMBER] [--broker-socket PATH] [--lock-timeout-ms N] [--lock-tries N] [--mover N [--slots N] [--ends]]
+ *          [--zeroes first|all] [--fills set|add|nothing] [--keep-monitorused] [--cached-slot] [--removes-itself]
+ *          [--clears-moved] [--cuda-order N[,N...] [--asks-cuda-number]]
  *          [--init-ms N | --init-waits]
  *
- * The third line of options is what releases do differently; tests/fakes/releases.py has them all. As upstream, it takes
+ * The options from --zeroes on are what releases do differently; tests/fakes/releases.py has them all. As upstream, it takes
  * its slot first, starts CUDA and makes its contexts then, and guesses its host PID last. `--init-ms` is how long CUDA's
  * start takes; with `--init-waits` it prints an event `slot`, and CUDA is started by the line `init` on standard input.
  *
@@ -36,7 +37,8 @@
 static struct {
     const char *cache, *layout, *driver_socket, *guess, *broker_socket;
     const char *uuids[REGION_DEVICES], *used[REGION_DEVICES];
-    int uuid_num, used_num, load, slots, priority, lock_timeout_ms, lock_tries, init_ms, init_waits, cached_slot;
+    int order[REGION_DEVICES], visible;
+    int uuid_num, used_num, load, slots, priority, lock_timeout_ms, lock_tries, init_ms, init_waits, cached_slot, ends;
     long moves;
     uint64_t sm_limit, memory, memory_limit;
 } option = {.layout = "v1.2", .guess = "list", .broker_socket = "/tmp/vgpulock/hostpid/broker.sock", .slots = 8, .lock_timeout_ms = 10000, .lock_tries = 30,
@@ -194,10 +196,7 @@ static void print_event(const char *event, int ns_pid)
 static void leave(int signals)
 {
     (void)signals;
-    if (region_lock(&region) == 0) {
-        slot_exit(&region, getpid());
-        region_unlock(&region);
-    }
+    slot_exit(&region, getpid());
     exit(0);
 }
 
@@ -299,6 +298,9 @@ static void parse(int argc, char **argv)
         {"broker-socket", 1, NULL, 'b'}, {"zeroes", 1, NULL, 'z'},      {"fills", 1, NULL, 'f'},
         {"keep-monitorused", 0, NULL, 'k'}, {"cached-slot", 0, NULL, 'C'},
         {"init-ms", 1, NULL, 'i'},      {"init-waits", 0, NULL, 'I'},
+        {"removes-itself", 0, NULL, 'R'}, {"clears-moved", 0, NULL, 'V'},
+        {"cuda-order", 1, NULL, 'o'},   {"asks-cuda-number", 0, NULL, 'a'},
+        {"ends", 0, NULL, 'e'},
         {NULL, 0, NULL, 0},
     };
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;)
@@ -325,6 +327,14 @@ static void parse(int argc, char **argv)
         case 'C': option.cached_slot = 1; break;
         case 'i': option.init_ms = atoi(optarg); break;
         case 'I': option.init_waits = 1; break;
+        case 'R': region.removes_itself = 1; break;
+        case 'V': region.clears_moved = 1; break;
+        case 'e': option.ends = 1; break;
+        case 'a': ways.asks_cuda_number = 1; break;
+        case 'o':
+            for (char *at = optarg; *at && option.visible < REGION_DEVICES; at += *at == ',')
+                option.order[option.visible++] = (int)strtol(at, &at, 10);
+            break;
         default: exit(2);
         }
     if (!option.cache || !option.uuid_num || !layout_by_name(option.layout)) {
@@ -344,14 +354,15 @@ int main(int argc, char **argv)
     signal(SIGCHLD, SIG_IGN);
     int signals = signalfd(-1, &set, SFD_CLOEXEC);
     use = (struct gpu_use){option.uuids, option.uuid_num, option.used_num ? option.used : option.uuids,
-                           option.used_num ? option.used_num : option.uuid_num, option.memory};
+                           option.used_num ? option.used_num : option.uuid_num,
+                           option.visible ? option.order : NULL, option.visible, option.memory};
     setup = (struct region_setup){option.uuids, option.uuid_num, option.memory_limit, option.sm_limit, option.priority};
     region.lock_timeout_ms = option.lock_timeout_ms;
     region.lock_tries = option.lock_tries;
     if (region_open(&region, layout_by_name(option.layout), option.cache, &setup) < 0)
         return 1;
     if (option.moves)
-        return mover_run(&region, option.moves, option.slots);
+        return mover_run(&region, option.moves, option.slots, option.ends);
     become_tenant();
     print_event("ready", getpid());
     serve(signals);

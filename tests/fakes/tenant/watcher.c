@@ -71,20 +71,30 @@ static void zero_all_slots(void)
         }
 }
 
-static void refill_device(int device)
+/* CUDA's number of a device, or -1 if the process does not see it. */
+static int cuda_number(int device)
+{
+    for (int c = 0; gpu.order && c < gpu.visible; c++)
+        if (gpu.order[c] == device)
+            return c;
+    return gpu.order ? -1 : device;
+}
+
+/* What NVML says of one device goes to the place of another. */
+static void refill_device(int asked, int device)
 {
     static struct listed list[LIST_MAX];
     static struct sampled samples[LIST_MAX];
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     uint64_t second_ago = (uint64_t)(now.tv_sec - 1) * 1000000u + (uint64_t)now.tv_nsec / 1000u;
-    int listed = nvml_list(gpu.uuids[device], list);
+    int listed = nvml_list(gpu.uuids[asked], list);
     for (int i = 0; i < listed; i++) {
         int slot = slot_with_hostpid(list[i].pid);
         if (slot >= 0)
             *slot_monitorused(region, slot, device) = list[i].memory;
     }
-    int sampled = ways.fills == FILLS_NOTHING ? 0 : nvml_samples(gpu.uuids[device], second_ago, samples);
+    int sampled = ways.fills == FILLS_NOTHING ? 0 : nvml_samples(gpu.uuids[asked], second_ago, samples);
     for (int i = 0; i < sampled; i++) {
         int slot = slot_with_hostpid(samples[i].pid);
         uint64_t *sm = slot >= 0 ? slot_sm_util(region, slot, device) : NULL;
@@ -106,8 +116,11 @@ static void *watch(void *unused)
         if (own < 0 || *slot_hostpid(region, own) == 0)
             continue;
         zero_all_slots();
-        for (int d = 0; d < gpu.device_num; d++)
-            refill_device(d);
+        for (int d = 0; d < gpu.device_num; d++) {
+            int cuda = cuda_number(d);
+            if (cuda >= 0)
+                refill_device(ways.asks_cuda_number ? cuda : d, cuda);
+        }
     }
     return NULL;
 }

@@ -9,6 +9,8 @@ struct gpu_use {
     int device_num;
     const char *const *used; /* devices this process makes a context on */
     int used_num;
+    const int *order; /* by CUDA's number the device's place in uuids: CUDA_VISIBLE_DEVICES; NULL: the same */
+    int visible;      /* so many */
     uint64_t memory;
 };
 
@@ -16,6 +18,7 @@ struct gpu_use {
 struct watcher_ways {
     int zeroes_all;        /* devices, not the first alone */
     int keeps_monitorused; /* while it zeroes sm_util */
+    int asks_cuda_number;  /* NVML for the device with CUDA's number (before HAMi-core PR 330), not the one that it is */
     enum { FILLS_SET, FILLS_ADD, FILLS_NOTHING } fills;
 };
 

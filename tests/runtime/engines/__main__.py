@@ -5,7 +5,7 @@
     make engines ARGS="--check -k docker"    some of them (pytest's -k); --check writes nothing
 
 The engines come from a Debian in $XDG_CACHE_HOME/resolver-engines, which is made once (a minute): this machine gets no
-package of theirs. What was seen goes into docs/runtimes.json and the table of docs/runtimes.md.
+package of theirs. What was seen goes into docs/runtimes.json and the table of docs/compatibility.md.
 
 Exit status: 0 if every engine was as it has to be, 1 if one was not, 2 if this machine lacks something (which is said).
 """

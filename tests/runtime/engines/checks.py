@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from tests.kernel.conftest import ROOT, Daemon, Start, until
+from tests.fakes.command import run
+from tests.fakes.daemon import Daemon
+from tests.kernel.conftest import Start
+from tests.patience import until
 from tests.runtime.engines.engine import Tenants
 
 #: Whether a container is known by an id in its cgroup, by a name there, or has no cgroup of its own.
@@ -20,17 +21,9 @@ FAST = ("--source", "auto", "--interval", "50ms", "--nvml-interval", "100ms", "-
 Row = dict[str, Any]
 
 
-def command(*words: object) -> subprocess.CompletedProcess[str]:
-    """A command of `resolver`, as a person gives it."""
-    line = [sys.executable, "-m", "resolver", *map(str, words)]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    assert "Traceback" not in done.stderr
-    return done
-
-
 def answer(*words: object) -> Any:
     """Its answer in JSON, which has to be there."""
-    done = command(*words, "--json")
+    done = run(*words, "--json")
     assert done.returncode == 0, done
     return json.loads(done.stdout)
 
@@ -71,7 +64,7 @@ def looked_up(tenants: Tenants, *, known: Known = "id") -> Row:
 def refused(tenants: Tenants, texts: Iterable[str]) -> None:
     """Look-ups by these find no container, and say so."""
     for text in texts:
-        done = command("lookup", text, tenants.found[0].ns_pid)
+        done = run("lookup", text, tenants.found[0].ns_pid)
         assert (done.returncode, done.stdout) == (1, ""), done
         assert "is it running" in done.stderr
 
@@ -96,7 +89,7 @@ def repaired(tenants: Tenants, start: Start, *options: str) -> Daemon:
 
 def asked(tenants: Tenants, daemon: Daemon, *, known: Known = "id") -> Row:
     """The same look-ups by the daemon, and the containers that it lists."""
-    socket = ("--socket", daemon.run_dir / "resolver.sock")
+    socket = ("--socket", daemon.socket)
     daemon.wait_for("source", timeout_s=20)
     ids = tenants.engine.ids(tenants.name)
     if known != "no cgroup":

@@ -11,31 +11,23 @@ from tests.runtime.engines.image import NAME
 from tests.runtime.engines.machine import Machine
 
 
-class Docker:
-    """One without a network, with a containerd of its own."""
+class Cli:
+    """What Docker and Podman have in common: the words of their commands. ``_command`` is how one begins."""
 
-    def __init__(self, machine: Machine, *options: str, driver: str = "overlay2") -> None:
+    _program: str
+    _command: tuple[str, ...]
+    _limits: tuple[str, ...] = ()
+    _kill: tuple[str, ...] = ()
+
+    def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        # A runtime has options in the file alone.
-        runtimes = {"runsc": {"path": "/usr/bin/runsc", "runtimeArgs": list(GVISOR)}}
-        config = machine.work / "docker.json"
-        config.write_text(json.dumps({"runtimes": runtimes}))
-        self._docker = ("docker", "--host", "unix:///run/docker.sock")
-        machine.daemon(
-            *("dockerd", "--config-file", config),
-            *("--iptables=false", "--ip6tables=false", "--bridge=none", f"--storage-driver={driver}"),
-            *("--data-root", machine.work / "docker", "--exec-root", "/run/docker"),
-            *("--host", "unix:///run/docker.sock", "--pidfile", "/run/docker.pid", *options),
-        )
-        machine.until(*self._docker, "info")
-        self.tell("load", "--input", str(machine.work / "image.tar"))
 
     def tell(self, *words: str) -> str:
-        """What a command of ``docker`` prints."""
-        return self.machine.run(*self._docker, *words).strip()
+        """What a command prints."""
+        return self.machine.run("sh", "-c", 'cd /; exec "$@"', "sh", *self._command, *words).strip()
 
     def start(self, asked: Asked, *options: str) -> None:
-        words = ["run", "--detach", "--network=none", f"--name={asked.name}", *options]
+        words = ["run", "--detach", "--network=none", f"--name={asked.name}", *self._limits, *options]
         words += [f"--volume={volume(mount)}" for mount in asked.mounts]
         words += [f"--env={key}={value}" for key, value in asked.env.items()]
         self.tell(*words, NAME, *asked.command)
@@ -47,13 +39,35 @@ class Docker:
     def ids(self, name: str) -> dict[str, str]:
         only = ("--quiet", f"--filter=name={name}")
         return {
-            "docker inspect": self.tell("inspect", "--format={{.Id}}", name),
-            "docker ps --no-trunc": self.tell("ps", "--no-trunc", *only),
-            "docker ps": self.tell("ps", *only),
+            f"{self._program} inspect": self.tell("inspect", "--format={{.Id}}", name),
+            f"{self._program} ps --no-trunc": self.tell("ps", "--no-trunc", *only),
+            f"{self._program} ps": self.tell("ps", *only),
         }
 
     def names(self, name: str) -> list[str]:
         return [name]
 
     def stop(self, name: str) -> None:
-        self.tell("rm", "--force", name)
+        self.tell("rm", "--force", *self._kill, name)
+
+
+class Docker(Cli):
+    """One without a network, with a containerd of its own."""
+
+    _program = "docker"
+    _command = ("docker", "--host", "unix:///run/docker.sock")
+
+    def __init__(self, machine: Machine, *options: str, driver: str = "overlay2") -> None:
+        super().__init__(machine)
+        # A runtime has options in the file alone.
+        runtimes = {"runsc": {"path": "/usr/bin/runsc", "runtimeArgs": list(GVISOR)}}
+        config = machine.work / "docker.json"
+        config.write_text(json.dumps({"runtimes": runtimes}))
+        machine.daemon(
+            *("dockerd", "--config-file", config),
+            *("--iptables=false", "--ip6tables=false", "--bridge=none", f"--storage-driver={driver}"),
+            *("--data-root", machine.work / "docker", "--exec-root", "/run/docker"),
+            *("--host", "unix:///run/docker.sock", "--pidfile", "/run/docker.pid", *options),
+        )
+        machine.until(*self._command, "info")
+        self.tell("load", "--input", str(machine.work / "image.tar"))

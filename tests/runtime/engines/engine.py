@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from tests.fakes.chain import Chain
 from tests.fakes.node import Node
 from tests.fakes.regions import ProcSlot, read_file
-from tests.kernel.conftest import until
+from tests.patience import until
 
 #: Where HAMi's device plugin mounts a container's directory, and where its library has the file without one.
 IN_HAMI, ALONE = "/usr/local/vgpu", "/tmp/cudevshr.cache"  # noqa: S108

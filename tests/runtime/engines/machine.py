@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import signal
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from tests.fakes.cgroups import hierarchies
+from tests.fakes.cgroups import hierarchies, remove
 
 #: What an engine finds of the hierarchies that there are: all, those of version 1 alone, or version 2 alone.
 VIEWS: Final = ("hybrid", "v1", "v2")
@@ -77,12 +76,10 @@ class Machine:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         for each in self._hierarchies:
-            _empty(each.mount / self._top)
+            remove(each.mount / self._top, kill=True)
         self._holder.communicate()
         for daemon in self._daemons:
             daemon.wait()
-        for each in self._hierarchies:
-            _remove(each.mount / self._top)
 
     def _script(self) -> str:
         """Mounts, and a root of their own: what Docker does with its layers goes by ``pivot_root``."""
@@ -199,43 +196,4 @@ def _remove_leftovers(mount: Path) -> None:
     """What a run that was killed left: its engines' processes, and their cgroups."""
     for old in mount.glob(f"{_PREFIX}*"):
         if not Path(f"/proc/{old.name.removeprefix(_PREFIX).split('-', 1)[0]}").exists():
-            _empty(old)
-            _remove(old)
-
-
-def _processes(directory: Path) -> list[int]:
-    found = []
-    for below, _, files in os.walk(directory):
-        if "cgroup.procs" in files:
-            with contextlib.suppress(OSError):
-                found += [int(line) for line in (Path(below) / "cgroup.procs").read_text().split()]
-    return found
-
-
-def _empty(directory: Path) -> None:
-    deadline = time.monotonic() + 10
-    while host_pids := _processes(directory):
-        for host_pid in host_pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(host_pid, signal.SIGKILL)
-        for frozen in directory.rglob("freezer.state"):
-            with contextlib.suppress(OSError):
-                frozen.write_text("THAWED")
-        assert time.monotonic() < deadline, f"processes {host_pids} in {directory} cannot be killed"
-        time.sleep(0.02)
-
-
-def _remove(directory: Path) -> None:
-    for below, _, _ in os.walk(directory, topdown=False):
-        deadline = time.monotonic() + 5
-        while True:
-            try:
-                os.rmdir(below)
-            except FileNotFoundError:
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.02)
-            else:
-                break
+            remove(old, kill=True)

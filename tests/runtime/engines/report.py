@@ -11,7 +11,7 @@ Row = dict[str, Any]
 
 ROOT: Final = Path(__file__).parent.parent.parent.parent
 FILE: Final = ROOT / "docs" / "runtimes.json"
-PAGE: Final = ROOT / "docs" / "runtimes.md"
+PAGE: Final = ROOT / "docs" / "compatibility.md"
 BEGIN, END = "<!-- runtimes: begin -->", "<!-- runtimes: end -->"
 #: What says which row it is; the rest is what was seen.
 _KEY: Final = ("engine", "how", "cgroups", "suite")
@@ -79,7 +79,7 @@ def asked(rows: Sequence[Row]) -> str:
         if found:
             told = ", ".join(f"`{each}`" for each in found)
             parts.append(f"{engine}: {told}" + "".join(f"; not `{each}`" for each in refused))
-    return "What was looked up. " + ". ".join(parts) + "."
+    return "Looked up. " + ". ".join(parts) + "."
 
 
 def put_table(page: str, whole: Mapping[str, Any]) -> str:

@@ -7,7 +7,8 @@ import uuid
 import pytest
 
 from tests.fakes.node import Node
-from tests.kernel.conftest import Start, until
+from tests.kernel.conftest import Start
+from tests.patience import until
 from tests.runtime.engines.checks import answer, looked_up, repaired, whole
 from tests.runtime.engines.conftest import Tell
 from tests.runtime.engines.cri import CONTAINER, NODE, POD, Cri
@@ -53,7 +54,7 @@ def test_a_restart_with_the_same_directory(machine: Machine, node: Node, start: 
     daemon.wait_for("source", timeout_s=20)
     assert isinstance(tenants.engine, Cri)
     tenants.engine.kill("train")
-    socket = ("--socket", daemon.run_dir / "resolver.sock")
+    socket = ("--socket", daemon.socket)
     until(lambda: answer("status", *socket)["totals"]["slots_dead"] == 2, "the end of both", 15)
     tenants.found.clear()
     assert tenants.main().ns_pid == old.ns_pid

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.node import Node
-from tests.kernel.conftest import Start, never
+from tests.kernel.conftest import Start
+from tests.patience import never
 from tests.runtime.engines.checks import FAST, asked, looked_up, repaired, whole
 from tests.runtime.engines.conftest import EVERY_VIEW, Tell
 from tests.runtime.engines.docker import Docker

@@ -10,9 +10,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.fakes.cgroups import cgroup_path
+from tests.fakes.command import run
 from tests.fakes.node import Node
-from tests.kernel.conftest import Start, never
-from tests.runtime.engines.checks import FAST, answer, cgroup_of, command
+from tests.kernel.conftest import Start
+from tests.patience import never
+from tests.runtime.engines.checks import FAST, answer, cgroup_of
 from tests.runtime.engines.conftest import Row, Tell
 from tests.runtime.engines.docker import Docker
 from tests.runtime.engines.engine import Tenants
@@ -24,7 +26,7 @@ def refused(tenants: Tenants, ids: Iterable[str], *options: object) -> None:
     """By none of them is any number answered, not even 1, which a process of gVisor's own has on the host."""
     for each in ids:
         for slot in tenants.slots():
-            done = command("lookup", each, slot.pid, *options)
+            done = run("lookup", each, slot.pid, *options)
             assert (done.returncode, done.stdout) == (4, ""), done
             assert "gVisor" in done.stderr
 
@@ -42,7 +44,7 @@ def unwritten(tenants: Tenants, start: Start) -> Row:
     daemon = start(tenants.node, *FAST)
     daemon.wait_for("source", timeout_s=20)
     never(lambda: daemon.said("repair") or tenants.file.read_bytes() != before, "a write", 2.0)
-    socket = ("--socket", daemon.run_dir / "resolver.sock")
+    socket = ("--socket", daemon.socket)
     refused(tenants, ids.values(), *socket)
     unresolved = answer("status", *socket)["unresolved"]["slots"]
     assert unresolved == {"not_mapped": 1, "no_such_process": 1}

@@ -8,7 +8,7 @@ What the schema cannot say: values that are possible each for itself, and not to
 {{- $hostNetwork := include "resolver.hostNetwork" . -}}
 
 {{- if not .Values.image.repository -}}
-{{- $wrong = append $wrong "image.repository is empty: nobody publishes an image of resolver. Build it and push it to your registry (docs/image.md), and write image.repository: registry.example.com/resolver, as yours is called" -}}
+{{- $wrong = append $wrong "image.repository is empty: nobody publishes an image of resolver. Build it and push it to your registry (docs/kubernetes.md#the-image), and write image.repository: registry.example.com/resolver, as yours is called" -}}
 {{- end -}}
 
 {{- if not .Values.hostPID -}}

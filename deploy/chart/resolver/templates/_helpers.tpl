@@ -27,7 +27,7 @@
 {{- if $image.digest -}}
 {{- printf "%s@%s" $image.repository $image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" $image.repository (default .Chart.AppVersion $image.tag) -}}
+{{- printf "%s:%s" $image.repository (default .Chart.AppVersion $image.tag | replace "+" "-") -}}
 {{- end -}}
 {{- end }}
 
@@ -40,7 +40,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "resolver.labels" -}}
 {{- $ours := include "resolver.selectorLabels" . | fromYaml -}}
 {{- $_ := set $ours "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") -}}
-{{- $_ := set $ours "app.kubernetes.io/version" .Chart.AppVersion -}}
+{{- $_ := set $ours "app.kubernetes.io/version" (.Chart.AppVersion | replace "+" "-") -}}
 {{- $_ := set $ours "app.kubernetes.io/managed-by" .Release.Service -}}
 {{- merge $ours (default dict .Values.commonLabels) | toYaml -}}
 {{- end }}

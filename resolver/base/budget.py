@@ -1,0 +1,134 @@
+"""Wall-clock time on the event loop and in the lanes: when to yield, and each container's share."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from resolver.base.limiter import Bucket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+    from typing import Any
+
+T = TypeVar("T")
+
+#: Seconds after which a loop's task lets the others go on. One step more can come on top of it.
+SLICE_SECONDS = 0.005
+#: What one container may cost in the long run, as a share of one core, and what it may save up, in seconds.
+SHARE = 0.1
+BURST_SECONDS = 0.25
+
+
+class Slices:
+    """Time slices of a task on the loop: call `breathe` between any two steps of its work."""
+
+    def __init__(self, seconds: float = SLICE_SECONDS) -> None:
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
+
+    def over(self) -> bool:
+        """Check if this thread's time slice has ended."""
+        return time.monotonic() >= self._until
+
+    async def breathe(self) -> None:
+        """Yield to the loop's other tasks if the slice has ended."""
+        if self.over():
+            await self.give_way()
+
+    async def give_way(self) -> None:
+        """Yield to the loop's other tasks, and start a new slice."""
+        import asyncio  # `resolver slots` pays for every import
+
+        await asyncio.sleep(0)
+        self._until = time.monotonic() + self._seconds
+
+
+class Metered:
+    """Coroutine with its steps on the event loop charged; time spent waiting is free."""
+
+    __slots__ = ("_spend", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, T], spend: Callable[[float], None]) -> None:
+        self._work, self._spend = work, spend
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        """Run it, step by step."""
+        steps, thrown = self._work.__await__(), None
+        while True:
+            began = time.monotonic()
+            try:
+                wanted = steps.send(None) if thrown is None else steps.throw(thrown)
+            except StopIteration as end:
+                return end.value
+            finally:
+                self._spend(time.monotonic() - began)
+            thrown = None
+            try:
+                yield wanted
+            except BaseException as error:  # noqa: BLE001 - it is the coroutine's
+                thrown = error
+
+
+class Budgets:
+    """Budget of each container: a bucket of seconds that fills at ``SHARE`` per second up to ``BURST_SECONDS``.
+
+    One step may overdraw it. A container without an entry has a full bucket.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._buckets: dict[str, Bucket] = {}
+        self.spenders = self._buckets.keys()  # the containers that have not all of it
+
+    def left(self, container: str) -> float:
+        """Return the container's remaining seconds; at 0 or less it must wait."""
+        bucket = self._buckets.get(container)
+        return bucket.left(self._clock()) if bucket else BURST_SECONDS
+
+    def over(self, container: str) -> bool:
+        """Check if the container must wait."""
+        return self.left(container) <= 0
+
+    def most_left_first(self, items: Iterable[T], account: Callable[[T], str]) -> list[T]:
+        """Return the items sorted by remaining budget, full ones first."""
+        listed = list(items)
+        if not self._buckets:
+            return listed
+        behind = [item for item in listed if account(item) in self._buckets]
+        full = [item for item in listed if account(item) not in self._buckets]
+        return full + sorted(behind, key=lambda item: -self.left(account(item)))
+
+    def spend(self, container: str, seconds: float) -> None:
+        """Subtract the seconds from the container's budget."""
+        now = self._clock()
+        bucket = self._buckets.get(container)
+        if bucket is None:
+            bucket = self._buckets[container] = Bucket(SHARE, BURST_SECONDS, now=now)
+        bucket.charge(seconds, now)
+
+    @contextlib.contextmanager
+    def charge(self, container: str) -> Iterator[None]:
+        """Charge the block's time. The block must not await."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spend(container, time.monotonic() - began)
+
+    def forget_full(self) -> None:
+        """Drop full buckets."""
+        now = self._clock()
+        for container in [each for each, bucket in self._buckets.items() if bucket.full(now)]:
+            del self._buckets[container]
+
+
+def give_back_memory() -> None:
+    """Return the allocator's unused memory to the system; takes some milliseconds."""
+    import ctypes
+    import gc
+
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # a C library without it
+        ctypes.CDLL(None).malloc_trim(0)

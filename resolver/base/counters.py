@@ -1,0 +1,53 @@
+"""The daemon's counters since its start. The names are those of ``counters`` in ``/v1/status``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+class CounterName(StrEnum):
+    """Counters with one value."""
+
+    CONFLICTS = "conflicts"  # repairs that another writer changed back
+    OVER_BUDGET = "over_budget"
+    TOO_SLOW = "too_slow"  # questions that the kernel did not answer in time
+    WATCH_EVENTS = "watch_events"
+    WATCH_OVERFLOWS = "watch_overflows"
+    WATCH_FLOODS = "watch_floods"
+    SLOTS_STUCK = "slots_stuck"
+    UTILIZATION_WRITES = "utilization_writes"
+    WRITES_UNDONE = "writes_undone"  # taken back: the slot had moved, or its owner had ended
+    WRITES_MISSED = "writes_missed"  # not made: the slot had changed
+    QUARANTINES = "quarantines"
+    WRITER_FAILURES = "writer_failures"
+    IMPLAUSIBLE_SAMPLES = "implausible_samples"
+    INTERNAL_ERRORS = "internal_errors"
+    OUT_OF_DESCRIPTORS = "out_of_descriptors"
+    DRIVER_PROBES = "driver_probes"
+    DRIVER_PROBES_REFUSED = "driver_probes_refused"
+    DRIVER_PROBES_FAILED = "driver_probes_failed"
+    BROKER_ANSWERS = "broker_answers"
+    BROKER_TIMEOUTS = "broker_timeouts"
+    BROKER_BUSY = "broker_busy"
+
+
+class CounterByReason(StrEnum):
+    """Counters with a value for each reason."""
+
+    REPAIRS = "repairs"
+    WOULD_REPAIR = "would_repair"
+    REJECTED = "rejected"
+    BROKER_REFUSED = "broker_refused"
+    SHORTAGES = "shortages"
+
+    def of(self, reason: StrEnum) -> str:
+        """Return the counter's name for this reason."""
+        return f"{self}_{reason}"
+
+    def counts(self, counters: Mapping[str, int], reasons: Iterable[StrEnum]) -> dict[str, int]:
+        """Return the value for each of these reasons, including zeros."""
+        return {reason.value: counters.get(self.of(reason), 0) for reason in reasons}

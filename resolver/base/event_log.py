@@ -1,0 +1,52 @@
+"""The last thousand events, kept for clients of the API, and for those that wait for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import Any
+
+from msgspec import Struct
+
+
+class Event(Struct, frozen=True):
+    """Something that happened. ``number`` grows by one with each since the daemon started; ``at`` is Unix time."""
+
+    number: int
+    at: float
+    kind: str
+    fields: dict[str, Any]
+
+
+class EventLog:
+    """The last events. Belongs to one event loop's thread."""
+
+    def __init__(self, kept: int = 1024) -> None:
+        self.number = 0  # of the last event
+        self._last: deque[Event] = deque(maxlen=kept)
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def publish(self, kind: str, fields: dict[str, Any]) -> None:
+        """Add an event, and wake all waiting readers."""
+        self.number += 1
+        self._last.append(Event(number=self.number, at=time.time(), kind=kind, fields=fields))
+        waiting, self._waiting = self._waiting, set()
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def after(self, number: int) -> list[Event]:
+        """Return the kept events with a larger number."""
+        return [event for event in self._last if event.number > number]
+
+    async def wait(self, number: int) -> list[Event]:
+        """Return them, waiting until there is at least one."""
+        while self.number <= number:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.add(future)
+            try:
+                await future
+            finally:
+                self._waiting.discard(future)
+        return self.after(number)

@@ -1,0 +1,27 @@
+"""Kinds of events that the API serves. Each is also a line of the log, with the same fields."""
+
+from __future__ import annotations
+
+#: Every kind of event that the API serves, with its meaning.
+KINDS = {
+    "repair": "a slot's hostpid was written; not repeated after a second `conflict`",
+    "events_left_out": "one container caused too many events; how many of each kind were dropped",
+    "conflict": "another writer changed a slot's hostpid back, for the `times`-th time",
+    "region_found": "a cache file was discovered and is repaired from now on",
+    "region_gone": "a cache file is gone",
+    "region_abandoned": "no process has a cache file open any more: the utilization in its slots is set to 0",
+    "region_quarantined": "the slot writer died or hung on a cache file, which is skipped for a while",
+    "container_started": "a container was seen for the first time",
+    "container_ended": "a container's last process ended",
+    "source": "the source of PIDs changed",
+    "source_failed": "the source in use failed",
+    "policy": "the decision on the PID namespace of hostpid changed",
+    "slot_stuck": "a slot's sm_util does not stay at NVML's value, though its hostpid is right",
+    "gpu_found": "a GPU appeared",
+    "gpu_gone": "a GPU is gone",
+    "gpu_unhealthy": "a GPU became unhealthy",
+    "gpu_healthy": "a GPU is healthy again",
+    "gpu_xid": "the driver reported an error of a GPU (XID), for the first time",
+    "nvml_unavailable": "NVML does not answer",
+    "nvml_available": "NVML answers again",
+}

@@ -1,0 +1,156 @@
+"""Logging by structlog: one event, one line, on standard error, without waiting for its reader."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from resolver.base.event_names import KINDS
+from resolver.base.lean import lean
+from resolver.base.limiter import Bucket
+from resolver.base.output import Output
+from resolver.base.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from resolver.base.event_log import EventLog
+
+with lean("structlog"):
+    import structlog
+
+#: Lines that one container may cause at once, and how many more a second; and the files in its directory.
+_OF_A_CONTAINER, _OF_A_DIRECTORY = (64.0, 1.0), (4.0, 0.25)
+
+_outputs: dict[int, Output] = {}  # by descriptor
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+def setup_logging(log_format: str, level: str = "info") -> None:
+    """Configure the process's logging. ``log_format`` is ``auto``, ``json`` or ``console``."""
+    terminal = sys.stderr.isatty()
+    if log_format == "auto":
+        log_format = "console" if terminal else "json"
+    shape: list[Any]
+    if log_format == "json":
+        # A traceback as text, in one field: the renderer alone would say no more than "exc_info": true.
+        shape = [structlog.processors.format_exc_info, _event_first, structlog.processors.JSONRenderer()]
+    else:
+        colors = terminal and "NO_COLOR" not in os.environ
+        plain = structlog.dev.plain_traceback
+        shape = [
+            structlog.processors.format_exc_info,
+            _printable,
+            structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain),
+        ]
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *shape,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=structlog.WriteLoggerFactory(file=_output()),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _output() -> Any:
+    """Return standard error as an `Output`, the same one after a reload."""
+    try:
+        fd = sys.stderr.fileno()
+    except (OSError, ValueError):  # no file of the kernel's
+        return sys.stderr
+    return _outputs.setdefault(fd, Output(fd))
+
+
+def _printable(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Escape control characters, because tenants choose names."""
+    for name, value in event.items():
+        if not isinstance(value, bool | int | float | None):
+            event[name] = "\n".join(map(printable, str(value).split("\n")))
+    return event
+
+
+def _event_first(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    head = {name: event.pop(name) for name in ("timestamp", "level", "event") if name in event}
+    return head | dict(event)
+
+
+class Journal:
+    """Logger that logs each trouble when it begins and when it ends.
+
+    Events among `KINDS` are published, too. Lines about one container are limited; the rest is counted.
+    """
+
+    def __init__(self, events: EventLog | None = None) -> None:
+        self._troubles: dict[str, tuple[str, str]] = {}  # the event with which it began, and why
+        self._quotas: dict[tuple[str, bool], Bucket] = {}  # by whom, and whether that is a directory
+        self._left_out: dict[tuple[str, bool], Counter[str]] = {}  # lines, since the last one
+        self._events = events
+
+    @property
+    def log(self) -> Any:
+        """Return the logger; ``debug``, ``info``, ``warning``, ``error``, ``exception``, each with key=value pairs."""
+        return structlog.get_logger()
+
+    def record(self, event: str, *, level: str = "info", about: str = "", **fields: Any) -> None:
+        """Log an event and publish it, within the quota of the ``container`` among its fields.
+
+        ``about`` is a directory to charge instead: tenants can create and delete files at any rate.
+        """
+        whom = about or fields.get("container")
+        if whom:
+            now, key = time.monotonic(), (whom, bool(about))
+            quota = self._quotas.get(key)
+            if quota is None:
+                burst, rate = _OF_A_DIRECTORY if about else _OF_A_CONTAINER
+                quota = self._quotas[key] = Bucket(rate, burst, now=now)
+            if key in self._left_out or quota.take(1, now):
+                self._left_out.setdefault(key, Counter())[event] += 1
+                return
+        self._say(event, level, fields)
+
+    def catch_up(self) -> None:
+        """Log the counts of lines that were lost or held back; call it regularly."""
+        for output in _outputs.values():
+            if lost := output.take_lost():
+                self._say("log_lines_lost", "warning", {"lines": lost})
+        now = time.monotonic()
+        for key, quota in list(self._quotas.items()):
+            if key in self._left_out:
+                if not quota.take(1, now):
+                    kinds = dict(self._left_out.pop(key))
+                    self._say("events_left_out", "info", {"container": key[0], "kinds": kinds})
+            elif quota.full(now):
+                del self._quotas[key]
+
+    def _say(self, event: str, level: str, fields: dict[str, Any]) -> None:
+        self._also(event, fields)
+        getattr(self.log, level)(event, **fields)
+
+    def trouble(self, what: str, why: str, begins: str, ends: str, *, about: str = "", **where: str) -> None:
+        """Log ``begins`` when ``why`` is new, and ``ends`` when it has become empty. ``about`` is as in `record`."""
+        _, before = self._troubles.pop(what, ("", ""))
+        if why:
+            self._troubles[what] = begins, why
+        if why and why != before:
+            self.record(begins, level="warning", about=about, why=why, **where)
+        elif before and not why and ends:
+            self.record(ends, about=about, **where)
+
+    def standing(self) -> dict[str, str]:
+        """Return the cause of each current trouble, by the event that began it."""
+        return dict(self._troubles.values())
+
+    def forget(self, what: str) -> None:
+        """Forget a trouble with a subject that no longer exists."""
+        self._troubles.pop(what, None)
+
+    def _also(self, event: str, fields: dict[str, Any]) -> None:
+        if self._events is not None and event in KINDS:
+            self._events.publish(event, fields)

@@ -1,0 +1,50 @@
+"""Token bucket: the one rate limiter."""
+
+from __future__ import annotations
+
+import math
+import time
+
+
+class Bucket:
+    """Token bucket with a capacity of ``burst`` and ``rate`` tokens per second; starts full.
+
+    `take` takes only available tokens; `charge` may overdraw down to a debt of ``debt``. Times are monotonic, by
+    default now.
+    """
+
+    __slots__ = ("_at", "_left", "burst", "debt", "rate")
+
+    def __init__(
+        self, rate: float, burst: float, *, debt: float = math.inf, now: float | None = None
+    ) -> None:
+        self.rate, self.burst, self.debt = rate, burst, debt
+        self._left, self._at = burst, time.monotonic() if now is None else now
+
+    def left(self, now: float | None = None) -> float:
+        """Return the tokens left; a debt is negative."""
+        if now is None:
+            now = time.monotonic()
+        self._left = min(self.burst, self._left + (now - self._at) * self.rate)
+        self._at = now
+        return self._left
+
+    def take(self, wanted: float, now: float | None = None) -> float:
+        """Take that many tokens and return 0; if there are too few, take none and return the seconds to wait.
+
+        A request for more than the bucket holds empties it.
+        """
+        needed, left = min(wanted, self.burst), self.left(now)
+        if needed > left:
+            return (needed - left) / self.rate
+        self._left -= needed
+        return 0.0
+
+    def charge(self, cost: float, now: float | None = None) -> float:
+        """Take that many tokens in any case; return the seconds until no debt is left."""
+        self._left = max(-self.debt, self.left(now) - cost)
+        return max(0.0, -self._left / self.rate)
+
+    def full(self, now: float | None = None) -> bool:
+        """Check if the bucket is full, and so can be forgotten."""
+        return self.left(now) >= self.burst

@@ -1,0 +1,87 @@
+"""Waiting before the next try, and work that the event loop cannot wait for."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from resolver.base.errors import UsageError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+def doubled(first: float, most: float, times: int) -> float:
+    """Return a pause in seconds: ``first`` doubled ``times`` times, at most ``most``."""
+    return min(most, first * 2.0 ** min(times, 30))
+
+
+def longer(pause: float, first: float, most: float) -> float:
+    """Return the pause after this one: ``first`` after none, doubled each time, at most ``most``."""
+    return min(most, max(first, 2 * pause))
+
+
+async def tried_again(make: Callable[[], T], off: Callable[[str], None], seconds: float) -> T:
+    """Return the result of ``make()`` once it raises no OSError or UsageError; retry after ``seconds``.
+
+    ``off`` gets the reason of each new failure, and an empty one after the last.
+    """
+    import asyncio
+
+    said = ""
+    while True:
+        try:
+            made = make()
+        except (OSError, UsageError) as error:
+            why = str(error)
+        else:
+            off("")
+            return made
+        if why != said:
+            said = why
+            off(why)
+        await asyncio.sleep(seconds)
+
+
+def in_a_thread(
+    work: Callable[[], T],
+    *,
+    name: str,
+    ended: Callable[[], None] | None = None,
+    unwanted: Callable[[T], None] | None = None,
+) -> asyncio.Future[T]:
+    """Start the work in a thread that doesn't delay the end of the process.
+
+    ``ended`` is called on the loop when it is over; ``unwanted`` gets the result if the future was abandoned.
+    """
+    import asyncio  # commands that only double a pause do not pay for these
+    import threading
+
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def finish(result: T | None, error: BaseException | None) -> None:
+        if ended is not None:
+            ended()
+        if future.cancelled():
+            if error is None and unwanted is not None:
+                unwanted(cast("T", result))
+        elif error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(cast("T", result))
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised where it is awaited
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(finish, result, failure)
+
+    threading.Thread(target=run, daemon=True, name=name).start()
+    return future

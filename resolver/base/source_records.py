@@ -1,0 +1,85 @@
+"""Record of each source of PIDs: its name, module, required rights, and the meaning of its failure.
+
+A new source is a module with ``open_source``, a record here, and a column in docs/how-it-works.md#where-pids-come-from.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from itertools import takewhile
+from typing import NamedTuple
+
+from resolver.base.reasons import SourceFailure
+
+
+class SourceName(StrEnum):
+    """Where PIDs come from. ``auto`` takes the best that works here."""
+
+    AUTO = "auto"
+    BPF = "bpf"
+    NETLINK = "netlink"
+    SCAN = "scan"
+
+
+class SourceRecord(NamedTuple):
+    """Source of PIDs. ``open_source(procfs, room, run_dir)`` in ``module`` raises `CannotKnow` with the obstacle.
+
+    Its children have the capabilities ``rights``, and ``at_first`` for the first start. The daemon keeps `KEPT`, and
+    ``keeps_before`` on kernels before a release. ``calls`` are dangerous system calls. ``failure`` is the default
+    reason.
+    """
+
+    name: SourceName
+    module: str
+    rights: frozenset[str]
+    calls: frozenset[str]
+    failure: SourceFailure
+    at_first: frozenset[str] = frozenset()
+    keeps_before: tuple[tuple[int, int], frozenset[str]] = (0, 0), frozenset()
+
+    def keeps(self, release: str) -> frozenset[str]:
+        """Return the daemon's effective capabilities on a kernel of that release (``uname -r``)."""
+        major, _, rest = release.partition(".")
+        minor = "".join(takewhile(str.isdecimal, rest))
+        known = major.isdecimal() and minor
+        before, capabilities = self.keeps_before
+        return KEPT if known and (int(major), int(minor)) >= before else KEPT | capabilities
+
+
+#: Any source reads other processes' files in ``/proc``.
+KEPT = frozenset({"SYS_PTRACE"})
+#: Best first.
+SOURCE_RECORDS: dict[str, SourceRecord] = {
+    record.name.value: record
+    for record in (
+        SourceRecord(
+            name=SourceName.BPF,
+            module="resolver.pids.bpf",
+            rights=KEPT | {"BPF", "PERFMON"},
+            calls=frozenset({"bpf", "perf_event_open"}),
+            failure=SourceFailure.OTHER,
+            # Until then a look-up takes CAP_BPF, where kernel.unprivileged_bpf_disabled is set.
+            keeps_before=((5, 19), frozenset({"BPF"})),
+        ),
+        SourceRecord(
+            name=SourceName.NETLINK,
+            module="resolver.pids.netlink",
+            rights=KEPT | {"NET_ADMIN"},
+            calls=frozenset({"setns"}),
+            failure=SourceFailure.NETLINK,
+            at_first=frozenset({"SYS_ADMIN"}),  # to enter the host's network namespace, from another one
+        ),
+        SourceRecord(
+            name=SourceName.SCAN,
+            module="resolver.pids.scan",
+            rights=KEPT,
+            calls=frozenset(),
+            failure=SourceFailure.SCAN,
+        ),
+    )
+}
+
+
+def steps(wanted: str) -> tuple[str, ...]:
+    """Return the sources that may be used where this one is wanted, best first."""
+    return tuple(SOURCE_RECORDS) if wanted == SourceName.AUTO else (str(wanted),)

@@ -1,0 +1,15 @@
+"""Text for people: counted nouns, and names that tenants chose."""
+
+from __future__ import annotations
+
+
+def several(number: int, one: str, more: str = "") -> str:
+    """Return the number with its noun, as in ``1 slot`` and ``2 slots``; ``more`` is a plural without an s."""
+    return f"{number} {one if number == 1 else more or one + 's'}"
+
+
+def printable(text: str, *, ascii_only: bool = False) -> str:
+    """Return the text with control characters escaped: tenants choose names, and a terminal obeys those."""
+    if text.isprintable() and (text.isascii() or not ascii_only):
+        return text
+    return "".join(c if c.isprintable() and (c.isascii() or not ascii_only) else ascii(c)[1:-1] for c in text)

@@ -1,0 +1,88 @@
+"""Signs and text in a terminal's cells: the signs it can show, and the part of a text that fits."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import TYPE_CHECKING, NamedTuple
+
+from resolver.base.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Texts, each with the name of its style; `screen` knows how the styles look.
+Line = list[tuple[str, str]]
+
+#: The kernel's console has lines and blocks, but not those that are used here.
+_PLAIN_TERMINALS = ("dumb", "linux")
+
+
+class Glyphs(NamedTuple):
+    """The signs that are drawn."""
+
+    open: str = "▾"
+    closed: str = "▸"
+    full: str = "━"
+    half: str = "╸"
+    rest: str = "─"
+    repaired: str = "✓"
+    ellipsis: str = "…"
+    at_least: str = "≥"
+    dot: str = "·"
+
+
+UNICODE = Glyphs()
+ASCII = Glyphs("-", "+", "#", "", ".", "*", "~", ">", "|")
+
+
+def glyphs_for(environ: Mapping[str, str]) -> Glyphs:
+    """Return the signs that a terminal can show, by the person's locale."""
+    ctype, lang = environ.get("LC_CTYPE", ""), environ.get("LANG", "")
+    locale = environ.get("LC_ALL") or ctype or lang
+    # In the C locale Python sets LC_CTYPE itself (PEP 538), and the terminal knows nothing of it.
+    coerced = locale == ctype == "C.UTF-8" and lang in ("", "C", "POSIX")
+    utf8 = locale.lower().replace("-", "").rpartition(".")[2].partition("@")[0] == "utf8"
+    return UNICODE if utf8 and not coerced and environ.get("TERM") not in _PLAIN_TERMINALS else ASCII
+
+
+def cells(text: str) -> int:
+    """Return how many cells of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        2 if unicodedata.east_asian_width(each) in "WF" else unicodedata.category(each) not in ("Mn", "Me")
+        for each in text
+    )
+
+
+def fit(text: str, width: int, glyphs: Glyphs, *, middle: bool = False) -> str:
+    """Return the text in exactly ``width`` cells, with an ellipsis for a cut in the middle or at the end."""
+    if (length := cells(text)) <= width:
+        return text + " " * (width - length)
+    if width <= 1:
+        return glyphs.ellipsis[:width]
+    end = ""
+    for each in reversed(text) if middle else ():
+        if cells(each + end) > (width - 1) // 2:
+            break
+        end = each + end
+    start, room = "", width - 1 - cells(end)
+    for each in text:
+        if cells(start + each) > room:
+            break
+        start += each
+    return start + " " * (room - cells(start)) + glyphs.ellipsis + end
+
+
+def clip(line: Line, width: int, glyphs: Glyphs) -> Line:
+    """Return the line in at most ``width`` cells, of signs that the terminal can show and that do nothing else."""
+    clipped: Line = []
+    for words, style in line:
+        text = printable(words, ascii_only=glyphs is ASCII)
+        length = cells(text)
+        if length > width:
+            return [*clipped, (fit(text, width, glyphs), style)] if width > 0 else clipped
+        if length:
+            clipped.append((text, style))
+        width -= length
+    return clipped

@@ -1,0 +1,171 @@
+"""Reads of a process that its tenant can delay in the kernel, made by a lane (`resolver.workers.lanes`).
+
+Mappings are behind a lock of the process; mount tables are behind one lock for the whole machine.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from resolver.base.errors import RegionRejected
+from resolver.base.reasons import RegionReason
+from resolver.hami.placements import may_be_mounted
+from resolver.linux.mappings import (
+    SuperblockPath,
+    descriptor,
+    mapped_as,
+    maps_file,
+    open_for_writing,
+    open_names,
+    opened_by_name,
+    shared_files,
+    superblock_path,
+)
+from resolver.linux.mounts import parse_mountinfo
+from resolver.linux.safe_open import open_offered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resolver.hami.discovery import Shown
+    from resolver.linux.mappings import Descriptor
+    from resolver.linux.mounts import Mount
+    from resolver.linux.procfs import Procfs
+
+    #: Superblock and path inside it.
+    Directory = tuple[str, str]
+
+
+def maps_shared(procfs: Procfs, host_pid: int, device: str, inode: int) -> bool:
+    """Check if the process has a shared, writable mapping of that file."""
+    return maps_file(procfs, host_pid, device, inode, writable=True)
+
+
+def maps(procfs: Procfs, host_pid: int, device: str, inode: int) -> bool:
+    """Check if the process maps that file in any way."""
+    return maps_file(procfs, host_pid, device, inode)
+
+
+def directories_and_trees(procfs: Procfs, host_pid: int) -> tuple[list[Directory], list[Directory]]:
+    """Return the likely container directories in its mount table, and mounted trees of them."""
+    table = procfs.mount_table(host_pid)
+    return list(container_directories(table)), list(shared_trees(table))
+
+
+def container_directories(mount_table: bytes) -> Iterator[Directory]:
+    """Yield likely directories of containers or claims in a mount table, judged by the path inside the file system."""
+    for line in mount_table.split(b"\n"):
+        fields = line.split(b" ", 4)
+        if len(fields) == 5 and may_be_mounted(fields[3]):
+            yield from ((mount.device, mount.root) for mount in parse_mountinfo(line))
+
+
+def shared_trees(mount_table: bytes) -> Iterator[Directory]:
+    """Yield trees of container directories mounted as a whole into a container with HAMi-core preloaded.
+
+    The runtime makes both mounts before it runs any of the container's programs. A monitor has no preload.
+    """
+    if b" /etc/ld.so.preload " in mount_table:
+        lines = (line for line in mount_table.split(b"\n") if b"/vgpu" in line)
+        for mount in parse_mountinfo(b"\n".join(lines)):
+            if mount.root.endswith(("/vgpu", "/containers")) and "/vgpu" in mount.mount_point:
+                yield mount.device, mount.root
+
+
+def has_mount(procfs: Procfs, host_pid: int, device: str, root: str) -> bool:
+    """Check if the process has that directory mounted."""
+    return procfs.has_mount(host_pid, device, root)
+
+
+def mount_points(procfs: Procfs, host_pid: int, device: str, root: str) -> list[str]:
+    """Return where the process has that directory mounted."""
+    mounts = procfs.mounts(host_pid)
+    return [each.mount_point for each in mounts if (each.device, each.root) == (device, root)]
+
+
+def mounts_near(procfs: Procfs, host_pid: int, device: str, path: str) -> bool:
+    """Whether the process has a directory mounted that is that one, above it (but for the root), or below it."""
+    return any(
+        each.device == device
+        and each.root != "/"  # as the host itself has it
+        and (f"{path}/".startswith(f"{each.root}/") or each.root.startswith(f"{path}/"))
+        for each in procfs.mounts(host_pid)
+    )
+
+
+def files_of(procfs: Procfs, host_pid: int) -> tuple[set[tuple[str, int]], set[str]]:
+    """Return the files that the process maps for all to see, and the names of those that it has open."""
+    return shared_files(procfs, host_pid), open_names(procfs, host_pid)
+
+
+def written_by_name(procfs: Procfs, host_pid: int, name: str) -> list[SuperblockPath | None]:
+    """Return which files of that name it holds open for writing; None for one through a mount it does not have."""
+    opened = [each for each in opened_by_name(procfs, host_pid, name) if each.writable]
+    return [where for _, where in _located(procfs, host_pid, opened)]
+
+
+def written_in(
+    procfs: Procfs, host_pid: int, device: str, directory: str, inode: int
+) -> list[SuperblockPath | None]:
+    """Return which files it holds open for writing that are in that directory, or may be the one with that inode.
+
+    None for one that can't be located.
+    """
+    inside = f"{directory.rstrip('/')}/"
+    held: list[SuperblockPath | None] = []
+    for each, where in _located(procfs, host_pid, open_for_writing(procfs, host_pid)):
+        # One through a mount that it does not have is, mostly, what it was started with.
+        here = where is not None and where.device == device and where.path.startswith(inside)
+        unknown = where is None and each.inode == 0
+        if (here or unknown or 0 != each.inode == inode) and where not in held:
+            held.append(where)
+    return held
+
+
+def shown_in_maps(procfs: Procfs, where: str) -> Shown:
+    """Return how a file that the daemon holds shows in ``maps``."""
+    fd = open_offered(where)
+    try:
+        return mapped_as(procfs, fd)
+    finally:
+        os.close(fd)
+
+
+def place_of_held(
+    procfs: Procfs, holder: int, fd: int, host_pid: int, name: str, file_systems: list[str]
+) -> SuperblockPath:
+    """Return the place of a file that ``holder`` has open, if the process holds it open for writing by this name.
+
+    Its mount must be in the process's mount table, of one of these ``file_systems``. Raises `RegionRejected`.
+    """
+    if procfs.userns(host_pid) != procfs.userns("self"):
+        raise RegionRejected(
+            RegionReason.ACCESS_DENIED,
+            "its process is in a separate user namespace, where tenants can make mounts: it is skipped",
+        )
+    mounts, opened = list(procfs.first_mounts(host_pid, limit=1 << 20)), descriptor(procfs, holder, fd)
+    ours, theirs = superblock_path(opened, mounts), written_by_name(procfs, host_pid, name)
+    if ours is None or ours not in theirs:
+        raise RegionRejected(
+            RegionReason.UNPROVEN,
+            "the mount table of its process does not have the file's mount, so nothing proves which file it maps",
+        )
+    kind = next(mount.fs_type for mount in mounts if mount.mount_id == opened.mount_id)
+    if kind not in file_systems:
+        raise RegionRejected(RegionReason.OTHER_DEVICE, f"it is on a file system of type {kind}")
+    return ours
+
+
+def _located(
+    procfs: Procfs, host_pid: int, opened: list[Descriptor]
+) -> Iterator[tuple[Descriptor, SuperblockPath | None]]:
+    """Yield each with its file's place; parses only the needed mounts, because tenants choose their number."""
+    mounts: dict[int, Mount] = {}
+    if opened:
+        ids = {str(each.mount_id).encode() for each in opened}
+        lines = [line for line in procfs.mount_table(host_pid).split(b"\n") if line.partition(b" ")[0] in ids]
+        mounts = {mount.mount_id: mount for mount in parse_mountinfo(b"\n".join(lines))}
+    for each in opened:
+        found = [mounts[each.mount_id]] if each.mount_id in mounts else []
+        yield each, superblock_path(each, found)

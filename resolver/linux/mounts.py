@@ -1,0 +1,46 @@
+"""Mount tables: pure functions over the text of ``mountinfo``."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from resolver.base.records import NamedTuple
+
+TYPE_CHECKING = False  # as typing's, which a look-up does without
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Mount(NamedTuple):
+    """One line of ``mountinfo``. ``device`` is ``major:minor`` of the superblock, as in ``maps``."""
+
+    mount_id: int
+    device: str
+    root: str
+    mount_point: str
+    fs_type: str
+    super_options: str
+
+
+def _unescape(field: bytes) -> str:
+    """Undo the kernel's octal escapes (blank, tab, newline, backslash) in a mountinfo field."""
+    if b"\\" in field:
+        field = re.sub(rb"\\([0-7]{3})", lambda match: bytes((int(match[1], 8) & 0xFF,)), field)
+    return os.fsdecode(field)
+
+
+def parse_mountinfo(text: bytes) -> Iterator[Mount]:
+    """Parse the mounts of a ``mountinfo`` file; incomplete lines are skipped (proc(5))."""
+    for line in text.split(b"\n"):  # not splitlines: a path may hold a carriage return
+        left, dash, right = line.partition(b" - ")
+        fields, tail = left.split(b" "), right.split(b" ")
+        if dash and len(fields) >= 6 and len(tail) >= 3:
+            yield Mount(
+                mount_id=int(fields[0]),
+                device=fields[2].decode("ascii"),
+                root=_unescape(fields[3]),
+                mount_point=_unescape(fields[4]),
+                fs_type=tail[0].decode("ascii", "replace"),
+                super_options=_unescape(tail[2]),
+            )

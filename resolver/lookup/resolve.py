@@ -1,0 +1,76 @@
+"""Resolves a number in a PID namespace to its process: each candidate is read while it is held.
+
+Candidates come from the kernel (`resolver.lookup.forward`) or the daemon's map (`resolver.lookup.cached`), whose memory
+can make an answer slow or missing, and never wrong.
+"""
+
+from __future__ import annotations
+
+from resolver.base.errors import AccessDenied, ProcessGone
+from resolver.base.records import NamedTuple
+from resolver.containers.namespaces import has_number
+from resolver.lookup.verify import ContainerProcess, verify
+
+TYPE_CHECKING = False  # as typing's, which a look-up does without
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from resolver.containers.namespaces import Namespace
+    from resolver.linux.procfs import Procfs
+
+
+class ContainerOf(NamedTuple):
+    """Container of a process. ``name`` is the one in its pod, None if it is unknown or not wanted."""
+
+    container_id: str
+    pod_uid: str | None
+    name: str | None = None
+
+
+def resolve(
+    procfs: Procfs,
+    host_pids: Iterable[int],
+    namespace: Namespace,
+    ns_pid: int,
+    within: Callable[[int], ContainerOf | None],
+    source: str,
+    *,
+    brief: bool = False,
+) -> ContainerProcess | None:
+    """Return the first of these processes with number ``ns_pid`` in the namespace; None if there is none.
+
+    ``within`` gets the host PID of a held process, and returns None if that is in no wanted container. ``brief`` leaves
+    its command name out. A refusal is raised if nothing else is found.
+    """
+    refused: AccessDenied | None = None
+    for host_pid in host_pids:
+        try:
+            with verify(procfs, host_pid) as handle:
+                found = has_number(procfs, handle.process, namespace, ns_pid) and within(host_pid)
+                comm = procfs.comm(host_pid) if found and not brief else ""
+        except ProcessGone:
+            continue
+        except AccessDenied as error:
+            refused = error
+            continue
+        if found:
+            return ContainerProcess(
+                container_id=found.container_id,
+                container_pid=ns_pid,
+                host_pid=host_pid,
+                pidns=namespace.pidns,
+                pod_uid=found.pod_uid,
+                container_name=found.name,
+                start_time=handle.process.start_time,
+                comm=comm,
+                source=source,
+            )
+    if refused is not None:
+        raise refused
+    return None
+
+
+def any_container(procfs: Procfs, host_pid: int) -> ContainerOf:
+    """Accept the container of any process."""
+    container = procfs.container(host_pid)
+    return ContainerOf(container.container_id, container.pod_uid)

@@ -1,0 +1,149 @@
+"""Schedule of region reads, directory listings and passes; no other part of a repair keeps time.
+
+An attaching process takes its slot within milliseconds. It guesses its host PID when CUDA has started: up to seconds
+later, and with a store through its mapping, which the kernel does not report. The region is read often for that long.
+After that it is read every interval if something is pending or the next process would go unreported, else rarely.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+#: Seconds since a process attached -> seconds until the next look. After these the clock's interval, until `STARTED`.
+_STEPS = ((3.0, 0.02), (20.0, 0.04))
+#: Seconds after which a process that attached has surely started.
+STARTED = 60.0
+#: Seconds between two reads of one region, whatever its tenant does; the first one after an attachment comes at once.
+_SHORTEST = 0.004
+#: Until a region is read after a program that wrote into it has closed it. The slot writer is one, too.
+_LET_GO = 0.05
+#: A region where all is right, and whose changes the kernel reports, is read once in so many intervals.
+QUIET_INTERVALS = 16
+#: Seconds after which every directory is listed again; and where the kernel reports what is new in all of them.
+_DISCOVER_EVERY, _DISCOVER_WATCHED = 1.0, 120.0
+
+
+class _Look:
+    """Entry of one region."""
+
+    def __init__(self, path: str, attached: float) -> None:
+        self.path = path
+        self.due = self.last = -inf
+        self.attached = attached
+
+
+class Agenda:
+    """Regions by path. Times are monotonic."""
+
+    def __init__(self) -> None:
+        self.not_before = 0.0  # events bring no pass further forward
+        self._looks: dict[str, _Look] = {}
+        self._next_discovery = 0.0
+        self._next_refresh = 0.0  # of the discoveries, by the clock
+        self._listed_at = 0.0  # when every directory was listed
+        self._lost_at = 0.0  # when everything was, or is to be, checked for want of events
+
+    # -- passes and directories ---------------------------------------------------------------------
+
+    def start_over(self) -> None:
+        """Search all directories and read every region in the next pass."""
+        self._next_discovery = self._next_refresh = 0.0
+        self.everything(0.0)
+
+    def rest_after(self, cost: float, interval: float, now: float) -> None:
+        """Rest twice as long as the pass took, whatever events come."""
+        self.not_before = now + min(2 * cost, interval)
+
+    def search_due(self, now: float) -> tuple[bool, bool]:
+        """Return whether to list all directories now, and whether to refresh the discoveries."""
+        full = now >= self._next_discovery
+        if full:
+            self._listed_at = now
+        return full, full or now >= self._next_refresh
+
+    def searched(self, now: float, interval: float, *, full: bool, watched: bool) -> float:
+        """Note a refresh; return the seconds until the next one. ``watched``: the kernel reports new files."""
+        if full:
+            self._next_discovery = now + (_DISCOVER_WATCHED if watched else _DISCOVER_EVERY)
+        pause = interval * (QUIET_INTERVALS if watched else 1)
+        self._next_refresh = now + pause
+        return pause
+
+    def events_lost(self, now: float, interval: float) -> None:
+        """Check everything, at a limited rate: tenants can cause losses of events."""
+        when = max(now, self._lost_at + interval)
+        self._lost_at = when
+        self.everything(when)
+        self._next_refresh = min(self._next_refresh, when)
+        self._next_discovery = min(self._next_discovery, max(when, self._listed_at + _DISCOVER_EVERY))
+
+    def next_pass(self, wait: float, wanted: float, now: float) -> float:
+        """Return the time of the next pass: in ``wait`` seconds, or at ``wanted`` if that is earlier."""
+        clock = min(self._next_refresh, self._next_discovery, now + wait)
+        return max(min(clock, self.next(), wanted), self.not_before)
+
+    # -- regions ------------------------------------------------------------------------------------
+
+    def attached(self, path: str, now: float) -> None:
+        """Note a write to the file, which means that a process attached."""
+        known = self._looks.get(path)
+        if known is not None:
+            known.due = min(known.due, max(now, known.last + _SHORTEST))
+            known.attached = now
+
+    def let_go(self, path: str, now: float) -> None:
+        """Note that a process with write access closed the file."""
+        self.by(path, now + _LET_GO)
+
+    def by(self, path: str, when: float) -> None:
+        """Read the region at this time at the latest."""
+        known = self._looks.get(path)
+        if known is not None and when < known.due:
+            known.due = when
+
+    def put_off(self, path: str, when: float) -> None:
+        """Don't read the region before this time."""
+        known = self._looks.get(path)
+        if known is not None:
+            known.due = max(known.due, when)
+
+    def everything(self, when: float) -> None:
+        """Read every region at this time at the latest."""
+        for look in self._looks.values():
+            look.due = min(look.due, when)
+
+    def due(self, until: float | None) -> list[str]:
+        """Return the paths due by then (None: all), least recently read first."""
+        due = [look for look in self._looks.values() if until is None or look.due <= until]
+        due.sort(key=lambda look: look.last)
+        return [look.path for look in due]
+
+    def found(self, path: str, attached: float) -> None:
+        """Add a region that is due at once; the last process attached at ``attached``."""
+        self._looks[path] = _Look(path, attached)
+
+    def looked(self, path: str, now: float, interval: float, *, watched: bool, quiet_until: float) -> None:
+        """Note a read and schedule the next one.
+
+        ``watched``: the kernel reports attaching processes. ``quiet_until``: no work is expected before; 0 if there is
+        work now.
+        """
+        known = self._looks.get(path)
+        if known is None:
+            known = self._looks[path] = _Look(path, now)
+        age = now - known.attached
+        if watched and age >= STARTED:
+            pause = max(interval, min(quiet_until - now, QUIET_INTERVALS * interval))
+        else:
+            often = next((pause for until, pause in _STEPS if age < until), interval)
+            # At first as long again as it is since the event: the slot comes milliseconds after it.
+            pause = min(interval, often, max(_SHORTEST, age))
+        known.due, known.last = now + pause, now
+
+    def forget(self, path: str) -> None:
+        """Remove a region."""
+        self._looks.pop(path, None)
+
+    def next(self) -> float:
+        """Return the time at which the next region is due; infinity without regions."""
+        return min([look.due for look in self._looks.values()], default=inf)

@@ -1,0 +1,206 @@
+"""Known regions: found by discoveries, located, and released when they are gone."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from resolver.base.counters import CounterByReason
+from resolver.base.errors import RegionRejected
+from resolver.base.reasons import RegionReason, SampleReason
+from resolver.hami.directory_finder import DirectoryFinder
+from resolver.hami.mapping_finder import MappingFinder
+from resolver.hami.placements import AUTO, KNOWN_DIRS
+from resolver.repair.orders import directory_of
+from resolver.repair.plan import RegionRepairs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resolver.config import Settings
+    from resolver.containers.known_namespaces import KnownNamespaces
+    from resolver.gpu.attribution import Joined
+    from resolver.hami.discovery import FoundRegion
+    from resolver.hami.region import SharedRegion
+    from resolver.repair.parts import Parts, Pass
+
+#: Ways to find regions, which are treated alike.
+Discovery = DirectoryFinder | MappingFinder
+
+
+class KnownRegions:
+    """Discoveries of regions. They come into and leave ``parts.regions`` here."""
+
+    def __init__(
+        self, parts: Parts, namespaces: KnownNamespaces, forget: Callable[[RegionRepairs], None]
+    ) -> None:
+        """Call ``forget`` with each region that is gone."""
+        self._parts, self._namespaces, self._forget = parts, namespaces, forget
+        self._discoveries = {name: make() for name, make in self._wanted(parts.settings).items()}
+        self.joined: Joined | None = None  # NVML's last answer
+
+    @property
+    def discoveries(self) -> tuple[Discovery, ...]:
+        """Return the sources of regions."""
+        return tuple(self._discoveries.values())
+
+    def _wanted(self, settings: Settings) -> dict[object, Callable[[], Discovery]]:
+        """Return factories of the discoveries that the settings request, each by a distinguishing key."""
+        parts, dirs = self._parts, settings.containers_dir
+        wanted: dict[object, Callable[[], Discovery]] = {}
+        if settings.mapped_regions:
+            wanted["mappings"] = lambda: MappingFinder(
+                parts.procfs,
+                self._users_without_slot,
+                parts.pidmap.arrival,
+                self._in_use,
+                reader=parts.reader,
+            )
+        wanted["directories", dirs] = lambda: DirectoryFinder(
+            dirs,
+            parts.procfs,
+            budgets=parts.budgets,
+            watches=parts.watches,
+            names=parts.names,
+            mounted=self._namespaces.first_processes,
+            reader=parts.reader,
+        )
+        return wanted
+
+    def _users_without_slot(self) -> set[int]:
+        """Return the host PIDs of processes that NVML lists and that have no known slot."""
+        known = (None, SampleReason.PROCESS_ENDED)  # None: it owns a slot
+        used = self.joined.used if self.joined else ()
+        return {each.host_pid for each in used if each.no_slot not in known}
+
+    def _in_use(self, path: str) -> bool:
+        """Check if a slot of the region has a living owner."""
+        repairs = self._parts.regions.get(path)
+        return repairs is not None and any(state.owner is not None for state in repairs.states.values())
+
+    def use(self, settings: Settings) -> None:
+        """Apply new settings."""
+        wanted = self._wanted(settings)
+        for name in self._discoveries.keys() - wanted.keys():
+            discovery = self._discoveries.pop(name)
+            for path in discovery.regions:
+                self.drop(path)
+            discovery.close()
+        self._discoveries = {
+            name: self._discoveries[name] if name in self._discoveries else make()
+            for name, make in wanted.items()
+        }
+        self._parts.agenda.start_over()
+        self._parts.settings = settings
+
+    async def discover(self, this: Pass) -> None:
+        """Search for new regions where that is due."""
+        agenda = self._parts.agenda
+        full, by_clock = agenda.search_due(this.now)
+        by_clock = by_clock or this.everything
+        for discovery in self.discoveries:
+            if by_clock or this.now >= discovery.wants():
+                await self._refresh(discovery, this, full=full)
+            if not this.patient and await discovery.settle():
+                await self._refresh(discovery, this, full=False)
+            for path in discovery.dirs:
+                lacks = f"none of {', '.join(KNOWN_DIRS)} exists" if path == AUTO else "it does not exist"
+                trouble = f"{lacks}; waiting for it" if path in discovery.missing_dirs else ""
+                self._parts.journal.trouble(
+                    f"dir {path}", trouble, "containers_dir_missing", "containers_dir_found", path=path
+                )
+        if by_clock:
+            watched = all(discovery.watched for discovery in self.discoveries)
+            pause = agenda.searched(this.now, self._parts.settings.interval, full=full, watched=watched)
+            if not this.everything:
+                # All that is due before the next such pass: each region would wake us at a time of its own.
+                this.ahead = pause
+
+    async def _refresh(self, discovery: Discovery, this: Pass, *, full: bool) -> None:
+        changes = discovery.refresh(full=full)
+        for region in changes.removed:
+            self.drop(region.path)
+        for found in changes.added:
+            await this.slices.breathe()
+            await self._add(discovery, found)
+        for path, why in changes.rejected:
+            self._count_rejected(path, why)
+
+    async def _add(self, discovery: Discovery, found: FoundRegion) -> None:
+        parts, (region, ownership) = self._parts, found
+        try:
+            location = await discovery.locate(region)
+        except RegionRejected as why:
+            self._count_rejected(region.path, why)
+            discovery.reject(region, why)  # and tried again later
+            return
+        parts.changes += 1
+        age = max(0.0, time.time() - region.mtime_ns / 1e9)  # since a process attached: it writes a byte
+        parts.agenda.found(region.path, time.monotonic() - age)
+        blame = parts.writing.blame(ownership.account)
+        parts.regions[region.path] = RegionRepairs(region, ownership, location, blame)
+        parts.journal.record(
+            "region_found",
+            about=directory_of(region.path),
+            container=ownership.container,
+            path=region.path,
+            layout=region.layout.name,
+        )
+
+    def rejected(self) -> dict[str, RegionReason]:
+        """Return the reasons of skipped files, by path."""
+        return {path: why for each in self.discoveries for path, why in each.rejected.items()}
+
+    def reject(self, region: SharedRegion, why: RegionRejected) -> None:
+        """Drop a region with a file that can't be used."""
+        self._count_rejected(region.path, why)
+        for discovery in self.discoveries:
+            discovery.reject(region, why)  # those that do not know it do nothing
+        self.drop(region.path)
+
+    def _count_rejected(self, path: str, why: RegionRejected) -> None:
+        self._parts.changes += 1
+        self._parts.counters[CounterByReason.REJECTED.of(why.reason)] += 1
+        about = directory_of(path)
+        self._parts.journal.record(
+            "region_rejected", level="warning", about=about, path=path, reason=why.reason, why=why.detail
+        )
+
+    def drop(self, path: str) -> None:
+        """Remove a region; do nothing if it is unknown."""
+        parts = self._parts
+        parts.reports.pop(path, None)
+        parts.changes += 1
+        repairs = parts.regions.pop(path, None)
+        if repairs is not None:
+            self._release(repairs)
+            self._forget(repairs)
+            parts.agenda.forget(path)
+            parts.watches.forget(path)
+            parts.writing.forget(path)
+            container = repairs.ownership.container
+            parts.journal.record("region_gone", about=directory_of(path), container=container, path=path)
+
+    def shed(self) -> None:
+        """Drop half of the regions to free descriptors for the other half."""
+        why = RegionRejected(RegionReason.IO_ERROR, "it was given up, all descriptors are in use")
+        for discovery in self.discoveries:
+            regions = list(discovery.regions.values())
+            discovery.max_regions = max(1, len(regions) // 2)
+            for region in regions[discovery.max_regions :]:
+                discovery.reject(region, why)
+                self.drop(region.path)
+
+    def _release(self, repairs: RegionRepairs) -> None:
+        for state in repairs.states.values():
+            self._parts.owners.unwatch(state)
+        repairs.close()
+
+    def close(self) -> None:
+        """Release all regions and discoveries."""
+        for repairs in self._parts.regions.values():
+            self._release(repairs)
+        self._parts.regions.clear()
+        self._parts.reports.clear()
+        for discovery in self.discoveries:
+            discovery.close()

@@ -1,0 +1,116 @@
+"""Shared parts of a repair: regions, agenda, budgets, owners, writer, reader and reports."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from resolver.base.budget import Budgets, Slices
+from resolver.base.counters import CounterName
+from resolver.base.reasons import UnresolvedReason
+from resolver.containers.log_names import ContainerNames
+from resolver.hami.watches import Watches
+from resolver.repair.agenda import Agenda
+from resolver.repair.orders import Writing
+from resolver.repair.owner_watch import Owners
+from resolver.repair.region_report import region_report
+from resolver.workers.lanes import Direct, Lanes
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable
+
+    from resolver.base.journal import Journal
+    from resolver.config import Settings
+    from resolver.gpu.attribution import Joined
+    from resolver.hami.hostpid_policy import HostpidPolicy
+    from resolver.linux.procfs import Procfs
+    from resolver.pids.pidmap import PidMap
+    from resolver.repair.plan import RegionRepairs
+    from resolver.state import RegionReport
+    from resolver.workers.lanes import TenantReader
+
+#: Seconds that no container is charged for: a region was only read.
+_TRIFLE_SECONDS = 5e-5
+#: Work that is due so soon is done at once.
+_TOGETHER_SECONDS = 0.005
+
+
+class Pass:
+    """One pass: its inputs and its cost so far."""
+
+    def __init__(
+        self, policy: HostpidPolicy, joined: Joined, budgets: Budgets, *, patient: bool, everything: bool
+    ) -> None:
+        self.now = time.monotonic()
+        self.policy = policy
+        self.joined = joined
+        self.patient = patient
+        self.everything = everything
+        self.ahead = _TOGETHER_SECONDS  # what is due within so many seconds is done now
+        self.slices = Slices()
+        self.spent = 0.0  # seconds on the loop
+        self.answered = 0.0  # when NVML's answer was first seen
+        self._budgets = budgets
+
+    def charge(self, container: str, seconds: float) -> None:
+        """Charge the seconds to the pass and, unless negligible, to the container."""
+        self.spent += seconds
+        if seconds >= _TRIFLE_SECONDS:
+            self._budgets.spend(container, seconds)
+
+    def over(self, container: str) -> bool:
+        """Check if this container must wait for a later pass."""
+        return self.patient and self._budgets.over(container)
+
+
+class Parts:
+    """Shared parts. ``reports`` are by path; ``changes`` counts changes of reported state."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        procfs: Procfs,
+        pidmap: PidMap,
+        counters: Counter[str],
+        journal: Journal,
+        reader: TenantReader | None = None,
+    ) -> None:
+        self.settings = settings
+        self.procfs, self.pidmap = procfs, pidmap
+        self.counters, self.journal = counters, journal
+        self.regions: dict[str, RegionRepairs] = {}
+        self.reports: dict[str, RegionReport] = {}
+        self.changes = 1
+        #: Called when the next pass may be sooner.
+        self.wake: Callable[[], None] = lambda: None
+        self.budgets = Budgets()
+        self.agenda = Agenda()
+        self.watches = Watches(self.budgets, counters)
+        self.owners = Owners(procfs)
+        self.names = ContainerNames(settings.container_logs_dir, settings.pod_logs_dir)
+        self.writing = Writing(counters, journal)
+        self.reader = reader or Direct(procfs)
+        if isinstance(self.reader, Lanes):
+            self.reader.spend = self.budgets.spend
+
+    def is_here(self, repairs: RegionRepairs) -> bool:
+        """Check that the region was not dropped during an await."""
+        return self.regions.get(repairs.region.path) is repairs
+
+    def report(self, repairs: RegionRepairs, joined: Joined) -> None:
+        """Update the region's report."""
+        path = repairs.region.path
+        report = region_report(repairs, joined, self.owners.container_id, time.monotonic())
+        self.changes += self.reports.get(path) != report
+        self.reports[path] = report
+
+    def put_off(
+        self, repairs: RegionRepairs, this: Pass, why: UnresolvedReason = UnresolvedReason.OVER_BUDGET
+    ) -> None:
+        """Delay the region's due work: its container is over budget or makes the kernel wait."""
+        if why is UnresolvedReason.OVER_BUDGET:
+            self.counters[CounterName.OVER_BUDGET] += 1
+        self.agenda.put_off(repairs.region.path, time.monotonic() + self.settings.interval)
+        if repairs.put_off(this.now, why):
+            self.report(repairs, this.joined)

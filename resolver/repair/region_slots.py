@@ -1,0 +1,196 @@
+"""Slots of one region: their owners, searches for them, and changes since the last plan. Does no I/O."""
+
+from __future__ import annotations
+
+from array import array
+from math import inf
+from typing import TYPE_CHECKING
+
+from resolver.base.reasons import UnresolvedReason
+from resolver.repair.slot_states import NOT_FOUND, SlotState, UnownedSlots
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from resolver.hami.discovery import Location, Ownership
+    from resolver.hami.region import RegionView, SharedRegion
+
+
+class RegionSlots:
+    """Slots of one region: each has a `SlotState`, or is packed."""
+
+    def __init__(self, region: SharedRegion, ownership: Ownership, location: Location) -> None:
+        self.region = region
+        self.ownership = ownership
+        self.proof, self.shown = location
+        self.view: RegionView | None = None
+        self.states: dict[int, SlotState] = {}  # by PID
+        self._unowned = UnownedSlots(0)
+        self._twice: set[int] = set()  # PIDs that several slots hold
+        self._changes = 0  # of everything that a plan depends on
+        self._settled = -1  # `_changes` at the last plan after which nothing was left to do
+        self._next_look = 0.0
+        self._mtime_ns = region.mtime_ns
+        self._attached = False  # since the last look
+
+    # -- changes ------------------------------------------------------------------------------------
+
+    def attached(self) -> None:
+        """Note a write by a process; it may have reused a dead slot without changing any of its bytes."""
+        self._attached = True
+
+    def observe(self, view: RegionView, *, watched: bool = False) -> list[SlotState]:
+        """Update the slots from a view; return the states of slots that are gone.
+
+        ``watched``: the kernel reports attaching processes. Stores change the file's time, too, but only a process that
+        attaches can hide a move.
+        """
+        gone: list[SlotState] = []
+        if self._attached or self.region.mtime_ns != self._mtime_ns:
+            attached, self._attached = self._attached, False
+            self._mtime_ns = self.region.mtime_ns
+            for state in self.states.values():
+                state.touched(attached=attached)
+            self._unowned.touched()
+            self._next_look = 0.0
+            if attached or not watched:
+                self.region.read_all()  # the next time: a move may have been missed
+            self.unsettle()
+        if view is not self.view:
+            before, self.view = self.view, view
+            gone = self._sort(view, before)
+            self.unsettle()
+        return gone
+
+    def _sort(self, view: RegionView, before: RegionView | None) -> list[SlotState]:
+        """Match slots to states by PID, and mark ambiguous or invalid ones as odd; return states that are gone."""
+        slots, unowned = view.slots, UnownedSlots(len(view.slots))
+        found: dict[int, int] = {}  # index by PID
+        twice: set[int] = set()
+        for index, ns_pid in slots.in_use():
+            if ns_pid <= 0:
+                unowned.set_odd(index, UnresolvedReason.INVALID_PID)
+            elif ns_pid in twice:
+                unowned.set_odd(index, UnresolvedReason.AMBIGUOUS)
+            elif ns_pid in found:
+                # The same PID twice: a slot in the middle of a move, or a lie. Neither is to be written.
+                twice.add(ns_pid)
+                unowned.set_odd(index, UnresolvedReason.AMBIGUOUS)
+                unowned.set_odd(found.pop(ns_pid), UnresolvedReason.AMBIGUOUS)
+            else:
+                found[ns_pid] = index
+        were = before.slots.in_use() if before is not None else ()
+        known = {ns_pid: index for index, ns_pid in were if index in self._unowned}
+        for ns_pid, index in found.items():
+            if ns_pid in self.states:
+                self.states[ns_pid].observe(slots[index])
+            elif ns_pid in known:
+                unowned.move(index, self._unowned, known[ns_pid])
+            else:
+                unowned.begin(index)
+                self._next_look = 0.0
+            if ns_pid in self._twice:
+                self._next_look = 0.0
+        gone = [self.states.pop(ns_pid) for ns_pid in self.states.keys() - found.keys() - twice]
+        self._unowned, self._twice = unowned, twice
+        return gone
+
+    def values_changed(self, host_pids: Container[int] | None) -> bool:
+        """Note new NVML values (None: of all processes); return True if a listed process owns a slot here."""
+        owners = (state.owner for state in self.states.values() if state.owner is not None)
+        known = any(host_pids is None or owner.process.host_pid in host_pids for owner in owners)
+        if known:
+            self.unsettle()
+        return known
+
+    def ended(self, state: SlotState) -> bool:
+        """Note that a slot's owner ended; return False if the slot is not in this region."""
+        if self.states.get(state.slot.pid) is not state:
+            return False
+        self.unsettle()
+        self._next_look = 0.0
+        return True
+
+    def abandon(self) -> None:
+        """Mark the unowned slots as dead: no process has the file open."""
+        for state in self.distinguished():
+            if state.owner is None and state.reason in NOT_FOUND:
+                state.dead = state.abandoned = True
+        self._unowned.abandon()
+        self.unsettle()
+
+    def unsettle(self) -> None:
+        """Check every slot again."""
+        self._changes += 1
+        if any(state.doubted for state in self.states.values()):
+            self._next_look = 0.0
+
+    # -- knowledge ----------------------------------------------------------------------------------
+
+    @property
+    def odd(self) -> dict[int, UnresolvedReason]:
+        """Return the slots without a state, by index."""
+        return self._unowned.odd()
+
+    def distinguished(self) -> list[SlotState]:
+        """Return the states of slots with a unique PID."""
+        return [state for ns_pid, state in self.states.items() if ns_pid not in self._twice]
+
+    def unclear(self) -> bool:
+        """Check if any slot is neither owned nor known to be dead."""
+        return self._unowned.unclear() or any(
+            state.owner is None and not state.dead for state in self.distinguished()
+        )
+
+    def unowned_codes(self) -> bytes:
+        """Return the code of each slot without a state, by index; see `UnownedCode`."""
+        return self._unowned.codes()
+
+    # -- searches for owners ------------------------------------------------------------------------
+
+    def due(self, now: float) -> array[int]:
+        """Return the indexes of slots with a due search for an owner, last first."""
+        if now < self._next_look:
+            return array("h")
+        due = self._unowned.due(now)
+        due.extend(state.slot.index for state in self.distinguished() if state.due(now))
+        due.reverse()
+        return due
+
+    def at(self, index: int) -> SlotState:
+        """Return the state of a due slot; see `put_back`."""
+        slots = self.view.slots if self.view is not None else ()
+        slot = slots[index]
+        if index in self._unowned:
+            self.states[slot.pid] = self._unowned.take(slot)
+        return self.states[slot.pid]
+
+    def put_back(self, state: SlotState) -> None:
+        """Reduce an unowned slot's state to its packed form."""
+        ns_pid = state.slot.pid
+        if state.is_unowned() and ns_pid not in self._twice:
+            del self.states[ns_pid]
+            self._unowned.put(state)
+
+    def rest(self) -> None:
+        """End the region's work in this pass, and schedule the next search."""
+        for state in list(self.states.values()):
+            self.put_back(state)
+        looks = (state.next_look for state in self.distinguished() if state.owner is None or state.doubted)
+        self._next_look = min(min(looks, default=inf), self._unowned.next_look())
+
+    def put_off(self, now: float, why: UnresolvedReason = UnresolvedReason.OVER_BUDGET) -> bool:
+        """Delay due work at the container's expense; return True if that changed any reason."""
+        news = self._unowned.put_off(now, why)
+        for state in self.distinguished():
+            waits = state.due(now) or state.wrong_since is not None
+            if waits and not state.dead and state.reason is not why:
+                state.reason, news = why, True
+        return news
+
+    def close(self) -> None:
+        """Release the region's descriptor and every handle."""
+        for state in self.states.values():
+            state.release()
+        self.states.clear()
+        self.region.close()

@@ -1,0 +1,303 @@
+"""Containers' turns: finding owners and sending orders for each container independently.
+
+A turn may outlive its pass if its container makes it wait. A few run at a time; a long one goes behind waiting ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from resolver.base.budget import Metered, Slices
+from resolver.base.counters import CounterName
+from resolver.base.errors import ResolverError, no_descriptors
+from resolver.base.reasons import UnresolvedReason
+from resolver.base.text import printable
+from resolver.hami.discovery import PodFile
+from resolver.linux.procfs import ProcessHandle, variable
+from resolver.repair.orders import ORDER_SECONDS, of_slot
+from resolver.repair.reported_values import reordered
+from resolver.workers import slot_writer
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Callable, Iterator, Mapping
+
+    from resolver.hami.slot_owner import OwnerFinder
+    from resolver.repair.parts import Parts, Pass
+    from resolver.repair.plan import Order, RegionRepairs
+    from resolver.repair.slot_states import SlotState
+
+#: Turns that go on at a time, and the seconds after which one goes behind those that wait.
+_AT_A_TIME, _TURN_SECONDS = 4, 0.01
+#: Seconds after which a pass waits no more for the turns that it began.
+_PASS_SECONDS = 0.1
+_MOST_SHOWN = 64  # characters of what a tenant chose
+
+
+class Work:
+    """Work for one region in a pass."""
+
+    __slots__ = ("begun", "due", "orders", "repairs")
+
+    def __init__(self, repairs: RegionRepairs, now: float) -> None:
+        self.repairs = repairs
+        self.due = repairs.due(now)  # taken from its end
+        self.orders: Iterator[Order | None] | None = None
+        self.begun = False  # then it is brought to some end, so that something comes of what it has cost
+
+
+class Turns:
+    """Turns in progress: ``going``, by container."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        owner_finder: OwnerFinder,
+        suspect: Callable[[RegionRepairs], None],
+    ) -> None:
+        """Call ``suspect`` for regions that may be abandoned."""
+        self.owner_finder = owner_finder
+        self.going: dict[str, asyncio.Task[None]] = {}
+        self._parts, self._suspect = parts, suspect
+        self._gate = asyncio.Semaphore(_AT_A_TIME)
+        self._failure: BaseException | None = None  # of a turn that outlived its pass
+
+    async def take(self, busy: Mapping[str, deque[Work]], this: Pass) -> None:
+        """Start a turn for each container; wait for all of them, or only briefly in a patient pass."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        tasks = []
+        for container, works in busy.items():
+            task = self.going[container] = asyncio.create_task(self._alone(container, works, this))
+            tasks.append(task)
+            task.add_done_callback(partial(self._ended, container))
+        if tasks:
+            done, late = await asyncio.wait(tasks, timeout=_PASS_SECONDS if this.patient else None)
+            for task in late:
+                task.add_done_callback(self._ended_late)
+            failures = [error for task in done if (error := task.exception()) is not None]
+            if failures:
+                raise failures[0]
+
+    async def settle(self) -> None:
+        """Wait for the turns in progress."""
+        if self.going:
+            await asyncio.wait(set(self.going.values()))
+
+    def close(self) -> None:
+        """Cancel all turns."""
+        for task in self.going.values():
+            task.cancel()
+        self.going.clear()
+
+    def _ended(self, container: str, task: asyncio.Task[None]) -> None:
+        if self.going.get(container) is task:
+            del self.going[container]
+
+    def _ended_late(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._failure = task.exception() or self._failure
+            self._parts.wake()
+
+    async def _alone(self, container: str, works: deque[Work], this: Pass) -> None:
+        """Run one turn; an internal error ends only this container's turn."""
+        parts = self._parts
+        await self._gate.acquire()
+        try:
+            await Metered(self._turn(container, works, this), partial(this.charge, container))
+        except Exception as error:
+            if no_descriptors(error):  # that is everybody's trouble
+                raise
+            # A defect, or something that a tenant made the kernel refuse: shown, counted, and survived.
+            parts.counters[CounterName.INTERNAL_ERRORS] += 1
+            whom = works[0].repairs.ownership.container if works else container
+            parts.journal.record("internal_error", level="exception", container=whom, step="pass")
+            works.clear()
+        finally:
+            self._gate.release()
+
+    async def _turn(self, container: str, works: deque[Work], this: Pass) -> None:
+        parts, slices, since = self._parts, Slices(), time.monotonic()
+        while works:
+            work = works[0]
+            over = this.over(container)
+            if not parts.is_here(work.repairs):
+                works.popleft()
+            elif over and not work.begun:
+                works.popleft()
+                parts.put_off(work.repairs, this)
+            elif self._gate.locked() and time.monotonic() - since >= _TURN_SECONDS:
+                self._gate.release()
+                await self._gate.acquire()  # others come before
+                since = time.monotonic()
+            elif work.due and not over:
+                work.begun = True
+                await self._find_owner(work.repairs, work.due.pop(), this.now)
+            elif not await self._write(work, this) or over:
+                works.popleft()
+                await self._finish(work, this)
+                if over:
+                    parts.put_off(work.repairs, this)
+            await slices.breathe()
+
+    async def _find_owner(self, repairs: RegionRepairs, index: int, now: float) -> None:
+        parts, proof = self._parts, repairs.proof
+        state = repairs.at(index)
+        ns_pid, region = state.slot.pid, repairs.region
+        finder, payer, source = self.owner_finder, repairs.ownership.account, parts.pidmap.source
+        if state.doubted and not source.incomplete() and state.slot.hostpid not in source.candidates(ns_pid):
+            state.doubted = False  # no process of that number has the slot's own PID
+            return
+        rival = state.slot.hostpid if state.doubted else 0
+        found = await finder.owner(proof, repairs.shown, ns_pid, region.mtime_ns, payer, rival)
+        if not parts.is_here(repairs):
+            if isinstance(found, ProcessHandle):
+                found.close()
+            return
+        if state.owner is not None:
+            if state.keeps_owner(found):
+                return
+            parts.owners.unwatch(state)
+            state.disowned()
+        state.found(found, now, watched=region.path in parts.watches)
+        if isinstance(found, ProcessHandle):
+            self._own(repairs, state, found)
+        else:
+            await self._not_found(repairs, state, found)
+        if parts.is_here(repairs):
+            repairs.put_back(state)
+
+    async def _not_found(self, repairs: RegionRepairs, state: SlotState, why: UnresolvedReason) -> None:
+        """Decide if the slot is dead, or the file may be abandoned."""
+        finder, proof, undecided = self.owner_finder, repairs.proof, False
+        if why is UnresolvedReason.OVER_BUDGET:
+            state.next_look = max(state.next_look, finder.later)
+            undecided = not state.dead  # a search among all processes may take long, and this needs none
+        elif why is UnresolvedReason.OTHER_CONTAINER and isinstance(proof, PodFile):
+            state.dead = False  # one of the same pod uses a file that it can reach, too
+        elif why is UnresolvedReason.NO_SUCH_PROCESS and state.looks > 1 and not state.dead:
+            state.dead = await finder.vacant(proof, state.slot.pid, repairs.ownership.account)
+            undecided = not state.dead
+        if undecided and self._parts.is_here(repairs):
+            self._suspect(repairs)
+
+    def _own(self, repairs: RegionRepairs, state: SlotState, owner: ProcessHandle) -> None:
+        """Watch a slot's owner, and remember its container.
+
+        A claim is none, and a directory may be named after an init container whose file another one uses.
+        """
+        parts, host_pid, ownership = self._parts, owner.process.host_pid, repairs.ownership
+        parts.owners.watch(state, owner)
+        container_id = parts.owners.container_id(host_pid)
+        parts.names.refresh()
+        name = parts.names.of(container_id)
+        state.names = parts.owners.pod_uid(host_pid), name.container if name else ""
+        parts.pidmap.name_container(host_pid, container_id if ownership.claim else ownership.container)
+
+    async def _write(self, work: Work, this: Pass) -> bool:
+        """Send one batch to the writer; return True if there may be more."""
+        parts, repairs = self._parts, work.repairs
+        work.begun = True
+        if work.orders is None:
+            work.orders = self._plan(repairs, this)
+        batch: list[Order] = []
+        more, slices = True, Slices()
+        while more and len(batch) < slot_writer.MAX_ORDERS:
+            await slices.breathe()
+            if not parts.is_here(repairs):
+                return False
+            more = _collect(work.orders, batch)
+        if parts.settings.dry_run:
+            for order in batch:
+                parts.writing.would_write(repairs, order)
+        elif batch:
+            this.charge(repairs.ownership.account, len(batch) * ORDER_SECONDS)
+            more = await parts.writing.carry_out(repairs, batch) and more
+        return more
+
+    def _plan(self, repairs: RegionRepairs, this: Pass) -> Iterator[Order | None]:
+        parts = self._parts
+
+        def conflict(state: SlotState, wait: float) -> None:
+            parts.counters[CounterName.CONFLICTS] += 1
+            parts.journal.record(
+                "conflict",
+                level="warning",
+                container=repairs.ownership.container,
+                slot=state.slot.index,
+                ns_pid=state.slot.pid,
+                hostpid=state.slot.hostpid,
+                why="another writer changed hostpid back",
+                times=state.conflicts,
+                next_try_seconds=wait,
+            )
+
+        writes, actual = parts.settings.write_utilization, this.joined.utilization
+        return repairs.plan(this.now, this.policy, actual, writes, conflict, this.answered)
+
+    async def _finish(self, work: Work, this: Pass) -> None:
+        """End a region's work in this pass."""
+        parts, repairs = self._parts, work.repairs
+        if not parts.is_here(repairs):
+            return
+        if not parts.settings.dry_run:
+            await self._log_stuck(repairs, this)
+            if not parts.is_here(repairs):
+                return
+        repairs.rest()
+        path = repairs.region.path
+        parts.agenda.looked(
+            path,
+            this.now,
+            parts.settings.interval,
+            watched=path in parts.watches,
+            quiet_until=repairs.quiet_until(),
+        )
+        parts.report(repairs, this.joined)
+
+    async def _log_stuck(self, repairs: RegionRepairs, this: Pass) -> None:
+        """Log values that do not stay right, once for each process in a slot."""
+        parts = self._parts
+        for state in repairs.distinguished():
+            evidence, owner = state.evidence, state.owner
+            if evidence is None:
+                continue
+            state.stuck = evidence.why(state.slot.hostpid, this.policy, this.now)
+            if state.stuck and owner is not None and not evidence.asked:
+                evidence.asked = True
+                evidence.visible = await self._other_order(repairs, owner)
+                state.stuck = evidence.why(state.slot.hostpid, this.policy, this.now)
+            if state.stuck and not evidence.logged:
+                evidence.logged = True
+                parts.counters[CounterName.SLOTS_STUCK] += 1
+                parts.journal.record(
+                    "slot_stuck", level="warning", **of_slot(repairs, state), why=state.stuck
+                )
+
+    async def _other_order(self, repairs: RegionRepairs, owner: ProcessHandle) -> str:
+        """Return a process's CUDA_VISIBLE_DEVICES if it numbers its GPUs differently from NVML; else empty."""
+        payer, uuids = repairs.ownership.account, repairs.view.uuids if repairs.view else ()
+        question = owner.process.host_pid, "CUDA_VISIBLE_DEVICES"
+        try:
+            visible = await self._parts.reader.ask(payer, payer, variable, *question)
+        except (ResolverError, OSError):
+            return ""
+        found = reordered(visible, uuids) and owner.alive()  # its number may be another's
+        return printable(visible)[:_MOST_SHOWN] if found else ""
+
+
+def _collect(orders: Iterator[Order | None], batch: list[Order]) -> bool:
+    """Fill a batch for one time slice; return True if there may be more."""
+    slices = Slices()
+    for order in orders:
+        if order is not None:
+            batch.append(order)
+            if len(batch) == slot_writer.MAX_ORDERS:
+                return True
+        elif slices.over():
+            return True
+    return False

@@ -1,0 +1,89 @@
+"""Lane: a child that makes the system calls that a tenant can block, and may be abandoned in one.
+
+A question names a function of this package and its arguments; this process's `Procfs` is passed before them. A lane
+that the daemon has abandoned ends when the kernel releases it.
+
+Wire format (SOCK_SEQPACKET, JSON, answers in the order of the questions)::
+
+    ["resolver.linux.mappings:maps_file", 4711, "8:1", 1234]
+    [0.00021, 0.0002, "", true]                  wall-clock seconds, CPU seconds; no error; the return value
+    [0.00003, 0.00003, "ProcessGone", ["..."]]   an error of `resolver.base.errors`, and its arguments
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import time
+from importlib import import_module
+
+from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone, RegionRejected
+from resolver.linux import seccomp
+from resolver.linux.procfs import Procfs, TooLarge
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+#: Questions that a lane has at a time, and so the open files that it keeps until the daemon has opened them as well.
+WINDOW = 32
+#: What questions are about whose lock everybody's processes take: that of all mounts on the machine (namespace_sem).
+ALL = ""
+#: As much as a socket takes by default, less what the kernel puts around it.
+MAX_ANSWER = 190_000
+
+
+def main() -> int:
+    """Answer until the daemon closes the socket. The environment has the place of ``/proc``, and how it is used."""
+    seccomp.forbid(seccomp.DANGEROUS)
+    channel = socket.socket(fileno=os.dup(0))
+    procfs = procfs_of(os.environ.get("RESOLVER_LANE", ""))
+    while message := channel.recv(1 << 18):
+        began, used = time.monotonic(), time.thread_time()
+        error, value = answer(procfs, json.loads(message))
+        took = time.monotonic() - began, time.thread_time() - used
+        text = json.dumps([*took, error, value], default=list).encode()
+        if len(text) > MAX_ANSWER:
+            why = f"the answer of {len(text)} bytes is longer than {MAX_ANSWER}, which is as much as is taken"
+            text = json.dumps([*took, "TooLarge", [why]]).encode()
+        channel.send(text)
+    return 0
+
+
+def load(_procfs: Procfs, *modules: str) -> None:
+    """Import what the questions are answered by."""
+    for module in modules:
+        import_module(module)
+
+
+def described(procfs: Procfs) -> str:
+    """Return the text from which `procfs_of` restores this `Procfs`."""
+    return f"{procfs.root} {procfs.use_pidfd:d} {procfs.use_procmap_query:d}"
+
+
+def procfs_of(text: str) -> Procfs:
+    """Return the ``/proc`` that `described` is about; the usual one for an empty text."""
+    if not text:
+        return Procfs()
+    root, use_pidfd, use_procmap_query = text.rsplit(" ", 2)
+    procfs = Procfs(root, use_pidfd=use_pidfd == "1")
+    procfs.use_procmap_query = use_procmap_query == "1"
+    return procfs
+
+
+def answer(procfs: Procfs, question: list[Any]) -> tuple[str, Any]:
+    """Call the requested function. Returns an empty string and its result, or an error's name and arguments."""
+    name, *arguments = question
+    module, _, function = name.partition(":")
+    try:
+        return "", getattr(import_module(module), function)(procfs, *arguments)
+    except RegionRejected as why:
+        return "RegionRejected", [why.reason, why.detail]
+    except (AccessDenied, ProcessGone, TooLarge, CannotKnow) as error:
+        return type(error).__name__, [str(error)]
+    except OSError as error:
+        return "OSError", [error.errno or errno.EIO, error.strerror or str(error)]
+    except Exception as error:  # noqa: BLE001 - a defect, or what a tenant made: this answer's alone
+        return "WorkerFailed", [f"{name} failed: {error!r}"]

@@ -1,0 +1,60 @@
+"""Shortages of the daemon's own resources, which other processes can exhaust: blamed on no file and no container."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections import Counter
+
+from resolver.base.reasons import Shortage
+
+#: Seconds of refusals after which the daemon is not ready, and seconds without one after which a shortage is over.
+NOT_READY_SECONDS, FORGOTTEN_SECONDS = 10.0, 5.0
+
+_SHORTAGES = {
+    errno.ETOOMANYREFS: Shortage.IN_FLIGHT,
+    errno.EMFILE: Shortage.DESCRIPTORS,
+    errno.ENFILE: Shortage.DESCRIPTORS,
+    errno.ENOMEM: Shortage.MEMORY,
+    errno.ENOBUFS: Shortage.MEMORY,
+    errno.EAGAIN: Shortage.PROCESSES,
+    errno.ENOSPC: Shortage.WATCHES,
+}
+
+
+def shortage_of(code: int | None) -> Shortage | None:
+    """Return the resource that a failed `fork`, `sendmsg`, `open`, `mmap`, `epoll_ctl` or inotify call lacked."""
+    return _SHORTAGES.get(code or 0)
+
+
+class Means:
+    """Those of one part of the daemon: ``counts`` are refusals by kind, ever."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[Shortage] = Counter()
+        self._since: float | None = None
+        self._last = 0.0
+        self._why = ""
+
+    def refused(self, shortage: Shortage, why: str) -> None:
+        """Count a refusal that stopped some work."""
+        self.counts[shortage] += 1
+        self._last = time.monotonic()
+        self._why = why
+        if self._since is None:
+            self._since = self._last
+
+    def sufficed(self) -> None:
+        """End the shortage: the work was done."""
+        self._since = None
+
+    def short(self) -> str:
+        """Why this part does not work; empty if it does, or has nothing to do."""
+        if self._since is not None and time.monotonic() - self._last > FORGOTTEN_SECONDS:
+            self._since = None
+        return "" if self._since is None else self._why
+
+    def lacking(self) -> str:
+        """Why this part has not worked for 10 s and more; else empty."""
+        why, seconds = self.short(), time.monotonic() - (self._since or 0.0)
+        return f"for {seconds:.0f} s {why}" if why and seconds >= NOT_READY_SECONDS else ""

@@ -1,0 +1,44 @@
+"""A process halted at the very moment at which a test changes the world under it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.patience import until
+
+
+@contextmanager
+def halted_when_it_maps(path: Path, host_pid: int) -> Iterator[None]:
+    """Halt a process as soon as it has mapped a file; the block begins before that, and at its end it runs on.
+
+    `wait_until_halted` says when it has happened.
+    """
+    command = ["strace", "-p", str(host_pid), "-P", str(path), "-e", "trace=mmap"]
+    command += ["-e", "inject=mmap:signal=STOP:when=1"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as tracer:
+        assert tracer.stderr is not None
+        assert b"attached" in tracer.stderr.readline()
+        try:
+            yield
+        finally:
+            tracer.terminate()
+            tracer.wait()
+            os.kill(host_pid, signal.SIGCONT)
+
+
+def wait_until_halted(path: Path, host_pid: int) -> None:
+    """Return when it has mapped the file and stands still."""
+    until(lambda: _maps(path, host_pid) and _stands_still(host_pid), f"process {host_pid} halted")
+
+
+def _maps(path: Path, host_pid: int) -> bool:
+    return path.name in Path(f"/proc/{host_pid}/maps").read_text()
+
+
+def _stands_still(host_pid: int) -> bool:
+    return Path(f"/proc/{host_pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "tT"

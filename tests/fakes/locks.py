@@ -1,0 +1,13 @@
+"""What the lock files pin."""
+
+from __future__ import annotations
+
+import re
+
+#: What is published for one kind of machine only.
+CONDITION = r"(?: ; platform_machine == \"x86_64\")?"
+
+
+def pinned(lock: str) -> dict[str, str]:
+    """Package to version, names in the index's own spelling."""
+    return dict(re.findall(rf"^([a-z0-9][a-z0-9.-]*)==(\S+){CONDITION} \\$", lock, re.MULTILINE))

@@ -1,0 +1,107 @@
+"""One region's repairs, planned with a test's own clock and loads."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from typing import Any
+
+from resolver.base.reasons import UnresolvedReason
+from resolver.config import HostpidNamespace, WriteUtilization
+from resolver.hami.discovery import Location, Ownership, PodFile, Proof, SharedDirectory
+from resolver.hami.hostpid_policy import HostpidPolicy
+from resolver.hami.layout import LAYOUTS
+from resolver.hami.packed_slots import SlotRecord
+from resolver.hami.region import RegionView, SharedRegion
+from resolver.linux.mappings import SuperblockPath
+from resolver.linux.procfs import ProcessHandle, ProcessIdentity
+from resolver.repair.plan import Order, RegionRepairs
+from resolver.repair.slot_states import SlotState
+from tests.fakes.slots import packed
+
+HOST, CONTAINER = (
+    HostpidPolicy(namespace, "") for namespace in (HostpidNamespace.HOST, HostpidNamespace.CONTAINER)
+)
+
+
+UNKNOWN = HostpidPolicy(None, "")
+
+
+AUTO, ALWAYS, NEVER = WriteUtilization.AUTO, WriteUtilization.ALWAYS, WriteUtilization.NEVER
+
+
+UUIDS = ("GPU-a", "GPU-b")
+
+
+SlotValues = tuple[Any, ...]
+
+
+def view(*slots: SlotValues, proc_num: int | None = None) -> RegionView:
+    """Slots as ``(pid, hostpid[, status[, sm_util]])``, in the order of their indexes."""
+    rest = (1, (0, 0))
+    made = tuple(SlotRecord(index, *values, *rest[len(values) - 2 :]) for index, values in enumerate(slots))
+    count = len(made) if proc_num is None else proc_num
+    return RegionView(2, UUIDS, (100, 100), count, 1, packed(made, count))
+
+
+class Bench:
+    """One region's repairs, a clock, and a load per process and device."""
+
+    def __init__(self, stack: ExitStack, layout: str = "v1.2", *, shared: bool = False) -> None:
+        self.stack = stack
+        self.layout = LAYOUTS[layout]
+        region = SharedRegion(-1, os.stat("/"), self.layout, "/containers/uid_main/a.cache")
+        ownership = Ownership(account="uid_main", container="uid_main", pod_uid="uid", container_name="main")
+        proof: Proof = SharedDirectory("8:1", "/containers/uid_main")
+        if shared:
+            tree, file = (
+                SuperblockPath("8:1", path) for path in ("/containers", "/containers/uid_main/a.cache")
+            )
+            proof = PodFile(file, "8:1", region.inode, region.inode, tree, "uid", "main")
+        location = Location(proof, ("8:1", region.inode))
+        self.repairs = RegionRepairs(region, ownership, location)
+        self.now = 100.0
+        self.answered = 0.0  # when NVML said what `load` is
+        self.load: dict[tuple[int, str], int] = {}
+        self.known = True
+        self.conflicts: list[tuple[int, float]] = []
+
+    def see(self, *slots: SlotValues, proc_num: int | None = None) -> list[SlotState]:
+        return self.repairs.observe(view(*slots, proc_num=proc_num))
+
+    def states(self) -> dict[int, SlotState]:
+        """The states of all slots, by PID."""
+        assert self.repairs.view is not None
+        for index, code in enumerate(self.repairs.unowned_codes()):
+            if code and index not in self.repairs.odd:
+                self.repairs.at(index)
+        return self.repairs.states
+
+    def state(self, ns_pid: int) -> SlotState:
+        return self.states()[ns_pid]
+
+    def own(self, ns_pid: int, host_pid: int) -> ProcessHandle:
+        handle = ProcessHandle(
+            ProcessIdentity(host_pid, 1, (host_pid, ns_pid)), os.open(os.devnull, os.O_RDONLY), is_pidfd=True
+        )
+        self.stack.callback(handle.close)
+        self.state(ns_pid).found(handle, self.now)
+        return handle
+
+    def plan(self, policy: HostpidPolicy = HOST, writes: WriteUtilization = AUTO) -> list[Order]:
+        def truth(host_pid: int, uuid: str) -> int | None:
+            return self.load.get((host_pid, uuid), 0) if self.known else None
+
+        def conflict(state: SlotState, wait: float) -> None:
+            self.conflicts.append((state.slot.pid, wait))
+
+        self.repairs.unsettle()
+        plan = self.repairs.plan(self.now, policy, truth, writes, conflict, self.answered)
+        return [order for order in plan if order is not None]
+
+    def done(self, order: Order) -> None:
+        """What the daemon notes when the writer succeeded."""
+        order.state.written, order.state.reason = order.new >> 32, None
+
+    def reason(self, ns_pid: int) -> UnresolvedReason | None:
+        return self.state(ns_pid).reason

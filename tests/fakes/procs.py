@@ -1,0 +1,117 @@
+"""A /proc of files, for owners of slots that nobody has to start."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from pathlib import Path
+
+from resolver.base.budget import Slices
+from resolver.hami.discovery import SharedDirectory
+from resolver.hami.slot_owner import OwnerFinder
+from resolver.linux.procfs import ProcessHandle, Procfs
+from resolver.pids.pidmap import PidMap
+from resolver.pids.scan import ScanSource
+from tests.fakes.direct import at_once
+
+DEVICE, HOOK = "8:1", "/usr/local/vgpu/containers"
+
+
+OURS = SharedDirectory(DEVICE, f"{HOOK}/uid-1_main")
+
+
+OTHERS = SharedDirectory(DEVICE, f"{HOOK}/uid-2_main")
+
+
+INODE = 4242
+
+
+def mountinfo(*mounts: SharedDirectory | tuple[str, str, str]) -> str:
+    lines = ["20 1 0:30 / / rw - overlay overlay rw"]
+    for number, mount in enumerate(mounts):
+        device, root, point = mount if len(mount) == 3 else (*mount, "/usr/local/vgpu")
+        lines.append(f"{30 + number} 20 {device} {root} {point} rw,relatime - ext4 /dev/sda1 rw")
+    return "\n".join(lines) + "\n"
+
+
+def maps(inode: int = INODE, device: str = "08:01", path: str = "/usr/local/vgpu/a.cache") -> str:
+    return (
+        "55d0a0000000-55d0a0001000 r-xp 00000000 00:1e 77                         /bin/train\n"
+        f"7f1000000000-7f10001eb000 rw-s 00000000 {device} {inode}                       {path}\n"
+        "7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0                          [stack]\n"
+    )
+
+
+def changes(source: ScanSource, look: int = 0) -> tuple[list[int], list[int]]:
+    """Refresh, or look at one process: the PIDs that came, and those that went."""
+    before = {host_pid: known.arrival for host_pid, known in source.known.items()}
+    source.look(look) if look else source.refresh()
+    after = {host_pid: known.arrival for host_pid, known in source.known.items()}
+    came = sorted(each for each, arrival in after.items() if before.get(each) != arrival)
+    return came, sorted(each for each, arrival in before.items() if after.get(each) != arrival)
+
+
+def numbers(source: ScanSource) -> dict[int, tuple[int, ...]]:
+    """The NSpid numbers that a source knows."""
+    return {host_pid: known.ns_pids for host_pid, known in source.known.items()}
+
+
+class FakeProc:
+    """A /proc with processes in containers."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.procfs = Procfs(str(root), use_pidfd=False)
+        self.pidmap = PidMap(ScanSource(self.procfs))
+        self.containers = OwnerFinder(self.procfs, self.pidmap)
+
+    def put(
+        self,
+        host_pid: int,
+        *ns_pids: int,
+        mounts: str | None = None,
+        mapped: str | None = None,
+        state: str = "S",
+    ) -> Path:
+        place = self.root / str(host_pid)
+        (place / "task" / str(host_pid)).mkdir(parents=True, exist_ok=True)
+        numbers = "\t".join(map(str, (host_pid, *ns_pids)))
+        stat = f"{host_pid} (a) b) {state} " + " ".join(["0"] * 18) + f" {host_pid * 10} 0 0\n"
+        files = {
+            "status": f"Name:\tx\nState:\t{state}\nTgid:\t{host_pid}\nPPid:\t1\nNSpid:\t{numbers}\n",
+            "stat": stat,
+            f"task/{host_pid}/stat": stat,
+            "cgroup": "0::/\n",
+            "mountinfo": mountinfo(OURS) if mounts is None else mounts,
+            "maps": maps() if mapped is None else mapped,
+        }
+        for name, text in files.items():
+            (place / name).write_text(text)
+        return place
+
+    def refresh(self, *, bounded: bool = True) -> None:
+        """Read all processes."""
+        self.pidmap.refresh(unhurried=False)
+        at_once(self.containers.catch_up(Slices(math.inf), bounded=bounded))
+
+    def held(self) -> int:
+        """Descriptors into this /proc; other tests' threads have some of their own."""
+        count = 0
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                count += os.readlink(f"/proc/self/fd/{fd}").startswith(str(self.root))
+        return count
+
+    def find(self, ns_pid: int = 7, directory: SharedDirectory = OURS, inode: int = INODE) -> object:
+        """The host PID of the owner, or the reason why there is none."""
+        self.refresh()
+        before = self.held()
+        found = at_once(self.containers.owner(directory, (directory.device, inode), ns_pid))
+        if isinstance(found, ProcessHandle):
+            with found:
+                assert found.process.start_time == found.process.host_pid * 10
+            assert self.held() == before
+            return found.process.host_pid
+        assert self.held() == before
+        return found

@@ -1,0 +1,34 @@
+"""Questions for a lane: functions that answer, wait or fail."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from resolver.base.errors import ProcessGone, RegionRejected
+from resolver.base.reasons import RegionReason
+
+if TYPE_CHECKING:
+    from resolver.linux.procfs import Procfs
+
+
+def echo(_procfs: Procfs, said: str) -> str:
+    """Answer at once."""
+    return said
+
+
+def wait(_procfs: Procfs, seconds: float) -> str:
+    """Answer late, as when a tenant holds a lock."""
+    time.sleep(seconds)
+    return "waited"
+
+
+def fail(_procfs: Procfs, how: str) -> None:
+    """Raise that error."""
+    raise {
+        "gone": ProcessGone("it ended"),
+        "rejected": RegionRejected(RegionReason.GONE, "it went"),
+        "kernel": PermissionError(13, "Permission denied"),
+        "defect": ZeroDivisionError(),
+        "long": RuntimeError("x" * 400_000),
+    }[how]

@@ -1,0 +1,136 @@
+"""Passes over real files with the real writer; the test says who owns a slot."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from resolver.base import journal as log
+from resolver.base.budget import Slices
+from resolver.base.reasons import UnresolvedReason
+from resolver.config import HostpidNamespace, Settings
+from resolver.gpu.attribution import NOTHING, Joined
+from resolver.hami import layout as layouts
+from resolver.hami.discovery import SharedDirectory
+from resolver.hami.hostpid_policy import HostpidPolicy
+from resolver.linux.procfs import ProcessHandle, Procfs
+from resolver.pids.pidmap import PidMap
+from resolver.pids.scan import ScanSource
+from resolver.repair.repairer import Repairer
+from resolver.repair.reported_values import TWO_TICKS
+from resolver.state import SlotReport
+from tests.fakes import cachefiles
+from tests.fakes.family import Family
+
+V1_2 = layouts.LAYOUTS["v1.2"]
+HOST = HostpidPolicy(HostpidNamespace.HOST, "")
+UUID = "GPU-a"
+
+Lines = Callable[[], list[dict[str, Any]]]
+
+
+class ToldOwners:
+    """Stands where `OwnerFinder` is: what it would find."""
+
+    def __init__(self) -> None:
+        self.host_pids: dict[int, int] = {}
+        self.reasons: dict[int, UnresolvedReason] = {}
+        self.runs = False
+        self.asked: Counter[int] = Counter()
+        self.later = 0.0
+
+    async def owner(
+        self,
+        directory: SharedDirectory,
+        shown: tuple[str, int],
+        ns_pid: int,
+        mtime_ns: int = 0,
+        _payer: str = "",
+        _rival: int = 0,
+    ) -> ProcessHandle | UnresolvedReason:
+        assert directory.root
+        assert all(shown)
+        assert mtime_ns
+        self.asked[ns_pid] += 1
+        if ns_pid in self.host_pids:
+            return Procfs().open_handle(self.host_pids[ns_pid])
+        return self.reasons.get(ns_pid, UnresolvedReason.NO_SUCH_PROCESS)
+
+    async def catch_up(self, slices: Slices, *, bounded: bool = True) -> None: ...
+
+    async def vacant(self, directory: SharedDirectory, ns_pid: int, _payer: str = "") -> bool:
+        return self.runs and bool(directory.root) and ns_pid not in self.host_pids
+
+    def forget(self, directory: SharedDirectory) -> None:
+        assert directory.root
+
+
+class Bench:
+    def __init__(self, place: Path, stack: ExitStack, **settings: Any) -> None:
+        self.place, self.stack = place, stack
+        self.counters: Counter[str] = Counter()
+        self.told = ToldOwners()
+        procfs = Family()
+        self.pidmap = PidMap(ScanSource(procfs))
+        self.settings = Settings(containers_dir=(str(place),), **settings)
+        self.repairer = Repairer(self.settings, procfs, self.pidmap, self.counters, log.Journal())
+        self.repairer.turns.owner_finder = self.told  # type: ignore[assignment]
+        self.joined = NOTHING
+        self.runner = asyncio.Runner()
+        stack.callback(self.runner.close)
+        stack.callback(self.repairer.close)
+
+    def file(self, *slots: tuple[int, int], name: str = "main", sm_util: int = 0) -> Path:
+        """A region whose slots are these ``(pid, hostpid)``, all in use, with one device."""
+        data = bytearray(cachefiles.recorded("v1.2"))
+        struct.pack_into("<Q", data, V1_2.device_num, 1)
+        struct.pack_into("<96s", data, V1_2.uuids, UUID.encode())
+        struct.pack_into("<Q", data, V1_2.sm_limit, 0)
+        data[V1_2.procs : V1_2.proc_num] = bytes(V1_2.proc_num - V1_2.procs)
+        struct.pack_into("<i", data, V1_2.proc_num, len(slots))
+        for index, (pid, hostpid) in enumerate(slots):
+            struct.pack_into("<ii", data, V1_2.slot_offset(index), pid, hostpid)
+            struct.pack_into("<i", data, V1_2.slot_offset(index) + V1_2.status, 1)
+            struct.pack_into("<Q", data, V1_2.sm_util_offset(index, 0) or 0, sm_util)
+        return cachefiles.write(self.place / f"uid_{name}" / "a.cache", bytes(data))
+
+    def child(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(["sleep", "60"])
+        self.stack.callback(process.wait)
+        self.stack.callback(process.kill)
+        return process
+
+    def has_open(self, path: Path) -> None:
+        """Somebody has the file open from now on, as HAMi does: what nobody has open is called dead in the end."""
+        process = subprocess.Popen(["sleep", "600"], stdin=self.stack.enter_context(path.open("r+b")))
+        self.stack.callback(process.wait)
+        self.stack.callback(process.kill)
+
+    def sees(self, load: int | None = None) -> None:
+        """What NVML says of every owner from now on; None: nothing."""
+        values = {} if load is None else {(host_pid, UUID): load for host_pid in self.told.host_pids.values()}
+        self.joined = Joined(1.0, "", values, frozenset(), frozenset({UUID}), ())
+
+    def step(self, policy: HostpidPolicy = HOST) -> None:
+        self.runner.run(self.repairer.pass_once(policy, self.joined, patient=False))
+
+    def waits(self) -> None:
+        """For as long as a watcher has time to put a value right."""
+        time.sleep(TWO_TICKS)
+
+    def reports(self) -> dict[int, SlotReport]:
+        return {slot.slot: slot for region in self.repairer.reports() for slot in region.slots}
+
+
+def slot(path: Path, index: int = 0) -> tuple[int, int, int]:
+    """``(pid, hostpid, sm_util)`` as the file has it."""
+    data = path.read_bytes()
+    pid, hostpid = struct.unpack_from("<ii", data, V1_2.slot_offset(index))
+    return pid, hostpid, struct.unpack_from("<Q", data, V1_2.sm_util_offset(index, 0) or 0)[0]

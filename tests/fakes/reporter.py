@@ -1,0 +1,62 @@
+"""`resolver report-devices` as a process of its own."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.fakes.kube import KubeServer
+from tests.fakes.reported import NODE
+
+
+class Reporter:
+    """The process."""
+
+    def __init__(self, kube: KubeServer, daemon: str, *options: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            self.port = taken.getsockname()[1]
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "resolver", "report-devices", "--node", NODE, "--spread", "0s"),
+                *("--socket", daemon, "--api-server", kube.url, "--service-account", str(kube.account)),
+                *("--metrics-addr", f"127.0.0.1:{self.port}", "--log-format", "json", *options),
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, path: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        except OSError:
+            return 0, ""
+        finally:
+            connection.close()
+
+    def ready(self) -> bool:
+        return self.ask("/readyz")[0] == 200
+
+    def metric(self, name: str) -> float:
+        (value,) = re.findall(rf"^{re.escape(name)} (\S+)$", self.ask("/metrics")[1], re.MULTILINE)
+        return float(value)
+
+    def stat(self, name: str) -> int:
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.findall(rf"^{name}:\s+(\d+)", text, re.MULTILINE)[0])
+
+    def stop(self) -> list[dict[str, Any]]:
+        """Its log."""
+        self.process.send_signal(signal.SIGTERM)
+        _, said = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, said
+        return [json.loads(line) for line in said.splitlines()]

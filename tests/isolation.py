@@ -1,0 +1,107 @@
+"""A machine of the tests' own: none of this one's default places, settings and secrets is in their way.
+
+`isolate` is called before anything is collected. It gives pytest and every child a mount namespace in which each of the
+product's default places is empty, and an environment without what the product and its tools would read. It can't hide
+other processes, since the kernel's map has all of them: a test counts its own, or asks for the machine (`alone`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+#: Where the product, HAMi, kubelet and the journal have what tests must neither find nor change.
+PLACES: Final = (
+    *("/run/resolver", "/run/hami", "/run/log/journal", "/usr/local/vgpu", "/usr/local/hostpid"),
+    *("/tmp/vgpu", "/var/lib/hami", "/var/lib/kubelet", "/var/log/pods"),  # noqa: S108
+    *("/var/log/containers", "/var/log/journal"),
+)
+#: Beginnings of variables that the product, the stand-ins and the tools would go by.
+VARIABLES: Final = (
+    *("RESOLVER_", "KUBE", "NODE_NAME", "NVIDIA_", "NVML_", "CUDA_", "LD_", "NOTIFY_SOCKET", "WATCHDOG_"),
+    *("LISTEN_", "XDG_", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "DOCKER_", "CONTAINER_HOST"),
+)
+_MARK: Final = "TESTS_ARE_ISOLATED"
+_NEWNS, _PRIVATE = 0x20000, 1 << 14 | 1 << 18  # CLONE_NEWNS; MS_REC | MS_PRIVATE
+_BIND = 1 << 12 | 1 << 14  # MS_BIND | MS_REC
+_ROOT: Final = Path(__file__).resolve().parents[1]
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def isolate() -> None:
+    """Put this process and its children onto a machine of their own; for a worker, what brought it up has done that."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    pip = Path.home() / ".config/pip/pip.conf"  # where this machine's packages come from
+    for name in [name for name in os.environ if name.startswith(VARIABLES)]:
+        del os.environ[name]
+    os.environ["XDG_CACHE_HOME"] = cache
+    if _MARK in os.environ:
+        return
+    home = tempfile.mkdtemp(prefix="resolver-home-")
+    atexit.register(_remove, home, os.getpid())
+    os.environ.update({"HOME": home, _MARK: "1"})
+    if pip.exists():
+        os.environ.setdefault("PIP_CONFIG_FILE", str(pip))
+    if os.geteuid() == 0:
+        own_mounts()
+        for place in PLACES:
+            if os.path.isdir(place):
+                empty(place)
+        for directory in reversed((_ROOT, *_ROOT.parents)):
+            if directory.stat().st_mode & 0o5 != 0o5:
+                _open_to_all(directory)
+        os.chdir(os.getcwd())  # into what is mounted there now
+
+
+def own_mounts() -> None:
+    """A mount namespace of our own: of what is mounted from now on, nobody else sees anything."""
+    _must(_LIBC.unshare(_NEWNS), "a mount namespace of the tests' own")
+    mount("none", "/", flags=_PRIVATE)
+
+
+def empty(place: str) -> None:
+    """An empty directory over this one."""
+    mount("tmpfs", place, "tmpfs", data="mode=755")
+
+
+def _open_to_all(directory: Path) -> None:
+    """Let other users into a closed directory, such as root's home: tests start programs as they would.
+
+    Its entries are mounted below a directory with the same path; the directory itself is not changed.
+    """
+    closed = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    empty(str(directory))
+    for name in os.listdir(f"/proc/self/fd/{closed}"):
+        source, place = Path(f"/proc/self/fd/{closed}/{name}"), directory / name
+        if source.is_symlink():
+            place.symlink_to(source.readlink())
+            continue
+        place.mkdir() if source.is_dir() else place.touch()
+        mount(str(source), str(place), flags=_BIND)
+    os.close(closed)
+
+
+def mount(source: str, place: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+    """Mount a file system; `OSError` names the place where that failed."""
+    words = (os.fsencode(word) for word in (source, place, kind))
+    _must(_LIBC.mount(*words, ctypes.c_ulong(flags), os.fsencode(data)), f"a mount at {place}")
+
+
+def absent() -> set[str]:
+    """The places that this machine doesn't have: a test that makes one writes where it must not."""
+    return {place for place in PLACES if not os.path.lexists(place)}
+
+
+def _must(result: int, what: str) -> None:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+
+
+def _remove(home: str, maker: int) -> None:
+    if os.getpid() == maker:
+        shutil.rmtree(home, ignore_errors=True)

@@ -1,0 +1,126 @@
+"""Daemons with few rights or with something of them changed: how to start them, and what they must still do."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+from resolver.linux.capabilities import NUMBERS
+from tests.fakes.daemon import Daemon
+from tests.fakes.node import Node
+from tests.kernel.conftest import hostpid_of, slot_of
+from tests.patience import until
+
+
+class Rights(NamedTuple):
+    """What a process may do, and what its children could get."""
+
+    effective: frozenset[str]
+    permitted: frozenset[str]
+    bounding: frozenset[str]
+    inheritable: frozenset[str]
+    ambient: frozenset[str]
+    no_new_privs: bool
+    filtered: bool  # by seccomp
+
+
+def rights(host_pid: int) -> Rights:
+    """By the kernel's word. A capability that the table does not know goes by its number."""
+    fields = dict(
+        line.split(":\t", 1)
+        for line in Path(f"/proc/{host_pid}/status").read_text().splitlines()
+        if ":\t" in line
+    )
+    known = {number: name for name, number in NUMBERS.items()}
+
+    def names(field: str) -> frozenset[str]:
+        mask = int(fields[field], 16)
+        return frozenset(known.get(bit, str(bit)) for bit in range(64) if mask >> bit & 1)
+
+    effective, permitted, bounding, inheritable, ambient = map(
+        names, ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb")
+    )
+    promised, filtered = fields["NoNewPrivs"] == "1", fields["Seccomp"] == "2"
+    return Rights(effective, permitted, bounding, inheritable, ambient, promised, filtered)
+
+
+def with_nothing_but(names: frozenset[str]) -> tuple[str, ...]:
+    """Runs a program as root with exactly these."""
+    kept = ",".join(["-all", *(f"+{name.lower()}" for name in sorted(names))])
+    return ("setpriv", "--inh-caps", "-all", "--bounding-set", kept)
+
+
+def works(node: Node, daemon: Daemon, source: str) -> None:
+    """The whole of the main job: repairs in every kind of PID namespace, a load, a dead slot's end."""
+    daemon.wait_for("source", source=source)  # on a busy machine it may climb to it
+    container, free = node.container(), node.container(name="free", watcher=False)
+    nesting, host = node.container(name="nesting"), node.container(name="host", pid_namespace="host")
+    tenants = {
+        container.tenant(load=5, guess="wrong"): container,
+        nesting.tenant(guess="none", nested=True): nesting,
+        free.tenant(load=40, guess="none"): free,
+        host.tenant(guess="none"): host,
+    }
+    for tenant, where in tenants.items():
+        until(lambda t=tenant, c=where: hostpid_of(c, t) == t.host_pid, "a repair")  # type: ignore[misc]
+    (lone,) = [tenant for tenant, where in tenants.items() if where is free]
+    until(lambda: slot_of(free, lone.ns_pid).sm_util == (40,), "a load")
+    lone.kill()
+    until(lambda: slot_of(free, lone.ns_pid).sm_util == (0,), "the end of a dead one's load")
+    assert daemon.said("write_failed") == []
+
+
+def patched(code: str, *arguments: str) -> tuple[str, ...]:
+    """A wrapper that runs the daemon after this code, which finds the arguments in ``sys.argv`` from 1 on."""
+    program = """
+        import sys
+        CODE
+        from resolver.cli import main
+        sys.argv = ["resolver", *sys.argv[sys.argv.index("resolver") + 1 :]]
+        sys.exit(main())
+    """
+    text = textwrap.dedent(program).replace("CODE", textwrap.dedent(code))
+    return (sys.executable, "-c", text, *arguments)
+
+
+def held(go: Path) -> tuple[str, ...]:
+    """The loader takes its time, as a compiler on a busy node does: until there is this file."""
+    return patched(
+        """
+        import os, time
+        from resolver.pids import bpf_load
+        ask, go = bpf_load._ask, sys.argv[1]
+        def slowly(*arguments):
+            while not os.path.exists(go):
+                time.sleep(0.02)
+            return ask(*arguments)
+        bpf_load._ask = slowly
+        """,
+        str(go),
+    )
+
+
+#: On SIGUSR1 every descriptor of a map becomes one of something else, as if the kernel had taken the map away.
+FRAGILE = patched("""
+    import gc, os, signal
+    from resolver.pids import ladder
+    ladder._FIRST_CLIMB = 0.2
+    def break_down(*_):
+        nothing = os.open("/dev/null", os.O_RDONLY)
+        for each in gc.get_objects():
+            if type(each).__name__ == "BpfPidMap":
+                for fd in each._loaded.maps.values():
+                    os.dup2(nothing, fd)
+        os.close(nothing)
+    signal.signal(signal.SIGUSR1, break_down)
+""")
+NO_BTF = patched(
+    "from resolver.pids import bpf_map; bpf_map.start.__kwdefaults__['btf'] = '/sys/kernel/btf/none'"
+)
+
+
+def with_python(python: object) -> tuple[str, ...]:
+    """The only Python that the daemon looks for bcc in."""
+    return patched(f"from resolver.pids import bpf_map; bpf_map.default_pythons = lambda: ({str(python)!r},)")

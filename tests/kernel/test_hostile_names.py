@@ -1,0 +1,56 @@
+"""Names that tenants choose: no text, and no signs that a terminal or a parser obeys."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+
+import pytest
+
+from tests.fakes.cachefiles import recorded, write
+from tests.fakes.daemon import Daemon
+from tests.fakes.node import Node
+from tests.kernel.conftest import Start, command, hostpid_of
+from tests.patience import until
+
+_LISTS = ("containers", "regions", "slots", "processes", "gpus", "unresolved", "status", "events")
+
+
+def asked(daemon: Daemon, path: str) -> tuple[int, object]:
+    connection = http.client.HTTPConnection("localhost")
+    with socket.socket(socket.AF_UNIX) as connection.sock:
+        connection.sock.connect(str(daemon.socket))
+        connection.request("GET", path, headers={"Accept": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
+@pytest.mark.parametrize("name", [b"\xff.cache", b"\x1b]0;owned\x07.cache", "\u202egnp.cache".encode()])
+def test_no_name_of_a_file_stops_an_answer(node: Node, start: Start, name: bytes) -> None:
+    """One file named so made /v1/regions answer 500 for everybody, and `top`, `status` and others fail."""
+    good, evil = node.container(name="good"), node.container(name="evil")
+    tenant = good.tenant(load=20, guess="none")
+    evil.directory.mkdir(exist_ok=True)
+    other = evil.directory / "other"
+    write(other, recorded("v1.2"))
+    os.rename(bytes(other), bytes(evil.directory) + b"/" + name)
+    daemon = start(node, "--interval", "50ms")
+    until(lambda: hostpid_of(good, tenant) == tenant.host_pid, "a repair")
+    line = daemon.wait_for("region_rejected")
+    assert line["reason"] == "bad_name"
+    assert line["path"].isprintable()
+    for each in _LISTS:
+        status, answer = asked(daemon, f"/v1/{each}")
+        assert status == 200, (each, answer)
+    for words in (
+        ("status",),
+        ("slots",),
+        ("containers",),
+        ("explain", good.container_id),
+        ("top", "--once"),
+    ):
+        done = command(node, daemon.run_dir, node.pod_logs_dir, *words)
+        assert "Traceback" not in done.stderr
+        assert all(sign.isprintable() or sign == "\n" for sign in done.stdout + done.stderr)

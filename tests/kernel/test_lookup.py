@@ -1,0 +1,397 @@
+"""`resolver lookup` without a daemon, against what the kernel says of processes in real namespaces and cgroups."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import pytest
+
+from resolver.base.errors import ProcessGone
+from resolver.linux.procfs import HOST_PIDNS, ProcessHandle, Procfs
+from resolver.lookup.forward import lookup
+from tests.fakes import container as container_module
+from tests.fakes.cgroups import FORMATS
+from tests.fakes.command import run
+from tests.fakes.container import Container
+from tests.fakes.node import Node
+from tests.fakes.process import Process
+from tests.kernel.serving import SLEEP
+from tests.patience import until
+
+#: Ids that begin alike, and are no other test run's.
+_MARK = f"{os.getpid() & 0xFFFFFF:06x}"
+A, B, C = ((_MARK + end) * 4 for end in ("d4e5f60718", "ffe5f60718", "cccccccccc"))
+UID = str(uuid.uuid4())
+NS_LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
+
+
+class StartAs(Protocol):
+    """Starts a container with this id; options are those of `Node.container`."""
+
+    def __call__(self, container_id: str, **options: Any) -> Container: ...
+
+
+@pytest.fixture
+def start_as(node: Node, monkeypatch: pytest.MonkeyPatch) -> StartAs:
+    def start(container_id: str, **options: Any) -> Container:
+        monkeypatch.setattr(container_module, "secrets", SimpleNamespace(token_hex=lambda _: container_id))
+        return node.container(**options)
+
+    return start
+
+
+def asked(*arguments: str | int, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """The real command."""
+    return run("lookup", *arguments, wrapper=prefix)
+
+
+def host_pid(*arguments: str | int, prefix: tuple[str, ...] = ()) -> int:
+    """The answer, which must be there, alone on standard output."""
+    done = asked(*arguments, prefix=prefix)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert done.stdout == f"{int(done.stdout)}\n"
+    return int(done.stdout)
+
+
+def refused(code: int, *arguments: str | int, prefix: tuple[str, ...] = ()) -> str:
+    """Standard error when the answer is refused with this exit code."""
+    done = asked(*arguments, prefix=prefix)
+    assert (done.returncode, done.stdout) == (code, ""), done
+    assert done.stderr.startswith(("resolver lookup: ", "usage: resolver lookup "))
+    return done.stderr
+
+
+@pytest.mark.parametrize("cgroup_format", FORMATS)
+def test_every_format(node: Node, cgroup_format: str) -> None:
+    container = node.container(name="trainer", cgroup_format=cgroup_format)
+    process = container.spawn(SLEEP)
+    assert host_pid(container.container_id, 1) == container.init_host_pid
+    done = asked(container.container_id, process.ns_pid, "--json")
+    assert done.returncode == 0
+    found = json.loads(done.stdout)
+    alone = cgroup_format.startswith(("docker-alone", "podman"))
+    assert found == {
+        "container_id": container.container_id,
+        "container_pid": process.ns_pid,
+        "host_pid": process.host_pid,
+        "pidns": process.pidns,
+        "pod_uid": None if alone else container.pod_uid,
+        "container_name": None if alone else "trainer",
+        "start_time": Procfs().start_time(process.host_pid),
+        "comm": "sleep",
+        "source": "cgroup",
+    }
+    assert "has no process 4000" in refused(1, container.container_id, 4000)
+
+
+def test_a_prefix_that_fits_two_containers(start_as: StartAs) -> None:
+    first, second = start_as(A), start_as(B, cgroup_format="docker-alone-cgroupfs")
+    complaint = refused(3, A[:6], 1)
+    assert A in complaint
+    assert B in complaint
+    assert host_pid(A[:7], 1) == first.init_host_pid
+    assert host_pid(B[:7], 1) == second.init_host_pid
+
+
+def test_a_container_that_ended_left_its_cgroup_and_fits_no_more(start_as: StartAs) -> None:
+    left_over, container = start_as(B), start_as(A)
+    # The namespace dies with its first process, and nobody removes the directory.
+    os.kill(left_over.init_host_pid, signal.SIGKILL)
+    assert host_pid(A[:6], 1) == container.init_host_pid
+    assert "is it running" in refused(1, B, 1)
+
+
+def test_by_a_name_alone(start_as: StartAs) -> None:
+    """As `ctr` and LXC have it: no id is in the cgroup's path."""
+    container = start_as("nginx", cgroup_format="docker-alone-cgroupfs")
+    start_as("other", cgroup_format="docker-alone-cgroupfs")
+    assert host_pid("nginx", 1) == container.init_host_pid
+    assert json.loads(asked("nginx", 1, "--json").stdout)["container_id"] == "nginx"
+    assert "too short" in refused(2, "ngin", 1)
+    assert "is it running" in refused(1, "nginx-2", 1)
+
+
+# ---- pod and container name ---------------------------------------------------------------------------------------
+
+
+def test_by_pod_and_name(node: Node) -> None:
+    trainer, sidecar = node.container(UID, "trainer"), node.container(UID, "sidecar")
+    child = trainer.spawn(SLEEP)
+    assert host_pid(f"{UID}/trainer", 1) == trainer.init_host_pid
+    assert host_pid(f"{UID}/trainer", child.ns_pid) == child.host_pid
+    assert host_pid(f"{UID}/sidecar", 1) == sidecar.init_host_pid
+    assert "it has: sidecar, trainer" in refused(1, f"{UID}/trainer2", 1)
+    assert "is it running" in refused(1, f"{UID[:-1]}0/trainer", 1)
+
+
+def test_a_container_and_its_successor_have_the_same_name(start_as: StartAs) -> None:
+    for container_id in (A, B):
+        start_as(container_id, pod_uid=UID, name="trainer")
+    complaint = refused(3, f"{UID}/trainer", 1)
+    assert A in complaint
+    assert B in complaint
+
+
+# ---- namespaces ---------------------------------------------------------------------------------------------------
+
+THREAD = """
+import threading, time
+threading.Thread(target=lambda: (print(threading.get_native_id(), flush=True), time.sleep(1000))).start()
+"""
+
+
+def test_a_container_in_the_host_namespace(node: Node) -> None:
+    container = node.container(pid_namespace="host")
+    child = container.spawn(SLEEP)
+    assert child.ns_pid == child.host_pid
+    assert host_pid(container.container_id, child.host_pid) == child.host_pid
+    found = json.loads(asked(container.container_id, child.host_pid, "--json").stdout)
+    assert found["pidns"] == HOST_PIDNS
+    assert "which is in no container" in refused(1, container.container_id, os.getpid())
+    threads = container.spawn([sys.executable, "-c", THREAD])
+    complaint = refused(1, container.container_id, threads.read_line())
+    assert f"a thread of its process {threads.host_pid}" in complaint
+
+
+def test_a_pod_with_one_pid_namespace(start_as: StartAs) -> None:
+    sandbox = start_as(C, pod_uid=UID, name="sandbox")
+    first, second = (start_as(each, pod_uid=UID, name=each[:8], pid_namespace=sandbox) for each in (A, B))
+    children = {container: [container.spawn(SLEEP) for _ in range(3)] for container in (first, second)}
+    for container, processes in children.items():
+        for process in processes:
+            assert host_pid(container.container_id, process.ns_pid) == process.host_pid
+    stranger = children[second][0]
+    complaint = refused(1, A, stranger.ns_pid)
+    assert f"host PID {stranger.host_pid}" in complaint
+    assert f"container {B}" in complaint
+    assert f"container {C}" in refused(1, A, 1)
+    # A namespace that one of them makes for itself is not the container's own.
+    nested = first.spawn(SLEEP, nested=True)
+    assert f"host PID {sandbox.init_host_pid}" in refused(1, A, 1)
+    assert host_pid(A, 1, "--pidns", nested.pidns) == nested.host_pid
+
+
+def test_nested_namespaces(node: Node) -> None:
+    container = node.container()
+    cid, nested = container.container_id, container.spawn(SLEEP, nested=True)
+    assert host_pid(cid, 1) == container.init_host_pid
+    assert host_pid(cid, 1, "--pidns", nested.pidns) == nested.host_pid
+    # The nested process has a number of the container's own namespace, too.
+    assert host_pid(cid, Procfs().ns_pids(nested.host_pid)[1]) == nested.host_pid
+    assert f"they are in: {container.pidns}" in refused(1, cid, 1, "--pidns", 4026531999)
+
+
+def test_threads_and_the_dead_are_no_processes(node: Node) -> None:
+    container = node.container()
+    cid, threads = container.container_id, container.spawn([sys.executable, "-c", THREAD])
+    assert f"a thread of its process {threads.ns_pid}" in refused(1, cid, threads.read_line())
+    order = Orders(container)
+    child = order("as 400")
+    assert host_pid(cid, 400) == child
+    order("zombie 400")
+    refused(1, cid, 400)
+    order("kill 400")
+    assert "has no process 400" in refused(1, cid, 400)
+
+
+# ---- what can be seen ---------------------------------------------------------------------------------------------
+
+NO_CGROUPFS = ("unshare", "--mount", "sh", "-c", 'umount -R /sys/fs/cgroup && exec "$@"', "sh")
+
+
+def test_by_a_scan_where_no_cgroup_is_mounted(start_as: StartAs) -> None:
+    child = start_as(A, cgroup_format="crio-systemd").spawn(SLEEP)
+    assert host_pid(A, child.ns_pid, prefix=NO_CGROUPFS) == child.host_pid
+    assert json.loads(asked(A[:8], 1, "--json", prefix=NO_CGROUPFS).stdout)["source"] == "scan"
+    assert "is it running" in refused(1, B, 1, prefix=NO_CGROUPFS)
+
+
+def test_from_a_private_cgroup_namespace(start_as: StartAs) -> None:
+    container, neighbour = start_as(A), start_as(B)
+    enter = f"echo $$ >{neighbour.cgroup}/cgroup.procs && "
+    private = ("sh", "-c", f'{enter} exec unshare --cgroup "$@"', "sh", *NO_CGROUPFS)
+    assert host_pid(A, 1, prefix=private) == container.init_host_pid
+    # Paths of one's own container do not tell its id there.
+    assert "private cgroup namespace" in refused(4, B, 1, prefix=private)
+
+
+def test_from_another_pid_namespace(node: Node) -> None:
+    container = node.container()
+    for prefix in (("unshare", "--pid", "--fork"), ("unshare", "--pid", "--fork", "--mount-proc")):
+        assert "hostPID: true" in refused(4, container.container_id, 1, prefix=prefix)
+
+
+def test_with_hidepid_and_without_the_capability(node: Node) -> None:
+    container = node.container()
+    hidden = ("unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh")
+    assert host_pid(container.container_id, 1, prefix=hidden) == container.init_host_pid
+    drop = ("setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace")
+    assert "hidepid" in refused(4, container.container_id, 1, prefix=(*hidden, *drop))
+
+
+#: The checkout may be where others than root have no way to it: rights are given up after the imports.
+GIVE_UP = {
+    "root": ("os.setgroups([]); os.setgid(65534); os.setuid(65534)", "CAP_SYS_PTRACE"),
+    "descriptors": ("resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))", "the kernel refused"),
+}
+
+
+@pytest.mark.parametrize("what", GIVE_UP)
+def test_without(node: Node, root: Path, what: str) -> None:
+    give_up, complaint = GIVE_UP[what]
+    code = (
+        "import os, resource, shutil, locale, sys; from resolver import cli; from resolver.cli import lookup;"
+        f"{give_up}; raise SystemExit(cli.main(sys.argv[1:]))"
+    )
+    words = ["lookup", node.container().container_id, "1"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (4, ""), done
+    assert complaint in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), (A,), (A, "one"), (A, "0"), (A, "-1"), ("", "1"), ("a1b2", "1"), (f"{UID}/", "1"), ("x//y", "1")],
+)
+def test_wrong_usage(arguments: tuple[str, ...]) -> None:
+    refused(2, *arguments)
+
+
+# ---- while processes end and PIDs are used again ------------------------------------------------------------------
+
+ORDERED = """
+import os, signal, sys
+while line := sys.stdin.readline():
+    what, number = line.split()
+    if what == "as":
+        open("/proc/sys/kernel/ns_last_pid", "w").write(str(int(number) - 1))
+        if os.fork() == 0:
+            signal.pause()
+    else:
+        os.kill(int(number), signal.SIGKILL)
+        options = os.WEXITED | (os.WNOWAIT if what == "zombie" else 0)
+        os.waitid(os.P_PID, int(number), options)
+    print(flush=True)
+"""
+
+
+class Orders:
+    """A process in a container that makes and kills children with chosen numbers."""
+
+    def __init__(self, container: Container) -> None:
+        self.process: Process = container.spawn([sys.executable, "-c", ORDERED])
+
+    def __call__(self, order: str) -> int:
+        """Carry out ``as N``, ``zombie N`` or ``kill N``; the host PID of N, 0 if it is gone."""
+        self.process.write_line(order)
+        self.process.read_line()
+        number = int(order.split()[1])
+        children = Path(f"/proc/{self.process.host_pid}/task/{self.process.host_pid}/children")
+        pids = map(int, children.read_text().split())
+        return next((pid for pid in pids if Procfs().ns_pids(pid)[-1] == number), 0)
+
+
+class Interrupted(Procfs):
+    """Lets something happen once, at the moment when the process that was found is about to be held."""
+
+    def __init__(self, happen: Callable[[int], object], *, use_pidfd: bool, after: bool = False) -> None:
+        super().__init__(use_pidfd=use_pidfd)
+        self.happen = happen
+        self.after = after
+
+    def open_handle(self, host_pid: int) -> ProcessHandle:
+        if self.after:
+            handle = super().open_handle(host_pid)
+            self.happen(host_pid)
+            return handle
+        self.happen(host_pid)
+        return super().open_handle(host_pid)
+
+
+def test_those_that_stay_are_found_among_those_that_go(node: Node) -> None:
+    container = node.container()
+    staying = [container.spawn(SLEEP) for _ in range(20)]
+    churn = "echo; while :; do /bin/true & /bin/true & wait; done"
+    container.spawn(["/bin/sh", "-c", churn]).read_line()
+    procfs = Procfs()
+    for process in random.Random(7).choices(staying, k=60):
+        assert lookup(procfs, container.container_id, process.ns_pid).host_pid == process.host_pid
+
+
+@pytest.mark.parametrize("use_pidfd", [True, False])
+@pytest.mark.parametrize("after", [True, False])
+def test_it_ends_while_it_is_looked_at(node: Node, *, use_pidfd: bool, after: bool) -> None:
+    container = node.container()
+    order = Orders(container)
+    order("as 400")
+    procfs = Interrupted(lambda _: order("kill 400"), use_pidfd=use_pidfd, after=after)
+    with pytest.raises(ProcessGone, match=r"process 400 of container .* ended"):
+        lookup(procfs, container.container_id, 400)
+
+
+@pytest.fixture
+def children() -> Iterator[list[int]]:
+    """Host PIDs of children of this process, which end with the test."""
+    started: list[int] = []
+    yield started
+    for child in started:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("use_pidfd", [True, False])
+@pytest.mark.parametrize("where", ["host", "another container"])
+def test_its_host_pid_is_used_again(node: Node, children: list[int], where: str, *, use_pidfd: bool) -> None:
+    """By a process of the host, or by one with the same number in another container."""
+    container = node.container()
+    order, elsewhere = Orders(container), Orders(node.container(name="other"))
+    taken: list[int] = []
+
+    def take_over(host_pid: int) -> None:
+        order("kill 400")
+        NS_LAST_PID.write_text(str(host_pid - 1))
+        if where != "host":
+            taken.append(elsewhere("as 400"))
+            return
+        if (child := os.fork()) == 0:
+            signal.pause()
+            os._exit(0)
+        children.append(child)
+        taken.append(child)
+
+    def used_again() -> bool:
+        """Another process of this machine may be quicker, and get the number."""
+        first = order("as 400")
+        with pytest.raises(ProcessGone):
+            lookup(Interrupted(take_over, use_pidfd=use_pidfd), container.container_id, 400)
+        if taken[-1] != first and where != "host":
+            elsewhere("kill 400")
+        return taken[-1] == first
+
+    until(used_again, "its host PID again")
+
+
+def test_its_number_is_used_again_in_the_container(node: Node) -> None:
+    container = node.container()
+    order = Orders(container)
+    first = order("as 400")
+
+    def replace(_: int) -> None:
+        order("kill 400")
+        order("as 400")
+
+    with pytest.raises(ProcessGone):
+        lookup(Interrupted(replace, use_pidfd=True), container.container_id, 400)
+    assert host_pid(container.container_id, 400) != first

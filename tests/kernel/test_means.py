@@ -1,0 +1,145 @@
+"""Means of the daemon's own that others use up: it goes on if it can, says so if not, and blames no container."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.daemon import Daemon
+from tests.fakes.node import Node
+from tests.kernel.conftest import NVML, ROOT, USUAL, Start, hostpid_of, slot_of, write_hostpid
+from tests.patience import PATIENCE_S, until
+
+#: The daemon's limit in these tests, and as many descriptors of its user in flight as it takes.
+_LIMIT = 512
+
+
+@contextmanager
+def in_flight(count: int) -> Iterator[None]:
+    """So many descriptors of root's in flight: sent into socket pairs, and received by no process."""
+    pairs = []
+    try:
+        sent = 0
+        while sent < count:
+            pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+            pairs.append(pair)
+            for _ in range(4):
+                socket.send_fds(pair[0], [b"x"], [0] * 250)
+                sent += 250
+        yield
+    finally:
+        for pair in pairs:
+            for end in pair:
+                end.close()
+
+
+def limit(daemon: Daemon) -> None:
+    """The kernel compares the user's descriptors in flight with the sender's RLIMIT_NOFILE."""
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (_LIMIT, _LIMIT))
+    for host_pid in daemon.children().values():
+        resource.prlimit(host_pid, resource.RLIMIT_NOFILE, (_LIMIT, _LIMIT))
+
+
+def not_ready(daemon: Daemon) -> str:
+    """What `/v1/status` says."""
+    connection = http.client.HTTPConnection("localhost")
+    with socket.socket(socket.AF_UNIX) as connection.sock:
+        connection.sock.connect(str(daemon.socket))
+        connection.request("GET", "/v1/status")
+        return str(json.loads(connection.getresponse().read())["source"]["not_ready"] or "")
+
+
+def test_descriptors_in_flight_stop_no_repair(node: Node, start: Start) -> None:
+    container = node.container(watcher=False)
+    tenant = container.tenant(load=0, guess="none")
+    daemon = start(node, "--interval", "100ms")
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the first repair")
+    limit(daemon)
+    with in_flight(2 * _LIMIT):
+        for _ in range(5):
+            ns_pid = tenant.fork()
+            host_pid = node.gpu.host_pid(container.pidns, ns_pid)
+            until(lambda this=ns_pid, right=host_pid: slot_of(container, this).hostpid == right, "a repair")  # type: ignore[misc]
+        other = node.container(watcher=False)
+        second = other.tenant(load=0, guess="none")
+        until(lambda: hostpid_of(other, second) == second.host_pid, "the repair of a new container")
+    assert daemon.said("region_quarantined") == daemon.said("out_of_means") == []
+
+
+@pytest.mark.parametrize("source", ["bpf", "netlink"])
+def test_descriptors_in_flight_stop_no_source_from_starting(node: Node, start: Start, source: str) -> None:
+    limited = ("prlimit", f"--nofile={_LIMIT}:{_LIMIT}")
+    with in_flight(2 * _LIMIT):
+        daemon = start(node, "--source", source, wrapper=limited, anew=False)
+        daemon.wait_for("started")
+        assert daemon.said("source_unavailable") == []
+
+
+def test_a_writer_killed_again_and_again_is_no_files_fault_and_makes_the_daemon_not_ready(
+    node: Node, start: Start
+) -> None:
+    container = node.container(watcher=False)
+    tenant = container.tenant(load=0, guess="none")
+    daemon = start(node, "--interval", "50ms")
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the first repair")
+    stop = threading.Event()
+
+    def kill() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -20)
+        while not stop.is_set():
+            for name, host_pid in daemon.children().items():
+                if name != NVML:  # the writer, also before it has its name
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(host_pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    # Its children are to get no CPU before they are killed.
+    os.setpriority(os.PRIO_PROCESS, daemon.process.pid, 19)
+    try:
+        write_hostpid(container, tenant, 4711)
+        until(lambda: "was killed by SIGKILL" in not_ready(daemon), "not ready, and why")
+    finally:
+        stop.set()
+        killer.join()
+        os.setpriority(os.PRIO_PROCESS, daemon.process.pid, 0)
+    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair afterwards")
+    until(lambda: not not_ready(daemon), "ready again")
+    daemon.wait_for("means_restored")
+    assert daemon.said("region_quarantined") == []
+
+
+def test_a_reader_of_the_log_that_stands_still_stops_nothing(node: Node, tmp_path: Path) -> None:
+    container = node.container(watcher=False)
+    tenant = container.tenant(load=0, guess="none")
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"-" * 4095 + b"\n")
+    os.set_blocking(writing, True)
+    words = ["run", "--run-dir", str(tmp_path / "run"), "--containers-dir", str(node.containers_dir)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "resolver", *words, "--log-format", "json", "--metrics-addr", "off"],
+        cwd=ROOT,
+        env={**node.environment(), "RESOLVER_SOURCE": USUAL},
+        stderr=writing,
+    ) as daemon:
+        os.close(writing)
+        until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
+        daemon.terminate()
+        assert daemon.wait(PATIENCE_S) == 0
+    os.close(reading)

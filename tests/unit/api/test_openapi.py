@@ -1,0 +1,153 @@
+"""The API's description: nothing is lost since the last release, and a common generator makes a client of it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from resolver import client
+from tests.fakes.pictures import CID, FULL
+from tests.fakes.served import serving
+
+#: What the last release had and this version has not; CHANGELOG.md tells what to do about each.
+GIVEN_UP = {
+    "components/schemas/RepairReason/enum/unmapped": "`unmapped`",
+    "components/schemas/UnresolvedReason/enum/not_host_pidns": "`not_host_pidns`",
+}
+_WORDS = frozenset({"description", "summary", "title"})
+#: More of these refuses what was accepted, or surprises who reads an answer.
+_NARROWING = frozenset(
+    {"maximum", "minimum", "maxLength", "minLength", "maxItems", "minItems", "pattern", "format"}
+)
+
+
+def lost(before: Any, now: Any, place: str = "") -> Iterator[str]:
+    """Where ``now`` has not all that ``before`` has, or narrows it."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in before.keys() - {key for key in _WORDS if isinstance(before.get(key), str)}:
+            if key in now:
+                yield from lost(before[key], now[key], f"{place}/{key}")
+            else:
+                yield f"{place}/{key}"
+        yield from (f"{place}/{what}" for what in _narrowed(before, now))
+    elif isinstance(before, list) and isinstance(now, list):
+        yield from _lost_of_list(before, now, place)
+    elif before != now:
+        yield place
+
+
+def _narrowed(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    if "type" in before:
+        yield from _NARROWING & (now.keys() - before.keys())
+    if len(now.get("anyOf", ())) > len(before.get("anyOf", now.get("anyOf", ()))):
+        yield "anyOf"  # an answer that was never null, say
+    if "parameters" in before:
+        had, has = _named(before["parameters"]), _named(now.get("parameters", []))
+        yield from (f"parameters/{name}" for name in has.keys() - had.keys() if has[name]["required"])
+
+
+def _lost_of_list(before: list[Any], now: list[Any], place: str) -> Iterator[str]:
+    if before and isinstance(before[0], dict) and "name" in before[0]:
+        yield from lost(_named(before), _named(now), place)
+    elif all(isinstance(each, str) for each in before):
+        yield from (f"{place}/{each}" for each in before if each not in now)
+    else:
+        for number, (was, is_now) in enumerate(zip(before, now, strict=False)):
+            yield from lost(was, is_now, f"{place}/{number}")
+        if len(now) < len(before):
+            yield place
+
+
+def _named(parameters: list[Any]) -> dict[str, Any]:
+    return {each["name"]: each for each in parameters}
+
+
+@pytest.fixture(scope="module")
+def description(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    with serving(tmp_path_factory.mktemp("api") / "api.sock") as served:
+        document: dict[str, Any] = client.get_json("/v1/openapi.json", served.path)
+    return document
+
+
+@pytest.fixture(scope="module")
+def released(root: Path) -> dict[str, Any]:
+    """The last release's description, without the words that are not compared: a line for each schema and path."""
+    text = (root / "tests" / "fixtures" / "openapi" / "released.json").read_text()
+    document: dict[str, Any] = json.loads(text)
+    return document
+
+
+def test_nothing_is_lost_since_the_last_release(
+    released: dict[str, Any], description: dict[str, Any], root: Path
+) -> None:
+    found = {
+        place for part in ("paths", "components") for place in lost(released[part], description[part], part)
+    }
+    assert found == set(GIVEN_UP)
+    unreleased = (root / "CHANGELOG.md").read_text().split("\n## [")[1]
+    assert [said for said in GIVEN_UP.values() if said not in unreleased] == []
+
+
+def test_requests_are_not_asked_for_more_than_before(
+    released: dict[str, Any], description: dict[str, Any]
+) -> None:
+    for name in ("Pairs", "Pair"):
+        before, now = (each["components"]["schemas"][name] for each in (released, description))
+        assert now["required"] == before["required"]
+
+
+@pytest.mark.timeout(180)
+def test_a_generated_client_gets_its_answers(
+    tmp_path: Path, description: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document, package = tmp_path / "openapi.json", tmp_path / "generated_client"
+    document.write_text(json.dumps(description))
+    tools = Path(sys.executable).parent
+    made = subprocess.run(
+        [
+            *(tools / "openapi-python-client", "generate", "--meta", "none", "--fail-on-warning"),
+            *("--path", document, "--output-path", package),
+        ],
+        env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    monkeypatch.syspath_prepend(tmp_path)
+    generated = importlib.import_module("generated_client")
+    routes = importlib.import_module("generated_client.api.default")
+    models = importlib.import_module("generated_client.models")
+    needs: dict[str, dict[str, Any]] = {
+        "get_lookup": {"container": CID, "pid": 1},
+        "get_reverse": {"host_pid": os.getpid()},
+        "post_lookup": {"body": models.Pairs([["abcdef", 1], models.Pair(1, CID)])},
+    }
+    seen = {}
+    with (
+        serving(tmp_path / "api.sock", group=os.getgid(), **FULL) as served,
+        httpx.Client(
+            base_url="http://resolver",
+            transport=httpx.HTTPTransport(uds=served.path),
+            headers={"Accept": "application/json"},
+        ) as http,
+    ):
+        asking = generated.Client("http://resolver").set_httpx_client(http)
+        for module in pkgutil.iter_modules(routes.__path__):
+            route = importlib.import_module(f"generated_client.api.default.{module.name}")
+            answer = route.sync_detailed(client=asking, **needs.get(module.name, {}))
+            seen[module.name] = answer.status_code, type(answer.parsed).__name__
+    assert seen.pop("get_lookup") == (404, "ProblemDocument")
+    assert {status for status, _ in seen.values()} == {200}
+    assert seen["get_slots"][1] == "Slots"
+    assert seen["post_lookup"][1] == "PairAnswers"

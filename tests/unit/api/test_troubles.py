@@ -1,0 +1,46 @@
+"""What is wrong with the daemon, as `/v1/status` says it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from resolver.api.troubles import troubles
+from resolver.base.reasons import TroubleReason, UnresolvedReason
+from resolver.gpu.attribution import NOTHING
+from resolver.state import RegionReport, SlotReport
+from tests.fakes.pictures import picture
+
+LOST = SlotReport(7, 0, 0, None, False, UnresolvedReason.NO_SUCH_PROCESS, None, (0,), (None,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "said", "grave"),
+    [
+        ({"at": time.time() - 60}, "stalled", "passes have stopped: the last pass over the slots is", True),
+        ({"not_ready": "blind"}, "not_ready", "not ready: blind", True),
+        ({"standing": {"metrics_off": "taken"}}, "metrics_off", "it serves no metrics: taken", True),
+        ({"joined": NOTHING._replace(error="gone")}, "nvml_unavailable", "NVML is unavailable: gone", True),
+        ({"standing": {"out_of_descriptors": "1024"}}, "out_of_descriptors", "ran out of descriptors: 1024", True),
+        ({"incomplete": "full"}, "source_incomplete", "its map is incomplete: full", False),
+        ({"dry_run": True}, "dry_run", "it is a dry run", False),
+        ({"regions": (RegionReport("/x", None, None, "v1.2", ("GPU",), slots=(LOST,)),)},
+         "slots_unresolved", "slots are unresolved: 1 no_such_process", False),
+        ({"counters": {"over_budget": 2}}, "over_budget", "over its budget: 2 times since", False),
+        ({"counters": {"internal_errors": 1}}, "internal_errors", "internal errors: 1 time since", False),
+    ],
+)  # fmt: skip
+def test_each_trouble_is_said_with_what_to_do(
+    changes: dict[str, Any], reason: str, said: str, *, grave: bool
+) -> None:
+    well = {"at": time.time() + 3600, "joined": NOTHING._replace(error=""), "interval": 1.0}
+    assert troubles(picture(**well)) == []
+    (found,) = troubles(picture(**well | changes))
+    assert (found.reason, found.grave) == (reason, grave)
+    assert said in str(found)
+    assert (
+        found.fix == TroubleReason(reason).for_terminal()[1].replace("SOURCE", "scan") or reason == "stalled"
+    )
+    assert "PID" not in found.fix

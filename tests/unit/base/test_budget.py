@@ -1,0 +1,80 @@
+"""What one container costs, no other one pays: budgets, slices, turns."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from resolver.base.budget import BURST_SECONDS, SHARE, Budgets, Metered
+from tests.fakes.clock import Clock, burn
+
+
+def test_a_container_may_save_up_a_burst_and_no_more() -> None:
+    clock = Clock()
+    budgets = Budgets(clock)
+    assert budgets.left("a") == BURST_SECONDS
+    budgets.spend("a", BURST_SECONDS + 0.1)
+    assert budgets.over("a")
+    assert not budgets.over("b")
+    clock.now += 0.5 * 0.1 / SHARE
+    assert budgets.over("a")  # it is in debt
+    clock.now += 0.6 * 0.1 / SHARE
+    assert not budgets.over("a")
+    clock.now += 1000
+    assert budgets.left("a") == BURST_SECONDS
+
+
+def test_what_is_charged_is_time_by_the_wall() -> None:
+    budgets = Budgets()
+    with budgets.charge("waits"):
+        time.sleep(0.1)
+    assert budgets.left("waits") <= BURST_SECONDS - 0.1 + SHARE * 1.0
+
+
+def test_the_steps_of_a_coroutine_are_charged_and_not_what_it_waits_for() -> None:
+    spent: list[float] = []
+
+    async def work() -> int:
+        burn(0.02)
+        await asyncio.sleep(0.3)
+        burn(0.02)
+        return 7
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        assert await Metered(work(), spent.append) == 7
+        assert len(spent) == 2
+        assert min(spent) >= 0.02
+        with pytest.raises(ZeroDivisionError):
+            await Metered(fails(), spent.append)
+        waiting = asyncio.create_task(_metered(asyncio.sleep(600), spent.append))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(main())
+
+
+async def _metered(work: Coroutine[Any, Any, None], spend: Callable[[float], None]) -> None:
+    await Metered(work, spend)
+
+
+def test_who_has_spent_something_is_known_until_it_is_paid_back() -> None:
+    clock = Clock()
+    budgets = Budgets(clock)
+    spenders = budgets.spenders
+    budgets.spend("a", 0.1)
+    assert list(spenders) == ["a"]
+    clock.now += 10.0
+    budgets.forget_full()
+    assert not spenders
+    budgets.spend("b", 0.1)
+    assert list(spenders) == ["b"]

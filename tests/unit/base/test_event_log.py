@@ -1,0 +1,54 @@
+"""Events: kept, told in order, waited for; and each is a line of the log as well."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from resolver.base import journal as log
+from resolver.base.event_log import EventLog
+from resolver.base.journal import Journal
+
+
+def test_only_the_last_are_kept_and_numbers_go_on() -> None:
+    events = EventLog(kept=3)
+    for number in range(5):
+        events.publish("repair", {"n": number})
+    assert [(event.number, event.fields["n"]) for event in events.after(0)] == [(3, 2), (4, 3), (5, 4)]
+    assert [event.number for event in events.after(4)] == [5]
+    assert events.after(5) == []
+
+
+def test_everybody_who_waits_is_told() -> None:
+    async def main() -> None:
+        events = EventLog()
+        waiting = [asyncio.create_task(events.wait(0)) for _ in range(3)]
+        gone = asyncio.create_task(events.wait(0))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.sleep(0)
+        events.publish("source", {"source": "bpf"})
+        for found in await asyncio.gather(*waiting):
+            assert [(event.number, event.kind, event.fields) for event in found] == [
+                (1, "source", {"source": "bpf"})
+            ]
+        assert [event.number for event in await events.wait(0)] == [1]  # at once, and again
+
+    asyncio.run(main())
+
+
+def test_what_is_told_is_logged_and_only_known_kinds_are_events(capfd: pytest.CaptureFixture[str]) -> None:
+    log.setup_logging("json")
+    events = EventLog()
+    journal = Journal(events)
+    journal.record("repair", slot=3)
+    journal.record("started", version="1")
+    journal.trouble("nvml", "no driver", "nvml_unavailable", "nvml_available")
+    journal.trouble("nvml", "no driver", "nvml_unavailable", "nvml_available")
+    journal.trouble("nvml", "", "nvml_unavailable", "nvml_available")
+    said = [event.kind for event in events.after(0)]
+    assert said == ["repair", "nvml_unavailable", "nvml_available"]
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 4
+    assert '"slot": 3' in lines[0]

@@ -1,0 +1,138 @@
+"""What is imported of packages, and what isn't."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from resolver.base.lean import lean
+
+#: Modules that some package would bring along, MiBs in all; and ours that only others' commands take.
+UNUSED = {
+    *("_hashlib", "_ssl", "ast", "click", "configparser", "decimal", "email", "gzip", "hashlib"),
+    *(
+        "http.client",
+        "http.server",
+        "logging.config",
+        "multiprocessing",
+        "pickle",
+        "psutil",
+        "random",
+    ),
+    *("rich", "ssl", "structlog.testing", "tempfile", "tomllib", "typing_extensions", "urllib.request"),
+    "wsgiref",
+}
+
+
+def _in_a_new_python(code: str) -> set[str]:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_a_daemon_carries_nothing_that_it_never_uses() -> None:
+    """All that is served is on, an answer was made, and a traceback was drawn."""
+    found = _in_a_new_python(
+        "import sys\n"
+        "from resolver.base.lean import lean\n"
+        "import resolver.cli\n"
+        "resolver.cli.parser_of('run')[0].parse_args([])\n"
+        "with lean('asyncio'): import asyncio\n"
+        "import resolver.daemon.service, resolver.api.server, resolver.metrics, resolver.daemon.broker\n"
+        "print(*sys.modules)\n"
+    )
+    assert "h11" in found
+    assert not UNUSED & found
+
+
+def test_what_was_left_out_can_be_imported_afterwards() -> None:
+    found = _in_a_new_python(
+        "from resolver.base.lean import lean\n"
+        "with lean('asyncio'): import asyncio\n"
+        "import ssl, asyncio.sslproto\n"
+        "print(ssl.create_default_context.__name__, asyncio.sslproto.ssl)\n"
+    )
+    assert found == {"create_default_context", "None"}
+
+
+def test_what_is_loaded_is_used_as_it_is() -> None:
+    import ast
+    import ssl
+
+    with lean("asyncio"):
+        assert (sys.modules["ast"], sys.modules["ssl"]) == (ast, ssl)
+    assert (sys.modules["ast"], sys.modules["ssl"]) == (ast, ssl)
+
+
+def test_a_hollow_module_has_classes_and_nothing_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "decimal", raising=False)
+    with lean("msgspec"):
+        from decimal import getcontext
+    assert isinstance(getcontext, type)
+    with pytest.raises(AttributeError):
+        _ = getcontext().prec
+    assert "decimal" not in sys.modules
+
+
+#: What takes as long to load as Python itself, or longer.
+HEAVY = {
+    *(
+        "asyncio",
+        "concurrent.futures",
+        "ctypes",
+        "email",
+        "http.client",
+        "inspect",
+        "logging",
+        "msgspec",
+        "psutil",
+    ),
+    *(
+        "resolver.config",
+        "resolver.pids.ladder",
+        "rich",
+        "socket",
+        "ssl",
+        "structlog",
+        "subprocess",
+        "tarfile",
+    ),
+    *("threading", "h11"),
+}
+SETTINGS = {"msgspec", "resolver.config"}
+
+
+@pytest.mark.parametrize(
+    ("words", "taken"),
+    [
+        ("--help", set()),
+        ("--version", set()),
+        ("doctor --list", set()),
+        ("completion bash", set()),
+        ("version --socket /none", set()),
+        ("status --socket /none", set()),
+        ("containers --socket /none", {"threading"}),  # of top, for a daemon that does not answer
+        ("devices --socket /none", set()),
+        ("events --socket /none", set()),
+        ("lookup --help", set()),
+        ("reverse --help", set()),
+        ("explain --help", set()),
+        ("top --help", set()),
+        ("slots --help", set()),
+        ("doctor --help", SETTINGS),
+        ("run --help", SETTINGS),
+        ("slots", SETTINGS),
+        ("config --socket /none", SETTINGS),
+    ],
+)
+def test_a_command_loads_what_it_needs(words: str, taken: set[str]) -> None:
+    found = _in_a_new_python(
+        "import sys\n"
+        "from resolver.cli import main\n"
+        f"try: main({words.split()})\n"
+        "except SystemExit: pass\n"
+        "print()\n"
+        "print(*sys.modules)\n"
+    )
+    assert HEAVY & found == taken

@@ -1,0 +1,31 @@
+"""The bucket that every ration by the clock is taken from."""
+
+from __future__ import annotations
+
+from resolver.base.limiter import Bucket
+
+
+def test_what_is_not_there_is_waited_for_and_nothing_is_taken() -> None:
+    bucket = Bucket(2.0, 10.0, now=0.0)
+    assert bucket.take(8.0, 0.0) == 0.0
+    assert bucket.take(6.0, 0.0) == 2.0
+    assert bucket.left(0.0) == 2.0
+    assert bucket.take(6.0, 2.0) == 0.0
+    assert bucket.left(100.0) == 10.0  # never more than it holds
+    assert bucket.full(100.0)
+
+
+def test_more_than_it_holds_empties_it() -> None:
+    bucket = Bucket(2.0, 10.0, now=0.0)
+    assert bucket.take(1000.0, 0.0) == 0.0
+    assert bucket.left(0.0) == 0.0
+
+
+def test_a_debt_is_paid_back_first_and_is_bounded() -> None:
+    bucket = Bucket(0.5, 1.0, debt=3.0, now=0.0)
+    assert bucket.charge(1.0, 0.0) == 0.0
+    assert bucket.charge(1.0, 0.0) == 2.0
+    assert bucket.charge(1000.0, 0.0) == 6.0
+    assert not bucket.full(6.0)
+    assert bucket.take(0.5, 6.0) == 1.0
+    assert bucket.take(0.5, 7.0) == 0.0

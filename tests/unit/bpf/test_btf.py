@@ -1,0 +1,185 @@
+"""The reader of the kernel's own description of its structures."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from resolver.pids.bpf_load import BTF, bpf_directory
+
+INT, PTR, STRUCT, UNION, TYPEDEF, CONST, FWD, ENUM = 1, 2, 4, 5, 8, 10, 7, 6
+PATIENT: Final = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+WORD: Final = st.integers(0, 2**32 - 1)
+
+
+@pytest.fixture(scope="module")
+def btf() -> ModuleType:
+    sys.path.insert(0, bpf_directory())
+    try:
+        return importlib.import_module("btf")
+    finally:
+        sys.path.pop(0)
+
+
+class Blob:
+    """Makes BTF by hand."""
+
+    def __init__(self) -> None:
+        self.types, self.strings, self.count = b"", b"\0", 0
+
+    def name(self, text: str) -> int:
+        """Its offset; a name that is there already is used again, as every BTF writer does."""
+        entry = text.encode() + b"\0"
+        if b"\0" + entry not in self.strings and text:
+            self.strings += entry
+        return self.strings.index(b"\0" + entry) + 1 if text else 0
+
+    def add(self, kind: int, name: str, size_or_type: int, *words: int, vlen: int = 0, flag: int = 0) -> int:
+        info = flag << 31 | kind << 24 | vlen
+        self.types += struct.pack(f"<III{len(words)}I", self.name(name), info, size_or_type, *words)
+        self.count += 1
+        return self.count
+
+    def structure(
+        self, name: str, *members: tuple[str, int, int], size: int = 64, kind: int = STRUCT, flag: int = 0
+    ) -> int:
+        words = [word for text, type_id, bits in members for word in (self.name(text), type_id, bits)]
+        return self.add(kind, name, size, *words, vlen=len(members), flag=flag)
+
+    def bytes(self, magic: int = 0xEB9F, version: int = 1) -> bytes:
+        header = struct.pack(
+            "<HBBIIIII", magic, version, 0, 24, 0, len(self.types), len(self.types), len(self.strings)
+        )
+        return header + self.types + self.strings
+
+
+@pytest.fixture
+def blob() -> Blob:
+    blob = Blob()
+    number = blob.add(INT, "int", 4, 32)
+    blob.add(ENUM, "color", 4, 0, 1, vlen=1)
+    blob.structure("inner", ("first", number, 0), ("inum", number, 64))
+    nested = blob.structure("", ("deep", number, 32), kind=UNION)
+    named = blob.add(TYPEDEF, "inner_t", 3)
+    blob.add(FWD, "task", 0)
+    blob.structure(
+        "task", ("pid", number, 32), ("ns", blob.add(CONST, "", named), 128), ("", nested, 256), size=96
+    )
+    blob.structure("bits", ("flag", number, 3 << 24 | 5), ("whole", number, 16), flag=1)
+    blob.structure("tgid")
+    return blob
+
+
+def test_offsets_and_sizes(btf: ModuleType, blob: Blob) -> None:
+    read = btf.Btf(blob.bytes())
+    assert read.offset("task", "pid") == 4
+    assert read.offset("task", "ns") == 16
+    assert read.offset("task", "ns", "inum") == 24, "through const and typedef"
+    assert read.offset("task", "deep") == 36, "a member of an anonymous union is the structure's own"
+    assert read.offset("bits", "whole") == 2
+    assert read.size("task") == 96
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (("nothing", "pid"), "describes no struct nothing"),
+        (("task", "tgid"), "struct task has no member tgid"),
+        (("task", "pid", "x"), "no structure on the way"),
+        (("bits", "flag"), "as a bit field"),
+        (("int", "x"), "describes no struct int"),
+    ],
+)
+def test_what_is_not_there_is_said(btf: ModuleType, blob: Blob, names: tuple[str, ...], says: str) -> None:
+    with pytest.raises(btf.BtfError, match=re.escape(says)):
+        btf.Btf(blob.bytes()).offset(*names)
+
+
+@pytest.mark.parametrize("how", ["empty", "magic", "version", "cut", "kind", "dangling"])
+def test_a_broken_description_is_refused(btf: ModuleType, blob: Blob, how: str) -> None:
+    if how == "kind":
+        blob.add(30, "", 0)
+    if how == "dangling":
+        blob.structure("far", ("away", 4000, 0), ("", 5000, 0))
+    broken = {
+        "empty": b"",
+        "magic": blob.bytes(magic=0x9FEB),
+        "version": blob.bytes(version=2),
+        "cut": blob.bytes()[:-4],
+    }.get(how, blob.bytes())
+    with pytest.raises(btf.BtfError):
+        btf.Btf(broken).offset("far", "away", "x")
+
+
+def test_the_running_kernel_as_a_c_compiler_would_see_it(btf: ModuleType) -> None:
+    read = btf.Btf(Path(BTF).read_bytes())
+    assert read.offset("upid", "nr") == 0
+    assert read.offset("upid", "ns") == 8
+    assert read.size("upid") == 16
+    assert read.offset("task_struct", "tgid") == read.offset("task_struct", "pid") + 4
+    inum = read.offset("pid_namespace", "ns", "inum")
+    assert inum == read.offset("pid_namespace", "ns") + read.offset("ns_common", "inum")
+
+
+def test_the_reader_needs_nothing_but_the_standard_library(root: Path) -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import btf, loader"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, root / "bpf"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_type_ids_by_name_and_kind(btf: ModuleType, blob: Blob) -> None:
+    prototype = blob.add(13, "", 0)
+    traced = blob.add(TYPEDEF, "btf_trace_a", blob.add(PTR, "", prototype))
+    blob.add(12, "pid", prototype)
+    function = blob.add(12, "btf_trace_b", prototype)
+    blob.add(TYPEDEF, "btf_trace_b", prototype)
+    read = btf.Btf(blob.bytes())
+    assert read.type_id(btf.TYPEDEF, "btf_trace_a") == traced
+    assert read.type_id(btf.FUNCTION, "btf_trace_b") == function
+    for kind, name in ((btf.FUNCTION, "btf_trace_a"), (btf.TYPEDEF, "nothing")):
+        with pytest.raises(btf.BtfError, match=f"describes no {name}"):
+            read.type_id(kind, name)
+
+
+def number_or_refusal(btf: ModuleType, ask: Callable[[], int]) -> None:
+    """An offset or a size, or `BtfError`: nothing else comes out."""
+    with contextlib.suppress(btf.BtfError):
+        assert ask() >= 0
+
+
+@PATIENT
+@given(data=st.data())
+def test_a_description_with_any_words_in_it_is_read_or_refused(
+    btf: ModuleType, blob: Blob, data: st.DataObject
+) -> None:
+    text = bytearray(blob.bytes())
+    for at, word in data.draw(st.lists(st.tuples(st.integers(0, len(text) // 4 - 1), WORD), max_size=6)):
+        struct.pack_into("<I", text, 4 * at, word)
+    cut = data.draw(st.integers(0, len(text)) | st.just(len(text)))
+    number_or_refusal(btf, lambda: btf.Btf(bytes(text[:cut])).offset("task", "ns", "inum"))
+    number_or_refusal(btf, lambda: btf.Btf(bytes(text[:cut])).offset("task", "deep"))
+    number_or_refusal(btf, lambda: btf.Btf(bytes(text[:cut])).size("bits"))
+
+
+@PATIENT
+@example(types=[1, 0x4000001, 0], strings=b"")  # a structure whose member lies beyond the end
+@given(types=st.lists(WORD, max_size=40), strings=st.binary(max_size=40))
+def test_any_types_are_read_or_refused(btf: ModuleType, types: list[int], strings: bytes) -> None:
+    size = 4 * len(types)
+    header = struct.pack("<HBBIIIII", 0xEB9F, 1, 0, 24, 0, size, size, len(strings) + 6)
+    read = header + struct.pack(f"<{len(types)}I", *types) + b"\0task\0" + strings
+    number_or_refusal(btf, lambda: btf.Btf(read).offset("task", "task"))

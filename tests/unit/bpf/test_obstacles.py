@@ -1,0 +1,126 @@
+"""What stands in the way of the BPF map, told from what a kernel answers to programs of a few instructions.
+
+The kernels are stand-ins behind ``bpf(2)``. Real ones are booted by ``make kernels``; what can be broken on the running
+one is broken in tests/kernel/test_bpf_unavailable.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import importlib
+import os
+import struct
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from resolver.base.reasons import SourceFailure
+from resolver.pids.bpf_load import bpf_directory
+
+FETCHES, READS = 0xDB, 0x85  # codes of the instructions: an atomic one, a call
+
+
+@pytest.fixture(scope="module")
+def obstacles() -> ModuleType:
+    sys.path.insert(0, bpf_directory())
+    try:
+        return importlib.import_module("obstacles")
+    finally:
+        sys.path.pop(0)
+
+
+def told(
+    obstacles: ModuleType,
+    *,
+    to_the_call: int = errno.E2BIG,
+    to_every_program: int = 0,
+    to_programs_with: dict[int, int] | None = None,
+    release: str = "6.1.0",
+    machine: str = "x86_64",
+    profile: str = "",
+    filtered: bool = False,
+) -> Any:
+    """The error that is raised on a kernel with these answers, each an error number."""
+
+    class Answering(obstacles.Kernel):  # type: ignore[misc, name-defined]
+        def call(self, command: int, attributes: bytes, size: int) -> int:
+            assert command == 5
+            if size > 4096:
+                return -to_the_call
+            if to_the_call != errno.E2BIG:
+                return -to_the_call
+            kind, count, instructions, licence, level, log_size, log = struct.unpack_from(
+                "=IIQQIIQ", attributes
+            )
+            assert (kind, level, ctypes.string_at(licence)) == (17, 1, b"GPL")
+            codes = ctypes.string_at(instructions, 8 * count)[::8]
+            assert codes[-1] == 0x95
+            answer = to_every_program
+            for code, refusal in (to_programs_with or {}).items():
+                answer = answer or (refusal if code in codes else 0)
+            if answer:
+                ctypes.memmove(log, b"no\0", min(log_size, 3))
+            return -answer if answer else os.open("/dev/null", os.O_RDONLY)
+
+        def filtered(self) -> bool:
+            return filtered
+
+        def confinement(self) -> str:
+            return profile
+
+    kernel = Answering()
+    kernel.release, kernel.machine = release, machine
+    try:
+        obstacles.require_kernel(kernel)
+    except obstacles.LoadError as error:
+        return error
+    return obstacles.LoadError("", "nothing is in the way")
+
+
+@pytest.mark.parametrize(
+    ("how", "cause", "says"),
+    [
+        ({}, "", "nothing is in the way"),
+        ({"filtered": True, "profile": "docker-default (enforce)"}, "", "nothing is in the way"),
+        ({"to_programs_with": {FETCHES: errno.EINVAL}}, "kernel", "that Linux has since 5.12"),
+        ({"to_programs_with": {FETCHES: 524}, "machine": "aarch64"}, "kernel", "that Linux has since 5.18"),
+        ({"to_programs_with": {READS: errno.EINVAL}}, "lockdown", "blocked by kernel lockdown"),
+        ({"to_every_program": errno.EINVAL}, "kernel", "takes no BPF program for tracepoints"),
+        ({"to_the_call": errno.ENOSYS}, "kernel", "was built without bpf()"),
+        ({"to_the_call": errno.ENOSYS, "filtered": True}, "seccomp", "forbidden here (ENOSYS) by the seccomp filter"),
+        ({"to_the_call": errno.EPERM, "filtered": True}, "seccomp", "forbidden here (EPERM) by the seccomp filter"),
+        (
+            {"to_the_call": errno.EPERM, "filtered": True, "profile": "cri (enforce)"},
+            "seccomp",
+            "by the seccomp filter of this process. The filter",
+        ),
+        (
+            {"to_the_call": errno.EPERM, "filtered": True, "profile": "cri (enforce)", "release": "5.15.0-204"},
+            "seccomp",
+            "or by the security module that holds this process to 'cri (enforce)'",
+        ),
+        ({"to_the_call": errno.EPERM, "profile": "cri (enforce)"}, "module", "holds this process to 'cri (enforce)'"),
+        ({"to_every_program": errno.EACCES, "profile": "spc_t"}, "module", "forbidden here (EACCES)"),
+        ({"to_every_program": errno.EPERM}, "module", "before Linux 5.11 by the limit on locked memory"),
+    ],
+)  # fmt: skip
+def test_each_obstacle_has_its_name(
+    obstacles: ModuleType, how: dict[str, Any], cause: str, says: str
+) -> None:
+    error = told(obstacles, **how)
+    assert (error.cause, says in str(error)) == (cause, True), error
+    assert not cause or "--source netlink or scan" in str(error)
+
+
+def test_what_the_kernel_said_of_it_is_kept(obstacles: ModuleType) -> None:
+    assert told(obstacles, to_programs_with={FETCHES: errno.EINVAL}).detail == "no"
+
+
+def test_doctor_has_a_remedy_for_every_cause(obstacles: ModuleType) -> None:
+    named = set(
+        obstacles.LoadError.__doc__.split("``cause`` is one of")[1].replace("``", "`").split("`")[1::2]
+    )
+    assert named == {*SourceFailure} - {SourceFailure.MEMORY, SourceFailure.NETLINK, SourceFailure.SCAN}

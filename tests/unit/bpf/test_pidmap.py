@@ -1,0 +1,95 @@
+"""``bpf/pidmap.h``, as a C compiler lays it out, against the Python side."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from struct import Struct
+
+import pytest
+
+from resolver.linux.procfs import HOST_PIDNS
+from resolver.pids.bpf_load import bpf_directory
+from resolver.pids.bpf_syscall import (
+    BUSY,
+    COUNTERS,
+    ENDED,
+    EXIT_SHIFT,
+    LAYOUTS,
+    SPREAD,
+    TOMBSTONE_PLACES,
+    syscall_number,
+)
+
+#: Struct, and its members in the order of the Python format; an array stands for its elements.
+MEMBERS = {
+    "level": ("pidns", "ns_pid"),
+    "process": ("start_time", "host_tgid", "level", "levels", "next.pidns", "next.ns_pid"),
+    "init": ("start_time", "host_tgid", "padding"),
+    "slot": (
+        "level.pidns",
+        "level.ns_pid",
+        *(f"process.{name}" for name in ("start_time", "host_tgid", "level", "levels")),
+        "process.next.pidns",
+        "process.next.ns_pid",
+    ),
+    "present": ("start_time", "host_tgid", "ends"),
+    "counters": COUNTERS,
+}
+
+
+@pytest.fixture(scope="module")
+def in_c(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """``{expression: number}`` of every size and offset, and of the limits."""
+    expressions = ["HOST_PIDNS", "SPREAD", "BUSY", "ENDED", "EXIT_SHIFT", "TOMBSTONE_PLACES"]
+    for name, members in MEMBERS.items():
+        expressions.append(f"sizeof(struct {name})")
+        for member in members:
+            expressions.append(f"offsetof(struct {name}, {member})")
+            expressions.append(f"sizeof(((struct {name} *)0)->{member})")
+    lines = [f'printf("%s=%llu\\n", "{each}", (unsigned long long)({each}));' for each in expressions]
+    place = tmp_path_factory.mktemp("layout")
+    source = '#include <stddef.h>\n#include <stdio.h>\n#include "pidmap.h"\nint main(void)\n{\n'
+    (place / "layout.c").write_text(source + "\n".join(lines) + "\nreturn 0;\n}\n")
+    command = ["cc", "-Wall", "-Werror", f"-I{bpf_directory()}", "-o", f"{place}/layout", f"{place}/layout.c"]
+    subprocess.run(command, check=True)
+    said = subprocess.run([place / "layout"], capture_output=True, text=True, check=True).stdout
+    return {name: int(value) for name, value in (line.split("=") for line in said.splitlines())}
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_every_member_is_where_python_reads_it(in_c: dict[str, int], name: str) -> None:
+    layout, members = LAYOUTS[name], MEMBERS[name]
+    codes = "".join(
+        code * int(count or 1) for count, code in re.findall(r"(\d*)([A-Za-z])", layout.format.lstrip("="))
+    )
+    assert len(codes) == len(members)
+    assert in_c[f"sizeof(struct {name})"] == layout.size
+    for index, member in enumerate(members):
+        assert in_c[f"offsetof(struct {name}, {member})"] == Struct("=" + codes[:index]).size, member
+        assert in_c[f"sizeof(((struct {name} *)0)->{member})"] == Struct("=" + codes[index]).size, member
+
+
+def test_every_struct_of_the_header_is_compared() -> None:
+    header = (Path(bpf_directory()) / "pidmap.h").read_text()
+    assert set(re.findall(r"^struct (\w+) {", header, re.MULTILINE)) == MEMBERS.keys()
+    assert set(LAYOUTS) == MEMBERS.keys() | {"u32"}
+    counters = header[header.index("struct counters {") : header.index("/* What the iterator writes")]
+    assert tuple(re.findall(r"__u64 (\w+);", counters)) == COUNTERS
+
+
+def test_the_limits(in_c: dict[str, int]) -> None:
+    assert in_c["HOST_PIDNS"] == HOST_PIDNS
+    assert (in_c["SPREAD"], in_c["BUSY"]) == (SPREAD, BUSY)
+    assert (in_c["ENDED"], in_c["EXIT_SHIFT"]) == (ENDED, EXIT_SHIFT)
+    assert in_c["TOMBSTONE_PLACES"] == TOMBSTONE_PLACES
+    assert in_c["BUSY"] > in_c["ENDED"] > 1 << 22  # PID_MAX_LIMIT
+
+
+def test_the_system_call_of_each_machine() -> None:
+    from resolver.base.errors import CannotKnow
+
+    assert (syscall_number("x86_64"), syscall_number("aarch64")) == (321, 280)
+    with pytest.raises(CannotKnow, match=r"runs on x86_64 and aarch64, and this is riscv64: use --source"):
+        syscall_number("riscv64")

@@ -1,0 +1,552 @@
+"""`status`, `containers`, `events` and `config`, asking a daemon that serves the API's real shapes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from resolver import __version__, config
+from resolver.api import shapes
+from resolver.base.reasons import RegionReason, SampleReason
+from resolver.base.text import printable
+from resolver.cli._explain.known import _documents as answers_of
+from resolver.cli.ask_daemon import duration, moment
+from resolver.gpu.attribution import NOTHING, Sample
+from resolver.gpu.inventory import Gpu, Illness, Inventory
+from resolver.state import Container, RegionReport, Snapshot, Worker
+from tests.fakes import cachefiles
+from tests.fakes.busy import GIB, GPUS, Builder
+from tests.fakes.command import called as resolver
+from tests.fakes.command import on_terminal
+from tests.fakes.pictures import picture
+from tests.fakes.socket_server import SocketServer, http
+
+CID, OTHER = "4ca7193c" * 8, "0123abcd" * 8
+UID = "23c50244-5588-46da-b958-f3cfca0c0cef"
+AT = 1_700_000_000.0
+
+
+class Daemon(SocketServer):
+    """Answers with documents, each to its path, and streams events until it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.documents: dict[str, Any] = {}
+        self.stream: list[dict[str, Any]] = []
+        super().__init__(path, self._tell)
+
+    @property
+    def targets(self) -> list[str]:
+        return [request.split()[1].decode() for request in self.requests]
+
+    def _tell(self, channel: socket.socket) -> None:
+        if b"text/event-stream" in self.requests[-1]:
+            events = [
+                b"id: %d\ndata: %s\n\n" % (each["number"], json.dumps(each).encode()) for each in self.stream
+            ]
+            channel.sendall(b"HTTP/1.1 200 OK\r\n\r\n: hello\n\n" + b"".join(events))
+            return
+        document = self.documents.get(self.targets[-1].partition("?")[0])
+        found = document is not None
+        body = msgspec.json.encode(document if found else {"detail": "no such route"})
+        channel.sendall(http(body, "200 OK" if found else "404 Not Found"))
+
+    def show(self, snapshot: Snapshot) -> None:
+        """What a daemon with this picture answers."""
+        self.documents |= {f"/v1/{name}": told() for name, told in answers_of(snapshot).items()}
+        self.documents["/v1/unresolved"] = {"by_reason": shapes.unresolved_counts(snapshot)}
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    with Daemon(tmp_path / "d.sock") as daemon:
+        daemon.show(picture())
+        yield daemon
+
+
+def pairs_of(text: str) -> dict[str, str]:
+    return dict(re.split(r"\s{2,}", line, maxsplit=1) for line in text.splitlines())
+
+
+# ---- nobody there -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["status", "containers", "events"])
+def test_without_a_daemon_it_is_4_and_says_what_to_do(command: str, tmp_path: Path) -> None:
+    done = resolver(command, "--socket", str(tmp_path / "none.sock"))
+    assert (done.returncode, done.stdout) == (4, "")
+    for words in (f"{tmp_path}/none.sock", "no such socket", "resolver run", "RESOLVER_SOCKET", "reverse"):
+        assert words in done.stderr
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(tmp_path / "gone.sock"))
+    done = resolver(command, RESOLVER_SOCKET=str(tmp_path / "gone.sock"))
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "no process listens" in done.stderr
+
+
+ODD = {"events": 3, "containers": [{}], "source": []}
+NONSENSE: tuple[Any, ...] = ({}, [], None, 7, ODD, {"events": [[]]})
+
+
+@pytest.mark.parametrize("command", ["status", "containers", "events", "top"])
+@pytest.mark.parametrize("document", NONSENSE, ids=str)
+def test_a_daemon_of_another_kind_is_told_and_no_traceback(
+    daemon: Daemon, command: str, document: Any
+) -> None:
+    """None: it does not know the route at all."""
+    for path in ("/v1/status", "/v1/unresolved", "/v1/containers", "/v1/events"):
+        daemon.documents[path] = document
+    done = resolver(command, "--socket", str(daemon.path))
+    assert "Traceback" not in done.stderr
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "of this version" in done.stderr
+
+
+def test_config_does_without_such_a_daemon(daemon: Daemon) -> None:
+    for document in (None, {"settings": 5}):
+        daemon.documents["/v1/status"] = document
+        done = resolver("config", "--json", "--socket", str(daemon.path))
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["daemon"] is None
+
+
+def test_the_daemons_version_or_that_it_does_not_say_it(daemon: Daemon) -> None:
+    told = json.loads(resolver("version", "--json", "--socket", str(daemon.path)).stdout)
+    assert told == {"resolver": __version__, "daemon": __version__, "daemon_unknown": None}
+    daemon.documents["/v1/status"] = []
+    done = resolver("version", "--socket", str(daemon.path))
+    assert "of another version" in done.stdout
+
+
+# ---- status -------------------------------------------------------------------------------------------------------
+
+
+def sick() -> Snapshot:
+    """A node on which much is wrong."""
+    hot = (Illness("too_hot", "96 C", AT),)
+    gpu = Gpu("GPU-1", 0, 0, "NVIDIA L4", 1, 1, 5, 96, 70.0, False, (), 0, "ok", "", hot)
+    orphans = tuple(Sample(n, "GPU-1", 5, SampleReason.NO_SLOT, None) for n in range(3))
+    return picture(
+        source="netlink",
+        sources_not_used={"bpf": "this kernel has no BTF"},
+        incomplete="7 events were lost",
+        not_ready="the canary was not found through netlink",
+        inventory=Inventory(3, AT, "550.54.15", (gpu, replace(gpu, uuid="GPU-2", illnesses=()))),
+        joined=NOTHING._replace(error="NVML does not answer", orphans=orphans),
+        collected_at=AT - 90,
+        rejected={"/x.cache": RegionReason.UNKNOWN_SIZE},
+        workers=(Worker("nvml worker", 4, 3, "it hung"), Worker("slot writer", 1, 0, None)),
+        counters={"repairs_missing": 2, "repairs_stale": 5, "repairs_wrong_namespace": 0, "conflicts": 1},
+        dry_run=True,
+    )
+
+
+def test_a_healthy_daemon(daemon: Daemon) -> None:
+    daemon.show(picture(started_at=AT - 11_520, collected_at=AT - 0.4, joined=NOTHING._replace(error="")))
+    done = resolver("status", "--socket", str(daemon.path))
+    assert (done.returncode, done.stderr) == (0, "")
+    told = pairs_of(done.stdout)
+    assert told["resolver"] == f"{__version__}, up 3h 12m, PID {os.getpid()}"
+    assert told["ready"] == "yes"
+    assert told["source"] == "scan, 5 processes"
+    assert told["hostpid is"].startswith("host (by version: driver 550.54.15")
+    assert told["nvml"] == "driver 550.54.15, answered 0.4s ago"
+    assert (told["gpus"], told["unresolved"], told["repairs"]) == ("0", "0", "0")
+    assert re.fullmatch(r"[0-9.]+ MiB, [0-9.]+% of a CPU since its start", told["cost"])
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("placement", "project"),
+    [("hami", "HAMi device plugin"), ("", "no known placement"), ("later", "later")],
+)
+def test_a_file_at_any_place_is_counted(daemon: Daemon, placement: str, project: str) -> None:
+    """A newer daemon may know more placements than the command."""
+    region = RegionReport("/dir/pod_main/a.cache", "pod", "main", "v1.2", (), placement=placement, slots=())
+    daemon.show(picture(started_at=AT, collected_at=AT, joined=NOTHING._replace(error=""), regions=(region,)))
+    done = resolver("status", "--socket", str(daemon.path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert pairs_of(done.stdout)["found"] == f"1 in /dir ({project})"
+
+
+def test_everything_that_is_wrong_is_told(daemon: Daemon) -> None:
+    daemon.show(sick())
+    done = resolver("status", "--socket", str(daemon.path))
+    assert done.returncode == 1
+    told = pairs_of(done.stdout)
+    for words in (
+        "its passes have stopped: the last pass over the slots is",
+        "not ready: the canary was not found through netlink",
+        "NVML is unavailable: NVML does not answer",
+        "its map is incomplete: 7 events were lost",
+        "it is a dry run: so it writes nothing",
+    ):
+        assert re.search(rf"^trouble +{words}", done.stdout, re.MULTILINE)
+    assert told["ready"] == "no"
+    assert told["not bpf"] == "this kernel has no BTF"
+    assert told["nvml"] == "driver 550.54.15, answered 1m 30s ago"
+    assert told["gpus"] == "2, 1 unhealthy"
+    assert told["regions"] == "0, 1 file skipped"
+    assert told["no slot"] == "3: 3 no_slot"
+    assert told["repairs"] == "7: 5 stale, 2 missing"
+    assert told["contested"] == "1 conflicts"
+    assert told["nvml worker"] == "4 starts, 3 failures, the last: it hung"
+
+
+def test_status_brief_and_status_that_waits(daemon: Daemon) -> None:
+    where = ("--socket", str(daemon.path))
+    daemon.show(sick())
+    done = resolver("status", "--brief", *where)
+    assert (done.returncode, set(pairs_of(done.stdout))) == (
+        1,
+        {"resolver", "ready", "source", "not bpf", "trouble"},
+    )
+    assert resolver("status", "--brief", "--wait", "0.3", *where).returncode == 1
+    ready = threading.Timer(0.5, lambda: daemon.show(picture()))
+    ready.start()
+    assert resolver("status", "--brief", "--wait", *where).returncode == 0
+    ready.join()
+
+
+def test_what_nvml_never_said_is_no_zero(daemon: Daemon) -> None:
+    told = pairs_of(resolver("status", "--socket", str(daemon.path)).stdout)
+    assert told["nvml"] == "driver 550.54.15, has not answered yet"
+    assert told["trouble"] == "NVML is unavailable: NVML was not asked yet"
+    assert told["gpus"] == "-"
+    assert "processes" not in told
+
+
+def test_status_as_json_is_the_daemons_with_the_reasons(daemon: Daemon) -> None:
+    daemon.show(sick())
+    done = resolver("status", "--json", "--socket", str(daemon.path))
+    told = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert told.pop("unresolved") == {"slots": {}, "samples": {"no_slot": 3}}
+    assert told == json.loads(msgspec.json.encode(shapes.status(sick(), {})))
+
+
+def test_colour_is_for_terminals_and_only_if_nobody_minds(daemon: Daemon) -> None:
+    arguments = ("status", "--socket", str(daemon.path))
+    assert "\x1b[32myes\x1b[0m" in on_terminal(*arguments, NO_COLOR="")
+    plain = on_terminal(*arguments, NO_COLOR="1")
+    assert "\x1b" not in plain
+    assert pairs_of(plain)["ready"] == "yes"
+    assert "\x1b" not in on_terminal(*arguments, TERM="dumb", NO_COLOR="")
+
+
+# ---- containers ---------------------------------------------------------------------------------------------------
+
+RUNNING = (
+    Container(
+        CID, UID, "main", "team-a", "train-0", "containerd", 4026532177, 24390, ("/a.cache",), AT - 3700
+    ),
+    Container(OTHER, *(None,) * 7, (), AT - 5),
+)
+
+
+def test_a_table_of_containers_for_programs(daemon: Daemon) -> None:
+    daemon.show(picture(containers=RUNNING))
+    done = resolver("containers", "--socket", str(daemon.path))
+    assert (done.returncode, done.stderr) == (0, "")
+    head, *rows = [re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines()]
+    names = ["CONTAINER", "NAMESPACE", "POD", "NAME", "POD UID", "PIDNS", "HOST PID", "REGIONS", "SINCE"]
+    assert head == [*names, "CORE", "MEMORY"]
+    since = "2023-11-14T21:11:40.000Z"
+    assert rows == [
+        [CID, "team-a", "train-0", "main", UID, "4026532177", "24390", "1", since, "-", "-"],
+        [OTHER, "-", "-", "-", "-", "-", "-", "0", "2023-11-14T22:13:15.000Z", "-", "-"],
+    ]
+
+
+def test_use_and_limits_of_containers_and_who_is_over_them(daemon: Daemon) -> None:
+    build = Builder()
+    build.named(GPUS[0], "research/train-0/main")
+    build.process("x", 5, 5, 52, 2.0)
+    build.regions[0] = replace(build.regions[0], limit=(GIB * 3 // 2,), sm_limit=(60,))
+    build.named(GPUS[1], "research/free-0-with-a-name-as-deployments-give-7f9c8d6b5c-x2x9k/main")
+    build.process("x", 6, 5, 12, 1.0)
+    daemon.show(build.picture())
+    done = resolver("containers", "--socket", str(daemon.path))
+    rows = [re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines()]
+    assert [row[-2:] for row in rows] == [["CORE", "MEMORY"], ["12%", "1.0G"], ["52%/60%", "2.0G/1.5G!"]]
+    text = on_terminal("containers", "--socket", str(daemon.path), NO_COLOR="1")
+    assert max(map(len, text.splitlines())) <= 80, text
+    assert re.search(r"research +free\S*~\S+x2x9k +main ", text), text
+
+
+def test_a_name_cannot_speak_to_the_terminal(daemon: Daemon) -> None:
+    evil = replace(RUNNING[0], container_name="a\x1b[2J\nb\u202e", pod="x y")
+    daemon.show(picture(containers=(evil,)))
+    for text in (
+        resolver("containers", "--socket", str(daemon.path)).stdout,
+        on_terminal("containers", "--socket", str(daemon.path), NO_COLOR="1"),
+    ):
+        assert r"a\x1b[2J\nb\u202e" in text
+        assert len(text.splitlines()) == 2
+
+
+# ---- events -------------------------------------------------------------------------------------------------------
+
+
+def event(number: int, kind: str = "repair", **fields: object) -> dict[str, Any]:
+    return {"number": number, "at": AT + number / 1000, "kind": kind, "fields": fields}
+
+
+@pytest.fixture
+def events(daemon: Daemon) -> Daemon:
+    kept = [event(n, slot=n) for n in range(1, 20)]
+    kept += [event(20, "policy", why="driver 570: it's new", n=None), event(21, container="u_main", after=7)]
+    daemon.documents["/v1/events"] = {"at": AT, "events": kept}
+    return daemon
+
+
+def test_events_a_line_each(events: Daemon) -> None:
+    done = resolver("events", "--socket", str(events.path))
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 21
+    assert lines[0] == "2023-11-14T22:13:20.001Z  repair              slot=1"
+    assert lines[19] == '2023-11-14T22:13:20.020Z  policy              why="driver 570: it\'s new" n=null'
+    assert lines[20] == "2023-11-14T22:13:20.021Z  repair              container=u_main after=7"
+
+
+def test_some_events(events: Daemon) -> None:
+    def numbers(*arguments: str) -> list[int]:
+        done = resolver("events", "--json", "--socket", str(events.path), *arguments)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line)["number"] for line in done.stdout.splitlines()]
+
+    assert numbers("--last", "2") == [20, 21]
+    assert numbers("--last", "0") == []
+    assert numbers("--kind", "policy") == [20]
+    assert numbers("--kind", "repair", "--last", "2") == [19, 21]
+    assert numbers("--kind", "policy", "--kind", "repair", "--last", "99") == list(range(1, 22))
+    assert numbers("--kind", "source") == []
+
+
+def test_events_since(events: Daemon) -> None:
+    events.documents["/v1/events"]["at"] = AT + 600
+    for since, expected in (("9m", []), ("11m", [*range(1, 22)]), ("599.9905", [*range(10, 22)])):
+        done = resolver("events", "--json", "--since", since, "--socket", str(events.path))
+        assert [json.loads(line)["number"] for line in done.stdout.splitlines()] == expected, since
+
+
+def of_pods(daemon: Daemon) -> None:
+    other = UID.replace("2", "3")
+    daemon.show(picture(containers=RUNNING[:1]))
+    about = {"container": f"{UID}_main", "pod_uid": UID, "container_name": "main"}
+    old = {
+        "container_id": OTHER,
+        "pod_uid": other,
+        "container_name": "main",
+        "namespace": "old",
+        "pod": "gone",
+    }
+    repair = {"ns_pid": 2, "host_pid": 24395, "slot": 0, "reason": "missing", "before": 0, "after": 24395}
+    file = {"container": f"{other}_main", "path": f"/usr/local/vgpu/containers/{other}_main/a.cache"}
+    kept = [
+        event(1, "repair", **about, **repair),
+        event(2, "container_ended", **old),
+        event(3, "conflict", **file),
+        event(4, "policy", why="a driver that nobody knows: " * 6),
+    ]
+    daemon.documents["/v1/events"] = {"at": AT, "events": kept}
+
+
+@pytest.mark.parametrize(
+    ("pod", "expected"),
+    [("team-a/train-0", [1]), (UID, [1]), (UID[:8], [1]), ("old/gone", [2, 3])],
+)
+def test_events_of_a_pod_that_runs_or_ran(daemon: Daemon, pod: str, expected: list[int]) -> None:
+    of_pods(daemon)
+    done = resolver("events", "--json", "--pod", pod, "--socket", str(daemon.path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [json.loads(line)["number"] for line in done.stdout.splitlines()] == expected
+
+
+def test_events_of_a_pod_that_never_was(daemon: Daemon) -> None:
+    of_pods(daemon)
+    done = resolver("events", "--pod", "no/such", "--socket", str(daemon.path))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no pod here is or was called 'no/such'" in done.stderr
+
+
+def test_events_fit_a_terminal(daemon: Daemon) -> None:
+    of_pods(daemon)
+    text = on_terminal("events", "--socket", str(daemon.path), NO_COLOR="1")
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("11-14 22:13:20 repair team-a/train-0/main ns_pid=2 host_pid=24395 slot=0")
+    assert any(line.startswith("11-14 22:13:20 container_ended old/gone/main") for line in lines)
+
+
+def test_following_goes_on_where_the_kept_ones_end(events: Daemon) -> None:
+    events.stream = [event(22, slot=5), event(23, "policy"), event(24, slot=6)]
+    done = resolver("events", "-f", "--json", "--kind", "repair", "--socket", str(events.path))
+    numbers = [json.loads(line)["number"] for line in done.stdout.splitlines()]
+    assert numbers == [*range(11, 20), 21, 22, 24]
+    assert f"after={int(picture().started_at)}-21" in events.targets[-1]
+    assert "kind=repair" in events.targets[-1]
+    assert done.returncode == 4
+    assert "ended" in done.stderr
+
+
+@pytest.mark.parametrize("words", ["--last -1", "--last x", "--kind nonsense", "--since soon", "--pod a/b/c"])
+def test_events_asked_for_wrongly(words: str) -> None:
+    done = resolver("events", *words.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words.split()[1] in done.stderr
+
+
+WORDS = {"plain": "plain", "": '""', "a b": '"a b"', '"': r'"\""', "a=b": '"a=b"', "\x1b": r'"\u001b"'}
+
+
+@pytest.mark.parametrize(("value", "shown"), WORDS.items())
+def test_a_field_is_one_word(daemon: Daemon, value: str, shown: str) -> None:
+    daemon.documents["/v1/events"] = {"at": AT, "events": [event(1, "repair", why=value)]}
+    line = resolver("events", "--socket", str(daemon.path)).stdout
+    assert line == f"2023-11-14T22:13:20.001Z  repair              why={shown}\n"
+
+
+# ---- config -------------------------------------------------------------------------------------------------------
+
+
+def table(text: str) -> dict[str, tuple[str, str]]:
+    head, *rows = [re.split(r"\s{2,}", line) for line in text.splitlines()]
+    assert head == ["NAME", "VALUE", "FROM"]
+    return {name: (value, origin) for name, value, origin in rows}
+
+
+def test_each_setting_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text('interval = "500ms"\nnvml-interval = 2\nrun_dir = "/run/file"\n')
+    done = resolver("config", "--config", str(file), "--run-dir", "/run/flag", RESOLVER_NVML_INTERVAL="3")
+    assert done.returncode == 0, done.stderr
+    assert "`resolver run` would start with" in done.stderr
+    told = table(done.stdout)
+    assert set(told) == set(config.Settings.__struct_fields__)
+    assert told["interval"] == ("500ms", f"file {file}")
+    assert told["nvml_interval"] == ("3s", "environment RESOLVER_NVML_INTERVAL")
+    assert told["run_dir"] == ("/run/flag", "command line")
+    assert told["dry_run"] == ("false", "default")
+    assert told["broker"] == ("-", "default")
+
+
+def test_what_is_printed_can_be_given_back(tmp_path: Path) -> None:
+    done = resolver("config", "--interval", "1.5s", "--containers-dir", "/a", "--containers-dir", "/b")
+    told = table(done.stdout)
+    environ = {f"RESOLVER_{name.upper()}": value for name, (value, _) in told.items() if value != "-"}
+    settings = config.load(environ=environ)
+    assert settings == config.Settings(interval=1.5, containers_dir=("/a", "/b"))
+
+
+def test_the_template_is_a_settings_file_of_defaults(tmp_path: Path) -> None:
+    text = resolver("config", "--template").stdout
+    settings = [line.removeprefix("# ") for line in text.splitlines() if " = " in line]
+    (tmp_path / "r.toml").write_text("\n".join(settings))
+    assert config.load(file=str(tmp_path / "r.toml"), environ={}) == config.Settings()
+    assert len(settings) == len(config.SETTINGS)
+
+
+@pytest.mark.parametrize("more", [("--interval", "3s"), ("--config", "FILE")])
+def test_with_options_it_is_what_would_be(daemon: Daemon, tmp_path: Path, more: tuple[str, str]) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text("interval = 3.0\n")
+    arguments = [word.replace("FILE", str(file)) for word in more]
+    done = resolver("config", "--json", "--socket", str(daemon.path), *arguments)
+    told = json.loads(done.stdout)
+    assert told["daemon"] is None
+    assert told["settings"]["interval"]["value"] == 3.0
+    assert daemon.requests == []
+
+
+# ---- commands that go by the daemon's settings --------------------------------------------------------------------
+
+
+def with_settings(daemon: Daemon, **flags: object) -> None:
+    daemon.show(picture(settings=config.described(*config.load_with_origins(flags, environ={}))))
+
+
+def test_slots_are_those_of_the_daemons_directories(daemon: Daemon, tmp_path: Path) -> None:
+    cachefiles.container(tmp_path / "daemon")
+    with_settings(daemon, containers_dir=[str(tmp_path / "daemon")])
+    done = resolver("slots", "--json", "--socket", str(daemon.path), RESOLVER_CONTAINERS_DIR="/elsewhere")
+    assert done.returncode == 0, done.stderr
+    (file,) = json.loads(done.stdout)
+    assert file["path"].startswith(str(tmp_path / "daemon"))
+    assert f"{tmp_path}/daemon, containers_dir of the daemon at {daemon.path}" in done.stderr
+
+
+def test_without_a_daemon_slots_go_by_file_and_environment(tmp_path: Path) -> None:
+    cachefiles.container(tmp_path / "file")
+    (tmp_path / "r.toml").write_text(f'containers_dir = "{tmp_path}/file"\n')
+    none = {"RESOLVER_SOCKET": f"{tmp_path}/none.sock", "RESOLVER_CONFIG": f"{tmp_path}/r.toml"}
+    done = resolver("slots", "--json", **none)
+    (file,) = json.loads(done.stdout)
+    assert file["path"].startswith(str(tmp_path / "file"))
+    assert f"containers_dir by file {tmp_path}/r.toml (no daemon answers at" in done.stderr
+    done = resolver("slots", **none, RESOLVER_CONTAINERS_DIR=f"{tmp_path}/no")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{tmp_path}/no is not there" in done.stderr
+    done = resolver("slots", **none, RESOLVER_INTERVAL="soon")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_daemon_that_does_not_say_its_settings_is_said(daemon: Daemon, tmp_path: Path) -> None:
+    cachefiles.container(tmp_path / "here")
+    documents: tuple[Any, ...] = ({}, [], {"settings": 5}, {"settings": {"tea": 1}})
+    for document in documents:
+        daemon.documents["/v1/status"] = document
+        done = resolver("slots", "--socket", str(daemon.path), RESOLVER_CONTAINERS_DIR=str(tmp_path / "here"))
+        assert done.returncode == 0, done.stderr
+        assert "by environment RESOLVER_CONTAINERS_DIR" in done.stderr
+
+
+# ---- how things are printed ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0.0s"), (0.44, "0.4s"), (12, "12s"), (60, "1m 0s"), (11_520, "3h 12m"), (90_000, "1d 1h")],
+)
+def test_durations_for_people(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_moment_is_rounded_not_overflown() -> None:
+    assert moment(0.9996) == "1970-01-01T00:00:01.000Z"
+    assert moment(AT) == "2023-11-14T22:13:20.000Z"
+
+
+def test_only_what_can_be_seen_is_printable() -> None:
+    assert printable("pod-é 日本") == "pod-é 日本"
+    assert printable("a\tb\x7f") == r"a\tb\x7f"
+
+
+def test_a_file_that_is_named_goes_before_the_daemon(daemon: Daemon, tmp_path: Path) -> None:
+    cachefiles.container(tmp_path / "mine")
+    (tmp_path / "r.toml").write_text(
+        f'containers_dir = ["{tmp_path}/mine"]\npod_logs_dir = "{tmp_path}/pods"\n'
+    )
+    named = ("--config", f"{tmp_path}/r.toml", "--socket", str(daemon.path))
+    done = resolver("slots", *named)
+    assert done.returncode == 0
+    assert (
+        f"{tmp_path}/mine, containers_dir by file {tmp_path}/r.toml (--config {tmp_path}/r.toml)"
+        in done.stderr
+    )
+    assert resolver("reverse", str(os.getpid()), *named).returncode == 0
+    (tmp_path / "r.toml").write_text("containers_dri = 3\n")
+    for command in (["slots"], ["reverse", str(os.getpid())]):
+        done = resolver(*command, *named)
+        assert (done.returncode, "containers_dri" in done.stderr) == (2, True)

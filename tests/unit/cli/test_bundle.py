@@ -1,0 +1,223 @@
+"""`resolver bundle`: parts that hang or are too long cost their own time only, and no name survives --redact."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import stat
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver.cli import main
+from resolver.cli._bundle import parts as bundle_parts
+from resolver.cli._bundle.parts import Part, gather, parts
+from resolver.cli._bundle.redaction import Redactor
+from tests.fakes.pictures import FULL, picture
+from tests.fakes.served import Served, serving
+from tests.patience import PATIENCE_S
+
+CID, POD = "ab" * 32, "11111111-2222-3333-4444-555555555555"
+FACTS = "resolver.cli._bundle.facts"
+
+
+def unpacked(data: bytes) -> dict[str, str]:
+    """``{file: text}``, without the directory that all are in."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        members = archive.getmembers()
+        assert {member.mode for member in members} == {0o600}
+        assert len({member.name.partition("/")[0] for member in members}) == 1
+        return {m.name.partition("/")[2]: archive.extractfile(m).read().decode() for m in members}  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what asks the whole machine."""
+
+    def few(socket_path: str) -> tuple[Part, ...]:
+        return tuple(
+            part for part in parts(socket_path) if part.name not in ("doctor.json", "cache-files.json")
+        )
+
+    monkeypatch.setattr(bundle_parts, "parts", few)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_bundle_has_what_the_daemon_says_and_is_this_users_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with serving(tmp_path / "s", group=os.getgid(), **FULL) as served:
+            served.publish("repair", slot=3)
+            assert main(["bundle", "-o", str(tmp_path / "b.tar.gz"), "--socket", served.path]) == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "b.tar.gz").stat().st_mode) == 0o600
+    files = unpacked((tmp_path / "b.tar.gz").read_bytes())
+    manifest = json.loads(files["MANIFEST.json"])
+    assert manifest["redacted"] is False
+    for name in (
+        "status",
+        "containers",
+        "regions",
+        "slots",
+        "processes",
+        "unresolved",
+        "gpus",
+        "kernel",
+        "versions",
+    ):
+        assert manifest["parts"][f"{name}.json"]["trouble"] is None
+        assert json.loads(files[f"{name}.json"])
+    assert json.loads(files["slots.json"])["slots"][0]["hostpid"] == 4711
+    assert json.loads(files["events.jsonl"].splitlines()[0])["kind"] == "repair"
+    assert json.loads(files["kernel.json"])["release"] == os.uname().release
+    assert json.loads(files["versions.json"])["distributions"]["msgspec"]
+    assert "metrics.txt" in manifest["parts"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_a_daemon_there_is_a_bundle_all_the_same_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bundle", "--socket", str(tmp_path / "none")]) == 0
+    told = capsys.readouterr()
+    files = unpacked(Path(told.out.strip()).read_bytes())
+    manifest = json.loads(files["MANIFEST.json"])
+    assert "slots.json" not in files
+    assert "there is no such socket" in manifest["parts"]["slots.json"]["trouble"]
+    assert "slots.json" in told.err
+    assert json.loads(files["kernel.json"])
+
+
+def test_a_file_that_is_there_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "b").write_text("mine")
+    assert main(["bundle", "-o", str(tmp_path / "b")]) == 2
+    assert "File exists" in capsys.readouterr().err
+    assert (tmp_path / "b").read_text() == "mine"
+
+
+def test_what_hangs_is_ended_and_said_and_the_others_go_on(tmp_path: Path) -> None:
+    with Served(tmp_path / "s", picture()) as served:
+        served.hang()
+        hangs = Part("hangs", "", (FACTS, "route", "status", str(served.path)), 1.0)
+        began = time.monotonic()
+        found = list(gather([hangs, Part("kernel", "", (FACTS, "kernel"), 60.0)]))
+        served.recover()
+    assert [bool(each.text) for each in found] == [False, True]
+    assert "hangs" in found[0].trouble
+    assert (found[0].code, found[1].trouble) == (-9, "")
+    assert time.monotonic() - began < PATIENCE_S
+
+
+def test_what_is_too_long_is_cut_off_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle_parts, "MOST_BYTES", 100)
+    (found,) = gather([Part("kernel", "", (FACTS, "kernel"), 60.0)])
+    assert (len(found.text), "cut off" in found.trouble) == (100, True)
+
+
+def test_what_fails_says_so_in_its_own_words() -> None:
+    (found,) = gather([Part("x", "", (FACTS, "route", "status", "/nonexistent/s"), 60.0)])
+    assert (found.text, found.code) == ("", 1)
+    assert "there is no such socket" in found.trouble
+
+
+# ---- redaction ----------------------------------------------------------------------------------------------------
+
+CONTAINERS = {
+    "containers": [
+        {"container_id": CID, "pod_uid": POD, "container_name": "main", "namespace": "acme-corp", "pod": "train-0",
+         "runtime": "containerd", "regions": [f"/x/{POD}_main/a.cache"]},
+        {"container_id": None, "pod_uid": POD, "container_name": "train", "namespace": "acme", "pod": "train-0-b"},
+    ]
+}  # fmt: skip
+METRICS = (
+    "# HELP resolver_x About namespaces\n# TYPE resolver_x gauge\n"
+    f'resolver_x{{namespace="acme-corp",pod="train-0",container="main",pod_uid="{POD}",reason="missing"}} 4711\n'
+)
+
+
+def redacted(*texts: str) -> list[str]:
+    redactor = Redactor(["gpu-node-7"])
+    for text in texts:
+        redactor.learn(text)
+    return [redactor.redact(text) for text in texts]
+
+
+def test_the_same_name_has_the_same_pseudonym_in_every_part() -> None:
+    doctor = [
+        {
+            "check": "regions",
+            "found": f"1 file left alone: {POD}_main/a.cache on gpu-node-7 of acme-corp/train-0",
+        }
+    ]
+    one, two, three = redacted(json.dumps(CONTAINERS), METRICS, json.dumps(doctor))
+    first, second = json.loads(one)["containers"]
+    labels = dict(
+        part.split("=") for part in two.splitlines()[2].partition("{")[2].partition("}")[0].split(",")
+    )
+    for field, label in (
+        ("namespace", "namespace"),
+        ("pod", "pod"),
+        ("container_name", "container"),
+        ("pod_uid", "pod_uid"),
+    ):
+        assert labels[label] == f'"{first[field]}"'
+    found = json.loads(three)[0]["found"]
+    assert f"{first['namespace']}/{first['pod']}" in found
+    assert f"{first['pod_uid']}_{first['container_name']}/a.cache on host-1" in found
+    assert first["regions"] == [f"/x/{first['pod_uid']}_{first['container_name']}/a.cache"]
+    assert len({first["pod"], second["pod"]}) == len({first["namespace"], second["namespace"]}) == 2
+    assert (first["runtime"], labels["reason"]) == ("containerd", '"missing"')
+    for text in (one, two, three):
+        for name in (POD, CID, CID[:12], "acme", "train", "gpu-node-7"):
+            assert name not in text.replace("container", "")
+
+
+def test_keys_numbers_and_names_of_metrics_stay() -> None:
+    container = {"namespace": "x", "pod": "slots", "container_name": "resolver_x", "pod_uid": POD}
+    one, two, three = redacted(
+        json.dumps(container),
+        METRICS,
+        json.dumps({"slots": 3, "counters": {"repairs_missing": 1}, "at": 1.5}),
+    )
+    assert json.loads(three) == {"slots": 3, "counters": {"repairs_missing": 1}, "at": 1.5}
+    assert two.startswith("# HELP resolver_x About namespaces\n# TYPE resolver_x gauge\nresolver_x{")
+    assert two.endswith(" 4711\n")
+    assert "slots" not in json.loads(one).values()
+
+
+def test_what_is_about_the_driver_is_no_name() -> None:
+    status: dict[str, Any] = {"policy": {"namespace": "host", "why": "samples carry host PIDs"}}
+    assert json.loads(redacted(json.dumps(status))[0]) == status
+
+
+def test_lines_of_json_stay_lines_and_a_half_of_one_is_text() -> None:
+    events = [
+        {"kind": "repair", "fields": {"pod_uid": POD, "container_name": "main", "n": n}} for n in range(2)
+    ]
+    text = "\n".join(map(json.dumps, events)) + "\n"
+    (lines,) = redacted(text)
+    assert [json.loads(line)["fields"]["n"] for line in lines.splitlines()] == [0, 1]
+    assert POD not in lines
+    (cut,) = redacted(json.dumps(CONTAINERS, indent=1)[:-40])
+    for name in (POD, CID, "main", "acme", "train"):
+        assert name not in cut
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_bundle_that_finds_no_room_leaves_no_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_arguments: object, **_more: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tarfile, "open", full)
+    assert main(["bundle", "-o", str(tmp_path / "b.tar.gz"), "--socket", str(tmp_path / "none")]) == 5
+    assert "No space left on device" in capfd.readouterr().err
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,195 @@
+"""The front of the command line: help, versions, exit codes, and readers that go away."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resolver import __version__
+from resolver.cli import COMMANDS
+from resolver.cli.run import summary
+from tests.fakes import cachefiles
+from tests.fakes.command import called
+from tests.fakes.pictures import picture
+
+
+def test_version() -> None:
+    done = called("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"resolver {__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_names_every_command(arguments: list[str]) -> None:
+    done = called(*arguments)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    for name, text in COMMANDS.items():
+        assert re.search(rf"^ +{name} +{re.escape(text)}$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    done = called(command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: resolver {command} ")
+
+
+@pytest.mark.parametrize("command", ["lookup", "status"])
+def test_help_of_a_command(command: str) -> None:
+    assert called("help", command).stdout == called(command, "--help").stdout
+    assert called("help").stdout == called("--help").stdout
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["frobnicate", "--help"], ["Lookup", "a", "1"]])
+def test_an_unknown_command(arguments: list[str]) -> None:
+    done = called(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    for word in (arguments[0], *COMMANDS):
+        assert word in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["stats"], "did you mean status?"),
+        (["Lookup", "a", "1"], "did you mean lookup?"),
+        (["run", "--dry-rnu"], "did you mean --dry-run for --dry-rnu?"),
+        (["run", "--nvml-intervall=1s"], "did you mean --nvml-interval for --nvml-intervall=1s?"),
+        (["--versoin"], "did you mean --version for --versoin?"),
+        (["run", "--source", "bpff"], "'bpff' is not possible (did you mean bpf?)"),
+        (["doctor", "--only", "nvlm"], "there is no check 'nvlm' (did you mean nvml?)"),
+    ],
+)
+def test_the_nearest_word_is_suggested(arguments: list[str], meant: str) -> None:
+    done = called(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert meant in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_option_is_spelt_out() -> None:
+    done = called("run", "--dry", "--on")
+    assert (done.returncode, "unrecognized arguments: --dry --on" in done.stderr) == (2, True)
+
+
+def test_what_is_like_nothing_has_no_suggestion() -> None:
+    assert "did you mean" not in called("frobnicate").stderr + called("run", "--zzz").stderr
+
+
+def test_both_versions(tmp_path: Path) -> None:
+    done = called("version", "--socket", str(tmp_path / "none.sock"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(rf"^resolver +{re.escape(__version__)}$", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^daemon +unknown: no daemon answers at .*none\.sock: there is no such socket$",
+        done.stdout,
+        re.MULTILINE,
+    )
+
+
+WRONG = """--frobnicate; run --frobnicate; run --interval; run --interval soon; run --interval 9h --once
+    run --source tea-leaves; run --config /nonexistent.toml; lookup; lookup abcdef; lookup abcdef seven
+    slots --frobnicate; reverse; reverse seven; status now; containers --frobnicate; events --kind tea
+    config --source tea-leaves; config --interval soon; completion tcsh"""
+
+
+@pytest.mark.parametrize("words", re.split("; |\n *", WRONG))
+def test_wrong_usage_is_exit_2_with_a_word_on_standard_error(words: str) -> None:
+    done = called(*words.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "resolver" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_commands_are_loaded_only_when_asked_for() -> None:
+    code = "import sys, resolver.cli; print([m for m in sys.modules if m.startswith('resolver.cli.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    cachefiles.container(tmp_path)
+    for arguments in (
+        ["slots", "--json", str(tmp_path)],
+        ["slots", str(tmp_path)],
+        ["--help"],
+        ["--version"],
+    ):
+        reading, writing = os.pipe()
+        os.close(reading)  # before the first byte: the buffer is found broken only when it is flushed
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "resolver", *arguments],
+                stdout=writing,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        finally:
+            os.close(writing)
+        assert (done.returncode, done.stderr) == (0, ""), arguments
+
+
+@pytest.mark.parametrize("command", ["slots", "slots --json", "--help", "version", "config"])
+def test_a_full_disk_is_a_sentence_and_an_exit_code_of_its_own(tmp_path: Path, command: str) -> None:
+    cachefiles.container(tmp_path)
+    path = str(tmp_path) if "slots" in command else ""
+    words = f"{sys.executable} -m resolver {command} {path} >/dev/full"
+    done = subprocess.run(["sh", "-c", words], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 5
+    assert done.stderr.splitlines()[-1] == (
+        "resolver: the output is not complete (No space left on device): make room for it"
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_no_standard_output_at_all(tmp_path: Path) -> None:
+    cachefiles.container(tmp_path)
+    command = f"{sys.executable} -m resolver slots --json {tmp_path} >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_interrupt_is_130() -> None:
+    code = (
+        "import resolver.cli.slots as s, resolver.cli, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background starts without
+        "def run(args): print('ready', flush=True); time.sleep(60)\n"
+        "s.run = run\nsys.exit(resolver.cli.main(['slots']))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+
+
+def test_a_missing_directory_is_named_and_not_auto() -> None:
+    said = summary(picture(missing_dirs=("auto",)), dry_run=True)
+    assert "auto" not in said
+    assert "/usr/local/vgpu/containers, " in said
+    assert "do not exist: is HAMi installed on this node?" in said
+
+
+def test_a_user_without_rights_is_told_in_a_sentence() -> None:
+    code = "import os, resolver.cli.run as run; os.setuid(65534); run._require_rights()"
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, check=False)
+    assert "the daemon needs root to see which files other users' processes map: run it with" in done.stderr
+
+
+def test_root_is_not_told_to_be_root(tmp_path: Path) -> None:
+    """A run directory on a read-only file system."""
+    code = f"from resolver.linux.node_lock import NodeLock; NodeLock('{tmp_path}/run')"
+    mount = f"mount --bind {tmp_path} {tmp_path}; mount -o remount,ro,bind {tmp_path}"
+    words = ["unshare", "--mount", "sh", "-ec", f'{mount}; exec "$@"', "sh", sys.executable, "-c", code]
+    done = subprocess.run(words, stderr=subprocess.PIPE, text=True, check=False)
+    assert "(Read-only file system): mount it writable, or name another with --run-dir" in done.stderr

@@ -1,0 +1,162 @@
+"""Completion in the real shells: what is typed, then the Tab of a person, then what the shell made of it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from resolver.base.event_names import KINDS
+from resolver.cli import COMMANDS, main, parser_of
+from resolver.cli.completion import PATHS
+from resolver.config import SourceName
+from tests.fakes.terminal import Terminal
+from tests.patience import PATIENCE_S
+
+ROOT: Final = Path(__file__).parents[3]
+SOURCES: Final = {name.value for name in SourceName}
+#: Keys that the shells below are told to put all completions into the line for.
+EVERYTHING: Final = "\x18\x05"
+_LIMIT_S: Final = PATIENCE_S
+
+_BASH = r"""
+PS1='ready> '; bind 'set enable-bracketed-paste off' 'set completion-query-items -1'
+bind '"\C-x\C-e": insert-completions'
+source '%s'
+"""
+_ZSH = r"""
+PS1='ready> '; unsetopt zle_bracketed_paste prompt_sp prompt_cr 2>/dev/null; zle_highlight=(none)
+autoload -U compinit; compinit -u -D
+source '%s'
+_everything() { _main_complete; compstate[insert]=all; compstate[list]=''; }
+zle -C everything complete-word _everything; bindkey '^X^E' everything
+"""
+#: Prints the words of its line between numbered marks.
+_SHOW = r"""
+number=0; show() { number=$((number + 1)); clear; printf 'begin %s' $number; printf '|%s' "$@"; echo "|end $number."; }
+"""
+
+
+def script(shell: str, place: Path) -> Path:
+    """The file for a shell, as the wheel brings it."""
+    share = place.with_name(f"{place.name}-share")
+    subprocess.run([sys.executable, "scripts/build_hook.py", share], cwd=ROOT, check=True)
+    return share / PATHS[shell]
+
+
+Complete = Callable[[str], set[str]]
+
+
+def in_terminal(shell: str, setup: str, place: Path) -> Iterator[Complete]:
+    """What each Tab would offer: all of it is put into the line, and the line made an argument list."""
+    rc = place / f"rc.{shell}"
+    rc.write_text(setup % script(shell, place) + _SHOW)
+    plain = {"bash": "bash --norc --noprofile -i", "zsh": "zsh -f -i"}[shell]
+    numbers = itertools.count(1)
+    environ = {"PATH": os.environ["PATH"], "HOME": str(place), "TERM": "dumb", "LC_ALL": "C.UTF-8"}
+    with Terminal(f"cd {place}; exec {plain}", 4000, 50, environ) as terminal:  # no line is broken
+        terminal.type(f"source '{rc}'; echo its'-'ready\n")
+        terminal.wait("its-ready")
+
+        def complete(typed: str) -> set[str]:
+            line, _, word = typed.rpartition(" ")
+            terminal.type(f"{typed}{EVERYTHING}\x01show \n")
+            number = next(numbers)
+            text = terminal.wait(lambda text: f"end {number}." in text)
+            shown = text.rpartition(f"begin {number}|")[2].partition(f"|end {number}.")[0].split("|")
+            return {each for each in shown[len(line.split()) :] if each not in ("", word)}
+
+        yield complete
+
+
+def in_fish(place: Path) -> Iterator[Complete]:
+    """Fish tells by itself what it would offer."""
+    file = script("fish", place)
+
+    def complete(typed: str) -> set[str]:
+        done = subprocess.run(
+            ["fish", "--no-config", "-c", f"source {file}; complete -C '{typed}'"],
+            cwd=place,
+            env={"PATH": os.environ["PATH"], "HOME": str(place), "TERM": "dumb"},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_LIMIT_S,
+        )
+        assert done.stderr == ""
+        return {line.split("\t")[0] for line in done.stdout.splitlines()}
+
+    yield complete
+
+
+@pytest.fixture(scope="module", params=PATHS)
+def complete(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Complete]:
+    shell = str(request.param)
+    if shutil.which(shell) is None:
+        pytest.fail(f"{shell} is not installed: make setup-dev installs it", pytrace=False)
+    place = tmp_path_factory.mktemp(shell)
+    for name in ("settings.toml", "with blank.toml"):
+        (place / name).touch()
+    (place / "directory").mkdir()
+    yield from {
+        "bash": lambda: in_terminal("bash", _BASH, place),
+        "zsh": lambda: in_terminal("zsh", _ZSH, place),
+        "fish": lambda: in_fish(place),
+    }[shell]()
+
+
+def options_of(command: str) -> set[str]:
+    return {
+        flag for action in parser_of(command)[0]._actions for flag in action.option_strings if "--" in flag
+    }
+
+
+def test_the_commands(complete: Complete) -> None:
+    assert complete("resolver ") - {"--help", "--version"} == set(COMMANDS)
+    assert complete("resolver con") == {"config", "containers"}
+    assert complete("resolver --") == {"--help", "--version"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_options_of_each(complete: Complete, command: str) -> None:
+    assert {word.rstrip("=") for word in complete(f"resolver {command} --")} == options_of(command)
+
+
+def test_values_out_of_a_list(complete: Complete) -> None:
+    assert complete("resolver run --source ") == SOURCES
+    assert complete("resolver run --dry-run --source n") == {"netlink"}
+    assert {word.removeprefix("--source=") for word in complete("resolver run --source=n")} == {"netlink"}
+    assert complete("resolver events --kind ") == set(KINDS)
+    assert complete("resolver completion ") - {"-h", "--help"} == set(PATHS)
+
+
+def test_files_and_directories(complete: Complete) -> None:
+    assert "settings.toml" in complete("resolver run --config ")
+    assert complete("resolver run --config sett") == {"settings.toml"}
+    assert complete("resolver run --config with") == {"with blank.toml"}
+    assert {word.rstrip("/") for word in complete("resolver run --run-dir ")} == {"directory"}
+    assert complete("resolver slots sett") == {"settings.toml"}
+
+
+def test_where_nothing_can_be_known_nothing_is_offered(complete: Complete) -> None:
+    for typed in ("resolver run --interval ", "resolver events --last "):
+        assert complete(typed) == set(), typed
+
+
+def test_a_word_that_only_looks_like_a_command(complete: Complete) -> None:
+    assert "--containers-dir" not in {word.rstrip("=") for word in complete("resolver lookup run --")}
+
+
+def test_a_missing_file_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert main(["completion", "zsh"]) == 1
+    assert f"{tmp_path}/share/zsh/site-functions/_resolver is missing" in capsys.readouterr().err

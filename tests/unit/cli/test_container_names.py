@@ -1,0 +1,99 @@
+"""Which container people mean by a name; that it is the right one is the look-up's own affair."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver.base.errors import Ambiguous, NotFound, UsageError
+from resolver.cli import container_names
+from resolver.cli.container_names import resolve
+from tests.fakes.socket_server import SocketServer, http
+
+UID = "23c50244-5588-46da-b958-f3cfca0c0cef"
+OTHER = "23c50299-5588-46da-b958-f3cfca0c0cef"
+LISTED = [
+    ("a" * 64, "research", "train-0", UID, "main"),
+    ("b" * 64, "research", "train-0", UID, "sidecar"),
+    ("c" * 64, "batch", "train-0", OTHER, "etl"),
+    ("d" * 64, "batch", "train-0", OTHER, None),  # the sandbox has no name
+    ("e" * 64, None, None, None, None),
+]
+FIELDS = ("container_id", "namespace", "pod", "pod_uid", "container_name")
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[str]:
+    listed = [dict(zip(FIELDS, each, strict=True)) for each in LISTED]
+    with SocketServer(tmp_path / "d.sock", http(json.dumps({"containers": listed}))):
+        yield str(tmp_path / "d.sock")
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("research/train-0/main", "a"),
+        ("batch/train-0", "c"),
+        ("batch/train-0/etl", "c"),
+        ("23c50299", "c"),
+        ("23c50299/etl", "c"),
+        (f"{UID}/sidecar", ""),
+        (f"{UID.replace('-', '_')}/sidecar", ""),
+        (f"{UID[:13]}/sidecar", "b"),
+        ("sidecar", "b"),
+        (OTHER, "c"),
+        ("containerd://aaaaaa", ""),
+        ("nobody", ""),
+        ("23c5", ""),
+    ],
+)
+def test_a_name_that_fits_one(daemon: str, text: str, meant: str) -> None:
+    """Empty: the look-up gets what was written."""
+    assert resolve(text, daemon) == (meant * 64 or text)
+
+
+@pytest.mark.parametrize(("text", "ids"), [("research/train-0", "ab"), ("23c502", "abc"), (UID, "ab")])
+def test_one_that_fits_several_is_refused_with_them(daemon: str, text: str, ids: str) -> None:
+    with pytest.raises(Ambiguous, match=f"fits {len(ids)} containers") as caught:
+        resolve(text, daemon)
+    assert [candidate[0] for candidate in caught.value.candidates] == list(ids)
+    assert caught.value.candidates[0].endswith("  research/train-0/main")
+
+
+@pytest.mark.parametrize("text", ["research/train-9", "research/train-0/etl", "23c50299/main"])
+def test_a_pod_that_is_not_here(daemon: str, text: str) -> None:
+    with pytest.raises(NotFound, match="no container here is called"):
+        resolve(text, daemon)
+
+
+@pytest.mark.parametrize("text", ["a/b/c/d", "a/", "/b", f"{UID}/"])
+def test_what_can_be_no_name(daemon: str, text: str) -> None:
+    with pytest.raises(UsageError, match="NAMESPACE/POD"):
+        resolve(text, daemon)
+
+
+def test_a_name_that_a_container_without_id_has_as_well(daemon: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known: dict[str, Any] = {"main": {"main"}, "abcdef": {"abcdef" + "0" * 58}}
+    monkeypatch.setattr(container_names, "_by_kernel", lambda text: known.get(text, set()))
+    with pytest.raises(Ambiguous) as caught:
+        resolve("main", daemon)
+    assert caught.value.candidates == (f"{'a' * 64}  research/train-0/main", "main")
+    assert resolve("abcdef", daemon) == "abcdef"
+
+
+def test_without_a_daemon_kubelets_logs_have_the_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"research_train-0_{UID}/main").mkdir(parents=True)
+    (tmp_path / f"batch_train-0_{OTHER}/etl").mkdir(parents=True)
+    monkeypatch.setenv("RESOLVER_POD_LOGS_DIR", str(tmp_path))
+    none = str(tmp_path / "none.sock")
+    assert resolve("research/train-0", none) == f"{UID}/main"
+    assert resolve("etl", none) == f"{OTHER}/etl"
+    monkeypatch.setenv("RESOLVER_POD_LOGS_DIR", str(tmp_path / "nowhere"))
+    with pytest.raises(NotFound, match=f"names by {tmp_path}/nowhere, pod_logs_dir by environment"):
+        resolve("research/train-0", none)

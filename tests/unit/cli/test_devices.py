@@ -1,0 +1,218 @@
+"""`resolver devices`, and waiting for another version of `/v1/gpus`, against the real API over pictures."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from resolver import client
+from resolver.base.errors import NoDaemon
+from resolver.gpu.attribution import NOTHING
+from resolver.gpu.inventory import Gpu, Illness, Inventory, MigInstance
+from tests.fakes.command import called
+from tests.fakes.device_schema import wrong_with
+from tests.fakes.served import Served, serving
+from tests.patience import PATIENCE_S
+
+AT = 1_700_000_000.0
+PLACE = ("0000:3b:00.0", 0, "pci0000:3a", 0)
+FIRST = Gpu("GPU-a", 0, 1, "NVIDIA L4", 24 << 30, 5, 7, 61, 50.0, False, (), 0, "ok", "", (), *PLACE)
+SECOND = replace(
+    FIRST,
+    uuid="GPU-b",
+    device_index=1,
+    minor=0,
+    mig=True,
+    mig_instances=(MigInstance("MIG-1", 1, 0, 5, 0),),
+    illnesses=(Illness("too_hot", "97 C", AT),),
+    numa_node=None,
+)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(
+        tmp_path / "d.sock",
+        inventory=Inventory(3, AT, "550.54.15", (FIRST, SECOND)),
+        joined=NOTHING._replace(error=""),
+    ) as running:
+        yield running
+
+
+def change(served: Served, *gpus: Gpu, error: str = "", version: int = 4) -> None:
+    """A new picture, as the daemon shows one."""
+
+    def show() -> None:
+        inventory = Inventory(version, AT, "550.54.15", gpus)
+        served.shown = served.shown._replace(inventory=inventory, joined=NOTHING._replace(error=error))
+        served.inventories.publish("inventory", {})
+
+    served.call(show)
+
+
+def resolver(served: Served, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return called("devices", "--socket", served.path, *arguments)
+
+
+def rows_of(text: str) -> list[list[str]]:
+    return [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+
+
+# ---- waiting ------------------------------------------------------------------------------------------------------
+
+
+def test_who_knows_the_version_is_answered_when_there_is_another(served: Served) -> None:
+    first = client.get_changed("/v1/gpus", served.path, tag="", wait=30)
+    assert first is not None
+    tag, gpus = first
+    assert gpus["version"] == 3
+    found: list[Any] = []
+    waiting = threading.Thread(
+        target=lambda: found.append(client.get_changed("/v1/gpus", served.path, tag=tag, wait=60))
+    )
+    waiting.start()
+    served.call(lambda: served.inventories.publish("inventory", {}))  # nothing that is another version
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    change(served, FIRST)
+    waiting.join(60)
+    assert [(answer[0] == tag, answer[1]["version"]) for answer in found] == [(False, 4)]
+
+
+def test_a_wait_ends(served: Served) -> None:
+    first = client.get_changed("/v1/gpus", served.path, tag="", wait=30)
+    assert first is not None
+    began = time.monotonic()
+    assert client.get_changed("/v1/gpus", served.path, tag=first[0], wait=1) is None
+    assert time.monotonic() - began >= 0.9
+
+
+def test_a_failure_of_nvml_is_another_answer(served: Served) -> None:
+    tags = set()
+    for error in ("", "it hangs", "it is gone", ""):
+        change(served, FIRST, SECOND, error=error, version=3)
+        answer = client.get_changed("/v1/gpus", served.path, tag="", wait=1)
+        assert answer is not None
+        assert answer[1]["error"] == (error or None)
+        tags.add(answer[0])
+    assert len(tags) == 3
+
+
+def test_who_waits_and_goes_leaves_nothing_behind(served: Served) -> None:
+    first = client.get_changed("/v1/gpus", served.path, tag="", wait=30)
+    assert first is not None
+    for _ in range(40):  # more than may wait at a time
+        with client._connect(
+            "/v1/gpus?wait=600", served.path, "*/*", 5.0, headers=f"If-None-Match: {first[0]}\r\n"
+        ):
+            pass
+    deadline = time.monotonic() + PATIENCE_S
+    while served.gatekeeper.inside or served.gatekeeper._streams:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_wait_has_its_bounds(served: Served) -> None:
+    for wait in (0, 601):
+        with pytest.raises(Exception, match="from 1 to 600"):
+            client.get_changed("/v1/gpus", served.path, tag="x", wait=wait)
+    with pytest.raises(NoDaemon, match="no such socket"):
+        client.get_changed("/v1/gpus", served.path + "x", tag="", wait=1)
+
+
+# ---- the command --------------------------------------------------------------------------------------------------
+
+
+def test_a_table_for_programs(served: Served) -> None:
+    done = resolver(served)
+    assert (done.returncode, done.stderr) == (0, "")
+    head, *rows = rows_of(done.stdout)
+    assert head == [
+        "INDEX",
+        "UUID",
+        "MINOR",
+        "MODEL",
+        "MEMORY",
+        "NUMA",
+        "PCI",
+        "MIG",
+        "HEALTH",
+        "REASON",
+        "SINCE",
+    ]
+    since = "2023-11-14T22:13:20.000Z"
+    assert rows == [
+        ["0", "GPU-a", "1", "NVIDIA L4", "24.0GiB", "0", "0000:3b:00.0", "off", "healthy", "-", "-"],
+        ["1", "GPU-b", "0", "NVIDIA L4", "24.0GiB", "-", "0000:3b:00.0", "1", "unhealthy", "too_hot", since],
+    ]  # fmt: skip
+
+
+def test_while_nvml_fails_no_gpu_is_called_healthy(served: Served) -> None:
+    change(served, FIRST, SECOND, error="it hangs")
+    done = resolver(served)
+    assert done.returncode == 0
+    assert [row[8] for row in rows_of(done.stdout)[1:]] == ["unknown", "unhealthy"]
+    assert "NVML does not answer (it hangs)" in done.stderr
+    done = resolver(served, "-o", "device")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "which GPUs are well is not known" in done.stderr
+
+
+def test_a_node_without_gpus(served: Served) -> None:
+    change(served)
+    done = resolver(served)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "knows no GPU" in done.stderr
+
+
+def test_json_is_the_daemons(served: Served) -> None:
+    told = json.loads(resolver(served, "--json").stdout)
+    assert told == client.get_json("/v1/gpus", served.path)
+    assert told["gpus"][0]["pcie_root"] == "pci0000:3a"
+
+
+def test_the_object_for_koordinator(served: Served) -> None:
+    device = json.loads(resolver(served, "-o", "device", "--node", "gpu-7").stdout)
+    assert wrong_with(device) == []
+    assert device["metadata"]["name"] == "gpu-7"
+    assert "ownerReferences" not in device["metadata"]  # the node's UID is the API server's to tell
+    assert [(each["id"], each["health"]) for each in device["spec"]["devices"]] == [
+        ("GPU-b", False),
+        ("GPU-a", True),
+    ]
+
+
+@pytest.mark.parametrize("wrong", [("--json", "-o", "device"), ("--node", "x")])
+def test_options_that_exclude_each_other(served: Served, wrong: tuple[str, ...]) -> None:
+    done = resolver(served, *wrong)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_watch_prints_again_when_a_gpu_changed_and_not_when_it_was_measured(served: Served) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "resolver", "devices", "--watch", "--socket", served.path],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as watching:
+        assert watching.stdout is not None
+        try:
+            first = [watching.stdout.readline() for _ in range(3)]
+            assert "unhealthy" in first[2]
+            change(served, replace(FIRST, temperature=70), SECOND, version=4)
+            change(served, replace(FIRST, temperature=70), replace(SECOND, illnesses=()), version=5)
+            again = [watching.stdout.readline() for _ in range(4)]
+            assert again[0] == "\n"
+            assert again[1].split() == first[0].split()
+            assert "unhealthy" not in again[3]
+        finally:
+            watching.terminate()

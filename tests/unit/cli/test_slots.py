@@ -1,0 +1,169 @@
+"""`resolver slots` as a person and as a program see it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver.cli import slots
+from tests.fakes.cachefiles import NAMES, POD_UID, container, expected, poke, recorded, write
+from tests.fakes.command import on_terminal
+
+RESOLVER = (sys.executable, "-m", "resolver", "slots")
+
+
+def call(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*RESOLVER, *args], capture_output=True, text=True, timeout=60, check=False)
+
+
+def as_json(*args: str | Path) -> tuple[int, list[dict[str, Any]]]:
+    done = call("--json", *args)
+    assert done.stderr == ""
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_json_is_what_the_recorded_json_says(name: str, tmp_path: Path) -> None:
+    path = container(tmp_path, layout=name)
+    code, (file,) = as_json(path)
+    content = expected(name)
+    assert code == 0
+    assert file["path"] == str(path)
+    assert {key: file[key] for key in content} == content
+
+
+def test_a_directory_of_containers_one_container_and_a_single_file_are_all_paths(tmp_path: Path) -> None:
+    main, side = container(tmp_path, "main"), container(tmp_path, "side", "v0")
+    lone = write(tmp_path / "cudevshr.cache", recorded("v1.1"))
+    both = [str(lone), str(main), str(side)]
+    assert [file["path"] for file in as_json(tmp_path)[1]] == both
+    assert [file["path"] for file in as_json(side.parent)[1]] == [str(side)]
+    assert [file["layout"] for file in as_json(lone, side)[1]] == ["v1.1", "v0"]
+
+
+def test_a_relative_path_is_taken_from_here(tmp_path: Path) -> None:
+    path = container(tmp_path)
+    done = subprocess.run(
+        [*RESOLVER, "--json", path.name], cwd=path.parent, capture_output=True, check=True, timeout=60
+    )
+    assert json.loads(done.stdout)[0]["proc_num"] == 4
+
+
+def test_a_broken_file_is_one_row_and_the_others_are_still_shown(tmp_path: Path) -> None:
+    good = container(tmp_path, "good")
+    broken = container(tmp_path, "broken")
+    poke(broken, 0, "i", 0)
+    code, files = as_json(tmp_path, tmp_path / "nowhere.cache")
+    assert code == 1
+    assert [file["path"] for file in files] == [str(broken), str(good), str(tmp_path / "nowhere.cache")]
+    assert [file.get("reason") for file in files] == ["not_initialized", None, "gone"]
+    assert files[0].keys() == {"path", "error", "reason"}
+
+    done = call(tmp_path)
+    assert done.returncode == 1
+    rows = done.stdout.splitlines()
+    assert len(rows) == 1 + 1 + 4 * 2
+    assert rows[1].startswith(f"{POD_UID}/broken ")
+    assert "not_initialized: 6f1e2d3c.cache: initialized_flag is 0" in rows[1]
+
+
+def test_piped_output_is_plain_aligned_and_complete(tmp_path: Path) -> None:
+    container(tmp_path)
+    done = call(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    header, *rows = done.stdout.splitlines()
+    assert re.split(r"  +", header) == list(slots._COLUMNS)
+    start = header.index("HINT")
+    hints = [row[start:] for row in rows]
+    assert hints[::2] == hints[1::2] == ["missing", "wrong_namespace?", "-", "ended"]
+    first, second = expected("v1.2")["uuids"]
+    assert rows[4].split() == [f"{POD_UID}/main", "v1.2", "2", "23", "41234", "1", first, "25", "3.0M", "-"]
+    assert rows[5].split() == [f"{POD_UID}/main", "v1.2", "2", "23", "41234", "1", second, "26", "3.0M", "-"]
+
+
+def test_a_person_has_80_columns(tmp_path: Path) -> None:
+    container(tmp_path, "a-rather-long-name-of-a-container")
+    container(tmp_path, "main")
+    broken = container(tmp_path, "broken")
+    poke(broken, 0, "i", 0)
+    text = on_terminal("slots", str(tmp_path), code=1, NO_COLOR="1")
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80, text
+    assert lines[0].split() == ["CONTAINER", "SLOT", "PID", "HOSTPID", "GPU", "SM", "%", "MEMORY", "HINT"]
+    first, second = (uuid.removeprefix("GPU-")[:8] for uuid in expected("v1.2")["uuids"])
+    shown = "\n".join(lines)
+    assert re.search(rf"^\S+main +0 +\d+ +0  {first} +\d+ +\S+  missing$", shown, re.MULTILINE), text
+    assert re.search(rf"^ {{40,}}{second} +\d+ +\S+$", shown, re.MULTILINE), (
+        text
+    )  # the same slot's second GPU
+    assert len([line for line in lines if "main" in line]) == 1
+    assert f"{POD_UID[:8]}/broken: not_initialized: " in text
+    assert "\x1b[33mmissing\x1b[0m" in on_terminal("slots", str(tmp_path), code=1, NO_COLOR="")
+
+
+def test_a_layout_without_utilization_shows_none_rather_than_zero(tmp_path: Path) -> None:
+    container(tmp_path, layout="v0-no-util")
+    assert call(tmp_path).stdout.splitlines()[3].split()[5:9:2] == ["1", "-"]
+
+
+def test_an_empty_directory_is_no_error(tmp_path: Path) -> None:
+    done = call(tmp_path)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "no .cache files" in done.stderr
+    assert as_json(tmp_path) == (0, [])
+
+
+def test_a_file_name_cannot_speak_to_the_terminal(tmp_path: Path) -> None:
+    name = os.fsdecode(b"\x1b]0;owned\x07\n\xff.cache")
+    write(tmp_path / "uid_name" / name, b"x")
+    done = call(tmp_path)
+    assert done.returncode == 1
+    assert not re.search(r"[^\n -~]", done.stdout)
+    assert r"\x1b]0;owned" in done.stdout
+    assert as_json(tmp_path)[1][0]["path"] == f"{tmp_path}/uid_name/{name}"
+
+
+@pytest.mark.parametrize(
+    ("slot_pid", "hostpid", "status", "others", "text"),
+    [
+        (1, 0, 1, [], "missing"),
+        (7, 7, 1, [0], "wrong_namespace?"),
+        (7, 4000, 1, [0], ""),
+        (7, 4000, 1, [0, 3, 5], "duplicate of 3,5"),
+        (7, 7, 1, [0, 3], "duplicate of 3"),
+        (0, 4000, 1, [0], "invalid_pid"),
+        (-1, 0, 2, [], "invalid_pid"),
+        (0, 4000, 0, [], "ended"),
+        (7, 4000, 0, [], "status 0"),
+    ],
+)
+def test_hints(slot_pid: int, hostpid: int, status: int, others: list[int], text: str) -> None:
+    slot = {"index": 0, "pid": slot_pid, "hostpid": hostpid, "status": status}
+    assert slots.hint(slot, others) == text
+
+
+def test_what_costs_time_is_imported_only_when_used(tmp_path: Path) -> None:
+    container(tmp_path)
+    code = f"import sys; from resolver.cli import main; main(['slots', '{tmp_path}']); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert not loaded & {
+        "rich",
+        "json",
+        "ctypes",
+        "asyncio",
+        "msgspec",
+        "structlog",
+        "psutil",
+        "pynvml",
+        "mmap",
+    }

@@ -1,0 +1,616 @@
+"""What `resolver top` makes of the daemon's answers: the tree, the rows, the frame, and what a program gets."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from resolver.base.reasons import SampleReason
+from resolver.cli._top.choose import ScreenPart
+from resolver.cli._top.plain import _COLUMNS, print_plain
+from resolver.cli._top.reading import Reading
+from resolver.cli._top.rows import SORTS, Choice, Row, rows_of
+from resolver.cli._top.tree import HOST, Amount, ContainerNode, Tree, total
+from resolver.cli._top.view import KEYS, LiveView, percent, problems
+from resolver.cli.cells import ASCII, UNICODE, cells, fit, glyphs_for
+from resolver.cli.show import size
+from resolver.state import Snapshot
+from scripts.pictures.top import PLACE, draw
+from tests.fakes.busy import GIB, GPUS, Builder, busy, troubled
+from tests.fakes.command import called
+from tests.fakes.pictures import picture
+from tests.fakes.served import Served, tree_of
+
+
+def rows(snapshot: Snapshot, **choice: Any) -> list[Row]:
+    return rows_of(tree_of(snapshot), Choice(**choice), UNICODE)
+
+
+def containers(tree: Tree, gpu: int) -> dict[str, ContainerNode]:
+    return {each.container_name or each.container_id[:4]: each for each in tree.gpus[gpu].containers}
+
+
+def titles(found: list[Row], kind: str = "container") -> list[str]:
+    return [row.title for row in found if row.kind == kind]
+
+
+# ---- the tree -----------------------------------------------------------------------------------------------------
+
+
+def test_a_containers_use_is_that_of_its_processes() -> None:
+    first = containers(tree_of(troubled()), 0)
+    main = first["main"]
+    assert main.utilization == Amount(100)  # 52 + 61: two moments, and nothing can do more than all
+    assert main.memory == Amount(int(2.6 * GIB) + int(0.5 * GIB))
+    assert [process.repaired for process in main.processes] == ["missing", "wrong_namespace"]
+    assert first["vllm"].processes[0].stuck.startswith("sm_util stays 0")
+
+
+def test_nothing_where_the_driver_was_asked_is_0_and_unknown_where_it_was_not() -> None:
+    assert containers(tree_of(troubled()), 0)["jupyter"].utilization == Amount(0)
+    snapshot = troubled()
+    failed = snapshot._replace(joined=snapshot.joined._replace(error="the driver hangs"))
+    assert containers(tree_of(failed), 0)["jupyter"].utilization == Amount(None)
+    build = Builder()
+    build.named(GPUS[3], "a/b/idle")  # on a GPU that is lost
+    assert containers(tree_of(build.picture()), 3)["idle"][5:7] == (Amount(None), Amount(None))
+
+
+def test_a_part_that_is_not_known_makes_the_sum_a_least() -> None:
+    whisper = containers(tree_of(troubled()), 1)["main"]
+    assert whisper.memory == Amount(int(3.3 * GIB), at_least=True)
+    assert total([3, None], most=100) == Amount(3, at_least=True)
+    assert total([None]) == Amount(None)
+    assert total([]) == Amount(0)
+    assert total([], missing=True) == Amount(None)
+
+
+def test_a_slots_owner_that_nvml_does_not_list_is_shown_all_the_same() -> None:
+    whisper = containers(tree_of(troubled()), 1)["main"]
+    (quiet,) = [process for process in whisper.processes if not process.listed]
+    assert (quiet.host_pid, quiet.ns_pid, quiet.utilization, quiet.memory) == (47_000, 12, 0, None)
+
+
+def limited(core: int, gib: float, busy: int | None = 52) -> Snapshot:
+    """A container with these limits, and a process that is so busy and holds 2 GiB."""
+    build = Builder()
+    build.named(GPUS[0], "a/b/limited")
+    build.process("x", 5, 5, busy, 2.0)
+    build.limited(core, gib)
+    return build.picture()
+
+
+@pytest.mark.parametrize(
+    ("core", "gib", "memory", "note", "tone"),
+    [
+        (100, 0, "2.0G", "", ""),
+        (0, 0, "2.0G", "", ""),
+        (60, 4, "2.0G/4.0G", "core limit 60%", ""),
+        (50, 4, "2.0G/4.0G", "over core", "warn"),
+        (60, 1.5, "2.0G/1.5G", "over memory", "warn"),
+        (50, 1.5, "2.0G/1.5G", "over core and memory", "warn"),
+        (60, 2.2, "2.0G/2.2G", "memory at 90%", "warn"),
+    ],
+)
+def test_limits_stand_beside_the_use(core: int, gib: float, memory: str, note: str, tone: str) -> None:
+    (row,) = [each for each in rows(limited(core, gib)) if each.kind == "container"]
+    assert (row.memory, row.note, row.tone) == (memory, note, tone)
+
+
+def test_the_bottom_line_says_how_close_to_its_limits_it_is() -> None:
+    (row,) = [each for each in rows(limited(50, 4)) if each.kind == "container"]
+    assert "core limit 50% · memory limit 4.0G (50% of it used) · over its core limit" in row.detail
+
+
+def test_what_is_not_known_is_over_no_limit() -> None:
+    (row,) = [each for each in rows(limited(50, 4, busy=None)) if each.kind == "container"]
+    assert (row.note, row.tone) == ("core limit 50%", "")
+
+
+def test_processes_without_hami_and_without_a_container_have_their_place() -> None:
+    tree = tree_of(troubled())
+    second = containers(tree, 1)
+    assert [process.comm for process in second[""].processes] == ["Xorg"] if "" in second else False
+    assert [process.no_slot for process in second["abab"].processes] == ["no_shared_region"] * 2
+
+
+def test_what_is_unresolved_is_told_with_its_reason() -> None:
+    kinds = [(each.kind, each.reason) for each in tree_of(troubled()).unresolved]
+    assert kinds == [("sample", "pid_unknown"), ("slot", "ambiguous"), ("file", "unknown_size")]
+
+
+def test_a_gpu_that_only_a_process_names_and_one_without_uuid() -> None:
+    build = Builder()
+    strange = replace(GPUS[0], uuid="GPU-strange")
+    build.named(strange, "a/b/c")
+    build.process("x", 5, 5, 7, 1.0)
+    nameless = replace(GPUS[1], uuid="", device_index=1), replace(GPUS[2], uuid="", device_index=2)
+    tree = tree_of(build.picture(nameless))
+    assert [gpu.key for gpu in tree.gpus] == ["device 1", "device 2", "GPU-strange"]
+    assert tree.gpus[2].report == {}
+    last = rows_of(tree, Choice(), UNICODE)[-3]
+    assert (last.title, last.note, last.amount) == ("GPU-strange", "not in inventory", Amount(None))
+
+
+def test_a_process_on_a_mig_instance_is_on_its_gpu() -> None:
+    build = Builder()
+    instance = GPUS[2].mig_instances[0]
+    build.named(replace(GPUS[2], uuid=instance.uuid), "a/b/c")
+    build.process("x", 5, 5, None, 1.0)
+    tree = tree_of(build.picture())
+    assert list(containers(tree, 2)) == ["c"]
+    assert len(tree.gpus) == len(GPUS)
+
+
+def test_a_container_whose_processes_nobody_knows_gets_its_name_only_if_it_is_the_only_one() -> None:
+    build = Builder()
+    build.named(GPUS[0], "ns/pod/main")
+    build.regions[0] = replace(build.regions[0], container_id=None)
+    alone = tree_of(build.picture())
+    assert containers(alone, 0)["main"].pod == "pod"
+    build.containers.append(
+        replace(build.containers[0], container_id="f" * 64)
+    )  # the one before it restarted
+    assert containers(tree_of(build.picture()), 0)["main"].pod == ""
+
+
+# ---- rows ---------------------------------------------------------------------------------------------------------
+
+
+def test_unresolved_comes_last_and_every_state_has_its_note() -> None:
+    found = rows(troubled())
+    notes = {row.note for row in found}
+    states = {"✓ missing", "✓ stale", "sm_util stuck", "no process", "not on the GPU", "no_shared_region"}
+    assert states | {"unsupported", "MIG", "unhealthy: lost"} <= notes
+    at = [row.key for row in found].index("unresolved")
+    assert [row.note for row in found[at + 1 :]] == ["pid_unknown", "ambiguous", "unknown_size"]
+
+
+def test_what_is_not_known_is_a_question_mark_with_a_reason() -> None:
+    unknown = [row for row in rows(troubled()) if row.kind == "process" and row.amount == Amount(None)]
+    assert len(unknown) == 3
+    for row in unknown:
+        assert percent(row.amount, UNICODE) == "?"
+        assert "utilization not known: " in row.detail
+    assert {"GPU is lost", "MIG mode: NVML tells no utilization of processes"} <= {
+        row.detail.split("not known: ")[1].split(" · ")[0] for row in unknown
+    }
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_containers_are_sorted_within_their_gpu(sort: str) -> None:
+    for gpu in tree_of(busy(40)).gpus[:2]:
+        tree = Tree(tree_of(busy(0)).status, (gpu,), ())
+        found = [row for row in rows_of(tree, Choice(sort=sort), UNICODE) if row.kind == "container"]
+        by_name = {each.pod: each for each in gpu.containers}
+        order = [by_name[row.title.split("/")[1]] for row in found]
+        if sort == "name":
+            assert [row.title for row in found] == sorted(row.title for row in found)
+        else:
+            values = [getattr(each, sort).value for each in order]
+            assert values == sorted(values, reverse=True)
+            assert len(set(values)) > 3
+
+
+def test_values_that_are_too_old_are_question_marks_with_their_age(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    snapshot = troubled()
+    hangs = snapshot._replace(at=snapshot.at + 26, joined=snapshot.joined._replace(error="the driver hangs"))
+    found = [row for row in rows(hangs) if row.kind in ("gpu", "container", "process")]
+    assert {row.amount for row in found} <= {Amount(None), Amount(0)}
+    assert not {row.amount.value for row in found if row.amount and row.kind != "process"} - {None}
+    assert "NVML last answered 26s ago" in found[0].detail
+    print_plain(tree_of(hangs))
+    first = capsys.readouterr().out.splitlines()[1]
+    assert re.search(r" \? +\? .*; NVML last answered 26s ago$", first), first
+
+
+def test_what_is_not_known_is_sorted_last() -> None:
+    build = Builder()
+    for name, load in (("a", None), ("b", 0), ("c", 9)):
+        build.named(GPUS[0], f"x/{name}/main")
+        build.process("p", ord(name), 1, load, 1.0)
+    assert titles(rows(build.picture())) == ["x/c/main", "x/b/main", "x/a/main"]
+
+
+@pytest.mark.parametrize(
+    ("needle", "kept"),
+    [
+        ("BERT", ["ml-prod/bert-trainer-7f9c8d-x2x9k/main"]),
+        ("47000", ["default/whisper-eval/main"]),
+        ("xorg", [HOST]),
+        ("abababab", ["abababababab"]),
+        ("wrong_namespace", ["ml-prod/bert-trainer-7f9c8d-x2x9k/main"]),
+        ("nothing like it", []),
+    ],
+)
+def test_a_filter_keeps_what_contains_it_and_what_it_is_in(needle: str, kept: list[str]) -> None:
+    found = rows(troubled(), needle=needle)
+    assert titles(found) == kept
+    assert len(titles(found, "gpu")) == len(kept)
+
+
+def test_a_filter_that_finds_a_process_leaves_out_its_neighbours() -> None:
+    assert titles(rows(troubled(), needle="40014"), "process") == ["torchrun"]
+    assert len(titles(rows(troubled(), needle="bert"), "process")) == 2
+    assert len(titles(rows(troubled(), needle="a100-pcie"), "mig")) == 2
+
+
+def test_what_is_folded_is_one_row() -> None:
+    found = rows(troubled())
+    bert = next(row for row in found if "bert" in row.title)
+    folded = rows(troubled(), folded=frozenset({bert.key, GPUS[1].uuid, "unresolved"}))
+    assert len(folded) < len(found)
+    row = next(row for row in folded if row.key == bert.key)
+    assert (row.note, row.folded) == ("2 processes", True)
+    assert "default/whisper-eval/main" not in titles(folded)
+    assert folded[-1].title == "unresolved (3)"
+
+
+def test_that_nobody_uses_a_gpu_is_said_only_when_it_is_known() -> None:
+    empty = busy(0)
+    said = [row.title for row in rows(empty) if row.kind == "empty"]
+    assert said == ["no container uses it"] * 3 + ["its users are not known"]
+    hangs = empty._replace(joined=empty.joined._replace(error="the driver hangs"))
+    assert {row.title for row in rows(hangs) if row.kind == "empty"} == {"its users are not known"}
+
+
+def test_keys_of_rows_are_all_different() -> None:
+    for snapshot in (troubled(), busy(60)):
+        keys = [row.key for row in rows(snapshot)]
+        assert len(set(keys)) == len(keys)
+
+
+def test_sizes() -> None:
+    counts = (0, 1023, 1024, int(3.3 * GIB), 512 << 20, 2 << 40)
+    assert list(map(size, counts)) == ["0B", "1023B", "1.0K", "3.3G", "512M", "2.0T"]
+
+
+# ---- the frame ----------------------------------------------------------------------------------------------------
+
+
+def reading_of(snapshot: Snapshot, error: str = "") -> Reading:
+    return Reading(tree_of(snapshot), snapshot.at, error, snapshot.at if error else 0.0)
+
+
+def seen(view: LiveView, reading: Reading, size: tuple[int, int] = (80, 24)) -> str:
+    lines = view.lines(reading, *size)
+    return "\n".join("".join(text for text, _ in line) for line in lines)
+
+
+def whole(snapshot: Snapshot, width: int) -> str:
+    """Every row at this width; the selected one is the first."""
+    return seen(LiveView(UNICODE, "node"), reading_of(snapshot), (width, 100))
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
+def test_every_screen_fits_its_terminal_and_holds_nothing_that_could_harm_it(glyphs: Any) -> None:
+    reading = reading_of(troubled(), error="gone\x1b[2J")
+    for keys in ((), ("end", "/", "x", "\x1b"), ("h",), ("h", "x", "x")):
+        for width in (*range(1, 130, 3), 200, 400):
+            for height in (1, 2, 3, 5, 7, 9, 12, 24, 60):
+                view = LiveView(glyphs, "n\x07ode")
+                seen(view, reading, (width, height))
+                for key in keys:
+                    view.press(key)
+                lines = seen(view, reading, (width, height)).split("\n")
+                assert len(lines) == height
+                assert max(map(cells, lines)) <= width
+                assert all(line.isprintable() for line in lines), lines
+                assert glyphs is UNICODE or all(line.isascii() for line in lines), lines
+
+
+def test_at_80_columns_there_is_everything() -> None:
+    text = whole(troubled(), 80)
+    assert re.search(r"^      torchrun +40010 +7 ━+─* +52% +2\.6G ✓ missing$", text, re.MULTILINE), text
+    assert re.search(r"^  ▾ ml-prod/bert-trai…f9c8d-x2x9k/main ━{8}  100% +3\.1G ?$", text, re.MULTILINE), (
+        text
+    )
+    assert re.search(r"^      模型服务 +1301 +32 ", text, re.MULTILINE), text
+    assert r"\x1b[2Jevil\x0…" in text
+    assert "4 GPUs  7 containers  10 processes  3 repaired  3 unresolved" in text
+
+
+@pytest.mark.parametrize(("width", "lacks"), [(79, "NOTE"), (55, "HOST PID"), (55, "MEMORY")])
+def test_narrow_screens_leave_out_columns(width: int, lacks: str) -> None:
+    narrow, wide = whole(troubled(), width), whole(troubled(), width + 1)
+    assert lacks in wide
+    assert lacks not in narrow
+    assert "52%" in narrow
+
+
+def test_a_narrow_screen_keeps_the_marks() -> None:
+    lines = whole(troubled(), 60).splitlines()
+    assert [line[-1] for line in lines if line.startswith("      ") and line[-1] in "✓!"] == list("✓✓!✓")
+
+
+def test_bars_grow_with_the_value_and_say_nothing_where_nothing_is_known() -> None:
+    build = Builder()
+    for load in (0, 1, 50, 100, None):
+        build.named(GPUS[0], f"x/y/load{load}")
+        build.process("p", 100 + (load or 200), 1, load, 1.0)
+    text = whole(build.picture(), 80)
+    bars = dict(re.findall(r"(?m)(load\w+) +(.{8}) ", text))
+    assert bars["load0"] == "─" * 8
+    assert bars["load1"] == "╸" + "─" * 7
+    assert bars["load50"] == "━━━━────"
+    assert bars["load100"] == "━" * 8
+    assert re.search(r"loadNone {10,}\?", text)
+
+
+def test_what_is_wrong_with_the_picture_is_said_above_it() -> None:
+    snapshot = picture(dry_run=True, not_ready="the canary was not found")
+    said = [text for text, _ in problems(reading_of(snapshot, error="no daemon answers"))]
+    assert re.match(r"no daemon since \d\d:\d\d:\d\d, retrying; the values shown are from before", said[0])
+    assert said[1] == "no daemon answers"
+    assert said[2].startswith("its passes have stopped: the last pass over the slots is")
+    assert said[3:] == [
+        "not ready: the canary was not found",
+        "NVML is unavailable: NVML was not asked yet",
+        "it is a dry run: so it writes nothing",
+    ]
+
+
+def test_a_node_without_gpus_says_why() -> None:
+    assert "no GPU: NVML was not asked yet" in whole(picture(), 80)
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "middle", "fits"),
+    [
+        ("short", 8, False, "short   "),
+        ("exactly8", 8, False, "exactly8"),
+        ("much too long", 8, False, "much to…"),
+        ("much too long", 8, True, "much…ong"),
+        ("模型服务", 8, False, "模型服务"),
+        ("模型服务", 7, False, "模型服…"),
+        ("模型服务", 6, False, "模型 …"),
+        ("x", 0, False, ""),
+        ("xy", 1, True, "…"),
+    ],
+)
+def test_text_is_cut_to_cells(text: str, width: int, middle: bool, fits: str) -> None:  # noqa: FBT001 (a table)
+    assert fit(text, width, UNICODE, middle=middle) == fits
+    assert cells(fits) == width
+
+
+# ---- keys ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "glyphs"),
+    [
+        ({"LANG": "C.UTF-8"}, UNICODE),
+        ({"LANG": "de_DE.UTF-8@euro"}, UNICODE),
+        ({"LANG": "en_US.utf8", "TERM": "xterm"}, UNICODE),
+        ({"LC_ALL": "C", "LANG": "C.UTF-8"}, ASCII),
+        ({"LC_CTYPE": "C.UTF-8"}, ASCII),  # that was Python
+        ({"LC_CTYPE": "C.UTF-8", "LANG": "C.UTF-8"}, UNICODE),
+        ({"LANG": "de_DE.ISO-8859-1"}, ASCII),
+        ({"LANG": "C.UTF-8", "TERM": "linux"}, ASCII),
+        ({}, ASCII),
+    ],
+)
+def test_signs_by_locale(environ: dict[str, str], glyphs: Any) -> None:
+    assert glyphs_for(environ) is glyphs
+
+
+@pytest.mark.parametrize("size", [(80, 24), (50, 15), (30, 10), (200, 60)], ids=str)
+def test_nothing_of_the_help_is_cut(size: tuple[int, int]) -> None:
+    view, reading = LiveView(UNICODE, "node"), reading_of(troubled())
+    seen(view, reading, size)
+    view.press("h")
+    pages = []
+    while "torchrun" not in (text := seen(view, reading, size)):
+        pages.append(text)
+        assert len(pages) < 20
+        view.press("x")
+    words = " ".join(pages).split()
+    for told in KEYS:
+        for word in told[1].split():
+            assert word in words, f"{word} of {told}"
+
+
+def loaded(*loads: tuple[str, int | None]) -> Reading:
+    """A reading with these containers, each with a process so busy."""
+    build = Builder()
+    for number, (name, load) in enumerate(loads):
+        build.named(GPUS[0], f"ns/{name}/main")
+        build.process("x", 100 + number, 1, load, 1.0)
+    return reading_of(build.picture((GPUS[0],)))
+
+
+def test_command_lines_of_what_is_on_the_screen() -> None:
+    build = Builder()
+    build.named(GPUS[0], "ns/a/main")
+    build.process("x", os.getpid(), 1, 5, 1.0)
+    tree = tree_of(build.picture((GPUS[0],)))
+    view, now = LiveView(UNICODE, "node"), time.time() + 10  # the test may be young
+    seen(view, Reading(tree, now), (160, 24))
+    view.press("c")
+    seen(view, Reading(tree, now), (160, 24))
+    sum(number * number for number in range(100_000))
+    text = seen(view, Reading(tree, now + 1), (160, 24))
+    assert re.search(rf"^ +root \S*python\S* .*{os.getpid()} .* CPU \d+% [\d.]+M$", text, re.MULTILINE), text
+    view.press("c")
+    assert "CPU" not in seen(view, Reading(tree, now + 1), (160, 24))
+
+
+# ---- a part of it -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("part", "gpus", "names"),
+    [
+        (ScreenPart(), [0, 1, 2, 3], None),
+        (ScreenPart(("1",)), [1], ["main", "", ""]),
+        (ScreenPart(("0", GPUS[2].uuid[:10])), [0, 2], ["main", "vllm", "jupyter", "worker"]),
+        (ScreenPart(name="research/llm-serving-0"), [0], ["vllm"]),
+        (ScreenPart(name="vllm"), [0], ["vllm"]),
+        (ScreenPart(name="main"), [0, 1, 3], ["main", "main", "main"]),
+        (ScreenPart(("1",), "main"), [1], ["main"]),
+        (ScreenPart(name="abababab"), [1], [""]),
+    ],
+)
+def test_a_part_of_the_tree(part: ScreenPart, gpus: list[int], names: list[str] | None) -> None:
+    tree = tree_of(troubled())
+    part.require(tree)
+    found = part.of(tree)
+    assert [gpu.report["device_index"] for gpu in found.gpus] == gpus
+    if names is not None:
+        assert [each.container_name for gpu in found.gpus for each in gpu.containers] == names
+
+
+def test_what_is_unresolved_elsewhere_is_left_out() -> None:
+    tree = tree_of(troubled())
+    assert [each.kind for each in ScreenPart(("0",)).of(tree).unresolved] == ["sample"]
+    assert [each.kind for each in ScreenPart(name="default/whisper-eval").of(tree).unresolved] == ["slot"]
+    assert ScreenPart(name="vllm").of(tree).unresolved == ()
+
+
+def test_what_is_not_there_is_said_and_1(tmp_path: Path) -> None:
+    with Served(tmp_path / "socket", troubled()) as served:
+        for arguments, words in (
+            (("research/nobody",), "no container called 'research/nobody' has a GPU here"),
+            (("--gpu", "7"), "no GPU of this node is '7'"),
+        ):
+            done = top("--socket", str(served.path), *arguments)
+            assert (done.returncode, done.stdout) == (1, "")
+            assert words in done.stderr
+        only = top("--socket", str(served.path), "--gpu", "0", "vllm")
+        assert [line.split()[0] for line in only.stdout.splitlines()[1:]] == ["gpu", "container", "process"]
+
+
+# ---- the view -----------------------------------------------------------------------------------------------------
+
+
+def test_the_cursor_stays_on_its_row_when_the_order_changes() -> None:
+    reading = reading_of(busy(30))
+    view = LiveView(UNICODE, "node")
+    seen(view, reading)
+    for _ in range(7):
+        view.press("down")
+    key = view.rows[7].key
+    for sort in "nmu":
+        view.press(sort)
+        seen(view, reading)
+        assert view.rows[view.cursor].key == key
+    other = reading_of(busy(29))
+    seen(view, other)
+    assert view.rows[view.cursor].key == key
+
+
+def test_letters_are_letters_in_a_filter_and_keys_outside() -> None:
+    reading = reading_of(busy(3))
+    view = LiveView(UNICODE, "node")
+    assert view.press("/")
+    for key in ("q", "u", "h", "backspace", " ", "home"):
+        assert view.press(key)
+    assert view.choice.needle == "qu "
+    assert view.press("clear")
+    assert view.choice.needle == ""
+    assert view.press("escape")
+    assert view.press("h")
+    assert "sort by utilization, memory, name" in seen(view, reading)
+    assert view.press("x")
+    assert "sort by utilization" not in seen(view, reading)
+    assert not view.press("q")
+
+
+top = functools.partial(called, "top")
+
+
+# ---- for programs -------------------------------------------------------------------------------------------------
+
+
+def test_into_a_pipe_it_is_one_plain_line_each(tmp_path: Path) -> None:
+    with Served(tmp_path / "socket", troubled()) as served:
+        done = top("--socket", str(served.path))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert top("--socket", str(served.path), "--once").stdout == done.stdout
+    header, *lines = done.stdout.splitlines()
+    assert header.split() == list(_COLUMNS)
+    assert all(line.isprintable() for line in lines)
+    cells = [re.split(r"  +", line) for line in lines]
+    kinds = [cell[0] for cell in cells]
+    assert kinds.count("gpu") == 4
+    assert kinds[-3:] == ["sample", "slot", "file"]
+    name = "ml-prod/bert-trainer-7f9c8d-x2x9k/main"
+    assert ["container", "0", name, "-", "-", "-", "100%", "3.1G", "-", "-", "-"] in cells
+    assert [
+        "process",
+        "0",
+        name,
+        *["torchrun", "40010", "7", "52%", "2.6G", "-", "-", "repaired:missing"],
+    ] in cells
+    assert [
+        *["gpu", "3", "-", "-", "-", "-", "?", "?", "-", "-"],
+        "NVIDIA A100-SXM4-80GB; unhealthy:lost",
+    ] in cells
+    assert ["slot", "-", "default/whisper-eval/main", "-", "?", "9", "?", "-", "-", "-", "ambiguous"] in cells
+
+
+def test_json_is_the_tree(tmp_path: Path) -> None:
+    with Served(tmp_path / "socket", troubled()) as served:
+        done = top("--socket", str(served.path), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    answer = json.loads(done.stdout)
+    assert answer.keys() == {"at", "driver_version", "driver_error", "gpus", "unresolved"}
+    gpu = answer["gpus"][1]
+    assert (gpu["uuid"], gpu["device_index"], gpu["healthy"]) == (GPUS[1].uuid, 1, True)
+    whisper = next(each for each in gpu["containers"] if each["pod"] == "whisper-eval")
+    assert whisper["memory"] == {"value": int(3.3 * GIB), "at_least": True}
+    assert [(each["host_pid"], each["utilization"], each["memory"]) for each in whisper["processes"]] == [
+        (40053, 12, int(3.3 * GIB)),
+        (47000, 0, None),
+    ]
+    assert [each["reason"] for each in answer["unresolved"]] == ["pid_unknown", "ambiguous", "unknown_size"]
+
+
+@pytest.mark.parametrize("interval", ["soon", "50ms", "2h", "0", "-1s"])
+def test_an_interval_that_cannot_be(interval: str, tmp_path: Path) -> None:
+    done = top("--socket", str(tmp_path / "nowhere"), f"--interval={interval}")
+    assert done.returncode == 2
+    assert "100ms to 1h" in done.stderr
+
+
+def test_nothing_that_draws_is_loaded_before_the_daemon_answers(tmp_path: Path) -> None:
+    code = (
+        "import sys; from resolver.cli import main\n"
+        f"main(['top', '--socket', '{tmp_path}/no']); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert not set(done.stdout.split()) & {"curses", "termios", "asyncio", "psutil", "structlog"}
+
+
+def test_a_reading_of_200_containers_is_soon_a_frame() -> None:
+    reading = reading_of(busy(200))
+    began = time.process_time()
+    for _ in range(5):
+        seen(LiveView(UNICODE, "node"), reading, (160, 50))
+    took = (time.process_time() - began) / 5
+    print(f"{took * 1e3:.1f} ms")
+    assert took < 0.5  # some milliseconds; this is for what would grow with the square
+
+
+def test_reasons_of_samples_are_those_of_the_daemon() -> None:
+    from resolver.cli._top.tree import _UNPLACED
+
+    assert set(map(str, SampleReason)) >= _UNPLACED
+
+
+def test_the_picture_in_the_documents_is_what_it_draws() -> None:
+    assert PLACE.read_text() == draw(), "run: .venv/bin/python -m scripts.pictures.top"

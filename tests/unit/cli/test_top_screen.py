@@ -1,0 +1,333 @@
+"""`resolver top` in a real terminal: what is on the screen, what keys do, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.busy import GPUS, Builder, busy, troubled
+from tests.fakes.served import Served
+from tests.fakes.terminal import Terminal
+from tests.patience import PATIENCE_S
+
+TOP = f"{sys.executable} -m resolver top --interval 200ms"
+#: The modes before and after in two files, and a shell that goes on when it is over.
+AND_AFTER = "trap : INT; stty -g > {0}/before; {1}; echo ended with $?; stty -g > {0}/after; exec cat"
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with tempfile.TemporaryDirectory() as place, Served(Path(place) / "socket", troubled()) as served:
+        yield served
+
+
+def top(served: Served, *options: str) -> str:
+    return f"exec {TOP} --socket {served.path} {' '.join(options)}"
+
+
+def and_after(served: Served, tmp_path: Path) -> str:
+    command = f"{TOP} --socket {served.path}"
+    return AND_AFTER.format(shlex.quote(str(tmp_path)), command)
+
+
+def left_as_it_was(terminal: Terminal, tmp_path: Path) -> None:
+    """Modes, screen and cursor are those from before."""
+    terminal.wait("ended with")
+    deadline = time.monotonic() + PATIENCE_S
+    while not (tmp_path / "after").exists() or not (tmp_path / "after").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert (tmp_path / "after").read_text() == (tmp_path / "before").read_text()
+    assert [terminal.get(name) for name in ("alternate_on", "cursor_flag", "wrap_flag")] == ["0", "1", "1"]
+    assert "resolver top" not in terminal.text()
+
+
+# ---- what is on the screen ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 24), (200, 50)])
+@pytest.mark.parametrize("containers", [0, 1, 200])
+def test_narrow_and_wide_with_few_and_many(served: Served, containers: int, width: int, height: int) -> None:
+    served.shown = busy(containers)
+    with Terminal(top(served), width, height) as terminal:
+        terminal.wait("q quit")
+        lines = terminal.lines()
+        assert len(lines) == height
+        assert lines[0].startswith("resolver top")
+        word = "container" if containers == 1 else "containers"
+        assert f"4 GPUs  {containers} {word}  " in lines[1]
+        assert lines[3].startswith("▾ 0 NVIDIA A100-SXM4-80GB")
+        assert "87% 41.0G/80.0G" in lines[3]
+        if containers == 0:
+            assert "no container uses it" in lines[4]
+        if containers == 1:
+            assert re.match(r"  ▾ ml-prod/bert-t", lines[4])
+            assert re.match(r"      python3 +4\d{4} ", lines[5])
+        if containers == 200:
+            assert sum(line.startswith("  ▾ ") for line in lines) >= (height - 6) // 4
+            if width >= 80:
+                assert re.search(r" 1-\d\d of \d{3}$", lines[-1])
+        if width == 200:
+            assert "61C 312W" in lines[3]
+            assert f"{os.uname().nodename}  " in lines[0]
+
+
+def test_another_size_is_another_frame(served: Served) -> None:
+    with Terminal(top(served), 200, 50) as terminal:
+        terminal.wait("research/llm-serving-0/vllm")
+        for width, height, shown, hidden in (
+            (80, 24, "NOTE", "x1b[31mbad.cache"),
+            (60, 10, "MEMORY", "NOTE"),
+            (12, 4, "▾ 0 N…   87%", "MEMORY"),
+            (120, 60, "unknown_size", "no container"),
+        ):
+            terminal.resize(width, height)
+            text = terminal.wait(lambda text, s=shown, h=hidden: s in text and h not in text)  # type: ignore[misc]
+            assert text.startswith("resolver top")
+            assert text.count("resolver top") == 1
+
+
+def test_hostile_names_are_shown_and_not_obeyed(served: Served) -> None:
+    with Terminal(top(served), 120, 60) as terminal:
+        text = terminal.wait("unknown_size")
+        assert r"\x1b[2Jevil\x07\n" in text
+        assert r"\x1b[31mbad.cache" in text
+        assert "模型服务" in text
+        assert terminal.get("pane_title") != "owned"
+
+
+# ---- keys ---------------------------------------------------------------------------------------------------------
+
+
+def order(text: str) -> list[str]:
+    return re.findall(r"^  [▾▸ ] (\S+)", text, re.MULTILINE)
+
+
+def test_keys_sort_filter_fold_help_and_quit(served: Served, tmp_path: Path) -> None:
+    build = Builder()
+    for name, load, gib in (("m", 9, 3.0), ("a", 5, 1.0), ("z", 1, 9.0)):
+        build.named(GPUS[0], f"ns/{name}/main")
+        build.process(f"proc{name}", 1000 + ord(name), 1, load, gib)
+    served.shown = build.picture((GPUS[0],))
+    with Terminal(and_after(served, tmp_path), 100, 24) as terminal:
+        for key, names in (("", "maz"), ("m", "zma"), ("n", "amz"), ("u", "maz")):
+            if key:
+                terminal.press(key)
+            terminal.wait(lambda text, n=names: order(text) == [f"ns/{name}/main" for name in n])  # type: ignore[misc]
+        terminal.press("/")
+        terminal.wait("Enter keep")
+        terminal.type("procA")
+        terminal.wait(lambda text: order(text) == ["ns/a/main"])
+        terminal.press("Enter")
+        terminal.wait("filter: procA   Esc shows all")
+        terminal.press("Escape")
+        terminal.wait(lambda text: len(order(text)) == 3)
+        terminal.press("f")
+        terminal.wait(lambda text: "▸ ns/m/main" in text and "procm" not in text)
+        terminal.press("f")
+        terminal.wait("procm")
+        terminal.press("f")
+        terminal.wait(lambda text: "▸ ns/m/main" in text and "procm" not in text)
+        terminal.press("Down", "Down", "Space")
+        terminal.wait("proca")
+        terminal.wait("container ")  # the line at the bottom is of the row that was moved to
+        terminal.press("h")
+        terminal.wait("sort by utilization, memory, name")
+        terminal.press("Space")
+        terminal.wait("▸ ns/m/main")
+        terminal.press("q")
+        terminal.wait("ended with 0")
+        left_as_it_was(terminal, tmp_path)
+
+
+def test_the_list_moves(served: Served) -> None:
+    served.shown = busy(200)
+    with Terminal(top(served), 100, 24) as terminal:
+        terminal.wait(" 1-")
+        terminal.press("End")
+        terminal.wait(lambda text: "NVIDIA A100-PCIE" in text)  # the third GPU is behind 400 rows
+        terminal.press("PPage", "PPage")
+        terminal.wait(lambda text: "A100-PCIE" not in text)
+        terminal.press("g")
+        terminal.wait(" 1-")
+        for _ in range(30):
+            terminal.press("j")
+        terminal.wait(lambda text: re.search(r" 1[0-9]-\d\d of ", text))
+
+
+# ---- ends ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130), (signal.SIGQUIT, 131)],
+)
+def test_whatever_ends_it_the_terminal_is_as_it_was(
+    served: Served, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    with Terminal(and_after(served, tmp_path)) as terminal:
+        terminal.wait("q quit")
+        assert terminal.get("alternate_on") == "1"
+        os.kill(child_of(int(terminal.get("pane_pid"))), number)
+        terminal.wait(f"ended with {code}")
+        left_as_it_was(terminal, tmp_path)
+
+
+@pytest.mark.parametrize("by", ["C-c", "SIGTERM"])
+def test_it_ends_on_a_terminal_that_stands_still(served: Served, tmp_path: Path, by: str) -> None:
+    """Ctrl-S holds back whatever is written, and what is written at the end as well."""
+    with Terminal(and_after(served, tmp_path)) as terminal:
+        terminal.wait("q quit")
+        host_pid = child_of(int(terminal.get("pane_pid")))
+        terminal.press("C-s")
+        asked = served.asked
+        deadline = time.monotonic() + PATIENCE_S
+        while served.asked < asked + 30:  # five readings: it has written, and waits
+            assert time.monotonic() < deadline, "it reads no more"
+            time.sleep(0.02)
+        if by == "C-c":
+            terminal.press("C-c")
+        else:
+            os.kill(host_pid, signal.SIGTERM)
+        terminal.wait("ended with 1")
+        left_as_it_was(terminal, tmp_path)
+
+
+def test_a_defect_of_ours_is_shown_on_a_terminal_that_is_as_it_was(served: Served, tmp_path: Path) -> None:
+    code = (
+        "import resolver.cli._top.view as view; from resolver.cli import main\n"
+        "real, calls = view.row_line, []\n"
+        "def row_line(*args):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) > 90: raise RuntimeError('a defect')\n"
+        "    return real(*args)\n"
+        f"view.row_line = row_line; main(['top', '--interval', '100ms', '--socket', '{served.path}'])"
+    )
+    command = f"{sys.executable} -c {shlex.quote(code)}"
+    with Terminal(AND_AFTER.format(tmp_path, command), 80, 40) as terminal:
+        text = terminal.wait("ended with 1")
+        assert "RuntimeError: a defect" in text
+        assert (tmp_path / "after").read_text() == (tmp_path / "before").read_text()
+        assert terminal.get("alternate_on") == "0"
+
+
+def test_stopped_and_continued(served: Served, tmp_path: Path) -> None:
+    """Ctrl-Z in a shell with job control: the shell has its terminal back, and `fg` brings the frame back."""
+    with Terminal("exec bash --norc --noprofile -i") as terminal:
+        terminal.wait("$")
+        terminal.type(f"stty -g > {tmp_path}/before; {TOP} --socket {served.path}\n")
+        terminal.wait("q quit")
+        terminal.press("C-z")
+        terminal.wait("Stopped")
+        assert terminal.get("alternate_on") == "0"
+        assert terminal.get("cursor_flag") == "1"
+        terminal.resize(100, 30)
+        terminal.type("fg\n")
+        terminal.wait(lambda text: "q quit" in text and len(text.splitlines()) == 30)
+        terminal.press("n")
+        terminal.wait("by name")
+        terminal.press("C-z")
+        terminal.wait("Stopped")
+        terminal.type(f"kill %1; fg; stty -g > {tmp_path}/after; clear; echo ended with\n")
+        left_as_it_was(terminal, tmp_path)
+
+
+def test_a_terminal_that_goes_away_ends_it(served: Served) -> None:
+    with Terminal(top(served)) as terminal:
+        terminal.wait("q quit")
+        host_pid = int(terminal.get("pane_pid"))
+    deadline = time.monotonic() + PATIENCE_S
+    while Path(f"/proc/{host_pid}").exists():
+        assert time.monotonic() < deadline, "it lives on without a terminal"
+        time.sleep(0.05)
+
+
+# ---- the daemon ---------------------------------------------------------------------------------------------------
+
+
+def test_a_daemon_that_goes_away_is_told_and_waited_for(served: Served) -> None:
+    with Terminal(top(served), 120, 40) as terminal:
+        terminal.wait("research/llm-serving-0/vllm")
+        served.stop()
+        text = terminal.wait("no daemon since ")
+        assert re.search(r"no daemon since \d\d:\d\d:\d\d, retrying; the values shown are from before", text)
+        assert "research/llm-serving-0/vllm" in text
+        terminal.press("n")  # keys do what they did
+        terminal.wait("by name")
+        served.start()
+        terminal.wait(lambda text: "no daemon" not in text)
+        served.hang()
+        terminal.wait("it does not answer in time")
+        terminal.press("u")
+        assert "it does not answer in time" in terminal.wait("by utilization")
+        served.recover()
+        terminal.wait(lambda text: "no daemon" not in text)
+
+
+def test_no_daemon_at_all_is_a_sentence_and_no_screen(tmp_path: Path) -> None:
+    with Terminal(f"{TOP} --socket {tmp_path}/nowhere; echo ended with $?; exec cat", 200) as terminal:
+        text = terminal.wait("ended with 4")
+        assert "no daemon answers at" in text
+        assert terminal.get("alternate_on") == "0"
+
+
+# ---- looks --------------------------------------------------------------------------------------------------------
+
+
+def styled(served: Served, environment: dict[str, str], *options: str) -> str:
+    command = f"{TOP} --socket {served.path} {' '.join(options)}"
+    with Terminal(f"{command}; echo over; exec cat", 120, 60, environment) as terminal:
+        terminal.wait("unknown_size")
+        if options:
+            terminal.wait("over")
+        return terminal.styled()
+
+
+GREEN, CYAN, BOLD = "\x1b[32m", "\x1b[36m", "\x1b[1m"
+
+
+def test_colours_and_no_colours(served: Served) -> None:
+    with_colours = styled(served, {})
+    assert GREEN in with_colours
+    assert CYAN in with_colours
+    without = styled(served, {"NO_COLOR": "1"})
+    assert BOLD in without
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]", without)
+    assert "━" in without
+
+
+@pytest.mark.parametrize("environment", [{"LANG": "C"}, {"LC_ALL": "POSIX"}, {"TERM": "linux"}])
+def test_a_terminal_without_unicode(served: Served, environment: dict[str, str]) -> None:
+    text = re.sub(r"\x1b\[[0-9;]*m|\x1b\(.|\x0e|\x0f", "", styled(served, environment))
+    assert text.isascii(), [char for char in text if not char.isascii()]
+    assert "####" in text
+    assert r"\u6a21\u578b" in text  # 模型
+
+
+@pytest.mark.parametrize(("options", "environment"), [("--once", {}), ("", {"TERM": "dumb"})])
+def test_once_and_on_a_dumb_terminal_it_is_a_plain_table(
+    served: Served, options: str, environment: dict[str, str]
+) -> None:
+    command = f"{TOP} --socket {served.path} {options}; echo over; exec cat"
+    with Terminal(command, 160, 60, environment) as terminal:
+        text = terminal.wait("over")
+        assert "unknown_size" in text
+        assert re.search(r"^container +0 +ml-prod/", text, re.MULTILINE)
+        assert "q quit" not in text
+
+
+# ---- its cost -----------------------------------------------------------------------------------------------------
+
+
+def child_of(host_pid: int) -> int:
+    (child,) = Path(f"/proc/{host_pid}/task/{host_pid}/children").read_text().split()
+    return int(child)

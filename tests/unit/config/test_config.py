@@ -1,0 +1,317 @@
+"""Settings: who wins, and a sentence for everything that is wrong."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resolver.base.errors import UsageError
+from resolver.config import (
+    HostpidNamespace,
+    LogLevel,
+    Settings,
+    changed,
+    described,
+    from_status,
+    load,
+    load_with_origins,
+    parse_duration,
+)
+
+
+def from_file(tmp_path: Path, text: str | bytes) -> Settings:
+    path = tmp_path / "resolver.toml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return load(file=str(path), environ={})
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    settings = load(environ={})
+    assert settings == Settings()
+    assert settings.containers_dir == ("auto",)
+    assert (settings.interval, settings.nvml_interval) == (0.25, 1.0)
+
+
+def test_file_beats_default_environment_beats_file_flag_beats_environment(tmp_path: Path) -> None:
+    file = tmp_path / "resolver.toml"
+    file.write_text('interval = "100ms"\nnvml-interval = 2\nrun_dir = "/run/file"\nlog_level = "debug"\n')
+    environ = {"RESOLVER_NVML_INTERVAL": "3", "RESOLVER_RUN_DIR": "/run/env", "RESOLVER_CONFIG": str(file)}
+    settings = load({"run_dir": "/run/flag"}, environ=environ)
+    assert settings.interval == 0.1
+    assert settings.nvml_interval == 3.0
+    assert settings.run_dir == "/run/flag"
+    assert settings.log_level is LogLevel.DEBUG
+    assert settings.hostpid_namespace is HostpidNamespace.AUTO
+
+
+def test_what_differs_from_the_defaults_is_one_line() -> None:
+    assert (
+        changed(described(*load_with_origins({}, environ={"RESOLVER_INTERVAL": "250ms"})))
+        == "all at their defaults"
+    )
+    told = changed(described(*load_with_origins({"dry_run": True}, environ={"RESOLVER_INTERVAL": "1s"})))
+    assert told == "interval=1s (environment RESOLVER_INTERVAL), dry_run=true (command line)"
+
+
+def test_the_flag_names_another_file_than_the_environment(tmp_path: Path) -> None:
+    for name in ("flag", "env"):
+        (tmp_path / name).write_text(f'run_dir = "/run/{name}"\n')
+    settings = load(file=str(tmp_path / "flag"), environ={"RESOLVER_CONFIG": str(tmp_path / "env")})
+    assert settings.run_dir == "/run/flag"
+
+
+@pytest.mark.parametrize(
+    ("given", "dirs"),
+    [("/a", ("/a",)), ("/a:/b", ("/a", "/b")), ("/a::/b:", ("/a", "/b"))],
+)
+def test_several_directories_in_the_environment(given: str, dirs: tuple[str, ...]) -> None:
+    assert load(environ={"RESOLVER_CONTAINERS_DIR": given}).containers_dir == dirs
+
+
+def test_several_directories_as_flags_or_as_a_list(tmp_path: Path) -> None:
+    assert load({"containers_dir": ["/a", "/b:c"]}, environ={}).containers_dir == ("/a", "/b:c")
+    assert from_file(tmp_path, 'containers_dir = ["/a", "/b"]').containers_dir == ("/a", "/b")
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", "On"])
+def test_dry_run_by_the_environment(text: str) -> None:
+    assert load(environ={"RESOLVER_DRY_RUN": text}).dry_run is True
+
+
+@pytest.mark.parametrize("text", ["0", "false", "No", "off"])
+def test_no_dry_run_by_the_environment(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "resolver.toml"
+    file.write_text("dry_run = true")
+    assert load(file=str(file), environ={"RESOLVER_DRY_RUN": text}).dry_run is False
+
+
+def test_an_empty_variable_and_a_foreign_one_are_not_given() -> None:
+    environ = {"RESOLVER_INTERVAL": "", "RESOLVER_DRYRUN": "", "INTERVAL": "1h", "resolver_dry_run": "1"}
+    assert load(environ=environ) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("RESOLVER_DRYRUN", "RESOLVER_DRY_RUN"),
+        ("RESOLVER_DRY-RUN", "RESOLVER_DRY_RUN"),
+        ("RESOLVER_NVML_INTERVALL", "RESOLVER_NVML_INTERVAL"),
+        ("RESOLVER_CONTAINER_DIR", "RESOLVER_CONTAINERS_DIR"),
+        ("RESOLVER_CONFIG_FILE", "RESOLVER_CONFIG"),
+        ("RESOLVER_Source", "RESOLVER_SOURCE"),
+        ("RESOLVER_METRICS_PORT", "RESOLVER_METRICS_ADDR"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_the_nearest_name(name: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"{name}: there is no such setting; did you mean {meant}"):
+        load(environ={name: "true", "RESOLVER_INTERVAL": "1s"})
+
+
+def test_a_variable_that_is_like_no_setting_is_refused_with_all_their_names() -> None:
+    with pytest.raises(
+        UsageError, match=r"RESOLVER_READONLY: there is no such setting; .* RESOLVER_DRY_RUN,"
+    ):
+        load(environ={"RESOLVER_READONLY": "true"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RESOLVER_SERVICE_HOST", "10.0.0.1"),
+        ("RESOLVER_SERVICE_PORT", "9395"),
+        ("RESOLVER_SERVICE_PORT_METRICS", "9395"),
+        ("RESOLVER_PORT", "tcp://10.0.0.1:9395"),
+        ("RESOLVER_PORT_9395_TCP", "tcp://[fd00::1]:9395"),
+        ("RESOLVER_PORT_9395_TCP_PROTO", "tcp"),
+        ("RESOLVER_PORT_9395_TCP_PORT", "9395"),
+        ("RESOLVER_PORT_9395_TCP_ADDR", "10.0.0.1"),
+        ("RESOLVER_METRICS_SERVICE_HOST", "10.0.0.1"),
+        ("RESOLVER_METRICS_PORT", "tcp://10.0.0.1:9395"),
+        ("RESOLVER_METRICS_PORT_53_UDP_ADDR", "10.0.0.1"),
+        ("RESOLVER_NODE", "gpu-7"),
+        ("RESOLVER_REPORT_METRICS_ADDR", ":9396"),
+    ],
+)
+def test_what_kubernetes_and_other_commands_put_there_is_no_setting(name: str, value: str) -> None:
+    assert load(environ={name: value}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("250ms", 0.25), ("1s", 1), ("2m", 120), ("0.5", 0.5), (" 3 s ", 3), ("1.5 ms", 0.0015), ("0", 0)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "s", "1h", "-1s", "1e3", "nan", "inf", "1 2", "1,5s", ".5", "1s1s"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="250ms"):
+        parse_duration(text)
+
+
+@given(st.text())
+def test_a_duration_is_a_number_or_a_value_error(text: str) -> None:
+    try:
+        seconds = parse_duration(text)
+    except ValueError:
+        return
+    assert seconds >= 0
+
+
+@given(st.floats(0.01, 3600), st.sampled_from([("ms", 1000.0), ("s", 1.0), ("", 1.0), ("m", 1 / 60)]))
+def test_a_duration_is_what_was_written(seconds: float, unit: tuple[str, float]) -> None:
+    name, per_second = unit
+    assert parse_duration(f"{seconds * per_second:.9f}{name}") == pytest.approx(seconds, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("interval = 0", ["interval (file ", "0 is not possible", "10ms to 3600s"]),
+        ("interval = -1.0", ["interval", "-1.0"]),
+        ("interval = 3601", ["interval", "3601", "3600"]),
+        ("interval = nan", ["interval", "nan"]),
+        ("interval = inf", ["interval", "inf"]),
+        ("interval = true", ["interval", "True"]),
+        ('interval = "soon"', ["interval", "'soon'", "250ms"]),
+        ('interval = "5ms"', ["'5ms' is not possible: write a duration from 10ms to 3600s, such as 250ms"]),
+        ("interval = 1s", ["not valid TOML", 'text takes quotes: interval = "1s"']),
+        ("interval = [1]", ["interval", "[1]"]),
+        ("nvml_interval = 1979-05-27", ["nvml_interval", "1979"]),
+        ("dry_run = 1", ["dry_run", "1"]),
+        ('dry_run = "maybe"', ["dry_run", "'maybe'", "true or false"]),
+        ('hostpid_namespace = "guest"', ["hostpid_namespace", "'guest'", "auto, host, container"]),
+        ("write_utilization = false", ["write_utilization", "False", "auto, always, never"]),
+        ('source = "tea"', ["source", "'tea'", "auto, bpf, netlink, scan"]),
+        ("log_format = 3", ["log_format", "3", "auto, json, console"]),
+        ('log_level = "loud"', ["log_level", "'loud'", "debug, info, warning, error"]),
+        ("containers_dir = 5", ["containers_dir", "5", "a list of paths"]),
+        ("containers_dir = [5]", ["containers_dir", "5"]),
+        ("containers_dir = {a = 1}", ["containers_dir", "a list of paths"]),
+        ('containers_dir = ""', ["containers_dir", "''", "at least one"]),
+        ("containers_dir = []", ["containers_dir", "[]", "at least one"]),
+        ('containers_dir = ["/a", ""]', ["containers_dir", "empty"]),
+        ("run_dir = []", ["run_dir", "[]"]),
+        ("intervall = 1", ["intervall", "no such setting", "did you mean interval?"]),
+        ("once = true", ["once", "no such setting"]),
+        ("[hami]\ninterval = 1", ["hami", "no such setting"]),
+        ("interval = 1\nnvml_interval = \nrun_dir = 1", ["not valid TOML", "line 2"]),
+        (b"run_dir = '\xff'", ["not valid TOML"]),
+    ],
+)
+def test_what_is_wrong_in_a_file_gets_a_sentence(tmp_path: Path, text: str | bytes, words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        from_file(tmp_path, text)
+    for word in (*words, str(tmp_path)):
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("RESOLVER_INTERVAL", "soon", ["'soon'", "250ms"]),
+        ("RESOLVER_DRY_RUN", "2", ["'2'", "true or false"]),
+        ("RESOLVER_SOURCE", "tea", ["'tea'", "auto, bpf, netlink, scan"]),
+        ("RESOLVER_CONTAINERS_DIR", ":", ["':'", "at least one"]),
+    ],
+)
+def test_a_wrong_variable_is_named_as_it_is_written(name: str, value: str, words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(environ={name: value})
+    for word in (name, *words):
+        assert word in str(caught.value)
+
+
+def test_a_wrong_flag_says_that_it_is_one() -> None:
+    with pytest.raises(UsageError, match=r"interval \(command line\): '9h' is not possible"):
+        load({"interval": "9h"}, environ={})
+
+
+def test_a_wrong_value_is_refused_even_if_a_better_one_would_win() -> None:
+    with pytest.raises(UsageError, match="RESOLVER_INTERVAL"):
+        load({"interval": "1s"}, environ={"RESOLVER_INTERVAL": "soon"})
+
+
+def test_a_file_that_is_not_there_or_is_none(tmp_path: Path) -> None:
+    for path, why in ((tmp_path / "nothing.toml", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(UsageError, match=why) as caught:
+            load(file=str(path), environ={})
+        assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("user", "mode", "why"), [(0, 0o646, "chmod o-w"), (4711, 0o644, "belongs to user 4711: chown")]
+)
+def test_a_file_that_another_user_can_change_is_refused(
+    tmp_path: Path, user: int, mode: int, why: str
+) -> None:
+    path = tmp_path / "resolver.toml"
+    path.write_text("dry_run = false\n")
+    path.chmod(mode)
+    os.chown(path, user, -1)
+    with pytest.raises(UsageError, match=why):
+        load(file=str(path), environ={})
+
+
+def test_the_same_setting_under_both_spellings_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="twice"):
+        from_file(tmp_path, "nvml-interval = 1\nnvml_interval = 2\n")
+
+
+_VALUES: st.SearchStrategy[Any] = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.text()), st.binary()
+)
+
+
+@given(st.dictionaries(st.sampled_from([*Settings.__struct_fields__, "other"]), _VALUES, max_size=3))
+def test_whatever_is_given_settings_or_one_sentence(values: dict[str, Any]) -> None:
+    try:
+        settings = load(values, environ={})
+    except UsageError:
+        return
+    assert 0.01 <= settings.interval <= 3600
+    assert 0.01 <= settings.nvml_interval <= 3600
+    assert settings.containers_dir
+    assert all(isinstance(path, str) and path for path in settings.containers_dir)
+
+
+@pytest.mark.parametrize("mode", ["9", "rw-rw----", "1777", "0o660", "66"])
+def test_a_mode_that_is_none_is_told_how_one_looks(mode: str) -> None:
+    with pytest.raises(UsageError, match="three octal digits, such as 0660"):
+        load({"socket_mode": mode}, environ={})
+
+
+@pytest.mark.parametrize("mode", ["0666", "662", "0777", "667"])
+def test_a_mode_that_opens_roots_socket_is_told_where_containers_ask(mode: str) -> None:
+    with pytest.raises(UsageError, match=r"socket_mode .* --tenant-socket"):
+        load({"socket_mode": mode}, environ={})
+
+
+@pytest.mark.parametrize(
+    "path", ["/run/resolver/tenants.sock", "/run/tenants.sock", "/tenants.sock", "tenants/resolver.sock"]
+)
+def test_a_tenants_socket_that_would_show_them_roots_is_refused(path: str) -> None:
+    with pytest.raises(UsageError, match=r"tenant_socket: .* /run/resolver/tenants/resolver.sock"):
+        load({"tenant_socket": path}, environ={})
+
+
+@pytest.mark.parametrize("path", ["/run/resolver/tenants/resolver.sock", "/run/tenants/resolver.sock"])
+def test_a_tenants_socket_in_a_directory_of_its_own(path: str) -> None:
+    assert load({"tenant_socket": path}, environ={}).tenant_socket == path
+
+
+def test_settings_as_a_daemon_tells_them() -> None:
+    plain = {"interval": 1.0, "source": "scan"}
+    told = [{"name": name, "value": value, "origin": "default"} for name, value in plain.items()]
+    assert from_status({"settings": told}) == plain
+    assert from_status({}) == {}
+
+
+def test_a_number_in_the_environment_is_one() -> None:
+    assert load(environ={"RESOLVER_MAP_SIZE": "4096"}).map_size == 4096

@@ -1,0 +1,283 @@
+"""The parts of a look-up that need no container: what was asked for, where to look, whose namespace it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resolver.base.errors import Ambiguous, CannotKnow, NotFound, ProcessGone, UsageError
+from resolver.containers.find import Wanted, container_name
+from resolver.containers.namespaces import (
+    HOST,
+    Member,
+    Namespace,
+    members_of,
+    nested_namespace,
+    own_namespace,
+)
+from resolver.linux.cgroup_directories import cgroup_roots, find_directories, processes_in
+from resolver.linux.mounts import Mount
+from resolver.linux.procfs import HOST_PIDNS, Procfs
+
+A, B = "a1b2c3d4e5f60718" * 4, "a1b2c3ffe5f60718" * 4
+UID = "0a1b2c3d-1111-4222-8333-444455556666"
+STATIC = "5dbb3c4e2a90fd1870c2b1b0e1a2f3c4"
+
+# -- what was asked for --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "cgroup", "keys"),
+    [
+        (A, f"0::/kubepods/pod{UID}/{A}\n", {A}),
+        (A, f"3:cpu:/\n2:pids:/docker/{A}\n0::/\n", {A}),
+        (A[:6], f"0::/docker/{A}\n", {A}),
+        (f" containerd://{A[:7]} ", f"0::/docker/{A}\n", {A}),
+        (A[:7], f"0::/docker/{B}\n", set()),
+        (A[3:], f"0::/docker/{A}\n", set()),  # not from its start
+        (A, f"0::/kubepods/pod{UID}/crio-conmon-{A}.scope\n", set()),
+        (A, f"0::/docker/{A}/kubelet/kubepods/pod{UID}/{B}\n", {A}),  # the node of a container
+        (A[:6], f"0::/docker/{A}/kubelet/kubepods/pod{UID}/{B}\n", {A, B}),
+        ("nginx", "0::/default/nginx\n", {"/default/nginx"}),
+        ("nginx", "0::/default/nginx/init.scope\n", {"/default/nginx"}),
+        ("nginx", "0::/default/nginx2\n", set()),
+        ("web", "0::/lxc.payload.web/.lxc\n", {"/lxc.payload.web"}),
+        ("lxc.payload.web", "0::/lxc.payload.web\n", {"/lxc.payload.web"}),
+        ("web", "0::/lxc.payload.web-1\n", set()),
+        ("web", "0::/lxc.monitor.web\n", set()),
+        ("user.slice", "0::/user.slice\n", set()),
+        (f"{UID}/main", f"0::/kubepods/pod{UID}/{A}\n", {A}),
+        (
+            f"{UID}/main",
+            f"0::/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/crio-{A}.scope\n",
+            {A},
+        ),
+        (f"{UID.replace('-', '_')}/main", f"0::/kubepods/pod{UID}/{A}\n", {A}),
+        (f"{UID}/main", f"0::/x.slice/x-pod{UID.replace('-', '_')}.slice:cri-containerd:{A}\n", {A}),
+        (f"{UID}/main", f"0::/kubepods/pod{UID}\n", set()),
+        (f"{UID}/main", f"0::/docker/{B}/kubelet/kubepods/pod{UID}/{A}\n", {A}),
+        (f"{UID}/main", f"0::/kubepods/pod{STATIC}/{A}\n", set()),
+        (f"{STATIC}/main", f"0::/kubepods/pod{STATIC}/{A}\n", {A}),
+    ],
+)
+def test_whose_cgroup_it_is(asked: str, cgroup: str, keys: set[str]) -> None:
+    assert Wanted(asked).keys_in(cgroup) == keys
+
+
+@pytest.mark.parametrize("asked", ["", "containerd://", f"{UID}/", "/main", "pod/main", f"{UID}0/main"])
+def test_what_nobody_can_mean(asked: str) -> None:
+    with pytest.raises(UsageError):
+        Wanted(asked)
+
+
+def test_only_all_64_digits_leave_no_doubt() -> None:
+    assert Wanted(A).is_full_id
+    assert not Wanted(A[:63]).is_full_id
+    assert not Wanted("n" * 64).is_full_id
+
+
+# -- the name in the mount table -----------------------------------------------------------------------
+
+
+def mounts(*roots: str) -> list[Mount]:
+    return [Mount(i, "8:1", root, f"/m{i}", "ext4", "rw") for i, root in enumerate(roots)]
+
+
+@pytest.mark.parametrize(
+    ("name", "roots"),
+    [
+        ("trainer", ["/", f"/usr/local/vgpu/containers/{UID}_trainer"]),
+        ("a_b", [f"/containers/{UID}_a_b"]),
+        ("trainer", [f"/var/lib/kubelet/pods/{UID}/containers/trainer/0a1b2c3d"]),
+        ("trainer", [f"/pods/{UID}/containers/trainer/0a1b2c3d"]),  # kubelet's directory is a disk of its own
+        ("first", [f"/k/pods/{UID}/containers/first/1", f"/k/pods/{UID}/containers/second/1"]),
+        # HAMi's directory may carry the name of an init container, and stands before or after kubelet's.
+        ("main", [f"/vgpu/containers/{UID}_init", f"/k/pods/{UID}/containers/main/1"]),
+        ("main", [f"/k/pods/{UID}/containers/main/1", f"/vgpu/containers/{UID}_init"]),
+        (None, ["/", f"/var/lib/kubelet/pods/{UID}/etc-hosts"]),
+        (None, [f"/vgpu/containers/{UID[:-1]}0_trainer"]),
+        (None, [f"/vgpu/containers/{UID}_"]),
+        # What a tenant can make below what it was given, to pass for another one:
+        (None, [f"/vgpu/containers/{UID}_trainer/containers/{UID}_other"]),
+        (None, [f"/vgpu/containers/{UID}_trainer/sub"]),
+        (None, [f"/k/pods/{UID}/volumes/kubernetes.io~empty-dir/x/pods/{UID}/containers/other/1"]),
+        (None, [f"/k/pods/{UID}/volumes/kubernetes.io~empty-dir/x/containers/{UID}_other"]),
+        (None, [f"/k/pods/{UID}/containers/trainer/1/2"]),
+        (None, [f"/k/pods/{UID}/containers/trainer"]),
+    ],
+)
+def test_the_container_name_in_mount_roots(name: str | None, roots: list[str]) -> None:
+    assert container_name(mounts(*roots), UID) == name
+    assert container_name(mounts(*roots), None) is None
+
+
+# -- the hierarchies -----------------------------------------------------------------------------------
+
+
+def test_each_hierarchy_once_and_v2_first() -> None:
+    def mount(device: str, root: str, where: str, fs_type: str) -> Mount:
+        return Mount(1, device, root, where, fs_type, "rw")
+
+    table = [
+        mount("8:1", "/", "/", "ext4"),
+        mount("0:30", "/", "/sys/fs/cgroup/cpu,cpuacct", "cgroup"),
+        mount("0:31", "/", "/sys/fs/cgroup/memory", "cgroup"),
+        mount("0:30", "/docker/x", "/containers/x/cpu", "cgroup"),
+        mount("0:32", "/docker/x", "/containers/x/unified", "cgroup2"),
+        mount("0:32", "/", "/sys/fs/cgroup/unified", "cgroup2"),
+    ]
+    assert cgroup_roots(table) == [
+        "/sys/fs/cgroup/unified",
+        "/sys/fs/cgroup/cpu,cpuacct",
+        "/sys/fs/cgroup/memory",
+    ]
+    assert cgroup_roots([]) == []
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Directories as of a hierarchy, with processes in some of them."""
+    for path, host_pids in {
+        f"kubepods/pod{UID}/{A}": [],
+        f"kubepods/pod{UID}/{A}/container": [11, 12],
+        f"kubepods/pod{UID}/crio-conmon-{A}": [13],
+        f"docker/{B}": [21],
+        f"docker/{B}/kubelet/kubepods/pod{STATIC}/{'c' * 64}": [22],
+        "system.slice/x.service": [31],
+    }.items():
+        directory = tmp_path / path
+        directory.mkdir(parents=True)
+        (directory / "cgroup.procs").write_text("".join(f"{host_pid}\n" for host_pid in host_pids))
+    return tmp_path
+
+
+def test_a_walk_of_one_directory_only(tree: Path) -> None:
+    found = find_directories(str(tree), Wanted(A).match, f"/kubepods/pod{UID}/{A}")
+    assert sorted(processes_in(found[A])) == [11, 12]
+    assert not processes_in(find_directories(str(tree), Wanted(A).match, f"/gone/{A}")[A])
+
+
+def test_a_symbolic_link_is_no_cgroup(tree: Path) -> None:
+    (tree / ("d" * 64)).symlink_to(tree / "docker")
+    assert find_directories(str(tree), Wanted("d" * 64).match) == {}
+
+
+def test_directories_that_went_away_hold_nobody(tree: Path) -> None:
+    assert list(processes_in([f"{tree}/gone", f"{tree}/docker/{B}"])) == [21]
+    assert find_directories(f"{tree}/gone", Wanted(A).match) == {}
+
+
+# -- whose namespace it is -----------------------------------------------------------------------------
+
+MakeProc = Callable[..., tuple[Procfs, list[Member]]]
+ProcessFacts = tuple[int, tuple[int, ...], int, int, int]
+
+
+@pytest.fixture
+def make_proc(tmp_path: Path) -> MakeProc:
+    """A /proc of files: ``host_pid=((NSpid numbers), inode of its namespace, parent, start time)``."""
+
+    def make(*processes: ProcessFacts) -> tuple[Procfs, list[Member]]:
+        for host_pid, inside, pidns, ppid, start in processes:
+            directory = tmp_path / str(host_pid)
+            (directory / "ns").mkdir(parents=True)
+            (directory / f"task/{host_pid}").mkdir(parents=True)
+            (directory / "ns/pid").symlink_to(f"pid:[{pidns}]")
+            numbers = "\t".join(map(str, (host_pid, *inside)))
+            (directory / "status").write_text(
+                f"Name:\tx\nState:\tS (sleeping)\nTgid:\t{host_pid}\nPPid:\t{ppid}\nNSpid:\t{numbers}\nVmPeak:\n"
+            )
+            stat = f"{host_pid} (a) b) S {ppid} " + " ".join(["0"] * 17) + f" {start} 0 0\n"
+            (directory / f"task/{host_pid}/stat").write_text(stat)
+        procfs = Procfs(str(tmp_path))
+        return procfs, members_of(procfs, [process[0] for process in processes])
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("processes", "expected"),
+    [
+        # that of number one
+        (((50, (7,), 900, 40, 5), (40, (1,), 900, 9, 4)), Namespace(900, 1)),
+        # not one made inside
+        (((40, (1,), 900, 9, 4), (60, (8, 1), 901, 40, 6), (61, (9, 2), 901, 60, 6)), Namespace(900, 1)),
+        # the pod's; with one made inside
+        (((50, (7,), 900, 9, 5), (51, (8,), 900, 50, 6)), Namespace(900, 1)),
+        (((50, (7,), 900, 9, 5), (60, (8, 1), 901, 50, 6)), Namespace(900, 1)),
+        # the host's; with one made inside; whose parent ended
+        (((50, (), HOST_PIDNS, 9, 5), (51, (), HOST_PIDNS, 50, 6)), HOST),
+        (((50, (), HOST_PIDNS, 9, 5), (60, (1,), 901, 50, 5)), HOST),
+        (((50, (), HOST_PIDNS, 9, 5), (60, (1,), 901, 1, 6)), HOST),
+        # its own, with a younger process of the host
+        (((70, (), HOST_PIDNS, 9, 8), (60, (1,), 901, 1, 6)), Namespace(901, 1)),
+    ],
+)
+def test_the_namespace_of_a_container(
+    make_proc: MakeProc, processes: tuple[ProcessFacts, ...], expected: Namespace
+) -> None:
+    assert own_namespace(*make_proc(*processes)) == expected
+
+
+def test_the_hosts_mounts_are_no_containers(make_proc: MakeProc, tmp_path: Path) -> None:
+    processes = (50, (), HOST_PIDNS, 9, 5), (60, (1,), 901, 1, 6)
+    procfs, members = make_proc(*processes)
+    (tmp_path / "2/ns").mkdir(parents=True)
+    (tmp_path / "2/ns/mnt").symlink_to("mnt:[4026531832]")
+    (tmp_path / "50/ns/mnt").symlink_to("mnt:[4026532001]")
+    assert own_namespace(procfs, members) == HOST
+    (tmp_path / "50/ns/mnt").unlink()
+    (tmp_path / "50/ns/mnt").symlink_to("mnt:[4026531832]")
+    with pytest.raises(Ambiguous):
+        own_namespace(procfs, members)
+
+
+def test_two_that_are_equally_likely(make_proc: MakeProc) -> None:
+    with pytest.raises(Ambiguous) as caught:
+        own_namespace(*make_proc((70, (), HOST_PIDNS, 9, 6), (60, (1,), 901, 1, 6)))
+    assert [candidate.split()[1] for candidate in caught.value.candidates] == [str(HOST_PIDNS), "901"]
+
+
+@pytest.mark.parametrize("program", ["/usr/bin/runsc", "/usr/bin/runsc (deleted)"])
+def test_the_numbers_of_gvisors_kernel_are_not_the_hosts(
+    make_proc: MakeProc, tmp_path: Path, program: str
+) -> None:
+    """Number 1 is the gofer, which serves files; the sandbox and what runs in it have numbers of the host alone."""
+    procfs, members = make_proc((40, (1,), 900, 9, 4), (41, (), HOST_PIDNS, 9, 5))
+    status = tmp_path / "40/status"
+    status.write_text(status.read_text().replace("Name:\tx", "Name:\texe"))
+    (tmp_path / "40/exe").symlink_to("/usr/bin/another")
+    assert own_namespace(procfs, members) == Namespace(900, 1)
+    (tmp_path / "40/exe").unlink()
+    (tmp_path / "40/exe").symlink_to(program)
+    with pytest.raises(CannotKnow, match="gVisor"):
+        own_namespace(procfs, members)
+
+
+def test_those_that_ended_or_are_being_reaped_are_no_members(make_proc: MakeProc, tmp_path: Path) -> None:
+    procfs, members = make_proc((40, (1,), 900, 9, 4), (41, (2,), 900, 40, 4))
+    assert members_of(procfs, [40, 41, 42]) == members == [Member(40, (40, 1)), Member(41, (41, 2))]
+    (tmp_path / "41/status").write_text("Name:\tx\nNSpid:\t0\t0\n")
+    assert members_of(procfs, [40, 41]) == members[:1]
+    (tmp_path / "40/status").write_text("Name:\tx\nPid:\t40\n")
+    with pytest.raises(CannotKnow, match=r"Linux 4\.1"):
+        members_of(procfs, [40])
+
+
+def test_a_container_that_ends_while_it_is_looked_at(make_proc: MakeProc, tmp_path: Path) -> None:
+    procfs, members = make_proc((40, (1,), 900, 9, 4))
+    (tmp_path / "40/ns/pid").unlink()
+    with pytest.raises(ProcessGone):
+        own_namespace(procfs, members)
+
+
+def test_a_namespace_by_its_inode() -> None:
+    procfs = Procfs()
+    ourselves = members_of(procfs, [os.getpid()])
+    inode = os.stat("/proc/self/ns/pid").st_ino
+    assert nested_namespace(procfs, ourselves, inode) == Namespace(inode, len(ourselves[0].ns_pids) - 1)
+    with pytest.raises(NotFound, match=f"they are in: {inode}"):
+        nested_namespace(procfs, ourselves, 1)

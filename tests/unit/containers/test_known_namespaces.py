@@ -1,0 +1,264 @@
+"""The index of first processes, while thousands come and go and several tasks bring it up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Hashable, Iterator
+from typing import Any
+
+import pytest
+
+from resolver.base.errors import ProcessGone
+from resolver.containers.known_namespaces import SLICE_SECONDS, KnownNamespaces
+from resolver.linux.procfs import HOST_PIDNS, Procfs
+from resolver.pids.pidmap import PidMap
+from resolver.pids.scan import ScanSource
+from tests.fakes.clock import burn
+
+
+class Firsts(ScanSource):
+    """Nothing but first processes, as many as the test says."""
+
+    def __init__(self) -> None:
+        self.name = "firsts"
+        self.now: dict[int, int] = {}
+        self.listed = 0
+
+    def refreshing(self) -> Iterator[None]:
+        return iter(())
+
+    def inits_mark(self) -> object:
+        return sorted(self.now.items())
+
+    def inits(self) -> Iterator[tuple[int, int]]:
+        self.listed += 1
+        yield from self.now.items()
+
+    def arrival(self, host_pid: int) -> int:
+        return self.now.get(host_pid, 0)
+
+
+class Shown(Procfs):
+    """What the index asks of /proc."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: set[int] = set()
+
+    def ns_pids(self, host_pid: int | str) -> tuple[int, ...]:
+        if host_pid in self.hidden:
+            raise ProcessGone("hidden")
+        return int(host_pid), 1
+
+    def pidns(self, host_pid: int | str) -> int:
+        return 10**6 + int(host_pid)
+
+    def cgroup(self, _host_pid: int | str) -> str:
+        return "0::/\n"
+
+
+def directories(
+    of: Callable[[int], frozenset[Hashable]],
+) -> Callable[[int], Coroutine[Any, Any, frozenset[Hashable]]]:
+    async def read(host_pid: int) -> frozenset[Hashable]:
+        return of(host_pid)
+
+    return read
+
+
+class Room:
+    def __init__(self) -> None:
+        self.source = Firsts()
+        self.pidmap = PidMap(self.source)
+        self.procfs = Shown()
+        self.index = KnownNamespaces(self.procfs, self.pidmap)
+        self.index.read_mounts(directories(lambda host_pid: frozenset({host_pid % 10})))
+
+    def lives(self, host_pids: range) -> None:
+        self.source.now = {host_pid: host_pid + 7 for host_pid in host_pids}
+        self.pidmap.refresh(unhurried=False)
+
+    def known(self) -> list[int]:
+        return sorted(self.index._known)
+
+
+@pytest.fixture
+def room() -> Room:
+    return Room()
+
+
+def test_what_neither_came_nor_went_is_listed_once(room: Room) -> None:
+    room.lives(range(1000, 1300))
+    first = room.pidmap.inits()
+    room.lives(range(1000, 1300))
+    assert room.pidmap.inits() is first
+    assert room.source.listed == 1
+    room.lives(range(1000, 1301))
+    assert room.pidmap.inits() is not first
+    assert len(first) == 300  # who holds it sees nothing change
+
+
+def test_nothing_shows_of_a_list_that_is_half_made(room: Room) -> None:
+    room.lives(range(1000, 1300))
+    room.source.now = dict.fromkeys(range(2000, 2300), 1)
+    steps = room.pidmap._list_inits()
+    next(steps)
+    assert min(room.pidmap.inits()) == 1000
+    room.lives(range(3000, 3300))  # begun later, and through
+    list(steps)
+    assert min(room.pidmap.inits()) == 3000
+
+
+def test_where_the_map_tells_the_namespaces_they_are_not_read(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def namespaces_of(host_pid: int, arrival: int) -> tuple[int, ...]:
+        assert arrival == host_pid + 7
+        nested = (HOST_PIDNS, 10**6 + 1000, 10**6 + host_pid)
+        return {1000: nested[:2], 1001: nested}.get(host_pid, ())
+
+    monkeypatch.setattr(room.source, "namespaces_of", namespaces_of)
+    room.procfs.hidden.update({1000, 1001, 1002})
+    room.lives(range(1000, 1004))
+    list(room.index.steps())
+    assert room.index.of(0) == {10**6 + 1000, 10**6 + 1001}  # the one below belongs to the container, too
+    assert room.index._known[1001].level == 2
+    assert room.index.of(2) == frozenset()
+    assert room.index.of(3) == {10**6 + 1003}
+
+
+def test_two_tasks_that_bring_it_up_to_date_at_once_agree(room: Room) -> None:
+    room.lives(range(1000, 1300))
+    one = room.index.steps()
+    for _ in range(3):
+        next(one)
+    room.lives(range(1200, 1500))
+    other = room.index.steps()
+    for _ in range(4):
+        next(other)
+    list(one)  # of the newer ones, too: it does not bring back what has ended
+    assert room.known() == list(range(1200, 1500))
+    assert not room.index.behind
+    list(other)
+    assert room.known() == list(range(1200, 1500))
+    assert room.index.of(3) == {10**6 + host_pid for host_pid in range(1203, 1500, 10)}
+
+
+def test_without_time_it_says_that_some_may_be_missing(room: Room) -> None:
+    room.lives(range(1000, 1300))
+    steps = room.index.steps(0.0)
+    list(steps)
+    assert room.index.behind
+    list(room.index.steps())
+    assert not room.index.behind
+
+
+def test_the_newest_is_not_behind_thousands(room: Room) -> None:
+    room.lives(range(1000, 4000))
+    list(room.index.steps(0.0))
+    room.lives(range(1000, 4001))
+    steps = room.index.steps(eager=True)
+    for _ in range(3000 // 64 * 2 + 4):
+        next(steps)
+    assert room.index._known[4000].looks
+    assert room.index.behind
+
+
+def test_one_that_could_not_be_placed_is_tried_again(room: Room) -> None:
+    room.procfs.hidden.add(1005)
+    room.lives(range(1000, 1010))
+    list(room.index.steps())
+    assert not room.index.behind  # it may just have ended
+    assert 10**6 + 1005 not in room.index.of(5)
+    for _ in range(5):
+        list(room.index.steps(eager=True))
+    assert len(room.index._not_placed) == 1
+    room.procfs.hidden.clear()
+    room.pidmap.refresh(unhurried=False)
+    list(room.index.steps())
+    assert 10**6 + 1005 in room.index.of(5)
+
+
+def test_who_has_ended_leaves_nothing_behind(room: Room) -> None:
+    index = room.index
+    room.lives(range(1000, 4000))
+    list(index.steps(eager=True))
+    room.lives(range(1000, 1010))
+    list(index.steps(eager=True))
+    assert index.take_gone() == 2990
+    assert index.take_gone() == 0
+    for kept in (index._known, index._by_pidns, index._with):
+        assert len(kept) == 10
+    assert sum(map(len, index._due)) == 10
+    assert index._below == {HOST_PIDNS: {10**6 + host_pid for host_pid in range(1000, 1010)}}
+    assert not index._unplaced
+    assert not index._not_placed
+
+
+def test_a_number_that_is_used_again_is_another(room: Room) -> None:
+    room.lives(range(1000, 1001))
+    list(room.index.steps())
+    before = room.index._known[1000]
+    room.source.now = {1000: 5}
+    room.pidmap.refresh(unhurried=False)
+    list(room.index.steps())
+    assert room.index._known[1000] is not before
+
+
+def read_slowly(room: Room) -> list[int]:
+    """From now on a mount table costs 1 ms of CPU; returns whose were read, as they are."""
+    read = list[int]()
+
+    async def slowly(host_pid: int) -> frozenset[Hashable]:
+        read.append(host_pid)
+        burn(0.001)
+        return frozenset({host_pid})
+
+    room.index.read_mounts(slowly)
+    return read
+
+
+def test_thousands_that_are_to_be_read_are_all_placed_first_and_read_little_by_little(room: Room) -> None:
+    read = read_slowly(room)
+    room.lives(range(1000, 1100))
+    list(room.index.steps(SLICE_SECONDS))
+    assert not room.index.behind
+    assert 1 <= len(read) <= 6
+    list(room.index.steps())
+    assert sorted({*read}) == list(range(1000, 1100))
+
+
+def test_a_mount_table_is_read_ever_more_rarely(room: Room) -> None:
+    """A runtime makes the mounts a moment after the process; it costs as much as all else that a quiet node does."""
+    now, read = 1000.0, list[float]()
+    room.index._clock = lambda: now
+
+    async def at(host_pid: int) -> frozenset[Hashable]:
+        read.append(now)
+        return frozenset({host_pid})
+
+    room.index.read_mounts(at)
+    room.lives(range(1000, 1001))
+    while now < 1000.0 + 7200.0:
+        list(room.index.steps(eager=True))
+        now += 0.25
+    assert sum(at < 1010.0 for at in read) >= 7
+    assert sum(at > 1000.0 + 3600.0 for at in read) <= 6
+
+
+def test_who_is_new_does_not_wait_for_hundreds_that_have_been_read_for_long(room: Room) -> None:
+    now = 1000.0
+    room.index._clock = lambda: now
+    room.index.read_mounts(directories(lambda host_pid: frozenset({host_pid})))
+    room.lives(range(1000, 1100))
+    for _ in range(20):
+        list(room.index.steps())
+        now += 600.0
+
+    read = read_slowly(room)
+    room.lives(range(1000, 1101))
+    list(room.index.steps(SLICE_SECONDS))
+    assert read[0] == 1100
+    assert 2 <= len(read) <= 6
+    for _ in range(100):  # the others have their turn all the same
+        list(room.index.steps(SLICE_SECONDS))
+    assert set(read) == set(range(1000, 1101))

@@ -1,0 +1,69 @@
+"""The list of containers, where a tenant makes it expensive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from resolver.base.journal import Journal
+from resolver.containers.log_names import ContainerNames
+from resolver.containers.pod_names import PodNames
+from resolver.daemon.running_containers import Census
+from resolver.linux.procfs import MAX_TENANT_FILE, Procfs
+from tests.fakes.direct import at_once
+
+UID = "3f6f7b9e-2d0c-4a8b-9a51-0d3c5e1f7a21"
+CONTAINER = "ab" * 32
+
+
+def scene(tmp_path: Path, comm: str, mounts: str, names: ContainerNames | None = None) -> Census:
+    """A census that has looked at one process in a pod."""
+    process = tmp_path / "4711"
+    process.mkdir()
+    (process / "cgroup").write_text(f"0::/kubepods/besteffort/pod{UID}/{CONTAINER}\n")
+    (process / "mountinfo").write_text(mounts)
+    (process / "comm").write_text(f"{comm}\n")
+    census = Census(
+        Procfs(str(tmp_path)),
+        cast("Any", SimpleNamespace()),
+        cast("Any", SimpleNamespace()),
+        PodNames(str(tmp_path / "none")),
+        Journal(),
+        names,
+    )
+    at_once(census._look(CONTAINER, 4711, 4026532000, None))
+    return census
+
+
+def mount(root: str) -> str:
+    return f"40 30 8:1 {root} /usr/local/vgpu rw - ext4 /dev/sda1 rw\n"
+
+
+def test_a_mount_table_without_end_is_a_container_like_any(tmp_path: Path) -> None:
+    """It was an error in each collection, and ten of those in a row ended the daemon."""
+    line = f"41 40 0:50 /{'x' * 4000} /mnt rw - tmpfs tmpfs rw\n"
+    endless = mount(f"/vgpu/containers/{UID}_main") + line * (MAX_TENANT_FILE // len(line) + 10)
+    (report,) = scene(tmp_path, "train", endless).containers()
+    assert (report.container_id, report.container_name) == (CONTAINER, "main")
+
+
+def test_a_pods_sandbox_is_no_container(tmp_path: Path) -> None:
+    """It only holds the pod's namespaces: 65 were counted for 25."""
+    assert scene(tmp_path, "pause", mount(f"/k/pods/{UID}/etc-hosts")).containers() == ()
+
+
+def test_who_calls_itself_pause_is_a_container_all_the_same(tmp_path: Path) -> None:
+    (report,) = scene(tmp_path, "pause", mount(f"/k/pods/{UID}/containers/main/1")).containers()
+    assert report.container_name == "main"
+
+
+def test_kubelets_name_counts_and_not_that_of_hamis_directory(tmp_path: Path) -> None:
+    """With an init container the directory may carry the init container's name."""
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / f"pod_ns_main-{CONTAINER}.log").symlink_to("/nowhere")
+    names = ContainerNames(str(links), str(tmp_path / "none"))
+    names.refresh()
+    (report,) = scene(tmp_path, "train", mount(f"/vgpu/containers/{UID}_init"), names).containers()
+    assert report.container_name == "main"

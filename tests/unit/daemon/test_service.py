@@ -1,0 +1,230 @@
+"""The daemon's pace, its settings and its end; the slots themselves are in test_repairer and tests/kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from resolver import api
+from resolver.api import ApiSockets
+from resolver.base import journal as log
+from resolver.config import Settings
+from resolver.daemon import snapshots
+from resolver.daemon.pace import ERRORS_BEFORE_END
+from resolver.daemon.service import Service
+from resolver.gpu.sampler import Collection, DeviceSamples
+from tests.fakes import cachefiles
+from tests.unit.conftest import Driver
+
+Lines = Callable[[], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
+    written = io.StringIO()
+    monkeypatch.setattr(log, "sys", SimpleNamespace(stderr=written))
+    log.setup_logging("json", "debug")
+    return lambda: [json.loads(line) for line in written.getvalue().splitlines()]
+
+
+def settings(place: Path, **more: Any) -> Settings:
+    return Settings(containers_dir=(str(place),), **{"interval": 0.01, "nvml_interval": 0.01, **more})
+
+
+def events(lines: Lines) -> Counter[str]:
+    return Counter(line["event"] for line in lines())
+
+
+async def while_running(daemon: Service, scene: Callable[[], Any]) -> None:
+    """Run the daemon until the scene is over; it must end when it is told to."""
+    running = asyncio.create_task(daemon.run())
+    try:
+        await scene()
+    finally:
+        daemon.stop()
+        async with asyncio.timeout(60):
+            await running
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens outside of this loop, too
+            await asyncio.sleep(0.005)
+
+
+async def test_implausible_samples_are_counted(driver: Driver, tmp_path: Path, lines: Lines) -> None:
+    daemon = Service(settings(tmp_path))
+    try:
+        await (
+            daemon.collect_once()
+        )  # a sample speaks for a second, and a worker takes a part of that to start
+        driver.sample(4711, 230)
+        await daemon.collect_once()
+        await daemon.collect_once()
+        assert daemon.snapshots.take().counters["implausible_samples"] == 1
+    finally:
+        daemon.close()
+
+
+async def test_a_reload_does_not_wait_for_the_next_pass(driver: Driver, tmp_path: Path, lines: Lines) -> None:
+    daemon = Service(settings(tmp_path, interval=60.0, nvml_interval=60.0))
+
+    async def scene() -> None:
+        await until(lambda: daemon.snapshots.passes >= 1 and daemon.decision.policy.namespace)
+        daemon.reload(settings(tmp_path, interval=30.0))
+        await until(lambda: daemon.settings.interval == 30.0)
+
+    await while_running(daemon, scene)
+
+
+@pytest.mark.parametrize("errors", [3, 1000])
+async def test_a_defect_is_shown_and_survived_but_not_for_ever(
+    driver: Driver, tmp_path: Path, lines: Lines, errors: int
+) -> None:
+    left = errors
+
+    daemon = Service(settings(tmp_path))
+    real = daemon.repairer.pass_once
+
+    async def failing(*args: Any, **kwargs: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise ZeroDivisionError("a defect")
+        await real(*args, **kwargs)
+
+    daemon.repairer.pass_once = failing  # type: ignore[method-assign]
+    if errors == 3:
+
+        async def scene() -> None:
+            await until(lambda: daemon.snapshots.passes >= 3)
+
+        await while_running(daemon, scene)
+    else:
+        with pytest.raises(ZeroDivisionError, match="a defect"):
+            await daemon.run()
+    assert daemon.counters["internal_errors"] == min(errors, ERRORS_BEFORE_END)
+    shown = [line for line in lines() if line["event"] == "internal_error"]
+    assert len(shown) == min(errors, ERRORS_BEFORE_END)
+    assert "ZeroDivisionError: a defect" in shown[0]["exception"]
+
+
+async def test_a_step_that_takes_long_delays_the_next_and_does_not_double_it(
+    driver: Driver, tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[float] = []
+
+    async def nothing() -> None:
+        pass
+
+    daemon = Service(settings(tmp_path, interval=0.05))
+
+    async def step(**_: Any) -> None:
+        began.append(time.monotonic())
+        if len(began) == 3:
+            await asyncio.sleep(0.3)
+
+    monkeypatch.setattr(daemon, "pass_once", step)
+    monkeypatch.setattr(daemon, "collect_once", nothing)  # what NVML says brings the next pass forward
+
+    async def scene() -> None:
+        await until(lambda: len(began) >= 7)
+
+    await while_running(daemon, scene)
+    assert began[6] - began[3] >= 0.05  # what was missed is not made up for, that would be at once
+
+
+# ---- the picture -------------------------------------------------------------------------------
+
+
+async def test_a_picture_without_news_is_renewed_for_who_looks(
+    driver: Driver, tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = Service(settings(tmp_path))
+    try:
+        await daemon.pass_once(patient=False)
+        await daemon.pass_once(everything=False)
+        before = daemon.snapshots.shown()
+        monkeypatch.setattr(snapshots, "_SHOWN_SECONDS", 0.0)
+        daemon.counters["made_up"] += 1
+        await daemon.pass_once(everything=False)
+        assert daemon.snapshots.latest is before
+        shown = daemon.snapshots.shown()
+        assert shown is not before
+        assert (shown.counters["made_up"], shown.passes) == (1, before.passes + 1)
+        assert daemon.snapshots.shown() is shown  # nothing happened since
+    finally:
+        daemon.close()
+
+
+async def test_a_picture_stays_as_it_was_taken(driver: Driver, tmp_path: Path, lines: Lines) -> None:
+    cachefiles.container(tmp_path)
+    daemon = Service(settings(tmp_path))
+    try:
+        await daemon.pass_once(patient=False)
+        before = daemon.snapshots.latest
+        assert before is not None
+        copy = json.dumps(before, default=str)
+        daemon.counters["made_up"] += 1
+        (tmp_path / f"{cachefiles.POD_UID}_main" / "6f1e2d3c.cache").unlink()
+        await daemon.pass_once(patient=False)
+        assert daemon.snapshots.latest is not before
+        assert json.dumps(before, default=str) == copy
+        assert len(before.regions) == 1
+        assert daemon.snapshots.latest is not None
+        assert daemon.snapshots.latest.regions == ()
+    finally:
+        daemon.close()
+
+
+@pytest.mark.parametrize(
+    ("age", "lingers", "asks"),
+    [(0.9, True, True), (1.01, True, True), (0.9, False, False), (0.1, True, False)],
+)
+async def test_nvml_is_asked_again_when_a_process_that_seems_to_idle_can_be_said_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, age: float, lingers: bool, asks: bool
+) -> None:
+    """Only where no watcher zeroes its value, and not for one that was sampled just now."""
+    daemon = Service(settings(tmp_path, nvml_interval=60))
+    monkeypatch.setattr(daemon.repairer, "lingering", lambda: iter([(4711, "GPU-1")] if lingers else []))
+    stamp = int((time.time() - age) * 1e6)
+    samples = DeviceSamples("ok", "", {4711: (stamp, 30)}, frozenset())
+    daemon.gpus.expect_idleness(Collection(time.time(), "", None, {"GPU-1": samples}))
+    if asks:
+        async with asyncio.timeout(60):
+            await daemon.gpus.ask_again.wait()
+        assert time.time() - stamp / 1e6 >= 1.0
+    else:
+        await asyncio.sleep(0.2)
+        assert not daemon.gpus.ask_again.is_set()
+    daemon.close()
+
+
+async def test_a_daemon_that_waits_has_what_the_api_takes_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After it took over, to import that kept its first pass from beginning."""
+    done: list[str] = []
+
+    async def serve(*_: object) -> None:
+        done.append("served")
+
+    monkeypatch.setattr(api, "load", lambda: done.append("loaded"))
+    monkeypatch.setattr(api, "serve", serve)
+
+    service = Service(Settings(), holder="4711")
+    service._sockets = ApiSockets(None, None)
+    serving = asyncio.create_task(service._serve())
+    await asyncio.sleep(0)
+    assert done == ["loaded"]
+    service.take_over()
+    await serving
+    service.close()
+    assert done == ["loaded", "served"]

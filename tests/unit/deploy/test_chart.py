@@ -1,0 +1,430 @@
+"""The chart, rendered by Helm: what the API server would take, and what the DaemonSet in deploy/kustomize has."""
+
+from __future__ import annotations
+
+import copy
+import json
+import runpy
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from resolver import __version__, config
+from resolver.base.source_records import SOURCE_RECORDS
+from tests import manifests
+from tests.charts import CHART, FOREIGN, RefusedError, environment, helm, render, the, with_image
+from tests.fakes.kube import RULES, Rule, rules_of
+from tests.manifests import KUSTOMIZE, RELEASED, ROOT, Manifest, container_of, pod_of
+
+EVERYTHING: dict[str, Any] = {
+    "image": {"repository": "registry.example.com:5000/gpu/resolver", "digest": f"sha256:{'a' * 64}"},
+    "imagePullSecrets": [{"name": "registry"}],
+    "commonLabels": {"team": "gpu"},
+    "settings": {
+        "containers_dir": ["/usr/local/vgpu/containers", "/srv/vgpu/containers"],
+        "metrics_addr": "[::]:9400",
+        "map_size": 4194304,
+        "broker": "/var/run/hami/hostpid/broker.sock",
+        "socket_group": "1000",
+    },
+    "extraCapabilities": ["DAC_OVERRIDE", "SYS_ADMIN"],
+    "seccompProfile": {"type": "Localhost", "localhostProfile": "resolver.json"},
+    "podSecurityContext": {"supplementalGroups": [1000]},
+    "serviceAccount": {"annotations": {"a": "b"}},
+    "driverEnv": {"NVIDIA_VISIBLE_DEVICES": "all"},
+    "runtimeClassName": "nvidia",
+    "startupProbe": {"failureThreshold": 30, "periodSeconds": 2},
+    "resources": {"limits": {"memory": "1Gi", "cpu": 1}, "requests": {"cpu": None}},
+    "nodeSelector": {"gpu": None, "nvidia.com/gpu.present": "true"},
+    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]
+            }
+        }
+    },
+    "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "10%", "maxUnavailable": 0}},
+    "podLabels": {"a": "b"},
+    "podAnnotations": {"a": "b"},
+    "annotations": {"a": "b"},
+    "extraEnv": [{"name": "TZ", "value": "UTC"}, {"name": "LD_LIBRARY_PATH", "value": "/nvidia/lib64"}],
+    "extraEnvFrom": [{"configMapRef": {"name": "more", "optional": True}}],
+    "extraArgs": ["--config=/etc/resolver/resolver.toml"],
+    "extraVolumes": [{"name": "config", "configMap": {"name": "resolver"}}],
+    "extraVolumeMounts": [{"name": "config", "mountPath": "/etc/resolver", "readOnly": True}],
+    "service": {"port": 80, "annotations": {"a": "b"}, "labels": {"a": "b"}},
+    "serviceMonitor": {
+        "enabled": True,
+        "namespace": "monitoring",
+        "labels": {"release": "prometheus"},
+        "interval": "15s",
+        "scrapeTimeout": "5s",
+        "relabelings": [{"targetLabel": "cluster", "replacement": "one"}],
+        "metricRelabelings": [{"action": "labeldrop", "regex": "pod_uid"}],
+    },
+    "prometheusRule": {"enabled": True, "namespace": "monitoring"},
+    "dashboard": {"enabled": True, "namespace": "monitoring", "annotations": {"grafana_folder": "GPU"}},
+}
+#: In the place of HAMi's and KAI's monitors.
+MONITOR: dict[str, Any] = {"hami_metrics": True, "metrics_addr": ":9394"}
+REPORTING: dict[str, Any] = {"reportDevices": {"enabled": True}}
+CASES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "bpf": {"source": "bpf"},
+    "netlink": {"source": "netlink"},
+    "scan": {"source": "scan"},
+    "measured": {"measureDriver": True},
+    "dry run": {"settings": {"dry_run": True}},
+    "no metrics": {"settings": {"metrics_addr": "off"}},
+    "on one address of the node": {"hostNetwork": True, "settings": {"metrics_addr": "127.0.0.1:9395"}},
+    "on delete": {"updateStrategy": {"type": "OnDelete"}},
+    "no probes": {"livenessProbe": None, "readinessProbe": None},
+    "bare": {
+        "serviceAccount": {"create": False},
+        "service": {"enabled": False},
+        "driverEnv": None,
+        "nodeSelector": {"gpu": None},
+        "tolerations": [],
+        "priorityClassName": "",
+        "seccompProfile": None,
+    },
+    "pod monitor": {"podMonitor": {"enabled": True}, "service": {"enabled": False}},
+    "everything": EVERYTHING,
+    "devices": REPORTING,
+    "devices, with the condition and monitors": {
+        "reportDevices": {"enabled": True, "nodeCondition": True},
+        "settings": {"run_dir": "/run/other"},
+        "podMonitor": {"enabled": True},
+        "service": {"enabled": False},
+        "imagePullSecrets": [{"name": "registry"}],
+    },
+}
+#: What the chart renders with these values is what kubectl makes of that directory.
+SAME: dict[str, dict[str, Any]] = {
+    "base": {},
+    "overlays/scan-only": {"source": "scan"},
+    "overlays/netlink": {"source": "netlink"},
+    "overlays/dry-run": {"settings": {"dry_run": True}},
+    "overlays/hami": {"scheduler": "hami", "settings": MONITOR},
+    "overlays/volcano": {"scheduler": "volcano", "settings": MONITOR},
+    "overlays/koordinator": {"scheduler": "koordinator"},
+    "overlays/kai": {"scheduler": "kai", "settings": MONITOR | {"mapped_regions": True}},
+    "overlays/dra": {"scheduler": "dra", "settings": MONITOR},
+}
+
+
+def ours(values: dict[str, Any]) -> Manifest:
+    """The one container of the pod."""
+    (container,) = pod_of(render(values))["containers"]
+    assert isinstance(container, dict)
+    return container
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_api_server_takes_it(case: str) -> None:
+    made = render(CASES[case])
+    assert {each["kind"] for each in made} - set(FOREIGN) >= {"DaemonSet"}
+    manifests.validate([each for each in made if each["kind"] not in FOREIGN])
+    for each in made:
+        assert each["apiVersion"] == "monitoring.coreos.com/v1" or each["kind"] not in FOREIGN
+        assert len(each["metadata"]["name"]) <= 63
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_helms_own_linter_finds_no_fault(case: str) -> None:
+    assert "[ERROR]" not in helm("lint", "--strict", "--quiet", CHART, values=with_image(CASES[case]))
+
+
+def comparable(made: list[Manifest]) -> tuple[Manifest, dict[str, str]]:
+    """The DaemonSet without its names and labels, and its environment."""
+    spec = copy.deepcopy(the("DaemonSet", made)["spec"])
+    spec["template"]["metadata"].pop("labels")
+    spec.pop("selector")
+    spec.setdefault("revisionHistoryLimit", 10)  # what the API server puts in
+    (container,) = spec["template"]["spec"]["containers"]
+    variables = environment(container)
+    del container["env"]
+    return spec, variables
+
+
+@pytest.mark.parametrize("directory", SAME)
+def test_it_is_the_same_pod_as_the_kustomizations(directory: str) -> None:
+    chart, chart_variables = comparable(render(SAME[directory]))
+    other, other_variables = comparable(manifests.render(KUSTOMIZE / directory))
+    assert chart == other
+    assert config.load(environ=chart_variables) == config.load(environ=other_variables)
+
+    def foreign(variables: dict[str, str]) -> dict[str, str]:
+        return {name: value for name, value in variables.items() if not name.startswith("RESOLVER_")}
+
+    assert foreign(chart_variables) == foreign(other_variables) != {}
+
+
+@pytest.mark.parametrize("scheduler", ["", "hami", "volcano", "kai", "dra"])
+def test_who_names_directories_or_nodes_has_them_with_any_scheduler(scheduler: str) -> None:
+    said = {
+        "scheduler": scheduler,
+        "settings": {"containers_dir": ["/opt/vgpu/containers"]},
+        "nodeSelector": {"gpu": None, "pool": "slices"},
+    }
+    pod = pod_of(render(said))
+    assert pod["nodeSelector"] == {"pool": "slices"}
+    assert environment(container_of(pod))["RESOLVER_CONTAINERS_DIR"] == "/opt/vgpu/containers"
+    assert container_of(pod)["volumeMounts"][0]["mountPath"] == "/opt/vgpu/containers"
+
+
+@pytest.mark.parametrize("source", ["auto", "scan"])
+def test_it_measures_the_driver_with_the_rights_of_the_component(source: str) -> None:
+    where = {"auto": "base", "scan": "overlays/scan-only"}[source]
+    component = ROOT / "tests/fixtures/manifests/measure-driver" / where
+    chart = comparable(render({"source": source, "measureDriver": True}))[0]
+    assert chart == comparable(manifests.render(component))[0]
+
+
+def test_it_can_have_the_seccomp_profile_of_the_component(tmp_path: Path) -> None:
+    both = {
+        "resources": [str(KUSTOMIZE / "base")],
+        "components": [str(KUSTOMIZE / "components/own-seccomp")],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(both))
+    own = {"seccompProfile": {"type": "Localhost", "localhostProfile": "resolver.json"}}
+    assert comparable(render(own))[0] == comparable(manifests.render(tmp_path))[0] != comparable(render())[0]
+
+
+def reporting(values: dict[str, Any]) -> tuple[Manifest, frozenset[Rule]]:
+    """The reporter's pod, and what its roles allow."""
+    made = render(values)
+    return pod_of(made, "report-devices"), frozenset(rules_of(made))
+
+
+def test_the_reporter_is_the_components() -> None:
+    pod, rules = reporting(REPORTING)
+    (directory,) = [Path("tests/fixtures/manifests/report-devices")]
+    other = pod_of(manifests.render(manifests.ROOT / directory), "report-devices")
+    assert pod == other
+    assert rules == RULES
+    pod, rules = reporting({"reportDevices": {"enabled": True, "nodeCondition": True}})
+    assert rules == RULES | {Rule("", "nodes/status", "patch")}
+    assert pod["containers"][0]["args"] == ["report-devices", "--node-condition"]
+
+
+def test_the_daemons_objects_do_not_take_the_reporters_pods_for_theirs() -> None:
+    made = render(REPORTING)
+    daemon, reporter = [each for each in made if each["kind"] == "DaemonSet"]
+    labels = reporter["spec"]["template"]["metadata"]["labels"]
+    (service,) = [each for each in made if each["kind"] == "Service"]
+    for selector in (daemon["spec"]["selector"]["matchLabels"], service["spec"]["selector"]):
+        assert not selector.items() <= labels.items()
+    daemons = daemon["spec"]["template"]["metadata"]["labels"]
+    assert not reporter["spec"]["selector"]["matchLabels"].items() <= daemons.items()
+
+
+def test_nobody_is_given_a_right_in_the_cluster() -> None:
+    made = render(EVERYTHING)
+    assert {each["kind"] for each in made} == {
+        "ServiceAccount",
+        "Service",
+        "DaemonSet",
+        "ServiceMonitor",
+        "PrometheusRule",
+        "ConfigMap",
+    }
+    assert the("ServiceAccount", made)["automountServiceAccountToken"] is False
+    assert pod_of(made)["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize("source", ["auto", *SOURCE_RECORDS])
+def test_it_has_the_capabilities_of_its_source_and_no_more(source: str) -> None:
+    needed = SOURCE_RECORDS["bpf" if source == "auto" else source].rights
+    context = ours({"source": source})["securityContext"]
+    assert context["capabilities"]["drop"] == ["ALL"]
+    assert sorted(context["capabilities"]["add"]) == sorted(needed)
+    assert context["privileged"] is context["allowPrivilegeEscalation"] is False
+    assert context["readOnlyRootFilesystem"] is True
+    more = ours({"source": source, "extraCapabilities": ["NET_ADMIN", "DAC_OVERRIDE"]})["securityContext"]
+    assert sorted(more["capabilities"]["add"]) == sorted(needed | {"NET_ADMIN", "DAC_OVERRIDE"})
+
+
+def test_the_network_is_the_hosts_only_for_netlink() -> None:
+    assert pod_of(render({"source": "netlink"}))["hostNetwork"] is True
+    assert "hostNetwork" not in pod_of(render({"source": "auto"}))
+    entering = {"source": "netlink", "hostNetwork": False, "extraCapabilities": ["SYS_ADMIN"]}
+    assert "hostNetwork" not in pod_of(render(entering))
+    own = render({"hostNetwork": True, "settings": {"metrics_addr": "[::1]:9395"}})
+    assert pod_of(own)["hostNetwork"] is True
+    assert container_of(pod_of(own))["livenessProbe"]["httpGet"]["host"] == "::1"
+    assert "Service" not in {each["kind"] for each in own}
+
+
+@pytest.mark.parametrize(
+    ("values", "surge"),
+    [
+        ({}, 1),
+        ({"settings": {"wait": False}}, 0),
+        ({"settings": {"wait": False, "dry_run": True}}, 1),
+        ({"hostNetwork": True}, 0),
+        ({"hostNetwork": True, "settings": {"metrics_addr": "off"}}, 1),
+    ],
+)
+def test_two_pods_share_a_node_only_where_both_can_live(values: dict[str, Any], surge: int) -> None:
+    strategy = the("DaemonSet", render(values))["spec"]["updateStrategy"]
+    assert strategy == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": surge, "maxUnavailable": 1 - surge},
+    }
+
+
+def test_a_selector_holds_on_to_what_never_changes() -> None:
+    hostile = {"app.kubernetes.io/name": "other", "app.kubernetes.io/instance": "other"}
+    made = render({"commonLabels": hostile, "podLabels": hostile, "image": {"tag": "2.0.0"}})
+    spec = the("DaemonSet", made)["spec"]
+    assert spec["selector"] == the("DaemonSet", render())["spec"]["selector"]
+    assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+    assert the("Service", made)["spec"]["selector"] == spec["selector"]["matchLabels"]
+
+
+def test_what_is_given_arrives() -> None:
+    """Each value of `EVERYTHING` that is handed through unchanged."""
+    made = render(EVERYTHING)
+    daemon_set = the("DaemonSet", made)
+    pod, container = pod_of(made), container_of(pod_of(made))
+    assert daemon_set["spec"]["updateStrategy"] == EVERYTHING["updateStrategy"]
+    assert daemon_set["metadata"]["annotations"] == {"a": "b"}
+    assert daemon_set["spec"]["template"]["metadata"]["annotations"]["a"] == "b"
+    assert daemon_set["spec"]["template"]["metadata"]["labels"]["a"] == "b"
+    for name in ("imagePullSecrets", "runtimeClassName", "tolerations", "affinity"):
+        assert pod[name] == EVERYTHING[name]
+    assert pod["securityContext"] == EVERYTHING["podSecurityContext"]
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+    assert pod["volumes"][-1] == EVERYTHING["extraVolumes"][0]
+    assert container["volumeMounts"][-1] == EVERYTHING["extraVolumeMounts"][0]
+    assert container["env"][-2:] == EVERYTHING["extraEnv"]
+    assert container["envFrom"] == EVERYTHING["extraEnvFrom"]
+    assert container["args"] == ["run", *EVERYTHING["extraArgs"]]
+    assert container["securityContext"]["seccompProfile"] == EVERYTHING["seccompProfile"]
+    assert container["startupProbe"]["failureThreshold"] == 30
+    assert container["startupProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+    assert all(each["metadata"]["labels"]["team"] == "gpu" for each in made)
+
+
+def test_what_the_settings_name_is_mounted() -> None:
+    pod = pod_of(render(EVERYTHING))
+    volumes = {each["name"]: each.get("hostPath") for each in pod["volumes"]}
+    mounted = {
+        each["mountPath"]: (volumes[each["name"]], each.get("readOnly", False))
+        for each in container_of(pod)["volumeMounts"]
+        if volumes[each["name"]]
+    }
+    for path, (source, _) in mounted.items():
+        kind = "Directory" if path == "/var/log/pods" else "DirectoryOrCreate"
+        assert source == {"path": path, "type": kind}
+    assert {path: read_only for path, (_, read_only) in mounted.items()} == {
+        "/usr/local/vgpu/containers": False,
+        "/srv/vgpu/containers": False,
+        "/run/resolver": False,
+        "/var/run/hami": False,
+        "/var/log/pods": True,
+        "/var/log/containers": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "endpoints"),
+    [
+        ("serviceMonitor", "ServiceMonitor", "endpoints"),
+        ("podMonitor", "PodMonitor", "podMetricsEndpoints"),
+    ],
+)
+def test_monitors_find_the_pods_and_keep_the_tenants_names(value: str, kind: str, endpoints: str) -> None:
+    said = EVERYTHING["serviceMonitor"]
+    made = render({value: said})
+    monitor = the(kind, made)
+    assert monitor["metadata"]["namespace"] == "monitoring"
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"].keys() == {"namespaceSelector", "selector", endpoints}
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["resolver"]}
+    chosen = the("Service", made)["metadata"] if kind == "ServiceMonitor" else None
+    chosen = chosen or the("DaemonSet", made)["spec"]["template"]["metadata"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= chosen["labels"].items()
+    (endpoint,) = monitor["spec"][endpoints]
+    assert endpoint == {
+        "port": "metrics",
+        "path": "/metrics",
+        "honorLabels": True,
+        "interval": "15s",
+        "scrapeTimeout": "5s",
+        "relabelings": [
+            {"targetLabel": "job", "replacement": "resolver"},
+            {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"},
+            *said["relabelings"],
+        ],
+        "metricRelabelings": said["metricRelabelings"],
+    }
+    ports = [the("Service", made)["spec"]["ports"], container_of(pod_of(made))["ports"]]
+    assert [[port["name"] for port in each] for each in ports] == [["metrics"], ["metrics"]]
+    assert ports[0][0]["targetPort"] == "metrics"
+
+
+def test_the_operators_object_has_the_same_alerts() -> None:
+    alerts = yaml.safe_load((CHART / "files/resolver.rules.yaml").read_text())["groups"]
+    assert the("PrometheusRule", render({"prometheusRule": {"enabled": True}}))["spec"]["groups"] == alerts
+    names = [rule["alert"] for group in alerts for rule in group["rules"]]
+    changed = {
+        "enabled": True,
+        "disabled": names[:2],
+        "ruleLabels": {"severity": "page", "team": "gpu"},
+        "runbookBase": "https://example.com/",
+    }
+    rules = [
+        rule
+        for group in the("PrometheusRule", render({"prometheusRule": changed}))["spec"]["groups"]
+        for rule in group["rules"]
+    ]
+    assert [rule["alert"] for rule in rules] == names[2:]
+    for rule in rules:
+        assert rule["labels"].items() >= {"severity": "page", "team": "gpu"}.items()
+        page = f"docs/monitoring.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook"] == page
+        assert rule["annotations"]["runbook_url"] == f"https://example.com/{page}"
+
+
+def test_an_alert_that_is_not_there_cannot_be_left_out() -> None:
+    with pytest.raises(
+        RefusedError, match="has Nothing, and there is no such alert; there are ResolverAbsent"
+    ):
+        render({"prometheusRule": {"enabled": True, "disabled": ["Nothing"]}})
+
+
+def test_what_has_its_place_elsewhere_is_up_to_date(root: Path) -> None:
+    text = runpy.run_path(str(root / "scripts/chart.py"))["written"]()
+    assert (CHART / "README.md").read_text() == text, "the chart's table of values is stale: make tables"
+
+
+def packed(place: Path) -> Path:
+    runpy.run_path(str(ROOT / "scripts/chart.py"))["pack"](str(place))
+    (archive,) = place.glob("*.tgz")
+    assert archive.name == f"resolver-{__version__.replace('.dev', '-dev.')}.tgz"
+    return archive
+
+
+def test_the_packed_chart_renders_the_same(tmp_path: Path) -> None:
+    archive = packed(tmp_path)
+    with tarfile.open(archive) as files:
+        names = {name.removeprefix("resolver/") for name in files.getnames()}
+    assert names == {
+        str(path.relative_to(CHART))
+        for path in CHART.rglob("*")
+        if path.is_file() and path.name != ".helmignore"
+    } | {".helmignore"}
+    label = "app.kubernetes.io/version"
+    found = render(EVERYTHING, chart=archive)
+    assert {each["metadata"]["labels"][label] for each in found} == {__version__.replace("+", "-")}
+    text = json.dumps(found).replace(__version__.replace("+", "-"), RELEASED)
+    text = text.replace(__version__.replace(".dev", "-dev.").replace("+", "_"), RELEASED)
+    assert json.loads(text) == render(EVERYTHING)
+    image = container_of(pod_of(render({"image": {"repository": "r"}}, chart=archive)))["image"]
+    assert image == f"r:{__version__.replace('+', '-')}"

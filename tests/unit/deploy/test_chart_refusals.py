@@ -1,0 +1,124 @@
+"""What the chart does not render: values that are not there, not possible, or that do not go together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from resolver import config
+from tests.charts import RefusedError, render
+from tests.manifests import container_of, pod_of
+
+OFF = {"metrics_addr": "off"}
+
+
+#: Values, and the words in which they are refused: the schema's.
+IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+    ({"sorce": "bpf"}, "Additional property sorce is not allowed"),
+    ({"settings": {"intervall": "1s"}}, "Additional property intervall is not allowed"),
+    ({"settings": {"source": "bpf"}}, "Additional property source is not allowed"),
+    ({"settings": {"run_dir": None}}, "run_dir is required"),
+    ({"settings": {"containers_dir": ["/a", "/a"]}}, "settings.containers_dir"),
+    ({"scheduler": "yunikorn"}, "scheduler must be one of the following"),
+    ({"source": "ebpf"}, "source must be one of the following"),
+    ({"hostPID": "yes"}, "hostPID: Invalid type"),
+    ({"image": {"repository": "resolver:latest"}}, "image.repository"),
+    ({"image": {"digest": "sha256:abc"}}, "image.digest"),
+    ({"image": {"pullPolicy": "Sometimes"}}, "image.pullPolicy"),
+    ({"imagePullSecrets": ["registry"]}, "imagePullSecrets.0: Invalid type"),
+    ({"fullnameOverride": "Resolver"}, "fullnameOverride: Does not match pattern"),
+    ({"extraCapabilities": ["SYS_MODULE"]}, "extraCapabilities.0 must be one of the following"),
+    ({"extraCapabilities": ["ALL"]}, "extraCapabilities.0"),
+    ({"seccompProfile": {"type": "Localhost"}}, "localhostProfile is required"),
+    ({"nodeSelector": {"gpu": True}}, "nodeSelector.gpu: Invalid type"),
+    ({"podAnnotations": {"a": 1}}, "podAnnotations.a: Invalid type"),
+    ({"resources": {"limit": {}}}, "Additional property limit is not allowed"),
+    ({"livenessProbe": {"httpGet": {}}}, "Additional property httpGet is not allowed"),
+    ({"livenessProbe": {"periodSeconds": 0}}, "livenessProbe.periodSeconds"),
+    ({"updateStrategy": {"type": "Recreate"}}, "updateStrategy.type"),
+    ({"terminationGracePeriodSeconds": 0}, "terminationGracePeriodSeconds"),
+    ({"extraEnv": [{"value": "x"}]}, "name is required"),
+    ({"service": {"port": 70000}}, "service.port"),
+    ({"serviceMonitor": {"interval": "15"}}, "serviceMonitor.interval"),
+]
+
+#: Values that the schema takes, and the sentence that says why they cannot be together.
+TOGETHER: list[tuple[dict[str, Any], str]] = [
+    ({"hostPID": False}, "hostPID is off: in a PID namespace of its own the daemon sees no tenant"),
+    ({"source": "netlink", "hostNetwork": False}, "source is netlink and hostNetwork is off"),
+    ({"settings": {"metrics_addr": ":0"}}, "a port is a number from 1 to 65535"),
+    ({"settings": {"metrics_addr": ":65536"}}, "a port is a number from 1 to 65535"),
+    ({"settings": {"metrics_addr": "127.0.0.1:9395"}}, "Write :9395, or set hostNetwork: true"),
+    ({"settings": OFF, "serviceMonitor": {"enabled": True}}, "serviceMonitor is enabled, and"),
+    ({"settings": OFF, "podMonitor": {"enabled": True}}, "podMonitor is enabled, and"),
+    ({"settings": OFF, "prometheusRule": {"enabled": True}}, "prometheusRule is enabled, and"),
+    ({"settings": OFF, "dashboard": {"enabled": True}}, "dashboard is enabled, and"),
+    (
+        {
+            "hostNetwork": True,
+            "settings": {"metrics_addr": "127.0.0.1:9395"},
+            "podMonitor": {"enabled": True},
+        },
+        "Prometheus would find nothing",
+    ),
+    ({"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}, "scraped twice"),
+    (
+        {"serviceMonitor": {"enabled": True}, "service": {"enabled": False}},
+        "nothing to scrape through",
+    ),
+    (
+        {"source": "netlink", "updateStrategy": {"rollingUpdate": {"maxSurge": 1}}},
+        "the new pod can't have the old one's port 9395",
+    ),
+    (
+        {"settings": {"wait": False}, "updateStrategy": {"rollingUpdate": {"maxSurge": "50%"}}},
+        "beside the old pod the new one would end at once",
+    ),
+    ({"settings": {"run_dir": "/"}}, "settings.run_dir is the root directory"),
+    ({"settings": {"pod_logs_dir": "//"}}, "settings.pod_logs_dir is the root directory"),
+    ({"settings": {"containers_dir": ["/usr/.."]}}, "settings.containers_dir has the root directory"),
+    ({"settings": {"socket": "/run/other.sock"}}, "outside of settings.run_dir"),
+    ({"settings": {"socket": "/run/resolver/../a.sock"}}, "outside of settings.run_dir"),
+    ({"settings": {"tenant_socket": "/run/tenants/a.sock"}}, "one of its own below settings.run_dir"),
+    ({"settings": {"tenant_socket": "/run/resolver/a.sock"}}, "one of its own below settings.run_dir"),
+    ({"settings": {"broker": "/var/run/x/broker.sock"}}, "must be a place for nothing else"),
+    ({"settings": {"broker": "/a/../b/../broker.sock"}}, "must be a place for nothing else"),
+    ({"extraEnv": [{"name": "RESOLVER_SOURCE", "value": "bpf"}]}, "write source instead"),
+    ({"extraEnv": [{"name": "RESOLVER_DRY_RUN", "value": "1"}]}, "write settings.dry_run instead"),
+    ({"extraEnv": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "0"}]}, "which is in driverEnv"),
+    ({"extraEnv": [{"name": "RESOLVER_DRYRUN", "value": "1"}]}, "there is no such setting"),
+    ({"extraEnv": [{"name": "RESOLVER_CONTAINER_DIR", "value": "/a"}]}, "settings.containers_dir"),
+    ({"extraArgs": ["--source=bpf"]}, "write source instead"),
+    ({"image": {"repository": ""}}, "image.repository is empty: nobody publishes an image of resolver"),
+    ({"extraArgs": ["--metrics-addr", ":1"]}, "write settings.metrics_addr instead"),
+]
+
+
+@pytest.mark.parametrize(("values", "words"), IMPOSSIBLE, ids=str)
+def test_the_schema_refuses(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(RefusedError) as refused:
+        render(values)
+    assert "values don't meet the specifications of the schema" in str(refused.value)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(("values", "words"), TOGETHER, ids=str)
+def test_a_sentence_refuses(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(RefusedError) as refused:
+        render(values)
+    assert "The chart can't be rendered with these values:\n- " in str(refused.value)
+    assert words in str(refused.value)
+    assert str(refused.value).count("\n- ") == 1
+
+
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(RefusedError) as refused:
+        render({"hostPID": False, "source": "netlink", "hostNetwork": False, "extraArgs": ["--wait"]})
+    assert str(refused.value).count("\n- ") == 3
+
+
+def test_environment_that_is_no_setting_and_that_the_program_knows_is_taken() -> None:
+    given = [{"name": name, "value": "x"} for name in sorted(config.OTHER_VARIABLES)]
+    given.append({"name": "TZ", "value": "UTC"})
+    assert container_of(pod_of(render({"extraEnv": given})))["env"][-len(given) :] == given

@@ -1,0 +1,265 @@
+"""The manifests: rendered as kustomize renders them, valid for every server, and no wider than what the code needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from resolver.base.source_records import SOURCE_RECORDS
+from resolver.config import Settings, load_with_origins
+from resolver.linux.capabilities import NUMBERS
+from resolver.workers.driver_probe import RIGHTS as PROBE_RIGHTS
+from tests.fakes.kube import RULES, rules_of
+from tests.manifests import (
+    KUSTOMIZE,
+    RELEASED,
+    ROOT,
+    container_of,
+    load,
+    merge,
+    pod_of,
+    render,
+    validate,
+)
+
+FIXTURES = ROOT / "tests/fixtures/manifests"
+BASE = KUSTOMIZE / "base"
+SIDECAR = KUSTOMIZE / "overlays/sidecar"
+#: The directory that each scheduler's overlay mounts; `hami` is the only one that goes by HAMi's label of nodes.
+SCHEDULERS = {
+    "hami": "/usr/local/vgpu/containers",
+    "volcano": "/usr/local/vgpu/vgpu/containers",
+    "koordinator": "/usr/local/vgpu/containers",
+    "kai": "/usr/local/vgpu/containers",
+    "dra": "/usr/local/vgpu/claims",
+}
+OF_GPU_DISCOVERY = {"nvidia.com/gpu.present": "true"}
+OVERLAID = ("scan-only", "netlink", "dry-run", *SCHEDULERS)
+DAEMONSETS = {name: KUSTOMIZE / "overlays" / name for name in OVERLAID} | {
+    "base": BASE,
+    "own-seccomp": FIXTURES / "own-seccomp",
+    "measure-driver": FIXTURES / "measure-driver/base",
+}
+REPORTING = FIXTURES / "report-devices"
+EVERY = DAEMONSETS | {"sidecar": FIXTURES / "sidecar", "report-devices": REPORTING}
+
+
+def the_real_ones() -> list[list[str]]:
+    """Commands that render a kustomization; none on a machine without."""
+    commands = {"kubectl": ["kubectl", "kustomize"], "kustomize": ["kustomize", "build"]}
+    return [command for name, command in commands.items() if shutil.which(name)]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_it_is_rendered_as_kustomize_does_and_every_server_takes_it(name: str) -> None:
+    manifests = render(EVERY[name])
+    validate(manifests)
+    by_name = {(each["kind"], each["metadata"]["name"]): each for each in manifests}
+    assert len(by_name) == len(manifests)
+    for command in the_real_ones():
+        text = subprocess.run([*command, EVERY[name]], capture_output=True, check=True, text=True).stdout
+        theirs = list(yaml.safe_load_all(text))
+        assert {(each["kind"], each["metadata"]["name"]): each for each in theirs} == by_name
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_privileges_are_what_the_source_takes_and_no_more(name: str) -> None:
+    pod = pod_of(render(EVERY[name]))
+    container = container_of(pod)
+    security = container["securityContext"]
+    source = {"scan-only": "scan", "netlink": "netlink"}.get(name, "bpf")
+    to_measure = PROBE_RIGHTS if name == "measure-driver" else frozenset[str]()
+    assert sorted(security["capabilities"]["add"]) == sorted(SOURCE_RECORDS[source].rights | to_measure)
+    assert set(security["capabilities"]["add"]) <= NUMBERS.keys()
+    assert security["capabilities"]["drop"] == ["ALL"]
+    assert security["seccompProfile"]["type"] == ("Localhost" if name == "own-seccomp" else "RuntimeDefault")
+    assert (security["privileged"], security["allowPrivilegeEscalation"]) == (False, False)
+    assert security["readOnlyRootFilesystem"] is True
+    assert pod["hostPID"] is True
+    assert pod.get("hostNetwork", False) is (name == "netlink")
+    assert not pod.get("hostIPC", False)
+    assert pod["priorityClassName"] == "system-node-critical"
+    elsewhere = name in SCHEDULERS and name != "hami"
+    assert pod["nodeSelector"] == (OF_GPU_DISCOVERY if elsewhere else {"gpu": "on"})
+    volumes = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"] if "hostPath" in each}
+    mounts = {
+        (volumes[each["name"]], each["mountPath"], each.get("readOnly", False))
+        for each in container["volumeMounts"]
+    }
+    settings = Settings()
+    directory = SCHEDULERS.get(name, "/usr/local/vgpu/containers")
+    assert mounts == {
+        (directory, directory, name == "dry-run"),
+        (settings.run_dir, settings.run_dir, False),
+        (settings.pod_logs_dir, settings.pod_logs_dir, True),
+        (settings.container_logs_dir, settings.container_logs_dir, True),
+    }
+
+
+def test_the_namespace_allows_its_pod_and_the_pages_apply_it() -> None:
+    namespace = load(BASE / "namespace.yaml")[0]
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
+    for page in ("docs/kubernetes.md", "deploy/chart/resolver/README.md"):
+        assert "kubectl apply -f deploy/kustomize/base/namespace.yaml" in (ROOT / page).read_text()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_settings_in_it_are_settings(name: str) -> None:
+    container = container_of(pod_of(render(EVERY[name])))
+    assert container["image"] == f"resolver:{RELEASED}"
+    assert container["args"] == ["run"]
+    environment = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    settings, origins = load_with_origins({}, None, environment)
+    if name in SCHEDULERS:
+        assert settings.containers_dir == (SCHEDULERS[name],)
+        assert settings.hami_metrics is (name != "koordinator")
+    ours = {variable for variable in environment if variable.startswith("RESOLVER_")}
+    assert {origin.removeprefix("environment ") for origin in origins.values() if origin != "default"} == ours
+    assert settings.wait
+    (port,) = container["ports"]
+    assert settings.metrics_addr == f":{port['containerPort']}"
+    probes = {each: container[each]["httpGet"] for each in container if each.endswith("Probe")}
+    assert all(probe["port"] == port["name"] for probe in probes.values())
+    assert probes["livenessProbe"]["path"] == "/healthz"
+    # A pod that is not ready would take HAMi's monitor out of its service.
+    assert ("readinessProbe" in probes) is (name != "sidecar")
+
+
+def test_an_update_waits_for_the_new_pod_before_it_ends_the_old_one() -> None:
+    (daemonset,) = [each for each in render(BASE) if each["kind"] == "DaemonSet"]
+    assert daemonset["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert not any("hostPort" in port for port in container_of(pod_of([daemonset]))["ports"])
+
+
+# ---- the reporter -------------------------------------------------------------------------------------------------
+
+
+def test_the_reporter_may_do_what_it_does_and_no_more() -> None:
+    """The stand-in API server refuses the rest: every test of the reporter runs with just these rights."""
+    manifests = render(REPORTING)
+    assert frozenset(rules_of(manifests)) == RULES
+    (account,) = [
+        each
+        for each in manifests
+        if each["kind"] == "ServiceAccount" and each["metadata"]["name"] != "resolver"
+    ]
+    whose = {"kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": "resolver"}
+    bindings = [
+        each
+        for each in manifests
+        if each["kind"].endswith("RoleBinding") or each["kind"] == "ClusterRoleBinding"
+    ]
+    assert [each["subjects"] for each in bindings] == [[whose]] * 2
+    assert {each["roleRef"]["kind"] for each in bindings} == {"Role", "ClusterRole"}
+
+
+def test_the_reporter_has_the_socket_of_the_host_and_nothing_else() -> None:
+    manifests = render(REPORTING)
+    pod = pod_of(manifests, "report-devices")
+    container = container_of(pod, "report-devices")
+    assert container["image"] == f"resolver:{RELEASED}"
+    assert container["args"] == ["report-devices"]
+    assert pod["serviceAccountName"] == "resolver-report-devices"
+    assert [each["hostPath"]["path"] for each in pod["volumes"]] == [Settings().run_dir]
+    assert container["volumeMounts"] == [{"name": "run", "mountPath": Settings().run_dir, "readOnly": True}]
+    security = container["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert (security["privileged"], security["allowPrivilegeEscalation"]) == (False, False)
+    assert security["readOnlyRootFilesystem"] is True
+    assert not pod.get("hostNetwork", False)
+    # The daemon is as it was, and its DaemonSet does not take these pods for its own.
+    daemon = pod_of(manifests)
+    assert daemon == pod_of(render(BASE))
+    assert daemon["automountServiceAccountToken"] is False
+    selectors = [each["spec"]["selector"]["matchLabels"] for each in manifests if each["kind"] == "DaemonSet"]
+    assert selectors[0] != selectors[1]
+
+
+# ---- after an uninstall ---------------------------------------------------------------------------------------------
+
+
+def test_what_the_daemon_left_on_a_node_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    manifests = render(KUSTOMIZE / "uninstall")
+    validate(manifests)
+    (pod,) = [each["spec"]["template"]["spec"] for each in manifests]
+    (remove,) = pod["initContainers"]
+    assert pod["containers"][0]["image"] == f"resolver:{RELEASED}"
+    assert remove["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    run = tmp_path / "run"
+    for name in (
+        "resolver/bpf-program",
+        "resolver/driver-truth.json",
+        "resolver/tenant/x",
+        "hami/hostpid/broker.sock",
+    ):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).touch()
+    command = [*remove["command"], *remove["args"]]
+    for left in ([], ["containerd.sock", "hami", "hami/other"]):
+        for name in left:
+            (run / name).mkdir()
+        subprocess.run(command, env={"PATH": os.environ["PATH"], "RUN": str(run)}, check=True)
+        assert sorted(str(path.relative_to(run)) for path in run.rglob("*")) == left
+
+
+# ---- the sidecar --------------------------------------------------------------------------------------------------
+
+
+def test_the_sidecar_is_the_base_s_container() -> None:
+    base, sidecar = (container_of(pod_of(render(EVERY[name]))) for name in ("base", "sidecar"))
+    probes = {each for each in base if each.endswith("Probe")}
+    same = base.keys() - probes - {"ports", "volumeMounts"}
+    assert {name: sidecar[name] for name in same} == {name: base[name] for name in same}
+    # Nothing may say that HAMi's pod is not ready, or not started.
+    assert sidecar.keys() == base.keys() - {"readinessProbe", "startupProbe"}
+
+
+def test_the_sidecar_leaves_hami_as_it_is_and_can_be_taken_out_again() -> None:
+    (before,) = load(FIXTURES / "sidecar/hami.yaml")
+    (patched,) = render(FIXTURES / "sidecar")
+    for name in ("device-plugin", "vgpu-monitor"):
+        assert container_of(patched["spec"]["template"]["spec"], name) == container_of(
+            before["spec"]["template"]["spec"], name
+        )
+    names = [
+        port["name"]
+        for each in patched["spec"]["template"]["spec"]["containers"]
+        for port in each.get("ports", ())
+    ]
+    assert len(names) == len(set(names)) == 2
+    (out,) = load(SIDECAR / "remove.yaml")
+    assert merge(patched, out) == before
+
+
+# ---- seccomp ------------------------------------------------------------------------------------------------------
+
+
+def test_the_seccomp_profile_allows_bpf_and_otherwise_less_than_a_runtime_does() -> None:
+    own = json.loads((ROOT / "deploy/seccomp/resolver.json").read_text())
+    assert own["defaultAction"] == "SCMP_ACT_ERRNO"
+    rules = [rule for rule in own["syscalls"] if rule["action"] == "SCMP_ACT_ALLOW"]
+    allowed = {name for rule in rules for name in rule["names"]}
+    assert "bpf" in allowed
+    from tests.runtime.pods import distribution_profile
+
+    default = json.loads(distribution_profile().read_text())
+    runtime = {
+        name for rule in default["syscalls"] if rule["action"] == "SCMP_ACT_ALLOW" for name in rule["names"]
+    }
+    assert allowed - runtime == {"bpf"} - runtime
+    never = {
+        *("add_key", "clone3", "delete_module", "finit_module", "fsmount", "init_module", "io_uring_setup"),
+        *("kexec_load", "keyctl", "mount", "move_mount", "open_by_handle_at", "open_tree", "perf_event_open"),
+        *("pivot_root", "process_vm_readv", "process_vm_writev", "ptrace", "reboot", "setns", "swapon"),
+        *("umount2", "unshare", "userfaultfd"),
+    }
+    assert allowed & never == set()
+    (clone,) = [rule for rule in rules if "clone" in rule["names"]]
+    # Every CLONE_NEW* of include/uapi/linux/sched.h but that of time namespaces, which clone() does not know.
+    assert clone["args"] == [{"index": 0, "value": 0x7E020000, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}]

@@ -1,0 +1,120 @@
+"""The wheel that is built is the thing that is tested: installed elsewhere, run, and looked into."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import resolver
+from resolver.cli import COMMANDS
+from resolver.cli.completion import PATHS
+
+
+def run(*command: str | Path, **environment: str) -> str:
+    done = subprocess.run(
+        command, env=os.environ | environment, cwd="/", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command} failed:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", out],
+        cwd=root,
+        check=True,
+        capture_output=True,
+    )
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python of its own that has the wheel and, by PYTHONPATH, the dependencies that are installed here."""
+    venv = tmp_path_factory.mktemp("venv")
+    run(sys.executable, "-m", "venv", "--without-pip", venv)
+    interpreter = venv / "bin/python"
+    run(sys.executable, "-m", "pip", "--python", interpreter, "install", "--no-deps", "--no-index", wheel)
+    return interpreter
+
+
+def test_the_command_runs_from_the_wheel(python: Path) -> None:
+    dependencies = sysconfig.get_path("purelib")
+    version = run(python.parent / "resolver", "--version", PYTHONPATH=dependencies)
+    assert version == f"resolver {resolver.__version__}\n"
+    imported = run(python, "-c", "import resolver; print(resolver.__file__)", PYTHONPATH=dependencies)
+    assert imported.startswith(str(python.parent.parent))
+
+
+def test_kubectls_plugin_runs_from_the_wheel_and_as_a_copy(python: Path, root: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "kubectl-resolver"
+    copy.write_bytes((root / "resolver/kube/kubectl_plugin.py").read_bytes())
+    # Alone it has nothing but the standard library.
+    for plugin in ([python.parent / "kubectl-resolver"], [python, "-I", "-S", copy]):
+        assert run(*plugin, "--help").startswith("usage: kubectl resolver")
+
+
+def test_every_module_imports_from_the_wheel(python: Path, wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        files = [name for name in archive.namelist() if name.startswith("resolver/") and name.endswith(".py")]
+    modules = [name.removesuffix(".py").replace("/", ".").removesuffix(".__init__") for name in files]
+    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
+    wanted = [name for name in modules if not name.endswith("__main__") and "._bpf" not in name]
+    assert "resolver.cli" in wanted
+    run(python, "-c", code, *wanted, PYTHONPATH=sysconfig.get_path("purelib"))
+
+
+def test_the_wheel_holds_the_kernel_side_and_no_tests(wheel: Path, root: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    bpf = {
+        f"resolver/_bpf/{path.relative_to(root / 'bpf')}"
+        for path in (root / "bpf").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert bpf
+    assert bpf <= names
+    assert not [name for name in names if name.startswith("tests/")]
+    assert "resolver/py.typed" in names
+
+
+def test_the_wheel_brings_the_man_pages(python: Path) -> None:
+    pages = {page.name for page in (python.parent.parent / "share/man/man1").iterdir()}
+    assert pages == {"resolver.1", *(f"resolver-{command}.1" for command in COMMANDS)}
+
+
+@pytest.mark.parametrize("shell", PATHS)
+def test_the_wheel_brings_completion(python: Path, shell: str) -> None:
+    printed = run(python.parent / "resolver", "completion", shell, PYTHONPATH=sysconfig.get_path("purelib"))
+    assert printed == (python.parent.parent / "share" / PATHS[shell]).read_text()
+    assert "report-devices" in printed
+
+
+def test_the_source_archive_has_what_setup_reads(root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=root, check=True, capture_output=True)
+    (built,) = tmp_path.glob("*.tar.gz")
+    assert built.name == f"hami_resolver-{resolver.__version__}.tar.gz"
+    with tarfile.open(built) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    locks = {path.name for path in root.glob("requirements*.lock")}
+    assert len(locks) == 4
+    assert locks | {"Makefile", "scripts/setup.sh", "tests/fakes/demo.py"} <= names
+
+
+def test_a_debian_package_is_built_without_what_only_tests_take(root: Path) -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", "deb"], cwd=root, capture_output=True, text=True, check=True
+    ).stdout
+    assert "scripts/setup.sh\n" in done
+    assert "scripts/setup.sh dev" not in done

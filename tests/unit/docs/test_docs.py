@@ -1,0 +1,30 @@
+"""The documents: every option is told, and every link and path leads somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from resolver.cli import COMMANDS, parser_of
+from resolver.config import SETTINGS
+from tests.fakes.documents import documents
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_told(command: str, root: Path) -> None:
+    text = "".join(path.read_text() for path in documents(root))
+    options = {flag for action in parser_of(command)[0]._actions for flag in action.option_strings}
+    options -= {setting.flag for setting in SETTINGS.values()}  # their table is generated
+    assert {flag for flag in options if not re.search(rf"(?<![\w-]){flag}(?![\w-])", text)} == set()
+
+
+def test_every_link_and_path_leads_somewhere(root: Path) -> None:
+    linked = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)|src(?:set)?=\"([^\":]+)\"")
+    named = re.compile(r"`((?:resolver|tests|scripts|docs|bpf|deploy)/[\w./-]+)`")
+    for document in documents(root):
+        text = document.read_text()
+        targets = {document.parent / name for pair in linked.findall(text) for name in pair if name}
+        targets |= {root / path for path in named.findall(text) if not path.startswith("resolver/_bpf")}
+        assert [target for target in targets if not target.exists()] == [], document.name

@@ -1,0 +1,161 @@
+"""`make docs`: the site is built without a warning, is complete, and asks nobody else for anything."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from tests.fakes.documents import documents
+
+#: Sphinx takes its time: `make docs` builds the site, and says what it stumbles over.
+pytestmark = pytest.mark.long
+
+#: In a browser: pages in frames of many widths; the title becomes what is wider than its frame.
+SCROLLED = """<!DOCTYPE html><title>measuring</title><body><script>
+const widths = WIDTHS, pages = PAGES, wide = [];
+const frame = document.body.appendChild(document.createElement("iframe"));
+frame.style = "height: 800px; border: 0; position: absolute; left: 0";
+(async () => {
+    for (const page of pages) {
+        await new Promise((done) => { frame.onload = done; frame.src = page; });
+        const seen = frame.contentDocument.documentElement;
+        for (const width of widths) {
+            frame.style.width = width + "px";
+            // hidden parts count, too: Furo cuts them off
+            const body = frame.contentDocument.body;
+            if (Math.max(seen.scrollWidth, body.scrollWidth) > seen.clientWidth)
+                wide.push(page + " at " + width + ": " + Math.max(seen.scrollWidth, body.scrollWidth));
+        }
+    }
+    document.title = "wider: " + JSON.stringify(wide);
+})();
+</script>"""
+WIDTHS = (
+    320,
+    360,
+    414,
+    600,
+    736,
+    768,
+    800,
+    900,
+    1000,
+    1010,
+    1072,
+    1100,
+    1200,
+    1312,
+    1320,
+    1440,
+    1552,
+    1920,
+    2560,
+)
+
+#: What a browser fetches by itself, and where the address stands.
+FETCHED = {
+    "script": "src",
+    "link": "href",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "object": "data",
+    "embed": "src",
+}
+
+
+class Page(HTMLParser):
+    """One page: ids, links, and what is fetched with it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: set[str] = set()
+        self.fetched: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.ids.add(found.get("id", ""))
+        if tag == "a" and "href" in found:
+            self.links.add(found["href"])
+        if tag in FETCHED and found.get("rel") not in ("canonical", "next", "prev", "index", "search"):
+            self.fetched.add(found.get(FETCHED[tag], ""))
+
+
+@pytest.fixture(scope="module")
+def site(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("docs") / "site"
+    command: list[str | Path] = [sys.executable, root / "docs/site/conf.py", place]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return place
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return {path: Page(path.read_text()) for path in site.rglob("*.html")}
+
+
+def test_every_page_is_on_it(site: Path, root: Path) -> None:
+    for document in documents(root):
+        if "tests" not in document.relative_to(root).parts:
+            assert (site / document.relative_to(root).with_suffix(".html")).exists()
+    assert (site / "index.html").read_bytes() == (site / "README.html").read_bytes()
+
+
+def test_every_link_and_its_anchor_are_there(pages: dict[Path, Page]) -> None:
+    followed = 0
+    for path, page in pages.items():
+        for link in page.links:
+            address = urlsplit(link)
+            if address.scheme:
+                assert address.scheme in ("http", "https", "mailto"), f"{path.name}: {link}"
+                continue
+            target = (path.parent / unquote(address.path)).resolve() if address.path else path
+            assert target.exists(), f"{path.name} links to {link}"
+            if address.fragment and target in pages:
+                assert unquote(address.fragment) in pages[target].ids, f"{path.name} links to {link}"
+                followed += 1
+    assert followed > 100
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path, pages: dict[Path, Page]) -> None:
+    for path, page in pages.items():
+        for what in page.fetched:
+            address = urlsplit(what)
+            assert not (address.scheme or address.netloc) or address.scheme == "data", f"{path.name}: {what}"
+            if address.path and address.scheme != "data":
+                assert (path.parent / unquote(address.path)).exists(), f"{path.name}: {what}"
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(https?:)?//|@import", style.read_text()), style
+
+
+def test_no_page_scrolls_sideways_from_320_to_2560_pixels(site: Path, tmp_path: Path) -> None:
+    pages = [
+        str(path.relative_to(site))
+        for path in site.rglob("*.html")
+        if 'http-equiv="refresh"' not in path.read_text()
+    ]
+    script = SCROLLED.replace("WIDTHS", json.dumps(WIDTHS)).replace("PAGES", json.dumps(pages), 1)
+    (site / "scrolled.html").write_text(script)
+    browser = [
+        "chromium-headless-shell",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+    ]
+    browser += ["--allow-file-access-from-files", f"--user-data-dir={tmp_path}", "--window-size=2600,900"]
+    command = [*browser, "--virtual-time-budget=120000", "--dump-dom", f"file://{site}/scrolled.html"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.search(r"<title>wider: (.*?)</title>", done.stdout)
+    assert found, done.stderr[-2000:]
+    assert json.loads(found[1].replace("&amp;", "&")) == []

@@ -1,0 +1,539 @@
+"""The checks of `resolver doctor` on kernels, drivers and directories that a fixture stands in for, or a stand-in is.
+
+What can be broken for real, with namespaces, capabilities and a daemon, is in tests/kernel/test_doctor.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver.config import HostpidNamespace, Settings
+from resolver.doctor import CHECKS, Check, bounded, daemon, gpu, hami, sockets
+from resolver.doctor.findings import Finding, State, failed, ok, together, warning, worst
+from resolver.doctor.node import Node
+from resolver.doctor.others import Other, directories_of, flags_in, runs_daemon
+from resolver.linux.procfs import Procfs
+from tests.fakes import cachefiles
+from tests.fakes.command import called, on_terminal
+from tests.fakes.gpu import DEFAULT_DEVICES
+from tests.fakes.socket_server import SocketServer, http
+from tests.fakes.state import Fault, Hang
+from tests.patience import PATIENCE_S
+from tests.unit.conftest import Driver
+
+
+def settings(**changes: Any) -> Settings:
+    return Settings(**changes)
+
+
+def says(finding: Finding, state: str, *, found: str = "", cause: str = "", fix: str = "") -> None:
+    """The finding has this state, and these words; what is not well has both a cause and a fix."""
+    assert finding.state == state, finding
+    for words, text in ((found, finding.found), (cause, finding.cause), (fix, finding.fix)):
+        assert words in text, finding
+    assert bool(finding.cause) == bool(finding.fix) == (state != "ok"), finding
+
+
+# ---- findings and how checks are run ------------------------------------------------------------------------------
+
+
+def test_several_troubles_are_as_bad_as_the_worst() -> None:
+    finding = together("well", [warning("slow", "old", "buy"), failed("dead", "cut", "plug")])
+    assert finding == (State.FAILED, "dead; slow", "cut\nold", "plug\nbuy", "")
+    assert together("well", []) == ok("well")
+    assert worst([]) == "ok"
+    assert worst([State.OK, State.WARNING, State.FAILED, State.UNKNOWN]) == "failed"
+
+
+def test_a_defect_in_a_check_is_told() -> None:
+    def broken(_node: Node) -> Finding:
+        raise ZeroDivisionError("division by zero")
+
+    says(
+        bounded(Check("broken", broken), Node()),
+        "failed",
+        found="a defect in the check: ZeroDivisionError: division by zero",
+        fix="--only broken",
+    )
+
+
+def test_a_check_that_hangs_is_left_behind() -> None:
+    release = threading.Event()
+
+    def hangs(_node: Node) -> Finding:
+        release.wait(1000)
+        return ok("late")
+
+    began = time.monotonic()
+    says(bounded(Check("hangs", hangs, 0.1), Node()), "unknown", found="no answer within 0.1 s", fix="wchan")
+    assert time.monotonic() - began < PATIENCE_S
+    release.set()
+
+
+def test_every_check_has_a_name_of_its_own_and_a_sentence() -> None:
+    names = [check.name for check in CHECKS]
+    assert len(set(names)) == len(names) == 16
+    assert all(re.fullmatch(r"Check .*\.", check.about) for check in CHECKS)
+
+
+# ---- the driver ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """With directories and a socket of its own, so that no daemon of this machine is meant."""
+    places = {"run_dir": str(tmp_path / "run"), "containers_dir": (str(tmp_path / "containers"),)}
+    return Node(settings(**places), nvml_seconds=10.0)
+
+
+def test_a_driver_that_is_well(driver: Driver, node: Node) -> None:
+    says(gpu.nvml(node), "ok", found="driver 550.54.15")
+    says(gpu.gpus(node), "ok", found=f"2 GPUs: {DEFAULT_DEVICES[0].uuid}")
+    says(gpu.driver(node), "ok", found="hostpid = host PID, by version")
+
+
+def test_no_library(driver: Driver, node: Node) -> None:
+    driver.remove()
+    says(gpu.nvml(node), "failed", found="LibraryNotFound", cause="libnvidia-ml.so.1", fix="ldconfig -p")
+    for look in (gpu.gpus, gpu.driver):
+        says(look(node), "unknown", found="NVML does not answer", fix="the check nvml")
+
+
+def test_kernel_module_not_loaded(driver: Driver, node: Node) -> None:
+    driver.gpu.set_faults(Fault.DRIVER_NOT_LOADED)
+    says(gpu.nvml(node), "failed", found="DriverNotLoaded", fix="modprobe nvidia")
+
+
+def test_library_and_module_of_two_versions(driver: Driver, node: Node) -> None:
+    driver.gpu.driver_version = "470.42.01"
+    says(gpu.nvml(node), "failed", found="LibRmVersionMismatch", cause="upgraded", fix="reboot")
+
+
+def test_a_driver_that_hangs(driver: Driver, node: Node) -> None:
+    driver.gpu.set_faults(hang=Hang.INIT)
+    began = time.monotonic()
+    node = Node(node.settings, nvml_seconds=1.0)
+    says(gpu.nvml(node), "failed", found="did not answer within", cause="hangs", fix="nvidia-smi")
+    assert time.monotonic() - began < PATIENCE_S
+
+
+def test_no_gpu(driver: Driver, node: Node) -> None:
+    driver.gpu.set_devices([])
+    says(gpu.gpus(node), "failed", found="NVML shows no GPU", fix="lspci")
+
+
+def test_a_lost_gpu_and_a_hot_one(driver: Driver, node: Node) -> None:
+    first, second = DEFAULT_DEVICES
+    driver.gpu.set_devices([replace(first, lost=True), replace(second, temperature_c=97)])
+    finding = gpu.gpus(node)
+    says(finding, "failed", fix="dmesg")
+    assert second.uuid in finding.found
+    assert "lost" in f"{finding.found} {finding.cause}".lower()
+    assert "97" in finding.cause
+
+
+def test_a_gpu_in_mig_mode(driver: Driver, node: Node) -> None:
+    driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], mig_enabled=True), DEFAULT_DEVICES[1]])
+    says(gpu.gpus(node), "warning", found=DEFAULT_DEVICES[0].uuid, cause="never 0", fix="nvidia-smi -mig 0")
+
+
+@pytest.mark.parametrize(
+    ("version", "forced", "state", "words"),
+    [
+        ("535.104.05", "auto", "ok", "hostpid = host PID, by version"),
+        ("570.86.15", "auto", "ok", "hostpid = container PID, by version"),
+        ("566.36", "auto", "failed", "not known which PIDs"),
+        ("566.36", "host", "ok", "hostpid = host PID, forced"),
+    ],
+)
+def test_driver_rows(driver: Driver, node: Node, version: str, forced: str, state: str, words: str) -> None:
+    driver.install(version)
+    told = Settings(run_dir=node.settings.run_dir, hostpid_namespace=HostpidNamespace(forced))
+    finding = gpu.driver(Node(told))
+    says(finding, state, found=words, fix="--hostpid-namespace" if state == "failed" else "")
+
+
+# ---- HAMi's files -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def containers(tmp_path: Path) -> Path:
+    path = tmp_path / "containers"
+    path.mkdir()
+    return path
+
+
+def looking_at(containers: Path, **more: Any) -> Node:
+    return Node(Settings(containers_dir=(str(containers),), **more))
+
+
+def test_regions_that_are_well(containers: Path) -> None:
+    for name in cachefiles.NAMES:
+        cachefiles.container(containers, name.replace(".", ""), name)
+    finding = hami.regions(looking_at(containers))
+    says(finding, "ok", found="5 regions: 1 of layout v0, 1 of layout v0-no-util")
+    says(hami.containers_dir(looking_at(containers)), "ok", found=str(containers))
+
+
+def test_more_regions_than_one_look_opens(containers: Path) -> None:
+    for number in range(300):
+        cachefiles.container(containers, f"c{number}", "v0-no-util")
+    says(hami.regions(looking_at(containers)), "ok", found="300 regions")
+
+
+def test_no_containers_directory(tmp_path: Path) -> None:
+    node = looking_at(tmp_path / "nowhere")
+    says(hami.containers_dir(node), "failed", found="does not exist", fix="--containers-dir")
+    says(hami.regions(node), "unknown", fix="containers_dir")
+    (tmp_path / "file").touch()
+    says(
+        hami.containers_dir(looking_at(tmp_path / "file")),
+        "failed",
+        found="cannot be listed (Not a directory)",
+    )
+
+
+def test_one_of_two_directories_is_missing(containers: Path, tmp_path: Path) -> None:
+    node = Node(Settings(containers_dir=(str(containers), str(tmp_path / "nowhere"))))
+    finding = hami.containers_dir(node)
+    says(finding, "failed", found=f"{tmp_path}/nowhere does not exist")
+    assert str(containers) not in finding.found
+    says(hami.regions(node), "ok", found="none yet")
+
+
+def _unknown_layout(path: Path) -> None:
+    cachefiles.write(path, cachefiles.recorded("v1.2") + b"\0" * 8)
+
+
+def _symlink(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+
+
+@pytest.mark.parametrize(
+    ("damage", "state", "reason", "words"),
+    [
+        (_unknown_layout, "failed", "unknown_size", "known: v0-no-util"),
+        (_symlink, "warning", "symlink", "a tenant did"),
+    ],
+)
+def test_a_file_that_is_left_alone(
+    containers: Path, damage: Callable[[Path], None], state: str, reason: str, words: str
+) -> None:
+    cachefiles.container(containers, "well")
+    path = cachefiles.container(containers, "odd")
+    damage(path)
+    finding = hami.regions(looking_at(containers))
+    says(finding, state, found=f"skipped, {reason}", cause=words, fix="_odd")
+    assert "region: 1 of layout v1.2" in finding.found or "2 of layout v1.2" in finding.found
+
+
+def test_a_name_that_would_move_the_cursor_is_printed_harmless(containers: Path) -> None:
+    odd = cachefiles.container(containers, "odd").rename(
+        containers / f"{cachefiles.POD_UID}_odd/\x1b[2J.cache"
+    )
+    odd.write_bytes(b"short")
+    done = resolver("--only", "regions", "--containers-dir", str(containers))
+    assert done.returncode == 0, "the file is refused by its name, which is a warning"
+    assert "\x1b" not in done.stdout
+    assert "\\x1b[2J.cache" in done.stdout
+
+
+def test_names_of_pods(containers: Path, tmp_path: Path) -> None:
+    cachefiles.container(containers)
+    logs = tmp_path / "pods"
+    node = looking_at(containers, pod_logs_dir=str(logs))
+    says(hami.pod_names(node), "warning", found="does not exist", cause="stay empty", fix="--pod-logs-dir")
+    (logs / "default_other_0d4b0b0e-0000-4b8a-9a36-3d6f2b7d1c01").mkdir(parents=True)
+    says(hami.pod_names(node), "warning", found="none of those with regions")
+    (logs / f"team_train_{cachefiles.POD_UID}").mkdir()
+    says(hami.pod_names(node), "ok", found="2 pods named")
+
+
+def test_the_slot_writer(node: Node) -> None:
+    says(hami.writer(node), "ok", found="compare-and-swap")
+
+
+# ---- the socket, the port, the broker -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(node: Node) -> str:
+    """Where the API's socket is to be, in a directory that is there."""
+    os.mkdir(node.settings.run_dir)
+    assert len(node.settings.socket_path) < 108
+    return node.settings.socket_path
+
+
+def test_no_socket_and_no_daemon(node: Node) -> None:
+    says(sockets.api(node), "ok", found="no daemon that would make it")
+    says(daemon.daemon(node), "warning", found="none runs", fix="resolver run")
+    says(daemon.instances(node), "ok", found="the lock is free")
+
+
+def test_a_file_in_its_place(node: Node, place: str) -> None:
+    Path(place).write_text("precious")
+    says(sockets.api(node), "failed", found="another kind of file", fix=f"rm {place}")
+
+
+def test_a_socket_of_somebody_else(node: Node, place: str) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(place)
+        listener.listen()
+        os.chown(place, 12345, 12345)
+        says(sockets.api(node), "failed", found="belongs to another user", fix="ls -ln")
+
+
+def test_a_listener_that_accepts_nobody(node: Node, place: str) -> None:
+    """Its queue is full: a connection would wait for ever."""
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
+        listener.bind(place)
+        listener.listen(0)
+        waiting.connect(place)
+        says(sockets.api(node), "failed", found="too many are waiting", fix="ss -xlp")
+
+
+@pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\n"])
+def test_a_listener_that_is_no_resolver(node: Node, place: str, answer: bytes) -> None:
+    with SocketServer(place, answer):
+        says(sockets.api(node), "failed", found="no daemon answers at", fix="ss -xlp")
+
+
+STATUS = {
+    "at": 0.0,
+    "version": "",
+    "started_at": 0.0,
+    "host_pid": 4242,
+    "dry_run": False,
+    "source": {"name": "bpf", "not_ready": None, "incomplete": None},
+    "driver": {"error": None},
+    "policy": {"namespace": "container", "why": "seen", "origin": "measured"},
+    "totals": {"containers": 3, "regions": 2, "slots": 5, "slots_unresolved": 0},
+    "counters": {},
+}
+
+
+def told(node: Node, **changes: Any) -> Node:
+    """A node whose daemon says this."""
+    from resolver import __version__
+
+    node.__dict__["status"] = {**STATUS, "at": time.time(), "version": __version__} | changes
+    return node
+
+
+def trouble(what: str, *, grave: bool) -> dict[str, Any]:
+    return {"reason": "a_word", "grave": grave, "what": what, "why": "because", "fix": "do"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "words"),
+    [
+        ({}, "ok", "source bpf: 3 containers, 2 regions, 5 slots"),
+        ({"troubles": [trouble("not ready", grave=True)]}, "failed", "5 slots; not ready"),
+        ({"troubles": [trouble("it is a dry run", grave=False)]}, "warning", "5 slots; it is a dry run"),
+        ({"version": "0.0.1"}, "warning", "this command is"),
+    ],
+)
+def test_what_a_daemon_is_not_content_with(
+    node: Node, changes: dict[str, Any], state: str, words: str
+) -> None:
+    says(daemon.daemon(told(node, **changes)), state, found=words)
+
+
+def test_what_the_daemon_measured_counts(node: Node) -> None:
+    says(gpu.driver(told(node)), "ok", found="hostpid = container PID, measured")
+
+
+def test_the_tenants_socket(node: Node, tmp_path: Path) -> None:
+    says(sockets.tenants(node), "ok", found="off")
+    path = tmp_path / "tenants" / "resolver.sock"
+    node = Node(Settings(run_dir=str(tmp_path), tenant_socket=str(path)))
+    says(sockets.tenants(node), "ok", found="no daemon that would make it")
+    path.parent.mkdir(mode=0o755)
+    with SocketServer(path, http("{}", "403 Forbidden")):
+        path.chmod(0o666)
+        says(sockets.tenants(node), "ok", found="answers, mode 0666")
+        path.chmod(0o660)
+        says(sockets.tenants(node), "failed", found="0660", cause="cannot connect", fix=f"chmod 0666 {path}")
+        path.chmod(0o666)
+        path.parent.chmod(0o700)
+        says(sockets.tenants(node), "failed", found="0700", cause="cannot connect")
+        path.parent.chmod(0o777)
+        says(sockets.tenants(node), "failed", found="0777", cause="can replace the socket", fix="chmod 0755")
+        path.parent.chmod(0o755)
+        os.chown(path, 12345, 12345)
+        says(sockets.tenants(node), "failed", found="belongs to another user")
+    os.chown(path, 0, 0)
+    says(sockets.tenants(node), "warning", found="no process listens")
+
+
+# ---- who is a daemon ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "is_one"),
+    [
+        ("/usr/bin/resolver run", True),
+        ("/srv/.venv/bin/python /srv/.venv/bin/resolver run --interval 1s", True),
+        ("python3.11 -I -m resolver run", True),
+        ("python3 -m resolver lookup abc 1", False),
+        ("sudo resolver run", False),  # its child is the one
+        ("vi resolver run", False),
+        ("python3 -I -S /srv/resolver/workers/child.py resolver.workers.slot_writer", False),
+        ("resolver", False),
+        ("", False),
+    ],
+)
+def test_command_lines(command: str, *, is_one: bool) -> None:
+    assert runs_daemon(command.split()) == is_one
+
+
+def test_settings_on_a_command_line() -> None:
+    words = (
+        "resolver run --containers-dir /a --containers-dir=/b --dry-run --source scan --run-dir /r --config c"
+    )
+    assert flags_in(words.split()) == {
+        "containers_dir": ["/a", "/b"],
+        "dry_run": True,
+        "source": "scan",
+        "run_dir": "/r",
+        "config": "c",
+    }
+
+
+def test_daemons_are_compared_by_their_directories(node: Node, tmp_path: Path) -> None:
+    """One that writes elsewhere is no second writer; a directory with two names is one."""
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+
+    def writes(*names: str) -> Other:
+        told = Settings(containers_dir=tuple(str(tmp_path / name) for name in names))
+        return Other(("resolver", "run"), told, directories_of("self", told), locked=True)
+
+    ours = directories_of("self", Settings(containers_dir=(str(tmp_path / "a"), f"{tmp_path}/b/")))
+    assert writes("c", "b").may_serve(ours)
+    assert writes("link").may_serve(ours)
+    assert not writes("c").may_serve(ours)
+    assert Other(("resolver", "run"), None).may_serve(ours)  # it might
+    node.__dict__["daemons"] = {7: writes("a"), 8: writes("b")}
+    assert "2 daemons" not in daemon.instances(node).found
+    node.__dict__["daemons"] |= {9: writes("link")}
+    says(daemon.instances(node), "failed", found="2 daemons write on this node: PIDs 7, 9")
+
+
+# ---- the command --------------------------------------------------------------------------------------------------
+
+
+def here(place: Path) -> tuple[str, ...]:
+    """Directories of its own, so that no daemon of this machine is meant."""
+    return "--run-dir", str(place), "--containers-dir", str(place / "containers")
+
+
+def resolver(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return called("doctor", *arguments, **environ)
+
+
+def test_json_has_an_object_for_each_check(tmp_path: Path) -> None:
+    done = resolver("--json", "--only", "view", "--only", "daemon", *here(tmp_path))
+    results = json.loads(done.stdout)
+    assert [(result["check"], result["state"]) for result in results] == [
+        ("view", "ok"),
+        ("daemon", "warning"),
+    ]
+    assert all(list(result) == ["check", "state", "found", "cause", "fix", "detail"] for result in results)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_exit_code_is_by_the_worst(tmp_path: Path) -> None:
+    def code(*arguments: str) -> int:
+        return resolver(*here(tmp_path), *arguments).returncode
+
+    assert code("--only", "view", "--only", "daemon") == 0  # ok and a warning
+    assert code("--only", "regions") == 4
+    assert code("--only", "regions", "--only", "containers_dir") == 1
+
+
+def test_plain_text_is_the_same_for_everybody(tmp_path: Path) -> None:
+    done = resolver(
+        "--only", "containers_dir", "--only", "tenant_socket", "--containers-dir", str(tmp_path / "none")
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"failed   containers_dir  {tmp_path}/none does not exist"
+    assert lines[1].startswith("         cause   HAMi's device plugin")
+    assert lines[2].startswith("         fix     kubectl")
+    assert lines[3:] == ["ok       tenant_socket   off", "", "2 checks: 1 ok, 1 failed"]
+
+
+def test_a_check_that_is_not_there() -> None:
+    done = resolver("--only", "knee")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("resolver doctor: there is no check 'knee'; there are: settings, view")
+
+
+def test_the_list_of_checks() -> None:
+    lines = resolver("--list").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == [check.name for check in CHECKS]
+
+
+def test_a_settings_file_that_is_wrong_is_a_finding(tmp_path: Path) -> None:
+    config = tmp_path / "resolver.toml"
+    config.write_text("intervall = '1s'\n")
+    done = resolver("--only", "settings", "--only", "view", "--json", "--config", str(config))
+    first, second = json.loads(done.stdout)
+    assert (first["state"], second["state"], done.returncode) == ("failed", "ok", 1)
+    assert "intervall" in first["found"]
+    assert resolver("--interval", "soon").returncode == 2  # on this very command line it is wrong usage
+
+
+def test_where_the_settings_come_from(tmp_path: Path) -> None:
+    done = resolver("--only", "settings", "--run-dir", str(tmp_path), RESOLVER_INTERVAL="1s")
+    assert "interval by environment RESOLVER_INTERVAL" in done.stdout
+    assert "run_dir by command line" in done.stdout
+
+
+def test_on_a_terminal_it_shows_what_it_looks_at_and_has_colour(tmp_path: Path) -> None:
+    arguments = ("--only", "containers_dir", "--containers-dir", str(tmp_path / "none"))
+    seen = on_terminal("doctor", *arguments, code=1, NO_COLOR="")
+    assert "...      containers_dir\r\x1b[K" in seen
+    assert "\x1b[31mfailed" in seen
+    plain = re.sub(r"\x1b\[[0-9;]*[mK]", "", seen).split("\r")[-1]
+    assert max(map(len, plain.splitlines())) <= 80 + len(str(tmp_path))  # no path is broken
+    assert "\x1b[31m" not in on_terminal("doctor", *arguments, code=1, NO_COLOR="1")
+    assert "\x1b" not in on_terminal("doctor", *arguments, code=1, TERM="dumb")
+
+
+# ---- whose files are where -----------------------------------------------------------------------------------------
+
+
+def test_auto_without_any_schedulers_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hami, "KNOWN_DIRS", (str(tmp_path / "none"),))
+    says(hami.containers_dir(Node(Settings())), "failed", found="none of", fix="--containers-dir")
+
+
+@pytest.mark.parametrize(
+    ("hook", "expected"),
+    [("/tmp/vgpu", True), ("/usr/local/vgpu", False), ("/usr/local/vgpu/vgpu", False), ("", False)],  # noqa: S108
+)
+def test_volcanos_monitor_reads_another_directory(tmp_path: Path, hook: str, expected: bool) -> None:  # noqa: FBT001
+    process = tmp_path / "4711"
+    process.mkdir()
+    (process / "comm").write_text("volcano-vgpu-mo\n")
+    (process / "environ").write_bytes(b"PATH=/bin\0" + f"HOOK_PATH={hook}\0".encode())
+    finding = hami.volcano_mismatch(["/usr/local/vgpu/vgpu/containers"], Procfs(str(tmp_path)))
+    assert (finding is not None) is expected
+    if finding is not None:
+        says(finding, "warning", found="PID 4711", cause="HOOK_PATH", fix="HOOK_PATH=/usr/local/vgpu/vgpu")
+    assert hami.volcano_mismatch(["/usr/local/vgpu/containers"], Procfs(str(tmp_path))) is None

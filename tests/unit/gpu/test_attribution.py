@@ -1,0 +1,276 @@
+"""Samples find their slot, or keep a reason: on the real /proc, with real processes and threads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver.base.reasons import SampleReason
+from resolver.gpu.attribution import NOTHING, Joined, Sample, Used, join
+from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED, Collection, DeviceSamples
+from resolver.linux.procfs import Procfs
+from resolver.pids.pidmap import PidMap
+from resolver.pids.scan import ScanSource
+
+CID = "0123456789abcdef" * 4
+
+
+def device(load: dict[int, int], dropped: frozenset[int] = frozenset(), status: str = OK) -> DeviceSamples:
+    return DeviceSamples(status, "", {pid: (1, sm) for pid, sm in load.items()}, dropped)
+
+
+def joined(
+    load: dict[int, int] | None = None,
+    owners: set[int] | None = None,
+    hami: set[str] | None = None,
+    procfs: Procfs | None = None,
+    pidmap: PidMap | None = None,
+    **devices: DeviceSamples,
+) -> Joined:
+    procfs = procfs or Procfs()
+    if pidmap is None:
+        pidmap = PidMap(ScanSource(procfs))
+    every = {"GPU-a": device(load)} if load is not None else {}
+    collection = Collection(5.0, "", "550.54.15", {**every, **devices})
+    return asyncio.run(join(collection, owners or set(), hami or set(), procfs, pidmap))
+
+
+@pytest.fixture
+def threads() -> Iterator[tuple[int, list[int]]]:
+    """A process and its other threads."""
+    code = (
+        "import threading, time\n"
+        "for _ in range(2): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "print(flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        tids = [int(tid) for tid in os.listdir(f"/proc/{process.pid}/task")]
+        yield process.pid, [tid for tid in tids if tid != process.pid]
+        process.kill()
+
+
+class FakeProc:
+    """A directory that looks like /proc, for processes in containers that nobody has to start."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.procfs = Procfs(str(root))
+
+    def process(self, host_pid: int, cgroup: str, tgid: int | None = None) -> None:
+        place = self.root / str(host_pid)
+        place.mkdir()
+        (place / "status").write_text(
+            f"Name:\tx\nState:\tS (sleeping)\nTgid:\t{tgid or host_pid}\nPPid:\t1\nNSpid:\t{host_pid}\t7\n"
+        )
+        (place / "cgroup").write_text(f"0::{cgroup}\n")
+
+
+def test_values_idle_and_unknown() -> None:
+    result = joined(
+        owners={10, 11, 12},
+        a=device({10: 42}),
+        b=device({}, dropped=frozenset({11})),
+        c=device({}, status=FAILED),
+        d=device({}, status=UNSUPPORTED),
+    )
+    table = {pid: [result.utilization(pid, uuid) for uuid in "abcde"] for pid in (10, 11, 12)}
+    assert table == {
+        10: [42, 0, None, None, None],
+        11: [0, None, None, None, None],
+        12: [0, 0, None, None, None],
+    }
+    assert result.orphans == ()
+
+
+def test_a_failed_collection_and_none_yet_know_nothing() -> None:
+    assert NOTHING.utilization(1, "GPU-a") is None
+    assert NOTHING.error
+    procfs = Procfs()
+    failed = Collection(5.0, "no library", None, {})
+    result = asyncio.run(join(failed, {10}, set(), procfs, PidMap(ScanSource(procfs))))
+    assert (result.error, result.at, result.utilization(10, "GPU-a")) == ("no library", 5.0, None)
+
+
+@pytest.mark.parametrize(("sm", "value"), [(0, 0), (1, 1), (100, 100), (101, 100), (2**32 - 1, 100)])
+def test_values_end_at_100(sm: int, value: int) -> None:
+    assert joined({10: sm}, owners={10}).utilization(10, "GPU-a") == value
+
+
+def test_a_threads_id_is_mapped_to_its_process(threads: tuple[int, list[int]]) -> None:
+    host_pid, (first, second) = threads
+    result = joined({first: 30}, owners={host_pid})
+    assert result.utilization(host_pid, "GPU-a") == 30
+    assert result.utilization(first, "GPU-a") == 0
+    # several of one process are one load, seen several times
+    assert joined({host_pid: 20, first: 50, second: 30}, owners={host_pid}).values == {
+        (host_pid, "GPU-a"): 50
+    }
+
+
+def test_a_dropped_value_of_a_thread_makes_its_process_unknown(threads: tuple[int, list[int]]) -> None:
+    host_pid, (first, _) = threads
+    result = joined(owners={host_pid}, a=device({host_pid: 30}, dropped=frozenset({first})))
+    assert result.utilization(host_pid, "a") is None
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "hami", "reason", "container"),
+    [
+        ("/user.slice/session-1.scope", True, SampleReason.NOT_IN_CONTAINER, ""),
+        (f"/docker/{CID}", False, SampleReason.NO_SHARED_REGION, CID),
+        (f"/docker/{CID}", True, SampleReason.NO_SLOT, CID),
+        (f"/kubepods/besteffort/podx/{CID[::-1]}", True, SampleReason.NO_SHARED_REGION, CID[::-1]),
+    ],
+)
+def test_a_process_without_a_slot_keeps_a_reason(
+    tmp_path: Path, cgroup: str, reason: SampleReason, container: str, *, hami: bool
+) -> None:
+    proc = FakeProc(tmp_path)
+    proc.process(500, cgroup)
+    result = joined({500: 30}, owners={10}, hami={CID} if hami else set(), procfs=proc.procfs)
+    assert result.orphans == (Sample(500, "GPU-a", 30, reason, container or None),)
+    assert result.values == {}
+
+
+def test_a_thread_without_a_slot_is_judged_by_its_process(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path)
+    proc.process(500, f"/docker/{CID}")
+    proc.process(501, "/", tgid=500)
+    result = joined({501: 30}, hami={CID}, procfs=proc.procfs)
+    assert result.orphans == (Sample(501, "GPU-a", 30, SampleReason.NO_SLOT, CID),)
+
+
+@pytest.mark.parametrize("refreshed", [True, False], ids=["map saw the end", "map has not looked since"])
+def test_a_process_that_ended(*, refreshed: bool) -> None:
+    procfs = Procfs()
+    pidmap = PidMap(ScanSource(procfs))
+    with subprocess.Popen(["sleep", "60"]) as process:
+        pidmap.refresh(unhurried=False)
+        process.kill()
+    if refreshed:
+        pidmap.refresh(unhurried=False)
+    result = joined({process.pid: 30}, procfs=procfs, pidmap=pidmap)
+    assert result.orphan_reasons() == Counter({SampleReason.PROCESS_ENDED: 1})
+
+
+def test_a_process_that_ended_still_has_its_container(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path)
+    proc.process(500, f"/docker/{CID}")
+    proc.process(600, f"/docker/{CID}")
+    pidmap = PidMap(ScanSource(proc.procfs))
+    pidmap.refresh(unhurried=False)
+    pidmap.name_container(600, "uid_main")  # it owns a slot
+    alive = joined({500: 30}, procfs=proc.procfs, pidmap=pidmap)
+    assert alive.orphans == (Sample(500, "GPU-a", 30, SampleReason.NO_SHARED_REGION, CID),)
+    for host_pid in (500, 600):
+        shutil.rmtree(tmp_path / str(host_pid))
+    ended = (
+        Sample(500, "GPU-a", 30, SampleReason.PROCESS_ENDED, CID),
+        Sample(600, "GPU-a", 4, SampleReason.PROCESS_ENDED, "uid_main"),
+    )
+    assert joined({500: 30, 600: 4}, procfs=proc.procfs, pidmap=pidmap).orphans == ended
+    pidmap.refresh(unhurried=False)  # the same when the map has seen it
+    assert joined({500: 30, 600: 4}, procfs=proc.procfs, pidmap=pidmap).orphans == ended
+
+
+@pytest.mark.parametrize("nvml_pid", [0, 2**22 + 5, 2**31 - 1, 2**32 - 1])
+def test_a_number_that_no_process_has_had(nvml_pid: int) -> None:
+    result = joined({nvml_pid: 30})
+    assert result.orphan_reasons() == Counter({SampleReason.PID_UNKNOWN: 1})
+    assert result.used == (Used(nvml_pid, "GPU-a", "", 30, None, SampleReason.PID_UNKNOWN),)
+
+
+def test_every_device_is_asked_about_on_its_own() -> None:
+    result = joined(owners={10}, a=device({10: 1, 0: 9}), b=device({10: 2}))
+    assert dict(result.values) == {(10, "a"): 1, (10, "b"): 2}
+    assert [(orphan.device_uuid, orphan.sm_util) for orphan in result.orphans] == [("a", 9)]
+
+
+def test_a_process_is_looked_at_once_per_collection(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path)
+    proc.process(500, f"/docker/{CID}")
+    looked: list[int] = []
+
+    class Counting(Procfs):
+        def status(self, host_pid: int) -> Any:
+            looked.append(host_pid)
+            return super().status(host_pid)
+
+    joined(procfs=Counting(str(tmp_path)), a=device({500: 1}), b=device({500: 2}), c=device({500: 3}))
+    assert looked == [500]
+
+
+# ---- every process on every device --------------------------------------------------------------------------------
+
+
+def listed(load: dict[int, int], memory: dict[int, int | None] | None, **changes: Any) -> DeviceSamples:
+    return device(load)._replace(memory=memory, **changes)
+
+
+def test_a_process_is_known_by_its_sample_or_by_the_list() -> None:
+    result = joined(owners={10, 11}, a=listed({10: 42}, {11: 500, 10: None}), b=listed({11: 7}, None))
+    assert set(result.used) == {
+        Used(10, "a", "", 42, None, None),
+        Used(11, "a", "", 0, 500, None),
+        Used(11, "b", "", 7, None, None),
+    }
+
+
+@pytest.mark.parametrize("status", [FAILED, UNSUPPORTED])
+def test_where_samples_are_missing_memory_is_told_all_the_same(tmp_path: Path, status: str) -> None:
+    proc = FakeProc(tmp_path)
+    proc.process(500, f"/docker/{CID}")
+    result = joined(owners={10}, procfs=proc.procfs, a=listed({}, {10: 5, 500: 6}, status=status))
+    assert set(result.used) == {
+        Used(10, "a", "", None, 5, None),
+        Used(500, "a", CID, None, 6, SampleReason.NO_SHARED_REGION),
+    }
+
+
+def test_without_a_slot_a_value_that_cannot_be_is_unknown(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path)
+    proc.process(500, f"/docker/{CID}")
+    result = joined(hami={CID}, procfs=proc.procfs, a=listed({}, {500: 6}, dropped=frozenset({500})))
+    assert result.used == (Used(500, "a", CID, None, 6, SampleReason.NO_SLOT),)
+
+
+def test_threads_are_one_process(threads: tuple[int, list[int]]) -> None:
+    host_pid, (first, second) = threads
+    result = joined(owners={host_pid}, a=listed({first: 30, second: 20}, {first: 100, host_pid: None}))
+    assert result.used == (Used(host_pid, "a", "", 30, 100, None),)
+    result = joined(a=listed({first: 30, second: 20}, {first: 100, host_pid: None}))
+    (used,) = result.used
+    assert (used.host_pid, used.sm_util, used.memory) == (host_pid, 30, 100)
+
+
+def test_a_process_without_a_slot_is_idle_where_only_the_list_has_it(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path)
+    proc.process(500, f"/docker/{CID}")
+    result = joined(procfs=proc.procfs, a=listed({}, {500: 6}), b=listed({500: 7}, None))
+    assert {(used.device_uuid, used.sm_util) for used in result.used} == {("a", 0), ("b", 7)}
+    assert result.listed == {"a"}
+    assert result.utilization(500, "b") is None, "its slot may be found before the next answer"
+
+
+def test_what_changed_between_two_answers() -> None:
+    def answer(load: dict[int, int], dropped: frozenset[int] = frozenset(), status: str = OK) -> Joined:
+        return joined(owners={10, 11, 12}, a=device(load, dropped, status))
+
+    first = answer({10: 42, 11: 5}, frozenset({12}))
+    assert first.changed(first) == set()
+    assert first.changed(None) is None
+    assert first.changed(answer({}, status=FAILED)) is None, "another device answers: it may be any"
+    assert answer({10: 42, 11: 6}, frozenset({12})).changed(first) == {11}
+    assert answer({10: 42}).changed(first) == {11, 12}
+    assert NOTHING.at == 0.0

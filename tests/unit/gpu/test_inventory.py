@@ -1,0 +1,114 @@
+"""What is told of two inventories, and when a GPU is unhealthy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from resolver.base.event_names import KINDS
+from resolver.base.reasons import GpuReason
+from resolver.gpu.health import COOL, HOT, judge
+from resolver.gpu.inventory import NONE, Gpu, Illness, Inventory, changes
+
+WELL: dict[str, Any] = {
+    "index": 0,
+    "uuid": "GPU-a",
+    "failed": {},
+    "memory": [2, 1],
+    "temperature": 50,
+    "ecc": 0,
+}
+LOST = {"index": 0, "uuid": "", "failed": {}, "error": "GpuIsLost", "text": "GPU is lost"}
+
+
+def gpu(uuid: str = "GPU-a", index: int = 0, *reasons: str, **more: Any) -> Gpu:
+    illnesses = tuple(Illness(reason, f"about {reason}", 7.0) for reason in reasons)
+    plain = Gpu(uuid, index, index, "Card", 2, 1, 0, 50, 100.0, False, (), 0, "ok", "", illnesses)
+    return replace(plain, **more)
+
+
+def told(before: list[Gpu], after: list[Gpu]) -> list[tuple[str, str, Any]]:
+    """Kind, device, and what is said of it."""
+    old, new = (Inventory(n, 0.0, "1", tuple(gpus)) for n, gpus in enumerate((before, after)))
+    found = list(changes(old, new))
+    assert {kind for kind, _ in found} <= KINDS.keys()
+    return [
+        (kind, fields["device"], fields.get("reason") or fields.get("was") or fields.get("name"))
+        for kind, fields in found
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "events"),
+    [
+        ([], [gpu()], [("gpu_found", "GPU-a", "Card")]),
+        ([gpu()], [gpu()], []),
+        ([gpu()], [gpu(temperature=90, memory_used=2)], []),
+        ([gpu()], [], [("gpu_gone", "GPU-a", "healthy")]),
+        ([gpu("GPU-a", 0, "lost")], [], [("gpu_gone", "GPU-a", "lost")]),
+        ([gpu()], [gpu("GPU-a", 0, "lost")], [("gpu_unhealthy", "GPU-a", "lost")]),
+        (
+            [gpu("GPU-a", 0, "too_hot")],
+            [gpu("GPU-a", 0, "lost", "too_hot")],
+            [("gpu_unhealthy", "GPU-a", "lost")],
+        ),
+        ([gpu("GPU-a", 0, "lost", "too_hot")], [gpu("GPU-a", 0, "too_hot")], []),
+        ([gpu("GPU-a", 0, "lost", "too_hot")], [gpu()], [("gpu_healthy", "GPU-a", "lost, too_hot")]),
+        ([], [gpu("", 0, "lost", name="")], [("gpu_found", "", ""), ("gpu_unhealthy", "", "lost")]),
+        ([gpu("", 0, "lost")], [gpu()], [("gpu_found", "GPU-a", "Card")]),
+        ([gpu("", 1, "lost"), gpu()], [gpu()], [("gpu_gone", "", "lost")]),
+        ([gpu("GPU-a", 0), gpu("GPU-b", 1)], [gpu("GPU-b", 0)], [("gpu_gone", "GPU-a", "healthy")]),
+    ],
+)
+def test_what_is_told_of_a_step(
+    before: list[Gpu], after: list[Gpu], events: list[tuple[str, str, Any]]
+) -> None:
+    assert told(before, after) == events
+
+
+def test_nothing_is_told_of_the_same_version() -> None:
+    assert list(changes(NONE, NONE._replace(gpus=(gpu(),)))) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "known", "reasons"),
+    [
+        (WELL, [], []),
+        (WELL, [*GpuReason], []),  # it was seen to be without any of them
+        (WELL | {"temperature": HOT}, [], []),
+        (WELL | {"temperature": HOT + 1}, [], ["too_hot"]),
+        (WELL | {"temperature": COOL}, ["too_hot"], ["too_hot"]),
+        (WELL | {"temperature": COOL - 1}, ["too_hot"], []),
+        (WELL | {"temperature": None}, ["too_hot"], []),  # a GPU that has no such sensor
+        (WELL | {"temperature": None, "failed": {"temperature": "x"}}, ["too_hot"], ["too_hot"]),
+        (WELL | {"temperature": None, "failed": {"temperature": "x"}}, [], []),
+        (WELL | {"ecc": 3}, [], ["ecc_uncorrected"]),
+        (WELL | {"ecc": None, "failed": {"ecc": "x"}}, ["ecc_uncorrected"], ["ecc_uncorrected"]),
+        (WELL | {"ecc": None}, ["ecc_uncorrected"], []),
+        (WELL | {"memory": None, "failed": {"memory": "x"}}, [], ["memory_query_failed"]),
+        (WELL | {"memory": None}, [], []),
+        (LOST, [], ["lost"]),
+        (LOST, ["too_hot", "unreachable"], ["lost", "too_hot"]),
+        (LOST | {"error": "ResetRequired"}, ["lost"], ["reset_required"]),
+        (LOST | {"error": "Unknown"}, [], ["unreachable"]),
+    ],
+)
+def test_what_is_wrong_with_a_device(device: dict[str, Any], known: list[str], reasons: list[str]) -> None:
+    before = [Illness(reason, "as before", 5.0) for reason in known]
+    found = judge(device, before, now=9.0)
+    assert [illness.reason for illness in found] == reasons
+    for illness in found:
+        assert illness.since == (5.0 if illness.reason in known else 9.0)
+        assert illness.detail
+
+
+def test_what_is_said_of_an_illness_is_what_was_seen_last() -> None:
+    hot = judge(WELL | {"temperature": 97}, (), 1.0)
+    assert hot == (Illness("too_hot", "97 C", 1.0),)
+    assert judge(WELL | {"temperature": 93}, hot, 2.0) == (Illness("too_hot", "93 C", 1.0),)
+    assert judge(LOST, hot, 2.0) == (
+        Illness("lost", "GPU is lost (GpuIsLost)", 2.0),
+        Illness("too_hot", "97 C", 1.0),
+    )

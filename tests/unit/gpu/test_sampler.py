@@ -1,0 +1,470 @@
+"""What is known of every device: values, idle, unknown; never one for another."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Coroutine, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+
+from resolver.gpu import sampler as module
+from resolver.gpu.inventory import Gpu, MigInstance
+from resolver.gpu.sampler import OK, UNSUPPORTED, Collection, Sampler
+from tests.fakes.chain import Chain
+from tests.fakes.gpu import DEFAULT_DEVICES, Device, Mig
+from tests.fakes.state import Answer, Fault, Hang
+from tests.unit.conftest import Driver
+
+FIRST, SECOND = (device.uuid for device in DEFAULT_DEVICES)
+T = TypeVar("T")
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.sampler = Sampler()
+        self._runner = asyncio.Runner()
+
+    def close(self) -> None:
+        self.sampler.stop()
+        self._runner.close()
+
+    def collect(self, patience: float = 5.0) -> Collection:
+        return self._runner.run(self.sampler.collect(patience))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    def gpu(self, uuid: str = FIRST) -> Gpu:
+        """What the inventory says of one device after another collection."""
+        (gpu,) = (gpu for gpu in self.collect().inventory.gpus if gpu.uuid == uuid)
+        return gpu
+
+    def reasons(self, uuid: str = FIRST) -> list[str]:
+        return [illness.reason for illness in self.gpu(uuid).illnesses]
+
+    def load(self, uuid: str = FIRST) -> dict[int, int]:
+        """What is known of one device: ``{pid: per cent}``."""
+        collection = self.collect()
+        assert collection.error == ""
+        assert collection.devices[uuid].status == OK
+        return {pid: sm for pid, (_, sm) in collection.devices[uuid].newest.items()}
+
+
+@pytest.fixture
+def bench(driver: Driver) -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.close()
+
+
+class Clock:
+    """Wall clock of the sampler only; the driver keeps the real one."""
+
+    def __init__(self) -> None:
+        self.offset = 0.0
+
+    def time(self) -> float:
+        return time.time() + self.offset
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=clock.time, monotonic=time.monotonic))
+    return clock
+
+
+@pytest.fixture
+def long_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that are not about that second: a worker takes longer to start where nothing is idle."""
+    monkeypatch.setattr(module, "SAMPLE_SECONDS", 120.0)
+
+
+def test_nothing_runs(bench: Bench) -> None:
+    before = time.time()
+    collection = bench.collect()
+    assert before <= collection.at <= time.time()
+    assert (collection.error, collection.driver_version) == ("", "550.54.15")
+    assert list(collection.devices) == [FIRST, SECOND]
+    for device in collection.devices.values():
+        assert (device.status, device.why, dict(device.newest), device.dropped) == (OK, "", {}, frozenset())
+
+
+def test_the_newest_sample_of_each_process_counts(driver: Driver, bench: Bench) -> None:
+    bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
+    driver.sample(4711, 30, age_s=0.4)
+    driver.sample(4711, 60, age_s=0.1)
+    driver.sample(4712, 5, age_s=0.4)
+    driver.sample(4713, 7, device=1)
+    assert bench.load() == {4711: 60, 4712: 5}
+    assert bench.load(SECOND) == {4713: 7}
+
+
+def test_processes_that_ended_long_ago_do_not_come_back(driver: Driver, bench: Bench) -> None:
+    bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
+    driver.sample(4711, 30, age_s=5)
+    driver.sample(4712, 30, age_s=1.1)
+    assert bench.load() == {}
+
+
+def test_a_sample_speaks_for_one_second_however_often_is_asked(driver: Driver, bench: Bench) -> None:
+    bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
+    driver.sample(4711, 30)
+    began = time.monotonic()
+    seen = []
+    while time.monotonic() < began + 1.3:
+        seen.append((time.monotonic() - began, bench.load(), time.monotonic() - began))
+        time.sleep(0.05)
+    assert all(load == {4711: 30} for _, load, at in seen if at < 0.9)
+    assert all(load == {} for at, load, _ in seen if at > 1.1)
+
+
+def test_only_what_is_new_is_asked_for(driver: Driver, bench: Bench) -> None:
+    bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
+    stamp = driver.sample(4711, 30)
+    bench.collect()
+    assert bench.sampler._watermarks[FIRST] == stamp
+    driver.sample(4711, 99, age_s=0.3)  # older than what was seen: a driver that answers late
+    assert bench.load() == {4711: 30}
+
+
+def test_a_time_stamp_from_the_future_is_taken_as_now(driver: Driver, bench: Bench) -> None:
+    bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
+    driver.sample(4711, 30, age_s=-3600)
+    assert bench.load() == {4711: 30}
+    assert bench.sampler._watermarks[FIRST] <= time.time() * 1e6
+    driver.sample(4712, 40)
+    assert bench.load()[4712] == 40
+
+
+def test_a_clock_that_is_set_back_hides_nothing(driver: Driver, bench: Bench, clock: Clock) -> None:
+    bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
+    clock.offset = 3600.0
+    driver.sample(4711, 30, age_s=-3600)
+    assert bench.load() == {4711: 30}
+    clock.offset = 0.0
+    driver.sample(4711, 55)
+    assert bench.load() == {4711: 55}
+    driver.sample(4711, 0)
+    driver.sample(4711, 66)
+    assert bench.load() == {4711: 66}
+
+
+def test_a_value_that_cannot_be_is_unknown_for_as_long_as_a_good_one_speaks(
+    driver: Driver, bench: Bench, clock: Clock
+) -> None:
+    bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
+    driver.sample(4711, 30, age_s=0.5)
+    assert bench.load() == {4711: 30}
+    driver.sample(4711, 230)
+    unknown = bench.collect().devices[FIRST]
+    assert unknown.dropped == {4711}
+    assert bench.collect().devices[FIRST].dropped == {4711}  # asked again at once: still not idle
+    assert bench.sampler.implausible == 1
+    driver.sample(4711, 40)
+    known = bench.collect().devices[FIRST]
+    assert (known.dropped, known.newest[4711][1]) == (frozenset(), 40)
+    driver.sample(4711, 240)
+    clock.offset = 1.2
+    idle = bench.collect().devices[FIRST]
+    assert (idle.dropped, dict(idle.newest)) == (frozenset(), {})
+
+
+# ---- processes -----------------------------------------------------------------------------------
+
+
+def test_the_processes_of_each_device_have_their_memory(driver: Driver, bench: Bench) -> None:
+    with driver.client() as client:
+        client.context(FIRST, 5 << 20)
+        devices = bench.collect().devices
+        assert (devices[FIRST].memory, devices[SECOND].memory) == ({client.host_pid: 5 << 20}, {})
+        client.context(FIRST, -1)
+        assert bench.collect().devices[FIRST].memory == {client.host_pid: None}
+        driver.gpu.set_errors({Answer.PROCESS_LIST: 999})
+        assert bench.collect().devices[FIRST].memory is None
+        driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], mig_enabled=True), DEFAULT_DEVICES[1]])
+        driver.gpu.set_errors()
+        mig = bench.collect().devices[FIRST]
+        assert (mig.status, mig.memory) == (UNSUPPORTED, {client.host_pid: None})
+
+
+def test_a_client_of_mps_is_not_idle_because_its_server_has_the_samples(driver: Driver, bench: Bench) -> None:
+    driver.gpu.mps_server = Chain(((os.stat("/proc/self/ns/pid").st_ino, 4711),))
+    with driver.client() as client:
+        client.context(FIRST, 5 << 20, how="mps")
+        client.load(FIRST, 70)
+        device = bench.collect().devices[FIRST]
+        assert {pid: sm for pid, (_, sm) in device.newest.items()} == {4711: 70}
+        assert device.memory == {client.host_pid: 5 << 20}
+        assert device.dropped == {client.host_pid}
+        driver.gpu.set_errors({Answer.MPS_LIST: 999})
+        assert bench.collect().devices[FIRST].dropped == {client.host_pid}  # it is not known to have ended
+        driver.gpu.set_errors()
+        driver.sample(client.host_pid, 12)  # a driver that tells them apart is believed
+        device = bench.collect().devices[FIRST]
+        assert (device.newest[client.host_pid][1], device.dropped) == (12, frozenset())
+        assert bench.sampler.implausible == 0
+
+
+# ---- the inventory -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def always_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices are looked at in every collection, not once a minute."""
+    monkeypatch.setattr(module, "_DEVICES_EVERY", 0.0)
+    monkeypatch.setattr(module, "_INCOMPLETE_SECONDS", 0.0)
+
+
+def test_the_inventory_has_every_device(driver: Driver, bench: Bench) -> None:
+    migs = (Mig("MIG-a", 3, 1, memory_used=7),)
+    driver.gpu.set_devices([DEFAULT_DEVICES[0], replace(DEFAULT_DEVICES[1], mig_enabled=True, migs=migs)])
+    with driver.client() as client:
+        client.context(FIRST, 5 << 20)
+        inventory = bench.collect().inventory
+    first, second = inventory.gpus
+    assert (inventory.version, inventory.driver_version) == (1, "550.54.15")
+    assert first == Gpu(
+        uuid=FIRST,
+        device_index=0,
+        minor=1,
+        name="NVIDIA Stand-in 24GB",
+        memory_total=24 << 30,
+        memory_used=5 << 20,
+        utilization=0,
+        temperature=61,
+        power=180.0,
+        mig=False,
+        mig_instances=(),
+        ecc_uncorrected=0,
+        samples=OK,
+        samples_why=None,
+        illnesses=(),
+        pci_address="0000:3c:00.0",
+    )
+    assert (second.uuid, second.mig, second.utilization, second.samples) == (SECOND, True, None, UNSUPPORTED)
+    assert second.mig_instances == (MigInstance("MIG-a", 3, 1, 5 << 30, 7),)
+
+
+def xids(gpu: Gpu) -> dict[int, int]:
+    return {each.xid: each.count for each in gpu.xids}
+
+
+def test_an_xid_error_of_the_gpu_makes_it_unhealthy_until_it_was_reset(
+    driver: Driver, bench: Bench, always_again: None
+) -> None:
+    bench.collect()
+    driver.gpu.raise_xid(0, 31)  # a program's: counted, and no more
+    driver.gpu.raise_xid(0, 48)
+    time.sleep(1.0)  # they are fetched once a second
+    bench.collect()
+    gpu = bench.gpu()
+    assert xids(gpu) == {31: 1, 48: 1}
+    (illness,) = gpu.illnesses
+    assert (illness.reason, illness.detail) == (
+        "xid",
+        "XID 48: a memory error of two bits, which cannot be corrected",
+    )
+    assert (bench.gpu(SECOND).illnesses, bench.gpu(SECOND).xids) == ((), ())
+    assert bench.reasons() == ["xid"]  # nothing says that it was reset
+    driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], errors={Answer.ANY: 16}), DEFAULT_DEVICES[1]])
+    assert bench.reasons() == ["reset_required", "xid"]
+    driver.gpu.set_devices(DEFAULT_DEVICES)
+    bench.collect()
+    assert bench.reasons() == []
+    assert xids(bench.gpu()) == {31: 1, 48: 1}
+
+
+def test_a_driver_that_was_unloaded_has_reset_its_gpus(
+    driver: Driver, bench: Bench, always_again: None
+) -> None:
+    bench.collect()
+    driver.gpu.raise_xid(0, 79)
+    time.sleep(1.0)
+    bench.collect()
+    assert bench.reasons() == ["xid"]
+    driver.gpu.set_faults(Fault.DRIVER_NOT_LOADED)
+    assert "DriverNotLoaded" in bench.collect().error
+    driver.gpu.set_faults()
+    bench.collect()
+    assert bench.reasons() == []
+
+
+def test_details_are_in_the_inventory_for_who_wants_them(driver: Driver, bench: Bench) -> None:
+    assert bench.gpu().details is None
+    bench.sampler.stop()
+    bench.sampler = Sampler(details=True)
+    driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], throttle=0x244), DEFAULT_DEVICES[1]])
+    details = bench.gpu().details
+    assert details is not None
+    assert details.throttle_reasons == ("power_cap", "hw_thermal", "other")
+    assert (details.sm_clock, details.power_limit, details.pcie_width) == (1410, 400.0, 16)
+    assert 9 < bench.sampler._devices_until - time.monotonic() <= 10
+
+
+def test_a_version_is_a_change(driver: Driver, bench: Bench, always_again: None) -> None:
+    first = bench.collect().inventory
+    later = bench.collect().inventory
+    assert later == first._replace(at=later.at)
+    assert later.at > first.at
+    driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], temperature_c=62), DEFAULT_DEVICES[1]])
+    assert bench.collect().inventory.version == 2
+    driver.gpu.set_faults(Fault.PROCESS_UTILIZATION_UNSUPPORTED | Fault.PROCESSES_INFO_UNSUPPORTED)
+    assert bench.collect().inventory.version == 3
+    assert bench.gpu().samples == UNSUPPORTED
+    assert bench.collect().inventory.version == 3
+
+
+def test_devices_are_looked_at_once_a_minute_while_nothing_happens(driver: Driver, bench: Bench) -> None:
+    read = bench.collect().inventory.at
+    driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], temperature_c=62), DEFAULT_DEVICES[1]])
+    assert bench.collect().inventory.at == read
+    bench.sampler._devices_until -= 61
+    assert bench.gpu().temperature == 62
+
+
+def test_a_device_that_broke_before_it_was_ever_seen_has_no_name(
+    driver: Driver, bench: Bench, always_again: None
+) -> None:
+    driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], lost=True), DEFAULT_DEVICES[1]])
+    collection = bench.collect()
+    nameless, well = collection.inventory.gpus
+    assert (nameless.uuid, nameless.device_index, nameless.name, nameless.memory_total) == ("", 0, "", None)
+    assert nameless.illnesses[0].reason == "lost"
+    assert (well.uuid, well.illnesses) == (SECOND, ())
+    assert list(collection.devices) == [SECOND]
+    driver.gpu.set_devices(DEFAULT_DEVICES)
+    assert bench.reasons() == []
+
+
+def test_a_lost_device_is_known_by_its_place_while_the_others_have_theirs(
+    driver: Driver, bench: Bench, always_again: None
+) -> None:
+    first, second, third = (*DEFAULT_DEVICES, replace(DEFAULT_DEVICES[0], uuid="GPU-third", minor=2))
+    lost = [replace(device, lost=True) for device in (first, second, third)]
+
+    def uuids(*devices: Device) -> list[str]:
+        driver.gpu.set_devices(devices)
+        return [gpu.uuid for gpu in bench.collect().inventory.gpus]
+
+    uuids(first, second)
+    assert uuids(lost[0], second, third) == [FIRST, SECOND, "GPU-third"]  # one is added meanwhile
+    assert uuids(lost[0], lost[1], third) == [FIRST, SECOND, "GPU-third"]
+    assert uuids(*lost) == [FIRST, SECOND, "GPU-third"]
+    assert uuids(lost[1], third) == ["", "GPU-third"]  # not the first, which went: nobody can know
+    assert uuids(lost[2]) == [""]
+    assert uuids(first, second, third) == [FIRST, SECOND, "GPU-third"]
+
+
+def test_errors_that_could_not_be_corrected_are_an_illness_until_the_driver_is_loaded_anew(
+    driver: Driver, bench: Bench, always_again: None
+) -> None:
+    def counted(volatile: int, errors: dict[Answer, int] | None = None) -> list[str]:
+        device = replace(DEFAULT_DEVICES[0], ecc=(volatile, 40), errors=errors or {})
+        driver.gpu.set_devices([device, DEFAULT_DEVICES[1]])
+        return bench.reasons()
+
+    assert [counted(0), counted(2)] == [[], ["ecc_uncorrected"]]
+    assert counted(2, {Answer.ECC: 999}) == ["ecc_uncorrected"]
+    assert counted(0) == []
+    driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], ecc=None), DEFAULT_DEVICES[1]])
+    assert (bench.gpu().ecc_uncorrected, bench.gpu().illnesses) == (None, ())
+
+
+def test_a_memory_query_that_fails_is_an_illness_and_one_that_is_not_supported_is_none(
+    driver: Driver, bench: Bench, always_again: None
+) -> None:
+    for code, reasons in ((999, ["memory_query_failed"]), (4, ["memory_query_failed"]), (3, []), (13, [])):
+        device = replace(DEFAULT_DEVICES[0], errors={Answer.MEMORY: code})
+        driver.gpu.set_devices([device, DEFAULT_DEVICES[1]])
+        assert bench.reasons() == reasons
+        assert (bench.gpu().memory_total, bench.gpu().memory_used) == (None, None)
+
+
+# ---- a driver that does not answer ---------------------------------------------------------------
+
+
+def test_a_driver_is_not_called_silent_because_this_thread_was_busy(bench: Bench) -> None:
+    assert bench.collect().error == ""
+
+    async def busily() -> Collection:
+        collecting = asyncio.create_task(bench.sampler.collect(patience=0.3))
+        for _ in range(4):  # as many as there are steps in asking two devices
+            await asyncio.sleep(0)
+            time.sleep(0.4)  # noqa: ASYNC251 - it is what this is about
+        return await collecting
+
+    assert bench._runner.run(busily()).error == ""
+
+
+@pytest.mark.usefixtures("long_samples")
+def test_a_driver_that_hangs_leaves_everything_unknown_long_before_it_is_given_up(
+    driver: Driver, bench: Bench
+) -> None:
+    bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
+    driver.sample(4711, 30)
+    assert bench.load() == {4711: 30}
+    worker = bench.sampler.worker.host_pid
+    driver.gpu.set_faults(hang=Hang.UTILIZATION)
+    for _ in range(3):
+        collection = bench.collect(patience=0.1)
+        assert (collection.error, dict(collection.devices)) == ("the driver did not answer within 0.1 s", {})
+        assert len(collection.inventory.gpus) == 2
+    driver.gpu.set_faults()
+    driver.sample(4711, 40)
+    assert bench.load() == {4711: 40}
+    assert bench.sampler.worker.host_pid == worker  # it was late, and not killed for it
+    driver.gpu.set_faults(hang=Hang.UTILIZATION)
+    bench.sampler.worker.timeout = 0.3
+    while "within 0.3 s" not in bench.collect(patience=0.1).error:
+        assert bench.sampler.worker.failures == 0
+    assert bench.sampler.worker.failures == 1
+
+
+def test_the_start_of_the_library_gets_more_time(
+    driver: Driver, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a persistence daemon each GPU takes seconds to open: killed too early, it never would."""
+    monkeypatch.setattr(module, "_CALL_SECONDS", 0.2)
+    bench.sampler.worker.timeout = 0.2
+    driver.gpu.set_faults(hang=Hang.INIT)
+    for _ in range(3):
+        assert bench.collect(0.2).error == "the driver did not answer within 0.2 s"
+    driver.gpu.set_faults()
+    assert bench.collect(5.0).error == ""
+    assert (bench.sampler.worker.starts, bench.sampler.worker.failures) == (1, 0)
+
+
+def test_a_start_that_hangs_for_good_is_given_up(
+    driver: Driver, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_START_SECONDS", 0.3)
+    bench.sampler.worker.timeout = 0.1
+    driver.gpu.set_faults(hang=Hang.INIT)
+    assert bench.collect().error == "the nvml worker did not answer within 0.3 s"
+    monkeypatch.setattr(module, "_START_SECONDS", 60.0)
+    bench.sampler.worker.timeout = 60.0
+    driver.gpu.set_faults()
+    assert bench.collect().error == ""
+
+
+def test_a_collection_that_is_cancelled_leaves_nothing_behind(driver: Driver, bench: Bench) -> None:
+    bench.collect()
+    driver.gpu.set_faults(hang=Hang.UTILIZATION)
+
+    async def cancelled() -> int:
+        task = asyncio.create_task(bench.sampler.collect())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return len(asyncio.all_tasks())
+
+    assert bench._runner.run(cancelled()) == 1
+    assert bench.sampler.worker.host_pid is None
+    driver.gpu.set_faults()
+    assert bench.collect().error == ""

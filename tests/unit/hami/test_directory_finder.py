@@ -1,0 +1,218 @@
+"""Finding files in a directory in which every container makes entries: by kubelet's names, and by nobody else's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resolver.base.errors import RegionRejected
+from resolver.base.reasons import RegionReason
+from resolver.containers.log_names import ContainerNames
+from resolver.hami import directory_finder
+from resolver.hami.directory_finder import MAX_STRAYS, DirectoryFinder
+from resolver.hami.discovery import PodFile, SharedDirectory
+from resolver.hami.placements import AUTO
+from resolver.hami.region_location import shared_directory
+from resolver.linux.procfs import Procfs
+from tests.fakes import cachefiles
+from tests.fakes.direct import at_once
+
+POD = cachefiles.POD_UID
+CLAIM = "7d0c6e3e-2f6d-4e0b-9b57-0d3c8f4b5a12"
+A = "a" * 64
+
+
+class Kubelet:
+    """Its two directories of logs."""
+
+    def __init__(self, root: Path) -> None:
+        self.links, self.pods = root / "log/containers", root / "log/pods"
+        self.links.mkdir(parents=True)
+        self.names = ContainerNames(str(self.links), str(self.pods))
+
+    def has(self, pod_uid: str, container: str, container_id: str = A) -> None:
+        pod = f"pod-{pod_uid[:8]}"
+        (self.pods / f"ns_{pod}_{pod_uid}").mkdir(parents=True, exist_ok=True)
+        (self.links / f"{pod}_ns_{container}-{container_id}.log").symlink_to("/nowhere")
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Kubelet:
+    return Kubelet(tmp_path)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    path = tmp_path / "vgpu/containers"
+    path.mkdir(parents=True)
+    path.chmod(0o1777)
+    return path
+
+
+@pytest.fixture
+def find(tree: Path, kubelet: Kubelet) -> Iterator[DirectoryFinder]:
+    finder = DirectoryFinder([str(tree)], Procfs(), names=kubelet.names)
+    yield finder
+    finder.close()
+
+
+def usage(tree: Path, entry: str) -> Path:
+    return cachefiles.write(tree / entry / "usage.cache", cachefiles.recorded("v1.2"))
+
+
+def test_only_entries_of_kubelets_containers_are_opened(
+    find: DirectoryFinder, tree: Path, kubelet: Kubelet
+) -> None:
+    kubelet.has(POD, "main")
+    mine, forged = usage(tree, f"{POD}_main"), usage(tree, f"{POD}_other")
+    (found,) = find.refresh(full=True).added
+    assert found.path == str(mine)
+    assert (found.ownership.placement, found.ownership.pod_uid, found.ownership.container_name) == (
+        "kai",
+        POD,
+        "main",
+    )
+    assert found.ownership.account == str(mine.parent)  # its own: nobody else's name is charged
+    assert find.rejected == {str(forged.parent): RegionReason.NOT_ON_NODE}
+    place = at_once(find.locate(found.region)).proof
+    assert isinstance(place, PodFile)
+    assert (place.pod_uid, place.container_name) == (POD, "main")
+    assert place.file.path.endswith(f"/{POD}_main/usage.cache")
+    kubelet.has(POD, "other", "b" * 64)
+    assert [each.path for each in find.refresh(full=True).added] == [str(forged)]
+    assert find.rejected == {}
+
+
+def test_a_flood_of_entries_hides_none(
+    find: DirectoryFinder, tree: Path, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory_finder, "MAX_CONTAINERS", 100)
+    kubelet.has(POD, "main")
+    for number in range(500):
+        (tree / f"{POD}_x{number:03}").mkdir()
+    mine = usage(tree, f"{POD}_main")
+    for number in range(200):  # nor do files in its own
+        (mine.parent / f"{number}.cache").touch()
+    assert [each.path for each in find.refresh(full=True).added] == [str(mine)]
+    strays = [path for path, why in find.rejected.items() if why is RegionReason.NOT_ON_NODE]
+    assert len(strays) == MAX_STRAYS
+
+
+def test_a_file_that_was_moved_while_it_was_opened(
+    find: DirectoryFinder, tree: Path, kubelet: Kubelet
+) -> None:
+    kubelet.has(POD, "main")
+    kubelet.has(POD, "side", "b" * 64)
+    mine, other = usage(tree, f"{POD}_main"), usage(tree, f"{POD}_side")
+    regions = {found.path: found.region for found in find.refresh(full=True).added}
+    mine.parent.rename(tree / "between")
+    other.parent.rename(mine.parent)
+    with pytest.raises(RegionRejected) as refused:
+        at_once(find.locate(regions[str(mine)]))
+    assert refused.value.reason is RegionReason.GONE
+
+
+def test_once_shared_it_stays_so(find: DirectoryFinder, tree: Path, kubelet: Kubelet) -> None:
+    """A tenant with root's rights can change the mode of what it has mounted."""
+    kubelet.has(POD, "main")
+    usage(tree, f"{POD}_main")
+    find.refresh(full=True)
+    tree.chmod(0o755)
+    forged = cachefiles.container(tree, "forged")
+    assert find.refresh(full=True).added == []
+    assert find.rejected[str(forged.parent)] is RegionReason.NOT_ON_NODE
+
+
+def test_kais_name_is_told_by_the_pod_also_where_the_directory_is_closed(
+    find: DirectoryFinder, tree: Path, kubelet: Kubelet
+) -> None:
+    tree.chmod(0o755)
+    mine, forged = usage(tree, f"{POD}_main"), usage(tree, f"{POD}_forged")
+    kubelet.has(POD, "main")
+    (found,) = find.refresh(full=True).added
+    assert found.path == str(mine)
+    assert isinstance(at_once(find.locate(found.region)).proof, PodFile)
+    assert find.rejected == {str(forged): RegionReason.NOT_ON_NODE}
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+def test_kais_name_in_a_directory_that_a_container_has_mounted(
+    tree: Path, kubelet: Kubelet, mode: int
+) -> None:
+    """It is HAMi's then, however the file is called; and a container can be seen before its mounts."""
+    tree.chmod(mode)
+    usage(tree, f"{POD}_main")
+    kubelet.has(POD, "main")
+    mounted: set[SharedDirectory] = set()
+    finder = DirectoryFinder([str(tree)], Procfs(), names=kubelet.names, mounted=mounted.__contains__)
+    (found,) = finder.refresh(full=True).added
+    assert found.ownership.placement == "kai"
+    fd = os.open(tree / f"{POD}_main", os.O_RDONLY)
+    mounted.add(shared_directory(Procfs(), fd))
+    os.close(fd)
+    (found,) = finder.refresh(full=True).added
+    assert found.ownership.placement == "hami"
+    proof = at_once(finder.locate(found.region)).proof
+    assert isinstance(proof, PodFile if mode == 0o1777 else SharedDirectory)
+    finder.close()
+
+
+def test_kais_name_where_kubelets_are_not_to_be_read(tree: Path) -> None:
+    """What is mounted into one container needs none of them."""
+    tree.chmod(0o755)
+    mine = usage(tree, f"{POD}_main")
+    finder = DirectoryFinder([str(tree)], Procfs(), mounted=lambda _: True)
+    (found,) = finder.refresh(full=True).added
+    assert (found.path, found.ownership.placement) == (str(mine), "hami")
+    finder.close()
+
+
+# ---- auto ---------------------------------------------------------------------------------------------------------
+
+
+def test_auto_takes_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hami, volcano = tmp_path / "hami/containers", tmp_path / "volcano/containers"
+    monkeypatch.setattr(directory_finder, "KNOWN_DIRS", (str(hami), str(volcano)))
+    finder = DirectoryFinder([AUTO], Procfs())
+    finder.refresh(full=True)
+    assert (finder.dirs, finder.missing_dirs, finder.searched()) == ([AUTO], {AUTO}, [])
+    file = cachefiles.container(volcano)
+    assert [each.path for each in finder.refresh(full=True).added] == [str(file)]
+    assert (finder.missing_dirs, finder.searched()) == (set(), [str(volcano)])
+    hami.parent.mkdir()
+    hami.symlink_to(volcano)  # the same one by another name is not searched twice
+    assert finder.refresh(full=True).added == []
+    assert finder.searched() == [str(volcano)]
+    finder.close()
+
+
+def test_auto_trusts_no_users_directory_in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tmp_path.parts[1] == "tmp", "this test is about that directory"
+    given = tmp_path / "given/containers"
+    file = cachefiles.container(given)
+    monkeypatch.setattr(directory_finder, "KNOWN_DIRS", (str(given),))
+    os.chown(given.parent, 4711, 4711)
+    finder = DirectoryFinder([AUTO], Procfs())
+    assert finder.refresh(full=True).added == []
+    assert finder.missing_dirs == {AUTO}
+    os.chown(given.parent, 0, 0)
+    assert [each.path for each in finder.refresh(full=True).added] == [str(file)]
+    finder.close()
+
+
+def test_a_file_that_hami_is_still_making_is_not_reported(tmp_path: Path) -> None:
+    now = [1000.0]
+    finder = DirectoryFinder([str(tmp_path)], Procfs(), clock=lambda: now[0])
+    path = tmp_path / f"{POD}_main/x.cache"
+    cachefiles.write(path, b"")
+    try:
+        for seconds, reported in ((0.0, []), (1.0, []), (2.5, [RegionReason.UNKNOWN_SIZE])):
+            now[0] = 1000.0 + seconds
+            assert [why.reason for _, why in finder.refresh(full=True).rejected] == reported
+        path.write_bytes(cachefiles.recorded("v1.2"))
+        assert [found.path for found in finder.refresh(full=True).added] == [str(path)]
+    finally:
+        finder.close()

@@ -1,0 +1,128 @@
+"""Which number ``hostpid`` must be, by the driver's version; and why a number is wrong."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resolver.base.reasons import RepairReason
+from resolver.config import HostpidNamespace
+from resolver.hami.hostpid_policy import (
+    DRIVERS,
+    HostpidPolicy,
+    classify,
+    decide,
+    parse_driver_version,
+)
+
+AUTO, HOST, CONTAINER = HostpidNamespace.AUTO, HostpidNamespace.HOST, HostpidNamespace.CONTAINER
+
+
+@pytest.mark.parametrize(
+    ("driver_version", "namespace"),
+    [
+        # the four rows: first and last release of each that was seen
+        ("470.256.02", HOST),
+        ("525.147.05", HOST),
+        ("535.104.05", HOST),
+        ("535.113.01", HOST),
+        ("550.54.15", HOST),
+        ("560.35.03", HOST),
+        ("565.57.01", HOST),
+        ("565.77", HOST),
+        ("570.86.15", CONTAINER),
+        ("570.124.06", CONTAINER),
+        ("575.51.03", CONTAINER),
+        ("580.65.06", CONTAINER),
+        # between the last that is known to do one thing and the first that is known to do the other
+        ("565.77.01", None),
+        ("565.78", None),
+        ("566.36", None),
+        ("570", None),
+        ("570.26", None),
+        ("570.86.10", None),
+        ("570.86.14", None),
+        (None, None),
+        # what is no version of the driver
+        ("", None),
+        ("570.86.15-beta", None),
+        ("v570.86.15", None),
+        ("570.", None),
+        (".570", None),
+        ("570.86.15.1.2", None),
+        ("N/A", None),
+        ("570.86.15\n", None),
+        (" 535.104.05", None),
+        ("-535.104", None),
+    ],
+)
+def test_the_drivers_version_decides(driver_version: str | None, namespace: HostpidNamespace | None) -> None:
+    policy = decide(AUTO, driver_version)
+    assert policy.namespace is namespace
+    if namespace is None:
+        assert "--hostpid-namespace" in policy.why
+    assert driver_version is None or driver_version in policy.why or repr(driver_version) in policy.why
+
+
+@pytest.mark.parametrize("forced", [HOST, CONTAINER])
+@pytest.mark.parametrize("driver_version", [None, "535.104.05", "570.86.15", "568.1", "nonsense"])
+def test_an_operator_overrides_every_driver(forced: HostpidNamespace, driver_version: str | None) -> None:
+    policy = decide(forced, driver_version)
+    assert policy.namespace is forced
+    assert "forced" in policy.why
+
+
+@given(st.lists(st.integers(0, 999), min_size=2, max_size=4).map(tuple))
+def test_versions_are_compared_as_numbers(version: tuple[int, ...]) -> None:
+    assert parse_driver_version(".".join(map(str, version))) == version
+    namespace = decide(AUTO, ".".join(map(str, version))).namespace
+    assert (namespace is HOST) == (version <= (565, 77))
+    assert (namespace is CONTAINER) == (version >= (570, 86, 15))
+
+
+def test_the_rows_are_in_order_and_have_no_gap_at_their_ends() -> None:
+    bounds = [parse_driver_version(text) for row in DRIVERS for text in (row.first, row.last) if text]
+    assert bounds == sorted(bounds, key=lambda bound: bound or ())
+    assert (DRIVERS[0].first, DRIVERS[-1].last) == ("", "")
+    assert all(row.samples in (HOST, CONTAINER) and row.known_from for row in DRIVERS)
+
+
+@given(st.text())
+def test_no_text_is_misread(text: str) -> None:
+    version = parse_driver_version(text)
+    if version is not None:
+        assert 2 <= len(version) <= 4
+        assert decide(AUTO, text).namespace in (HOST, CONTAINER, None)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "wanted"),
+    [(HOST, 4711), (CONTAINER, 7), (None, None)],
+    ids=["host", "container", "unknown"],
+)
+def test_the_number_a_slot_must_hold(namespace: HostpidNamespace | None, wanted: int | None) -> None:
+    assert HostpidPolicy(namespace, "").wanted(host_pid=4711, ns_pid=7) == wanted
+
+
+@pytest.mark.parametrize(
+    ("hostpid", "wanted", "other", "shared", "reason"),
+    [
+        (4711, 4711, 7, False, None),
+        (4711, 4711, 7, True, None),  # right is right, whoever else claims it
+        (0, 4711, 7, False, RepairReason.MISSING),
+        (0, 4711, 7, True, RepairReason.MISSING),  # many slots hold 0
+        (7, 4711, 7, False, RepairReason.WRONG_NAMESPACE),
+        (7, 4711, 7, True, RepairReason.WRONG_NAMESPACE),
+        (4711, 7, 4711, False, RepairReason.WRONG_NAMESPACE),  # the driver wants container PIDs
+        (815, 4711, 7, True, RepairReason.DUPLICATE),
+        (815, 4711, 7, False, RepairReason.STALE),
+        (-1, 4711, 7, False, RepairReason.STALE),
+        (7, 7, 7, False, None),  # a container in the host's PID namespace
+        (0, 7, 7, False, RepairReason.MISSING),
+    ],
+)
+def test_why_a_number_is_wrong(
+    hostpid: int, wanted: int, other: int, *, shared: bool, reason: RepairReason | None
+) -> None:
+    assert classify(hostpid, wanted, other, shared=shared) is reason

@@ -1,0 +1,50 @@
+"""Slots as columns of words: what is put in comes out, and what is asked of all is true of each."""
+
+from __future__ import annotations
+
+import pytest
+
+from resolver.hami.packed_slots import PackedSlots, SlotRecord, without_idle
+from tests.fakes.slots import packed
+
+SLOTS = (
+    SlotRecord(0, 10, 4000, 1, (0, 5)),
+    SlotRecord(1, 11, 4001, 0, (0, 0)),
+    SlotRecord(2, 0, 4000, 1, (7, 0)),
+    SlotRecord(3, 12, 4000, 2, (0, 0)),
+    SlotRecord(4, 13, 4001, 1, (0, 0)),
+)
+
+
+def test_what_is_packed_is_what_is_read() -> None:
+    slots = packed(SLOTS)
+    assert (tuple(slots), len(slots), slots.proc_num) == (SLOTS, 5, 5)
+    assert [slots.pid(index) for index in range(5)] == [10, 11, 0, 12, 13]
+    with pytest.raises(IndexError):
+        slots[5]
+    with pytest.raises(ValueError, match="shorter"):
+        packed([SLOTS[0], SLOTS[1]._replace(sm_util=(1,))])
+
+
+def test_what_is_asked_of_all() -> None:
+    slots = packed(SLOTS, 4)
+    assert list(slots.in_use()) == [(0, 10), (2, 0), (3, 12)]
+    assert slots.loaded() == [0, 2]
+    assert [slots.vacant(index) for index in range(5)] == [False, False, True, False, True]
+    assert (slots.crowded(4000), slots.crowded(4001)) == (True, False), "in use, and below proc_num"
+    assert packed(()).loaded() == []
+    assert packed([SLOTS[0], SLOTS[2]]).crowded(4000)
+    assert not packed([SLOTS[0], SLOTS[4]]).crowded(4000)
+
+
+@pytest.mark.parametrize(("proc_num", "end"), [(0, 3), (2, 3), (3, 3), (4, 4), (5, 5)])
+def test_idle_slots_behind_the_last_one_are_left_out(proc_num: int, end: int) -> None:
+    kept, columns = without_idle(packed(SLOTS).columns, proc_num)
+    assert kept == end
+    assert PackedSlots(columns) == packed(SLOTS[:end])
+
+
+def test_a_load_in_any_byte_of_a_word_keeps_its_slot() -> None:
+    for load in (1, 1 << 40, 1 << 63):
+        slots = [*SLOTS[:4], SLOTS[4]._replace(sm_util=(0, load))]
+        assert without_idle(packed(slots).columns, 0)[0] == 5

@@ -1,0 +1,230 @@
+"""Who owns a slot in a tree that every container has, by a /proc of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resolver.base.errors import AccessDenied
+from resolver.base.reasons import UnresolvedReason
+from resolver.containers.log_names import ContainerNames
+from resolver.hami import pod_owner
+from resolver.hami.discovery import PodFile
+from resolver.hami.pod_owner import PodOwner
+from resolver.linux.mappings import SuperblockPath, shared_files
+from resolver.linux.procfs import ProcessHandle, Procfs
+from resolver.workers.lanes import Direct
+from tests.fakes.clock import Clock, burn
+from tests.fakes.direct import at_once
+from tests.fakes.procs import FakeProc, maps, mountinfo
+
+DEVICE, INODE, TREE = "8:1", 4242, "/usr/local/vgpu/containers"
+POD, OTHER = "0f6f2c70-8f5e-4d0c-9b1d-2f7c0d9a4e01", "1a2b3c4d-8f5e-4d0c-9b1d-2f7c0d9a4e01"
+A, B = "a" * 64, "b" * 64
+PATH = f"{TREE}/{POD}_main/usage.cache"
+PROOF = PodFile(SuperblockPath(DEVICE, PATH), DEVICE, INODE, 77, SuperblockPath(DEVICE, TREE), POD, "main")
+
+
+class Namesakes:
+    """As much of a `PidMap` as is asked: the processes with one number."""
+
+    def __init__(self) -> None:
+        self.refreshes = 0
+        self.host_pids: list[int] = []
+        self.source = self
+
+    def candidates(self, ns_pid: int) -> list[int]:
+        assert ns_pid == 7
+        return list(self.host_pids)
+
+
+class Room:
+    """Processes in containers that have the whole tree."""
+
+    def __init__(self, root: Path) -> None:
+        self.proc = FakeProc(root / "proc")
+        self.links = root / "log"
+        self.links.mkdir()
+        self.names = ContainerNames(str(self.links), str(root / "pods"))
+        self.kubelet(A, "main")
+        self.clock = Clock()
+        self.map = Namesakes()
+        self.owner = PodOwner(self.proc.procfs, self.map, self.names, Direct(self.proc.procfs), self.clock)  # type: ignore[arg-type]
+
+    def kubelet(self, container_id: str, name: str) -> None:
+        (self.links / f"pod_ns_{name}-{container_id}.log").symlink_to("/nowhere")
+
+    def put(
+        self,
+        host_pid: int,
+        pod: str = POD,
+        container: str = A,
+        opened: str = PATH,
+        inode: int = 77,
+        mount: int = 30,
+    ) -> Path:
+        mounts = mountinfo((DEVICE, TREE, TREE))
+        place = self.proc.put(host_pid, 7, mounts=mounts, mapped=maps())
+        slice_ = f"kubepods-pod{pod.replace('-', '_')}.slice"
+        cgroup = (
+            f"0::/kubepods.slice/{slice_}/cri-containerd-{container}.scope\n" if pod else "0::/init.scope\n"
+        )
+        (place / "cgroup").write_text(cgroup)
+        for name in ("fd", "fdinfo"):
+            (place / name).mkdir(exist_ok=True)
+        if opened:
+            (place / "fd/4").symlink_to(opened)
+            (place / "fdinfo/4").write_text(f"pos:\t0\nflags:\t0100002\nmnt_id:\t{mount}\nino:\t{inode}\n")
+        return place
+
+    def find(self, *host_pids: int, proof: PodFile = PROOF, mtime_ns: int = 1) -> int | UnresolvedReason:
+        """The answer with the next refresh, long after the last one."""
+        self.names.refresh()
+        self.clock.now += 10.0
+        self.map.host_pids = list(host_pids)
+        self.map.refreshes += 1
+        return self.ask(proof, mtime_ns)
+
+    def ask(self, proof: PodFile = PROOF, mtime_ns: int = 1) -> int | UnresolvedReason:
+        """The answer in the same refresh."""
+        found = at_once(self.owner.owner(proof, 7, mtime_ns))
+        if isinstance(found, ProcessHandle):
+            with found:
+                return found.process.host_pid
+        return found
+
+    def count_reads(self, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0) -> list[int]:
+        """The processes whose mappings are read from now on, one for each time."""
+        read: list[int] = []
+
+        def counting(procfs: Procfs, host_pid: int) -> set[tuple[str, int]]:
+            read.append(host_pid)
+            burn(seconds)
+            return shared_files(procfs, host_pid)
+
+        monkeypatch.setattr(pod_owner, "shared_files", counting)
+        return read
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Room:
+    (tmp_path / "proc").mkdir()
+    return Room(tmp_path)
+
+
+def test_the_owner_is_in_the_pod_and_holds_the_file(room: Room) -> None:
+    room.put(100)
+    assert room.find(100) == 100
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        ({"pod": OTHER, "container": B}, UnresolvedReason.OTHER_POD),
+        ({"pod": "", "container": B}, UnresolvedReason.OTHER_POD),  # of the host
+        ({"container": B}, UnresolvedReason.UNPROVEN),  # kubelet has no log of it
+        ({}, UnresolvedReason.AMBIGUOUS),  # in a PID namespace below
+        ({"pod": OTHER, "container": B, "opened": ""}, 100),  # a monitor
+        ({"pod": OTHER, "container": B, "opened": "/tmp/log", "inode": 5, "mount": 99}, 100),  # noqa: S108
+        # The file itself, whatever it is called by now, or through a mount that is gone.
+        ({"pod": OTHER, "container": B, "opened": "/moved", "mount": 99}, UnresolvedReason.OTHER_POD),
+        (
+            {"pod": OTHER, "container": B, "opened": "/old", "inode": 0, "mount": 99},
+            UnresolvedReason.OTHER_POD,
+        ),
+        ({"pod": OTHER, "container": B, "opened": f"{TREE}/x/usage.cache"}, UnresolvedReason.OTHER_POD),
+    ],
+)
+def test_another_one_that_could_be_meant(
+    room: Room, second: dict[str, str | int], expected: int | UnresolvedReason
+) -> None:
+    room.put(100)
+    room.put(200, **second)  # type: ignore[arg-type]
+    assert room.find(100, 200) == expected
+    assert room.find(200, 100) == expected
+
+
+def test_one_that_holds_another_file_of_the_tree_is_not_proven(room: Room) -> None:
+    room.put(100, opened=f"{TREE}/{POD}_other/usage.cache", inode=78)
+    assert room.find(100) is UnresolvedReason.UNPROVEN
+
+
+def test_who_can_not_be_read_hides_only_its_own(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the host's first process, under some security modules: it has the number of very many slots."""
+    room.put(100)
+    for host_pid, pod in ((200, ""), (300, OTHER), (400, POD)):
+        room.put(host_pid, pod, B)
+
+    def closed(procfs: Procfs, host_pid: int) -> set[tuple[str, int]]:
+        if host_pid != 100:
+            raise AccessDenied("closed")
+        return shared_files(procfs, host_pid)
+
+    monkeypatch.setattr(pod_owner, "shared_files", closed)
+    assert room.find(100, 200, 300) == 100
+    assert room.find(100, 400) is UnresolvedReason.ACCESS_DENIED
+
+
+def test_a_search_that_was_cut_goes_on_where_it_ended(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    room.put(100)
+    for host_pid in range(200, 240):
+        room.put(host_pid, OTHER, B, opened="")
+    read = room.count_reads(monkeypatch, seconds=0.001)
+    monkeypatch.setattr(pod_owner, "_READ_SECONDS", 0.01)
+    found: int | UnresolvedReason = UnresolvedReason.OVER_BUDGET
+    refreshes = 0
+    while found is UnresolvedReason.OVER_BUDGET and refreshes < 1000:
+        found = room.find(*range(200, 240), 100)
+        refreshes += 1
+    assert found == 100
+    assert refreshes > 1
+    assert sorted(read) == [100, *range(200, 240)]  # each once
+
+
+def test_a_process_is_read_once_for_all_files(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 100 containers and a process of the same number in each, all were read for each of their slots."""
+    pods = [f"{number:08x}-8f5e-4d0c-9b1d-2f7c0d9a4e01" for number in range(50)]
+    for number, pod in enumerate(pods):
+        path, container = f"{TREE}/{pod}_main/usage.cache", f"{number:064x}"
+        room.kubelet(container, "main")
+        place = room.put(100 + number, pod, container, opened=path, inode=7000 + number)
+        (place / "maps").write_text(maps(inode=5000 + number))
+    proofs = [
+        PROOF._replace(
+            file=SuperblockPath(DEVICE, f"{TREE}/{pod}_main/usage.cache"),
+            inode=5000 + number,
+            opened=7000 + number,
+            pod_uid=pod,
+        )
+        for number, pod in enumerate(pods)
+    ]
+    everybody = range(100, 150)
+    assert room.find(*everybody, proof=proofs[0]) == 100
+    assert [room.ask(proof) for proof in proofs[1:]] == [UnresolvedReason.OVER_BUDGET] * 49  # not known then
+    read = room.count_reads(monkeypatch)
+    assert room.find(*everybody, proof=proofs[0]) == 100
+    assert [room.ask(proof) for proof in proofs[1:]] == list(everybody)[1:]
+    assert sorted(read) == list(everybody)
+    # Whoever comes writes to the file, and so all are read anew for that one.
+    room.map.refreshes += 1
+    assert room.ask(proofs[3], mtime_ns=2) is UnresolvedReason.OVER_BUDGET
+    assert room.ask(proofs[4]) == 104
+    assert len(read) == 50
+    room.clock.now = room.owner.later
+    assert room.ask(proofs[3], mtime_ns=2) == 103
+    assert len(read) == 100
+
+
+def test_that_nobody_has_the_file_is_found_anew_with_each_refresh(room: Room) -> None:
+    """A child takes a slot through the mapping that it has from its parent, and writes no byte."""
+    room.put(200, OTHER, B, opened="")
+    (room.proc.root / "200/maps").write_text("")
+    assert room.find(200) is UnresolvedReason.NO_SUCH_PROCESS
+    assert room.ask() is UnresolvedReason.NO_SUCH_PROCESS
+    room.put(100)
+    room.map.refreshes += 1
+    room.map.host_pids.append(100)
+    assert room.ask() is UnresolvedReason.OVER_BUDGET
+    room.clock.now = room.owner.later
+    assert room.ask() == 100

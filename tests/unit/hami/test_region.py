@@ -1,0 +1,497 @@
+"""Reading one region again and again, and finding regions, on real files."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from resolver.base.budget import Budgets
+from resolver.base.errors import RegionRejected
+from resolver.base.reasons import RegionReason
+from resolver.hami import directory_finder as finder_module
+from resolver.hami import directory_listing, region_register
+from resolver.hami.directory_finder import DirectoryFinder
+from resolver.hami.discovery import Ownership
+from resolver.hami.layout import LAYOUTS
+from resolver.hami.region import SharedRegion, open_region
+from resolver.hami.watches import Watches
+from resolver.linux.procfs import Procfs
+from resolver.linux.safe_open import open_plain
+from resolver.workers.lanes import Direct
+from tests.fakes.cachefiles import NAMES, POD_UID, CountingFinder, container, expected, poke, recorded, write
+from tests.fakes.clock import Clock, burn
+from tests.fakes.direct import at_once
+
+V1_2 = LAYOUTS["v1.2"]
+
+
+def opened(path: Path) -> SharedRegion:
+    dir_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return open_region(dir_fd, path.name, str(path))
+    finally:
+        os.close(dir_fd)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return container(tmp_path)
+
+
+@pytest.fixture
+def region(file: Path) -> Iterator[SharedRegion]:
+    with opened(file) as shared_region:
+        yield shared_region
+
+
+def refused(region: SharedRegion) -> RegionReason:
+    with pytest.raises(RegionRejected) as caught:
+        region.read()
+    return caught.value.reason
+
+
+# -- one region -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_quick_view_and_the_dump_say_what_the_json_says(name: str, tmp_path: Path) -> None:
+    content = expected(name)
+    path = container(tmp_path, layout=name)
+    with opened(path) as region:
+        view, dump = region.read(), region.dump()
+
+    assert region.layout.name == name
+    assert {key: dump[key] for key in content} == content
+    assert dump["path"] == str(path)
+    assert view.device_num == content["device_num"]
+    assert list(view.uuids) == content["uuids"]
+    assert list(view.sm_limit) == content["sm_limit"]
+    assert view.proc_num == content["proc_num"]
+    assert view.utilization_switch == content["utilization_switch"]
+    for slot, wanted in zip(view.slots, content["slots"], strict=True):
+        assert slot[:4] == tuple(wanted[key] for key in ("index", "pid", "hostpid", "status"))
+        assert list(slot.sm_util) == [util["sm_util"] for util in wanted.get("device_util", [])]
+
+
+def test_a_region_is_known_by_its_path_and_its_file(region: SharedRegion, file: Path) -> None:
+    assert region.path == str(file)
+    assert region.identity == (file.stat().st_dev, file.stat().st_ino)
+    assert os.get_inheritable(region.fd) is False
+
+
+def test_nothing_changed_gives_the_same_object(region: SharedRegion, file: Path) -> None:
+    view = region.read()
+    assert region.read() is view
+    poke(file, V1_2.slot_offset(0) + V1_2.used, "Q", 12345)  # memory is nothing that this view shows
+    poke(file, V1_2.proc_num + 8, "i", 77)  # nor is recent_kernel
+    poke(file, V1_2.owner_pid, "Q", 23)  # who has the lock now
+    assert region.read() is view
+
+
+@pytest.mark.parametrize(
+    ("offset", "code", "value", "field"),
+    [
+        (V1_2.slot_offset(0) + 4, "i", 4711, "slots"),
+        (V1_2.slot_offset(3), "i", 9, "slots"),
+        (V1_2.slot_offset(1) + V1_2.status, "i", 0, "slots"),
+        (V1_2.sm_util_offset(2, 1), "Q", 99, "slots"),
+        (V1_2.sm_limit + 8, "Q", 55, "sm_limit"),
+        (V1_2.uuids, "3s", b"MIG", "uuids"),
+        (V1_2.proc_num + 4, "i", 0, "utilization_switch"),
+        (V1_2.proc_num, "i", 2, "proc_num"),
+    ],
+)
+def test_a_change_shows_in_the_next_view(
+    region: SharedRegion, file: Path, offset: int, code: str, value: int | bytes, field: str
+) -> None:
+    before = region.read()
+    poke(file, offset, code, value)
+    after = region.read()
+    changed = {name for name in before._fields if getattr(before, name) != getattr(after, name)}
+    assert changed == ({field, "slots"} if field == "proc_num" else {field})
+
+
+def test_a_changed_device_count_changes_the_lists(region: SharedRegion, file: Path) -> None:
+    region.read()
+    poke(file, V1_2.device_num, "Q", 1)
+    view = region.read()
+    assert (len(view.uuids), len(view.sm_limit), len(view.slots[0].sm_util)) == (1, 1, 1)
+    poke(file, V1_2.device_num, "Q", 0)
+    assert region.read().slots[2] == (2, 23, 41234, 1, ())
+
+
+def test_all_1024_slots_can_be_in_use(region: SharedRegion, file: Path) -> None:
+    poke(file, V1_2.proc_num, "i", 1024)
+    poke(file, V1_2.slot_offset(1023), "ii", 5, 6)
+    assert region.read().slots[1023][:3] == (1023, 5, 6)
+
+
+def sm_util(slot: int, value: int) -> tuple[int, str, int]:
+    offset = V1_2.sm_util_offset(slot, 0)
+    assert offset is not None
+    return offset, "Q", value
+
+
+@pytest.mark.parametrize("left", [1, 30, 900])
+def test_slots_above_proc_num_are_shown_while_they_say_a_load(
+    region: SharedRegion, file: Path, left: int
+) -> None:
+    """What a move leaves behind is seen by proc_num alone, or when all are looked at."""
+    in_use = region.read().proc_num
+    poke(file, *sm_util(in_use + left, 58))
+    poke(file, V1_2.slot_offset(in_use + left), "i", 77)
+    assert len(region.read().slots) == in_use, "nothing above proc_num is read unless it is asked for"
+    region.read_all()
+    view = region.read()
+    assert (len(view.slots), view.proc_num) == (in_use + left + 1, in_use)
+    assert view.slots[in_use + left][1] == 77
+    assert view.slots[in_use + left].sm_util[0] == 58
+    assert view.slots.vacant(in_use)
+    assert 77 not in [ns_pid for _, ns_pid in view.slots.in_use()]
+    assert region.read() is view
+    poke(file, *sm_util(in_use + left, 0))
+    assert len(region.read().slots) == in_use
+
+
+def test_the_copy_of_a_slot_that_moved_is_seen_by_proc_num(region: SharedRegion, file: Path) -> None:
+    in_use = region.read().proc_num
+    poke(file, *sm_util(in_use - 1, 41))
+    poke(file, V1_2.proc_num, "i", in_use - 1)
+    view = region.read()
+    assert (len(view.slots), view.proc_num) == (in_use, in_use - 1)
+    poke(file, V1_2.proc_num, "i", in_use)
+    assert region.read() is not view, "the same bytes, and one more in use"
+    assert region.read().proc_num == in_use
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        *(
+            (lambda file, size=size: os.truncate(file, size), RegionReason.TRUNCATED)
+            for size in (0, 100, V1_2.slot_offset(2), V1_2.size)
+        ),
+        (lambda file: os.truncate(file, V1_2.file_bytes + 1), RegionReason.UNKNOWN_SIZE),
+        (Path.unlink, RegionReason.GONE),
+        (lambda file: (file.parent / "second").hardlink_to(file), RegionReason.HARD_LINK),
+    ],
+)
+def test_a_file_that_is_not_as_it_was_is_refused(
+    region: SharedRegion, file: Path, change: Callable[[Path], None], reason: RegionReason
+) -> None:
+    change(file)
+    assert refused(region) is reason
+
+
+@pytest.mark.parametrize(
+    ("offset", "code", "value", "reason"),
+    [
+        (0, "i", 0, RegionReason.NOT_INITIALIZED),
+        (8, "I", 1, RegionReason.UNKNOWN_VERSION),  # another layout than at its opening
+        (8, "I", 9, RegionReason.UNKNOWN_VERSION),
+        (V1_2.device_num, "Q", 17, RegionReason.BAD_HEADER),
+        (V1_2.device_num, "Q", 2**64 - 1, RegionReason.BAD_HEADER),
+        (V1_2.uuids + 96, "B", 7, RegionReason.BAD_HEADER),
+        (V1_2.proc_num, "i", -1, RegionReason.BAD_HEADER),
+        (V1_2.proc_num, "i", 2**31 - 1, RegionReason.BAD_HEADER),
+    ],
+)
+def test_a_header_that_goes_wrong_is_refused_every_time(
+    region: SharedRegion, file: Path, offset: int, code: str, value: int, reason: RegionReason
+) -> None:
+    region.read()
+    poke(file, offset, code, value)
+    assert refused(region) is reason
+    assert refused(region) is reason
+
+
+def test_closing_twice_does_no_harm(region: SharedRegion) -> None:
+    region.close()
+    region.close()
+    assert refused(region) is RegionReason.IO_ERROR
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../main", "a/b.cache"])
+def test_only_a_single_name_is_opened(tmp_path: Path, name: str) -> None:
+    dir_fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with pytest.raises(RegionRejected, match="is not the name of a file"):
+            open_plain(dir_fd, name)
+    finally:
+        os.close(dir_fd)
+
+
+# -- finding ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def find(tmp_path: Path, clock: Clock) -> Iterator[CountingFinder]:
+    finder = CountingFinder([str(tmp_path)], Procfs(), clock)
+    yield finder
+    finder.close()
+
+
+def test_regions_come_and_go_with_their_files(find: CountingFinder, tmp_path: Path) -> None:
+    assert find.refresh(full=True) == ([], [], [])
+    first, second = container(tmp_path, "main"), container(tmp_path, "side")
+
+    added = find.refresh(full=False).added
+    assert {found.path: found.ownership for found in added} == {
+        str(path): Ownership(
+            account=str(path.parent),
+            container=f"{POD_UID}_{name}",
+            pod_uid=POD_UID,
+            container_name=name,
+            placement="hami",
+        )
+        for path, name in ((first, "main"), (second, "side"))
+    }
+    assert find.regions.keys() == {str(first), str(second)}
+    assert find.refresh(full=False) == find.refresh(full=True) == ([], [], [])
+
+    first.unlink()
+    gone = find.regions[str(first)]
+    assert find.refresh(full=False).removed == [gone]
+    assert gone.fd == -1
+
+    second.unlink()
+    second.parent.rmdir()
+    assert [region.path for region in find.refresh(full=False).removed] == [str(second)]
+    assert not find.regions
+    assert not find.rejected
+    assert not find.counts
+
+
+def test_a_directory_is_listed_again_while_its_time_stamp_may_hide_a_change(
+    find: DirectoryFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = container(tmp_path).parent
+    listings = 0
+
+    def noted(dir_fd: int) -> tuple[list[str], bool]:
+        nonlocal listings
+        listings += 1
+        return finder_list(dir_fd)
+
+    finder_list = directory_listing.list_caches
+    monkeypatch.setattr(finder_module, "list_caches", noted)
+    for later_ns, wanted in ((10**7, 1), (10**7, 2), (10**9, 3), (10**9, 3), (10**9, 3)):
+        monkeypatch.setattr(time, "time_ns", lambda ns=later_ns: directory.stat().st_ctime_ns + ns)
+        find.refresh(full=False)
+        assert listings == wanted
+    find.refresh(full=True)
+    assert listings == 4
+
+
+def test_a_new_directory_does_not_wait_for_those_that_are_listed_anew(
+    find: DirectoryFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    for number in range(40):
+        (tmp_path / f"uid{number}_old").mkdir()
+    find.refresh(full=True)
+    listed = list[int]()
+
+    def slowly(dir_fd: int) -> tuple[list[str], bool]:
+        listed.append(dir_fd)
+        burn(0.002)
+        return finder_list(dir_fd)
+
+    finder_list = directory_listing.list_caches
+    monkeypatch.setattr(finder_module, "list_caches", slowly)
+    new = container(tmp_path)
+    assert [region.path for region in find.refresh(full=True).added] == [str(new)]
+    assert 2 <= len(listed) <= 12
+    while find.wants() <= clock():
+        find.refresh(full=False)
+    assert len(listed) >= 41  # the others have had their turn
+
+
+def test_a_replaced_file_is_another_region(find: DirectoryFinder, tmp_path: Path) -> None:
+    path = container(tmp_path)
+    ((old, _),) = find.refresh(full=True).added
+    write(path.parent / "new", recorded("v1.1")).rename(path)
+    changes = find.refresh(full=False)
+    assert changes.removed == [old]
+    assert [found.region.layout.name for found in changes.added] == ["v1.1"]
+
+
+def test_a_file_that_is_still_being_made_is_taken_as_soon_as_it_is_ready(
+    find: CountingFinder, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "uid_name" / "x.cache", b"")
+    for size, reason in ((0, RegionReason.UNKNOWN_SIZE), (V1_2.file_bytes, RegionReason.NOT_INITIALIZED)):
+        os.truncate(path, size)
+        for _ in range(3):
+            assert not find.refresh(full=False).added
+            assert find.rejected == {str(path): reason}
+    poke(path, 0, "iII", 19920718, 1, 2)
+    assert [region.path for region in find.refresh(full=False).added] == [str(path)]
+    assert find.rejected == {}
+    assert not find.counts  # no warning for a file that is half made
+
+
+def test_news_of_another_directory_does_not_put_off_a_file_that_is_to_be_tried_again(
+    tmp_path: Path, clock: Clock
+) -> None:
+    watches = Watches(Budgets(), Counter())
+    find = DirectoryFinder([str(tmp_path)], Procfs(), clock, watches=watches)
+    path, other = container(tmp_path, "broken"), container(tmp_path, "other")
+    poke(path, V1_2.proc_num, "i", -1)
+    (_,) = find.refresh(full=True).added
+    find.refresh(full=False)
+    again = find.wants()
+    assert clock.now < again < clock.now + 60
+    (other.parent / "more").touch()
+    watches.take()
+    find.refresh(full=False)
+    assert find.wants() == again
+    find.close()
+
+
+def test_an_old_broken_file_is_tried_ever_more_rarely_but_for_ever(
+    find: CountingFinder, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = container(tmp_path)
+    poke(path, V1_2.proc_num, "i", -1)
+    tries = []
+
+    def noted(dir_fd: int, name: str) -> tuple[int, os.stat_result]:
+        tries.append(clock.now)
+        return open_plain(dir_fd, name)
+
+    monkeypatch.setattr(region_register, "open_plain", noted)
+    for _ in range(4 * 120):
+        find.refresh(full=False)
+        clock.now += 0.25
+    pauses = [later - earlier for earlier, later in pairwise(tries)]
+    assert pauses == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert find.counts == {RegionReason.BAD_HEADER: 1}
+
+    poke(path, V1_2.proc_num, "i", 4)
+    clock.now += 30
+    assert find.refresh(full=False).added
+    assert find.rejected == {}
+
+
+def test_a_region_that_a_reader_refused_is_closed_and_tried_again(
+    find: DirectoryFinder, tmp_path: Path, clock: Clock
+) -> None:
+    path = container(tmp_path)
+    ((region, _),) = find.refresh(full=True).added
+    poke(path, V1_2.device_num, "Q", 99)
+    with pytest.raises(RegionRejected) as caught:
+        region.read()
+    find.reject(region, caught.value)
+    assert (region.fd, find.regions, find.rejected) == (-1, {}, {str(path): RegionReason.BAD_HEADER})
+    assert find.refresh(full=True) == ([], [], [])
+
+    poke(path, V1_2.device_num, "Q", 2)
+    clock.now += 0.25
+    assert [again.path for again in find.refresh(full=False).added] == [str(path)]
+    find.reject(region, caught.value)  # of the one that was closed long ago
+    assert find.regions.keys() == {str(path)}
+
+
+def test_a_containers_directory_that_is_not_there_is_waited_for(tmp_path: Path, clock: Clock) -> None:
+    late = tmp_path / "hook" / "containers"
+    find = DirectoryFinder([str(late), str(tmp_path / "other")], Procfs(), clock)
+    assert find.refresh(full=True) == ([], [], [])
+    assert find.missing_dirs == {str(late), str(tmp_path / "other")}
+    path = container(late)
+    assert [region.path for region in find.refresh(full=False).added] == [str(path)]
+    assert find.missing_dirs == {str(tmp_path / "other")}
+
+    late.rename(tmp_path / "away")
+    assert len(find.refresh(full=False).removed) == 1
+    assert str(late) in find.missing_dirs
+    container(late)
+    assert len(find.refresh(full=False).added) == 1
+    find.close()
+    assert find.regions == {}
+
+
+def test_other_things_in_a_containers_directory_are_none_of_ours(
+    find: DirectoryFinder, tmp_path: Path
+) -> None:
+    for name in ("vgpulock", "_x", "y_", "lost+found"):
+        write(tmp_path / name / "a.cache", recorded("v1.2"))
+    write(tmp_path / "file_name", b"")
+    write(tmp_path / "uid_name" / "libvgpu.so", b"")
+    assert find.refresh(full=True) == ([], [], [])
+    assert find.rejected == {}
+
+
+def test_without_descriptors_it_says_so_and_goes_on_when_there_are_some(
+    find: DirectoryFinder, tmp_path: Path, clock: Clock
+) -> None:
+    kept = container(tmp_path, "kept")
+    find.refresh(full=True)
+    late = container(tmp_path, "late")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        for full in (False, True):
+            changes = find.refresh(full=full)
+            assert (changes.added, changes.removed) == ([], [])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert RegionReason.IO_ERROR in find.rejected.values()
+    assert find.regions[str(kept)].read().proc_num == 4
+
+    clock.now += 1
+    assert [region.path for region in find.refresh(full=False).added] == [str(late)]
+    assert find.rejected == {}
+
+
+@pytest.mark.parametrize("spare", range(1, 6))
+def test_with_too_few_descriptors_no_step_of_opening_leaks_or_fails(
+    find: DirectoryFinder, tmp_path: Path, clock: Clock, spare: int
+) -> None:
+    path = container(tmp_path)
+    os.close(os.open(tmp_path, os.O_RDONLY))
+    before = set(os.listdir("/proc/self/fd"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, before))
+    fillers = [os.dup(0) for _ in range(highest + 1 - len(before))]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + spare, limits[1]))
+    try:
+        find.refresh(full=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for fd in fillers:
+            os.close(fd)
+    clock.now += 1
+    find.refresh(full=True)
+    assert find.regions.keys() == {str(path)}
+    find.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_hami_core_counted_is_read_in_every_layout(tmp_path: Path, name: str) -> None:
+    content = expected(name)
+    with opened(write(tmp_path / "a.cache", recorded(name))) as region:
+        view = region.read()
+        for slot, said in zip(view.slots, content["slots"], strict=True):
+            start, length = region.where_used(slot, view.device_num)
+            data = at_once(region.pieces(Direct(Procfs()), "", [(start, length)]))[start]
+            counted = region.used(data, slot, view.device_num)
+            kinds = ("context_size", "module_size", "data_size", "total")
+            assert counted == tuple(tuple(device[kind] for kind in kinds) for device in said["used"])
+            assert region.used(data, slot._replace(pid=999), view.device_num) is None, "another's by now"
+        os.truncate(region.path, 100)
+        assert at_once(region.pieces(Direct(Procfs()), "", [(start, length)])) == {}

@@ -1,0 +1,703 @@
+"""Whose slot it is, on directories that look like /proc; real namespaces are in tests/kernel."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from resolver.base.budget import Slices
+from resolver.base.errors import ResolverError
+from resolver.base.reasons import UnresolvedReason
+from resolver.containers.known_namespaces import FirstProcess
+from resolver.hami import owner_walks
+from resolver.hami.discovery import SharedDirectory
+from resolver.hami.region_location import shared_directory
+from resolver.hami.slot_owner import OwnerFinder
+from resolver.linux import mappings
+from resolver.linux import procfs as procfs_module
+from resolver.linux.procfs import ProcessHandle, Procfs
+from resolver.pids.pidmap import PidMap
+from resolver.pids.scan import ScanSource
+from tests.fakes.clock import burn
+from tests.fakes.direct import at_once
+from tests.fakes.procs import DEVICE, HOOK, INODE, OTHERS, OURS, FakeProc, maps, mountinfo
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
+    monkeypatch.setattr(owner_walks, "_LEAST_SECONDS", 60.0)  # a busy machine cuts no walk
+    return FakeProc(tmp_path)
+
+
+@pytest.fixture
+def walks_are_cut(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After some milliseconds, and gone on with by the next refresh."""
+    assert proc
+    monkeypatch.setattr(owner_walks, "_LEAST_SECONDS", 0.01)
+
+
+class Counting(Procfs):
+    """Counts handles and mount tables, each of which may take some time."""
+
+    def __init__(self, root: str, seconds: float) -> None:
+        super().__init__(root, use_pidfd=False)
+        self.tables, self.handles, self._seconds = Counter[int](), Counter[int](), seconds
+
+    def mount_table(self, host_pid: int | str) -> bytes:
+        self.tables[int(host_pid)] += 1
+        burn(self._seconds)
+        return super().mount_table(host_pid)
+
+    def open_handle(self, host_pid: int) -> ProcessHandle:
+        self.handles[host_pid] += 1
+        return super().open_handle(host_pid)
+
+
+def counting(proc: FakeProc, seconds: float = 0.0) -> Counting:
+    procfs = Counting(str(proc.root), seconds)
+    proc.containers = OwnerFinder(procfs, proc.pidmap)
+    return procfs
+
+
+def to_its_end(proc: FakeProc) -> list[object]:
+    """The answers of a walk, one with each refresh."""
+    answers = [proc.find(7)]
+    while answers[-1] is UnresolvedReason.OVER_BUDGET:
+        answers.append(proc.find(7))
+    return answers
+
+
+def test_the_owner_has_the_number_the_mount_and_the_mapping(proc: FakeProc) -> None:
+    proc.put(100, 7)
+    proc.put(101, 8)
+    proc.put(200, 7, mounts=mountinfo(OTHERS), mapped=maps(inode=99))
+    proc.put(300, mounts=mountinfo(), mapped="")
+    assert proc.find(7) == 100
+    assert proc.find(8) == 101
+    assert proc.find(7, OTHERS, 99) == 200
+    assert proc.find(9) is UnresolvedReason.NO_SUCH_PROCESS
+    assert proc.find(7, OTHERS) is UnresolvedReason.NOT_MAPPED
+
+
+@pytest.mark.parametrize(
+    ("ns_pids", "options", "asked", "expected"),
+    [
+        ((), {}, 100, 100),  # in the host's PID namespace both numbers are one
+        ((7, 3), {}, 7, UnresolvedReason.NO_SUCH_PROCESS),  # the innermost number counts
+        ((7, 3), {}, 3, 100),
+        ((7,), {"mapped": maps(path="/usr/local/vgpu/a.cache (deleted)")}, 7, 100),
+        ((7,), {"state": "Z"}, 7, UnresolvedReason.NO_SUCH_PROCESS),  # a zombie owns nothing
+    ],
+)
+def test_one_process_and_its_number(
+    proc: FakeProc, ns_pids: tuple[int, ...], options: dict[str, str], asked: int, expected: object
+) -> None:
+    proc.put(100, *ns_pids, **options)
+    assert proc.find(asked) == expected
+
+
+@pytest.mark.parametrize(
+    "mount",
+    [
+        (DEVICE, OURS.root + "/sub", "/usr/local/vgpu"),  # a bind mount of something inside
+        (DEVICE, OURS.root + "x", "/usr/local/vgpu"),
+        (DEVICE, "/home/evil" + OURS.root, "/usr/local/vgpu"),  # ends like it
+        ("8:2", OURS.root, "/usr/local/vgpu"),  # another file system with the same names
+        ("0:45", OURS.root, "/usr/local/vgpu"),  # a tmpfs of the tenant's own
+        (DEVICE, HOOK, "/usr/local/vgpu"),  # all containers: a monitor, not a tenant
+        (DEVICE, "/", OURS.root),  # the mount point tells nothing
+        (DEVICE, OURS.root.replace("/uid", "\\057uid"), "/usr/local/vgpu"),
+    ],
+)
+def test_a_forged_mount_is_no_container(proc: FakeProc, mount: tuple[str, str, str]) -> None:
+    expected: set[object] = {UnresolvedReason.NO_SUCH_PROCESS}
+    if "\\057" in mount[1]:
+        expected = {100}  # the kernel writes no such escape; read as one it is the very path
+    proc.put(100, 7, mounts=mountinfo(mount))
+    assert {proc.find(7)} == expected
+
+
+def test_the_mount_may_be_anywhere_and_among_many(proc: FakeProc) -> None:
+    many = [(DEVICE, f"{HOOK}/uid-{n}_main", f"/mnt/{n}") for n in range(50, 90)]
+    proc.put(100, 7, mounts=mountinfo(*many, (*OURS, "/somewhere/else"), OTHERS))
+    assert proc.find(7) == 100
+
+
+def test_a_directory_with_odd_characters(proc: FakeProc) -> None:
+    odd = SharedDirectory(DEVICE, f"{HOOK}/uid-1_a b\\c\n")
+    escaped = odd.root.replace("\\", "\\134").replace(" ", "\\040").replace("\n", "\\012")
+    proc.put(100, 7, mounts=mountinfo((DEVICE, escaped, "/usr/local/vgpu")))
+    assert proc.find(7, odd) == 100
+
+
+@pytest.mark.parametrize(
+    "mapped",
+    [
+        "",
+        maps(inode=INODE + 1),
+        maps(inode=int(f"{INODE}0")),
+        maps(device="08:02"),
+        maps(device="00:2d"),
+        maps(inode=1, path=f"/x 08:01 {INODE}"),
+        maps(inode=1, path=f"/x\\0127f0-7f1 rw-s 00000000 08:01 {INODE} /y"),
+    ],
+)
+def test_a_process_that_does_not_map_the_file_is_not_the_owner(proc: FakeProc, mapped: str) -> None:
+    proc.put(100, 7, mapped=mapped or "7f00-7f10 rw-p 00000000 00:00 0\n")
+    assert proc.find(7) is UnresolvedReason.NOT_MAPPED
+
+
+def test_several_that_fit_are_ambiguous(proc: FakeProc) -> None:
+    proc.put(100, 7)
+    proc.put(101, 9, 7)  # nested: it knows itself as 7, too
+    assert proc.find(7) is UnresolvedReason.AMBIGUOUS
+    proc.put(101, 9, 7, mapped=maps(inode=1))
+    assert proc.find(7) == 100
+
+
+@contextmanager
+def unreadable(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[None]:
+    """Root may read everything, so the refusal is the system call's."""
+    real = os.open
+
+    def refusing(path: str, flags: int, *args: int, **kwargs: int | None) -> int:
+        if str(path).endswith(names):
+            raise PermissionError(13, "Permission denied")
+        return real(path, flags, *args, **kwargs)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(procfs_module.os, "open", refusing)  # type: ignore[attr-defined]
+        yield
+
+
+@pytest.mark.parametrize("name", ["mountinfo", "maps"])
+def test_one_that_fits_and_one_that_cannot_be_seen_is_no_answer(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    proc.put(100, 7)
+    proc.put(101, 9, 7)
+    with unreadable(monkeypatch, f"/101/{name}"):
+        assert proc.find(7) is UnresolvedReason.ACCESS_DENIED
+    assert proc.find(7) is UnresolvedReason.AMBIGUOUS
+
+
+def test_what_could_not_be_read_at_all_may_be_the_owner(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc.put(100, 7)
+    with unreadable(monkeypatch, "/100/status"):
+        assert proc.find(7) is UnresolvedReason.ACCESS_DENIED
+    assert proc.find(7) == 100
+
+
+@pytest.mark.parametrize("name", ["mountinfo", "maps"])
+def test_a_file_that_is_blown_up_is_not_read(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(procfs_module, "MAX_MOUNT_TABLE", 1 << 16)
+    monkeypatch.setattr(procfs_module, "MAX_TENANT_FILE", 1 << 16)
+    monkeypatch.setattr(mappings, "MAX_MAPS", 1 << 16)
+    file = proc.put(100, 7) / name
+    file.write_text("x" * (1 << 18) + "\n" + file.read_text())
+    assert proc.find(7) is UnresolvedReason.TOO_LARGE
+
+
+def test_a_neighbour_that_makes_itself_unreadable_hides_nobody_else(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(procfs_module, "MAX_MOUNT_TABLE", 1 << 16)
+    monkeypatch.setattr(procfs_module, "MAX_TENANT_FILE", 1 << 16)
+    proc.put(100, 7)
+    hostile = proc.put(101, 7, mounts="x" * (1 << 18) + "\n")
+    assert proc.find(7) is UnresolvedReason.TOO_LARGE  # neither is known to be in a container
+    (proc.root / "100" / "cgroup").write_text(f"0::/docker/{'a' * 64}\n")
+    assert proc.find(7) is UnresolvedReason.TOO_LARGE
+    (hostile / "cgroup").write_text(f"0::/docker/{'b' * 64}\n")
+    assert proc.find(7) == 100
+    (hostile / "cgroup").write_text(f"0::/docker/{'a' * 64}\n")
+    assert proc.find(7) is UnresolvedReason.TOO_LARGE
+    proc.put(101, 7, mounts="x" * (1 << 18) + "\n")
+    (proc.root / "100" / "maps").write_text("")
+    assert proc.find(7) is UnresolvedReason.TOO_LARGE
+
+
+def test_a_mount_table_that_is_too_large_is_read_once_per_refresh(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(procfs_module, "MAX_MOUNT_TABLE", 1 << 16)
+    monkeypatch.setattr(procfs_module, "MAX_TENANT_FILE", 1 << 16)
+    procfs = counting(proc)
+    proc.put(101, 7, mounts="x" * (1 << 18) + "\n")
+    for refreshes in (1, 2):
+        proc.refresh()
+        for number in range(20):
+            directory = SharedDirectory(DEVICE, f"{HOOK}/uid-{number}_main")
+            assert at_once(proc.containers.owner(directory, (DEVICE, INODE), 7)) is UnresolvedReason.TOO_LARGE
+        assert procfs.tables[101] == refreshes
+
+
+@pytest.mark.parametrize("missing", ["mountinfo", "maps", "stat", "status"])
+def test_one_that_ends_while_it_is_looked_at(proc: FakeProc, missing: str) -> None:
+    place = proc.put(100, 7)
+    proc.refresh()
+    (place / missing).unlink()
+    assert proc.find(7) is UnresolvedReason.NO_SUCH_PROCESS
+
+
+def test_a_number_that_is_used_again_between_map_and_look(proc: FakeProc) -> None:
+    proc.put(100, 7)
+    proc.refresh()
+    proc.put(100, 8)  # same directory: the map still believes in 7
+    assert proc.pidmap.source.candidates(7) == [100]
+    assert proc.find(7) is UnresolvedReason.NO_SUCH_PROCESS
+
+
+def test_mounts_that_are_made_after_the_process_was_seen(proc: FakeProc) -> None:
+    proc.put(100, 7, mounts=mountinfo())
+    assert proc.find(7) is UnresolvedReason.NO_SUCH_PROCESS
+    proc.put(100, 7)
+    assert proc.find(7) == 100
+
+
+def test_mount_tables_are_read_once_per_process_not_once_per_slot(proc: FakeProc) -> None:
+    procfs = counting(proc)
+    directories = [SharedDirectory(DEVICE, f"{HOOK}/uid-{n}_main") for n in range(30)]
+    for number, directory in enumerate(directories):
+        proc.put(100 + number, 1, mounts=mountinfo(directory))
+    proc.refresh(bounded=False)
+    for directory in directories:
+        found = at_once(proc.containers.owner(directory, (DEVICE, INODE), 1))
+        assert isinstance(found, ProcessHandle)
+        found.close()
+    # Once for all slots, and once as the proof of its own.
+    assert procfs.tables == dict.fromkeys(range(100, 130), 2)
+
+
+def test_what_is_remembered_is_bounded(proc: FakeProc) -> None:
+    for turn in range(40):
+        for host_pid in range(100, 110):
+            if turn:
+                (proc.root / str(host_pid)).rename(proc.root / f"old-{turn}-{host_pid}")
+            proc.put(host_pid, 7, mounts=mountinfo())
+        proc.find(7)
+    assert len(proc.containers._facts._mounted) <= 2 * 10 + 65
+
+
+# ---- by key ------------------------------------------------------------------------------------
+
+CONTAINER, OTHER = f"0::/docker/{'a' * 64}\n", f"0::/docker/{'b' * 64}\n"
+
+
+def in_namespace(place: Path, pidns: int, cgroup: str = CONTAINER) -> Path:
+    (place / "ns").mkdir(exist_ok=True)
+    (place / "ns/pid").unlink(missing_ok=True)
+    (place / "ns/pid").symlink_to(f"pid:[{pidns}]")
+    (place / "cgroup").write_text(cgroup)
+    return place
+
+
+def with_container(proc: FakeProc, pidns: int = 5001) -> None:
+    in_namespace(proc.put(100, 1), pidns)
+
+
+def test_only_the_containers_namespace_is_searched(proc: FakeProc) -> None:
+    with_container(proc)
+    in_namespace(proc.put(101, 7), 5001)
+    in_namespace(proc.put(102, 7), 5002)  # it would fit, and is in nobody's namespace
+    assert proc.find(7) == 101
+    in_namespace(proc.put(103, 1, mounts=mountinfo(OTHERS)), 5002, OTHER)
+    assert proc.find(7) == 101
+    assert proc.find(7, OTHERS) is UnresolvedReason.OTHER_CONTAINER
+
+
+def test_a_process_of_the_hosts_namespace_is_asked_for_too(proc: FakeProc) -> None:
+    with_container(proc)
+    in_namespace(proc.put(208, mounts=mountinfo()), procfs_module.HOST_PIDNS, "0::/system.slice/x\n")
+    assert proc.find(208) is UnresolvedReason.NO_SUCH_PROCESS
+    in_namespace(proc.put(207), procfs_module.HOST_PIDNS)
+    assert proc.find(207) == 207
+    assert proc.find(208) is UnresolvedReason.OTHER_CONTAINER  # the host's namespace is the container's now
+
+
+def test_a_process_that_shows_no_mount_is_told_by_its_cgroup(proc: FakeProc) -> None:
+    """After chroot, or in a mount namespace of its own."""
+    with_container(proc)
+    place = in_namespace(proc.put(101, 7, mounts=mountinfo()), 5001)
+    assert proc.find(7) == 101
+    (place / "cgroup").write_text(OTHER)
+    assert proc.find(7) is UnresolvedReason.OTHER_CONTAINER
+    (place / "cgroup").write_text("0::/\n")
+    assert proc.find(7) is UnresolvedReason.OTHER_CONTAINER
+
+
+def test_the_process_that_the_slot_names_is_checked_though_its_namespace_is_unknown(proc: FakeProc) -> None:
+    """Two containers share the directory; the second one is too new to be in the index."""
+    with_container(proc)
+    in_namespace(proc.put(101, 7), 5001)
+    place = in_namespace(proc.put(201, 7), 6001, OTHER)
+    assert proc.find(7) == 101
+
+    def beside(rival: int) -> object:
+        found = at_once(proc.containers.owner(OURS, (DEVICE, INODE), 7, rival=rival))
+        if isinstance(found, ProcessHandle):
+            found.close()
+            return found.process.host_pid
+        return found
+
+    assert beside(201) is UnresolvedReason.AMBIGUOUS
+    assert beside(4711) == beside(101) == 101
+    (place / "mountinfo").unlink()
+    (place / "mountinfo").mkdir()
+    assert beside(201) is UnresolvedReason.OVER_BUDGET
+    proc.refresh()
+    (place / "mountinfo").rmdir()
+    (place / "mountinfo").write_text(mountinfo(OTHERS))
+    assert beside(201) == 101
+
+
+@pytest.mark.usefixtures("walks_are_cut")
+def test_without_a_known_namespace_one_slot_with_each_refresh_is_looked_for_everywhere(
+    proc: FakeProc,
+) -> None:
+    proc.put(101, 7)
+    proc.put(102, 8)
+    assert proc.find(7) == 101
+    proc.containers.forget(OURS)
+    proc.refresh()
+    first, second = (at_once(proc.containers.owner(OURS, (DEVICE, INODE), number)) for number in (9, 8))
+    assert (first, second) == (UnresolvedReason.NO_SUCH_PROCESS, UnresolvedReason.OVER_BUDGET)
+    proc.refresh(bounded=False)  # a single pass takes the time that it takes
+    again = at_once(proc.containers.owner(OURS, (DEVICE, INODE), 10))
+    assert again is UnresolvedReason.NO_SUCH_PROCESS
+    assert proc.find(8) == 102
+
+
+def strangers(proc: FakeProc, count: int = 60) -> Counting:
+    """So many that have the number 7 and nothing to do with the place."""
+    procfs = counting(proc, seconds=0.001)
+    for host_pid in range(1000, 1000 + count):
+        proc.put(host_pid, 7, mounts=mountinfo(OTHERS))
+    return procfs
+
+
+@pytest.mark.usefixtures("walks_are_cut")
+def test_a_walk_goes_on_where_it_was_and_says_nothing_before_its_end(proc: FakeProc) -> None:
+    procfs = strangers(proc)
+    proc.put(100, 7)
+    answers, read = list[object](), 0
+    while not answers or answers[-1] is UnresolvedReason.OVER_BUDGET:
+        answers.append(proc.find(7))
+        assert procfs.tables.total() - read < 30
+        read = procfs.tables.total()
+    assert answers[-1] == 100
+    assert len(answers) > 3
+    assert all(procfs.tables[host_pid] == 1 for host_pid in range(1000, 1060))
+    assert not proc.containers._walks.going
+
+
+@pytest.mark.usefixtures("walks_are_cut")
+def test_two_that_are_met_by_a_walk_in_different_refreshes_are_ambiguous(proc: FakeProc) -> None:
+    strangers(proc)
+    proc.put(100, 7)
+    proc.put(2000, 9, 7)
+    answers = to_its_end(proc)
+    assert len(answers) > 3
+    assert answers[-1] is UnresolvedReason.AMBIGUOUS
+
+
+@pytest.mark.usefixtures("walks_are_cut")
+def test_who_has_ended_since_a_walk_met_it_owns_nothing(proc: FakeProc) -> None:
+    strangers(proc)
+    place = proc.put(100, 7)
+    assert proc.find(7) is UnresolvedReason.OVER_BUDGET
+    (place / "stat").unlink()
+    answers = to_its_end(proc)
+    assert answers[-1] is UnresolvedReason.NO_SUCH_PROCESS
+
+
+@pytest.mark.usefixtures("walks_are_cut")
+def test_another_question_and_another_source_begin_a_walk_anew(proc: FakeProc) -> None:
+    strangers(proc)
+    assert proc.find(7) is UnresolvedReason.OVER_BUDGET
+    first = proc.containers._walks.going[OURS]
+    assert proc.find(7) is UnresolvedReason.OVER_BUDGET
+    assert proc.containers._walks.going[OURS] is first
+    assert proc.find(7, inode=INODE + 1) is UnresolvedReason.OVER_BUDGET
+    second = proc.containers._walks.going[OURS]
+    assert second is not first
+    proc.pidmap.use(ScanSource(proc.procfs))
+    strangers_of_it = proc.find(7, inode=INODE + 1)  # it has let go of the other one's descriptors
+    assert strangers_of_it is UnresolvedReason.OVER_BUDGET
+    assert proc.containers._walks.going[OURS] is not second
+    proc.containers.forget(OURS)
+    assert not proc.containers._walks.going
+
+
+@pytest.mark.usefixtures("walks_are_cut")
+def test_walks_that_nobody_goes_on_with_make_room(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner_walks, "_MOST_WALKS", 2)
+    now, procfs = [0.0], strangers(proc, 30)
+    proc.containers = OwnerFinder(procfs, proc.pidmap, lambda: now[0])
+    procfs.tables.clear()
+    places = [SharedDirectory(DEVICE, f"{HOOK}/uid-{number}_main") for number in range(3)]
+    for place in places[:2]:
+        assert proc.find(7, place) is UnresolvedReason.OVER_BUDGET
+        proc.containers._facts._mounted.clear()  # each of them has as much to do
+    assert list(proc.containers._walks.going) == places[:2]
+    for _ in range(3):
+        assert proc.find(7, places[2]) is UnresolvedReason.OVER_BUDGET
+    assert list(proc.containers._walks.going) == places[:2]
+    now[0] += 61.0
+    assert proc.find(7, places[2]) is UnresolvedReason.OVER_BUDGET
+    assert list(proc.containers._walks.going) == [places[2]]
+
+
+def test_what_failed_is_not_read_again_before_the_next_refresh(proc: FakeProc) -> None:
+    """A tenant may have a thousand slots with one number; each of them is searched ever more rarely."""
+    procfs = counting(proc)
+    with_container(proc)
+    place = in_namespace(proc.put(101, 7, mapped=maps(inode=1)), 5001)
+    assert proc.find(7) is UnresolvedReason.NOT_MAPPED
+    for _ in range(600):
+        found = at_once(proc.containers.owner(OURS, (DEVICE, INODE), 7))
+        assert found is UnresolvedReason.NOT_MAPPED
+    assert procfs.handles[101] == 1
+    (place / "maps").write_text(maps())
+    found = at_once(proc.containers.owner(OURS, (DEVICE, INODE), 7, 2))  # a process has attached meanwhile
+    assert isinstance(found, ProcessHandle)
+    found.close()
+    assert proc.find(7) == 101
+
+
+class Steady:
+    """A source of which no namespace comes or goes."""
+
+    def inits_mark(self) -> object:
+        return None
+
+    def candidates(self, _ns_pid: int, _pidns: int | None = None) -> list[int]:
+        raise NotImplementedError
+
+    def everywhere(self, ns_pid: int) -> Iterator[int]:
+        return iter(self.candidates(ns_pid))
+
+    def namespaces_of(self, _host_pid: int, _arrival: int) -> tuple[int, ...]:
+        return ()
+
+
+def test_thousands_of_namespaces_cost_a_thousand_claims_nothing(proc: FakeProc) -> None:
+    class Namespaces(Steady):
+        """A source that knows 3,000 namespaces, as the kernel's map does."""
+
+        name, namespaced = "counted", True
+
+        def __init__(self) -> None:
+            self.asked: Counter[int | None] = Counter()
+
+        def __len__(self) -> int:
+            return 3000
+
+        def refresh(self) -> None: ...
+
+        def arrival(self, host_pid: int) -> int:
+            return host_pid
+
+        def incomplete(self) -> str:
+            return ""
+
+        def inits(self) -> Iterator[tuple[int, int]]:
+            return ((10_000 + number, 10_000 + number) for number in range(3000))
+
+        def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
+            self.asked[pidns] += 1
+            return [10_000] if (ns_pid, pidns) == (1, 5001) else []
+
+    source = Namespaces()
+    in_namespace(proc.put(10_000, 1), 5001)
+    for number in range(1, 3000):
+        in_namespace(proc.put(10_000 + number, 1, mounts=mountinfo(OTHERS)), 5001 + number, OTHER)
+    pidmap = PidMap(source)  # type: ignore[arg-type]
+    containers = OwnerFinder(proc.procfs, pidmap)
+    for _ in range(200):
+        pidmap.refresh(unhurried=False)
+        at_once(containers.catch_up(Slices(math.inf)))
+        began = time.monotonic()
+        found = at_once(containers.owner(OURS, (DEVICE, INODE), 1))
+        assert time.monotonic() - began < 1.0
+        if isinstance(found, ProcessHandle):
+            break
+    assert isinstance(found, ProcessHandle)
+    found.close()
+    source.asked.clear()
+    began = time.monotonic()
+    for ns_pid in range(2, 1026):
+        assert at_once(containers.owner(OURS, (DEVICE, INODE), ns_pid)) is UnresolvedReason.NO_SUCH_PROCESS
+    assert set(source.asked) == {5001, procfs_module.HOST_PIDNS}
+    assert time.monotonic() - began < 1.0
+
+
+# ---- is it dead --------------------------------------------------------------------------------
+
+
+def test_a_number_is_vacant_only_where_an_owner_was_seen_and_nobody_has_it(proc: FakeProc) -> None:
+    with_container(proc)
+    owner = in_namespace(proc.put(101, 7), 5001)
+    in_namespace(proc.put(102, 8, mounts=mountinfo(), mapped=""), 5001)
+    proc.refresh()
+    assert not at_once(proc.containers.vacant(OURS, 9))  # nobody's numbers are known to be of this kernel
+    assert proc.find(7) == 101
+    assert at_once(proc.containers.vacant(OURS, 9))
+    assert not at_once(proc.containers.vacant(OURS, 7))
+    assert not at_once(proc.containers.vacant(OURS, 8))
+    assert not at_once(proc.containers.vacant(OTHERS, 9))
+    (owner / "stat").write_text((owner / "stat").read_text().replace(" S ", " Z "))
+    (owner / "task/101/stat").write_text((owner / "stat").read_text())
+    assert at_once(proc.containers.vacant(OURS, 7))
+    proc.containers.forget(OURS)
+    assert not at_once(proc.containers.vacant(OURS, 9))
+
+
+def test_one_that_ends_while_it_is_asked_whether_its_number_is_vacant(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that forks without end ended the pass of all of them with it, and the daemon after ten."""
+    with_container(proc)
+    in_namespace(proc.put(101, 7), 5001)
+    proc.refresh()
+    assert proc.find(7) == 101
+    monkeypatch.setattr(proc.containers, "_by_key", lambda *_: [102])
+    assert at_once(proc.containers.vacant(OURS, 9))
+    # What can't be told whose it is, and is there, may be the container's.
+    monkeypatch.setattr(proc.containers, "_by_key", lambda *_: [103])
+    (in_namespace(proc.put(103, 9), 5001) / "ns/pid").unlink()
+    assert not at_once(proc.containers.vacant(OURS, 9))
+
+
+@pytest.mark.parametrize(
+    ("mount", "program", "known"),
+    [
+        (OURS, "/bin/bash", True),
+        ((*OURS, "/usr/local/vgpu"), "/usr/local/bin/runsc", False),
+        ((*OURS, "/passthrough/0123-vgpu"), "/usr/libexec/virtiofsd", False),
+    ],
+)
+def test_a_container_that_runs_is_known_by_its_first_process(
+    proc: FakeProc, mount: SharedDirectory | tuple[str, str, str], program: str, *, known: bool
+) -> None:
+    place = in_namespace(proc.put(100, 1, mounts=mountinfo(mount)), 5001)
+    (place / "exe").symlink_to(program)
+    proc.refresh()
+    assert at_once(proc.containers.vacant(OURS, 9)) is known
+    assert not at_once(proc.containers.vacant(OURS, 1))
+
+
+# ---- our own directory as the kernel names it --------------------------------------------------
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def test_our_own_directory_is_found_in_our_own_mount_table(tmp_path: Path) -> None:
+    (tmp_path / "uid_main").mkdir()
+    with opened(tmp_path) as above, opened(tmp_path / "uid_main") as fd:
+        parent, directory = (shared_directory(Procfs(), each) for each in (above, fd))
+    assert directory == SharedDirectory(parent.device, f"{parent.root}/uid_main")
+    assert any(mount.device == directory.device for mount in Procfs().mounts("self"))
+
+
+@pytest.mark.parametrize(
+    ("path", "mount", "root"),
+    [
+        ("/data/hook/containers/a_b", ("/", "/data"), "/hook/containers/a_b"),
+        ("/data/hook/containers/a_b", ("/vol/7", "/data"), "/vol/7/hook/containers/a_b"),
+        ("/hook/a_b", ("/", "/"), "/hook/a_b"),
+        ("/mnt/a_b", ("/hook/a_b", "/mnt/a_b"), "/hook/a_b"),  # the mount point itself
+        ("/da ta/a_b", ("/", "/da\\040ta"), "/a_b"),
+    ],
+)
+def test_the_path_inside_the_file_system(
+    tmp_path: Path, path: str, mount: tuple[str, str], root: str
+) -> None:
+    place = tmp_path / "self"
+    (place / "fd").mkdir(parents=True)
+    (place / "fdinfo").mkdir()
+    (place / "fd" / "5").symlink_to(path)
+    (place / "fdinfo" / "5").write_text("pos:\t0\nflags:\t0100000\nmnt_id:\t77\nino:\t1\n")
+    lines = ["76 1 8:9 / / rw - ext4 /dev/x rw", f"77 1 8:1 {mount[0]} {mount[1]} rw - ext4 /dev/y rw"]
+    (place / "mountinfo").write_text("\n".join(lines) + "\n")
+    assert shared_directory(Procfs(str(tmp_path)), 5) == SharedDirectory("8:1", root)
+    (place / "mountinfo").write_text(lines[0] + "\n")
+    with pytest.raises(ResolverError, match="on no mount"):
+        shared_directory(Procfs(str(tmp_path)), 5)
+
+
+def test_a_map_that_has_not_counted_its_processes_yet_makes_nothing_quadratic(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for host_pid in range(1000, 1300):
+        proc.put(host_pid, 1, mounts=mountinfo(OTHERS))
+    proc.refresh(bounded=False)
+    arrival, asked = proc.pidmap.arrival, Counter[int]()
+
+    def counted(host_pid: int) -> tuple[int, int]:
+        asked[host_pid] += 1
+        return arrival(host_pid)
+
+    monkeypatch.setattr(proc.pidmap, "arrival", counted)
+    monkeypatch.setattr(ScanSource, "__len__", lambda _self: 0)
+    assert at_once(proc.containers.owner(OURS, (DEVICE, INODE), 1)) is UnresolvedReason.NO_SUCH_PROCESS
+    assert len(asked) == 300
+    assert asked.total() < 10 * 300
+
+
+def test_while_new_namespaces_are_placed_an_owner_is_found_among_all_processes(proc: FakeProc) -> None:
+    proc.put(101, 7)
+    proc.refresh()
+    proc.containers._index._unplaced.append(FirstProcess(999, (0, 0)))  # there was no time for it yet
+    found = at_once(proc.containers.owner(OURS, (DEVICE, INODE), 7))
+    assert isinstance(found, ProcessHandle)
+    found.close()
+    assert not at_once(proc.containers.vacant(OURS, 8))
+
+
+def test_a_container_that_makes_namespaces_without_end_is_not_remembered_without_end(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resolver.containers.known_namespaces.MAX_NAMESPACES", 4)
+    index = proc.containers._index
+    monkeypatch.setattr(index, "_still_there", lambda learned: learned.container_id == "living")
+    index.learn(OURS, 1, "living")
+    for pidns in range(2, 200):
+        index.learn(OURS, pidns, "gone")
+    assert len(index._learned[OURS]) <= 9
+    assert 1 in index._learned[OURS]
+    assert index.proven(OURS)
+
+
+# ---- trees that containers have as a whole ------------------------------------------------------------------------
+
+
+def test_a_mount_proves_nothing_below_a_tree_that_a_preloaded_container_has(proc: FakeProc) -> None:
+    """Whoever has the tree can mount any directory of it as a device plugin does."""
+    proc.put(100, 7)
+    assert not isinstance(proc.find(), UnresolvedReason)
+    whole = mountinfo(
+        (DEVICE, "/usr/local/vgpu/ld.so.preload", "/etc/ld.so.preload"),
+        (DEVICE, HOOK, "/usr/local/vgpu/containers"),
+    )
+    (proc.put(200, 1, mounts=whole, mapped="") / "ns").mkdir()
+    (proc.root / "200/ns/pid").symlink_to("pid:[4026532200]")
+    assert proc.find() is UnresolvedReason.UNPROVEN

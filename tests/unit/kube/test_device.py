@@ -1,0 +1,263 @@
+"""Koordinator's Device: what is written of the daemon's GPUs, what stays of an earlier object, when nothing is."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from resolver.api import shapes
+from resolver.base.reasons import GpuReason
+from resolver.gpu.inventory import Gpu, Illness, Inventory
+from resolver.kube.device import (
+    CORDONED,
+    DRIVER_LABEL,
+    MESSAGES,
+    MODEL_LABEL,
+    NVML_UNAVAILABLE,
+    OwnerReference,
+    Report,
+    camel,
+    cordoned,
+    desired,
+    health,
+    label_value,
+    left_out,
+    patch,
+    quantity,
+)
+from tests.fakes.device_schema import wrong_with
+
+NODE = OwnerReference("gpu-7", "2b1c0000-0000-4000-8000-000000000001")
+AT = 1_700_000_000.0
+LATER = AT + 3600
+
+
+def gpu(uuid: str = "GPU-a", minor: int | None = 0, *reasons: str, **more: Any) -> Gpu:
+    illnesses = tuple(Illness(reason, "97 C", AT) for reason in reasons)
+    model, memory = "NVIDIA A100-SXM4-80GB", 80 << 30
+    plain = Gpu(uuid, minor or 0, minor, model, memory, 1, 0, 50, 100.0, False, (), 0, "ok", "", illnesses)
+    place = {"pci_address": "0000:3b:00.0", "numa_node": 1, "pcie_root": "pci0000:3a", "cpu_socket": 0}
+    return replace(plain, **{**place, **more})
+
+
+def told(*gpus: Gpu, error: str = "") -> Any:
+    return msgspec.to_builtins(shapes.Gpus.of(Inventory(3, AT, "550.54.15", gpus), error))
+
+
+def made(report: Report, before: Any = None, now: float = AT) -> Any:
+    """The object as it must be; the API server would take it."""
+    device = desired(report, NODE.name, NODE, before, now)
+    assert wrong_with(device) == []
+    return device
+
+
+def stored(device: Any, version: str = "7") -> Any:
+    """As the API server has it."""
+    kept = copy.deepcopy(device)
+    kept["metadata"]["resourceVersion"] = version
+    return kept
+
+
+def entries(device: Any) -> dict[str, Any]:
+    return {each["id"]: each for each in device["spec"]["devices"]}
+
+
+def test_a_healthy_node() -> None:
+    device = made(Report(told(gpu("GPU-b", 1), gpu("GPU-a", 0))))
+    assert device["metadata"] == {
+        "name": "gpu-7",
+        "labels": {MODEL_LABEL: "NVIDIA-A100-SXM4-80GB", DRIVER_LABEL: "550.54.15"},
+        "ownerReferences": [
+            {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "name": "gpu-7",
+                "uid": NODE.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }
+    assert [each["id"] for each in device["spec"]["devices"]] == ["GPU-a", "GPU-b"]  # by minor number
+    assert device["spec"]["devices"][1] == {
+        "type": "gpu",
+        "id": "GPU-b",
+        "minor": 1,
+        "health": True,
+        "resources": {
+            "koordinator.sh/gpu-core": "100",
+            "koordinator.sh/gpu-memory-ratio": "100",
+            "koordinator.sh/gpu-memory": "80Gi",
+        },
+        "topology": {"socketID": 0, "nodeID": 1, "pcieID": "pci0000:3a", "busID": "0000:3b:00.0"},
+    }
+    assert "status" not in device
+
+
+def test_nothing_is_written_while_nothing_changes() -> None:
+    before = stored(made(Report(told(gpu(temperature=50), gpu("GPU-b", 1, "too_hot")))))
+    again = made(Report(told(gpu(temperature=60, memory_used=5), gpu("GPU-b", 1, "too_hot"))), before, LATER)
+    assert patch(before, again) == {}
+
+
+@pytest.mark.parametrize("reason", GpuReason)
+def test_an_ill_gpu_says_why_and_since_when(reason: str) -> None:
+    before = stored(made(Report(told(gpu()))))
+    ill = made(Report(told(gpu("GPU-a", 0, reason))), before, LATER)
+    (entry,) = ill["spec"]["devices"]
+    assert entry["health"] is False
+    assert entry["conditions"] == [
+        {
+            "type": "Healthy",
+            "status": "False",
+            "reason": camel(reason),
+            "message": GpuReason(reason).meaning,
+            "lastTransitionTime": "2023-11-14T22:13:20Z",
+        }
+    ]
+    assert patch(before, ill) == {"metadata": {"resourceVersion": "7"}, "spec": {"devices": [entry]}}
+    well = made(Report(told(gpu())), stored(ill), LATER)
+    assert "conditions" not in entries(well)["GPU-a"]
+    assert entries(well)["GPU-a"]["health"] is True
+
+
+def test_a_second_illness_changes_the_message_and_not_the_time() -> None:
+    before = stored(made(Report(told(gpu("GPU-a", 0, "too_hot")))))
+    (condition,) = entries(made(Report(told(gpu("GPU-a", 0, "lost", "too_hot"))), before, LATER))["GPU-a"][
+        "conditions"
+    ]
+    assert (condition["reason"], condition["lastTransitionTime"]) == ("Lost", "2023-11-14T22:13:20Z")
+    assert GpuReason.TOO_HOT.meaning in condition["message"]
+
+
+def test_while_nvml_fails_no_gpu_goes_and_none_is_healthy() -> None:
+    before = stored(made(Report(told(gpu(), gpu("GPU-b", 1)))))
+    # The daemon was started anew meanwhile, and knows nothing.
+    nothing: dict[str, Any] = {"version": 0, "driver_version": None, "error": "it hangs", "gpus": []}
+    for gpus in (told(gpu(), gpu("GPU-b", 1), error="it hangs"), told(gpu(), error="it hangs"), nothing):
+        device = made(Report(gpus, failing=True), before, LATER)
+        assert {uuid: state[:2] for uuid, state in health(device).items()} == {
+            "GPU-a": (False, NVML_UNAVAILABLE),
+            "GPU-b": (False, NVML_UNAVAILABLE),
+        }
+        (condition,) = entries(device)["GPU-a"]["conditions"]
+        assert condition["status"] == "Unknown"
+        assert condition["lastTransitionTime"] == "2023-11-14T23:13:20Z"
+        assert entries(device)["GPU-a"]["resources"] == entries(before)["GPU-a"]["resources"]
+        assert patch(stored(device), made(Report(gpus, failing=True), stored(device), LATER + 60)) == {}
+
+
+def test_a_gpu_that_the_driver_does_not_count_any_more_goes() -> None:
+    before = stored(made(Report(told(gpu(), gpu("GPU-b", 1)))))
+    assert entries(made(Report(told(gpu())), before)).keys() == {"GPU-a"}
+
+
+def test_an_operators_mark() -> None:
+    gpus = told(gpu(), gpu("GPU-b", 1), gpu("GPU-c", 2, "lost"))
+    device = made(Report(gpus, cordoned=cordoned(" GPU-a,GPU-c ,GPU-other\n")))
+    assert {uuid: state[:2] for uuid, state in health(device).items()} == {
+        "GPU-a": (False, CORDONED),
+        "GPU-b": (True, ""),
+        "GPU-c": (False, "Lost"),
+    }
+    assert MESSAGES[CORDONED] in entries(device)["GPU-c"]["conditions"][0]["message"]
+    every = made(Report(gpus, cordoned=cordoned("*")))
+    assert not any(each["health"] for each in every["spec"]["devices"])
+    assert cordoned("  ,, ") == frozenset()
+
+
+def test_what_is_another_programs_stays() -> None:
+    before = stored(made(Report(told(gpu()))))
+    rdma = {"type": "rdma", "id": "0000:18:00.0", "minor": 0, "health": True}
+    foreign = {
+        "type": "Calibrated",
+        "status": "True",
+        "reason": "Done",
+        "message": "",
+        "lastTransitionTime": "2023-11-14T22:13:20Z",
+    }
+    before["spec"]["devices"][0] |= {"moduleID": 4, "labels": {"a": "b"}, "conditions": [foreign]}
+    before["spec"]["devices"].append(rdma)
+    before["metadata"]["labels"]["theirs"] = "x"
+    other = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "u"}
+    before["metadata"]["ownerReferences"].insert(0, other)
+    before["status"] = {"allocations": [{"type": "gpu"}]}
+    assert patch(before, made(Report(told(gpu())), before)) == {}
+    change = patch(before, made(Report(told(gpu("GPU-a", 0, "lost"))), before))
+    assert change.keys() == {"metadata", "spec"}
+    assert change["metadata"] == {"resourceVersion": "7"}
+    entry, kept = change["spec"]["devices"]
+    assert (entry["moduleID"], entry["labels"], entry["conditions"][0]) == (4, {"a": "b"}, foreign)
+    assert kept == rdma
+
+
+def test_a_node_of_the_same_name_is_another_owner() -> None:
+    before = stored(made(Report(told(gpu()))))
+    anew = desired(Report(told(gpu())), NODE.name, OwnerReference(NODE.name, "new"), before, LATER)
+    (owner,) = patch(before, anew)["metadata"]["ownerReferences"]
+    assert owner["uid"] == "new"
+
+
+def test_what_a_broken_gpu_does_not_say_is_taken_from_before() -> None:
+    before = stored(made(Report(told(gpu()))))
+    mute = gpu("GPU-a", None, "memory_query_failed", memory_total=None, numa_node=None)
+    entry = entries(made(Report(told(mute)), before))["GPU-a"]
+    for name in ("minor", "resources", "topology"):
+        assert entry[name] == entries(before)["GPU-a"][name]
+
+
+def test_a_gpu_that_cannot_be_told_from_others_is_left_out() -> None:
+    report = Report(told(gpu("", 0), gpu("GPU-b", None), gpu("GPU-c", 2)))
+    device = made(report)
+    assert entries(device).keys() == {"GPU-c"}
+    assert left_out(report, device) == 2
+
+
+@pytest.mark.parametrize("missing", ["numa_node", "pcie_root", "cpu_socket", "pci_address"])
+def test_a_place_is_whole_or_not_told(missing: str) -> None:
+    there: dict[str, Any] = {missing: None}
+    assert "topology" not in entries(made(Report(told(gpu(**there)))))["GPU-a"]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (24 << 30, "24Gi"),
+        (85_520_809_984, "81559Mi"),
+        (1 << 40, "1Ti"),
+        (1536, "1536"),
+        (3 << 10, "3Ki"),
+        (0, "0"),
+    ],
+)
+def test_a_quantity_is_exact(number: int, text: str) -> None:
+    assert quantity(number) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA-A100-SXM4-80GB"),
+        (" Tesla (T4) ", "Tesla--T4"),
+        ("x" * 70, "x" * 63),
+        ("\u00e4", ""),
+    ],
+)
+def test_a_label_is_one_that_is_allowed(text: str, value: str) -> None:
+    assert label_value(text) == value
+
+
+def test_a_node_without_gpus_has_an_object_without_devices() -> None:
+    device = made(Report(told()))
+    assert device["spec"] == {"devices": []}
+
+
+def test_the_schema_refuses() -> None:
+    for wrong in ({"minor": "0"}, {"memory": 1}, {"topology": {"nodeID": 0}}, {"resources": {"a": "x"}}):
+        device = made(Report(told(gpu())))
+        device["spec"]["devices"][0] |= wrong
+        assert wrong_with(device) != []

@@ -1,0 +1,287 @@
+"""`kubectl resolver` against a stand-in for kubectl, pods made of our own chart, and real daemons' APIs behind them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Final
+
+import pytest
+import yaml
+
+from resolver.cli import COMMANDS
+from resolver.kube import kubectl_plugin
+from tests import charts
+from tests.fakes.chains import CID, POD, whole
+from tests.fakes.node import Node
+from tests.fakes.served import serving
+from tests.manifests import KUSTOMIZE, render
+from tests.patience import PATIENCE_S
+
+ROOT: Final = Path(__file__).parents[3]
+IMAGE: Final = {"image": {"repository": "example.org/resolver"}}
+
+
+def daemon_pod(daemon_set: dict[str, Any], node: str, **status: Any) -> dict[str, Any]:
+    """What the API server makes of a DaemonSet on a node."""
+    template = daemon_set["spec"]["template"]
+    names = [container["name"] for container in template["spec"]["containers"]]
+    running = [{"name": name, "ready": True, "state": {"running": {}}} for name in names]
+    return {
+        "metadata": {
+            **template["metadata"],
+            "name": f"{daemon_set['metadata']['name']}-{node}",
+            "namespace": daemon_set["metadata"].get("namespace", "kube-system"),
+        },
+        "spec": {**template["spec"], "nodeName": node},
+        "status": {"phase": "Running", "containerStatuses": running, **status},
+    }
+
+
+def user_pod(name: str = "train-0", node: str = "gpu-a", **about: Any) -> dict[str, Any]:
+    """A pod with two containers, of which one has started."""
+    statuses = [{"name": "main", "containerID": f"containerd://{CID}"}, {"name": "side"}]
+    return {
+        "metadata": {"name": name, "namespace": "research", "uid": POD, **about},
+        "spec": {"nodeName": node, "containers": [{"name": "main"}, {"name": "side"}]},
+        "status": {"containerStatuses": statuses},
+    }
+
+
+class Cluster:
+    """Two nodes with a daemon each, by our own chart; what stands behind them can be changed."""
+
+    def __init__(self, directory: Path, sockets: dict[str, str]) -> None:
+        self.file = directory / "cluster.json"
+        self.program = directory / "kubectl"
+        self.program.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/fakes/kubectl.py "$@"\n')
+        self.program.chmod(0o755)
+        self.daemon_set = charts.the("DaemonSet", charts.render(IMAGE, namespace="gpu-tools"))
+        self.state: dict[str, Any] = {
+            "pods": [user_pod(), *(daemon_pod(self.daemon_set, node) for node in sockets)],
+            "exec": {f"gpu-tools/resolver-{node}": {"socket": socket} for node, socket in sockets.items()},
+        }
+
+    def __call__(
+        self, *words: str, out: IO[bytes] | int = subprocess.PIPE, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
+        self.file.write_text(json.dumps(self.state))
+        done = subprocess.run(
+            [sys.executable, "-I", ROOT / "resolver/kube/kubectl_plugin.py", *words],
+            env=os.environ
+            | {"KUBECTL": str(self.program), "KUBECTL_CLUSTER": str(self.file), "PYTHONPATH": str(ROOT)}
+            | environ,
+            cwd=self.file.parent,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        assert "command terminated" not in done.stderr
+        return done
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with contextlib.ExitStack() as stack:
+        sockets = {
+            node: stack.enter_context(serving(tmp_path / node, group=os.getgid(), **whole())).path
+            for node in ("gpu-a", "gpu-b")
+        }
+        yield Cluster(tmp_path, sockets)
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """A table's lines by their first cell."""
+    return {line.split()[0]: line.split() for line in text.splitlines()[1:]}
+
+
+def test_status_has_a_line_for_each_node(cluster: Cluster) -> None:
+    done = cluster("status")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {node: row[1] for node, row in rows(done.stdout).items()} == {"gpu-a": "yes", "gpu-b": "yes"}
+    documents = json.loads(cluster("status", "--json").stdout)
+    assert [each["status"]["totals"]["slots"] for each in documents] == [1, 1]
+
+
+def test_what_cannot_be_asked_is_said_and_the_others_are_shown(cluster: Cluster) -> None:
+    pods = cluster.state["pods"]
+    behind = cluster.state["exec"]
+    refused = "Error from server: error dialing backend: dial tcp 10.0.0.7:10250: connect: connection refused"
+    for node, what in (
+        ("down", {"error": refused}),
+        ("slow", {"hangs": True}),
+        ("old", {"socket": "/nonexistent"}),
+    ):
+        pods.append(daemon_pod(cluster.daemon_set, node))
+        behind[f"gpu-tools/resolver-{node}"] = what
+    crashing = {"name": "resolver", "ready": False, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+    pods.append(daemon_pod(cluster.daemon_set, "sick", containerStatuses=[crashing]))
+    began = time.monotonic()
+    done = cluster("status", "--timeout", "5")
+    assert time.monotonic() - began < PATIENCE_S
+    assert done.returncode == 1
+    told = rows(done.stdout)
+    assert [told[node][1] for node in ("gpu-a", "gpu-b", "down", "slow", "sick", "old")] == [
+        "yes",
+        "yes",
+        *"????",
+    ]
+    lines = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert "connection refused" in lines["down"]
+    assert "no answer within 5 s" in lines["slow"]
+    assert "CrashLoopBackOff" in lines["sick"]
+    assert "there is no such socket" in lines["old"]
+    assert cluster("slots", "--node", "sick").returncode == 4
+    assert "gpu-a, gpu-b" in cluster("slots", "--node", "elsewhere").stderr
+
+
+def test_during_an_update_the_pod_that_works_is_asked(cluster: Cluster) -> None:
+    waiting = daemon_pod(cluster.daemon_set, "gpu-a")
+    waiting["metadata"]["name"] = "resolver-new"
+    waiting["status"]["containerStatuses"][0]["ready"] = False
+    for place in (0, len(cluster.state["pods"])):
+        cluster.state["pods"].insert(place, waiting)
+        assert rows(cluster("status").stdout)["gpu-a"][1] == "yes"
+
+
+@pytest.mark.parametrize("directory", ["base", "overlays/netlink", "overlays/scan-only", "overlays/dry-run"])
+def test_the_pods_of_the_kustomization_are_found_as_well(cluster: Cluster, directory: str) -> None:
+    daemon_set = charts.the("DaemonSet", render(KUSTOMIZE / directory))
+    cluster.state["pods"] = [daemon_pod(daemon_set, "gpu-k")]
+    cluster.state["exec"] = {"resolver/resolver-gpu-k": cluster.state["exec"]["gpu-tools/resolver-gpu-a"]}
+    assert rows(cluster("status").stdout)["gpu-k"][1] == "yes"
+
+
+def test_the_reporters_pods_are_no_daemons_and_a_sidecar_is_found_by_its_labels(cluster: Cluster) -> None:
+    values = IMAGE | {"reportDevices": {"enabled": True}}
+    both = [each for each in charts.render(values, namespace="gpu-tools") if each["kind"] == "DaemonSet"]
+    assert len(both) == 2
+    cluster.state["pods"] = [daemon_pod(each, "gpu-a") for each in both]
+    assert rows(cluster("status").stdout)["gpu-a"][1] == "yes"
+    (pod,) = [each for each in cluster.state["pods"] if each["metadata"]["name"] == "resolver-gpu-a"]
+    pod["metadata"]["labels"] = {"app.kubernetes.io/component": "hami-device-plugin"}
+    done = cluster("status")
+    assert (done.returncode, "give --selector" in done.stderr) == (4, True)
+    assert cluster("status", "--selector", "app.kubernetes.io/component=hami-device-plugin").returncode == 0
+
+
+def test_a_command_runs_on_the_named_node_with_its_own_options(cluster: Cluster) -> None:
+    one = cluster("doctor", "--node", "gpu-b", "--", "--only", "scan")
+    assert "scan" in one.stdout
+    assert cluster("version", "research/train-0").stdout
+
+
+def test_top_of_a_pod_shows_that_pod_alone(cluster: Cluster) -> None:
+    one = cluster("top", "research/train-0", "--", "--once")
+    assert (one.returncode, one.stdout.count("process ")) == (0, 1)
+    cluster.state["pods"].append(user_pod("other", uid="99999999-2222-3333-4444-555555555555"))
+    other = cluster("top", "research/other", "--", "--once")
+    assert "process " not in other.stdout
+
+
+def test_lookup_finds_the_container_and_its_node(cluster: Cluster, tmp_path: Path) -> None:
+    with Node(tmp_path, "535.183.01") as node:
+        container = node.container(name="main")
+        tenant = container.tenant()
+        pod = cluster.state["pods"][0]
+        pod["status"]["containerStatuses"][0]["containerID"] = f"containerd://{container.container_id}"
+        done = cluster("lookup", "train-0", str(tenant.ns_pid), "-n", "research", "-c", "main")
+        assert (done.returncode, done.stdout) == (0, f"{tenant.host_pid}\n"), done.stderr
+        assert cluster("lookup", "research/train-0", "99999", "-c", "main").returncode == 1
+        pod["metadata"]["annotations"] = {"kubectl.kubernetes.io/default-container": "main"}
+        assert cluster("lookup", "research/train-0", str(tenant.ns_pid)).stdout == f"{tenant.host_pid}\n"
+
+
+def test_which_container_and_which_pod_has_to_be_clear(cluster: Cluster) -> None:
+    done = cluster("lookup", "research/train-0", "2")
+    assert (done.returncode, "Give -c: main, side" in done.stderr) == (2, True)
+    done = cluster("lookup", "research/train-0", "2", "-c", "side")
+    assert (done.returncode, "has not started" in done.stderr) == (1, True)
+    done = cluster("lookup", "research/nobody", "2")
+    assert (done.returncode, "(NotFound)" in done.stderr) == (1, True)
+    done = cluster("slots")
+    assert (done.returncode, "give POD or --node" in done.stderr) == (2, True)
+
+
+def test_a_debug_container_is_one_of_the_pod(cluster: Cluster) -> None:
+    debugger = {"name": "debugger-x", "containerID": f"containerd://{'ef' * 32}"}
+    cluster.state["pods"][0]["status"]["ephemeralContainerStatuses"] = [debugger]
+    done = cluster("lookup", "research/train-0", "2", "-c", "debugger-x")
+    assert (done.returncode, "no process" in done.stderr) == (1, True), done.stderr
+
+
+@pytest.mark.parametrize("command", [("slots",), ("lookup", "2", "-c", "main")])
+def test_a_node_that_cannot_be_asked_is_exit_code_4(cluster: Cluster, command: tuple[str, ...]) -> None:
+    refused = "Error from server: error dialing backend: dial tcp 10.0.0.7:10250: connect: connection refused"
+    cluster.state["exec"]["gpu-tools/resolver-gpu-a"] = {"error": refused}
+    name, *more = command
+    done = cluster(name, "research/train-0", *more)
+    assert (done.returncode, refused in done.stderr) == (4, True)
+
+
+def allowed() -> set[tuple[str, str, str]]:
+    """Namespace, resource and verb of each right in deploy/kubectl-rbac.yaml."""
+    return {
+        (role["metadata"].get("namespace", ""), resource, verb)
+        for role in yaml.safe_load_all((ROOT / "deploy/kubectl-rbac.yaml").read_text())
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_the_roles_in_deploy_are_enough_and_each_right_is_needed(cluster: Cluster) -> None:
+    pod = daemon_pod(charts.the("DaemonSet", render(KUSTOMIZE / "base")), "gpu-a")
+    cluster.state["pods"][1:] = [pod]
+    cluster.state["exec"] = {"resolver/resolver-gpu-a": cluster.state["exec"]["gpu-tools/resolver-gpu-a"]}
+    cluster.state["rules"] = sorted(allowed())
+    commands = (("status",), ("explain", "research/train-0"), ("containers", "--node", "gpu-a"))
+    assert [cluster(*words).returncode for words in commands] == [0, 0, 0]
+    for right in allowed():
+        cluster.state["rules"] = sorted(allowed() - {right})
+        codes = [cluster(*words).returncode for words in commands]
+        assert 4 in codes, (right, codes)
+
+
+def test_explain_asks_the_pods_node(cluster: Cluster) -> None:
+    done = cluster("explain", "research/train-0")
+    assert (done.returncode, "The chain holds" in done.stdout) == (0, True), done.stderr
+    told = json.loads(cluster("explain", "research/train-0", "-c", "main", "--json").stdout)
+    assert [each["container_id"] for each in told["containers"]] == [CID]
+
+
+def test_a_bundle_is_printed(cluster: Cluster, tmp_path: Path) -> None:
+    with (tmp_path / "bundle.tar.gz").open("wb") as file:
+        done = cluster("bundle", "--node", "gpu-a", "--", "--redact", out=file)
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(tmp_path / "bundle.tar.gz") as archive:
+        assert any(name.endswith("/slots.json") for name in archive.getnames())
+
+
+def test_kubectls_own_troubles_are_told_in_its_words(cluster: Cluster) -> None:
+    cluster.state["rules"] = []
+    done = cluster("status")
+    assert (done.returncode, 'cannot list resource "pods"' in done.stderr) == (4, True)
+    cluster.state["down"] = True
+    down = cluster("status").stderr
+    assert "did you specify the right host or port" in down
+    assert "kubectl config current-context" in down
+    assert "memcache.go" not in down
+    assert "there is no /nonexistent/kubectl" in cluster("status", KUBECTL="/nonexistent/kubectl").stderr
+    assert cluster("status", "--context", "other", "--kubeconfig", "/k").stderr.startswith(
+        "kubectl resolver: The conn"
+    )
+
+
+def test_every_command_that_it_passes_on_is_one() -> None:
+    assert set(kubectl_plugin.COMMANDS) <= set(COMMANDS)

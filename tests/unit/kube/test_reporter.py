@@ -1,0 +1,547 @@
+"""The reporter against an API server at the wire: what it writes, what it asks, and every fault that it survives."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from resolver.base.errors import ApiServerFailed
+from resolver.kube import node_events
+from resolver.kube.apiserver import FIELD_MANAGER, Backoff
+from resolver.kube.device import CORDON, CORDONED, NVML_UNAVAILABLE
+from tests.fakes.kube import DEVICES, EVENTS, NODES, RULES, KubeServer, Rule, owned_by
+from tests.fakes.reported import NODE, Run, gpu, impatient, reporting
+
+A, B = gpu("GPU-a", 0), gpu("GPU-b", 1)
+ILL = gpu("GPU-b", 1, "too_hot")
+#: An object has to be right this long after the API server's return; the machine that tests is slow.
+SOON = 5.0 * 3
+
+Scenario = Callable[[Run], Coroutine[Any, Any, None]]
+
+#: A TLS connection that is cancelled in its handshake is left to the collector by asyncio (Python 3.11), at both ends.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture
+def kube(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
+    impatient(monkeypatch)
+    with KubeServer(tmp_path / "kube") as server:
+        server.set_node(NODE)
+        yield server
+    gc.collect()  # here, and not in a later test
+
+
+def play(kube: KubeServer, scenario: Scenario, **plan: Any) -> None:
+    """A scenario that begins with an object in sync: two healthy GPUs."""
+
+    async def whole() -> None:
+        async with reporting(kube, **plan) as run:
+            run.daemon.say(A, B)
+            await run.in_sync()
+            await scenario(run)
+
+    asyncio.run(whole())
+
+
+def in_sync(scenario: Callable[[KubeServer, Run], Coroutine[Any, Any, None]]) -> Callable[[KubeServer], None]:
+    """Make a test of a scenario that begins with an object in sync."""
+
+    def test(kube: KubeServer) -> None:
+        play(kube, lambda run: scenario(kube, run))
+
+    return test
+
+
+async def falls_ill(run: Run, seconds: float = 30.0) -> None:
+    """What every fault ends with: a change of the daemon's arrives."""
+    run.daemon.say(A, ILL)
+    await run.until(lambda: run.health() == {"GPU-a": True, "GPU-b": False}, seconds)
+    await run.in_sync()
+
+
+# ---- what it writes and asks ----------------------------------------------------------------------------------------
+
+
+@in_sync
+async def test_one_read_of_each_and_then_only_changes(kube: KubeServer, run: Run) -> None:
+    assert run.health() == {"GPU-a": True, "GPU-b": True}
+    owner = run.device["metadata"]["ownerReferences"]
+    assert [each["uid"] for each in owner] == [kube.nodes[NODE]["metadata"]["uid"]]
+    asked = [(each.method, each.path) for each in kube.asked]
+    assert asked == [("GET", NODES), ("GET", f"{DEVICES}/{NODE}"), ("POST", DEVICES)]
+    for degrees in range(20):  # what is measured is not reported
+        run.daemon.say(replace(A, temperature=degrees), replace(B, memory_used=degrees))
+        await asyncio.sleep(0.01)
+    await run.in_sync()
+    kube.set_node(NODE, {"volumes.kubernetes.io/controller-managed-attach-detach": "true"})
+    await asyncio.sleep(0.3)
+    assert len(kube.asked) == 3
+    await falls_ill(run)
+    patches = [each for each in kube.writes() if each.method == "PATCH"]
+    assert len(patches) == 1
+    assert run.tally.writes == {
+        "created": 1, "patched": 1, "conflict": 0, "throttled": 0, "refused": 0, "failed": 0,
+    }  # fmt: skip
+    assert run.tally.last_success is not None
+
+
+def test_who_starts_anew_finds_the_object_and_writes_nothing(kube: KubeServer) -> None:
+    async def nothing(run: Run) -> None:
+        await asyncio.sleep(0)
+
+    play(kube, nothing)
+    before, version = len(kube.writes()), kube.devices[NODE]["metadata"]["resourceVersion"]
+    play(kube, nothing)
+    assert len(kube.writes()) == before
+    assert kube.devices[NODE]["metadata"]["resourceVersion"] == version
+
+
+def test_it_owns_its_fields_and_the_schedulers_status_stays(kube: KubeServer) -> None:
+    status = {"allocations": [{"type": "gpu", "entries": [{"name": "p", "minors": [0]}]}]}
+    rdma = {"type": "rdma", "id": "mlx5_0", "minor": 0, "health": True}
+    kube.set_device(
+        {
+            "apiVersion": "scheduling.koordinator.sh/v1alpha1",
+            "kind": "Device",
+            "metadata": {"name": NODE, "labels": {"theirs": "x"}},
+            "spec": {"devices": [rdma]},
+            "status": status,
+        }
+    )
+
+    async def scenario(run: Run) -> None:
+        await falls_ill(run)
+        assert run.device["status"] == status
+        assert run.device["metadata"]["labels"]["theirs"] == "x"
+        assert rdma in run.device["spec"]["devices"]
+        owned = owned_by(run.device, FIELD_MANAGER)
+        assert not any("status" in field or "theirs" in field for field in owned)
+
+    play(kube, scenario)
+
+
+@in_sync
+async def test_an_object_that_another_has_deleted_is_made_again(kube: KubeServer, run: Run) -> None:
+    kube.call(kube.devices.clear)
+    kube.end_watches()  # as an API server does once an hour
+    await run.until(lambda: run.device is not None, SOON)
+
+
+@in_sync
+async def test_a_foreign_change_is_put_right_with_the_next_watch(kube: KubeServer, run: Run) -> None:
+    spoiled = copy.deepcopy(run.device)
+    spoiled["spec"]["devices"][0]["health"] = False
+    kube.set_device(spoiled)
+    kube.end_watches()
+    await run.until(lambda: run.health() == {"GPU-a": True, "GPU-b": True}, SOON)
+
+
+# ---- never a guess --------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_written_before_nvml_has_answered(kube: KubeServer) -> None:
+    async def whole() -> None:
+        async with reporting(kube) as run:
+            run.daemon.say(error="NVML was not asked yet", version=0)
+            await asyncio.sleep(0.6)  # over the patience
+            assert kube.writes() == []
+            run.daemon.say(A)
+            await run.in_sync()
+            assert run.health() == {"GPU-a": True}
+
+    asyncio.run(whole())
+
+
+@in_sync
+async def test_while_nvml_does_not_answer_gpus_stay_and_are_not_healthy(kube: KubeServer, run: Run) -> None:
+    run.daemon.say(error="it hangs", version=0)  # a daemon that was started meanwhile
+    await run.until(lambda: run.reasons() == {"GPU-a": NVML_UNAVAILABLE, "GPU-b": NVML_UNAVAILABLE})
+    assert run.health() == {"GPU-a": False, "GPU-b": False}
+    assert {each["conditions"][0]["status"] for each in run.device["spec"]["devices"]} == {"Unknown"}
+    run.daemon.say(A, B)
+    await run.until(lambda: run.health() == {"GPU-a": True, "GPU-b": True})
+
+
+@in_sync
+async def test_a_driver_that_is_slow_for_a_moment_is_no_failure(kube: KubeServer, run: Run) -> None:
+    run.daemon.say(A, B, error="it does not answer in time")
+    await asyncio.sleep(0.05)
+    run.daemon.say(A, B)
+    await asyncio.sleep(0.6)
+    assert len(kube.writes()) == 1
+
+
+@in_sync
+async def test_a_daemon_that_ends_changes_nothing(kube: KubeServer, run: Run) -> None:
+    run.daemon.down()
+    await run.until(lambda: not run.tally.daemon_up)
+    assert run.tally.not_in_sync
+    assert run.health() == {"GPU-a": True, "GPU-b": True}
+    assert len(kube.writes()) == 1
+    await falls_ill(run)
+
+
+# ---- the operator's mark --------------------------------------------------------------------------------------------
+
+
+@in_sync
+async def test_a_cordon_is_honoured_and_lifted(kube: KubeServer, run: Run) -> None:
+    for value, ill in (
+        ("GPU-b", {"GPU-b"}),
+        ("*", {"GPU-a", "GPU-b"}),
+        ("GPU-a GPU-x", {"GPU-a"}),
+        ("", set()),
+    ):
+        kube.set_node(NODE, {CORDON: value})
+        wanted = {uuid: CORDONED if uuid in ill else "" for uuid in ("GPU-a", "GPU-b")}
+        await run.until(lambda wanted=wanted: run.reasons() == wanted, SOON)  # type: ignore[misc]
+        await run.in_sync()
+        assert run.tally.cordoned == len(ill)
+
+
+def test_a_cordon_that_was_there_before_is_honoured_from_the_start(kube: KubeServer) -> None:
+    kube.set_node(NODE, {CORDON: "GPU-a"})
+
+    async def scenario(run: Run) -> None:
+        assert run.reasons() == {"GPU-a": CORDONED, "GPU-b": ""}
+        assert len(kube.writes()) == 1
+
+    play(kube, scenario)
+
+
+@in_sync
+async def test_a_node_that_goes_and_comes_as_another(kube: KubeServer, run: Run) -> None:
+    kube.delete_node(NODE)
+    await run.until(lambda: run.tally.not_in_sync == "the node is gone")
+    run.daemon.say(A, ILL)
+    await asyncio.sleep(0.3)
+    assert run.device is None  # it would belong to nobody, and stay for ever
+    kube.set_node(NODE)
+    await run.until(lambda: NODE in kube.devices, SOON)
+    assert kube.devices[NODE]["metadata"]["ownerReferences"][0]["uid"] == kube.nodes[NODE]["metadata"]["uid"]
+
+
+# ---- faults ---------------------------------------------------------------------------------------------------------
+
+
+@in_sync
+async def test_a_conflict_is_read_again_and_written(kube: KubeServer, run: Run) -> None:
+    changed = copy.deepcopy(run.device)
+    changed["metadata"]["labels"]["theirs"] = "y"
+    kube.faults.stale = copy.deepcopy(run.device)  # the cache does not have it yet
+    kube.set_device(changed)
+    await falls_ill(run)
+    assert run.tally.writes["conflict"] == 1
+    assert run.device["metadata"]["labels"]["theirs"] == "y"
+
+
+def test_an_object_that_the_cache_does_not_have_yet(kube: KubeServer) -> None:
+    async def nothing(run: Run) -> None:
+        await asyncio.sleep(0)
+
+    play(kube, nothing)
+    kube.faults.stale = {}
+    play(kube, falls_ill)
+    assert kube.devices[NODE]["metadata"]["resourceVersion"]
+
+
+@in_sync
+async def test_too_many_requests_are_waited_for_as_long_as_the_server_says(
+    kube: KubeServer, run: Run
+) -> None:
+    kube.faults.refuse = [(429, {"Retry-After": "1"})] * 2
+    began = time.monotonic()
+    await falls_ill(run)
+    assert time.monotonic() - began >= 2
+    times = [each.at for each in kube.writes() if each.status == 429]
+    after = [each.at for each in kube.writes() if each.at > times[-1]]
+    assert times[1] - times[0] >= 1
+    assert after[0] - times[1] >= 1
+    assert run.tally.writes["throttled"] == 2
+
+
+@pytest.mark.parametrize("status", [500, 503, 504])
+def test_an_api_server_that_fails_is_tried_again(kube: KubeServer, status: int) -> None:
+    async def scenario(run: Run) -> None:
+        kube.faults.refuse = [(status, {})] * 4
+        await falls_ill(run)
+        assert run.tally.writes["failed"] == 4
+
+    play(kube, scenario)
+
+
+@in_sync
+async def test_an_answer_that_is_lost_was_a_write_all_the_same(kube: KubeServer, run: Run) -> None:
+    kube.faults.drop_answer = 1
+    await falls_ill(run)
+    assert len(kube.writes()) == 2  # the second one would change nothing
+
+
+def test_an_api_server_that_never_answers_is_given_up(
+    kube: KubeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from resolver.kube import apiserver
+
+    monkeypatch.setattr(apiserver, "_ANSWER_SECONDS", 0.3)
+
+    async def scenario(run: Run) -> None:
+        kube.faults.hang = True
+        run.daemon.say(A, ILL)
+        await run.until(lambda: run.server.requests.get(0, 0) >= 3)
+        kube.faults.hang = False
+        await run.until(lambda: not run.health()["GPU-b"], SOON)
+
+    play(kube, scenario)
+
+
+def test_an_api_server_that_was_gone_for_long_finds_the_object_right_within_seconds(
+    kube: KubeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As after an hour: the waits have grown to what they can be.
+    monkeypatch.setattr(Backoff, "__init__", lambda self: self.__dict__.update(_failures=40, _refusals=0))
+
+    async def scenario(run: Run) -> None:
+        kube.stop()
+        run.daemon.say(A, ILL)
+        await run.until(lambda: 0 in run.server.requests)
+        await asyncio.sleep(2)
+        assert len(kube.writes()) == 1
+        kube.start()
+        await run.until(lambda: run.health() == {"GPU-a": True, "GPU-b": False}, SOON)
+        kube.set_node(NODE, {CORDON: "GPU-a"})
+        await run.until(lambda: run.reasons()["GPU-a"] == CORDONED, SOON)
+
+    play(kube, scenario)
+
+
+@pytest.mark.parametrize("in_stream", [False, True])
+def test_an_expired_watch_begins_anew(kube: KubeServer, in_stream: bool) -> None:  # noqa: FBT001
+    kube.faults.expire_in_stream = in_stream
+
+    async def scenario(run: Run) -> None:
+        kube.end_watches(compact=True)
+        await run.until(lambda: any(each.status == 410 for each in kube.asked) or in_stream)
+        await run.until(lambda: kube.watching == 1, SOON)
+        kube.set_node(NODE, {CORDON: "GPU-a"})
+        await run.until(lambda: run.reasons()["GPU-a"] == CORDONED, SOON)
+        versions = [each.query["resourceVersion"] for each in kube.asked if each.query.get("watch")]
+        assert versions[0] == "0"
+        assert int(versions[1]) > 100  # it went on from where it was, and was told that this is too old
+        assert "0" in versions[2:]
+
+    play(kube, scenario)
+
+
+def test_bookmarks_keep_the_version_young(kube: KubeServer) -> None:
+    kube.bookmark_seconds = 0.05
+
+    async def scenario(run: Run) -> None:
+        kube.set_node("another")  # the watch is told nothing of it but by a bookmark
+        young = int(kube.nodes["another"]["metadata"]["resourceVersion"])
+        await run.until(lambda: int(run.reporter._node_version) >= young)
+        kube.end_watches()
+        await run.until(lambda: len([each for each in kube.asked if each.query.get("watch")]) == 2, SOON)
+        assert [
+            int(each.query["resourceVersion"]) >= young for each in kube.asked if each.query.get("watch")
+        ][1]
+
+    play(kube, scenario)
+
+
+@in_sync
+async def test_a_token_that_kubelet_exchanged(kube: KubeServer, run: Run) -> None:
+    kube.rotate_token()
+    await falls_ill(run)
+
+
+@in_sync
+async def test_a_token_that_is_exchanged_a_little_late(kube: KubeServer, run: Run) -> None:
+    old = (kube.account / "token").read_text()
+    kube.rotate_token()
+    new = (kube.account / "token").read_text()
+    (kube.account / "token").write_text(old)
+    run.daemon.say(A, ILL)
+    await run.until(lambda: run.server.requests.get(401, 0) >= 2)
+    (kube.account / "token").write_text(new)
+    await run.until(lambda: not run.health()["GPU-b"], SOON)
+
+
+@in_sync
+async def test_another_ca(kube: KubeServer, run: Run) -> None:
+    kube.rotate_authority()
+    kube.stop()
+    kube.start()
+    await falls_ill(run)
+    kube.set_node(NODE, {CORDON: "GPU-a"})
+    await run.until(lambda: run.reasons()["GPU-a"] == CORDONED, SOON)
+
+
+@in_sync
+async def test_a_server_with_another_ca_is_not_told_the_token(kube: KubeServer, run: Run) -> None:
+    known = (kube.account / "ca.crt").read_bytes()
+    kube.rotate_authority()
+    (kube.account / "ca.crt").write_bytes(known)
+    kube.stop()
+    asked = len(kube.asked)
+    kube.start()
+    run.daemon.say(A, ILL)
+    await run.until(lambda: run.server.requests.get(0, 0) >= 3)
+    assert len(kube.asked) == asked
+    assert "certificate" in run.tally.not_in_sync
+
+
+def test_rights_that_are_missing_are_said_and_used_when_they_are_there(kube: KubeServer) -> None:
+    kube.rules = RULES - {Rule("scheduling.koordinator.sh", "devices", "create")}
+
+    async def whole() -> None:
+        async with reporting(kube) as run:
+            run.daemon.say(A)
+            await run.until(lambda: run.tally.writes["refused"] >= 2)
+            assert "forbidden" in run.tally.not_in_sync
+            kube.rules = RULES
+            await run.in_sync()
+
+    asyncio.run(whole())
+
+
+def test_a_cluster_without_koordinator_is_said(kube: KubeServer) -> None:
+    kube.faults.no_definition = True
+
+    async def whole() -> None:
+        async with reporting(kube) as run:
+            run.daemon.say(A)
+            await run.until(lambda: "Koordinator's Device installed" in run.tally.not_in_sync)
+            kube.faults.no_definition = False
+            await run.in_sync()
+
+    asyncio.run(whole())
+
+
+def test_a_service_account_that_is_not_mounted_is_said(kube: KubeServer) -> None:
+    (kube.account / "token").unlink()
+
+    async def whole() -> None:
+        async with reporting(kube) as run:
+            run.daemon.say(A)
+            await asyncio.sleep(0.5)
+            assert kube.asked == []
+            (kube.account / "token").write_text(kube.token)
+            await run.in_sync()
+
+    asyncio.run(whole())
+
+
+def test_waits_grow_differ_and_have_an_end() -> None:
+    gone, refused = ApiServerFailed("gone"), ApiServerFailed("no", status=403)
+    backoff = Backoff()
+    waits = [backoff.seconds(gone) for _ in range(30)]
+    assert 0.1 < waits[0] <= 0.25
+    assert all(2.0 <= wait <= 4.0 for wait in waits[6:])
+    assert len(set(waits)) == 30
+    assert backoff.seconds(refused) <= 0.25
+    assert 30 <= [backoff.seconds(refused) for _ in range(30)][-1] <= 60
+    asked = [backoff.seconds(ApiServerFailed("busy", status=429, retry_after=7.0)) for _ in range(30)]
+    assert all(7 <= wait <= 11 for wait in asked)
+
+
+# ---- events ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_event_for_each_turn_of_a_gpu(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_events, "_APART_SECONDS", 0.2)
+
+    async def scenario(run: Run) -> None:
+        assert kube.events == []
+        await falls_ill(run)
+        await run.until(lambda: len(kube.events) == 1)
+        run.daemon.say(A, B)
+        await run.until(lambda: len(kube.events) == 2)
+        ill, well = kube.events
+        assert (ill["type"], ill["reason"]) == ("Warning", "GPUUnhealthy")
+        assert "GPU-b" in ill["message"]
+        assert "TooHot" in ill["message"]
+        assert (well["type"], well["reason"]) == ("Normal", "GPUHealthy")
+        assert "GPU-b" in well["message"]
+        assert ill["involvedObject"]["uid"] == kube.nodes[NODE]["metadata"]["uid"]
+        await run.until(lambda: run.tally.events == {"posted": 2, "failed": 0})
+
+    play(kube, scenario)
+
+
+def test_at_most_one_event_for_each_gpu_and_minute(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_events, "_APART_SECONDS", 3.0)
+
+    async def scenario(run: Run) -> None:
+        began = time.monotonic()
+        for state in (ILL, B, ILL, B, ILL):
+            run.daemon.say(A, state)
+            await run.until(lambda state=state: run.health()["GPU-b"] == (state is B))  # type: ignore[misc]
+            await run.in_sync()
+        await run.until(lambda: len(kube.events) == 1)
+        assert len(kube.events) == 1 or time.monotonic() - began > 3
+        run.daemon.say(A, B)
+        await run.until(lambda: len(kube.events) == 2)
+        assert time.monotonic() - began >= 3
+        assert [each["reason"] for each in kube.events] == ["GPUUnhealthy", "GPUHealthy"]
+
+    play(kube, scenario)
+
+
+def test_a_change_while_no_reporter_ran_is_told_and_nothing_twice(kube: KubeServer) -> None:
+    async def ill(run: Run) -> None:
+        await falls_ill(run)
+        await run.until(lambda: kube.events)
+
+    async def well(run: Run) -> None:  # as it begins
+        await run.until(lambda: len(kube.events) == 2)
+
+    play(kube, ill)
+    play(kube, well)
+    assert [each["reason"] for each in kube.events] == ["GPUUnhealthy", "GPUHealthy"]
+
+
+def test_an_event_that_is_refused_is_tried_again(kube: KubeServer) -> None:
+    kube.rules = RULES - {Rule("", "events", "create", "default")}
+
+    async def scenario(run: Run) -> None:
+        await falls_ill(run)  # the object does not wait for it
+        await run.until(lambda: run.tally.events["failed"] >= 2)
+        kube.rules = RULES
+        await run.until(lambda: len(kube.events) == 1)
+
+    play(kube, scenario)
+    assert sum(each.path == EVENTS for each in kube.asked) >= 2
+
+
+# ---- the node's condition -------------------------------------------------------------------------------------------
+
+
+def test_the_nodes_condition_if_it_is_wanted(kube: KubeServer) -> None:
+    kube.rules = RULES | {Rule("", "nodes/status", "patch")}
+
+    async def scenario(run: Run) -> None:
+        await falls_ill(run)
+        await run.until(lambda: condition(kube)["status"] == "True")
+        assert "GPU-b" in condition(kube)["message"]
+        since = condition(kube)["lastTransitionTime"]
+        run.daemon.say(gpu("GPU-a", 0, "lost"), ILL)
+        await run.until(lambda: condition(kube)["message"].startswith("2 of 2"))
+        assert condition(kube)["lastTransitionTime"] == since
+        run.daemon.say(A, B)
+        await run.until(lambda: condition(kube)["status"] == "False")
+
+    play(kube, scenario, node_condition=True)
+
+
+def condition(kube: KubeServer) -> Any:
+    conditions = kube.nodes[NODE]["status"].get("conditions") or [{"status": ""}]
+    return conditions[0]

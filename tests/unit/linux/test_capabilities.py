@@ -1,0 +1,172 @@
+"""Capabilities given up in a child of ours; what is given up stays so."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from resolver.base.source_records import SOURCE_RECORDS
+from resolver.linux import capabilities
+from resolver.linux.capabilities import NUMBERS
+
+ROOT = str(Path(__file__).parents[3])
+
+
+def python(code: str, *wrapper: str) -> list[str]:
+    """The lines that a program prints in a process of its own."""
+    done = subprocess.run(
+        [*wrapper, sys.executable, "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+SHOW = """
+    import subprocess
+    from resolver.linux.capabilities import limit
+    limit(frozenset({running!r}), frozenset({children!r}))
+    def masks(text):
+        found = dict(line.split(":", 1) for line in text.splitlines())
+        return [int(found[name], 16) for name in ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb")]
+    with open("/proc/self/status") as status:
+        print(masks(status.read()))
+    print(masks(subprocess.check_output(["cat", "/proc/self/status"], text=True)))
+"""
+
+
+def mask(*names: str) -> int:
+    return sum(1 << NUMBERS[name] for name in names)
+
+
+def limited(running: set[str], children: set[str], *wrapper: str) -> list[str]:
+    return python(SHOW.format(running=sorted(running), children=sorted(children)), *wrapper)
+
+
+APPARMOR = """
+    import ctypes
+    real = ctypes.CDLL(None, use_errno=True)
+    class Confined:
+        # As security/apparmor/lsm.c: capget(2) leaves out what the profile denies; it is held all the same.
+        def __getattr__(self, name):
+            return getattr(real, name)
+        def capget(self, header, halves):
+            answer = real.capget(header, halves)
+            for half in halves:
+                half.permitted, half.effective = half.permitted & {allowed}, half.effective & {allowed}
+            return answer
+    ctypes.CDLL = lambda *_, **__: Confined()
+"""
+
+
+def test_what_a_profile_denies_is_not_given_up_so_that_the_kernel_says_who_forbids_it() -> None:
+    childs = mask("SYS_PTRACE", "BPF", "PERFMON")
+    code = APPARMOR.format(allowed=mask("SYS_PTRACE")) + SHOW.format(
+        running=["SYS_PTRACE"], children=["BPF", "PERFMON"]
+    )
+    assert python(code) == [
+        str([mask("SYS_PTRACE"), childs, childs, 0, 0]),
+        str([childs, childs, childs, 0, 0]),
+    ]
+
+
+PTRACE, BPF = mask("SYS_PTRACE"), mask("BPF")
+_BOUNDED = ("--inh-caps", "-all", "--bounding-set")
+
+
+@pytest.mark.parametrize(
+    ("running", "children", "wrapper", "own", "childs", "bound"),
+    [
+        ({"SYS_PTRACE"}, {"BPF"}, (), PTRACE, PTRACE | BPF, PTRACE | BPF),
+        (set(), set(), (), 0, 0, 0),
+        # Without CAP_SETPCAP the bounding set stays as the starter cut it down.
+        (
+            {"SYS_PTRACE", "BPF"},
+            {"SYS_PTRACE"},
+            ("setpriv", *_BOUNDED, "-all,+sys_ptrace,+kill"),
+            *(PTRACE, PTRACE, PTRACE | 1 << 5),
+        ),
+        # As in a pod: the bounding set gives nothing back.
+        (
+            {"SYS_PTRACE"},
+            {"BPF", "PERFMON"},
+            ("setpriv", "--no-new-privs", *_BOUNDED, "-all,+sys_ptrace,+bpf,+kill"),
+            *(PTRACE, PTRACE | BPF, PTRACE | BPF | 1 << 5),
+        ),
+    ],
+    ids=["needs", "nothing", "not held", "no new privileges"],
+)
+def test_a_process_keeps_what_it_needs_and_its_children_get_no_more_than_they_need(
+    running: set[str], children: set[str], wrapper: tuple[str, ...], own: int, childs: int, bound: int
+) -> None:
+    assert limited(running, children, *wrapper) == [
+        str([own, childs, bound, 0, 0]),
+        str([childs, childs, bound, 0, 0]),
+    ]
+
+
+def test_another_user_than_root_hands_on_what_was_ambient() -> None:
+    names = "+sys_ptrace,+bpf,+perfmon,+kill"
+    user = (
+        "setpriv",
+        "--reuid",
+        "65534",
+        "--regid",
+        "65534",
+        "--clear-groups",
+        "--bounding-set",
+        f"-all,{names}",
+    )
+    own, childs = mask("SYS_PTRACE"), mask("SYS_PTRACE", "BPF")
+    got = limited({"SYS_PTRACE"}, {"BPF"}, *user, "--inh-caps", names, "--ambient-caps", names)
+    assert [json.loads(line)[:2] + json.loads(line)[3:] for line in got] == [
+        [own, childs, childs, childs],
+        [childs] * 4,
+    ]
+
+
+def test_what_was_given_up_is_gone() -> None:
+    code = """
+        import os
+        from resolver.linux.capabilities import held, limit
+        print(sorted(held()))
+        limit(frozenset({"SYS_PTRACE"}), frozenset({"SYS_PTRACE"}))
+        limit(frozenset({"SYS_PTRACE", "BPF", "SYS_ADMIN"}), frozenset({"BPF"}))
+        print(sorted(held()))
+    """
+    assert python(code) == [str(sorted(NUMBERS)), "['SYS_PTRACE']"]
+
+
+def test_the_numbers_are_the_kernels() -> None:
+    """By libcap's word for them."""
+    for name, number in NUMBERS.items():
+        said = subprocess.check_output(["capsh", f"--decode={1 << number:x}"], text=True).strip()
+        assert said.endswith(f"=cap_{name.lower()}"), said
+
+
+@pytest.mark.parametrize(
+    ("source", "release", "kept"),
+    [
+        ("bpf", "6.18.44-fc", {"SYS_PTRACE"}),
+        ("bpf", "5.19.0", {"SYS_PTRACE"}),
+        ("bpf", "5.15.0-91-generic", {"SYS_PTRACE", "BPF"}),
+        ("bpf", "unheard of", {"SYS_PTRACE", "BPF"}),
+        ("netlink", "5.15.0", {"SYS_PTRACE"}),
+        ("scan", "4.18.0", {"SYS_PTRACE"}),
+    ],
+)
+def test_what_is_kept_depends_on_the_kernel(source: str, release: str, kept: set[str]) -> None:
+    assert SOURCE_RECORDS[source].keeps(release) == kept
+
+
+def test_no_source_needs_more_while_it_runs_than_to_start() -> None:
+    for record in SOURCE_RECORDS.values():
+        assert record.keeps("6.8") <= record.keeps("5.15") <= record.rights <= capabilities.NUMBERS.keys()

@@ -1,0 +1,106 @@
+"""One writing daemon per node, and a sentence for whoever comes second."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from resolver.base.errors import UsageError
+from resolver.linux.node_lock import Held, NodeLock
+
+
+def test_the_second_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
+    with NodeLock(str(tmp_path)):
+        with pytest.raises(UsageError, match=rf"PID {os.getpid()}.*--dry-run") as caught:
+            NodeLock(str(tmp_path))
+        assert str(tmp_path / "lock") in str(caught.value)
+    with NodeLock(str(tmp_path)):
+        pass
+
+
+def test_a_killed_daemon_leaves_no_lock(tmp_path: Path) -> None:
+    code = "import sys, time; from resolver.linux.node_lock import NodeLock; l = NodeLock(sys.argv[1])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{code}; print(flush=True); time.sleep(60)", str(tmp_path)],
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(UsageError, match=f"PID {process.pid}"):
+            NodeLock(str(tmp_path))
+        process.kill()
+        process.wait()
+        with NodeLock(str(tmp_path)) as lock:
+            assert Path(lock.path).read_text() == f"{os.getpid()}\n"
+
+
+def test_children_do_not_inherit_it(tmp_path: Path) -> None:
+    with NodeLock(str(tmp_path)):
+        child = subprocess.Popen(["sleep", "60"], close_fds=False)
+    try:
+        with NodeLock(str(tmp_path)):
+            pass
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    with NodeLock(str(tmp_path)) as lock:
+        assert Path(lock.path).exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whoever_waits_gets_it_on_a_file_that_is_in_place(tmp_path: Path) -> None:
+    """The first removes its file when it ends: the lock of those who wait for that file is worth nothing."""
+    order: list[int] = []
+    first = NodeLock(str(tmp_path))
+
+    def wait(number: int) -> None:
+        with NodeLock(str(tmp_path), wait=True) as lock:
+            assert Path(lock.path).stat().st_ino == os.fstat(lock._fd).st_ino
+            order.append(number)
+            with pytest.raises(Held):
+                NodeLock(str(tmp_path))
+            time.sleep(0.05)
+            order.append(number)
+
+    waiting = [threading.Thread(target=wait, args=(number,)) for number in range(4)]
+    for thread in waiting:
+        thread.start()
+    time.sleep(0.2)
+    assert order == []
+    first.__exit__()
+    for thread in waiting:
+        thread.join(60)
+    assert sorted(order) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert order[::2] == order[1::2]  # never two at a time
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_run_directory_is_made(tmp_path: Path) -> None:
+    with NodeLock(str(tmp_path / "a" / "b")):
+        assert (tmp_path / "a" / "b" / "lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    (tmp_path / "lock").symlink_to(precious)
+    with pytest.raises(UsageError, match="cannot be used"):
+        NodeLock(str(tmp_path))
+    assert precious.read_text() == "kept"
+
+
+def test_a_run_directory_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (str(tmp_path / "file"), "/proc/nowhere", ""):
+        with pytest.raises(UsageError, match="--run-dir"):
+            NodeLock(place)

@@ -1,0 +1,288 @@
+"""Who is on the other end: by the kernel's words, its errors, and the bytes of sock_diag. Attacks: tests/kernel."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver.base.errors import AccessDenied, CannotKnow
+from resolver.base.reasons import PeerReason
+from resolver.linux import mappings, peers
+from resolver.linux.peers import Listener, PeerUnknown, credentials_of, peer_of, pidns_of
+from resolver.linux.procfs import Procfs
+
+BOTH_WAYS = pytest.mark.parametrize("use_peerpidfd", [True, False])
+SO_PEERGROUPS, SO_PEERPIDFD = 59, 77
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Our own connection to ourselves: client and server end."""
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        client.connect(str(tmp_path / "s"))
+        server, _ = listener.accept()
+        with server:
+            yield client, server
+
+
+class Scripted:
+    """What getsockopt says, as of a kernel that is not this one."""
+
+    def __init__(self, real: socket.socket, **said: int | bytes) -> None:
+        self._real = real
+        self._said = {
+            {"cred": socket.SO_PEERCRED, "groups": SO_PEERGROUPS, "pidfd": SO_PEERPIDFD}[name]: answer
+            for name, answer in said.items()
+        }
+
+    def fileno(self) -> int:
+        return self._real.fileno()
+
+    def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes:
+        answer = self._said.get(optname)
+        if isinstance(answer, bytes):
+            assert buflen >= len(answer)
+            return answer
+        if answer is not None:
+            raise OSError(answer, os.strerror(answer))
+        return self._real.getsockopt(level, optname, buflen)
+
+
+def test_credentials_are_those_of_who_connected(pair: tuple[socket.socket, socket.socket]) -> None:
+    who = credentials_of(pair[1])
+    assert who == (os.getpid(), os.geteuid(), os.getegid(), tuple(os.getgroups()))
+
+
+def test_groups_by_the_kernel_and_none_where_it_does_not_say(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    said = struct.pack("=3I", 10, 4294967294, 0)
+    assert credentials_of(Scripted(pair[1], groups=said)).groups == (10, 4294967294, 0)
+    for refusal in (errno.ENOPROTOOPT, errno.ERANGE):  # before 4.13; more than fit
+        assert credentials_of(Scripted(pair[1], groups=refusal)).groups == ()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        credentials_of(Scripted(pair[1], groups=errno.EBADF))
+
+
+@pytest.mark.parametrize(("use_peerpidfd", "use_pidfd"), [(True, True), (False, True), (False, False)])
+def test_a_living_peer_is_held(
+    pair: tuple[socket.socket, socket.socket], *, use_peerpidfd: bool, use_pidfd: bool
+) -> None:
+    procfs = Procfs(use_pidfd=use_pidfd)
+    with peer_of(pair[1], procfs, use_peerpidfd=use_peerpidfd) as peer:
+        assert peer.exact
+        assert peer.is_pidfd is use_pidfd
+        assert peer.host_pid == os.getpid()
+        assert peer.alive()
+        assert pidns_of(peer, procfs) == (procfs.pidns("self"), procfs.ns_pids(os.getpid()))
+        held = peer.fd
+        assert not os.get_inheritable(held)
+    peer.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(held)
+
+
+def test_a_peer_without_a_number_here_is_not_visible(pair: tuple[socket.socket, socket.socket]) -> None:
+    elsewhere = Scripted(pair[1], cred=struct.pack("=iII", 0, 0, 0))
+    with pytest.raises(PeerUnknown, match="hostPID") as caught:
+        peer_of(elsewhere, Procfs())
+    assert caught.value.reason is PeerReason.NOT_VISIBLE
+    assert isinstance(caught.value, CannotKnow)
+
+
+def test_each_kernels_word_about_a_peer(pair: tuple[socket.socket, socket.socket]) -> None:
+    for refusal in (errno.EINVAL, errno.ESRCH, errno.ENODATA):
+        with pytest.raises(PeerUnknown) as caught:
+            peer_of(Scripted(pair[1], pidfd=refusal), Procfs())
+        assert caught.value.reason is PeerReason.ENDED
+    for refusal in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        with pytest.raises(OSError, match=r"open files|memory"):
+            peer_of(Scripted(pair[1], pidfd=refusal), Procfs())
+    with peer_of(Scripted(pair[1], pidfd=errno.ENOPROTOOPT), Procfs()) as peer:
+        assert peer.exact
+
+
+def test_the_number_of_another_is_not_proven(pair: tuple[socket.socket, socket.socket]) -> None:
+    """As if the number had been used again: by a process that lives, and has nothing of this connection."""
+    with subprocess.Popen(["sleep", "60"]) as other:
+        try:
+            reused = Scripted(pair[1], cred=struct.pack("=iII", other.pid, 0, 0), pidfd=errno.ENOPROTOOPT)
+            gc.collect()  # what earlier tests left to it must not be collected in between
+            before = len(os.listdir("/proc/self/fd"))
+            with pytest.raises(PeerUnknown, match=r"6\.5") as caught:
+                peer_of(reused, Procfs())
+            assert caught.value.reason is PeerReason.NOT_PROVEN
+            assert len(os.listdir("/proc/self/fd")) == before
+            with peer_of(reused, Procfs(), exact=False) as peer:
+                assert not peer.exact
+                assert peer.host_pid == other.pid
+        finally:
+            other.kill()
+
+
+CLIENT = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as client:
+    sys.stdin.readline()
+    client.connect(sys.argv[1])
+    print("connected", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def client(path: Path) -> subprocess.Popen[str]:
+    """A process that connects when told to, and stays until told to."""
+    command = [sys.executable, "-I", "-c", CLIENT, str(path)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def say(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+@BOTH_WAYS
+def test_a_peer_that_ends_while_it_is_looked_at(tmp_path: Path, *, use_peerpidfd: bool) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, client(tmp_path / "s") as process:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        say(process)
+        server, _ = listener.accept()
+        with server, peer_of(server, Procfs(), use_peerpidfd=use_peerpidfd) as peer:
+            assert pidns_of(peer, Procfs()).ns_pids[0] == process.pid
+            process.kill()
+            os.waitid(
+                os.P_PID, process.pid, os.WEXITED | os.WNOWAIT
+            )  # not reaped: its number is still its own
+            assert not peer.alive()
+            for _ in range(2):
+                with pytest.raises(PeerUnknown) as caught:
+                    pidns_of(peer, Procfs())
+                assert caught.value.reason is PeerReason.ENDED
+                process.wait()
+            with pytest.raises(PeerUnknown) as caught:
+                peer_of(server, Procfs(), use_peerpidfd=use_peerpidfd)
+            assert caught.value.reason is PeerReason.ENDED
+
+
+def test_one_that_is_older_than_its_connection_is_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "_other_end", lambda _connection: 0)  # as of another network namespace
+    monkeypatch.setattr(peers, "_made_after", {})
+    procfs, path = Procfs(), tmp_path / "s"
+    with Listener() as listener, client(path) as old:
+        started = (procfs.start_time(old.pid) + 1) / os.sysconf("SC_CLK_TCK")
+        while time.clock_gettime(time.CLOCK_BOOTTIME) < started:
+            time.sleep(0.005)
+        listener.bind(str(path))
+        listener.listen(5)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+        assert not listener.getblocking()
+        say(old)
+        assert old.stdout is not None
+        assert old.stdout.readline() == "connected\n"
+        with client(path) as young:
+            say(young)
+            assert young.stdout is not None
+            assert young.stdout.readline() == "connected\n"
+            # Both have waited: the second may be as young as it likes, and anybody could have had its number before.
+            first, second = listener.accept()[0], listener.accept()[0]
+            with first, second:
+                with peer_of(first, procfs, use_peerpidfd=False) as peer:
+                    assert peer.exact
+                    assert peer.host_pid == old.pid
+                with pytest.raises(PeerUnknown) as caught:
+                    peer_of(second, procfs, use_peerpidfd=False)
+                assert caught.value.reason is PeerReason.NOT_PROVEN
+            young.kill()
+        old.kill()
+
+
+@pytest.mark.parametrize(
+    ("ns_pids", "says", "reason"),
+    [
+        (AccessDenied("run as root"), "run as root", PeerReason.ACCESS_DENIED),
+        ((), r"4\.1", PeerReason.NOT_PROVEN),
+    ],
+)
+def test_a_peer_whose_numbers_are_not_shown(
+    pair: tuple[socket.socket, socket.socket], ns_pids: Any, says: str, reason: PeerReason
+) -> None:
+    class Other(Procfs):
+        def ns_pids(self, host_pid: int | str) -> tuple[int, ...]:  # noqa: ARG002
+            if isinstance(ns_pids, AccessDenied):
+                raise ns_pids
+            return ()
+
+    with peer_of(pair[1], Procfs()) as peer, pytest.raises(PeerUnknown, match=says) as caught:
+        pidns_of(peer, Other())
+    assert caught.value.reason is reason
+
+
+# ---- sock_diag ------------------------------------------------------------------------------------------------------
+
+
+def test_the_other_end_is_the_one_that_is_connected(pair: tuple[socket.socket, socket.socket]) -> None:
+    client_inode, server_inode = (os.fstat(end.fileno()).st_ino for end in pair)
+    assert peers._other_end(pair[1]) == client_inode
+    assert peers._other_end(pair[0]) == server_inode
+    pair[0].close()
+    assert peers._other_end(pair[1]) == 0
+
+
+def answer(*attributes: bytes, about: int = 7, kind: int = 20) -> bytes:
+    body = struct.pack("=BBBBIII", 1, 1, 1, 0, about, 0, 0) + b"".join(attributes)
+    return struct.pack("=IHHII", 16 + len(body), kind, 0, 1, 0) + body
+
+
+def attribute(kind: int, value: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
+
+
+PEER = attribute(2, struct.pack("=I", 4711))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (answer(PEER), 4711),
+        (answer(attribute(0, b"name\0"), attribute(1, bytes(8)), PEER), 4711),
+        (answer(), 0),
+        (answer(PEER, about=8), 0),  # about another socket
+        (answer(PEER, kind=2), 0),  # an error
+        (answer(attribute(2, b"")), 0),
+        (answer(struct.pack("=HH", 0, 0) * 3), 0),  # lengths that lead nowhere
+        (answer(PEER)[:-1], 0),
+        (struct.pack("=IHHIIi", 36, 2, 0, 1, 0, -errno.ENOENT) + bytes(16), 0),
+        (b"", 0),
+    ],
+)
+def test_the_kernels_answer_is_read_strictly(text: bytes, found: int) -> None:
+    assert peers._parse_other_end(text, 7) == found
+
+
+def test_among_a_million_descriptors_it_is_not_looked_for(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inode = os.fstat(pair[0].fileno()).st_ino
+    assert peers._has_socket(Procfs(), os.getpid(), inode)
+    assert not peers._has_socket(Procfs(), os.getpid(), 0)
+    assert not peers._has_socket(Procfs("/nowhere"), os.getpid(), inode)
+    monkeypatch.setattr(mappings, "MAX_DESCRIPTORS", 2)
+    assert not peers._has_socket(Procfs(), os.getpid(), inode)

@@ -1,0 +1,214 @@
+"""Look-ups in the daemon's map, with a source that lies and processes that end at the worst moment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resolver.base.errors import AccessDenied
+from resolver.linux.procfs import ProcessHandle, Procfs
+from resolver.lookup import cached
+from resolver.lookup.cached import LiveLookup
+from resolver.lookup.forward import lookup
+from resolver.lookup.verify import ContainerProcess
+from resolver.pids.pidmap import PidMap
+from resolver.pids.scan import ScanSource
+from tests.fakes.container import Container
+from tests.fakes.node import Node
+from tests.fakes.process import Process
+
+SLEEP = ("/bin/sleep", "1000")
+
+
+class Hooked(Procfs):
+    """The real /proc, where something happens just before a process is taken hold of, or after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: Callable[[int], object] = lambda _host_pid: None
+        self.after: Callable[[int], object] = lambda _host_pid: None
+
+    def open_handle(self, host_pid: int) -> ProcessHandle:
+        self.before(host_pid)
+        handle = super().open_handle(host_pid)
+        self.after(host_pid)
+        return handle
+
+
+class Liar(ScanSource):
+    """Says of every process of the node that it has the number that is asked for."""
+
+    def candidates(self, _ns_pid: int, _pidns: int | None = None) -> list[int]:
+        everybody = sorted(self.known)
+        random.Random(5).shuffle(everybody)
+        return everybody
+
+
+class Room:
+    def __init__(self, node: Node, kind: type[ScanSource] = ScanSource) -> None:
+        self.node = node
+        self.procfs = Hooked()
+        self.pidmap = PidMap(kind(self.procfs))
+        self.live = LiveLookup(self.procfs, self.pidmap)
+
+    def find(self, container: Container | str, ns_pid: int) -> ContainerProcess | None:
+        self.pidmap._next_refresh = 0.0
+        cid = container if isinstance(container, str) else container.container_id
+        asyncio.run(self.live.look_for((cid,)))
+        return self.live.find(cid, ns_pid)
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    # Thousands of namespaces that are not this test's may be on the machine.
+    monkeypatch.setattr(cached, "_LOOK_SECONDS", 30.0)
+    with Node(tmp_path, "535.183.01") as node:
+        assert node.left_out == []
+        yield node
+
+
+@pytest.fixture
+def room(node: Node) -> Room:
+    return Room(node)
+
+
+def host_pid(found: ContainerProcess | None) -> int | None:
+    return found.host_pid if found else None
+
+
+def test_every_field_is_what_the_walk_says(room: Room) -> None:
+    container = room.node.container(name="trainer")
+    process = container.spawn(SLEEP)
+    for ns_pid in (1, process.ns_pid):
+        found = room.find(container, ns_pid)
+        assert found is not None
+        walked = lookup(Procfs(), container.container_id, ns_pid)
+        assert found._replace(source="") == walked._replace(source="")
+        assert (found.source, found.container_name, found.pod_uid) == ("scan", "trainer", container.pod_uid)
+
+
+def test_only_full_ids_and_numbers_that_can_be(room: Room) -> None:
+    container = room.node.container()
+    cid = container.container_id
+    for text in (cid, f"containerd://{cid}", f" {cid} "):
+        assert host_pid(room.find(text, 1)) == container.init_host_pid
+    for text in (cid[:12], cid[:63], cid + "0", "", f"{container.pod_uid}/main", cid[::-1]):
+        assert room.find(text, 1) is None
+    for ns_pid in (0, -1, 2**31, 4000):
+        assert room.find(container, ns_pid) is None
+
+
+def test_namespaces_that_are_not_the_containers_own(room: Room) -> None:
+    first = room.node.container(name="a")
+    sharing = room.node.container(first.pod_uid, "b", pid_namespace=first)
+    on_host = room.node.container(name="host", pid_namespace="host")
+    nested = first.spawn(SLEEP, nested=True)
+    process, guest, far = first.spawn(SLEEP), sharing.spawn(SLEEP), on_host.spawn(SLEEP)
+    assert host_pid(room.find(first, 1)) == first.init_host_pid
+    assert host_pid(room.find(first, process.ns_pid)) == process.host_pid
+    assert room.find(first, guest.ns_pid) is None  # of the other container
+    assert room.find(sharing, guest.ns_pid) is None  # who has no first process of its own
+    assert room.find(on_host, far.host_pid) is None
+    (outer,) = room.procfs.ns_pids(nested.host_pid)[1:2]
+    assert room.find(first, outer) is None  # for the walk
+
+
+def test_a_source_that_lies_misleads_nobody(node: Node) -> None:
+    room = Room(node, Liar)
+    containers = [node.container(name=f"c{number}") for number in range(3)]
+    truth: dict[tuple[str, int], int] = {}
+    for container in containers:
+        truth[container.container_id, 1] = container.init_host_pid
+        for _ in range(4):
+            process = container.spawn(SLEEP)
+            truth[container.container_id, process.ns_pid] = process.host_pid
+        container.spawn(SLEEP, nested=True)
+    for container in containers:
+        for ns_pid in range(1, 12):
+            found = room.find(container, ns_pid)
+            known = truth.get((container.container_id, ns_pid))
+            assert known in (None, host_pid(found))
+            assert (
+                found is None or found.host_pid == lookup(Procfs(), container.container_id, ns_pid).host_pid
+            )
+
+
+def test_a_map_that_does_not_look_again_gives_nobody_who_has_ended(room: Room) -> None:
+    container = room.node.container()
+    process = container.spawn(SLEEP)
+    assert room.find(container, process.ns_pid)
+    process.kill()
+    room.pidmap._next_refresh = float("inf")
+    assert process.host_pid in room.pidmap.source
+    assert room.live.find(container.container_id, process.ns_pid) is None
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_one_that_ends_while_it_is_looked_at_is_nobody(room: Room, when: str) -> None:
+    container = room.node.container()
+    process = container.spawn(SLEEP)
+
+    def kill(host_pid: int) -> None:
+        os.kill(host_pid, signal.SIGKILL)
+        process.wait()
+
+    setattr(room.procfs, when, kill)
+    assert room.find(container, process.ns_pid) is None
+
+
+def test_one_that_moves_to_another_container_is_nobody(room: Room) -> None:
+    container, other = room.node.container(), room.node.container(name="other")
+    process = container.spawn(SLEEP)
+    assert other.cgroup is not None
+    procs = other.cgroup / "cgroup.procs"
+    room.procfs.before = lambda host_pid: procs.write_text(str(host_pid))
+    assert room.find(container, process.ns_pid) is None
+
+
+def test_a_restarted_container_is_another(room: Room) -> None:
+    container = room.node.container()
+    before, old = container.container_id, container.init_host_pid
+    assert host_pid(room.find(before, 1)) == old
+    container.restart()
+    assert room.find(before, 1) is None
+    assert host_pid(room.find(container, 1)) == container.init_host_pid != old
+
+
+def test_one_that_may_not_be_looked_at_is_nobody(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    container = room.node.container()
+    process = container.spawn(SLEEP)
+    real = Procfs.pidns
+
+    def refused(self: Procfs, host_pid: int | str) -> int:
+        if host_pid == process.host_pid:
+            raise AccessDenied("not shown")
+        return real(self, host_pid)
+
+    monkeypatch.setattr(Procfs, "pidns", refused)
+    assert room.find(container, process.ns_pid) is None
+    assert host_pid(room.find(container, 1)) == container.init_host_pid
+
+
+def test_a_process_that_changes_its_mounts_changes_no_name(room: Room) -> None:
+    container = room.node.container(name="trainer")
+    mounts = f"mount --bind {container.directory.parent} /mnt 2>/dev/null; umount /usr/local/vgpu; echo; sleep 1000"
+    process: Process = container.spawn(["/usr/bin/unshare", "--mount", "/bin/sh", "-c", mounts])
+    process.read_line()
+    found = room.find(container, process.ns_pid)
+    assert found is not None
+    assert found.container_name == "trainer"
+
+
+def test_what_is_remembered_is_bounded_by_what_lives(room: Room) -> None:
+    container = room.node.container()
+    for _ in range(5):
+        assert room.find(container, 1)
+        container.restart()
+    room.find(container, 1)
+    assert set(room.live.namespaces._known) == set(room.pidmap.inits())

@@ -1,0 +1,71 @@
+"""A process that is held while it is read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from resolver.base.errors import ProcessGone
+from resolver.linux.procfs import ProcessHandle, Procfs
+from resolver.lookup.verify import verify
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture(params=[True, False], ids=["pidfd", "directory"])
+def procfs(request: pytest.FixtureRequest) -> Procfs:
+    return Procfs(use_pidfd=request.param)
+
+
+def is_open(handle: ProcessHandle) -> bool:
+    return handle.fd >= 0 and os.path.exists(f"/proc/self/fd/{handle.fd}")
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_what_was_read_of_a_living_process_stands(
+    procfs: Procfs, sleeper: subprocess.Popen[bytes], *, keep: bool
+) -> None:
+    with verify(procfs, sleeper.pid, keep=keep) as handle:
+        assert handle.process.host_pid == sleeper.pid
+        assert is_open(handle)
+    assert is_open(handle) is keep
+    handle.close()
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_what_was_read_of_one_that_ended_meanwhile_does_not(
+    procfs: Procfs, sleeper: subprocess.Popen[bytes], *, keep: bool
+) -> None:
+    def read() -> int:
+        with verify(procfs, sleeper.pid, keep=keep) as handle:
+            handles.append(handle)
+            sleeper.kill()
+            os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # a zombie still has its PID
+            return handle.process.host_pid
+
+    handles: list[ProcessHandle] = []
+    with pytest.raises(ProcessGone, match=f"process {sleeper.pid} ended"):
+        read()
+    assert not is_open(handles[0])
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_an_error_of_the_block_stays_what_it_is_and_nothing_stays_open(
+    procfs: Procfs, sleeper: subprocess.Popen[bytes], *, keep: bool
+) -> None:
+    with pytest.raises(KeyError), verify(procfs, sleeper.pid, keep=keep) as handle:
+        raise KeyError
+    assert not is_open(handle)
+
+
+def test_nobody_there(procfs: Procfs) -> None:
+    with pytest.raises(ProcessGone), verify(procfs, 2**22 + 1):
+        pass

@@ -1,0 +1,55 @@
+"""The names of metrics keep Prometheus's rules, and every counter is one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from resolver.base.counters import CounterByReason, CounterName
+from resolver.kube import tally
+from resolver.metrics import families
+from resolver.metrics.family import Family
+
+#: What Prometheus says about names: https://prometheus.io/docs/practices/naming/
+UNITS = ("seconds", "bytes", "ratio", "celsius", "watts", "info", "total")
+NO_UNITS = ("percent", "milliseconds", "kilobytes", "megabytes", "fahrenheit")
+TYPES = ("gauge", "counter", "histogram", "info", "stateset")
+
+
+@pytest.mark.parametrize("family", [*families.FAMILIES, *tally.FAMILIES], ids=lambda family: family.name)
+def test_names_keep_the_rules(family: Family) -> None:
+    name = family.name
+    assert re.fullmatch(r"resolver_[a-z][a-z0-9_]*", name)
+    assert "__" not in name
+    assert family.kind in TYPES
+    assert name.endswith("_total") == (family.kind == "counter")
+    assert name.endswith("_info") == (family.kind == "info")
+    assert not any(unit in name.split("_") for unit in NO_UNITS)
+    body = name.removesuffix("_total").removesuffix("_info").split("_")
+    assert not any(unit in body[:-1] for unit in UNITS if unit != "info"), "the unit comes last"
+    assert all(re.fullmatch(r"[a-z][a-z0-9_]*", label) for label in family.labels)
+    assert len(set(family.labels)) == len(family.labels)
+    assert "le" not in family.labels
+    assert (name in family.labels) == (family.kind == "stateset")
+    assert family.help.endswith(".")
+    assert family.help[0].isupper() or family.help[0].isdigit()
+
+
+def test_every_counter_of_the_daemon_is_a_metric() -> None:
+    assert {*families.COUNTERS} == {*CounterName}
+    assert {*families.COUNTERS_BY_REASON} == {*CounterByReason}
+
+
+@pytest.mark.parametrize("counted", [*CounterName, *CounterByReason])
+def test_every_counter_counts_something(root: Path, counted: CounterName | CounterByReason) -> None:
+    what = f"counters[{type(counted).__name__}.{counted.name}"
+    assert any(what in path.read_text() for path in root.glob("resolver/**/*.py"))
+
+
+def test_nothing_is_counted_under_a_name_that_is_spelled_out(root: Path) -> None:
+    # Those of the API's connections are shown by the API.
+    others = {root / "resolver/serve/http.py", *(root / "resolver/api").iterdir()}
+    modules = [path for path in root.glob("resolver/**/*.py") if path not in others]
+    assert [path for path in modules if re.search(r"\b_?counters\[f?\"", path.read_text())] == []

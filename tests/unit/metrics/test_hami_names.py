@@ -1,0 +1,41 @@
+"""The families of ``--hami-metrics`` against the list of names, labels and types that HAMi has published."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver.metrics import hami_names
+
+PUBLISHED: dict[str, Any] = json.loads((Path(__file__).parents[2] / "fixtures/hami_metrics.json").read_text())
+LISTED: dict[str, dict[str, Any]] = PUBLISHED["families"]
+#: What is not known here, and so stays out.
+NOT_KNOWN = {
+    "hami_host_gpu_memory_controller_utilization_ratio",
+    "hami_host_gpu_ecc_errors_total",
+    "hami_mig_device_info",
+    "MigInfo",
+}
+
+
+def test_every_family_that_hami_publishes_is_here_or_is_named_as_not_known(root: Path) -> None:
+    assert {family.name for family in hami_names.FAMILIES} == LISTED.keys() - NOT_KNOWN
+    section = re.split(r"^## ", (root / "docs/metrics.md").read_text(), flags=re.MULTILINE)
+    (told,) = [text for text in section if text.startswith("HAMi's names")]
+    _, _, absent = told.partition("Not served:")
+    assert set(re.findall(r"`(\w+)`", absent.partition("\n\n")[0])) == NOT_KNOWN
+
+
+@pytest.mark.parametrize("family", hami_names.FAMILIES, ids=lambda family: family.name)
+def test_labels_and_types_are_hamis(family: Any) -> None:
+    listed = LISTED[family.name]
+    assert family.kind == listed["type"]
+    assert list(family.labels) == [*listed["labels"], *PUBLISHED["every_series_has"]]
+
+
+def test_whatever_kais_monitor_exports_is_here() -> None:
+    assert set(PUBLISHED["kai"]) <= {family.name for family in hami_names.FAMILIES}

@@ -1,0 +1,733 @@
+"""What Prometheus would read of one snapshot: parsed by Prometheus's own library, compared with the truth."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE_OPENMETRICS
+
+from resolver import metrics
+from resolver.base.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from resolver.config import Settings
+from resolver.gpu.attribution import Joined, Sample
+from resolver.gpu.inventory import Gpu, GpuDetails, Illness, Inventory, MigInstance, Xid
+from resolver.hami.hostpid_policy import Origin
+from resolver.metrics import Page, collector, hami_names, own
+from resolver.serve import pages
+from resolver.state import Container, Counted, HamiCounts, Process, RegionReport, SlotReport, Snapshot, Worker
+from tests.fakes.exposition import Read
+from tests.fakes.pictures import picture
+
+GPUS = ("GPU-a", "GPU-b")
+#: What an application that wants OpenMetrics sends, as Prometheus does.
+OPENMETRICS = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=0.0.4;q=0.3"
+)
+
+
+async def text(snapshot: Snapshot, accept: str = "", **wanted: Any) -> tuple[str, bytes]:
+    status, kind, body = await Page(lambda: snapshot, Settings(**wanted)).answer("/metrics", accept)
+    assert status == 200
+    return kind, body
+
+
+def read(snapshot: Snapshot, **wanted: Any) -> Read:
+    """Both formats say the same, but for what changes while they are made."""
+    kind, plain = asyncio.run(text(snapshot, **wanted))
+    assert kind == CONTENT_TYPE_PLAIN_0_0_4
+    kind, other = asyncio.run(text(snapshot, OPENMETRICS, **wanted))
+    assert kind == CONTENT_TYPE_OPENMETRICS
+    found = Read(plain)
+    assert Read(other, as_openmetrics=True).series.keys() == found.series.keys()
+    return found
+
+
+def gpu(uuid: str, index: int, **changes: Any) -> Gpu:
+    report = Gpu(uuid, index, index, "A100", 80 << 30, 2 << 30, 37, 61, 180.5, False, (), 0, "ok", "", ())
+    return replace(report, **changes)
+
+
+def joined(**changes: Any) -> Joined:
+    asked = frozenset(GPUS)
+    soon = time.time() + 86400  # made when the tests are collected, and not stale when they run
+    known = Joined(soon, "", {}, frozenset(), asked, (), (), asked)
+    return known._replace(**changes)
+
+
+def container(number: int = 1, **changes: Any) -> Container:
+    names = f"uid-{number}", "main", "default", f"pod-{number}"
+    report = Container(f"{number:064x}", *names, "containerd", 4026532000 + number, 100 * number, (), 0.0)
+    return replace(report, **changes)
+
+
+def slot(host_pid: int | None, **changes: Any) -> SlotReport:
+    report = SlotReport(2, 0, host_pid or 0, host_pid, False, None, None, (0,), (0,))
+    return replace(report, **changes)
+
+
+def region(
+    of: Container, uuids: tuple[str, ...] = GPUS[:1], *slots: SlotReport, **changes: Any
+) -> RegionReport:
+    path = f"/containers/{of.pod_uid}_{of.container_name}/x.cache"
+    names = of.pod_uid or "", of.container_name or ""
+    report = RegionReport(path, *names, "v1.2", uuids, of.container_id, slots=slots)
+    return replace(report, **changes)
+
+
+def process(
+    of: Container | None, host_pid: int, sm_util: int | None, uuid: str = GPUS[0], **changes: Any
+) -> Process:
+    report = Process(host_pid, 2, uuid, None, None, None, None, None, None, sm_util, 1 << 20, None)
+    if of:
+        names = ("container_id", "pod_uid", "container_name", "namespace", "pod")
+        changes = {name: getattr(of, name) for name in names} | changes
+    return replace(report, **changes)
+
+
+def node(
+    containers: tuple[Container, ...],
+    processes: tuple[Process, ...] = (),
+    regions: tuple[RegionReport, ...] = (),
+    **changes: Any,
+) -> Snapshot:
+    known = {
+        "joined": joined(),
+        "collected_at": time.time(),
+        "inventory": Inventory(1, time.time(), "550.54.15", tuple(map(gpu, GPUS, (0, 1)))),
+    }
+    return picture(
+        at=time.time(), containers=containers, gpu_processes=processes, regions=regions, **known | changes
+    )
+
+
+UTILIZATION, MEMORY = "resolver_container_utilization_ratio", "resolver_container_memory_bytes"
+UNKNOWN = "resolver_container_unknown_values"
+
+
+# ---- containers ---------------------------------------------------------------------------------------------------
+
+
+def test_a_container_is_told_by_all_its_names() -> None:
+    one = container()
+    found = read(node((one,), (process(one, 7, 87),), (region(one, GPUS[:1], slot(7)),)))
+    ((labels, value),) = found.all(UTILIZATION)
+    assert value == 0.87
+    assert labels == {
+        "namespace": "default",
+        "pod": "pod-1",
+        "container": "main",
+        "pod_uid": "uid-1",
+        "device_uuid": "GPU-a",
+        "device_index": "0",
+    }
+    assert found.all(MEMORY) == [(labels, 1 << 20)]
+    assert sum(value for _, value in found.all(UNKNOWN)) == 0
+
+
+def test_its_processes_are_summed_with_a_slot_or_without_and_at_most_one() -> None:
+    one = container()
+    processes = (
+        process(one, 7, 30),
+        process(one, 8, 20, no_slot=SampleReason.NO_SLOT),
+        process(one, 9, 60, GPUS[1]),
+        process(one, 10, 70, GPUS[1], no_slot=SampleReason.NO_SLOT),
+    )
+    found = read(node((one,), processes, (region(one),)))
+    assert found.one(UTILIZATION, device_uuid="GPU-a") == 0.5
+    assert found.one(UTILIZATION, device_uuid="GPU-b") == 1.0
+    assert found.one(MEMORY, device_uuid="GPU-b") == 2 << 20
+
+
+def test_limits_stand_beside_the_use_where_there_are_any() -> None:
+    one, two = container(1), container(2)
+    limited = region(one, GPUS, slot(7), limit=(1 << 30, 0), sm_limit=(30, 100))
+    free = region(two, (GPUS[0], "GPU-forged"), limit=(0, 5), sm_limit=(0, 5))
+    found = read(node((one, two), (process(one, 7, 87),), (limited, free)))
+    ((labels, memory),) = found.all("resolver_container_memory_limit_bytes")
+    assert memory == 1 << 30
+    assert found.all("resolver_container_core_limit_ratio") == [(labels, 0.3)]
+    assert labels in [known for known, _ in found.all(MEMORY)]
+
+
+def test_an_idle_container_is_0_on_its_own_gpus_and_nowhere_else() -> None:
+    one, without_hami = container(1), container(2)
+    found = read(node((one, without_hami), (), (region(one),)))
+    assert [(labels["device_uuid"], value) for labels, value in found.all(UTILIZATION)] == [("GPU-a", 0.0)]
+    assert found.one(MEMORY) == 0
+
+
+def test_a_slot_that_lies_neither_hides_load_nor_adds_any() -> None:
+    one, other = container(1), container(2)
+    lies = (
+        slot(None, unresolved=UnresolvedReason.INVALID_PID, utilization=(None,)),
+        slot(None, slot=1, dead=True, sm_util=(100,)),
+    )
+    found = read(
+        node(
+            (one, other),
+            (process(one, 7, 87),),
+            (region(one, GPUS[:1], *lies), region(other, GPUS[:1], *lies)),
+        )
+    )
+    assert found.one(UTILIZATION, pod="pod-1") == 0.87
+    assert found.one(UTILIZATION, pod="pod-2") == 0.0
+
+
+def test_gpus_that_only_a_file_knows_are_no_labels() -> None:
+    one = container()
+    uuids = ("GPU-a", "GPU-a", "", "GPU-forged", 'GPU-b\\"', "GPU-a")
+    found = read(node((one,), (), (region(one, uuids),)))
+    assert {labels["device_uuid"] for labels, _ in found.all(UTILIZATION)} == {"GPU-a"}
+    assert found.one(UNKNOWN, value="utilization", reason="unknown_device") == 3
+
+
+def test_two_files_of_a_container_are_one_container() -> None:
+    one = container()
+    twice = (region(one), region(one, GPUS, path="/containers/uid-1_main/y.cache"))
+    found = read(node((one,), (process(one, 7, 40),), twice))
+    assert {labels["device_uuid"]: value for labels, value in found.all(UTILIZATION)} == {
+        "GPU-a": 0.4,
+        "GPU-b": 0.0,
+    }
+
+
+def test_a_restarted_container_is_one_with_that_before_it() -> None:
+    before = container(1, container_id="a" * 64)
+    after = container(1, container_id="b" * 64)
+    found = read(node((before, after), (process(before, 7, 10), process(after, 8, 20)), (region(before),)))
+    assert found.one(UTILIZATION) == pytest.approx(0.3)
+
+
+def test_where_names_do_not_tell_containers_apart_the_id_does() -> None:
+    unnamed = {"pod_uid": "", "container_name": "", "namespace": "", "pod": ""}
+    containers = tuple(container(number, **unnamed) for number in (1, 2))
+    found = read(node(containers, tuple(process(each, 7 + n, 10 + n) for n, each in enumerate(containers))))
+    told = {labels["container_id"]: value for labels, value in found.all(UTILIZATION)}
+    assert told == {f"{1:064x}": 0.1, f"{2:064x}": 0.11}
+
+
+def test_without_an_id_the_owners_of_its_slots_are_the_container() -> None:
+    ghost = container(1, container_id="", namespace="", pod="")
+    of_nobody = process(None, 7, 25)
+    resolved = region(ghost, GPUS[:1], slot(7))
+    assert read(node((), (of_nobody,), (resolved,))).one(UTILIZATION, pod_uid="uid-1") == 0.25
+    dark = slot(None, slot=1, unresolved=UnresolvedReason.NOT_MAPPED)
+    found = read(node((), (of_nobody,), (region(ghost, GPUS[:1], slot(7), dark),)))
+    assert found.all(UTILIZATION) == []
+    assert found.one(UNKNOWN, value="utilization", reason="unresolved") == 1
+    ended = slot(7, dead=True)
+    assert read(node((), (), (region(ghost, GPUS[:1], ended),))).all(UTILIZATION) == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [
+        ("no_answer", {"joined": joined(error="GPU is lost", asked=frozenset(), listed=frozenset())}),
+        ("stale", {"joined": joined(at=time.time() - 3.6, values={(1, GPUS[0]): 50})}),
+        ("stale", {"joined": joined(at=time.time() - 7.6)}),
+        ("device_failed", {"joined": joined(asked=frozenset(GPUS[1:]))}),
+        (
+            "unsupported",
+            {
+                "joined": joined(asked=frozenset(GPUS[1:])),
+                "inventory": Inventory(1, 0.0, "550", (gpu("GPU-a", 0, samples="unsupported", mig=True),)),
+            },
+        ),
+    ],
+)
+def test_what_is_not_known_has_no_series(reason: str, changes: dict[str, Any]) -> None:
+    one = container()
+    busy = node((one,), (process(one, 7, 87),), (region(one),))
+    assert read(busy).one(UTILIZATION) == 0.87
+    for processes in (busy.gpu_processes, ()):
+        found = read(busy._replace(gpu_processes=processes, **changes))
+        assert found.all(UTILIZATION) == []
+        assert {labels["reason"]: n for labels, n in found.all(UNKNOWN, value="utilization") if n} == {
+            reason: 1
+        }
+
+
+def test_one_value_that_cannot_be_true_makes_the_sum_unknown() -> None:
+    one = container()
+    found = read(node((one,), (process(one, 7, 87), process(one, 8, None)), (region(one),)))
+    assert found.all(UTILIZATION) == []
+    assert found.one(UNKNOWN, value="utilization", reason="implausible") == 1
+    assert found.one(MEMORY) == 2 << 20
+
+
+def test_memory_that_nvml_does_not_tell_is_not_0() -> None:
+    one = container()
+    for changes, processes in (
+        ({}, (process(one, 7, 87, memory=None),)),
+        ({"joined": joined(listed=frozenset())}, ()),
+    ):
+        found = read(node((one,), processes, (region(one),), **changes))
+        assert found.all(MEMORY) == []
+        assert found.one(UNKNOWN, value="memory", reason="not_told") == 1
+        assert found.one(UTILIZATION) is not None
+
+
+def test_a_mig_instance_in_a_file_belongs_to_its_gpu() -> None:
+    one = container()
+    instance = MigInstance("MIG-1", 3, 0, 10 << 30, 1 << 30)
+    mig = gpu("GPU-a", 0, samples="unsupported", mig=True, mig_instances=(instance,), utilization=None)
+    found = read(
+        node(
+            (one,),
+            (),
+            (region(one, ("MIG-1",)),),
+            joined=joined(asked=frozenset(), listed=frozenset()),
+            inventory=Inventory(1, 0.0, "550", (mig,)),
+        )
+    )
+    assert found.all(UTILIZATION) == found.all("resolver_gpu_utilization_ratio") == []
+    assert found.one(UNKNOWN, value="utilization", reason="unsupported") == 1
+    labels = {"device_index": "0", "mig_uuid": "MIG-1", "gpu_instance": "3", "compute_instance": "0"}
+    assert found.one("resolver_gpu_mig_memory_bytes", **labels) == 10 << 30
+    assert found.one("resolver_gpu_mig_memory_used_bytes", **labels) == 1 << 30
+
+
+def test_processes_are_told_when_asked_for() -> None:
+    one = container()
+    host = process(None, 9, 12, no_slot=SampleReason.NOT_IN_CONTAINER, memory=None)
+    processes = (process(one, 7, 30), process(one, 8, None), host, host)
+    snapshot = node((one,), processes, (region(one),))
+    name = "resolver_process_utilization_ratio"
+    assert read(snapshot).all(name) == []
+    found = read(snapshot, metrics_per_process=True)
+    assert {labels["host_pid"]: value for labels, value in found.all(name)} == {"7": 0.3, "9": 0.12}
+    assert {labels["host_pid"] for labels, _ in found.all("resolver_process_memory_bytes")} == {"7", "8"}
+    ((labels, _),) = found.all(name, host_pid="7")
+    assert (labels["pod"], labels["ns_pid"], labels["device_index"]) == ("pod-1", "2", "0")
+    down = snapshot._replace(joined=joined(error="hangs"))
+    assert read(down, metrics_per_process=True).all(name) == []
+
+
+def test_there_are_only_so_many_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "MAX_SERIES", 10)
+    containers = tuple(container(number) for number in range(25))
+    regions = tuple(
+        region(each, ("GPU-forged", "GPU-a", *(f"GPU-{n}" for n in range(14)))) for each in containers
+    )
+    processes = tuple(process(containers[0], pid, 1) for pid in range(30))
+    found = read(node(containers, processes, regions), metrics_per_process=True)
+    assert len(found.all(UTILIZATION)) == len(found.all(MEMORY)) == 10
+    assert len(found.all("resolver_process_utilization_ratio")) == 10
+    assert found.one("resolver_series_left_out") == 15 + 20
+    assert len(found.series) < 400
+
+
+def test_what_we_name_has_no_blanks_in_a_label() -> None:
+    workers = (Worker("nvml worker", 2, 1, "it hung"), Worker("slot writer", 1, 0, None))
+    found = read(node((), workers=workers, policy_origin=Origin.BY_VERSION), metrics_per_process=True)
+    values = {
+        (name, label, value)
+        for name, labels in found.series
+        for label, value in labels
+        if name not in ("resolver_build_info", "resolver_gpu_info")
+    }
+    assert [each for each in values if " " in each[2]] == []
+    assert found.one("resolver_worker_starts_total", worker="nvml_worker") == 2
+    assert found.one("resolver_hostpid_namespace_origin", resolver_hostpid_namespace_origin="by_version") == 1
+
+
+# ---- HAMi's names -------------------------------------------------------------------------------------------------
+
+
+def test_hamis_names_have_hamis_labels_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_NAME", "gpu-node-1")
+    one = container()
+    cache = region(one, GPUS, limit=(8 << 30, 0))
+    snapshot = node((one,), (process(one, 7, 87, GPUS[1]),), (cache,))
+    assert not [name for name, _ in read(snapshot).series if not name.startswith(("resolver_", "process_"))]
+    found = read(snapshot, hami_metrics=True)
+    values = "default", "pod-1", "main", "1", "GPU-b", "vGPU"
+    labels = dict(zip(hami_names.CONTAINER_LABELS, values, strict=True))
+    old = dict(zip(hami_names.OLD_CONTAINER_LABELS, values, strict=True))
+    for name, has, value in (
+        ("hami_container_device_utilization_ratio", labels, 87),
+        ("Device_utilization_desc_of_container", old, 87),
+        ("hami_vgpu_memory_used_bytes", labels, 1 << 20),
+        ("hami_container_device_memory_bytes", labels, 1 << 20),
+        ("vGPU_device_memory_usage_in_bytes", old, 1 << 20),
+    ):
+        assert (has, value) in found.all(name)
+        assert len(found.all(name)) == 2
+    assert found.one("hami_vgpu_memory_limit_bytes") == 8 << 30
+    assert found.one("vGPU_device_memory_limit_in_bytes", vdeviceid="0") == 8 << 30
+    host = {"device_index": "0", "device_uuid": "GPU-a", "device_type": "NVIDIA-A100", "node": "gpu-node-1"}
+    assert found.one("hami_host_gpu_utilization_ratio", **host) == 37
+    assert found.one("HostCoreUtilization", deviceidx="0", nodeid="gpu-node-1", deviceuuid="GPU-a") == 37
+    assert found.one("HostGPUMemoryUsage", deviceidx="1") == 2 << 30
+    assert found.one("hami_host_gpu_power_usage_watts", device_index="1") == 180.5
+
+
+def test_a_container_with_whole_gpus_and_no_file_is_there_by_hamis_names() -> None:
+    whole, sliced = container(1), container(2)
+    processes = (
+        process(whole, 7, 30, GPUS[1], no_slot=SampleReason.NO_SHARED_REGION),
+        process(whole, 7, 60, GPUS[0], no_slot=SampleReason.NO_SHARED_REGION),
+        process(sliced, 8, 9),
+    )
+    found = read(node((whole, sliced), processes, (region(sliced),)), hami_metrics=True)
+    name = "hami_container_device_utilization_ratio"
+    assert found.one(name, pod="pod-1", vdevice_index="0", device_uuid=GPUS[0]) == 60
+    assert found.one(name, pod="pod-1", vdevice_index="1", device_uuid=GPUS[1]) == 30
+    assert found.one("hami_vgpu_memory_used_bytes", pod="pod-1", vdevice_index="1") == 1 << 20
+    assert len(found.all(name)) == 3
+
+
+def test_hamis_names_are_silent_about_what_is_not_known() -> None:
+    nameless, down = container(1, pod="", namespace=""), container(2)
+    found = read(node((nameless,), (process(nameless, 7, 87),), (region(nameless),)), hami_metrics=True)
+    assert found.all("hami_container_device_utilization_ratio") == []
+    assert found.one(UTILIZATION) == 0.87
+    broken = node((down,), (process(down, 7, 87),), (region(down),), joined=joined(error="hangs"))
+    found = read(broken, hami_metrics=True)
+    silent = [name for name, _ in found.series if name.startswith(("hami_", "Host", "vGPU", "Device"))]
+    assert silent == []
+
+
+def counts(*devices: tuple[int, int, int, int], last_kernel: int = 0) -> HamiCounts:
+    return HamiCounts(tuple(Counted(*each) for each in devices), last_kernel)
+
+
+def test_kinds_of_memory_and_the_last_kernel_are_the_files_word() -> None:
+    one = container()
+    cache = region(one, GPUS, slot(7))
+    said = counts((10, 20, 30, 61), (1, 2, 3, 6), last_kernel=int(time.time()) - 100)
+    found = read(node((one,), (), (cache,), hami_counts={cache.path: said}), hami_metrics=True)
+    for name, value in (
+        ("hami_vgpu_memory_context_bytes", 10),
+        ("hami_vgpu_memory_module_bytes", 20),
+        ("hami_vgpu_memory_buffer_bytes", 30),
+    ):
+        assert found.one(name, vdevice_index="0", pod="pod-1", device_uuid="GPU-a") == value
+    ((labels, total),) = found.all("Device_memory_desc_of_container", vdeviceid="0")
+    assert total == 61
+    assert [labels[kind] for kind in ("context", "module", "data", "offset")] == ["10", "20", "30", "1"]
+    assert found.one("hami_container_last_kernel_elapsed_seconds", vdevice_index="1") in (100, 101)
+    assert found.one("Device_last_kernel_of_container", vdeviceid="1") in (100, 101)
+
+
+@pytest.mark.parametrize(
+    "said", [None, counts(), counts((1, 2, 3, 6))], ids=["not read", "an owner is unknown", "another file"]
+)
+def test_memory_that_is_not_known_has_no_kinds(said: HamiCounts | None) -> None:
+    one = container()
+    cache = region(one, GPUS, slot(7))
+    known = {cache.path: said} if said else {}
+    found = read(node((one,), (), (cache,), hami_counts=known), hami_metrics=True)
+    assert not [
+        name for name, _ in found.series if "context" in name or ("desc_of" in name and "memory" in name)
+    ]
+    assert not found.all("hami_container_last_kernel_elapsed_seconds")
+
+
+def test_a_kernel_of_tomorrow_is_not_told() -> None:
+    one = container()
+    cache = region(one, GPUS[:1], slot(7))
+    said = counts((1, 2, 3, 6), last_kernel=1 << 63)
+    found = read(node((one,), (), (cache,), hami_counts={cache.path: said}), hami_metrics=True)
+    assert found.one("hami_vgpu_memory_buffer_bytes") == 3
+    assert not found.all("hami_container_last_kernel_elapsed_seconds")
+
+
+def test_what_containers_share_is_nobodys_memory() -> None:
+    cache = region(container(), GPUS[:1], slot(7), pod_uid="", container_name="")
+    both = tuple(container(number, regions=(cache.path,)) for number in (1, 2))
+    said = counts((1, 2, 3, 6), last_kernel=5)
+    found = read(node(both, (), (cache,), hami_counts={cache.path: said}), hami_metrics=True)
+    assert len(found.all("hami_container_device_utilization_ratio")) == 2
+    assert not found.all("hami_vgpu_memory_buffer_bytes")
+    assert not found.all("hami_container_last_kernel_elapsed_seconds")
+
+
+def test_a_forged_gpu_is_no_label_while_nvml_is_away() -> None:
+    one = container()
+    cache = region(one, ("GPU-forged",), slot(7), limit=(1 << 30,))
+    away = node((one,), (), (cache,), joined=joined(error="hangs"))
+    assert "forged" not in asyncio.run(text(away, hami_metrics=True))[1].decode()
+
+
+# ---- slots, repairs, sources --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "reasons"),
+    [
+        ("resolver_repairs_total", RepairReason),
+        ("resolver_dry_run_repairs_total", RepairReason),
+        ("resolver_region_rejections_total", RegionReason),
+        ("resolver_rejected_regions", RegionReason),
+        ("resolver_unresolved_slots", UnresolvedReason),
+        ("resolver_unresolved_samples", SampleReason),
+    ],
+)
+def test_every_reason_is_there_from_the_start(name: str, reasons: Any) -> None:
+    found = read(node(()))
+    assert {labels["reason"]: value for labels, value in found.all(name)} == {
+        each.value: 0 for each in reasons
+    }
+
+
+def test_what_the_daemon_counts_is_told() -> None:
+    one = container()
+    slots = (
+        slot(7, stuck="its watcher does not run"),
+        slot(None, slot=1, unresolved=UnresolvedReason.NOT_MAPPED),
+        slot(None, slot=2, dead=True),
+    )
+    counters = {"repairs_missing": 3, "would_repair_stale": 2, "rejected_symlink": 4, "conflicts": 5}
+    counters |= {"broker_answers": 6, "broker_refused_ended": 7, "broker_busy": 8, "driver_probes": 9}
+    snapshot = node(
+        (one,),
+        (),
+        (region(one, GPUS[:1], *slots, quarantined=True),),
+        counters=counters,
+        rejected={"/containers/x/y.cache": RegionReason.SYMLINK},
+        joined=joined(orphans=(Sample(9, "GPU-a", 5, SampleReason.NOT_IN_CONTAINER, None),)),
+        missing_dirs=("/containers",),
+        source="netlink",
+        sources_not_used={"bpf": "no BTF"},
+        source_counters={"lost": 2},
+        holder="77",
+    )
+    found = read(snapshot, broker="/run/x.sock")
+    for name, labels, value in (
+        ("resolver_repairs_total", {"reason": "missing"}, 3),
+        ("resolver_dry_run_repairs_total", {"reason": "stale"}, 2),
+        ("resolver_region_rejections_total", {"reason": "symlink"}, 4),
+        ("resolver_conflicts_total", {}, 5),
+        ("resolver_broker_answers_total", {}, 6),
+        ("resolver_broker_refused_total", {"reason": "ended"}, 7),
+        ("resolver_broker_busy_total", {}, 8),
+        ("resolver_driver_probes_total", {}, 9),
+        ("resolver_slots", {"state": "resolved"}, 1),
+        ("resolver_slots", {"state": "unresolved"}, 1),
+        ("resolver_slots", {"state": "dead"}, 1),
+        ("resolver_stuck_slots", {}, 1),
+        ("resolver_quarantined_regions", {}, 1),
+        ("resolver_rejected_regions", {"reason": "symlink"}, 1),
+        ("resolver_regions", {"layout": "v1.2"}, 1),
+        ("resolver_regions", {"layout": "v0"}, 0),
+        ("resolver_unresolved_slots", {"reason": "not_mapped"}, 1),
+        ("resolver_unresolved_samples", {"reason": "not_in_container"}, 1),
+        ("resolver_missing_directories", {}, 1),
+        ("resolver_source", {"resolver_source": "netlink"}, 1),
+        ("resolver_source", {"resolver_source": "bpf"}, 0),
+        ("resolver_source_unavailable", {"source": "bpf"}, 1),
+        ("resolver_map_events_total", {"event": "lost"}, 2),
+        ("resolver_hostpid_namespace", {"resolver_hostpid_namespace": "host"}, 1),
+        ("resolver_hostpid_namespace_origin", {"resolver_hostpid_namespace_origin": "by_version"}, 1),
+        ("resolver_driver_info", {"version": "550.54.15"}, 1),
+        ("resolver_standby", {}, 1),
+        ("resolver_pass_duration_seconds_count", {}, 1),
+        ("resolver_pass_duration_seconds_bucket", {"le": "+Inf"}, 1),
+    ):
+        assert found.one(name, **labels) == value, name
+    assert not [name for name, _ in read(snapshot).series if "broker" in name]
+
+
+def test_nvml_that_was_never_heard_is_not_up() -> None:
+    found = read(picture())
+    assert found.one("resolver_nvml_up") == 0
+    assert found.one("resolver_nvml_sample_age_seconds") is None
+    assert found.one("resolver_nvml_last_success_timestamp_seconds") is None
+    assert found.all("resolver_unresolved_samples") == []
+
+
+def test_the_age_of_the_last_answer_grows() -> None:
+    found = read(node((), joined=joined(at=time.time() - 90), collected_at=time.time() - 90))
+    age = found.one("resolver_nvml_sample_age_seconds")
+    assert age is not None
+    assert 90 <= age < 150
+    assert found.one("resolver_nvml_up") == 0
+    back = read(node((), joined=joined(at=time.time() + 90), collected_at=time.time() + 90))
+    assert back.one("resolver_nvml_sample_age_seconds") == 0  # the clock was set back
+    assert back.one("resolver_nvml_up") == 1
+
+
+def test_a_gpu_is_told_with_what_is_wrong_with_it() -> None:
+    ill = gpu("GPU-b", 1, illnesses=(Illness("too_hot", "97 C", 1234.5),), power=None, ecc_uncorrected=None)
+    snapshot = node((), inventory=Inventory(1, 0.0, "550", (gpu("GPU-a", 0), ill)))
+    found = read(snapshot)
+    for name, value in (
+        ("resolver_gpu_memory_bytes", 80 << 30),
+        ("resolver_gpu_memory_used_bytes", 2 << 30),
+        ("resolver_gpu_utilization_ratio", 0.37),
+        ("resolver_gpu_temperature_celsius", 61),
+        ("resolver_gpu_power_watts", 180.5),
+        ("resolver_gpu_ecc_uncorrected_errors_total", 0),
+        ("resolver_gpu_healthy", 1),
+    ):
+        assert found.one(name, device_uuid="GPU-a", device_index="0") == value
+    assert found.one("resolver_gpu_healthy", device_index="1") == 0
+    assert found.one("resolver_gpu_power_watts", device_index="1") is None
+    assert {
+        labels["reason"] for labels, value in found.all("resolver_gpu_unhealthy", device_index="1") if value
+    } == {"too_hot"}
+    assert len(found.all("resolver_gpu_unhealthy", device_index="0")) > 3
+    assert found.one("resolver_gpu_unhealthy_since_timestamp_seconds") == 1234.5
+    down = read(snapshot._replace(joined=joined(error="hangs")))
+    assert {name for name, _ in down.series if name.startswith("resolver_gpu_")} == {"resolver_gpu_info"}
+
+
+DETAILS = GpuDetails(1410, 1593, ("power_cap",), 400.0, 12.5, 4, 16, None, 3, 31, 0)
+
+
+def test_details_of_gpus_are_told_when_asked_for() -> None:
+    snapshot = node(
+        (), inventory=Inventory(1, 0.0, "550", (gpu("GPU-a", 0, details=DETAILS), gpu("GPU-b", 1)))
+    )
+    assert not [name for name, _ in read(snapshot).series if "clock" in name or "pcie" in name]
+    found = read(snapshot, gpu_details=True)
+    for name, value in (
+        ("sm_clock_hertz", 1.41e9),
+        ("memory_clock_hertz", 1.593e9),
+        ("power_limit_watts", 400),
+        ("energy_joules_total", 12.5),
+        ("pcie_link_generation", 4),
+        ("pcie_link_width", 16),
+        ("pcie_replays_total", None),
+        ("ecc_corrected_errors_total", 3),
+        ("encoder_utilization_ratio", 0.31),
+        ("decoder_utilization_ratio", 0),
+    ):
+        told = [number for _, number in found.all(f"resolver_gpu_{name}")]
+        assert told == ([] if value is None else [pytest.approx(value)]), name
+    throttled = {labels["reason"]: number for labels, number in found.all("resolver_gpu_clock_throttled")}
+    assert len(throttled) == 10
+    assert [reason for reason, number in throttled.items() if number] == ["power_cap"]
+
+
+def test_xid_errors_are_counted_by_their_numbers() -> None:
+    ill = gpu("GPU-a", 0, xids=(Xid(31, 2, ""), Xid(79, 1, "")))
+    found = read(node((), inventory=Inventory(1, 0.0, "550", (ill,))))
+    assert {labels["xid"]: n for labels, n in found.all("resolver_gpu_xid_errors_total")} == {
+        "31": 2,
+        "79": 1,
+    }
+
+
+def test_the_cost_of_the_daemon_is_told() -> None:
+    found = read(picture())
+    memory = found.one("process_resident_memory_bytes")
+    assert memory is not None
+    assert memory > 1 << 20
+    assert found.one("resolver_children_cpu_seconds_total") is not None
+    children = found.one("resolver_children_resident_memory_bytes")
+    proportional = found.one("resolver_proportional_memory_bytes")
+    assert children is not None
+    assert proportional is not None
+    assert 1 << 20 < proportional <= memory + children
+
+
+def test_childrens_time_never_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own, "_most", [1e9])
+    assert read(picture()).one("resolver_children_cpu_seconds_total") == 1e9
+
+
+# ---- names that anybody may choose --------------------------------------------------------------------------------
+
+NAMES = st.text(st.characters() | st.sampled_from('"\\\n\r\t{},= \x00\x85\u2028\udc80é'), max_size=12)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(NAMES, NAMES, NAMES, NAMES, st.sampled_from(GPUS) | NAMES), max_size=6))
+def test_names_of_any_kind_come_out_as_they_went_in(named: list[tuple[str, ...]]) -> None:
+    containers, processes, regions = [], [], []
+    for number, (namespace, pod, name, uid, uuid) in enumerate(named):
+        one = container(number, namespace=namespace, pod=pod, container_name=name, pod_uid=uid)
+        containers.append(one)
+        processes.append(process(one, number + 1, 10, uuid))
+        regions.append(region(one, (uuid,), slot(number + 1), path=f"/{number}"))
+    snapshot = node(tuple(containers), tuple(processes), tuple(regions), joined=joined(asked=frozenset(GPUS)))
+    for more in (False, True):
+        _, plain = asyncio.run(text(snapshot, metrics_per_process=more, hami_metrics=more))
+        found = Read(plain)
+        for labels, _ in found.all(UTILIZATION):
+            assert labels["device_uuid"] in GPUS
+        told = {labels["pod"] for labels, _ in found.all(UTILIZATION)}
+        for _, pod, name, uid, uuid in named:
+            if uuid in GPUS and uid and name:
+                assert pod.encode("utf-8", "backslashreplace").decode() in told
+
+
+def test_a_name_too_long_is_cut() -> None:
+    one = container(1, container_name="x" * 5000)
+    ((labels, _),) = read(node((one,), (process(one, 7, 1),))).all(UTILIZATION)
+    assert labels["container"] == "x" * 256
+
+
+# ---- health -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "interval", "status"),
+    [
+        ({"age": 1}, 0.25, 200),
+        ({"age": 11}, 0.25, 503),
+        ({"age": 11}, 1.0, 200),
+        ({"age": 30}, 1.0, 503),
+        ({"age": -3600}, 0.25, 200),
+        ({"age": 0, "passes": 0, "started": 11}, 0.25, 503),
+        ({"age": 0, "passes": 0, "started": 1}, 0.25, 200),
+    ],
+)
+def test_who_makes_no_passes_is_not_well(changes: dict[str, float], interval: float, status: int) -> None:
+    now = time.time()
+    snapshot = picture(
+        at=now - changes["age"],
+        passes=int(changes.get("passes", 5)),
+        started_at=now - changes.get("started", 9000),
+        interval=interval,
+    )
+    page = Page(lambda: snapshot, Settings())
+    code, kind, body = asyncio.run(page.answer("/healthz", ""))
+    assert (code, kind) == (status, "text/plain; charset=utf-8")
+    assert (body == b"ok\n") == (status == 200)
+    if status == 503:
+        assert b" s " in body
+
+
+def test_who_waits_for_its_turn_is_well_without_passes() -> None:
+    """Or the upgrade's new daemon would be restarted for waiting."""
+    snapshot = picture(passes=0, started_at=time.time() - 9000, holder="4711")
+    page = Page(lambda: snapshot, Settings())
+    for path in ("/healthz", "/readyz"):
+        assert asyncio.run(page.answer(path, ""))[::2] == (200, b"ok\n")
+
+
+def test_soon_after_the_start_readiness_is_answered_when_it_is_there() -> None:
+    """A kubelet that is told "not yet" raises an event, and asks again a whole period later."""
+    now = time.time()
+    answers = iter([picture(not_ready="starting", started_at=now)] * 3 + [picture(started_at=now)] * 9)
+    page = Page(lambda: next(answers), Settings())
+    assert asyncio.run(page.answer("/readyz", ""))[::2] == (200, b"ok\n")
+
+
+def test_who_asks_for_readiness_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pages.LIMITS.seconds > metrics._READY_SECONDS
+    monkeypatch.setattr(metrics, "_READY_SECONDS", 0.2)
+    page = Page(lambda: picture(not_ready="starting", started_at=time.time()), Settings())
+    began = time.monotonic()
+    assert asyncio.run(page.answer("/readyz", ""))[::2] == (503, b"starting\n")
+    assert 0.2 <= time.monotonic() - began < pages.LIMITS.seconds
+
+
+def test_readiness_says_why_not() -> None:
+    why = "the self-test has not run yet"
+    answers = {}
+    for not_ready in ("", why):
+        page = Page(lambda not_ready=not_ready: picture(not_ready=not_ready, started_at=1), Settings())  # type: ignore[misc]
+        answers[not_ready] = asyncio.run(page.answer("/readyz", ""))[::2]
+    assert answers == {"": (200, b"ok\n"), why: (503, f"{why}\n".encode())}
+    assert asyncio.run(page.answer("/", ""))[0] == 404

@@ -1,0 +1,269 @@
+"""The kernel's real map as a source: complete, too small, and no longer readable."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from resolver.base.errors import ProcessGone
+from resolver.linux.procfs import HOST_PIDNS, Procfs
+from resolver.pids import bpf
+from resolver.pids.bpf import Mapped
+from resolver.pids.bpf_map import BpfPidMap, Sizes, start
+
+
+@pytest.fixture(scope="module")
+def maps() -> Iterator[tuple[BpfPidMap, BpfPidMap]]:
+    """One with room, and one with room for fewer processes than any machine has: loading takes LLVM seconds."""
+    both = start(Sizes(processes=16_384)), start(Sizes(processes=16))
+    yield both
+    for each in both:
+        each.close()
+
+
+@pytest.fixture
+def large(maps: tuple[BpfPidMap, BpfPidMap]) -> Iterator[Mapped]:
+    kept = {fd: os.dup(fd) for fd in maps[0]._loaded.maps.values()}
+    yield Mapped(maps[0], Procfs())
+    for fd, copy in kept.items():  # of a test that took it away
+        os.dup2(copy, fd, inheritable=False)
+        os.close(copy)
+
+
+@pytest.fixture
+def small(maps: tuple[BpfPidMap, BpfPidMap]) -> Mapped:
+    return Mapped(maps[1], Procfs())
+
+
+@pytest.fixture
+def child() -> Iterator[int]:
+    """It runs already: the event of its exec comes after `Popen` returns, and would put back what is taken out."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"!")
+        process.stdin.flush()
+        assert process.stdout.read(1) == b"!"
+        yield process.pid
+        process.kill()
+
+
+def break_down(source: Mapped) -> None:
+    """Every descriptor of a map becomes one of something else, as if the kernel had taken the map away."""
+    nothing = os.open("/dev/null", os.O_RDONLY)
+    for fd in source.bpf._loaded.maps.values():
+        os.dup2(nothing, fd)
+    os.close(nothing)
+
+
+def _living() -> int:
+    """Those of /proc that are not zombies."""
+    procfs, living = Procfs(), 0
+    for host_pid in procfs.entries():
+        with suppress(ProcessGone):
+            living += procfs.status(host_pid).state not in "ZX"
+    return living
+
+
+def _tend(source: Mapped) -> int:
+    """Until nothing is left to be done; in how many calls."""
+    source.tend()
+    calls = 1
+    while source._comparing is not None:
+        source.tend()
+        calls += 1
+    return calls
+
+
+def _counted(source: Mapped) -> int:
+    source._next_reconcile = 0.0
+    _tend(source)
+    return len(source)
+
+
+def test_a_map_with_room_needs_no_help(large: Mapped, child: int) -> None:
+    large.refresh()
+    large.tend()
+    assert (large.shortage(), large.incomplete(), large.trouble()) == ("", "", "")
+    assert child in large
+    assert large.candidates(child) == [child]
+    assert large.arrival(child) // 10_000_000 == Procfs().start_time(child)
+    off = [_counted(large) - _living() for _ in range(20)]
+    assert min(map(abs, off)) <= 2, off  # others come and go meanwhile
+    assert len(large._scan) == 0  # the scan was never asked
+
+
+def test_a_process_is_found_in_one_namespace_after_the_other(large: Mapped, child: int) -> None:
+    procfs, unshared = Procfs(), ["unshare", "--pid", "--fork", "--kill-child"]
+    with subprocess.Popen(
+        [*unshared, *unshared, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"!")
+        assert process.stdout.read(1) == b"!"
+        outer = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+        inner = int(Path(f"/proc/{outer}/task/{outer}/children").read_text())
+        assert len(procfs.ns_pids(inner)) == 3
+        for host_pid in (child, outer, inner):
+            ns_pid = procfs.ns_pids(host_pid)[-1]
+            found = list(large.everywhere(ns_pid))
+            assert host_pid in found
+            assert sorted({*found} - {0}) == large.candidates(ns_pid)
+            arrival = large.arrival(host_pid)
+            assert large.namespaces_of(host_pid, arrival) == procfs.pidns_chain(host_pid)
+            assert large.namespaces_of(host_pid, arrival + 1) == ()  # its PID was another's then
+        process.kill()
+
+
+def test_an_end_leaves_a_tombstone_with_the_start_time(
+    large: Mapped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = subprocess.Popen(["sleep", "1000"])
+    arrival = large.arrival(process.pid)
+    assert arrival
+    assert large.ended(process.pid) != arrival
+    process.kill()
+    process.wait()
+    assert (large.ended(process.pid), process.pid in large) == (arrival, False)
+    monkeypatch.setattr(bpf, "TOMBSTONE_SECONDS", 0)
+    assert large.ended(process.pid) == 0  # too long ago
+
+
+def test_what_found_no_room_is_found_by_the_scan(small: Mapped, child: int) -> None:
+    assert "raise --map-size" in small.shortage()
+    assert small.counters()["full"] > 0
+    small.refresh()
+    assert small.bpf.by_host(child) is None
+    assert child in small
+    assert small.candidates(child) == [child]
+    assert small.arrival(child) > 0
+    assert (small.incomplete(), small.trouble()) == ("", "")
+    assert len(small) >= len(Procfs().entries()) - 5
+    full = small.counters()["full"]
+    small._next_reconcile = 0.0
+    _tend(small)
+    assert small.counters()["full"] > full  # still too small
+    assert small.counters()["drift_missing"] > 0
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    small.refresh()
+    assert (small.ended(child) != 0, child in small) == (True, False)
+
+
+def test_a_comparison_that_takes_long_is_made_bit_by_bit(
+    large: Mapped, child: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 10,000 processes it is 100 ms of CPU; whoever comes and goes meanwhile is no drift."""
+    monkeypatch.setattr("resolver.pids.bpf.SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(large, "_next_reconcile", 0.0)
+    large.tend()
+    assert large._comparing is not None
+    assert large.bpf._levels.delete(HOST_PIDNS, child)
+    with subprocess.Popen(["sleep", "1000"]) as later:
+        large.tend()
+        assert later.pid in large
+        later.kill()
+    assert _tend(large) > 1
+    assert (large.counters()["drift_missing"], large.counters()["drift_stale"]) == (1, 0)
+    assert child in large
+
+
+def test_an_event_that_is_missed_during_a_comparison_brings_another(
+    large: Mapped, child: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resolver.pids.bpf.SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(large, "_next_reconcile", 0.0)
+    large.tend()
+    monkeypatch.setattr(large.bpf, "missed_events", lambda: 1)
+    large.refresh()
+    _tend(large)
+    assert large.exact() is None
+    monkeypatch.setattr(large, "_next_ask", 0.0)
+    _tend(large)
+    assert large.exact() is large.bpf
+
+
+def test_after_a_missed_event_the_map_is_compared_at_once(
+    large: Mapped, child: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large.tend()
+    assert large.bpf._levels.delete(HOST_PIDNS, child)  # what a missed fork leaves behind: nothing
+    monkeypatch.setattr(large, "_next_ask", 0.0)
+    large.tend()
+    assert child not in large  # nothing was missed, so it has time
+    monkeypatch.setattr(large.bpf, "missed_events", lambda: 1)
+    monkeypatch.setattr(large, "_next_ask", 0.0)
+    _tend(large)
+    assert child in large
+    assert large.counters()["missed"] == 1
+
+
+def test_a_map_that_is_to_be_compared_says_when(
+    large: Mapped, child: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has to ask for it again and again meanwhile: where many processes come and go that is all the time."""
+    monkeypatch.setattr("resolver.pids.bpf.SLICE_SECONDS", 0.0)
+    large.tend()
+    assert large.tend_at == math.inf
+    monkeypatch.setattr(large.bpf, "missed_events", lambda: 1)
+    large.refresh()
+    assert time.monotonic() < large.tend_at < time.monotonic() + 60.0
+    monkeypatch.setattr(large, "_next_ask", 0.0)
+    large.tend()
+    assert large.tend_at < time.monotonic()  # it goes on with each pass
+    _tend(large)
+    assert large.tend_at == math.inf
+
+
+def test_after_a_missed_event_no_absence_counts_before_the_map_was_compared(
+    large: Mapped, child: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert large.bpf._levels.delete(HOST_PIDNS, child)
+    large.refresh()
+    assert child not in large
+    monkeypatch.setattr(large.bpf, "missed_events", lambda: 1)
+    large.refresh()
+    assert large.candidates(child) == [child]
+    assert large.exact() is None
+    assert large.shortage() == ""
+    _tend(large)
+    assert large.exact() is large.bpf
+    assert child in large
+
+
+def test_the_scan_stands_in_for_a_map_that_fails(large: Mapped, child: int) -> None:
+    large.refresh()
+    break_down(large)
+    assert large.candidates(child) == [child]  # the very question that finds out is answered
+    assert large.trouble().startswith("the map cannot be read: Invalid argument")
+    assert (large.shortage(), large.incomplete()) == ("", "")
+    with subprocess.Popen(["sleep", "1000"]) as later:
+        large.refresh()
+        assert later.pid in large
+        assert large.candidates(later.pid) == [later.pid]
+        later.kill()
+    large.refresh()
+    assert later.pid not in large
+    assert large.ended(later.pid)
+    assert large.counters() == {"drift_missing": 0, "drift_stale": 0, "missed": 0}
+
+
+@pytest.mark.parametrize("ask", ["candidates", "arrival", "ended", "__contains__", "tend"])
+def test_the_first_question_and_upkeep_find_the_trouble(
+    large: Mapped, monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    break_down(large)
+    getattr(large, ask)(*([] if ask == "tend" else [os.getpid()]))
+    assert large.trouble().startswith("the map cannot be read: Invalid argument")
+    monkeypatch.setattr(large, "_next_reconcile", 0.0)
+    large.tend()
+    assert large.trouble()

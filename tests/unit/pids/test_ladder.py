@@ -1,0 +1,380 @@
+"""The ladder of sources, climbed with stand-ins that work, fail, and fail later."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver.base import journal as log
+from resolver.base.errors import CannotKnow
+from resolver.linux.procfs import Procfs
+from resolver.pids import ladder
+from resolver.pids.bpf_load import BpfUnavailable
+from resolver.pids.ladder import Ladder
+from resolver.pids.pidmap import PidMap
+from resolver.pids.scan import ScanSource
+from resolver.pids.source import PidSource
+from resolver.workers import supervisor
+
+
+class Fickle(ScanSource):
+    """A scan under another name, that can be told to fail."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(Procfs())
+        self.name = name
+        self.wrong = ""
+        self.short = ""
+        self.closed = False
+
+    def trouble(self) -> str:
+        return self.wrong
+
+    def shortage(self) -> str:
+        return self.short
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Room:
+    """What a ladder acts on: the sources that can be opened, the one in use, and what was said."""
+
+    def __init__(self, wanted: str, monkeypatch: pytest.MonkeyPatch, map_size: int = 1024) -> None:
+        self.broken: dict[str, str | Exception] = {}
+        self.made: Callable[[str], PidSource] = Fickle
+        self.blind: set[str] = set()
+        self.opened: list[str] = []
+        self.source: PidSource | None = None
+        self.said: list[tuple[str, dict[str, Any]]] = []
+        monkeypatch.setattr(ladder, "find_canary", self.canary)
+        self.ladder = Ladder(wanted, Procfs(), map_size, self.use, self.say, self.open)
+
+    def open(self, name: str, _procfs: Procfs, _map_size: int) -> PidSource:
+        self.opened.append(name)
+        broken = self.broken.get(name)
+        if broken is not None:
+            raise broken if isinstance(broken, Exception) else CannotKnow(broken)
+        return self.made(name)
+
+    async def canary(self, source: PidSource) -> ladder.Canary:
+        return ladder.Canary("it is blind" if source.name in self.blind else "", "")
+
+    def use(self, source: PidSource) -> None:
+        self.source = source
+
+    def say(self, event: str, **fields: Any) -> None:
+        self.said.append((event, fields))
+
+    @property
+    def name(self) -> str | None:
+        return None if self.source is None else self.source.name
+
+    def in_use(self) -> Fickle:
+        assert isinstance(self.source, Fickle)
+        return self.source
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Room]:
+    return lambda wanted: Room(wanted, monkeypatch)
+
+
+def run(*steps: Coroutine[Any, Any, None]) -> None:
+    async def all_of_them() -> None:
+        for step in steps:
+            await step
+
+    asyncio.run(all_of_them())
+
+
+def test_the_best_is_taken(room: Callable[[str], Room]) -> None:
+    made = room("auto")
+    run(made.ladder.start())
+    assert (made.name, made.opened, made.ladder.why_not) == ("bpf", ["bpf"], {})
+
+
+def test_what_cannot_be_opened_or_is_blind_is_passed_over_and_said_why(room: Callable[[str], Room]) -> None:
+    made = room("auto")
+    made.broken["bpf"] = "this kernel has no BTF"
+    made.blind.add("netlink")
+    run(made.ladder.start())
+    assert made.source is None  # the scan that was there from the start goes on
+    assert made.ladder.why_not == {"bpf": "this kernel has no BTF", "netlink": "it is blind"}
+    assert [fields["source"] for event, fields in made.said if event == "source_unavailable"] == [
+        "bpf",
+        "netlink",
+    ]
+
+
+def test_a_defect_of_a_source_is_a_reason_like_others(room: Callable[[str], Room]) -> None:
+    made = room("auto")
+    made.broken["bpf"] = KeyError("maps")
+    run(made.ladder.start())
+    assert made.name == "netlink"
+    assert made.ladder.why_not["bpf"] == "it failed unexpectedly (KeyError: 'maps'); please report it"
+
+
+def test_what_the_compiler_said_goes_to_the_debug_log(
+    room: Callable[[str], Room], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = room("auto")
+    made.broken["bpf"] = BpfUnavailable("it does not compile here", "pidmap.c:7: error")
+    for level, told in (("info", False), ("debug", True)):
+        log.setup_logging("json", level)
+        made.ladder._present = "scan"
+        run(made.ladder.start())
+        assert ("pidmap.c:7: error" in capsys.readouterr().err) is told
+
+
+@pytest.mark.parametrize("wanted", ["bpf", "netlink", "scan"])
+def test_one_that_was_asked_for_by_name_is_the_only_one_and_has_to_work(
+    wanted: str, room: Callable[[str], Room]
+) -> None:
+    made = room(wanted)
+    run(made.ladder.start())
+    assert (made.name, made.opened) == (wanted, [wanted])
+    if wanted != "scan":
+        made = room(wanted)
+        made.broken[wanted] = "CAP_PERFMON is missing"
+        with pytest.raises(
+            CannotKnow, match=rf"--source {wanted} does not work here: CAP_PERFMON is missing\. With"
+        ):
+            run(made.ladder.start())
+
+
+def test_it_falls_at_once_and_climbs_back_later(
+    room: Callable[[str], Room], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = room("auto")
+    run(made.ladder.start())
+    made.in_use().wrong = "the map cannot be read"
+    made.broken["bpf"] = "still out of order"
+    run(made.ladder.tend(made.in_use()))
+    assert made.name == "scan"
+    assert made.said[-2:] == [
+        ("source_failed", {"source": "bpf", "why": "the map cannot be read"}),
+        ("source", {"source": "scan", "not_used": {"bpf": "the map cannot be read"}}),
+    ]
+    del made.broken["bpf"]
+    run(made.ladder.tend(made.in_use()))
+    assert made.name == "scan"  # not before its time
+    monkeypatch.setattr(made.ladder, "_next_climb", 0.0)
+    run(made.ladder.tend(made.in_use()))
+    assert (made.name, made.ladder.why_not) == ("bpf", {})
+
+
+def test_after_a_fall_climbs_come_soon_and_then_less_and_less_often(room: Callable[[str], Room]) -> None:
+    made = room("auto")
+    run(made.ladder.start())
+    made.ladder._used_at -= 3600  # it worked for an hour
+    made.broken |= {"bpf": "no BTF", "netlink": "no rights"}
+    made.in_use().wrong = "the map cannot be read"
+    run(made.ladder.tend(made.in_use()))
+    waits = []
+    for _ in range(4):
+        waits.append(made.ladder._next_climb - time.monotonic())
+        made.ladder._next_climb = 0.0
+        run(made.ladder.tend(made.in_use()))
+    assert waits == [pytest.approx(seconds, abs=3) for seconds in (5, 10, 20, 40)]
+    del made.broken["bpf"]
+    made.ladder._next_climb = 0.0
+    run(made.ladder.tend(made.in_use()))
+    made.in_use().wrong = "again"
+    run(made.ladder.tend(made.in_use()))
+    assert made.ladder._next_climb - time.monotonic() > 100, (
+        "one that fails again at once is not tried at once"
+    )
+
+
+class Stubborn(Fickle):
+    """One that breaks where it can, when it has failed."""
+
+    def __init__(self, name: str, breaks: str) -> None:
+        super().__init__(name)
+        self.breaks = breaks
+
+    def trouble(self) -> str:
+        if self.wrong and self.breaks == "trouble":
+            raise KeyError("map")
+        return self.wrong
+
+    def refresh(self) -> None:
+        if self.breaks == "refresh" and self.wrong:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def counters(self) -> dict[str, int]:
+        if self.breaks == "counters":
+            raise ValueError("no such counter")
+        return {"lost": 3}
+
+    def close(self) -> None:
+        if self.breaks == "close":
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        super().close()
+
+
+@pytest.mark.parametrize("breaks", ["close", "counters", "trouble"])
+def test_a_fall_is_stopped_by_nothing_that_the_failed_source_does(
+    room: Callable[[str], Room], monkeypatch: pytest.MonkeyPatch, breaks: str
+) -> None:
+    """Into the real map, which gives the failed source back."""
+    made = room("auto")
+    pidmap = PidMap(Stubborn("bpf", breaks))
+    monkeypatch.setattr(made.ladder, "_present", "bpf")
+    monkeypatch.setattr(made.ladder, "_use", pidmap.use)
+    assert isinstance(pidmap.source, Stubborn)
+    pidmap.source.wrong = "the map cannot be read"
+    run(made.ladder.tend(pidmap.source))
+    assert pidmap.source.name == made.ladder._present == "scan"
+    assert made.said[-1] == ("source", {"source": "scan", "not_used": made.ladder.why_not})
+    (why,) = made.ladder.why_not.values()
+    assert ("KeyError" in why) == (breaks == "trouble")
+
+
+def test_one_that_breaks_when_the_canary_is_looked_for_is_left() -> None:
+    source = Stubborn("bpf", "refresh")
+    source.wrong = "set"
+    assert "Input/output error" in asyncio.run(ladder.find_canary(source)).trouble
+
+
+def test_one_that_is_refused_and_cannot_be_closed_keeps_nobody_from_the_next(
+    room: Callable[[str], Room],
+) -> None:
+    made = room("auto")
+    made.blind.add("bpf")
+    made.made = lambda name: Stubborn(name, "close")
+    run(made.ladder.start())
+    assert (made.name, made.ladder.why_not) == ("netlink", {"bpf": "it is blind"})
+
+
+def test_a_source_that_goes_blind_is_left(
+    room: Callable[[str], Room], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = room("auto")
+    run(made.ladder.start())
+    made.blind.add("bpf")
+    run(made.ladder.tend(made.in_use()))
+    assert made.name == "bpf"  # not looked at yet
+    monkeypatch.setattr(made.ladder, "_next_check", 0.0)
+    run(made.ladder.tend(made.in_use()))
+    assert (made.name, made.ladder.why_not["bpf"]) == ("scan", "it is blind")
+
+
+def test_a_source_that_was_asked_for_is_started_anew_and_not_too_often(
+    room: Callable[[str], Room], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = room("netlink")
+    run(made.ladder.start())
+    made.in_use().wrong = "the socket failed"
+    run(*(made.ladder.tend(made.in_use()) for _ in range(3)))
+    assert made.opened == ["netlink"]
+    monkeypatch.setattr(made.ladder, "_next_climb", 0.0)
+    run(made.ladder.tend(made.in_use()))
+    assert made.opened == ["netlink", "netlink"]
+    assert made.in_use().wrong == ""
+
+
+def test_a_source_that_missed_processes_has_to_find_a_canary_at_once(room: Callable[[str], Room]) -> None:
+    made = room("auto")
+    run(made.ladder.start())
+    source = made.in_use()
+    drift = {"drift_missing": 0}
+    source.counters = lambda: drift  # type: ignore[method-assign]
+    made.blind.add("bpf")
+    run(made.ladder.tend(source))
+    assert made.name == "bpf"  # the next one is made in minutes
+    drift["drift_missing"] = 2
+    run(made.ladder.tend(source))
+    assert (made.name, made.ladder.why_not) == ("scan", {"bpf": "it is blind"})
+
+
+@pytest.mark.parametrize("fault", ["the child ends", "no descriptors"])
+def test_a_canary_that_cannot_be_made_says_nothing_about_the_source(
+    monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    if fault == "no descriptors":
+        monkeypatch.setattr(supervisor.WorkerProcess, "_start", refuse)
+    else:
+        monkeypatch.setattr("sys.executable", "/bin/false")
+    source = ScanSource(Procfs())
+    canary = asyncio.run(ladder.find_canary(source))
+    assert canary.trouble == ""
+    assert canary.unmade
+    assert len(source) == 0  # it was not even asked
+
+
+def test_the_real_canary_is_missed_by_a_source_that_sees_nothing() -> None:
+    class Blind(ScanSource):
+        def refresh(self) -> None:
+            """Sees nothing."""
+
+    assert "did not see process" in asyncio.run(ladder.find_canary(Blind(Procfs()))).trouble
+
+
+# ---- the size of the map ------------------------------------------------------------------------------------------
+
+
+def a_node(root: Path, processes: int, pid_max: str) -> Procfs:
+    for host_pid in range(1, processes + 1):
+        (root / str(host_pid)).mkdir()
+    (root / "self").mkdir()
+    (root / "sys/kernel").mkdir(parents=True)
+    (root / "sys/kernel/pid_max").write_text(pid_max)
+    return Procfs(str(root))
+
+
+@pytest.mark.parametrize(
+    ("processes", "pid_max", "map_size", "places"),
+    [
+        (300, "4194304\n", 0, 450),
+        (300, "4194304\n", 1024, 1024),
+        (20, "4194304\n", 0, 100),
+        (300, "32\n", 0, 32),
+        (300, "unreadable\n", 0, 450),
+    ],
+    ids=["half as many again", "as it is set", "the least", "no more than there can be", "no bound known"],
+)
+def test_the_map_follows_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, pid_max: str, map_size: int, places: int
+) -> None:
+    monkeypatch.setattr(ladder, "_LEAST_ROOM", 100)
+    assert ladder.room(a_node(tmp_path, processes, pid_max), map_size) == places
+
+
+def test_a_map_that_stays_too_small_is_opened_anew_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Room("auto", monkeypatch, map_size=0)
+    run(made.ladder.start())
+    small = made.in_use()
+    small.short = "the map is full"
+    run(made.ladder.tend(small))
+    assert made.opened == ["bpf"]  # a peak may pass
+    made.broken["bpf"] = "no memory"
+    for wait in (120.0, 240.0, 480.0):
+        monkeypatch.setattr(made.ladder, "_next_growth", 1.0)
+        run(made.ladder.tend(small))
+        assert (made.ladder._growth_wait, made.in_use()) == (wait, small)
+    del made.broken["bpf"]
+    monkeypatch.setattr(made.ladder, "_next_growth", 1.0)
+    run(made.ladder.tend(small))
+    assert made.in_use() is not small
+    run(made.ladder.tend(made.in_use()))
+    assert made.ladder._next_growth == 0.0
+
+
+def test_a_map_whose_size_was_chosen_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Room("auto", monkeypatch, map_size=1024)
+    run(made.ladder.start())
+    made.in_use().short = "the map is full"
+    monkeypatch.setattr(made.ladder, "_next_growth", 1.0)
+    run(made.ladder.tend(made.in_use()))
+    assert made.opened == ["bpf"]

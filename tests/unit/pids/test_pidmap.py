@@ -1,0 +1,262 @@
+"""The map of processes, fed by a source that is told what to say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resolver.base.budget import Slices
+from resolver.base.errors import AccessDenied
+from resolver.linux.procfs import Procfs
+from resolver.pids import pidmap as module
+from resolver.pids import scan
+from resolver.pids.pidmap import PidMap
+from resolver.pids.scan import ScanSource
+from tests.fakes.clock import Clock, burn
+
+
+class Told(Procfs):
+    """A ``/proc`` with the processes that the test says."""
+
+    def __init__(self, *processes: tuple[int, ...]) -> None:
+        super().__init__("/nowhere")
+        self.now = {each[0]: each for each in processes}
+        self.inodes: Counter[int] = Counter()
+        self.unreadable: set[int] = set()
+        self.listings = 0
+
+    def reuse(self, host_pid: int, *ns_pids: int) -> None:
+        self.now[host_pid] = (host_pid, *ns_pids)
+        self.inodes[host_pid] += 1
+
+    def each_entry(self) -> Iterator[tuple[int, int]]:
+        self.listings += 1
+        return iter([(host_pid, self.inodes[host_pid]) for host_pid in self.now])
+
+    def inode(self, host_pid: int) -> int | None:
+        return self.inodes[host_pid] if host_pid in self.now else None
+
+    def ns_pids(self, host_pid: int | str) -> tuple[int, ...]:
+        if host_pid in self.unreadable:
+            raise AccessDenied("no")
+        return self.now[int(host_pid)]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for timed in (module, scan):
+        monkeypatch.setattr(
+            timed, "time", SimpleNamespace(monotonic=clock.monotonic, thread_time=clock.thread_time)
+        )
+    return clock
+
+
+def told(*processes: tuple[int, ...]) -> tuple[Told, PidMap]:
+    source = Told(*processes)
+    pidmap = PidMap(ScanSource(source))
+    pidmap.refresh(unhurried=False)
+    return source, pidmap
+
+
+def test_candidates_are_found_by_their_own_number() -> None:
+    _, pidmap = told((100, 7), (200, 7), (300, 9, 7), (7,), (400, 7, 1))
+    assert pidmap.source.candidates(7) == [7, 100, 200, 300]
+    assert pidmap.source.candidates(1) == [400]
+    assert pidmap.source.candidates(2) == []
+    assert len(pidmap.source) == 5
+    assert 300 in pidmap.source
+    assert 9 not in pidmap.source
+
+
+def test_an_end_is_remembered_for_a_minute(clock: Clock) -> None:
+    source, pidmap = told((100, 7), (200, 7))
+    del source.now[100]
+    assert not pidmap.source.ended(100)
+    pidmap.refresh(unhurried=False)
+    assert pidmap.source.candidates(7) == [200]
+    assert pidmap.source.ended(100)
+    assert (pidmap.arrival(100), 100 in pidmap.source) == ((0, 0), False)
+    clock.now += 59
+    pidmap.refresh(unhurried=False)
+    assert pidmap.source.ended(100)
+    clock.now += 2
+    pidmap.refresh(unhurried=False)
+    assert not pidmap.source.ended(100)
+
+
+def test_a_number_that_is_used_again_is_another_process() -> None:
+    source, pidmap = told((100, 7))
+    first = pidmap.arrival(100)
+    source.reuse(100, 8)
+    pidmap.refresh(unhurried=False)
+    assert pidmap.arrival(100) > first > (0, 0)
+    assert (pidmap.source.candidates(7), pidmap.source.candidates(8)) == ([], [100])
+    assert not pidmap.source.ended(100)  # who has the number now runs
+
+
+def test_the_container_of_a_process_is_known_after_its_end(clock: Clock) -> None:
+    source, pidmap = told((100, 7), (200, 7))
+    pidmap.name_container(100, "pod_main")
+    pidmap.name_container(300, "of nobody that is known")
+    assert [pidmap.container_of(host_pid) for host_pid in (100, 200, 300)] == ["pod_main", "", ""]
+    del source.now[100]
+    pidmap.refresh(unhurried=False)
+    assert pidmap.container_of(100) == "pod_main"
+    clock.now += 61
+    pidmap.refresh(unhurried=False)
+    assert pidmap.container_of(100) == ""
+
+
+def test_the_container_of_a_process_is_not_its_successors() -> None:
+    source, pidmap = told((100, 7))
+    pidmap.name_container(100, "pod_main")
+    source.reuse(100, 8)
+    pidmap.refresh(unhurried=False)
+    assert pidmap.container_of(100) == ""
+    del source.now[100]
+    pidmap.refresh(unhurried=False)
+    assert pidmap.container_of(100) == ""  # the last one that ended is another
+
+
+def test_another_source_knows_nothing_of_containers() -> None:
+    _, pidmap = told((100, 7))
+    pidmap.name_container(100, "pod_main")
+    pidmap.use(ScanSource(Told((100, 7))))
+    pidmap.refresh(unhurried=False)
+    assert pidmap.container_of(100) == ""  # nobody can say that it is the same process
+
+
+def test_names_of_containers_are_bounded() -> None:
+    _, pidmap = told(*((host_pid, 1) for host_pid in range(1, 10_001)))
+    for host_pid in range(1, 10_001):
+        pidmap.name_container(host_pid, "pod_main")
+    kept = [host_pid for host_pid in range(1, 10_001) if pidmap.container_of(host_pid)]
+    assert kept == list(range(10_001 - module._MOST_CONTAINERS, 10_001))
+
+
+def test_tombstones_are_bounded() -> None:
+    source, pidmap = told(*((host_pid, 1) for host_pid in range(1, 10_001)))
+    source.now.clear()
+    pidmap.refresh(unhurried=False)
+    stones = sum(pidmap.source.ended(host_pid) != 0 for host_pid in range(1, 10_001))
+    assert stones == scan._TOMBSTONES == 8192
+    index = pidmap.source
+    assert isinstance(index, ScanSource)
+    assert len(pidmap.source) == 0
+    assert not any((index._by_inner, index.known))
+
+
+class Slow(ScanSource):
+    """A refresh takes so many seconds of the wall, and of a CPU."""
+
+    def __init__(self, clock: Clock, wall: float, cpu: float) -> None:
+        super().__init__(Told())
+        self.clock, self.wall, self.cpu = clock, wall, cpu
+
+    def refreshing(self) -> Iterator[None]:
+        self.clock.now += self.wall
+        self.clock.cpu += self.cpu
+        return iter(())
+
+
+def test_a_refresh_rests_five_times_as_long_as_it_took_of_a_cpu(clock: Clock) -> None:
+    pidmap = PidMap(Slow(clock, 0.5, 0.5))
+    assert pidmap.refresh()
+    assert pidmap.last_seconds == 0.5
+    clock.now += 1.9  # 2.4 s after the last one began
+    assert not pidmap.refresh()
+    assert pidmap.refreshes == 1
+    assert pidmap.refresh(unhurried=False)  # a single pass does not wait
+    clock.now += 2.1
+    assert pidmap.refresh()
+    assert pidmap.refreshes == 3
+
+
+def test_a_refresh_that_had_to_wait_for_a_cpu_is_not_rested_for(clock: Clock) -> None:
+    """On a busy machine every other pass was without a map, and no slot was repaired in it."""
+    pidmap = PidMap(Slow(clock, 1.0, 0.01))
+    assert pidmap.refresh()
+    clock.now += 0.05
+    assert pidmap.refresh()
+
+
+_numbers = st.dictionaries(st.integers(1, 8), st.lists(st.integers(1, 4), max_size=2), max_size=8)
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(_numbers, st.sets(st.integers(1, 8))), max_size=6))
+def test_it_says_what_the_source_said_last(rounds: list[tuple[dict[int, list[int]], set[int]]]) -> None:
+    source, pidmap = told()
+    seen: set[int] = set()
+    for now, again in rounds:
+        kept = {p: source.now[p] for p in now.keys() & source.now.keys() - again}
+        source.now = {p: (p, *inner) for p, inner in now.items()} | kept
+        for host_pid in again & now.keys():
+            source.reuse(host_pid, *now[host_pid])
+        pidmap.refresh(unhurried=False)
+        for inner in range(1, 9):
+            assert pidmap.source.candidates(inner) == sorted(
+                p for p, n in source.now.items() if n[-1] == inner
+            )
+        seen |= source.now.keys()
+        arrivals = [pidmap.arrival(p) for p in source.now]
+        assert len({*arrivals, (0, 0)}) == len(arrivals) + 1
+        assert {p for p in seen if pidmap.source.ended(p)} == seen - source.now.keys()
+
+
+def test_another_source_takes_over_and_what_the_first_counted_stays() -> None:
+    class Counting(ScanSource):
+        closed = False
+
+        def counters(self) -> Mapping[str, int]:
+            return {"lost": 3}
+
+        def close(self) -> None:
+            self.closed = True
+
+    first = Counting(Told())
+    pidmap = PidMap(first)
+    before = pidmap.arrival(100)
+    pidmap.use(ScanSource(Told((100, 7))))
+    assert first.closed
+    assert pidmap.refresh()
+    assert pidmap.source.candidates(7) == [100]
+    assert pidmap.arrival(100) != before
+    assert pidmap.counters() == {"lost": 3}
+
+
+def test_what_is_new_is_read_while_others_go_on() -> None:
+    """The first scan of 10,000 processes took 300 ms in one go."""
+    others = 0
+
+    class Long(ScanSource):
+        def refreshing(self) -> Iterator[None]:
+            for _ in range(100):
+                burn(0.002)
+                yield
+
+    async def beside() -> None:
+        nonlocal others
+        while True:
+            others += 1
+            await asyncio.sleep(0)
+
+    async def catch_up() -> None:
+        task = asyncio.create_task(beside())
+        assert await pidmap.catch_up(Slices())
+        task.cancel()
+
+    pidmap = PidMap(Long(Told()))
+    asyncio.run(catch_up())
+    assert pidmap.refreshes == 1
+    assert others >= 20
+    pidmap._next_refresh = float("inf")
+    assert not asyncio.run(pidmap.catch_up(Slices()))
+    assert asyncio.run(pidmap.catch_up(Slices(), unhurried=False))

@@ -1,0 +1,179 @@
+"""The scan: on a directory that looks like /proc, and on the real one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resolver.base.errors import AccessDenied
+from resolver.linux.procfs import Procfs
+from resolver.pids.scan import ScanSource
+from tests.fakes.procs import changes, numbers
+
+
+class Noted(Procfs):
+    """Counts reads, and refuses some of them."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.reads: list[int | str] = []
+        self.listings = 0
+        self.forbidden: frozenset[int | str] = frozenset()
+
+    def ns_pids(self, host_pid: int | str) -> tuple[int, ...]:
+        if host_pid in self.forbidden:
+            raise AccessDenied("no")
+        self.reads.append(host_pid)
+        return super().ns_pids(host_pid)
+
+    def each_entry(self) -> Iterator[tuple[int, int]]:
+        self.listings += 1
+        return super().each_entry()
+
+
+@pytest.fixture
+def noted(tmp_path: Path) -> Noted:
+    return Noted(str(tmp_path))
+
+
+@pytest.fixture
+def source(noted: Noted) -> ScanSource:
+    return ScanSource(noted)
+
+
+def put(root: Path, host_pid: int, *ns_pids: int, status: str | None = None) -> None:
+    """A process under ``root``; one that is there already is replaced by another, with another inode."""
+    place = root / str(host_pid)
+    if place.exists():
+        place.rename(root / "gone")  # kept until the new one exists, so that their inodes differ
+    place.mkdir()
+    numbers = "\t".join(map(str, (host_pid, *ns_pids)))
+    (place / "status").write_text(
+        status or f"Name:\tx\nState:\tS\nTgid:\t{host_pid}\nPPid:\t1\nNSpid:\t{numbers}\n"
+    )
+    shutil.rmtree(root / "gone", ignore_errors=True)
+
+
+def test_first_everything_then_what_is_new(tmp_path: Path, source: ScanSource) -> None:
+    put(tmp_path, 100, 1)
+    put(tmp_path, 101, 7, 1)
+    for name in ("self", "sys"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "103").mkdir()  # ended before it is read
+    assert changes(source) == ([100, 101], [])
+    assert numbers(source) == {100: (100, 1), 101: (101, 7, 1)}
+    put(tmp_path, 102, 2)
+    shutil.rmtree(tmp_path / "100")
+    assert changes(source) == ([102], [100])
+    (tmp_path / "101" / "status").unlink()  # what is known is not read again
+    assert changes(source) == ([], [])
+    assert numbers(source) == {101: (101, 7, 1), 102: (102, 2)}
+
+
+def test_a_number_that_is_used_again_is_noticed_by_the_inode(tmp_path: Path, source: ScanSource) -> None:
+    put(tmp_path, 100, 1)
+    source.refresh()
+    put(tmp_path, 100, 9)
+    assert changes(source) == ([100], [100])
+    assert numbers(source) == {100: (100, 9)}
+
+
+def test_one_that_may_not_be_read_is_counted_and_tried_again(
+    tmp_path: Path, noted: Noted, source: ScanSource
+) -> None:
+    noted.forbidden = frozenset({100})
+    put(tmp_path, 100, 1)
+    put(tmp_path, 101, 2)
+    for _ in range(2):
+        source.refresh()
+        assert source.incomplete() == "1 processes could not be read"
+        assert numbers(source) == {101: (101, 2)}
+    noted.forbidden = frozenset()
+    assert changes(source) == ([100], [])
+    assert source.incomplete() == ""
+
+
+def test_a_kernel_without_nspid_tells_nothing(tmp_path: Path, source: ScanSource) -> None:
+    put(tmp_path, 100, status="Name:\tx\nTgid:\t100\n")
+    source.refresh()
+    assert numbers(source) == {100: ()}
+    assert source.candidates(100) == [100]
+
+
+def test_one_process_is_looked_at_without_a_listing(tmp_path: Path, source: ScanSource) -> None:
+    put(tmp_path, 100, 1)
+    put(tmp_path, 101, 2)
+    assert changes(source, look=100) == ([100], [])
+    assert numbers(source) == {100: (100, 1)}
+    for host_pid in (100, 999):
+        assert changes(source, look=host_pid) == ([], [])
+    put(tmp_path, 100, 9)
+    assert changes(source, look=100) == ([100], [100])
+    assert (source.candidates(1), source.candidates(9), source.ended(100)) == ([], [100], 0)
+    assert changes(source) == ([101], [])
+    assert numbers(source) == {100: (100, 9), 101: (101, 2)}
+    shutil.rmtree(tmp_path / "100")
+    assert changes(source, look=100) == ([], [100])
+
+
+def test_real_processes_come_and_go() -> None:
+    source = ScanSource(Procfs())
+    source.refresh()
+    assert numbers(source)[os.getpid()][0] == os.getpid()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert process.pid in changes(source)[0]
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert process.pid not in changes(source)[1]  # unreaped: its number is not free yet
+    assert process.pid in changes(source)[1]
+
+
+def test_a_process_that_was_read_is_not_read_again_unless_it_is_another(
+    tmp_path: Path, noted: Noted, source: ScanSource
+) -> None:
+    for host_pid in (100, 101, 102):
+        put(tmp_path, host_pid, host_pid - 99)
+    steps = source.refreshing()
+    next(steps)
+    next(steps)  # and left there: two of the three
+    first, second = (int(each) for each in noted.reads)
+    put(tmp_path, first, 55)  # used again
+    source.refresh()
+    assert numbers(source) == {first: (first, 55), second: (second, second - 99)} | {
+        each: (each, each - 99) for each in {100, 101, 102} - {first, second}
+    }
+    assert noted.reads.count(second) == 1
+    assert noted.reads.count(first) == 2
+    assert source.candidates(55) == [first]
+
+
+def test_a_refresh_gives_way_and_lists_once(tmp_path: Path, noted: Noted, source: ScanSource) -> None:
+    for host_pid in range(100, 300):
+        put(tmp_path, host_pid, host_pid - 99)
+    for refreshes in (1, 2):
+        assert len(list(source.refreshing())) >= 3  # others get their turns
+        assert (len(source), noted.listings, len(noted.reads)) == (200, refreshes, 200)
+    shutil.rmtree(tmp_path / "150")
+    source.refresh()
+    assert 150 not in source
+    assert source.ended(150)
+
+
+@pytest.mark.parametrize("learn", ["look", "refresh"])
+def test_a_process_learned_during_a_listing_stays_known(
+    tmp_path: Path, source: ScanSource, learn: str
+) -> None:
+    for host_pid in range(100, 200):
+        put(tmp_path, host_pid, host_pid - 99)
+    steps = source.refreshing()
+    next(steps)
+    put(tmp_path, 900, 7)  # where the listing may have passed
+    source.look(900) if learn == "look" else source.refresh()
+    for _ in steps:
+        pass
+    assert 900 in source

@@ -1,0 +1,201 @@
+"""Which cache files nobody has open any more, on directories that look like /proc; real ones are in tests/kernel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver.base.errors import TooSlow
+from resolver.base.reasons import UnresolvedReason
+from resolver.hami.discovery import Location, Ownership, SharedDirectory
+from resolver.hami.layout import LAYOUTS
+from resolver.hami.packed_slots import SlotRecord
+from resolver.hami.process_reads import files_of
+from resolver.hami.region import RegionView, SharedRegion
+from resolver.linux.procfs import Procfs
+from resolver.repair.abandoned import FIRST_PAUSE, Abandoned, nobody_writes
+from resolver.repair.plan import RegionRepairs
+from resolver.workers.lanes import Direct
+from tests.fakes.direct import at_once
+from tests.fakes.slots import packed
+
+OURS, ANOTHER = "11111111-2222-3333-4444-555555555555", "99999999-2222-3333-4444-555555555555"
+LONG_AGO = 1_000_000_000
+MAPPED = "7f1000000000-7f10001eb000 rw-s 00000000 08:01 4242                       /x/a.cache\n"
+READ_ONLY = MAPPED.replace("rw-s", "r--p")
+
+
+class Scene:
+    """A claim without a process, in a file that somebody has open for writing, so that no lease is given."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.file = tmp_path / f"{OURS}_main" / "a.cache"
+        self.file.parent.mkdir()
+        self.file.write_bytes(b"x")
+        os.utime(self.file, (LONG_AGO, LONG_AGO))
+        self.writer = self.file.open("r+b")
+        fd = os.open(self.file, os.O_RDONLY)
+        region = SharedRegion(fd, os.fstat(fd), LAYOUTS["v1.2"], str(self.file))
+        ownership = Ownership(
+            account=f"{OURS}_main", container=f"{OURS}_main", pod_uid=OURS, container_name="main"
+        )
+        self.repairs = RegionRepairs(region, ownership, Location(SharedDirectory("8:1", "/c"), ("8:1", 4242)))
+        slot = SlotRecord(0, 7, 0, 1, (64, 0))
+        self.repairs.observe(RegionView(2, ("GPU-a", "GPU-b"), (100, 100), 1, 0, packed([slot])))
+        self.state = self.repairs.at(0)
+        self.state.found(UnresolvedReason.NO_SUCH_PROCESS, 0.0)
+        self.proc = tmp_path / "proc"
+        self.proc.mkdir()
+        self.now = float(LONG_AGO + 1000)
+        self.abandoned = Abandoned(Procfs(str(self.proc)), lambda: self.now)
+
+    def put(self, host_pid: int, pod: str = "", maps: str = "", opened: str = "/dev/null") -> Path:
+        place = self.proc / str(host_pid)
+        (place / "fd").mkdir(parents=True)
+        cgroup = (
+            f"0::/kubepods/burstable/pod{pod}/{host_pid:064x}\n" if pod else "0::/system.slice/x.service\n"
+        )
+        (place / "cgroup").write_text(cgroup)
+        (place / "maps").write_text(maps or "55d0a0000000-55d0a0001000 r-xp 00000000 00:1e 77 /bin/train\n")
+        (place / "fd" / "3").symlink_to(opened)
+        return place
+
+    def judge(self) -> bool:
+        """Whether the claim is called dead, after all processes were looked at once."""
+        self.abandoned.suspect(self.repairs)
+        for _ in range(50):
+            if at_once(self.abandoned.step()):
+                assert self.state.dead
+                return True
+        assert not self.state.dead
+        return False
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path)
+    yield scene
+    scene.writer.close()
+    scene.repairs.close()
+
+
+def test_a_file_that_no_process_has_is_abandoned(scene: Scene) -> None:
+    scene.put(10)
+    scene.put(11, OURS, maps=READ_ONLY)
+    assert scene.judge()
+
+
+@pytest.mark.parametrize("pod", ["", OURS])
+@pytest.mark.parametrize("opened", ["", "/run/kata/shared/a.cache", "/x/a.cache (deleted)"])
+def test_one_that_a_process_has_is_not(scene: Scene, pod: str, opened: str) -> None:
+    scene.put(10)
+    scene.put(11, pod, **({"opened": opened} if opened else {"maps": MAPPED}))
+    assert not scene.judge()
+
+
+def test_another_pods_process_does_not_count(scene: Scene) -> None:
+    scene.put(11, ANOTHER, maps=MAPPED, opened="/hook/a.cache")
+    assert scene.judge()
+
+
+def test_who_cannot_be_looked_at_leaves_it_open(scene: Scene) -> None:
+    place = scene.put(11)
+    (place / "maps").unlink()
+    (place / "maps").mkdir()  # what cannot be read as a file
+    assert not scene.judge()
+
+
+class Late(Direct):
+    """A reader whose answers about files come too late."""
+
+    async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        if function is files_of:
+            raise TooSlow("its container makes the kernel wait")
+        return await super().ask(payer, about, function, *arguments)
+
+
+def test_one_that_answers_too_late_leaves_it_open(scene: Scene) -> None:
+    """Without the directory's mount, too: a process of the host can have any file open."""
+    (scene.put(11) / "mountinfo").write_text("20 1 0:30 / / rw - overlay overlay rw\n")
+    scene.abandoned = Abandoned(Procfs(str(scene.proc)), lambda: scene.now, Late(Procfs(str(scene.proc))))
+    assert not scene.judge()
+
+
+@pytest.mark.parametrize(
+    ("pod", "root", "expected"),
+    [
+        ("", "/", True),  # as the host's first process, where a security module closes it
+        ("", "/elsewhere", True),
+        ("", "/c", False),  # the directory itself: what serves it to a virtual machine
+        ("", "/c/below", False),
+        (OURS, "/", False),
+        (ANOTHER, "/c", True),
+    ],
+)
+def test_who_cannot_be_looked_at_is_ruled_out_by_its_cgroup_and_its_mounts(
+    scene: Scene,
+    pod: str,
+    root: str,
+    expected: bool,  # noqa: FBT001
+) -> None:
+    place = scene.put(11, pod)
+    (place / "maps").unlink()
+    (place / "maps").mkdir()  # what cannot be read as a file
+    (place / "mountinfo").write_text(f"30 1 8:1 {root} /x rw - ext4 /dev/sda rw\n")
+    assert scene.judge() is expected
+
+
+def test_a_slot_that_was_not_searched_to_the_end_is_dead_as_well(scene: Scene) -> None:
+    scene.state.found(UnresolvedReason.OVER_BUDGET, 0.0)
+    scene.put(10)
+    assert scene.judge()
+
+
+def test_a_process_that_attaches_meanwhile_leaves_it_open(scene: Scene) -> None:
+    scene.put(10)
+    scene.abandoned.suspect(scene.repairs)
+    assert at_once(scene.abandoned.step()) == []  # has begun
+    scene.writer.write(b"y")
+    scene.writer.flush()
+    for _ in range(5):
+        assert at_once(scene.abandoned.step()) == []
+    assert not scene.state.dead
+
+
+def test_who_was_young_is_judged_when_it_was_left_alone_for_a_while(scene: Scene) -> None:
+    scene.now = LONG_AGO + 0.1
+    scene.put(10)
+    assert not scene.judge()
+    scene.now += 5
+    assert scene.judge()
+
+
+def test_what_is_in_use_is_looked_at_ever_more_rarely(scene: Scene) -> None:
+    place = scene.put(11, maps=MAPPED)
+    assert not scene.judge()
+    (place / "maps").write_text(READ_ONLY)
+    assert not scene.judge()  # not yet
+    scene.now += FIRST_PAUSE
+    assert scene.judge()
+
+
+def test_a_change_of_the_file_takes_it_back(scene: Scene) -> None:
+    scene.put(10)
+    assert scene.judge()
+    scene.state.touched()
+    assert not scene.state.dead
+
+
+def test_a_lease_is_given_only_while_nobody_writes(tmp_path: Path) -> None:
+    path = tmp_path / "a.cache"
+    path.write_bytes(b"x")
+    with path.open("rb") as reader:
+        with path.open("r+b"):
+            assert not nobody_writes(reader.fileno())
+        assert nobody_writes(reader.fileno())
+        with path.open("r+b") as again:  # nothing is left of the lease that could hold up an open
+            again.write(b"y")

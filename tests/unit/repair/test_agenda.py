@@ -1,0 +1,125 @@
+"""When a region is looked at next."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from resolver.repair.agenda import QUIET_INTERVALS, STARTED, Agenda
+
+INTERVAL = 0.25
+NEVER = float("inf")
+
+
+def looks(
+    attention: Agenda, since: float, seconds: float, *, watched: bool = True, quiet: bool = True
+) -> list[float]:
+    """When it is looked at, in the seconds after that."""
+    found = []
+    at = since
+    while (at := max(at, attention.next())) <= since + seconds:
+        found.append(at)
+        attention.looked("r", at, INTERVAL, watched=watched, quiet_until=NEVER if quiet else 0.0)
+    return found
+
+
+def settled() -> Agenda:
+    attention = Agenda()
+    attention.found("r", 0.0)
+    looks(attention, 0.0, 2 * STARTED)
+    return attention
+
+
+def gaps(found: list[float]) -> list[float]:
+    return [later - sooner for sooner, later in itertools.pairwise(found)]
+
+
+def test_a_region_where_all_is_right_is_looked_at_rarely() -> None:
+    assert gaps(looks(settled(), 200.0, 60.0)) == pytest.approx([QUIET_INTERVALS * INTERVAL] * 15)
+
+
+@pytest.mark.parametrize(("watched", "quiet"), [(False, True), (True, False)])
+def test_by_the_clock_where_nobody_tells_or_something_is_waited_for(watched: bool, quiet: bool) -> None:  # noqa: FBT001
+    found = looks(settled(), 200.0, 10.0, watched=watched, quiet=quiet)
+    assert gaps(found) == pytest.approx([INTERVAL] * (len(found) - 1))
+
+
+def test_after_an_attachment_it_is_looked_at_often_then_ever_more_rarely() -> None:
+    attention = settled()
+    attention.attached("r", 200.0)
+    found = looks(attention, 200.0, 100.0)
+    assert found[0] == 200.0
+    apart = dict(zip(found, gaps(found), strict=False))
+    assert max(gap for at, gap in apart.items() if at < 202.9) <= 0.0201
+    assert max(gap for at, gap in apart.items() if at < 219.9) <= 0.0401
+    assert max(gap for at, gap in apart.items() if at < 259.0) <= INTERVAL + 0.001
+    assert gaps(found)[-1] == pytest.approx(QUIET_INTERVALS * INTERVAL)
+    assert min(gaps(found)) >= 0.0039  # and however many events there are
+
+
+def test_any_number_of_events_bring_no_more_looks_than_the_shortest_pause_allows() -> None:
+    attention = settled()
+    count = 0
+    for millisecond in range(1000):
+        now = 200.0 + millisecond / 1000
+        attention.attached("r", now)
+        if attention.next() <= now:
+            count += 1
+            attention.looked("r", now, INTERVAL, watched=True, quiet_until=NEVER)
+    assert count <= 251
+
+
+def test_who_let_go_of_a_file_brings_one_look() -> None:
+    attention = settled()
+    looks(attention, 200.0, 1.0)
+    attention.let_go("r", 201.0)
+    found = looks(attention, 201.0, 10.0)
+    assert found[0] == pytest.approx(201.05)
+    assert gaps(found) == pytest.approx([QUIET_INTERVALS * INTERVAL] * (len(found) - 1))
+
+
+def test_a_dead_slot_is_looked_at_when_it_is_due() -> None:
+    attention = settled()
+    attention.looked("r", 200.0, INTERVAL, watched=True, quiet_until=201.2)
+    assert attention.next() == pytest.approx(201.2)
+
+
+def test_nobody_knows_what_was_lost_so_everything_is_due() -> None:
+    attention = settled()
+    attention.found("other", 0.0)
+    for path in ("r", "other"):
+        attention.looked(path, 200.0, INTERVAL, watched=False, quiet_until=NEVER)
+    attention.everything(200.1)
+    assert attention.next() == 200.1
+    assert attention.due(200.1) == ["r", "other"]
+    assert attention.due(200.05) == []
+
+
+def test_one_that_is_over_its_budget_waits() -> None:
+    attention = settled()
+    attention.attached("r", 200.0)
+    attention.put_off("r", 200.25)
+    assert attention.due(200.2) == []
+    assert attention.due(200.25) == ["r"]
+
+
+def test_a_new_region_is_due_and_a_forgotten_one_wakes_nobody() -> None:
+    attention = Agenda()
+    assert attention.next() == NEVER
+    attention.found("new", 0.0)
+    assert attention.due(0.0) == ["new"]
+    attention.looked("new", 0.0, INTERVAL, watched=True, quiet_until=NEVER)
+    attention.forget("new")
+    attention.attached("new", 1.0)
+    assert attention.next() == NEVER
+
+
+def test_who_waits_longest_comes_first() -> None:
+    attention = Agenda()
+    for path, last in (("b", 200.0), ("c", 100.0), ("a", 150.0)):
+        attention.found(path, 0.0)
+        attention.looked(path, last, INTERVAL, watched=False, quiet_until=NEVER)
+    attention.found("new", 0.0)
+    assert attention.due(300.0) == ["new", "c", "a", "b"]
+    assert attention.due(150.25) == ["new", "c", "a"]

@@ -1,0 +1,264 @@
+"""Only what changed is looked at: what comes of it is exactly what looking at everything, always, would give."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resolver.base.reasons import UnresolvedReason
+from resolver.config import HostpidNamespace, WriteUtilization
+from resolver.gpu.attribution import Joined
+from resolver.hami.discovery import Location, Ownership, SharedDirectory
+from resolver.hami.hostpid_policy import HostpidPolicy
+from resolver.hami.layout import LAYOUTS
+from resolver.hami.packed_slots import SlotRecord
+from resolver.hami.region import RegionView, SharedRegion
+from resolver.linux.procfs import ProcessHandle, ProcessIdentity
+from resolver.repair.plan import Order, RegionRepairs
+from resolver.repair.region_report import region_report
+from resolver.repair.slot_states import SlotState
+from resolver.state import SlotReport, tally
+from tests.fakes.slots import packed
+
+UUIDS = "GPU-a", "GPU-b"
+POLICIES = (
+    HostpidPolicy(HostpidNamespace.HOST, ""),
+    HostpidPolicy(HostpidNamespace.CONTAINER, ""),
+    HostpidPolicy(None, "unknown"),
+)
+PIDS = range(1, 6)  # of which 5 is nobody's
+
+
+class Told(NamedTuple):
+    """What a step of a region's life did, as the writer and the picture's readers see it."""
+
+    orders: list[tuple[int, int | None, int, int, int]]
+    gone: list[int]
+    conflicts: list[tuple[int, float]]
+    slots: list[SlotReport]
+    odd: dict[int, UnresolvedReason]
+    contested: bool
+    container_id: str
+    due: list[int]
+
+
+class Life:
+    """One region's, with passes as the repairer makes them. ``whole``: everything is looked at in each of them."""
+
+    def __init__(self, stack: ExitStack, *, whole: bool) -> None:
+        self.stack, self.whole = stack, whole
+        region = SharedRegion(-1, os.stat("/"), LAYOUTS["v1.2"], "/containers/uid_main/a.cache")
+        ownership = Ownership(account="uid_main", container="uid_main", pod_uid="uid", container_name="main")
+        location = Location(SharedDirectory("8:1", "/containers/uid_main"), ("8:1", region.inode))
+        self.repairs = RegionRepairs(region, ownership, location)
+        self.before: Joined | None = None
+        self.answered = 0.0
+
+    def hold(self, ns_pid: int) -> ProcessHandle:
+        process = ProcessIdentity(4000 + ns_pid, 1, (4000 + ns_pid, ns_pid))
+        handle = ProcessHandle(process, os.open(os.devnull, os.O_RDONLY), is_pidfd=True)
+        self.stack.callback(handle.close)
+        return handle
+
+    def step(self, now: float, at: Moment) -> Told:
+        repairs = self.repairs
+        gone = self._take_in(now, at)
+        orders: list[Order] = []
+        conflicts: list[tuple[int, float]] = []
+        due: list[int] = []
+        if at.over_budget:
+            repairs.put_off(now)
+        elif repairs.stirs(now, at.policy, at.writes):
+            due = list(repairs.due(now))
+            self._find_owners(due, now, at)
+            orders = self._carry_out(conflicts, now, at)
+        else:
+            assert not self.whole
+        report = region_report(repairs, at.joined, lambda host_pid: f"container of {host_pid}", now)
+        listed = list(report.slots)
+        assert tally(report.slots) == tally(tuple(listed))
+        assert len(report.slots) == len(listed)
+        return Told(
+            sorted((o.slot, o.device, o.expected, o.new, o.guard) for o in orders),
+            sorted(gone),
+            sorted(conflicts),
+            sorted(listed, key=lambda slot: slot.slot),
+            repairs.odd,
+            repairs.contested,
+            report.container_id or "",
+            sorted(due),
+        )
+
+    def _take_in(self, now: float, at: Moment) -> list[int]:
+        """What happened since the last pass; PIDs of the slots that are gone."""
+        repairs = self.repairs
+        if at.joined is not self.before:
+            changed = at.joined.changed(self.before)
+            self.before, self.answered = at.joined, now
+            repairs.values_changed(None if self.whole else changed)
+        repairs.region.mtime_ns += at.touched
+        for state in [each for each in repairs.distinguished() if each.owner and each.slot.pid in at.ended]:
+            state.owner_ended()
+            assert repairs.ended(state)
+        if at.abandoned:
+            repairs.abandon()
+        if self.whole and repairs.view is not None:
+            repairs.view = repairs.view._replace(uuids=())  # so nothing is taken over from it
+        gone = repairs.observe(at.view)
+        for state in gone:
+            state.release()
+        if at.unwritable:
+            repairs.unwritable(now, 0.6)
+        if self.whole:
+            repairs.unsettle()
+        return [state.slot.pid for state in gone]
+
+    def _find_owners(self, due: list[int], now: float, at: Moment) -> None:
+        for index in due:
+            state = self.repairs.at(index)
+            known = state.slot.pid in at.found
+            found = self.hold(state.slot.pid) if known else at.answer
+            if state.owner is not None:
+                if state.keeps_owner(found):
+                    continue
+                state.disowned()
+            state.found(found, now)
+            state.dead = state.dead or (not known and at.vacant)
+            self.repairs.put_back(state)
+
+    def _carry_out(self, conflicts: list[tuple[int, float]], now: float, at: Moment) -> list[Order]:
+        def conflict(state: SlotState, wait: float) -> None:
+            conflicts.append((state.slot.pid, wait))
+
+        truth, repairs = at.joined.utilization, self.repairs
+        plan = repairs.plan(now, at.policy, truth, at.writes, conflict, self.answered)
+        orders = [order for order in plan if order is not None]
+        for order in orders if at.carried_out else ():
+            self._written(order)
+        for state in repairs.distinguished():
+            if state.evidence is not None:
+                state.stuck = state.evidence.why(state.slot.hostpid, at.policy, now)
+        repairs.rest()
+        return orders
+
+    @staticmethod
+    def _written(order: Order) -> None:
+        state = order.state
+        if order.device is None:
+            state.written, state.repaired, state.reason = order.new >> 32, order.reason, None
+            state.written_at, state.wrong_since = order.slot, None
+        elif state.evidence is not None:
+            state.evidence.word(order.device, order.new).wrote(order.new)
+
+
+class Moment(NamedTuple):
+    """What there is to see in one pass, and what happens in it."""
+
+    seconds: float
+    view: RegionView
+    joined: Joined
+    policy: HostpidPolicy
+    writes: WriteUtilization
+    found: frozenset[int]
+    answer: UnresolvedReason
+    vacant: bool
+    ended: frozenset[int]
+    touched: bool
+    abandoned: bool
+    unwritable: bool
+    over_budget: bool
+    carried_out: bool
+
+
+_load = st.sampled_from([0, 0, 20, 80, 130])
+_slot = st.tuples(
+    st.sampled_from([*PIDS, *PIDS, 0, -1]),
+    st.sampled_from([0, 1, 2, 4001, 4002, 4003, 77]),
+    st.sampled_from([1, 1, 1, 1, 0]),
+    st.tuples(_load, _load),
+)
+_values = st.dictionaries(
+    st.tuples(st.integers(4001, 4005), st.sampled_from(UUIDS)), st.sampled_from([0, 20, 80]), max_size=6
+)
+_rarely = st.integers(0, 7).map(lambda number: number == 0)
+_pids = st.frozensets(st.integers(1, 4), max_size=4)
+
+
+@st.composite
+def moments(draw: st.DrawFn) -> list[Moment]:
+    """A life: mostly one thing changes from one moment to the next, as in a tenant's."""
+    slots = draw(st.lists(_slot, min_size=1, max_size=6))
+    values, unknown = draw(_values), draw(st.frozensets(st.sampled_from([(4001, "GPU-a"), (4002, "GPU-b")])))
+    asked, policy = frozenset(UUIDS), POLICIES[0]
+    writes = draw(st.sampled_from(WriteUtilization))
+    joined = Joined(1.0, "", values, unknown, asked, ())
+    view = _view(slots)
+    found: list[Moment] = []
+    for _ in range(draw(st.integers(2, 14))):
+        what = draw(
+            st.sampled_from(["slot", "slot", "slots", "values", "values", "again", "asked", "policy", ""])
+        )
+        if what == "slot":
+            slots = list(slots)
+            at = draw(st.integers(0, len(slots) - 1))
+            pid, _, status, _ = slots[at]
+            _, hostpid, _, loads = draw(_slot)
+            slots[at] = (pid, hostpid, status, loads)
+            view = _view(slots)
+        elif what == "slots":
+            slots = draw(st.lists(_slot, min_size=1, max_size=6))
+            view = _view(slots)
+        elif what in ("values", "again", "asked"):
+            if what == "values":
+                values = {**values, **draw(_values)}
+                unknown = draw(st.frozensets(st.sampled_from([(4001, "GPU-a"), (4002, "GPU-b")])))
+            if what == "asked":
+                asked = frozenset(draw(st.sets(st.sampled_from(UUIDS))))
+            joined = Joined(1.0, "", dict(values), unknown, asked, ())
+        elif what == "policy":
+            policy = draw(st.sampled_from(POLICIES))
+        found.append(
+            Moment(
+                draw(st.sampled_from([0.25, 0.25, 0.25, 1.0, 5.0])),
+                view,
+                joined,
+                policy,
+                writes,
+                draw(_pids),
+                draw(st.sampled_from(UnresolvedReason)),
+                draw(_rarely),
+                draw(_pids) if draw(_rarely) else frozenset(),
+                draw(_rarely),
+                draw(_rarely),
+                draw(_rarely),
+                draw(_rarely),
+                not draw(_rarely),
+            )
+        )
+    return found
+
+
+def _view(slots: list[tuple[int, int, int, tuple[int, int]]]) -> RegionView:
+    made = [SlotRecord(index, *slot) for index, slot in enumerate(slots)]
+    return RegionView(2, UUIDS, (100, 100), len(made), 0, packed(made))
+
+
+@contextmanager
+def lives() -> Iterator[tuple[Life, Life]]:
+    with ExitStack() as stack:
+        yield Life(stack, whole=False), Life(stack, whole=True)
+
+
+@settings(max_examples=150)
+@given(moments())
+def test_looking_at_what_changed_gives_what_looking_at_everything_gives(life: list[Moment]) -> None:
+    with lives() as (changed, whole):
+        now = 100.0
+        for at in life:
+            now += at.seconds
+            assert changed.step(now, at) == whole.step(now, at)

@@ -1,0 +1,704 @@
+"""What is decided about the slots of one region: pure, so every state is set up by hand."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resolver.base.reasons import RepairReason, UnresolvedReason
+from resolver.config import WriteUtilization
+from resolver.hami.hostpid_policy import HostpidPolicy
+from resolver.hami.layout import LAYOUTS
+from resolver.repair.plan import FOLLOWED, slot_word
+from resolver.repair.quarantine import FORGIVEN_SECONDS, Blame
+from resolver.repair.reported_values import TWO_TICKS
+from tests.fakes.planned import ALWAYS, AUTO, CONTAINER, HOST, NEVER, UNKNOWN, UUIDS, Bench, SlotValues
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def bench(stack: ExitStack) -> Bench:
+    return Bench(stack)
+
+
+# ---- hostpid -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("hostpid", "policy", "reason", "after"),
+    [
+        (0, HOST, RepairReason.MISSING, 4711),
+        (7, HOST, RepairReason.WRONG_NAMESPACE, 4711),
+        (815, HOST, RepairReason.STALE, 4711),
+        (55, HOST, RepairReason.DUPLICATE, 4711),
+        (-1, HOST, RepairReason.STALE, 4711),
+        (0, CONTAINER, RepairReason.MISSING, 7),
+        (4711, CONTAINER, RepairReason.WRONG_NAMESPACE, 7),
+        (55, CONTAINER, RepairReason.DUPLICATE, 7),
+    ],
+)
+def test_a_wrong_hostpid_gives_one_exact_order(
+    stack: ExitStack, layout: str, hostpid: int, policy: HostpidPolicy, reason: RepairReason, after: int
+) -> None:
+    bench = Bench(stack, layout)
+    bench.see((9, 55), (7, hostpid))
+    bench.own(7, 4711)
+    (order,) = bench.plan(policy)
+    at = bench.layout.procs + bench.layout.slot_size
+    assert (order.slot, order.device, order.reason) == (1, None, reason)
+    assert (order.guard_offset, order.target_offset) == (at, at)
+    assert order.guard == order.expected == 7 | (hostpid & 0xFFFFFFFF) << 32
+    assert order.new == 7 | after << 32
+
+
+@pytest.mark.parametrize(("hostpid", "policy"), [(4711, HOST), (7, CONTAINER)])
+def test_a_right_hostpid_gives_none(bench: Bench, hostpid: int, policy: HostpidPolicy) -> None:
+    bench.see((9, hostpid), (7, hostpid))  # whoever else claims the number
+    bench.own(7, 4711)
+    assert bench.plan(policy) == []
+    assert bench.reason(7) is None
+
+
+def test_without_an_owner_nothing_is_written(bench: Bench) -> None:
+    bench.see((7, 0, 1, (5, 5)))
+    assert bench.plan() == []
+    for reason in UnresolvedReason:
+        bench.state(7).found(reason, bench.now)
+        assert bench.plan() == []
+        assert bench.reason(7) is reason
+
+
+def test_without_a_policy_nothing_is_written(bench: Bench) -> None:
+    bench.see((7, 0, 1, (5, 5)))
+    bench.own(7, 4711)
+    assert bench.plan(UNKNOWN) == []
+    assert bench.reason(7) is UnresolvedReason.DRIVER_UNKNOWN
+    assert [order.new >> 32 for order in bench.plan(HOST)] == [4711]
+    assert bench.reason(7) is None, "what it was told before is no reason any more"
+
+
+@pytest.mark.parametrize("pid", [0, -1, -(2**31)])
+def test_a_pid_that_cannot_be(bench: Bench, pid: int) -> None:
+    bench.see((pid, 0), (0, 5, 0), (1, 0))
+    assert list(bench.states()) == [1]
+    assert bench.repairs.odd == {0: UnresolvedReason.INVALID_PID}
+    bench.own(1, 4711)
+    assert [order.slot for order in bench.plan()] == [2]
+
+
+@pytest.mark.parametrize("times", [2, 3, 4])
+def test_the_same_pid_more_than_once_is_ambiguous(bench: Bench, times: int) -> None:
+    bench.see((7, 0), (9, 0))
+    bench.own(7, 4711)
+    bench.own(9, 4713)
+    gone = bench.see(*([(7, 0)] * times), (9, 0))
+    assert gone == []
+    assert [order.slot for order in bench.plan()] == [times]
+    assert bench.repairs.odd == dict.fromkeys(range(times), UnresolvedReason.AMBIGUOUS)
+    assert [state.slot.pid for state in bench.repairs.distinguished()] == [9]
+    # the move is over: the owner is still known
+    bench.see((9, 0), (7, 0))
+    assert {(order.slot, order.new >> 32) for order in bench.plan()} == {(0, 4713), (1, 4711)}
+    assert bench.repairs.odd == {}
+
+
+def test_a_pid_that_is_another_slots_index_is_no_trouble(bench: Bench) -> None:
+    bench.see((0, 0), (-1, 0), (7, 0), (7, 0), (2, 0), (3, 0), (1, 0))
+    assert sorted(bench.states()) == [1, 2, 3]
+
+
+def test_a_slot_that_moved_keeps_what_is_known_of_it(bench: Bench) -> None:
+    bench.see((9, 0), (8, 0), (7, 0))
+    bench.own(7, 4711)
+    (order,) = bench.plan()
+    assert order.slot == 2
+    bench.done(order)
+    (nine,) = bench.see((7, 4711), (8, 0))
+    assert nine.slot.pid == 9
+    assert bench.plan() == []
+    assert bench.state(7).slot.index == 0
+    assert bench.state(7).written == 4711
+
+
+# ---- generations and conflicts -----------------------------------------------------------------
+
+
+def test_another_writer_makes_us_wait_ever_longer(bench: Bench) -> None:
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    bench.state(7).guessed = True
+    for turn in range(14):
+        (order,) = bench.plan()
+        bench.done(order)
+        bench.see((7, 4711))
+        assert bench.plan() == []
+        assert bench.reason(7) is None
+        bench.see((7, 815))
+        bench.state(7).doubted = False  # no process with that number has the PID
+        assert bench.plan() == []
+        assert bench.reason(7) is UnresolvedReason.CONFLICT
+        wait = bench.conflicts[turn][1]
+        bench.now += wait * 0.99
+        assert bench.plan() == []
+        bench.now += wait * 0.02
+    waits = [wait for _, wait in bench.conflicts]
+    assert waits[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert max(waits) == waits[-1] == 300.0
+    assert len(waits) == 14
+
+
+def test_the_processs_own_guess_is_no_conflict_and_is_put_right_at_once(bench: Bench) -> None:
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    bench.done(bench.plan()[0])
+    bench.see((7, 7))  # the container's number, seconds later
+    (order,) = bench.plan()
+    assert (order.reason, order.new >> 32) == (RepairReason.WRONG_NAMESPACE, 4711)
+    bench.done(order)
+    assert (bench.conflicts, bench.reason(7)) == ([], None)
+    bench.see((7, 7))  # twice is nobody's guess
+    assert bench.plan() == []
+    assert bench.conflicts == [(7, 0.5)]
+
+
+def test_a_change_back_to_0_is_nobodys_guess(bench: Bench) -> None:
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    bench.done(bench.plan()[0])
+    bench.see((7, 0))
+    assert bench.plan() == []
+    assert bench.conflicts == [(7, 0.5)]
+
+
+def test_a_new_process_may_guess_again(bench: Bench) -> None:
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    bench.done(bench.plan()[0])
+    bench.see((7, 7))
+    bench.done(bench.plan()[0])
+    bench.state(7).owner_ended()
+    bench.own(7, 4722)
+    bench.done(bench.plan()[0])
+    bench.see((7, 7))
+    assert [order.new >> 32 for order in bench.plan()] == [4722]
+    assert bench.conflicts == []
+
+
+def test_a_change_of_the_policy_is_no_conflict(bench: Bench) -> None:
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    bench.done(bench.plan(HOST)[0])
+    bench.see((7, 4711))
+    assert [order.new >> 32 for order in bench.plan(CONTAINER)] == [7]
+    assert bench.conflicts == []
+
+
+def test_a_write_that_failed_is_no_generation(bench: Bench) -> None:
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    assert len(bench.plan()) == 1
+    assert len(bench.plan()) == 1  # the writer did not get through: at once again
+    assert bench.conflicts == []
+
+
+def test_a_new_process_in_the_slot_starts_afresh(bench: Bench) -> None:
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    bench.done(bench.plan()[0])
+    bench.see((7, 0))
+    assert bench.plan() == []
+    bench.state(7).owner_ended()
+    bench.own(7, 4722)
+    assert [order.new >> 32 for order in bench.plan()] == [4722]
+
+
+@pytest.mark.parametrize(("hostpid", "asked"), [(0, False), (7, False), (4711, False), (4722, True)])
+def test_a_number_that_may_be_another_owners_is_not_overwritten_before_the_owner_was_asked_again(
+    bench: Bench, hostpid: int, *, asked: bool
+) -> None:
+    bench.see((7, 4711), (8, 1))
+    bench.own(7, 4711)
+    bench.plan()
+    bench.repairs.rest()
+    for shown in (((7, hostpid), (8, 1)), ((8, 1), (7, hostpid))):  # also in a slot that moves
+        bench.see(*shown)
+        due = {shown[index][0] for index in bench.repairs.due(bench.now)}
+        assert (7 in due) is asked
+        assert (bench.plan() == []) is (asked or hostpid == 4711)
+        assert (bench.reason(7) is UnresolvedReason.OVER_BUDGET) is asked
+
+
+# ---- looking for the owner ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [(7, 5), (7, 0, 2)])
+def test_a_change_of_words_brings_no_look_forward_and_a_process_that_attaches_one(
+    bench: Bench, after: SlotValues
+) -> None:
+    """A tenant flips its words as fast as it likes; who attaches writes a byte, and the file's time changes."""
+    bench.see((7, 0))
+    state = bench.state(7)
+    for _ in range(10):
+        state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+    assert not state.due(bench.now)
+    bench.see(after)
+    assert not state.due(bench.now)
+    bench.repairs.region.mtime_ns += 1
+    bench.see(after)
+    assert state.due(bench.now)
+    state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+    assert not state.due(bench.now)
+
+
+def test_a_slot_that_went_gives_its_owner_back(bench: Bench) -> None:
+    bench.see((7, 0), (9, 0))
+    handle = bench.own(7, 4711)
+    (state,) = bench.see((7, 0, 0), (9, 0))
+    assert state.owner is handle
+    state.release()
+    assert handle.fd == -1
+    assert state.owner is None
+
+
+def test_close_gives_every_handle_back(bench: Bench) -> None:
+    bench.see((7, 0), (9, 0))
+    handles = [bench.own(7, 4711), bench.own(9, 4712)]
+    bench.repairs.close()
+    assert [handle.fd for handle in handles] == [-1, -1]
+
+
+# ---- utilization -------------------------------------------------------------------------------
+
+
+def test_utilization_is_written_where_no_watcher_puts_it_right(bench: Bench) -> None:
+    bench.see((9, 0), (7, 4711, 1, (80, 3)))
+    bench.own(7, 4711)
+    bench.load = {(4711, "GPU-a"): 42}
+    assert bench.plan() == []  # one may yet
+    bench.now += TWO_TICKS + 0.01
+    first, second = bench.plan()
+    word = slot_word(7, 4711)
+    assert [(o.slot, o.device, o.reason) for o in (first, second)] == [(1, 0, None), (1, 1, None)]
+    assert (first.guard_offset, first.guard) == (bench.layout.slot_offset(1), word)
+    assert (first.target_offset, first.expected, first.new) == (bench.layout.sm_util_offset(1, 0), 80, 42)
+    assert (second.target_offset, second.expected, second.new) == (bench.layout.sm_util_offset(1, 1), 3, 0)
+
+
+def test_what_is_right_already_is_not_written(bench: Bench) -> None:
+    bench.see((7, 4711, 1, (42, 0)))
+    bench.own(7, 4711)
+    bench.load = {(4711, "GPU-a"): 42}
+    assert bench.plan() == []
+
+
+def test_an_unknown_utilization_is_not_written(bench: Bench) -> None:
+    bench.see((7, 4711, 1, (80, 3)))
+    bench.own(7, 4711)
+    bench.known = False
+    assert bench.plan(writes=ALWAYS) == []
+
+
+@pytest.mark.parametrize(
+    ("writes", "at_once", "later"), [(AUTO, [], [0, 1]), (ALWAYS, [0, 1], [0, 1]), (NEVER, [], [])]
+)
+def test_who_waits_for_a_watcher(
+    bench: Bench, writes: WriteUtilization, at_once: list[int], later: list[int]
+) -> None:
+    bench.see((7, 4711, 1, (80, 3)))
+    bench.own(7, 4711)
+    assert [order.device for order in bench.plan(writes=writes)] == at_once
+    bench.now += TWO_TICKS + 0.01
+    assert [order.device for order in bench.plan(writes=writes)] == later
+
+
+def test_a_watcher_has_two_ticks_from_when_its_hostpid_is_right(bench: Bench) -> None:
+    bench.see((7, 0, 1, (0, 0)))
+    bench.own(7, 4711)
+    bench.load = {(4711, "GPU-a"): 80}
+    (order,) = bench.plan()
+    bench.done(order)
+    bench.see((7, 4711, 1, (0, 0)))
+    bench.now += 10
+    assert bench.plan() == []
+    bench.now += TWO_TICKS + 0.01
+    assert [(order.device, order.new) for order in bench.plan()] == [(0, 80)]
+
+
+def test_contested_values_are_followed_between_passes_as_many_as_a_region_may_have(stack: ExitStack) -> None:
+    bench = Bench(stack)
+    slots = [(n, 4700 + n, 1, (500, 500)) for n in range(1, 12)]
+    bench.see(*slots)
+    for n in range(1, 12):
+        bench.own(n, 4700 + n)
+        bench.load |= {(4700 + n, uuid): 10 for uuid in UUIDS}
+    orders = bench.plan()
+    assert len(orders) == 22  # more than a device can do: at once
+    assert bench.repairs.contested
+    assert list(bench.repairs.follow(lambda _offset: 500, bench.now)) == []  # nothing moved
+    for order in orders:
+        assert order.device is not None
+        assert order.state.evidence is not None
+        order.state.evidence.words[order.device].wrote(order.new)
+    again = list(bench.repairs.follow(lambda _offset: 20, bench.now))
+    assert [(order.expected, order.new) for order in again] == [(20, 10)] * FOLLOWED
+    # The next tick comes 120 ms after the one that was seen: it is met, and what else ticks is not forgotten.
+    waits = [bench.repairs.next_follow(bench.now + after) for after in (0.0, 0.112, 0.12, 0.139, 0.2)]
+    assert waits == pytest.approx([0.01, 0.005, 0.0015, 0.0015, 0.01])
+    assert list(bench.repairs.follow(lambda _offset: None, bench.now)) == []
+    bench.load = {}
+    bench.plan()
+    assert not bench.repairs.contested  # idle: no tick changes anything
+    bench.repairs.unwritable(bench.now, 10)
+    bench.load = {(4701, "GPU-a"): 10}
+    bench.plan()
+    assert not bench.repairs.contested
+
+
+def test_the_hostpid_comes_first_the_utilization_with_the_next_pass(bench: Bench) -> None:
+    bench.see((7, 0, 1, (80, 3)))
+    bench.own(7, 4711)
+    assert [order.device for order in bench.plan()] == [None]
+
+
+def test_a_layout_without_utilization_gets_none(stack: ExitStack) -> None:
+    bench = Bench(stack, "v0-no-util")
+    bench.see((7, 4711, 1, ()))
+    bench.own(7, 4711)
+    bench.load = {(4711, "GPU-a"): 42}
+    assert bench.plan(writes=ALWAYS) == []
+
+
+# ---- the dead ----------------------------------------------------------------------------------
+
+
+def test_a_dead_slots_load_is_zeroed_and_its_hostpid_stays(bench: Bench) -> None:
+    bench.see((7, 815, 1, (80, 0)))
+    bench.own(7, 4711)
+    bench.load = {(4711, "GPU-a"): 42}
+    bench.state(7).owner_ended()
+    (order,) = bench.plan()
+    assert (order.device, order.expected, order.new, order.guard) == (0, 80, 0, slot_word(7, 815))
+    assert order.state.owner is None
+    bench.see((7, 815, 1, (0, 0)))
+    assert bench.plan() == []
+    assert bench.plan(writes=NEVER) == []
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_load_of_a_process_that_gave_its_slot_back_is_zeroed(bench: Bench, status: int) -> None:
+    """Monitors of HAMi 2.7 to 2.9 add it up for ever: ``pid`` is 0, and the rest as it was."""
+    bench.see((9, 0), (0, 4711, status, (64, 3)))
+    orders = bench.plan()
+    assert [(order.slot, order.device, order.expected, order.new) for order in orders] == [
+        (1, 0, 64, 0),
+        (1, 1, 3, 0),
+    ]
+    at = bench.layout.slot_offset(1)
+    assert {(order.guard_offset, order.guard) for order in orders} == {(at, slot_word(0, 4711))}
+    assert bench.plan(writes=NEVER) == []
+
+
+def test_a_copy_above_proc_num_is_zeroed_unless_a_process_takes_it(bench: Bench) -> None:
+    """Monitors up to HAMi 2.6 add up all 1,024 slots; who takes one of these counts it in: that is the guard."""
+    bench.see((9, 0), (7, 4711, 1, (0, 58)), (8, 4712, 1, (1, 0)), proc_num=1)
+    orders = bench.plan()
+    assert [(order.slot, order.device, order.expected, order.new) for order in orders] == [
+        (1, 1, 58, 0),
+        (2, 0, 1, 0),
+    ]
+    assert {(order.guard_offset, order.guard) for order in orders} == {
+        (bench.layout.proc_num, slot_word(1, 1))
+    }
+    assert list(bench.states()) == [9], "it is no process's"
+    bench.see((9, 0), (7, 4711, 1, (0, 58)), (8, 4712, 1, (1, 0)), proc_num=2)
+    assert [order.slot for order in bench.plan()] == [2]
+
+
+def test_after_an_end_a_region_is_looked_at_until_no_watcher_fills_the_slot_again(bench: Bench) -> None:
+    """Other processes' watchers match its number in samples that are older than its end."""
+    bench.see((0, 4711, 0, (64, 0)))
+    assert bench.plan() != []
+    bench.see((0, 4711, 0, (0, 0)))
+    assert bench.plan() == []
+    bench.repairs.rest()
+    assert bench.repairs.quiet_until() == 0.0
+    bench.now += 2.1
+    bench.repairs.stirs(bench.now)
+    bench.plan()
+    bench.repairs.rest()
+    assert bench.repairs.quiet_until() > bench.now
+
+
+def test_nothing_is_zeroed_when_nothing_may_be(bench: Bench) -> None:
+    bench.see((7, 815, 1, (80, 0)))
+    bench.state(7).dead = True
+    assert bench.plan(writes=NEVER) == []
+
+
+@pytest.mark.parametrize(("watched", "longest"), [(False, 1.0), (True, 60.0)])
+def test_a_dead_slot_is_looked_at_again_for_it_may_be_taken_again(
+    bench: Bench, *, watched: bool, longest: float
+) -> None:
+    """Rarely where the kernel reports each process that attaches, and at once when one did."""
+    bench.see((7, 815, 1, (0, 0)))
+    state = bench.state(7)
+    state.owner_ended()
+    for _ in range(20):
+        state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now, watched=watched)
+        assert state.next_look - bench.now <= longest
+    assert state.next_look - bench.now == longest
+    bench.repairs.attached()
+    bench.see((7, 815, 1, (0, 0)))
+    assert state.due(bench.now)
+    bench.own(7, 4722)
+    assert not state.dead
+    assert [order.new >> 32 for order in bench.plan()] == [4722]
+
+
+def test_a_slot_that_may_live_after_all_is_looked_at_soon(bench: Bench) -> None:
+    bench.see((7, 815, 1, (0, 0)))
+    state = bench.state(7)
+    state.owner_ended()
+    state.found(UnresolvedReason.AMBIGUOUS, bench.now, watched=True)
+    assert state.next_look - bench.now == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "dead"),
+    [
+        (UnresolvedReason.NO_SUCH_PROCESS, True),
+        (UnresolvedReason.NOT_MAPPED, True),
+        (UnresolvedReason.AMBIGUOUS, False),  # two processes fit: at least one lives
+        (UnresolvedReason.ACCESS_DENIED, False),
+        (UnresolvedReason.TOO_LARGE, False),
+    ],
+)
+def test_what_may_live_is_not_dead(bench: Bench, answer: UnresolvedReason, *, dead: bool) -> None:
+    bench.see((7, 815, 1, (80, 0)))
+    bench.state(7).owner_ended()
+    bench.state(7).found(answer, bench.now)
+    assert bench.state(7).dead is dead
+    assert len(bench.plan()) == int(dead)
+
+
+def test_a_plan_gives_way_after_every_slot(bench: Bench) -> None:
+    """A thousand slots on sixteen devices took 60 ms in one go."""
+    bench.see(*((ns_pid, 4711) for ns_pid in range(1, 51)))
+    assert len(bench.states()) == 50
+    plan = bench.repairs.plan(bench.now, HOST, lambda *_: None, ALWAYS, lambda *_: None, bench.answered)
+    assert list(plan).count(None) >= 50
+
+
+# ---- quarantine --------------------------------------------------------------------------------
+
+
+def test_in_quarantine_nothing_is_written(bench: Bench) -> None:
+    bench.see((7, 0), (9, 4713, 1, (80, 0)))
+    bench.own(7, 4711)
+    bench.own(9, 4713)
+    seconds = bench.repairs.blame.died(bench.now, guilty=True)
+    assert bench.plan(writes=ALWAYS) == []
+    assert (bench.reason(7), bench.reason(9)) == (UnresolvedReason.QUARANTINED, None)
+    bench.now += seconds
+    assert len(bench.plan(writes=ALWAYS)) == 2
+
+
+def test_quarantines_grow_to_an_hour_and_are_forgiven_in_time() -> None:
+    blame, now = Blame(), 0.0
+    seconds = []
+    for _ in range(12):
+        seconds.append(blame.died(now, guilty=True))
+        assert blame.quarantined(now)
+        now += seconds[-1]
+        assert not blame.quarantined(now)
+    assert seconds[:3] == [10.0, 20.0, 40.0]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] == 3600.0
+    assert not blame.forgotten(now)
+    now += 9 * FORGIVEN_SECONDS
+    assert blame.died(now, guilty=True) == 80.0  # nine doublings of twelve are taken back
+    now += 1000 * FORGIVEN_SECONDS
+    assert blame.forgotten(now)
+
+
+def test_a_writer_that_is_late_blames_nothing_until_it_is_late_again_and_again() -> None:
+    blame = Blame()
+    assert [blame.died(1.0, guilty=False) for _ in range(2)] == [0.0, 0.0]
+    blame.answered()
+    assert [blame.died(2.0, guilty=False) for _ in range(2)] == [0.0, 0.0]
+    assert blame.died(2.0 + 2 * FORGIVEN_SECONDS, guilty=False) == 0.0  # long after: not in a row
+    assert [blame.died(3.0 + 2 * FORGIVEN_SECONDS, guilty=False) for _ in range(2)] == [0.0, 10.0]
+
+
+# ---- quiet regions -----------------------------------------------------------------------------
+
+
+def quiet(bench: Bench, *inputs: object) -> bool:
+    """Whether nothing is to be done, once all that could be was."""
+    bench.repairs.stirs(bench.now, *inputs)
+    assert bench.plan() == []
+    bench.repairs.rest()
+    return not bench.repairs.stirs(bench.now, *inputs)
+
+
+def test_a_region_is_quiet_until_anything_changes(bench: Bench) -> None:
+    bench.see((7, 4711))
+    bench.own(7, 4711)
+    assert quiet(bench, HOST)
+    assert bench.repairs.stirs(bench.now, CONTAINER)
+    assert quiet(bench, HOST)
+    bench.see((7, 4711))  # read anew: another view
+    assert bench.repairs.stirs(bench.now, HOST)
+    assert quiet(bench, HOST)
+    bench.repairs.unsettle()
+    assert bench.repairs.stirs(bench.now, HOST)
+    assert quiet(bench, HOST)
+    bench.repairs.values_changed({4712})
+    assert not bench.repairs.stirs(bench.now, HOST)
+    bench.repairs.values_changed({4711})
+    assert bench.repairs.stirs(bench.now, HOST)
+    assert quiet(bench, HOST)
+    bench.repairs.unwritable(bench.now, 5.0)
+    assert bench.repairs.stirs(bench.now, HOST)
+    assert quiet(bench, HOST)
+    bench.now += 5.0
+    assert bench.repairs.stirs(bench.now, HOST)
+    assert quiet(bench, HOST)
+    assert bench.repairs.ended(bench.state(7))
+    assert bench.repairs.stirs(bench.now, HOST)
+
+
+def test_what_has_no_slot_of_its_own_is_nothing_to_do(bench: Bench) -> None:
+    bench.see((7, 4711), (0, 0), (8, 0), (8, 0))
+    bench.own(7, 4711)
+    assert quiet(bench, HOST)
+    assert bench.repairs.unclear()
+
+
+# ---- whatever a tenant shows -------------------------------------------------------------------------------
+
+
+_slots = st.lists(
+    st.tuples(st.integers(-1, 5), st.sampled_from([0, 1, 2, 4001, 4002, 9999]), st.integers(0, 1)), max_size=6
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(_slots, min_size=1, max_size=6), st.sampled_from([HOST, CONTAINER, UNKNOWN]))
+def test_whatever_a_tenant_shows_only_owned_slots_get_their_own_number(
+    views: list[list[tuple[int, int, int]]], policy: HostpidPolicy
+) -> None:
+    with ExitStack() as stack:
+        bench = Bench(stack)
+        for slots in views:
+            for state in bench.see(*slots):
+                state.release()
+            for ns_pid, state in bench.states().items():
+                if ns_pid != 3 and state.owner is None:  # nobody knows 3
+                    bench.own(ns_pid, 4000 + ns_pid)
+            listed = [pid for pid, _, status in slots if status]
+            for order in bench.plan(policy):
+                pid, hostpid, status = slots[order.slot]
+                assert status
+                assert pid > 0
+                assert listed.count(pid) == 1
+                assert pid != 3
+                assert policy is not UNKNOWN
+                assert order.expected == slot_word(pid, hostpid)
+                assert order.new == slot_word(pid, 4000 + pid if policy is HOST else pid)
+                assert order.target_offset == bench.layout.slot_offset(order.slot)
+                assert order.new != order.expected
+            assert len(bench.repairs.distinguished()) + len(bench.repairs.odd) == len(listed)
+        bench.repairs.close()
+
+
+def test_a_dead_slot_is_not_zeroed_once_the_file_was_touched_before_somebody_looked(bench: Bench) -> None:
+    """A process of a restarted container may have taken it again without changing a byte of it."""
+    bench.see((7, 70, 1, (50, 0)))
+    (state,) = bench.states().values()
+    state.owner_ended()
+    assert [order.new for order in bench.plan()] == [0]
+    state.touched()
+    assert bench.plan() == []
+    state.found(UnresolvedReason.OVER_BUDGET, bench.now)
+    assert bench.plan() == []
+    state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+    assert [order.new for order in bench.plan()] == [0]
+
+
+def test_of_claims_without_an_owner_little_is_kept(bench: Bench) -> None:
+    """A tenant can make 1,024 of them in each file, at no cost of its own."""
+    claims = [(n, 0, 1, (50, 50)) for n in range(1, 1025)]
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        bench.see(*claims)
+        for index in reversed(bench.repairs.due(bench.now)):
+            state = bench.repairs.at(index)
+            state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+            bench.repairs.put_back(state)
+        bench.repairs.rest()
+        kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert bench.repairs.states == {}
+    assert kept <= 1024 * (12 + 2 * 8 + 11) + 8192
+
+
+# ---- a file that every container can reach -------------------------------------------------------------------------
+
+
+def test_nothing_is_written_before_every_slot_was_looked_for(stack: ExitStack) -> None:
+    bench = Bench(stack, shared=True)
+    bench.see((7, 0), (8, 0))
+    bench.own(7, 4711)
+    assert bench.plan() == []
+    assert bench.reason(7) is UnresolvedReason.OVER_BUDGET
+    bench.own(8, 4712)
+    assert [order.new >> 32 for order in bench.plan()] == [4711, 4712]
+
+
+def test_a_guest_of_another_pod_makes_it_uncertain_whose_a_file_is(stack: ExitStack) -> None:
+    bench = Bench(stack, shared=True)
+    bench.see((7, 0), (8, 0), (9, 0, 1, (50, 0)))
+    bench.own(7, 4711)
+    bench.state(8).found(UnresolvedReason.OTHER_POD, bench.now)
+    bench.state(9).dead = True  # nor is anybody's load taken away
+    bench.state(9).found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+    assert bench.plan() == []
+    assert bench.reason(7) is UnresolvedReason.OTHER_POD
+    bench.see((7, 0), (9, 0, 1, (50, 0)))  # it went
+    assert [(order.device, order.new) for order in bench.plan()] == [(None, 4711 << 32 | 7), (0, 0)]
+
+
+def test_a_guest_who_comes_later_is_only_a_guest(stack: ExitStack) -> None:
+    bench = Bench(stack, shared=True)
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    assert len(bench.plan()) == 1
+    bench.see((7, 0), (8, 0))
+    bench.state(8).found(UnresolvedReason.OTHER_POD, bench.now)
+    assert [order.state.slot.pid for order in bench.plan()] == [7]
+
+
+def test_a_slot_of_another_pods_process_is_not_dead(stack: ExitStack) -> None:
+    bench = Bench(stack, shared=True)
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    bench.plan()
+    state = bench.state(7)
+    state.owner_ended()
+    assert state.dead
+    state.found(UnresolvedReason.OTHER_POD, bench.now)
+    assert not state.dead

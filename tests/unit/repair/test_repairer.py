@@ -1,0 +1,648 @@
+"""Passes over real files with the real writer; only who owns a slot is told by the test."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from resolver.base import journal as log
+from resolver.base.budget import Slices
+from resolver.base.errors import RegionRejected, WorkerFailed
+from resolver.base.reasons import RegionReason, RepairReason, UnresolvedReason
+from resolver.config import Settings, WriteUtilization
+from resolver.gpu.attribution import NOTHING
+from resolver.hami.discovery import FoundRegion, Location, Ownership, RegionChanges, SharedDirectory
+from resolver.hami.region import RegionView, SharedRegion, adopt_region
+from resolver.linux.procfs import ProcessHandle, Procfs
+from resolver.repair import known_regions as regions_module
+from resolver.repair import parts as parts_module
+from resolver.repair import reading as reading_module
+from resolver.repair import repairer as repairer_module
+from resolver.repair import turns as turns_module
+from resolver.workers import slot_writer
+from resolver.workers.means import Means
+from tests.fakes import cachefiles
+from tests.fakes.cachefiles import poke
+from tests.fakes.repairs import HOST, V1_2, Bench, Lines, slot
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
+    """The log lines of the test."""
+    written = io.StringIO()
+    monkeypatch.setattr(log, "sys", SimpleNamespace(stderr=written))
+    log.setup_logging("json")
+    return lambda: [json.loads(line) for line in written.getvalue().splitlines()]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, stack: ExitStack, lines: Lines) -> Bench:
+    return Bench(tmp_path, stack)
+
+
+def events(lines: Lines, event: str) -> list[dict[str, Any]]:
+    return [line for line in lines() if line["event"] == event]
+
+
+# ---- repairs -----------------------------------------------------------------------------------
+
+
+def test_a_repair_is_one_write_one_line_and_one_report(bench: Bench, lines: Lines) -> None:
+    path, process = bench.file((7, 0), (9, 4)), bench.child()
+    bench.told.host_pids, bench.told.runs = {7: process.pid}, True
+    for _ in range(4):
+        bench.step()
+    assert slot(path) == (7, process.pid, 0)
+    assert slot(path, 1) == (9, 4, 0)
+    assert bench.counters["repairs_missing"] == 1
+    (line,) = events(lines, "repair")
+    assert {
+        key: line[key] for key in ("container", "slot", "ns_pid", "host_pid", "reason", "before", "after")
+    } == {
+        "container": "uid_main",
+        "slot": 0,
+        "ns_pid": 7,
+        "host_pid": process.pid,
+        "reason": "missing",
+        "before": 0,
+        "after": process.pid,
+    }
+    report = bench.reports()
+    assert (report[0].host_pid, report[0].hostpid, report[0].repaired) == (
+        process.pid,
+        process.pid,
+        RepairReason.MISSING,
+    )
+    assert (report[0].unresolved, report[0].dead) == (None, False)
+    assert (report[1].host_pid, report[1].unresolved, report[1].dead) == (None, None, True)
+    assert bench.told.asked[7] == 1
+
+
+def test_a_region_in_which_all_is_right_is_not_even_asked_about(bench: Bench) -> None:
+    process = bench.child()
+    bench.file((7, process.pid))
+    bench.told.host_pids = {7: process.pid}
+    for _ in range(5):
+        bench.step()
+    assert bench.repairer.writing.worker.starts == 0
+    assert bench.pidmap.refreshes == 1
+
+
+def test_a_file_is_watched_before_it_is_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process did in between would not be reported, and not be looked for soon."""
+    paths = [str(bench.file((7, 0), name=f"n{number}")) for number in range(20)]
+    bench.step()
+    for path in paths:
+        bench.repairer.watches.forget(path)
+    read, watched = SharedRegion.read, dict[str, bool]()
+
+    def reading(region: SharedRegion) -> RegionView:
+        watched[region.path] = region.path in bench.repairer.watches
+        return read(region)
+
+    monkeypatch.setattr(SharedRegion, "read", reading)
+    bench.step()
+    assert watched == dict.fromkeys(paths, True)
+
+
+def test_a_dry_run_says_it_once_and_writes_nothing(tmp_path: Path, stack: ExitStack, lines: Lines) -> None:
+    bench = Bench(tmp_path, stack, dry_run=True, write_utilization=WriteUtilization.ALWAYS)
+    path, process = bench.file((7, 0)), bench.child()
+    bench.told.host_pids = {7: process.pid}
+    bench.sees(40)
+    before = path.read_bytes()
+    for _ in range(3):
+        bench.step()
+    said = lines()
+    assert [(line["slot"], line["after"]) for line in said if line["event"] == "would_repair"] == [
+        (0, process.pid)
+    ]
+    assert (path.read_bytes(), bench.repairer.writing.worker.starts) == (before, 0)
+    assert bench.counters["would_repair_missing"] == 1
+    assert bench.counters["repairs_missing"] == 0
+
+
+def test_utilization_comes_and_goes(bench: Bench) -> None:
+    path, process = bench.file((7, 0), sm_util=99), bench.child()
+    bench.told.host_pids = {7: process.pid}
+    bench.step()
+    assert slot(path) == (7, process.pid, 99)  # NVML was not asked: unknown is not 0
+    assert bench.reports()[0].utilization == (None,)
+    for load, value in ((40, 40), (55, 55), (None, 0)):
+        bench.sees(load)
+        bench.step()  # a watcher may put it right
+        bench.waits()
+        bench.step()
+        bench.step()
+        assert slot(path)[2] == value
+        assert bench.reports()[0].utilization == (value,)
+    assert bench.counters["utilization_writes"] == 3
+
+
+# ---- the ends of processes ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("runs", "other", "dead"), [(False, False, False), (True, False, True), (False, True, False)]
+)
+def test_a_process_nobody_ever_saw_is_dead_only_where_the_kernel_says_so(
+    bench: Bench, *, runs: bool, other: bool, dead: bool
+) -> None:
+    process = bench.child()
+    path = bench.file((7, 815), (9, process.pid), sm_util=30)
+    bench.has_open(path)
+    bench.told.runs = runs
+    bench.told.host_pids = {9: process.pid} if other else {}
+    bench.step()
+    assert slot(path)[2] == 30  # one look in vain proves nothing
+    for _ in range(3):
+        bench.step()
+    assert bench.reports()[0].dead is dead
+    assert slot(path) == (7, 815, 0 if dead else 30)
+
+
+def test_nothing_is_kept_of_a_region_that_goes(bench: Bench) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    process = bench.child()
+    path = bench.file(*((n, 0) for n in range(1, 20)))
+    bench.told.host_pids = dict.fromkeys(range(1, 20), process.pid)
+    bench.step()
+    assert process.pid in bench.repairer.owners
+    path.unlink()
+    bench.step()
+    assert bench.repairer.regions == {}
+    assert process.pid not in bench.repairer.owners
+    bench.repairer.close()
+    bench.runner.close()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_another_containers_dir_lets_the_old_one_go(bench: Bench, tmp_path: Path) -> None:
+    bench.file((7, 0))
+    bench.step()
+    (tmp_path / "new").mkdir()
+    bench.repairer.found.use(Settings(containers_dir=(str(tmp_path / "new"),)))
+    assert bench.repairer.regions == {}
+    bench.step()
+    assert bench.repairer.regions == {}
+
+
+# ---- other writers -----------------------------------------------------------------------------
+
+
+def rewrite(path: Path, hostpid: int) -> None:
+    cachefiles.poke(path, V1_2.slot_offset(0) + 4, "i", hostpid)
+
+
+def test_another_writer_is_a_conflict_and_is_waited_for(bench: Bench, lines: Lines) -> None:
+    path, process = bench.file((7, 0)), bench.child()
+    bench.told.host_pids = {7: process.pid}
+    bench.step()
+    rewrite(path, 815)
+    bench.step()
+    assert slot(path)[1] == process.pid  # once is the process's own guess
+    rewrite(path, 815)
+    for _ in range(4):
+        bench.step()
+    assert slot(path)[1] == 815
+    assert bench.counters["conflicts"] == 1
+    (line,) = events(lines, "conflict")
+    assert (line["hostpid"], line["next_try_seconds"], line["ns_pid"]) == (815, 0.5, 7)
+    assert bench.reports()[0].unresolved is UnresolvedReason.CONFLICT
+    next(iter(bench.repairer.regions.values())).states[7].not_before = 0.0
+    bench.step()
+    assert slot(path)[1] == process.pid
+
+
+def test_what_another_writer_costs_in_lines_is_one_for_each_time_it_is_met(
+    bench: Bench, lines: Lines
+) -> None:
+    """The repair of a slot that was changed back says nothing that the conflict hasn't said."""
+    path, process = bench.file((7, 0)), bench.child()
+    bench.told.host_pids = {7: process.pid}
+    bench.step()
+    for _ in range(4):
+        rewrite(path, 815)
+        bench.step()
+        next(iter(bench.repairer.regions.values())).states[7].not_before = 0.0
+        bench.step()
+        assert slot(path)[1] == process.pid
+    assert bench.counters["repairs_stale"] == 4
+    assert (
+        len(events(lines, "repair")) == 3
+    )  # the first, after what may have been its own guess, after a conflict
+    assert [line["times"] for line in events(lines, "conflict")] == [1, 2, 3]
+
+
+class Answering:
+    """Stands where the writer is, and answers as it is told; nothing is written."""
+
+    def __init__(self, *answers: tuple[int, int] | Exception | bytes) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+        self.means = Means()
+
+    async def request(self, message: bytes, descriptors: Sequence[int] = ()) -> bytes:
+        self.asked += 1
+        assert descriptors
+        _, count = slot_writer.HEAD.unpack_from(message)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if isinstance(answer, bytes) else slot_writer.RESULT.pack(*answer) * count
+
+    def malformed(self, what: str) -> WorkerFailed:
+        return WorkerFailed(what)
+
+    def stop(self) -> None:
+        """Nothing to end."""
+
+
+def with_answers(bench: Bench, *answers: tuple[int, int] | Exception | bytes) -> Path:
+    bench.repairer.writing.worker = Answering(*answers)  # type: ignore[assignment]
+    path, process = bench.file((7, 0)), bench.child()
+    bench.told.host_pids = {7: process.pid}
+    return path
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "counter"),
+    [
+        (slot_writer.DIFFERENT, UnresolvedReason.CHANGED, "writes_missed"),
+        (slot_writer.WRONG_SIZE, UnresolvedReason.CHANGED, "writes_missed"),
+        (slot_writer.OWNER_GONE, UnresolvedReason.GONE, "writes_undone"),
+    ],
+)
+def test_a_write_that_did_not_happen_is_unresolved_and_tried_again(
+    bench: Bench, outcome: int, reason: UnresolvedReason, counter: str
+) -> None:
+    with_answers(bench, (outcome, 0), (outcome, 0))
+    bench.step()
+    assert bench.reports()[0].unresolved is reason
+    assert bench.counters[counter] == 1
+    assert bench.counters["repairs_missing"] == 0
+    bench.step()
+    assert bench.repairer.writing.worker.asked == 2  # type: ignore[attr-defined]
+    assert bench.counters["conflicts"] == 0
+
+
+def test_a_file_that_cannot_be_written_is_left_alone_for_a_while(bench: Bench) -> None:
+    with_answers(bench, (slot_writer.NOT_WRITABLE, 0))
+    for _ in range(3):
+        bench.step()
+        assert bench.reports()[0].unresolved is UnresolvedReason.WRITE_FAILED
+    assert bench.repairer.writing.worker.asked == 1  # type: ignore[attr-defined]
+
+
+def test_a_file_that_cannot_be_written_is_said_once_and_its_end_too(bench: Bench, lines: Lines) -> None:
+    refused = (slot_writer.NOT_WRITABLE, 0)
+    with_answers(bench, refused, refused, (slot_writer.DIFFERENT, 0), refused, (slot_writer.DONE, 0))
+    for _ in range(5):
+        bench.step()
+        for repairs in bench.repairer.regions.values():
+            repairs.unwritable(0.0, 0.0)  # the time is over
+    names = Counter(line["event"] for line in lines())
+    assert (names["write_failed"], names["write_works_again"]) == (1, 1)
+
+
+def test_what_is_said_of_a_file_that_cannot_be_written_has_a_limit_too(bench: Bench, lines: Lines) -> None:
+    """A lease that its container takes and gives back makes it so at will."""
+    answers = [(slot_writer.NOT_WRITABLE, 0), (slot_writer.DONE, 0)] * 50
+    with_answers(bench, *answers)
+    for number in range(99):
+        bench.step()
+        (repairs,) = bench.repairer.regions.values()
+        repairs.unwritable(0.0, 0.0)  # the time is over
+        repairs.states[7].not_before = 0.0
+        assert number or events(lines, "write_failed")
+    said = Counter(line["event"] for line in lines())
+    assert said["write_failed"] + said["write_works_again"] < 10
+
+
+def test_nothing_is_kept_of_a_file_that_could_not_be_written_and_is_gone(bench: Bench) -> None:
+    """Its container makes another one, of another name, for ever."""
+    path = with_answers(bench, (slot_writer.NOT_WRITABLE, 0))
+    bench.step()
+    path.unlink()
+    bench.step()
+    assert not bench.repairer.journal._troubles
+
+
+def test_memory_of_many_slots_goes_back_a_while_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    monkeypatch.setattr(repairer_module, "give_back_memory", lambda: given.append(time.monotonic()))
+    monkeypatch.setattr(repairer_module, "_UNUSED_SECONDS", 0.1)
+    path = bench.file(*((ns_pid, 0) for ns_pid in range(1, 1025)))
+    bench.step()
+    path.unlink()
+    began = time.monotonic()
+    while not given:
+        bench.step()
+    assert given[0] - began >= 0.1
+    for _ in range(5):
+        bench.step()
+    assert len(given) == 1
+
+
+@pytest.mark.parametrize(
+    "defect", [ZeroDivisionError("the very defect"), OSError(errno.ELOOP, "the very defect")]
+)
+def test_what_goes_wrong_with_one_container_ends_nobody_elses_turn(
+    bench: Bench, lines: Lines, monkeypatch: pytest.MonkeyPatch, defect: Exception
+) -> None:
+    path, _, process = bench.file((8, 0), name="good"), bench.file((7, 0), name="bad"), bench.child()
+    bench.told.host_pids = {8: process.pid}
+    ask = bench.told.owner
+
+    async def owner(place: SharedDirectory, *more: Any) -> ProcessHandle | UnresolvedReason:
+        if place.root.endswith("_bad"):
+            raise defect
+        return await ask(place, *more)
+
+    monkeypatch.setattr(bench.told, "owner", owner)
+    bench.step()
+    assert slot(path)[1] == process.pid
+    (line,) = events(lines, "internal_error")
+    assert (line["container"], line["step"]) == ("uid_bad", "pass")
+    assert "the very defect" in line["exception"]
+    assert bench.counters["internal_errors"] == 1
+
+
+def test_files_that_come_and_go_cost_few_lines_for_each_container(bench: Bench, lines: Lines) -> None:
+    for number in range(20):
+        path = bench.file((7, 0))
+        path = path.rename(path.with_name(f"{number}.cache"))
+        bench.step()
+        path.unlink()
+        bench.step()
+    bench.file((7, 0), name="other")
+    bench.step()
+    told = [line for line in lines() if line["event"] in ("region_found", "region_gone")]
+    assert [line["event"] for line in told if "other" in line["path"]] == ["region_found"]
+    assert 2 <= len(told) < 8
+
+
+def test_a_write_that_was_changed_back_before_it_was_read_back_was_one(bench: Bench) -> None:
+    with_answers(bench, (slot_writer.DONE, 0xBAD))
+    for _ in range(4):
+        bench.step()
+    assert bench.repairer.writing.worker.asked == 1  # type: ignore[attr-defined]
+    assert bench.counters["conflicts"] == 1
+    assert bench.reports()[0].unresolved is UnresolvedReason.CONFLICT
+
+
+# ---- a writer that fails -----------------------------------------------------------------------
+
+LATE = WorkerFailed("the slot writer did not answer within 1 s", late=True)
+BUS = WorkerFailed("the slot writer was killed by SIGBUS", own_fault=True)
+KILLED = WorkerFailed("the slot writer was killed by SIGKILL")
+WAITING = WorkerFailed("the slot writer failed twice", waiting=True)
+
+
+def test_a_file_that_kills_the_writer_is_quarantined(bench: Bench, lines: Lines) -> None:
+    with_answers(bench, BUS)
+    for _ in range(3):
+        bench.step()
+    assert bench.repairer.writing.worker.asked == 1  # type: ignore[attr-defined]
+    assert (bench.counters["quarantines"], bench.counters["writer_failures"]) == (1, 1)
+    assert bench.reports()[0].unresolved is UnresolvedReason.QUARANTINED
+    (line,) = events(lines, "region_quarantined")
+    assert (line["container"], line["seconds"]) == ("uid_main", 10.0)
+
+
+def test_a_new_file_in_its_place_is_not_forgiven(bench: Bench) -> None:
+    path = with_answers(bench, BUS, BUS, BUS)
+    for _ in range(5):
+        bench.step()
+        fresh = path.with_name("b.new")
+        fresh.write_bytes(path.read_bytes())
+        fresh.rename(path)
+        bench.repairer.agenda._next_discovery = 0.0
+    assert bench.repairer.writing.worker.asked == 1  # type: ignore[attr-defined]
+    assert bench.counters["quarantines"] == 1
+    assert bench.reports()[0].unresolved is UnresolvedReason.QUARANTINED
+
+
+def test_a_writer_that_is_killed_or_cannot_be_started_is_never_the_files_fault(bench: Bench) -> None:
+    with_answers(bench, KILLED, KILLED, WAITING, WAITING, KILLED, KILLED, KILLED)
+    for _ in range(7):
+        bench.step()
+    assert (bench.counters["quarantines"], bench.counters["writer_failures"]) == (0, 5)
+
+
+@pytest.mark.parametrize("answer", [b"x", b"\0" * slot_writer.RESULT.size * 2])
+def test_a_malformed_answer_is_a_failure(bench: Bench, answer: bytes) -> None:
+    with_answers(bench, answer)
+    bench.step()
+    assert bench.counters["writer_failures"] == 1
+
+
+def test_one_files_quarantine_is_no_other_files(bench: Bench) -> None:
+    process = bench.child()
+    first, second = bench.file((7, 0), name="bad"), bench.file((8, 0), name="good")
+    bench.told.host_pids = {7: process.pid, 8: process.pid}
+    real = bench.repairer.writing.worker
+
+    class DiesOn(Answering):
+        async def request(self, message: bytes, descriptors: Sequence[int] = ()) -> bytes:
+            if os.path.samestat(os.fstat(descriptors[0]), first.stat()):
+                raise BUS
+            return await real.request(message, descriptors)
+
+    bench.repairer.writing.worker = DiesOn()  # type: ignore[assignment]
+    bench.stack.callback(real.stop)
+    bench.step()
+    assert slot(first)[1] == 0
+    assert slot(second)[1] == process.pid
+
+
+def test_a_writer_that_is_killed_while_idle_costs_no_pass(bench: Bench) -> None:
+    path, process = bench.file((7, 0), (8, 0)), bench.child()
+    bench.told.host_pids = {7: process.pid}
+    bench.step()
+    assert bench.repairer.writing.worker.host_pid
+    with Procfs().open_handle(bench.repairer.writing.worker.host_pid) as handle:
+        os.kill(bench.repairer.writing.worker.host_pid, signal.SIGKILL)
+        while handle.alive():
+            time.sleep(0.001)
+    bench.told.host_pids[8] = process.pid
+    bench.step()
+    assert slot(path, 1)[1] == process.pid
+    assert bench.counters["writer_failures"] == 0
+
+
+# ---- what cannot be read -----------------------------------------------------------------------
+
+
+def test_slots_that_are_no_slots_are_reported(bench: Bench) -> None:
+    bench.file((0, 0), (-5, 1), (7, 0), (7, 0), (9, 0))
+    bench.step()
+    assert {index: report.unresolved for index, report in bench.reports().items()} == {
+        0: UnresolvedReason.INVALID_PID,
+        1: UnresolvedReason.INVALID_PID,
+        2: UnresolvedReason.AMBIGUOUS,
+        3: UnresolvedReason.AMBIGUOUS,
+        4: UnresolvedReason.NO_SUCH_PROCESS,
+    }
+
+
+class InMemory:
+    """A third way of finding regions, unknown to everybody: told by the test, by descriptors."""
+
+    workers = ()
+
+    def __init__(self, *paths: Path) -> None:
+        self.rejected: dict[str, RegionReason] = {"/odd": RegionReason.UNPROVEN}
+        self.missing_dirs = {"/away"}
+        self.dirs = ("/away", "/here")
+        self.max_regions = 10
+        self.regions: dict[str, SharedRegion] = {}
+        self.paths = list(paths)
+        self.waited = self.closed = 0
+
+    def refresh(self, *, full: bool) -> RegionChanges:
+        added, refused = list[FoundRegion](), list[tuple[str, RegionRejected]]()
+        while self.paths and full:
+            path = self.paths.pop()
+            region = adopt_region(os.open(path, os.O_RDONLY), f"claim:{path}")
+            self.regions[region.path] = region
+            added.append(FoundRegion(region, Ownership(account="claim-1", container="")))
+            refused = [("/odd", RegionRejected(RegionReason.UNPROVEN, "it is odd"))]
+        return RegionChanges(added, [], refused)
+
+    async def settle(self) -> bool:
+        self.waited += 1
+        return False
+
+    watched = False
+
+    def wants(self) -> float:
+        return 0.0
+
+    async def locate(self, region: SharedRegion) -> Location:
+        return Location(SharedDirectory("8:1", "/claims/1"), ("8:1", region.inode))
+
+    def reject(self, region: SharedRegion, why: RegionRejected) -> None:
+        if self.regions.get(region.path) is region:
+            self.rejected[region.path] = why.reason
+            self.regions.pop(region.path).close()
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Clock:
+    """Stands where the repairer's `time` is: it stands still but for what a test says."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.thread_time, self.time = time.thread_time, time.time
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def quiet_life(bench: Bench, clock: Clock, files: int) -> Iterator[float]:
+    """When passes are made once some containers, found at any times, have started."""
+    repairer = bench.repairer
+
+    async def caught_up(slices: Slices, *, unhurried: bool = True) -> bool:
+        assert slices
+        return unhurried
+
+    bench.pidmap.catch_up = caught_up  # type: ignore[method-assign]
+    for number in range(files):
+        path = bench.file((number + 7, 4), name=f"c{number}")
+        os.utime(path, (1.0, 1.0))  # its process has started long ago
+        clock.now += 1.7
+        bench.runner.run(repairer.pass_once(HOST, NOTHING, everything=False))
+    while True:
+        clock.now = max(clock.now, repairer.next_pass())
+        bench.runner.run(repairer.pass_once(HOST, NOTHING, everything=False))
+        yield clock.now
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_files_that_are_only_looked_at_by_the_clock_are_looked_at_together(
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    alive: bool,
+) -> None:
+    """Whether their processes live or have ended: a wake-up costs more than a look."""
+    files, clock = 6, Clock()
+    for module in (repairer_module, parts_module, reading_module, regions_module, turns_module):
+        monkeypatch.setattr(module, "time", clock)
+    bench.told.host_pids = {number + 7: bench.child().pid for number in range(files) if alive}
+    bench.told.runs = True
+    passes = quiet_life(bench, clock, files)
+    began = next(now for now in passes if now > 1100.0)
+    asked = bench.told.asked.total()
+    times = [next(passes) for _ in range(31)]
+    assert times[-1] - began > 30 * 4.0  # one more lists all directories anew
+    # Who took a dead slot without a sign of it is found within a minute.
+    assert bench.told.asked.total() - asked == (0 if alive else 2 * files)
+
+
+def test_any_number_of_discoveries_is_treated_alike(tmp_path: Path, stack: ExitStack, lines: Lines) -> None:
+    bench = Bench(tmp_path, stack)
+    in_directory, elsewhere = bench.file((7, 0)), bench.file((8, 0), name="side")
+    claim = elsewhere.rename(tmp_path / "claim")
+    other = InMemory(claim)
+    bench.repairer.found._discoveries["other"] = other  # type: ignore[assignment]
+    bench.told.host_pids = {7: os.getpid(), 8: os.getppid()}
+    bench.step()
+    assert (slot(in_directory)[1], slot(claim)[1]) == (os.getpid(), os.getppid())
+    assert set(bench.repairer.regions) == {str(in_directory), f"claim:{claim}"}
+    assert bench.repairer.found.rejected()["/odd"] is RegionReason.UNPROVEN
+    told = lines()
+    assert [line["path"] for line in told if line["event"] == "region_rejected"] == ["/odd"]
+    assert [line["path"] for line in told if line["event"] == "containers_dir_missing"] == ["/away"]
+    assert other.waited == 1
+
+    assert bench.repairer.regions[f"claim:{claim}"].ownership.account == "claim-1"
+    poke(claim, V1_2.device_num, "Q", 99)
+    bench.step()
+    assert other.rejected[f"claim:{claim}"] is RegionReason.BAD_HEADER
+    assert set(bench.repairer.regions) == {str(in_directory)}
+
+    bench.repairer.close()
+    assert other.closed == 1
+
+
+def test_new_settings_take_away_only_what_they_are_about(
+    tmp_path: Path, stack: ExitStack, lines: Lines
+) -> None:
+    bench = Bench(tmp_path / "a", stack, mapped_regions=True)
+    path = bench.file((7, 0))
+    bench.step()
+    mappings, directories = bench.repairer.found.discoveries
+    bench.repairer.found.use(replace(bench.settings, mapped_regions=False))
+    assert list(bench.repairer.found.discoveries) == [directories]
+    assert set(bench.repairer.regions) == {str(path)}
+
+    bench.repairer.found.use(replace(bench.settings, containers_dir=(str(tmp_path / "b"),)))
+    again, elsewhere = bench.repairer.found.discoveries
+    assert mappings not in (again, elsewhere)
+    assert directories not in (again, elsewhere)
+    assert bench.repairer.regions == {}
+    assert [line["path"] for line in lines() if line["event"] == "region_gone"] == [str(path)]

@@ -1,0 +1,251 @@
+"""Whose doing a value is that differs from NVML's, and what is done about it; a clock of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from resolver.config import HostpidNamespace
+from resolver.hami.hostpid_policy import HostpidPolicy, Origin
+from resolver.repair.reported_values import (
+    TOLD_AFTER,
+    TWO_TICKS,
+    Evidence,
+    ReportedValue,
+    Verdict,
+    differs,
+    reordered,
+)
+
+RIGHT, WAIT, WRONG = Verdict.RIGHT, Verdict.WAIT, Verdict.WRONG
+MEASURED = HostpidPolicy(HostpidNamespace.HOST, "", Origin.MEASURED)
+BY_VERSION = HostpidPolicy(HostpidNamespace.HOST, "", Origin.BY_VERSION)
+FORCED = HostpidPolicy(HostpidNamespace.CONTAINER, "", Origin.FORCED)
+PASS = 0.25
+
+
+@pytest.mark.parametrize(
+    ("present", "actual", "is_another"),
+    [
+        (30, 30, False),
+        (33, 30, False),
+        (34, 30, True),
+        (27, 30, False),
+        (0, 0, False),
+        (0, 1, True),
+        (1, 0, True),
+    ],
+)
+def test_what_counts_as_a_difference(present: int, actual: int, *, is_another: bool) -> None:
+    assert differs(present, actual) is is_another
+
+
+class Scene:
+    """One value, a pass every quarter of a second, an answer of NVML's every second; `write` is what a pass does."""
+
+    def __init__(self, present: int) -> None:
+        self.word, self.present = ReportedValue(present), present
+        self.now, self.actual, self.answered = 100.0, 0, 99.0
+        self.writes: list[float] = []
+
+    def nvml(self, actual: int) -> None:
+        self.actual, self.answered = actual, self.now
+
+    def look(self, *, write: bool = True) -> Verdict:
+        verdict = self.word.judge(self.present, self.actual, self.answered, 0.0, self.now)
+        if verdict is WRONG and write:
+            self.present = self.actual
+            self.word.wrote(self.actual)
+            self.writes.append(self.now)
+        self.now += PASS
+        return verdict
+
+    def second(self, actual: int, values: Iterable[int | None]) -> list[Verdict]:
+        """An answer, then four passes; before each the tenant writes a value, or None: nothing."""
+        self.nvml(actual)
+        seen = []
+        for value in values:
+            self.present = self.present if value is None else value
+            seen.append(self.look())
+        return seen
+
+
+NOTHING = (None,) * 4
+
+
+def test_what_stands_still_through_an_answer_and_two_ticks_is_put_right_once() -> None:
+    scene = Scene(30)
+    assert scene.second(30, NOTHING) == [RIGHT] * 4
+    assert scene.second(0, NOTHING) == [WAIT, WRONG, RIGHT, RIGHT]
+    assert scene.second(0, NOTHING) == [RIGHT] * 4
+    assert len(scene.writes) == 1
+    assert not scene.word.contested
+
+
+def test_answers_that_come_faster_than_a_watcher_ticks_do_not_put_it_off() -> None:
+    scene = Scene(30)
+    verdicts = []
+    for actual in (10, 12, 8, 10, 11):
+        scene.nvml(actual)
+        verdicts.append(scene.look())
+        scene.now += 0.1 - PASS
+    assert verdicts == [WAIT, WAIT, WAIT, WRONG, WRONG]  # from then on it is ours, and is kept equal
+
+
+def test_a_watcher_that_is_ahead_of_nvml_is_not_fought() -> None:
+    """Its load changes just after each answer: for a second it differs from what we know, every second."""
+    scene = Scene(10)
+    before = 10
+    for load in (50, 20, 90, 0, 40, 70, 0, 100, 30):
+        scene.second(before, (load, None, None, None))
+        before = load
+    assert scene.writes == []
+    assert not scene.word.contested
+
+
+def test_a_load_that_jitters_is_not_fought() -> None:
+    scene = Scene(40)
+    for actual, values in ((44, (40, 48, 39, 45)), (39, (46, 41, 48, 38)), (47, (42, 50, 44, 39))) * 5:
+        scene.second(actual, values)
+    assert scene.writes == []
+    assert not scene.word.contested
+
+
+@pytest.mark.parametrize("step", [2, 5, 10, 20])
+def test_a_load_that_rises_is_no_adding(step: int) -> None:
+    scene = Scene(0)
+    load = 0
+    for _ in range(100 // step // 4):
+        actual = load
+        values = [load := load + step for _ in range(4)]
+        scene.second(actual, values)
+    assert scene.writes == []
+    assert not scene.word.contested
+
+
+def test_a_second_device_that_is_never_zeroed_stays_uncontested() -> None:
+    """As 2.9.0: the watcher sets it while the process is busy, and leaves it when it idles."""
+    scene = Scene(0)
+    for _ in range(6):
+        scene.second(0, (30, None, None, None))  # busy, after the answer
+        assert scene.second(30, NOTHING) == [RIGHT] * 4
+        assert scene.second(0, NOTHING) == [WAIT, WRONG, RIGHT, RIGHT]
+    assert len(scene.writes) == 6
+    assert not scene.word.contested
+
+
+def test_what_is_set_to_0_after_each_write_is_contested_at_the_second_answer() -> None:
+    """As 2.4.1 on its first device."""
+    scene = Scene(0)
+    assert scene.second(40, NOTHING) == [WAIT, WRONG, RIGHT, RIGHT]
+    scene = Scene(0)
+    assert scene.second(40, (None, None, 0, None)) == [WAIT, WRONG, WAIT, WAIT]
+    assert scene.second(40, (None, None, 0, 0)) == [WAIT, WRONG, WRONG, WRONG]
+    assert scene.word.contested
+    assert "HAMi 2.4.1" in scene.word.ways()
+
+
+@pytest.mark.parametrize("load", [5, 12, 40])
+def test_what_is_added_is_contested_before_the_next_answer_is_over(load: int) -> None:
+    """As 2.5.0 from its second device on: two ticks in a pass."""
+    scene = Scene(0)
+    for actual in (0, load):
+        for turn in range(4):
+            if turn == 0:
+                scene.nvml(actual)
+            scene.present += 2 * load
+            scene.look()
+    assert scene.word.contested
+    assert "2.5" in scene.word.ways()
+    assert scene.present == load
+
+
+def test_more_than_a_device_can_do_is_put_right_at_once() -> None:
+    scene = Scene(525)
+    assert scene.look() is WRONG
+    assert scene.present == 0
+
+
+def test_peace_is_made_when_the_watcher_was_right_by_itself_at_two_answers() -> None:
+    scene = Scene(500)
+    scene.look()
+    assert scene.word.contested
+    scene.second(20, (20, None, None, None))
+    assert scene.word.contested
+    scene.second(40, (40, None, None, None))
+    assert not scene.word.contested
+
+
+def test_a_watcher_gets_its_two_ticks_from_when_its_number_is_right() -> None:
+    word = ReportedValue(0)
+    assert word.judge(0, 40, 100.0, since=200.0, now=200.0) is WAIT
+    assert word.judge(0, 40, 100.0, since=200.0, now=200.01 + TWO_TICKS) is WRONG
+
+
+def test_it_is_told_after_a_while_with_what_is_known() -> None:
+    def told(word: ReportedValue, policy: HostpidPolicy) -> str:
+        evidence = Evidence()
+        evidence.words[0] = word
+        assert evidence.why(4711, policy, 100.0 + TOLD_AFTER - 0.1) == ""
+        return evidence.why(4711, policy, 100.01 + TOLD_AFTER)
+
+    added, zeroed = ReportedValue(500), ReportedValue(0)
+    added.judge(500, 20, 99.0, 0.0, 100.0)
+    zeroed.contested, zeroed.contested_since = True, 100.0
+    assert told(added, BY_VERSION) == (
+        "a watcher adds to sm_util instead of setting it, as HAMi 2.5 and 2.6 do; it is put right after each tick"
+    )
+    assert "as HAMi 2.4.1 does; it is put right" in told(zeroed, MEASURED)
+    assert "no sample of 4711" not in told(zeroed, MEASURED)
+    assert told(zeroed, BY_VERSION).endswith(
+        "or it works, and finds no sample of 4711, which this slot's hostpid is: "
+        "the driver's samples do not carry host PIDs as its version says: with CAP_SYS_ADMIN that is measured"
+    )
+    assert told(zeroed, FORCED).endswith("--hostpid-namespace container is wrong for this driver: try auto")
+
+
+def test_what_is_wrong_and_not_written_is_told_as_that() -> None:
+    evidence, now = Evidence(), 100.0
+    for _ in range(20):
+        evidence.word(1, 30).judge(30, 0, 99.0, 0.0, now)
+        now += PASS
+    assert evidence.why(4711, MEASURED, now) == "it says 30 % where NVML says 0 %, and is not written to"
+    evidence.word(1, 30).judge(0, 0, 99.0, 0.0, now)
+    assert evidence.why(4711, MEASURED, now) == ""
+
+
+@pytest.mark.parametrize(
+    ("visible", "another"),
+    [
+        ("", False),
+        ("0", False),
+        ("0,1", False),
+        ("0, 1,2,3", False),
+        ("GPU-a,GPU-b", False),
+        ("GPU-a-1", False),
+        ("1", True),
+        ("1,0", True),
+        ("0,2", True),
+        ("GPU-b", True),
+        ("-1", True),
+        ("GPU-", True),
+        ("nonsense", True),
+    ],
+)
+def test_which_cuda_visible_devices_give_gpus_other_numbers(visible: str, *, another: bool) -> None:
+    assert reordered(visible, ("GPU-a-1", "GPU-b-2")) is another
+
+
+def test_a_watcher_that_takes_one_gpu_for_another_is_told_as_that() -> None:
+    evidence, now = Evidence(), 100.0
+    for device, (own, actual) in enumerate(((60, 20), (20, 60), (0, 0))):
+        word = evidence.word(device, own)
+        word.actual, word.contested, word.contested_since = actual, device < 2, now
+    now += TOLD_AFTER
+    assert "it says the load of the GPU at place 1" in evidence.why(4711, BY_VERSION, now)
+    evidence.visible = "1,0"
+    assert evidence.why(4711, BY_VERSION, now) == (
+        "HAMi's watcher mixes the numbers of CUDA and of NVML up, as CUDA_VISIBLE_DEVICES is 1,0 in that process; "
+        "it is put right after each tick"
+    )

@@ -1,0 +1,183 @@
+"""What is known of a slot's owner: when it is looked for again, and that nothing of it gets lost in eleven bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from resolver.base.reasons import UnresolvedReason
+from resolver.hami.packed_slots import SlotRecord
+from resolver.linux.procfs import ProcessHandle, Procfs
+from resolver.repair.slot_states import EAGER_LOOKS, SlotState, UnownedSlots
+from resolver.state import UnownedCode
+
+NOT_MAPPED, GONE = UnresolvedReason.NOT_MAPPED, UnresolvedReason.NO_SUCH_PROCESS
+
+
+def slot(index: int = 0, hostpid: int = 0) -> SlotRecord:
+    return SlotRecord(index, 7, hostpid, 1, (0,))
+
+
+@pytest.fixture
+def handle() -> Iterator[ProcessHandle]:
+    with Procfs().open_handle(os.getpid()) as handle:
+        yield handle
+
+
+def looked(times: int, *, dead: bool = False) -> SlotState:
+    """A slot whose owner was looked for in vain so often, at the time 100."""
+    state = SlotState(slot())
+    state.dead = dead
+    for _ in range(times):
+        state.found(GONE, 100.0)
+    return state
+
+
+def test_a_new_slot_is_looked_at_at_once_eagerly_and_then_ever_more_rarely() -> None:
+    assert SlotState(slot()).due(0.0)
+    new = SlotState(slot())
+    assert (new.dead, new.abandoned, new.unsure, new.doubted, new.guessed) == (False,) * 5
+    assert (new.conflicts, new.not_before) == (0, 0.0), "it may be written at once"
+    assert looked(EAGER_LOOKS).due(0.0)
+    waits = [looked(EAGER_LOOKS + more).next_look - 100 for more in range(1, 9)]
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert looked(EAGER_LOOKS + 9, dead=True).next_look == 101.0
+
+
+def test_after_an_end_it_is_looked_at_once_more_and_then_rarely_unless_somebody_attached(
+    handle: ProcessHandle,
+) -> None:
+    for attached, wait in ((False, 60.0), (True, 1.0)):
+        state = SlotState(slot())
+        state.found(handle, 100.0)
+        state.followed = attached
+        state.owner_ended()
+        assert (state.dead, state.owner, state.due(0.0)) == (True, None, True)
+        state.found(GONE, 100.0, watched=True)
+        assert state.next_look == 100 + wait
+
+
+def test_a_touched_file_makes_a_dead_slot_unsure_and_one_that_was_abandoned_alive() -> None:
+    for abandoned in (False, True):
+        state = looked(EAGER_LOOKS + 5, dead=True)
+        state.abandoned = abandoned
+        state.touched(attached=True)
+        assert state.due(0.0)
+        assert (state.dead, state.abandoned, state.unsure, state.followed) == (
+            not abandoned,
+            False,
+            True,
+            True,
+        )
+        state.found(NOT_MAPPED, 100.0)
+        assert not state.unsure
+        assert state.next_look == 101.0, "it begins to wait again"
+
+
+def test_a_search_that_was_put_off_is_made_soon_where_the_slot_is_dead_and_at_once_elsewhere() -> None:
+    for dead, unsure, wait in ((True, False, 100.25), (True, True, 0.0), (False, False, 0.0)):
+        state = SlotState(slot())
+        state.dead, state.unsure = dead, unsure
+        state.found(UnresolvedReason.OVER_BUDGET, 100.0)
+        assert (state.next_look, state.unsure) == (wait, unsure)
+
+
+@pytest.mark.parametrize(
+    "more", [{"repaired": "stale"}, {"wrong_since": 1.0}, {"stuck": "x"}, {"announced": {0: 5}}], ids=str
+)
+def test_what_has_more_to_say_keeps_a_state_of_its_own(
+    more: dict[str, object], handle: ProcessHandle
+) -> None:
+    state = SlotState(slot())
+    assert state.is_unowned()
+    for name, value in more.items():
+        setattr(state, name, value)
+    assert not state.is_unowned()
+    owned = SlotState(slot())
+    owned.found(handle, 100.0)
+    assert not owned.is_unowned()
+
+
+def test_a_number_that_is_neither_ours_nor_a_containers_is_doubted_until_it_is_looked_for(
+    handle: ProcessHandle,
+) -> None:
+    for hostpid, doubted in ((0, False), (7, False), (os.getpid(), False), (12345, True)):
+        state = SlotState(slot())
+        state.found(handle, 100.0)
+        state.observe(slot(hostpid=hostpid))
+        assert (state.doubted, state.due(0.0)) == (doubted, doubted), hostpid
+    state.found(handle, 100.0)
+    assert not state.doubted
+    assert (state.dead, state.guessed, state.conflicts, state.looks) == (False, False, 0, 0)
+
+
+# ---- eleven bytes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dead", [False, True])
+@pytest.mark.parametrize("abandoned", [False, True])
+@pytest.mark.parametrize("unsure", [False, True])
+def test_what_is_put_is_what_is_taken(*, dead: bool, abandoned: bool, unsure: bool) -> None:
+    state, kept = looked(300), UnownedSlots(4)
+    state.slot, state.dead, state.abandoned, state.unsure = slot(2), dead, abandoned, unsure
+    assert 2 not in kept
+    kept.put(state)
+    assert 2 in kept
+    assert (kept.dead(2), kept.next_look(), kept.unclear()) == (dead and not unsure, 130.0, not dead)
+    assert (list(kept.due(129.9)), list(kept.due(130.0))) == ([], [2])
+    assert (kept.odd(), kept.reasons()) == ({}, {GONE})
+    moved = UnownedSlots(4)
+    moved.move(1, kept, 2)
+    for index, place in ((2, kept), (1, moved)):
+        found = place.take(slot(index))
+        assert (found.dead, found.abandoned, found.unsure) == (dead, abandoned, unsure)
+        assert (found.reason, found.looks, found.next_look) == (GONE, 255, 130.0)
+        assert (index in place, place.reasons(), place.unclear()) == (False, set(), False)
+
+
+def test_slots_of_many_kinds_are_told_apart() -> None:
+    kept = UnownedSlots(5)
+    kept.begin(0)
+    kept.set_odd(1, UnresolvedReason.AMBIGUOUS)
+    for index, state in ((2, looked(EAGER_LOOKS + 9)), (3, looked(EAGER_LOOKS + 9, dead=True))):
+        state.slot = slot(index)
+        kept.put(state)
+    assert [index in kept for index in range(5)] == [True, False, True, True, False]
+    assert kept.odd() == {1: UnresolvedReason.AMBIGUOUS}
+    assert kept.reasons() == {None, UnresolvedReason.AMBIGUOUS, GONE}
+    assert list(kept.due(0.0)) == [0]
+    assert kept.put_off(101.0, UnresolvedReason.OVER_BUDGET), "two that were due wait now"
+    assert not kept.put_off(101.0, UnresolvedReason.OVER_BUDGET)
+    waits = UnownedCode.of(UnresolvedReason.OVER_BUDGET)
+    assert [code == waits for code in kept.codes()] == [True, False, False, False, False]
+    assert [kept.dead(index) for index in range(5)] == [False, False, False, True, False]
+    kept.abandon()
+    assert [kept.dead(index) for index in range(5)] == [True, False, True, True, False]
+    kept.touched()
+    assert list(kept.due(0.0)) == [0, 2, 3]
+    assert [kept.dead(index) for index in range(5)] == [False] * 5
+    alive = kept.take(slot(2))
+    assert (alive.dead, alive.abandoned, alive.unsure, alive.looks) == (False, False, True, EAGER_LOOKS)
+    assert 1 not in kept
+
+
+def test_what_maps_no_file_is_not_abandoned_and_what_was_not_stays_dead_when_touched() -> None:
+    kept = UnownedSlots(2)
+    for index, reason in ((0, NOT_MAPPED), (1, GONE)):
+        state = SlotState(slot(index))
+        state.reason, state.dead = reason, reason is GONE
+        kept.put(state)
+    kept.touched()
+    dead = kept.take(slot(1))
+    assert (dead.dead, dead.unsure) == (True, True)
+    kept.abandon()
+    alive = kept.take(slot(0))
+    assert (alive.dead, alive.abandoned) == (False, False)
+
+
+def test_a_container_that_makes_the_kernel_wait_is_asked_again_a_second_later() -> None:
+    state = SlotState(slot())
+    state.found(UnresolvedReason.TOO_SLOW, 100.0)
+    assert (state.next_look, state.looks) == (101.0, 0)

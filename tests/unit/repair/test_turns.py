@@ -1,0 +1,269 @@
+"""Containers take turns in a pass, and one that costs too much waits alone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver.base import journal as log
+from resolver.base.budget import BURST_SECONDS, SHARE
+from resolver.base.reasons import UnresolvedReason
+from resolver.containers.log_names import ContainerNames
+from resolver.hami.discovery import SharedDirectory
+from resolver.hami.hostpid_policy import HostpidPolicy
+from resolver.linux.procfs import ProcessHandle
+from resolver.state import SlotReport
+from resolver.workers import slot_writer
+from tests.fakes.clock import burn
+from tests.fakes.repairs import HOST, Bench, ToldOwners, slot
+from tests.patience import PATIENCE_S
+
+
+class Expensive(ToldOwners):
+    """Looking for a process costs, in seconds by its number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: dict[int, float] = {}
+
+    async def owner(
+        self,
+        directory: SharedDirectory,
+        shown: tuple[str, int],
+        ns_pid: int,
+        mtime_ns: int = 0,
+        _payer: str = "",
+        _rival: int = 0,
+    ) -> ProcessHandle | UnresolvedReason:
+        burn(self.seconds.get(ns_pid, 0.0))
+        return await super().owner(directory, shown, ns_pid, mtime_ns)
+
+
+class Patient(Bench):
+    """With budgets, unlike a single pass."""
+
+    def __init__(self, place: Path, stack: ExitStack) -> None:
+        super().__init__(place, stack)
+        self.told = self.costs = Expensive()
+        self.repairer.turns.owner_finder = self.told  # type: ignore[assignment]
+        self.longest = 0.0
+
+    def step(self, policy: HostpidPolicy = HOST) -> None:
+        self.pidmap._next_refresh = 0.0
+        self.runner.run(self._watched(policy))
+
+    async def _watched(self, policy: HostpidPolicy) -> None:
+        """A pass, and how long it kept another task from going on."""
+        passing = asyncio.create_task(self.repairer.pass_once(policy, self.joined))
+        last = time.thread_time()
+        while not passing.done():
+            await asyncio.sleep(0)
+            self.longest, last = max(self.longest, time.thread_time() - last), time.thread_time()
+        await passing
+
+    def hostile(self, slots: int, seconds: float, *names: str) -> None:
+        """Regions whose every slot costs so much to look at, and belongs to nobody."""
+        for number, name in enumerate(names, 1):
+            pids = range(10_000 * number, 10_000 * number + slots)
+            self.costs.seconds.update(dict.fromkeys(pids, seconds))
+            self.costs.reasons.update(dict.fromkeys(pids, UnresolvedReason.NOT_MAPPED))
+            self.file(*((ns_pid, 0) for ns_pid in pids), name=name)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Patient]:
+    log.setup_logging("json", "error")
+    with ExitStack() as stack:
+        # What thousands of tests before left behind takes the collector longer than any step of ours.
+        gc.disable()
+        stack.callback(gc.enable)
+        yield Patient(tmp_path, stack)
+
+
+def until(bench: Patient, condition: Callable[[], bool]) -> int:
+    """Passes that it takes."""
+    deadline = time.monotonic() + PATIENCE_S
+    for passes in itertools.count(1):
+        bench.step()
+        if condition():
+            return passes
+        assert time.monotonic() < deadline, "it never came"
+        bench.runner.run(asyncio.sleep(0.002))  # for turns that outlive their pass
+    raise AssertionError
+
+
+def test_a_good_containers_repair_does_not_wait_for_an_expensive_one(bench: Patient) -> None:
+    bench.hostile(300, 0.005, "a", "b", "c", "d")
+    bench.step()  # they are known, and have had their first turns
+    process = bench.child()
+    path = bench.file((7, 0), name="good")
+    bench.told.host_pids = {7: process.pid}
+    bench.repairer.agenda._next_discovery = 0.0
+    began = time.thread_time()
+    until(bench, lambda: slot(path)[1] == process.pid)
+    assert time.thread_time() - began < 2.0  # of 4 x 300 x 0.005 = 6 s
+    assert bench.longest < 0.3  # a turn without an end takes 1.5 s; what is aimed at is measured by the bench
+
+
+def test_who_costs_too_much_waits_alone_and_it_is_said(bench: Patient) -> None:
+    process = bench.child()
+    bench.hostile(300, 0.005, "bad")
+    bench.file((7, 0), name="good")
+    bench.told.host_pids = {7: process.pid}
+    bench.repairer.budgets._clock = lambda: 1000.0  # it stands still, so nothing is saved up meanwhile
+    until(bench, lambda: bench.counters["over_budget"] > 0)
+    for _ in range(3):
+        bench.step()
+    spent = sum(bench.told.asked[ns_pid] for ns_pid in bench.costs.seconds) * 0.005
+    assert 0.0 < spent < BURST_SECONDS + 0.02
+
+    def reports() -> dict[str | None, Sequence[SlotReport]]:
+        return {report.container_name: report.slots for report in bench.repairer.reports()}
+
+    until(bench, lambda: {each.unresolved for each in reports().get("good", ())} == {None})
+    assert UnresolvedReason.OVER_BUDGET in {each.unresolved for each in reports()["bad"]}
+    assert not any(each.dead for each in reports()["bad"])
+
+
+def test_later_is_not_never(bench: Patient) -> None:
+    process = bench.child()
+    bench.hostile(200, 0.005, "bad")
+    bench.told.host_pids = dict.fromkeys(bench.costs.seconds, process.pid)
+    bench.repairer.budgets._clock = lambda: time.monotonic() * 5  # or the test would take as long as it says
+
+    def all_right() -> bool:
+        slots = [each for report in bench.repairer.reports() for each in report.slots]
+        return bool(slots) and all(each.unresolved is None and each.host_pid for each in slots)
+
+    until(bench, all_right)
+    assert bench.counters["over_budget"] > 0  # in parts
+
+
+def test_a_single_pass_has_no_later(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        bench = Bench(tmp_path, stack)
+        costs = Expensive()
+        bench.repairer.turns.owner_finder = bench.told = costs  # type: ignore[assignment]
+        process = bench.child()
+        path = bench.file(*((ns_pid, 0) for ns_pid in range(1, 101)))
+        costs.seconds = dict.fromkeys(range(1, 101), 2 * (BURST_SECONDS + SHARE) / 100)
+        costs.host_pids = dict.fromkeys(range(1, 101), process.pid)
+        bench.step()
+        assert slot(path, 99)[1] == process.pid
+
+
+def test_regions_take_turns_with_the_writer(bench: Patient) -> None:
+    process = bench.child()
+    many = 4 * slot_writer.MAX_ORDERS
+    first = bench.file(*((ns_pid, 0) for ns_pid in range(1, many + 1)), name="a")
+    second = bench.file((7, 0), name="b")
+    bench.told.host_pids = dict.fromkeys(range(1, many + 1), process.pid)
+    real, asked = bench.repairer.writing.worker.request, list[int]()
+
+    async def request(message: bytes, descriptors: list[int]) -> bytes:
+        asked.append(len(descriptors))
+        return await real(message, descriptors)
+
+    bench.repairer.writing.worker.request = request  # type: ignore[assignment,method-assign]
+    until(bench, lambda: slot(first, many - 1)[1] == process.pid)
+    assert slot(second)[1] == process.pid
+    assert (
+        asked.index(2) <= 1
+    )  # the second region's one order, at the latest after the first batch of the other
+
+
+def test_a_turn_that_is_kept_waiting_keeps_nobody_else(bench: Patient) -> None:
+    """Each pass waited for all turns, and so did a new slot of somebody else's."""
+    answers = asyncio.Event()
+    ask, process = bench.told.owner, bench.child()
+
+    async def owner(place: SharedDirectory, *more: Any) -> ProcessHandle | UnresolvedReason:
+        if place.root.endswith("_slow"):
+            await answers.wait()
+        return await ask(place, *more)
+
+    bench.told.owner = owner  # type: ignore[assignment,method-assign]
+    bench.told.host_pids = {7: process.pid, 8: process.pid}
+    slow = bench.file((7, 0), name="slow")
+    until(bench, lambda: bool(bench.repairer.turns.going))
+    good = bench.file((8, 0), name="good")
+    bench.repairer.agenda._next_discovery = 0.0
+    until(bench, lambda: slot(good)[1] == process.pid and len(bench.repairer.turns.going) == 1)
+    assert slot(slow)[1] == 0
+    answers.set()
+    until(bench, lambda: slot(slow)[1] == process.pid)
+
+
+def test_a_region_that_goes_while_its_turn_waits_leaves_no_handle(bench: Patient) -> None:
+    answers = asyncio.Event()
+    ask, process = bench.told.owner, bench.child()
+    before = len(os.listdir("/proc/self/fd"))
+
+    async def owner(place: SharedDirectory, *more: Any) -> ProcessHandle | UnresolvedReason:
+        found = await ask(place, *more)
+        await answers.wait()
+        return found
+
+    bench.told.owner = owner  # type: ignore[assignment,method-assign]
+    bench.told.host_pids = {7: process.pid}
+    path = bench.file((7, 0), name="goes")
+    until(bench, lambda: bool(bench.repairer.turns.going))
+    bench.repairer.found.drop(str(path))
+    answers.set()
+    bench.runner.run(bench.repairer.turns.settle())
+    assert not bench.repairer.turns.going
+    assert process.pid not in bench.repairer.owners
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    assert sum(os.path.exists(link) or os.path.islink(link) for link in links) <= before + 3
+
+
+def test_a_thousand_slots_at_once_cost_a_few_lines(bench: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(
+        log.Journal, "_say", lambda _self, event, _level, fields: said.append(f"{event} {fields}")
+    )
+    process = bench.child()
+    bench.repairer.budgets._clock = lambda: time.monotonic() * 20
+    path = bench.file(*((ns_pid, 0) for ns_pid in range(1, 1001)), name="a", sm_util=80)
+    bench.told.host_pids = dict.fromkeys(range(1, 1001), process.pid)
+    until(bench, lambda: bench.counters["repairs_missing"] == 1000)
+    assert sum(line.startswith("repair ") for line in said) < 100
+    process.kill()
+    process.wait()
+    bench.told.host_pids = {}
+    bench.told.runs = True
+    before, began = len(said), time.monotonic()
+    until(bench, lambda: slot(path, 999)[2] == 0)
+    assert len(said) - before <= 3 + (time.monotonic() - began)
+    bench.repairer.journal._quotas["uid_a", False]._at -= 2
+    bench.repairer.journal.catch_up()
+    left_out = re.findall(r"events_left_out .*'repair': (\d+)", "\n".join(said))
+    written = sum(line.startswith("repair ") for line in said)
+    assert sum(map(int, left_out)) + written == 1000
+
+
+def test_a_region_has_the_name_of_the_container_that_uses_it(
+    bench: Patient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HAMi names the directory after an init container, and an app container of the pod mounts the same one."""
+    container_id, links, parts = "a" * 64, tmp_path / "log", bench.repairer.parts
+    links.mkdir()
+    (links / f"pod_ns_main-{container_id}.log").symlink_to("/nowhere")
+    monkeypatch.setattr(parts, "names", ContainerNames(str(links), ""))
+    monkeypatch.setattr(parts.owners, "container_id", lambda _: container_id)
+    path = bench.file((7, 0), name="init")
+    bench.step()
+    assert [each.container_name for each in bench.repairer.reports()] in ([], ["init"])
+    bench.told.host_pids = {7: bench.child().pid}
+    until(bench, lambda: slot(path)[1] != 0)
+    assert [each.container_name for each in bench.repairer.reports()] == ["main"]

@@ -1,0 +1,92 @@
+"""The dashboard and the alerts: Grafana and Prometheus understand them, and their metrics and labels exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from resolver.metrics.families import FAMILIES
+from scripts.pictures.dashboard import LAST_ROW
+from tests.charts import CHART
+from tests.fakes.monitored import dashboard
+from tests.fakes.prometheus import program
+
+ALERTS = CHART / "files/resolver.rules.yaml"
+
+
+# ---- the dashboard ------------------------------------------------------------------------------------------------
+
+
+def lost(there: Any, understood: Any, place: str = "") -> list[str]:
+    """What is in the one and not, or otherwise, in the other; what that has besides does not matter."""
+    if isinstance(there, dict) and isinstance(understood, dict):
+        return [
+            each
+            for key, value in there.items()
+            for each in (
+                lost(value, understood[key], f"{place}.{key}") if key in understood else [f"{place}.{key}"]
+            )
+        ]
+    if isinstance(there, list) and isinstance(understood, list) and len(there) == len(understood):
+        pairs = enumerate(zip(there, understood, strict=True))
+        return [each for n, (one, other) in pairs for each in lost(one, other, f"{place}[{n}]")]
+    return [] if there == understood else [f"{place}: {there!r} is read as {understood!r}"]
+
+
+def test_grafana_understands_every_word_of_it() -> None:
+    """By the types that Grafana publishes of its dashboards: what these do not know would be lost."""
+    register_default_plugins()
+    read = Dashboard.from_json(dashboard())
+    assert lost(dashboard(), json.loads(JSONEncoder().encode(read))) == []
+    assert dashboard()["schemaVersion"] == Dashboard().schema_version
+
+
+# ---- the alerts ---------------------------------------------------------------------------------------------------
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((ALERTS).read_text())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+def promtool(*arguments: str | Path) -> None:
+    done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_fires_when_it_must_and_not_before(root: Path) -> None:
+    promtool("check", "rules", ALERTS)
+    promtool("test", "rules", root / "tests/fixtures/alerts/resolver.test.yaml")
+
+
+def test_every_alert_asks_for_metrics_that_there_are() -> None:
+    asked = {name for rule in rules() for name in re.findall(r"\bresolver_\w+", rule["expr"])}
+    assert asked <= {family.name for family in FAMILIES}
+
+
+def test_every_alert_has_its_test(root: Path) -> None:
+    tests = yaml.safe_load((root / "tests/fixtures/alerts/resolver.test.yaml").read_text())["tests"]
+    cases = [case for test in tests for case in test["alert_rule_test"]]
+    names = {rule["alert"] for rule in rules()}
+    assert {case["alertname"] for case in cases if case.get("exp_alerts")} == names
+    assert {case["alertname"] for case in cases if not case.get("exp_alerts")} == names
+
+
+def test_the_picture_is_of_this_dashboard(root: Path) -> None:
+    picture = (root / "docs/dashboard.svg").read_text()
+    shown = [panel for panel in dashboard()["panels"] if sum(map(panel["gridPos"].get, "yh")) <= LAST_ROW]
+    assert len(shown) > 15
+    missing = [
+        each["title"] for each in shown if f">{escape(each['title'], quote=False)}</text>" not in picture
+    ]
+    assert missing == [], "python -m scripts.pictures.dashboard"

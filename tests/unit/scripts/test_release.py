@@ -1,0 +1,80 @@
+"""What a release is put together from."""
+
+from __future__ import annotations
+
+import hashlib
+import runpy
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from resolver import __version__
+from tests.fakes.locks import pinned
+
+
+@pytest.fixture(scope="module")
+def bill(root: Path) -> dict[str, object]:
+    release = runpy.run_path(str(root / "scripts/release.py"))
+    made: dict[str, object] = release["bill_of_materials"](
+        (root / "requirements-kubernetes.lock").read_text()
+    )
+    return made
+
+
+def test_the_bill_of_materials_has_every_locked_package_with_its_hashes(
+    bill: dict[str, object], root: Path
+) -> None:
+    text = (root / "requirements-kubernetes.lock").read_text()
+    components = bill["components"]
+    assert isinstance(components, list)
+    assert {each["name"]: each["version"] for each in components} == pinned(text)
+    hashes = [
+        digest["content"]
+        for each in components
+        for file in each["externalReferences"]
+        for digest in file["hashes"]
+    ]
+    assert len(hashes) == text.count("--hash=sha256:")
+    assert all(digest in text for digest in hashes)
+
+
+def test_it_speaks_of_this_version_and_is_the_same_each_time(bill: dict[str, object], root: Path) -> None:
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.5")
+    metadata = bill["metadata"]
+    assert isinstance(metadata, dict)
+    assert metadata["component"]["version"] == __version__
+    again = runpy.run_path(str(root / "scripts/release.py"))["bill_of_materials"]
+    assert again((root / "requirements-kubernetes.lock").read_text()) == bill
+
+
+def test_without_an_engine_it_says_so_and_makes_nothing(root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(root / "scripts/release.py"), "--directory", str(tmp_path / "dist")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "neither docker nor podman nor buildah" in done.stderr
+    assert not (tmp_path / "dist").exists()
+
+
+def test_kubectls_plugin_is_an_archive_that_krew_can_check(root: Path, tmp_path: Path) -> None:
+    make = runpy.run_path(str(root / "scripts/release.py"))["plugin"]
+    make(tmp_path, "https://example.org/there/")
+    manifest = yaml.safe_load((tmp_path / "krew-resolver.yaml").read_text())
+    (platform,) = manifest["spec"]["platforms"]
+    archive = tmp_path / platform["uri"].rpartition("/")[2]
+    assert platform["uri"] == f"https://example.org/there/{archive.name}"
+    first = archive.read_bytes()
+    assert platform["sha256"] == hashlib.sha256(first).hexdigest()
+    with tarfile.open(archive) as tar:
+        modes = {member.name: member.mode for member in tar}
+        tar.extractall(tmp_path / "krew")  # noqa: S202 - of our own making
+    assert modes == {platform["bin"]: 0o755, "LICENSE": 0o644}
+    done = subprocess.run(
+        [tmp_path / "krew" / platform["bin"], "--help"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("usage: kubectl resolver")
+    make(tmp_path, "https://example.org/there/")
+    assert archive.read_bytes() == first

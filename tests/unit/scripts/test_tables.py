@@ -1,0 +1,65 @@
+"""Tables that code can write are written by it, and every log event is in the reference."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from resolver.base.reasons import ReasonWithWords
+from resolver.config import SETTINGS
+
+
+def test_no_table_is_stale(root: Path) -> None:
+    script = root / "scripts/tables.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), "run: make tables"
+
+
+def test_every_reason_says_what_it_means() -> None:
+    for kind in ReasonWithWords.__subclasses__():
+        for reason in kind:
+            assert reason.meaning, reason
+            assert reason.fix, reason
+            assert "`" not in "".join(reason.for_terminal("/a path")), reason
+
+
+def test_every_setting_says_what_it_is() -> None:
+    for name, setting in SETTINGS.items():
+        about = setting.about
+        assert about.help, name
+        assert not set(about.help) & set("`|"), f"{name}: its help is plain text"
+        assert bool(about.placeholder) == (setting.kind is not bool and not setting.choices), name
+
+
+def logged(tree: ast.Module) -> set[str]:
+    """Names of events that are logged by name."""
+    names = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        method = isinstance(node.func, ast.Attribute)
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        texts = [each.value if isinstance(each, ast.Constant) else None for each in node.args]
+        if method and called in ("debug", "info", "warning", "error", "exception", "record"):
+            names |= {text for text in texts[:1] if isinstance(text, str) and text}
+        elif called == "trouble":
+            names |= {text for text in texts[2:4] if isinstance(text, str) and text}
+    return names
+
+
+def test_every_log_event_is_in_the_reference(root: Path) -> None:
+    trees = {path: ast.parse(path.read_text()) for path in root.glob("resolver/**/*.py")}
+    named = set().union(*map(logged, trees.values()))
+    tables = (root / "docs/monitoring.md").read_text().partition("\n| kind | meaning |")[2]
+    known = set(re.findall(r"^\| `(\w+)` \|", tables.partition("\n## ")[0], re.MULTILINE))
+    assert named - known == set()
+    said = {
+        node.value
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and path.name != "event_names.py"
+    }
+    assert known - said == set()

@@ -1,0 +1,455 @@
+"""The HTTP side of the metrics: who is slow, silent, greedy or hostile, and who only wants an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from resolver import config, metrics
+from resolver.base.errors import UsageError
+from resolver.base.journal import Journal
+from resolver.config import Settings
+from resolver.serve import http, pages
+from resolver.state import Snapshot
+from tests.fakes.pictures import picture
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_clients: list[asyncio.StreamWriter] = []
+
+
+async def hello(path: str, _accept: str) -> tuple[int, str, bytes]:
+    return 200, "text/plain", f"you asked for {path}\n".encode()
+
+
+@contextlib.asynccontextmanager
+async def serving(answer: Any = hello) -> AsyncIterator[int]:
+    """A server on a port of its own."""
+    listener = pages.listen("127.0.0.1", 0)
+    task = asyncio.create_task(pages.serve(listener, answer))
+    try:
+        async with asyncio.timeout(60):
+            yield listener.getsockname()[1]
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        listener.close()
+        for writer in _clients:
+            writer.transport.abort()
+        _clients.clear()
+        await asyncio.sleep(0)  # a turn for those that were closed
+
+
+async def say(port: int, *said: bytes, receive_buffer: int = 0) -> Streams:
+    channel = socket.socket()
+    if receive_buffer:
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    channel.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(channel, ("127.0.0.1", port))
+    reader, writer = await asyncio.open_connection(sock=channel)
+    _clients.append(writer)
+    for piece in said:
+        writer.write(piece)
+    await writer.drain()
+    return reader, writer
+
+
+async def all_of(streams: Streams) -> bytes:
+    """Everything until the other side closes, or breaks off."""
+    reader, writer = streams
+    heard = b""
+    with contextlib.suppress(ConnectionError):
+        while piece := await reader.read(65536):
+            heard += piece
+    writer.close()
+    return heard
+
+
+async def get(port: int, path: str = "/metrics", more: str = "") -> bytes:
+    request = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{more}\r\n"
+    return await all_of(await say(port, request.encode()))
+
+
+# ---- who asks well ------------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_has_its_length_and_its_kind() -> None:
+    async with serving() as port:
+        head, _, body = (await get(port, "/x")).partition(b"\r\n\r\n")
+        assert body == b"you asked for /x\n"
+        status, *headers = head.split(b"\r\n")
+        assert status == b"HTTP/1.1 200 OK"
+        assert {b"content-type: text/plain", b"content-length: 17", b"cache-control: no-store"} <= set(
+            headers
+        )
+
+
+async def test_a_connection_may_ask_again_and_ahead() -> None:
+    async with serving() as port:
+        asked = [f"GET /{n} HTTP/1.1\r\nHost: x\r\n\r\n".encode() for n in range(3)]
+        reader, writer = await say(port, *asked)
+        heard = b""
+        while b"/2\n" not in heard:
+            heard += await reader.read(4096)
+        assert heard.count(b"HTTP/1.1 200 OK") == 3
+        assert heard.index(b"/0\n") < heard.index(b"/1\n") < heard.index(b"/2\n")
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "has"),
+    [
+        (b"HEAD /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 200, b"content-length: 17"),
+        (
+            b"POST /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n",
+            405,
+            b"allow: GET, HEAD",
+        ),
+        (b"DELETE /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 405, b"only GET and HEAD"),
+        (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n", 400, b"this is not HTTP"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 80_000, 431, b"longer than 8192 bytes"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, b"this is not HTTP"),
+        (b"GET / HTTP/1.1\r\n\r\n", 400, b"this is not HTTP"),  # no Host
+        (b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n", 400, b"this is not HTTP"),
+    ],
+)
+async def test_other_requests_get_a_status(said: bytes, status: int, has: bytes) -> None:
+    async with serving() as port:
+        heard = await all_of(await say(port, said))
+        assert heard.startswith(b"HTTP/1.1 %d " % status)
+        assert has in heard
+        assert b"200 OK" in await get(port)
+
+
+async def test_no_connection_is_left_open_by_who_was_turned_out_or_by_the_end() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = http.Server(
+            pages.application(hello), pages._OpenToAll(), listener, pages.LIMITS._replace(connections=2)
+        )
+        pairs = [socket.socketpair() for _ in range(5)]
+        for ours, _ in pairs:
+            ours.setblocking(False)
+            server.let_in(ours, "them")
+        await asyncio.sleep(0.05)
+        assert [ours.fileno() >= 0 for ours, _ in pairs] == [False] * 3 + [True] * 2
+        await server.stop()
+    for ours, theirs in pairs:
+        assert ours.fileno() == -1
+        assert theirs.recv(1) == b""
+        theirs.close()
+
+
+# ---- who does not -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET /metr", b"GET / HTTP/1.1\r\nHost: x\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"]
+)
+async def test_who_falls_silent_is_hung_up_on(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "LIMITS", pages.LIMITS._replace(seconds=0.3, idle_seconds=1))
+
+    async with serving() as port:
+        began = time.monotonic()
+        heard = await all_of(await say(port, said))
+        assert heard.count(b"200 OK") == said.endswith(b"\r\n\r\n")
+        assert time.monotonic() - began > 0.2
+
+
+async def test_one_byte_now_and_then_buys_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "LIMITS", pages.LIMITS._replace(seconds=0.4))
+
+    async with serving() as port:
+        reader, writer = await say(port)
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof() and reader.exception() is None:
+                writer.write(b"G")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+
+
+def resident() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+async def test_who_does_not_read_costs_neither_memory_nor_others_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pages, "LIMITS", pages.LIMITS._replace(seconds=1.5))
+    text = b"x" * (16 << 20)
+
+    async def answer(path: str, _accept: str) -> tuple[int, str, bytes]:
+        return (200, "text/plain", text) if path == "/metrics" else await hello(path, "")
+
+    async with serving(answer) as port:
+        before = resident()
+        request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+        slow = [await say(port, request, receive_buffer=4096) for _ in range(8)]
+        for reader, _ in slow:
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.sleep(0.5)
+        assert resident() - before < 64 << 20, "a copy of the answer for each of them"
+        assert b"you asked for /healthz" in await get(port, "/healthz")
+        reader, writer = slow[0]
+        await asyncio.sleep(pages.LIMITS.seconds + 0.5)
+        reader._transport.resume_reading()  # type: ignore[attr-defined]
+        assert len(await all_of((reader, writer))) < len(text)  # broken off in the middle
+
+
+async def test_a_flood_of_silent_connections_closes_the_oldest_and_no_other() -> None:
+    async with serving() as port:
+        crowd = [await say(port) for _ in range(pages.LIMITS.waiting)]
+        assert b"you asked for /metrics" in await get(port)
+        assert b" 503 " in await all_of(crowd[0])
+        alive = crowd[2:]
+        for _, writer in alive:
+            writer.write(b"GET /late HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        for streams in alive:
+            assert b"you asked for /late" in await all_of(streams)
+
+
+async def test_who_waits_for_an_answer_is_not_closed_for_who_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pages, "LIMITS", pages.LIMITS._replace(connections=4))
+    go_on = asyncio.Event()
+
+    async def answer(path: str, _accept: str) -> tuple[int, str, bytes]:
+        await go_on.wait()
+        return await hello(path, "")
+
+    async with serving(answer) as port:
+        waiting = asyncio.create_task(get(port))
+        await asyncio.sleep(0.1)
+        crowd = [await say(port) for _ in range(40)]
+        await asyncio.sleep(0.1)
+        go_on.set()
+        assert b"you asked for /metrics" in await waiting
+        for _, writer in crowd:
+            writer.close()
+
+
+def come_and_go(port: int, times: int) -> None:
+    """Connect, send a request, and close without waiting for the answer."""
+    for _ in range(times):
+        with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+
+
+async def test_who_has_gone_costs_the_next_ones_no_time() -> None:
+    async with serving() as port:
+        before = resident()
+        flood = asyncio.create_task(asyncio.to_thread(come_and_go, port, 1200))
+        while True:
+            done = flood.done()
+            assert b"you asked for /metrics" in await get(port)
+            if done:
+                break
+        assert resident() - before < 16 << 20
+        assert len(asyncio.all_tasks()) < 10
+
+
+async def test_who_asks_without_end_on_one_connection_is_asked_to_connect_again() -> None:
+    async with serving() as port:
+        heard = await all_of(await say(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 50))
+        assert 4 <= heard.count(b"200 OK") < 10
+        assert heard.count(b"connection: close") == 1
+
+
+async def test_beyond_those_that_may_wait_is_told_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "LIMITS", pages.LIMITS._replace(waiting=8, apart=0.2))
+
+    async with serving() as port:
+        heard = await asyncio.gather(*(get(port) for _ in range(16)))
+        told = [each for each in heard if b"503 Service Unavailable" in each]
+        assert told
+        assert all(b"Retry-After: 1\r\n" in each for each in told)
+        assert sum(b"200 OK" in each for each in heard) + len(told) == 16
+
+
+async def test_a_request_that_is_there_goes_before_those_that_are_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pages, "LIMITS", pages.LIMITS._replace(waiting=8, apart=0.5))
+
+    async with serving() as port:
+        slow = [await say(port, b"GET /slow HTTP/1.1\r\n") for _ in range(pages.LIMITS.waiting + 4)]
+        assert b"you asked for /metrics" in await get(port)
+        assert b"503 Service Unavailable" in await all_of(slow[1])
+        first = slow[0]  # it was let in, and has its time
+        first[1].write(b"Host: x\r\nConnection: close\r\n\r\n")
+        assert b"you asked for /slow" in await all_of(first)
+
+
+async def test_requests_are_answered_at_a_pace() -> None:
+    async with serving() as port:
+        began = time.monotonic()
+        heard = await asyncio.gather(*(get(port) for _ in range(30)))
+        assert all(b"200 OK" in each for each in heard)
+        assert time.monotonic() - began >= 29 * pages.LIMITS.apart
+
+
+async def test_all_who_ask_at_once_get_the_same_text() -> None:
+    made: list[float] = []
+
+    def snapshot() -> Snapshot:
+        made.append(time.monotonic())
+        return picture()
+
+    page = metrics.Page(snapshot, Settings())
+    async with serving(page.answer) as port:
+        answers = await asyncio.gather(*(get(port) for _ in range(8)))
+        bodies = {each.partition(b"\r\n\r\n")[2] for each in answers}
+        assert len(bodies) == 1
+        assert b"resolver_build_info" in bodies.pop()
+        assert len(made) == 1
+        first = made[0]
+        while len(made) == 1:
+            await get(port)
+        assert made[1] - first >= 0.5
+
+
+async def test_others_get_their_turn_while_a_long_text_is_made() -> None:
+    page = metrics.Page(picture, Settings())
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    await page.answer("/metrics", "")
+    task.cancel()
+    assert turns > 30
+
+
+# ---- the daemon's side --------------------------------------------------------------------------------------------
+
+
+class Said:
+    """A journal's log."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, dict[str, Any]]] = []
+        self.news = asyncio.Event()
+
+    def __getattr__(self, level: str) -> Any:
+        def line(event: str, **fields: Any) -> None:
+            self.lines.append((event, fields))
+            self.news.set()
+
+        return line
+
+    async def next(self) -> tuple[str, dict[str, Any]]:
+        await self.news.wait()
+        self.news.clear()
+        return self.lines[-1]
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Said:
+    log = Said()
+    monkeypatch.setattr(Journal, "log", log)
+    return log
+
+
+async def test_an_address_that_another_has_is_said_once_and_tried_again(
+    said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "_AGAIN_SECONDS", 0.05)
+
+    taken = pages.listen("127.0.0.1", 0)
+    port = taken.getsockname()[1]
+    wanted = Settings(metrics_addr=f"127.0.0.1:{port}")
+    task = asyncio.create_task(metrics.serve(picture, wanted, Journal()))
+    event, fields = await said.next()
+    assert event == "metrics_off"
+    assert fields["why"] == (
+        f"127.0.0.1:{port} cannot be listened on: Address already in use; name another with --metrics-addr"
+    )
+    await asyncio.sleep(0.3)
+    assert len(said.lines) == 1
+    taken.close()
+    assert await said.next() == ("metrics_on", {"address": f"127.0.0.1:{port}"})
+    assert b"resolver_build_info" in await get(port)
+    task.cancel()
+
+
+async def test_a_defect_is_shown_and_the_next_request_is_answered(said: Said) -> None:
+    broken = True
+
+    def snapshot() -> Snapshot:
+        if broken:
+            raise RuntimeError("defect")
+        return picture()
+
+    task = asyncio.create_task(metrics.serve(snapshot, Settings(metrics_addr="127.0.0.1:0"), Journal()))
+    event, fields = await said.next()
+    assert event == "metrics_on"
+    port = int(fields["address"].rpartition(":")[2])
+    assert (await get(port)).startswith(b"HTTP/1.1 500 ")
+    assert said.lines[-1] == ("internal_error", {"step": "metrics"})
+    broken = False
+    assert b"resolver_build_info" in await get(port)
+    task.cancel()
+
+
+# ---- addresses ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        (":9395", ("", 9395)),
+        ("127.0.0.1:9395", ("127.0.0.1", 9395)),
+        ("localhost:80", ("127.0.0.1", 80)),
+        ("[::1]:9395", ("::1", 9395)),
+        ("[::]:0", ("::", 0)),
+        ("off", None),
+    ],
+)
+def test_addresses(text: str, meant: tuple[str, int] | None) -> None:
+    assert config.parse_address(text) == meant
+    assert config.load({"metrics_addr": text}, None, {}).metrics_addr == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "9395", "127.0.0.1", ":port", ":65536", ":-1", "::1:9395", "example.org:80", "[::g]:1", "\u0661:1"],
+)
+def test_what_is_no_address_is_refused_at_start(text: str) -> None:
+    with pytest.raises(UsageError, match=r"metrics_addr \(command line\): .* is not possible"):
+        config.load({"metrics_addr": text}, None, {})
+
+
+def test_without_a_host_every_address_is_listened_on() -> None:
+    with pages.listen("", 0) as listener:
+        port = listener.getsockname()[1]
+        answered = []
+        for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+            with contextlib.suppress(OSError), socket.socket(family) as client:
+                client.connect((address, port))
+                answered.append(address)
+        expected = ["127.0.0.1", "::1"] if listener.family == socket.AF_INET6 else ["127.0.0.1"]
+        assert answered == expected
+
+
+def test_a_kernel_without_ipv6_is_listened_on_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = socket.create_server
+
+    def create_server(address: Any, **options: Any) -> socket.socket:
+        if options.get("family") == socket.AF_INET6:
+            raise OSError(99, "Cannot assign requested address")
+        return real(address, **options)
+
+    monkeypatch.setattr(socket, "create_server", create_server)
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: True)
+    with pages.listen("", 0) as listener:
+        assert listener.family == socket.AF_INET

@@ -1,0 +1,53 @@
+"""`make kernels`: what it makes of a guest's report, and the table of what it saw."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.vm import report
+from tests.vm.report import Row, merge, problems, put_table
+
+STEPS = ["loader", "auto", "demo"]
+
+
+def row(pick: str = "6.1", **fields: Any) -> Row:
+    """A row in which all is well."""
+    about = {"pick": pick, "kernel": "6.1.0-1-amd64", "version": "6.1.192-2", "arch": "x86_64"}
+    about |= {"suite": "Debian bookworm", "userspace": "Debian 12", "bcc": "0.26.0"}
+    steps = {"loader": {"ok": True}, "auto": {"ok": True, "source": "bpf"}, "demo": {"ok": True}}
+    return {**about, **steps, **fields}
+
+
+# ---- the report ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({}, []),
+        ({"loader": {"ok": False, "why": "the verifier refused it"}}, ["loader: the verifier refused it"]),
+        ({"auto": {"ok": True, "source": "scan", "not_used": {}}}, ["auto: it took scan: {}"]),
+        ({"demo": {"ok": False}}, ["demo: it failed"]),
+        ({"trouble": "it ended"}, ["the guest did not come to its end: it ended"]),
+        ({"variant": {"ok": False, "said": "no profile"}}, ["variant: no profile"]),
+        (
+            {"kernel": "5.10.0-46-amd64"},
+            ["loader: it loads, and was not expected to", "auto: it took bpf: None"],
+        ),
+    ],
+)
+def test_what_is_not_as_it_has_to_be_is_said(fields: Row, found: list[str]) -> None:
+    assert problems(row(**fields), STEPS) == found
+
+
+def test_a_step_that_was_not_tried_is_no_success() -> None:
+    assert problems(row(), ["doctor"]) == ["doctor: it was not tried"]
+
+
+def test_the_table_in_the_documents_is_made_of_what_was_seen() -> None:
+    page = report.PAGE.read_text()
+    assert page == put_table(page, report.load())
+    assert json.loads(report.FILE.read_text())["kernels"] == merge([], report.load())

@@ -1,0 +1,87 @@
+"""The lanes, with real children that are late, killed or asked for what fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from resolver.base.errors import ProcessGone, RegionRejected, TooSlow, WorkerFailed
+from resolver.linux.procfs import Procfs, TooLarge
+from resolver.workers import lanes as module
+from resolver.workers.lane import ALL
+from resolver.workers.lanes import Lanes
+from tests.fakes.questions import echo, fail, wait
+
+FOR_EVER = 600
+
+
+@pytest.fixture
+def lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lanes]:
+    monkeypatch.setattr(module, "LATE_SECONDS", 0.5)  # a machine that does other things is no slow container
+    lanes = Lanes(Procfs())
+    yield lanes
+    lanes.close()
+
+
+async def test_a_late_container_waits_for_the_second_lane_and_no_other_does(lanes: Lanes) -> None:
+    first, second = lanes.workers
+    assert await lanes.ask("good", "good", echo, "hello") == "hello"
+    child = first.host_pid
+    late = asyncio.create_task(lanes.ask("slow", "slow", wait, FOR_EVER))
+    await asyncio.sleep(0)  # it is asked first
+    assert await lanes.ask("good", "good", echo, "me too") == "me too"
+    with pytest.raises(TooSlow, match="makes the kernel wait"):
+        await late
+    assert lanes.too_slow() == {"slow"}
+    assert first.host_pid != child
+    with pytest.raises(TooSlow, match="asked again later"):
+        await lanes.ask("slow", "slow", echo, "so soon")
+    assert second.host_pid is None
+    lanes._late["slow"] = (0.0, 1.0)  # its pause is over
+    assert await lanes.ask("slow", "slow", echo, "quick again") == "quick again"
+    assert second.host_pid
+    assert lanes.too_slow() == frozenset()
+
+
+async def test_a_late_mount_table_blames_no_container(lanes: Lanes) -> None:
+    with pytest.raises(TooSlow):
+        await lanes.ask("any", ALL, wait, FOR_EVER)
+    assert lanes.too_slow() == frozenset()
+    assert await lanes.ask("any", ALL, echo, "by the second") == "by the second"
+    assert lanes.workers[1].host_pid
+
+
+async def test_a_killed_lane_is_replaced_and_its_questions_are_asked_again(lanes: Lanes) -> None:
+    asked = [asyncio.create_task(lanes.ask("a", "a", wait, 0.1)) for _ in range(3)]
+    await lanes.ask("a", "a", echo, "begun")
+    for _ in range(2):
+        child = lanes.workers[0].host_pid
+        assert child
+        again = asyncio.create_task(lanes.ask("a", "a", wait, 0.2))
+        await asyncio.sleep(0.05)
+        os.kill(child, signal.SIGKILL)
+        assert await again == "waited"
+        assert lanes.workers[0].host_pid != child
+    assert await asyncio.gather(*asked) == ["waited"] * 3
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "text"),
+    [
+        ("gone", ProcessGone, "it ended"),
+        ("rejected", RegionRejected, "it went"),
+        ("kernel", PermissionError, "Permission denied"),
+        ("defect", WorkerFailed, "ZeroDivisionError"),
+        ("long", TooLarge, "is longer than"),
+    ],
+)
+async def test_an_error_is_raised_where_the_question_was_asked(
+    lanes: Lanes, how: str, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        await lanes.ask("a", "a", fail, how)
+    assert lanes.workers[0].failures == 0

@@ -1,0 +1,394 @@
+"""The slot writer, as the daemon runs it: a real child, real files, real mappings."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from resolver.base.errors import WorkerFailed
+from resolver.hami import layout as layouts
+from resolver.linux.procfs import ProcessHandle, Procfs
+from resolver.repair.plan import slot_word
+from resolver.workers import slot_writer
+from resolver.workers.slot_writer import DIFFERENT, DONE, MOVED, NOT_WRITABLE, OWNER_GONE, WRONG_SIZE
+from resolver.workers.supervisor import WorkerProcess
+from tests.fakes import cachefiles
+from tests.fakes.halted import halted_when_it_maps, wait_until_halted
+
+V1_2 = layouts.LAYOUTS["v1.2"]
+Order = tuple[int, int, int, int, int, int, int]
+
+
+class Bench:
+    """A region's file, and the child."""
+
+    def __init__(self, path: Path, layout: layouts.Layout = V1_2) -> None:
+        self.path, self.layout = path, layout
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.worker = WorkerProcess("slot writer", "resolver.workers.slot_writer", timeout=60)
+        self._runner = asyncio.Runner()
+
+    def close(self) -> None:
+        self.worker.stop()
+        self._runner.close()
+        os.close(self.fd)
+
+    def ask(self, message: bytes, descriptors: list[int]) -> bytes:
+        return self._runner.run(self.worker.request(message, descriptors))
+
+    def carry_out(
+        self, orders: list[Order], handles: list[ProcessHandle] | None = None, file_bytes: int | None = None
+    ) -> list[tuple[int, int]]:
+        message = slot_writer.HEAD.pack(file_bytes or self.layout.file_bytes, len(orders))
+        message += b"".join(slot_writer.ORDER.pack(*order) for order in orders)
+        fds = [self.fd, *(handle.fd for handle in handles or [])]
+        return list(slot_writer.RESULT.iter_unpack(self.ask(message, fds)))
+
+    def word(self, offset: int) -> int:
+        return int.from_bytes(os.pread(self.fd, 8, offset), "little")
+
+    def hostpid(
+        self, slot: int, pid: int, before: int, after: int, handle: int = -1, pidfd: int = 1
+    ) -> Order:
+        at, expected = self.layout.slot_offset(slot), slot_word(pid, before)
+        return handle, pidfd, at, expected, at, expected, slot_word(pid, after)
+
+    def sm_util(
+        self, slot: int, guard: int, before: int, after: int, device: int = 0, handle: int = -1
+    ) -> Order:
+        target = self.layout.sm_util_offset(slot, device)
+        assert target is not None
+        return handle, 1, self.layout.slot_offset(slot), guard, target, before, after
+
+
+def filled(path: Path, layout: layouts.Layout = V1_2, slots: int = 4) -> Path:
+    """A region whose slots hold pid 7, 8, ... with hostpid 0, everything between them noise."""
+    data = bytearray(cachefiles.recorded(layout.name))
+    data[layout.procs : layout.proc_num] = os.urandom(layout.proc_num - layout.procs)
+    for slot in range(slots):
+        struct.pack_into("<ii", data, layout.slot_offset(slot), 7 + slot, 0)
+    return cachefiles.write(path, bytes(data))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(filled(tmp_path / "a.cache"))
+    yield bench
+    bench.close()
+
+
+@contextmanager
+def sleeper(*, use_pidfd: bool = True) -> Iterator[tuple[subprocess.Popen[bytes], ProcessHandle]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            with Procfs(use_pidfd=use_pidfd).open_handle(process.pid) as handle:
+                yield process, handle
+        finally:
+            process.kill()
+
+
+def changed(before: bytes, after: bytes) -> list[int]:
+    """Offsets of the 8-byte words that differ."""
+    assert len(before) == len(after)
+    return [at for at in range(0, len(before), 8) if before[at : at + 8] != after[at : at + 8]]
+
+
+@pytest.mark.parametrize("use_pidfd", [True, False], ids=["pidfd", "proc directory"])
+def test_a_hostpid_is_changed_and_read_back(bench: Bench, *, use_pidfd: bool) -> None:
+    before = bench.path.read_bytes()
+    with sleeper(use_pidfd=use_pidfd) as (process, handle):
+        assert handle.is_pidfd == use_pidfd
+        order = bench.hostpid(1, 8, 0, process.pid, handle=0, pidfd=int(use_pidfd))
+        assert bench.carry_out([order], [handle]) == [(DONE, slot_word(8, process.pid))]
+        assert changed(before, bench.path.read_bytes()) == [V1_2.slot_offset(1)]
+        pid, hostpid = struct.unpack_from("<ii", bench.path.read_bytes(), V1_2.slot_offset(1))
+        assert (pid, hostpid) == (8, process.pid)
+
+
+@pytest.mark.parametrize("use_pidfd", [True, False], ids=["pidfd", "proc directory"])
+def test_for_a_process_that_ended_the_change_is_taken_back(bench: Bench, *, use_pidfd: bool) -> None:
+    before = bench.path.read_bytes()
+    with sleeper(use_pidfd=use_pidfd) as (process, handle):
+        process.kill()
+        process.wait()
+        guard = slot_word(7, 0)
+        orders = [
+            bench.hostpid(0, 7, 0, process.pid, 0, int(use_pidfd)),
+            (0, int(use_pidfd), *bench.sm_util(0, guard, bench.word(V1_2.slot_offset(0) + 1176), 50)[2:]),
+        ]
+        results = bench.carry_out(orders, [handle])
+        assert [outcome for outcome, _ in results] == [OWNER_GONE, OWNER_GONE]
+        assert bench.path.read_bytes() == before
+
+
+def test_for_a_process_that_ended_before_nothing_is_changed_for_a_moment_either(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def touched(*_: object) -> None:
+        raise AssertionError("the slot was touched")
+
+    monkeypatch.setattr(slot_writer.Cell, "swap", touched)
+    with sleeper(use_pidfd=True) as (process, handle), bench.path.open("r+b") as file:
+        process.kill()
+        process.wait()
+        order = bench.hostpid(0, 7, 0, process.pid, 0, 1)
+        outcome, _ = slot_writer.carry_out(
+            slot_writer.Atomics(), file.fileno(), V1_2.size, [handle.fd], order
+        )
+    assert outcome == OWNER_GONE
+
+
+def test_an_unreaped_process_has_ended(bench: Bench) -> None:
+    for use_pidfd in (True, False):
+        with sleeper(use_pidfd=use_pidfd) as (process, handle):
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            order = bench.hostpid(0, 7, 0, process.pid, 0, int(use_pidfd))
+            assert [outcome for outcome, _ in bench.carry_out([order], [handle])] == [OWNER_GONE]
+    assert bench.word(V1_2.slot_offset(0)) == slot_word(7, 0)
+
+
+def test_what_is_not_as_expected_is_not_changed(bench: Bench) -> None:
+    before = bench.path.read_bytes()
+    present = bench.word(V1_2.slot_offset(0) + 1176)
+    results = bench.carry_out(
+        [
+            bench.hostpid(0, 8, 0, 4711),  # another pid: the slot moved
+            bench.hostpid(0, 7, 5, 4711),  # another hostpid: somebody was faster
+            bench.sm_util(0, slot_word(8, 0), present, 1),  # the guard
+            bench.sm_util(0, slot_word(7, 0), present ^ 1, 1),  # the value
+        ]
+    )
+    found = slot_word(7, 0)
+    assert results == [(DIFFERENT, found), (DIFFERENT, found), (DIFFERENT, 0), (DIFFERENT, present)]
+    assert bench.path.read_bytes() == before
+
+
+def test_a_slot_that_moves_during_a_utilization_write_gets_its_value_back(bench: Bench) -> None:
+    """A guard that lies in the word that is written sees the move at the only moment that matters."""
+    before = bench.path.read_bytes()
+    target = V1_2.sm_util_offset(0, 0)
+    assert target is not None
+    present = bench.word(target)
+    overlapping = target - 4
+    order = (-1, 1, overlapping, bench.word(overlapping), target, present, present ^ 0xFF)
+    assert bench.carry_out([order]) == [(MOVED, present ^ 0xFF)]
+    assert bench.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("moved_in", [0, 50, 7])
+@pytest.mark.parametrize("fills_at_check", [0, 1, 2])
+def test_a_slot_that_is_filled_while_it_is_zeroed_keeps_what_was_filled_in(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, moved_in: int, fills_at_check: int
+) -> None:
+    """Before the first check, between that and the change, or after it; also what equals the old value or the new."""
+    target, guard_at = V1_2.sm_util_offset(0, 0), V1_2.slot_offset(0)
+    assert target is not None
+    fd, read, checks = os.open(bench.path, os.O_RDWR), slot_writer._word, iter(range(9))
+
+    def put(at: int, word: int) -> None:
+        os.pwrite(fd, word.to_bytes(8, "little"), at)
+
+    def fill() -> None:
+        put(guard_at, slot_word(9, 0))
+        put(target, moved_in)
+
+    def checked(fd: int, offset: int) -> int | None:
+        number = next(checks)
+        if number == fills_at_check == 0:
+            fill()
+        before = read(fd, offset)
+        if number == 0 and fills_at_check == 1:
+            fill()
+        return before
+
+    class Swaps(slot_writer.Cell):
+        def swap(self, expected: int, new: int) -> int:
+            found = super().swap(expected, new)
+            if expected == 50 and fills_at_check == 2:
+                fill()
+            return found
+
+    put(guard_at, slot_word(0, 4711))
+    put(target, 50)
+    monkeypatch.setattr(slot_writer, "_word", checked)
+    monkeypatch.setattr(slot_writer, "Cell", Swaps)
+    order = (-1, 0, guard_at, slot_word(0, 4711), target, 50, 0)
+    outcome, _ = slot_writer.carry_out(slot_writer.Atomics(), fd, V1_2.file_bytes, [], order)
+    os.close(fd)
+    assert outcome in (DIFFERENT, MOVED)
+    assert bench.word(target) == moved_in
+
+
+@pytest.mark.parametrize("begins_at_read", [0, 2])
+def test_a_move_that_copies_the_pid_last_loses_no_value(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, begins_at_read: int
+) -> None:
+    """Under its lock it has copied the value, which equals the old one, and not yet the PID."""
+    target, guard_at = V1_2.sm_util_offset(0, 0), V1_2.slot_offset(0)
+    assert target is not None
+    fd, read, reads = os.open(bench.path, os.O_RDWR), slot_writer._word, iter(range(9))
+    for at, word in ((guard_at, slot_word(0, 4711)), (target, 50), (V1_2.owner_pid, 0)):
+        os.pwrite(fd, word.to_bytes(8, "little"), at)
+
+    def moving(fd: int, offset: int) -> int | None:
+        if next(reads) == begins_at_read:
+            os.pwrite(fd, (9).to_bytes(8, "little"), V1_2.owner_pid)
+        return read(fd, offset)
+
+    monkeypatch.setattr(slot_writer, "_word", moving)
+    order = (-1, 0, guard_at, slot_word(0, 4711), target, 50, 0)
+    outcome, _ = slot_writer.carry_out(slot_writer.Atomics(), fd, V1_2.file_bytes, [], order, V1_2.owner_pid)
+    os.close(fd)
+    assert outcome == (MOVED if begins_at_read else DIFFERENT)
+    assert bench.word(target) == 50
+
+
+@pytest.mark.parametrize("name", cachefiles.NAMES)
+def test_every_word_of_every_layout_can_be_written_and_no_other_is(tmp_path: Path, name: str) -> None:
+    layout = layouts.LAYOUTS[name]
+    bench = Bench(filled(tmp_path / "a.cache", layout, slots=layouts.MAX_SLOTS), layout)
+    try:
+        before = bench.path.read_bytes()
+        expected: list[int] = []
+        for slot in (0, 1, 2, 500, layouts.MAX_SLOTS - 2, layouts.MAX_SLOTS - 1):
+            orders = [bench.hostpid(slot, 7 + slot, 0, 4711)]
+            for device in range(layouts.MAX_DEVICES):
+                target = layout.sm_util_offset(slot, device)
+                if target is not None:
+                    guard = slot_word(7 + slot, 4711)
+                    orders.append(bench.sm_util(slot, guard, bench.word(target), 77, device))
+            assert all(outcome == DONE for outcome, _ in bench.carry_out(orders))
+            expected += [order[4] for order in orders]
+        assert changed(before, bench.path.read_bytes()) == sorted(expected)
+    finally:
+        bench.close()
+
+
+def test_a_full_message_of_orders_each_with_a_handle(bench: Bench) -> None:
+    with sleeper() as (process, handle):
+        orders, hostpid = [], 0
+        for turn in range(slot_writer.MAX_ORDERS):
+            orders.append(bench.hostpid(0, 7, hostpid, process.pid + turn, handle=turn))
+            hostpid = process.pid + turn
+        results = bench.carry_out(orders, [handle] * slot_writer.MAX_ORDERS)
+        assert [outcome for outcome, _ in results] == [DONE] * slot_writer.MAX_ORDERS
+        assert bench.word(V1_2.slot_offset(0)) == slot_word(7, hostpid)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1856, V1_2.size, V1_2.file_bytes + 1, 1 << 40])
+def test_a_file_of_another_size_is_not_mapped(bench: Bench, size: int) -> None:
+    os.truncate(bench.path, size)
+    start = os.pread(bench.fd, 4096, 0)
+    assert bench.carry_out([bench.hostpid(0, 7, 0, 4711)] * 2) == [(WRONG_SIZE, 0)] * 2
+    assert bench.path.stat().st_size == size
+    assert os.pread(bench.fd, 4096, 0) == start
+    assert bench.worker.failures == 0
+
+
+def test_a_deleted_file_harms_nobody(bench: Bench) -> None:
+    bench.path.unlink()
+    assert [outcome for outcome, _ in bench.carry_out([bench.hostpid(0, 7, 0, 4711)])] == [DONE]
+    assert not bench.path.exists()
+
+
+def test_a_file_that_may_not_be_written(tmp_path: Path) -> None:
+    """A running program is one, even for root; a read-only mount refuses at the same call."""
+    program = tmp_path / "program"
+    shutil.copy2(shutil.which("sleep") or "sleep", program)
+    before = program.read_bytes()
+    bench = Bench(program)
+    with subprocess.Popen([program, "60"]) as process:
+        try:
+            with pytest.raises(OSError, match="Text file busy"):
+                os.open(program, os.O_RDWR)
+            results = bench.carry_out([bench.hostpid(0, 7, 0, 4711)] * 3, file_bytes=len(before))
+        finally:
+            process.kill()
+            bench.close()
+    assert results == [(NOT_WRITABLE, 0)] * 3
+    assert program.read_bytes() == before
+
+
+def test_truncation_under_the_writer_kills_the_writer_only(bench: Bench) -> None:
+    assert [outcome for outcome, _ in bench.carry_out([bench.hostpid(0, 7, 0, 4711)])] == [DONE]
+    writer = bench.worker.host_pid
+    assert writer is not None
+    with ThreadPoolExecutor() as pool, halted_when_it_maps(bench.path, writer):
+        asked = pool.submit(bench.carry_out, [bench.hostpid(0, 7, 4711, 0)])
+        wait_until_halted(bench.path, writer)
+        os.truncate(bench.path, 0)
+    with pytest.raises(WorkerFailed, match="the slot writer was killed by SIGBUS") as caught:
+        asked.result()
+    assert caught.value.own_fault
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"x", struct.pack("<II", V1_2.file_bytes, 3), struct.pack("<II", V1_2.file_bytes, 1) + b"\0" * 20],
+    ids=["no head", "no orders", "half an order"],
+)
+def test_a_malformed_message_ends_the_child(bench: Bench, message: bytes) -> None:
+    before = bench.path.read_bytes()
+    with pytest.raises(WorkerFailed, match="ended with code 1"):
+        bench.ask(message, [bench.fd])
+    assert bench.path.read_bytes() == before
+    assert [outcome for outcome, _ in bench.carry_out([bench.hostpid(0, 7, 0, 1)])] == [DONE]
+
+
+def test_no_descriptor_stays_in_the_child(bench: Bench) -> None:
+    with sleeper() as (process, handle):
+        flip = [bench.hostpid(0, 7, 0, 5, 0), bench.hostpid(0, 7, 5, 0, 0)]
+        counts = set()
+        for turn in range(1000):
+            assert [o for o, _ in bench.carry_out(flip, [handle, handle])] == [DONE, DONE]
+            if turn % 100 == 0:
+                counts.add(len(os.listdir(f"/proc/{bench.worker.host_pid}/fd")))
+        with pytest.raises(WorkerFailed):
+            bench.ask(b"x", [bench.fd])
+        assert bench.worker.starts == 1
+        assert max(counts) <= 7  # at rest 4, and those of the last message until they are closed
+        assert process.poll() is None
+
+
+def test_nothing_of_a_file_stays_mapped(bench: Bench) -> None:
+    bench.carry_out([bench.hostpid(0, 7, 0, 5)])
+    assert bench.path.name not in Path(f"/proc/{bench.worker.host_pid}/maps").read_text()
+
+
+def test_the_child_is_small(root: Path) -> None:
+    """Standard library without ``typing`` or ``asyncio``: it lives as long as the daemon does."""
+    code = "import sys, resolver.workers.slot_writer; print(*sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(root)!r}); {code}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not {"asyncio", "typing", "json", "structlog", "msgspec"} & set(done.stdout.split())
+
+
+def test_a_killed_writer_is_not_the_files_fault(bench: Bench) -> None:
+    order = bench.hostpid(0, 7, 0, 5)
+    with sleeper() as (_, handle):
+        bench.carry_out([order], [handle])
+        assert bench.worker.host_pid
+        os.kill(bench.worker.host_pid, signal.SIGSTOP)
+        killer = threading.Timer(0.05, os.kill, (bench.worker.host_pid, signal.SIGKILL))
+        killer.start()
+        with pytest.raises(WorkerFailed, match="SIGKILL") as caught:
+            bench.carry_out([order], [handle])
+        killer.join()
+        assert not caught.value.own_fault

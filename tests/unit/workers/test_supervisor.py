@@ -1,0 +1,470 @@
+"""The supervisor of the children, with real children that hang, die and speak nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from resolver.base.errors import WorkerFailed
+from resolver.base.reasons import Shortage
+from resolver.workers import means, supervisor
+from resolver.workers.supervisor import WorkerProcess
+from tests.patience import PATIENCE_S, until
+
+#: A child that does what it is told, and tells how it runs.
+PUPPET = """
+import json, os, signal, socket, sys, time
+from resolver.workers.child import inherited
+def main():
+    channel = socket.socket(fileno=os.dup(0))
+    while True:
+        message, fds, _, _ = socket.recv_fds(channel, 4096, 10)
+        if not message: break
+        word, _, rest = message.decode().partition(" ")
+        if word == "files":
+            names = lambda fds: [os.readlink(f"/proc/self/fd/{fd}") for fd in fds]
+            channel.send(json.dumps({"inherited": names(inherited()), "sent": names(fds)}).encode())
+            continue
+        if word == "hang": time.sleep(600)
+        if word == "ignore": signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)
+        if word == "exit": return int(rest)
+        if word == "raise": raise SystemExit("puppet: on purpose")
+        if word == "kill": os.kill(os.getpid(), int(rest))
+        if word == "close": channel.close(); os.close(0); time.sleep(600)
+        if word == "late": time.sleep(float(rest))
+        answer = {"path": str(sys.path), "name": open("/proc/self/comm").read().strip(),
+                  "group": os.getpgrp() == os.getpid(), "env": os.environ.get(rest, "not set"),
+                  "fds": sorted(os.listdir("/proc/self/fd")), "flags": f"{sys.flags.isolated}{sys.flags.no_site}",
+                  "empty": ""}.get(word, message.decode())
+        channel.send(str(answer).encode())
+    return 0
+"""
+
+
+@pytest.fixture
+def puppet(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
+    (tmp_path / "puppet.py").write_text(PUPPET)
+    made: list[WorkerProcess] = []
+
+    def make(module: str = "puppet", timeout: float = PATIENCE_S) -> WorkerProcess:
+        made.append(WorkerProcess("puppet of this test", module, str(tmp_path), timeout=timeout))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.stop()
+
+
+@pytest.fixture
+def files() -> Iterator[list[int]]:
+    """Two open files to hand over."""
+    fds = [os.open(path, os.O_RDONLY) for path in ("/dev/zero", "/dev/full")]
+    yield fds
+    for fd in fds:
+        os.close(fd)
+
+
+async def ask(worker: WorkerProcess, text: str) -> str:
+    return (await worker.request(text.encode())).decode()
+
+
+async def fails(asking: Awaitable[object]) -> WorkerFailed:
+    with pytest.raises(WorkerFailed) as caught:
+        await asking
+    return caught.value
+
+
+def gone(host_pid: int) -> bool:
+    """Whether that process has ended; a zombie has."""
+    try:
+        return ") Z " in Path(f"/proc/{host_pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+async def test_it_starts_on_first_use_and_stays(puppet: Callable[..., WorkerProcess]) -> None:
+    worker = puppet()
+    assert (worker.host_pid, worker.starts) == (None, 0)
+    assert await ask(worker, "hello") == "hello"
+    first = worker.host_pid
+    assert await ask(worker, "again") == "again"
+    assert (worker.host_pid, worker.starts, worker.failures) == (first, 1, 0)
+    worker.stop()
+    assert first is not None
+    assert gone(first)
+    assert worker.host_pid is None
+    assert await ask(worker, "back") == "back"
+    assert (worker.starts, worker.failures) == (2, 0)
+
+
+def test_how_a_child_runs(puppet: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/evil")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/where/the/driver/is")
+    kept = os.open("/dev/null", os.O_RDONLY)
+    os.set_inheritable(kept, True)
+
+    async def scene() -> None:
+        worker = puppet()
+        assert await ask(worker, "name") == "puppet of this"  # 15 bytes, for ps and top
+        assert await ask(worker, "group") == "True"  # Ctrl-C is not for it
+        assert await ask(worker, "flags") == "11"
+        assert "/evil" not in await ask(worker, "path")
+        assert await ask(worker, "env LD_LIBRARY_PATH") == "/where/the/driver/is"
+        # the channel twice, /dev/null, standard error, and the listing itself; nothing of the daemon's
+        assert len((await ask(worker, "fds")).split(",")) == 5
+
+    try:
+        asyncio.run(scene())
+    finally:
+        os.close(kept)
+
+
+async def test_an_answer_in_time_counts_though_the_loop_was_busy_when_the_time_was_up(
+    puppet: Callable[..., WorkerProcess],
+) -> None:
+    worker = puppet()
+    await ask(worker, "warm up")
+    worker.timeout = 0.5
+    asking = asyncio.create_task(ask(worker, "late 0.05"))
+    await asyncio.sleep(0)
+    time.sleep(1.0)  # noqa: ASYNC251 - it is what this is about
+    assert await asking == "late 0.05"
+    assert worker.failures == 0
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_child_that_hangs_is_killed_in_time(
+    puppet: Callable[..., WorkerProcess], *, stopped: bool
+) -> None:
+    worker = puppet()
+    await ask(worker, "warm up")
+    host_pid, usual, worker.timeout = worker.host_pid, worker.timeout, 0.2
+    assert host_pid is not None
+    if stopped:
+        os.kill(host_pid, signal.SIGSTOP)
+    began = time.monotonic()
+    error = await fails(ask(worker, "ignore"))
+    assert time.monotonic() - began >= 0.2
+    worker.timeout = usual
+    assert "did not answer within 0.2 s" in str(error)
+    assert (error.own_fault, error.waiting) == (False, False)
+    until(lambda: gone(host_pid))
+    assert await ask(worker, "next") == "next"
+
+
+def test_a_child_that_gets_no_cpu_is_waited_for(
+    puppet: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node is overloaded: its successor would be as late, and each of them would cost its start."""
+    worker = puppet()
+    asyncio.run(ask(worker, "begin"))
+    child, worker.timeout = worker.host_pid, 0.2
+    monkeypatch.setattr(supervisor, "starved", lambda host_pid, _before, _seconds: host_pid == child)
+    monkeypatch.setattr(supervisor, "_STARVED_TURNS", int(PATIENCE_S / worker.timeout))
+    asyncio.run(ask(worker, "late 0.5"))
+    assert worker.host_pid == child
+    monkeypatch.setattr(supervisor, "_STARVED_TURNS", 2)
+    with pytest.raises(WorkerFailed, match=r"did not answer within 0\.2 s"):
+        asyncio.run(ask(worker, "late 600"))
+
+
+def test_who_gets_no_cpu() -> None:
+    """On one CPU with a loop of ordinary weight, one of the lowest gets a few thousandths of it."""
+    spin = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    only = {min(os.sched_getaffinity(0))}
+
+    def starved_after(child: subprocess.Popen[bytes], seconds: float) -> bool:
+        before = supervisor.cpu_seconds(child.pid)
+        time.sleep(seconds)
+        return supervisor.starved(child.pid, before, seconds)
+
+    with (
+        subprocess.Popen(spin, stdout=subprocess.PIPE) as loop,
+        subprocess.Popen(spin, stdout=subprocess.PIPE) as idle,
+    ):
+        try:
+            for each in (loop, idle):
+                assert each.stdout is not None
+                assert each.stdout.readline()
+            os.sched_setaffinity(loop.pid, only)
+            used = supervisor.cpu_seconds(loop.pid)
+            assert not supervisor.starved(loop.pid, used - 1.0, 1.0)  # it had a CPU all the while
+            os.sched_setscheduler(idle.pid, os.SCHED_IDLE, os.sched_param(0))
+            os.sched_setaffinity(idle.pid, only)
+            assert starved_after(idle, 0.5)
+            os.sched_setscheduler(
+                idle.pid, os.SCHED_OTHER, os.sched_param(0)
+            )  # to stop takes a moment of CPU, too
+            idle.send_signal(signal.SIGSTOP)
+            os.waitpid(idle.pid, os.WUNTRACED)
+            assert not starved_after(idle, 0.1)
+        finally:
+            loop.kill()
+            idle.kill()
+    assert not supervisor.starved(idle.pid, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("order", "what", "own_fault"),
+    [
+        ("exit 3", "ended with code 3", False),
+        ("exit 0", "ended with code 0", False),
+        ("raise", "ended with code 1", False),
+        (f"kill {signal.SIGKILL}", "was killed by SIGKILL", False),
+        (f"kill {signal.SIGBUS}", "was killed by SIGBUS", True),
+        (f"kill {signal.SIGSEGV}", "was killed by SIGSEGV", True),
+        ("kill 40", "was killed by signal 40", False),
+        ("close", "closed its socket", False),
+    ],
+)
+async def test_how_it_died_is_told(
+    puppet: Callable[..., WorkerProcess], order: str, what: str, *, own_fault: bool
+) -> None:
+    worker = puppet()
+    await ask(worker, "warm up")
+    error = await fails(ask(worker, order))
+    assert str(error) == worker.last_failure == f"the puppet of this test {what}"
+    assert (error.own_fault, error.waiting, worker.failures) == (own_fault, False, 1)
+    assert await ask(worker, "next") == "next"  # the first restart is immediate
+
+
+async def test_the_first_message_s_descriptors_are_inherited_and_later_ones_sent(
+    puppet: Callable[..., WorkerProcess], files: list[int]
+) -> None:
+    worker = puppet()
+    told = json.loads(await worker.request(b"files", [files[0]]))
+    assert told == {"inherited": ["/dev/zero"], "sent": []}
+    told = json.loads(await worker.request(b"files", [files[1]]))
+    assert told["sent"] == ["/dev/full"]
+    assert (worker.starts, worker.means.counts) == (1, {})
+
+
+async def test_a_child_that_cannot_be_sent_descriptors_is_replaced(
+    puppet: Callable[..., WorkerProcess], files: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = socket.send_fds
+
+    def refused(channel: socket.socket, messages: list[bytes], descriptors: list[int]) -> int:
+        if descriptors:
+            raise OSError(errno.ETOOMANYREFS, "Too many references: cannot splice")
+        return send(channel, messages, descriptors)
+
+    worker = puppet()
+    await ask(worker, "warm up")
+    monkeypatch.setattr(socket, "send_fds", refused)
+    told = json.loads(await worker.request(b"files", [files[1]]))
+    assert told == {"inherited": ["/dev/full"], "sent": []}
+    assert (worker.starts, worker.failures, worker.means.counts) == (2, 0, {Shortage.IN_FLIGHT: 1})
+
+
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.ENOMEM])
+async def test_a_refused_process_is_a_shortage_and_tried_again_soon(
+    puppet: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    now = [1000.0]
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    worker = puppet()
+    monkeypatch.setattr(supervisor, "spawn", refused)
+    for module in (means, supervisor):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for _ in range(40):
+        error = await fails(ask(worker, "hello"))
+        assert (error.own_fault, error.late, error.waiting) == (False, False, False)
+        now[0] += 0.5
+    assert "could not be started" in worker.means.lacking()
+    assert sum(worker.means.counts.values()) == 40
+    monkeypatch.undo()
+    assert await ask(worker, "hello") == "hello"
+    assert worker.means.lacking() == ""
+
+
+def test_a_shortage_that_nothing_runs_into_any_more_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [5.0]
+    monkeypatch.setattr(means, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    own = means.Means()
+    own.refused(Shortage.MEMORY, "no memory")
+    assert (own.short(), own.lacking()) == ("no memory", "")
+    for _ in range(4):
+        now[0] += 3
+        own.refused(Shortage.MEMORY, "no memory")
+    assert own.lacking() == "for 12 s no memory"
+    now[0] += 6
+    assert (own.short(), own.lacking()) == ("", "")
+
+
+async def test_an_answer_is_seen_without_epoll(
+    puppet: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    worker = puppet()
+    monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", refused)
+    assert await ask(worker, "late 0.05") == "late 0.05"
+    worker.timeout = 0.05
+    assert (await fails(ask(worker, "hang"))).late
+
+
+async def test_one_that_cannot_even_start_says_how_it_ended(
+    puppet: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = await fails(ask(puppet(module="no_such_module"), "hello"))
+    assert ("ended with code 1" in str(error), error.own_fault) == (True, False)
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python3")
+    worker = puppet()
+    assert "could not be started: No such file" in str(await fails(ask(worker, "hello")))
+    assert worker.host_pid is None
+
+
+async def test_one_that_was_killed_while_idle_is_replaced_at_once(
+    puppet: Callable[..., WorkerProcess],
+) -> None:
+    worker = puppet()
+    for turn in range(5):
+        await ask(worker, "warm up")
+        assert worker.host_pid
+        host_pid = worker.host_pid
+        os.kill(host_pid, signal.SIGKILL)
+        until(lambda pid=host_pid: gone(pid))  # type: ignore[misc]
+        assert await ask(worker, "hello") == "hello"
+        assert (worker.failures, worker.starts) == (turn + 1, turn + 2)
+
+
+async def test_several_failures_in_a_row_wait_ever_longer(
+    puppet: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
+
+    worker = puppet()
+    await fails(ask(worker, "exit 1"))
+    waits = []
+    for _ in range(13):
+        assert not (await fails(ask(worker, "exit 1"))).waiting
+        starts, began = worker.starts, now
+        while (error := await fails(ask(worker, "exit 1"))).waiting:
+            assert "several times in a row; it is tried again" in str(error)
+            assert worker.starts == starts
+            now = round(now + 0.05, 3)
+            if now - began > 40:
+                break
+        waits.append(round(now - began, 3))
+        worker._not_before = 0.0
+        worker._in_a_row -= 1  # the failure that ended the waiting counts once
+    assert waits[:4] == [0.05, 0.1, 0.2, 0.4]
+    assert waits == sorted(waits)
+    assert max(waits) == 30.0
+    worker._not_before = 0.0
+    assert await ask(worker, "well") == "well"
+    assert not (await fails(ask(worker, "exit 1"))).waiting
+    assert await ask(worker, "an answer made it forget") == "an answer made it forget"
+
+
+async def test_a_malformed_answer_ends_the_child(puppet: Callable[..., WorkerProcess]) -> None:
+    worker = puppet()
+    await ask(worker, "hello")
+    host_pid = worker.host_pid
+    error = worker.malformed("answered something malformed")
+    assert "answered something malformed" in str(error)
+    assert (worker.failures, worker.host_pid) == (1, None)
+    assert host_pid is not None
+    until(lambda: gone(host_pid))
+
+
+async def test_an_answer_of_a_cancelled_request_is_nobodys(puppet: Callable[..., WorkerProcess]) -> None:
+    worker = puppet()
+    await ask(worker, "warm up")
+    task = asyncio.create_task(ask(worker, "late 0.1"))
+    await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await ask(worker, "mine") == "mine"
+    assert worker.failures == 0
+
+
+async def test_a_cancellation_is_never_lost(puppet: Callable[..., WorkerProcess]) -> None:
+    """It can come in the very turn of the loop in which the answer came."""
+    worker = puppet()
+    answered = 0
+    for turns in range(12):
+        await ask(worker, "warm up")
+        task = asyncio.create_task(ask(worker, "hello"))
+        await asyncio.sleep(0)
+        # The answer lies in the socket before the loop looks again.
+        assert worker._channel
+        assert select.select([worker._channel], [], [], PATIENCE_S)[0]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if task.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            assert await task == "hello"
+            answered += 1
+    assert 0 < answered < 12
+
+
+async def test_requests_take_turns(puppet: Callable[..., WorkerProcess]) -> None:
+    worker = puppet()
+    answers = await asyncio.gather(*(ask(worker, f"late {n / 1000}") for n in range(20)))
+    assert answers == [f"late {n / 1000}" for n in range(20)]
+    assert worker.starts == 1
+
+
+async def test_descriptors_do_not_pile_up(puppet: Callable[..., WorkerProcess]) -> None:
+    worker = puppet()
+    await ask(worker, "warm up")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        await fails(ask(worker, "exit 1"))
+        worker._not_before = 0.0
+        await ask(worker, "hello")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+DAEMON = """
+import asyncio, os, sys
+from resolver.workers.supervisor import WorkerProcess
+async def main():
+    worker = WorkerProcess("orphan", "puppet", sys.argv[1], timeout=60)
+    await worker.request(b"hello")
+    print(worker.host_pid, flush=True)
+    await worker.request(sys.argv[2].encode())
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("state", ["idle", "hanging", "stopped"])
+def test_children_die_with_the_daemon(
+    puppet: Callable[..., WorkerProcess], tmp_path: Path, state: str
+) -> None:
+    puppet()
+    order = "hang" if state == "hanging" else "hello"
+    with subprocess.Popen(
+        [sys.executable, "-c", DAEMON, str(tmp_path), order], stdout=subprocess.PIPE
+    ) as daemon:
+        assert daemon.stdout is not None
+        child = int(daemon.stdout.readline())
+        if state == "stopped":
+            os.kill(child, signal.SIGSTOP)
+        daemon.kill()
+        daemon.wait()
+        until(lambda: gone(child))
