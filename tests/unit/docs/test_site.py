@@ -26,7 +26,10 @@ frame.style = "height: 800px; border: 0; position: absolute; left: 0";
     for (const page of pages) {
         await new Promise((done) => { frame.onload = done; frame.src = page; });
         const seen = frame.contentDocument.documentElement;
+        for (const spacing of ["normal", "0.1em"])
         for (const width of widths) {
+            // a reader's font may be wider than this machine's
+            seen.style.letterSpacing = spacing;
             frame.style.width = width + "px";
             // hidden parts count, too: Furo cuts them off
             const body = frame.contentDocument.body;
