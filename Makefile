@@ -6,6 +6,8 @@ BIN := .venv/bin
 ARGS ?=
 # Some tests are run at once: to start six processes would take longer than they do.
 JOBS ?= $(if $(findstring -k,$(ARGS)),0,6)
+VERSION = $(shell python3 resolver/base/version.py)
+DIST := dist
 
 .PHONY: help
 help: ## show this list
@@ -65,11 +67,6 @@ soak: setup-dev ## churn and attack a node for long, and see whether the daemon 
 plots: setup-dev ## put what `make bench` measured into the documents (ARGS=bench.json)
 	@$(BIN)/python -m tests.bench.plots $(ARGS)
 
-.PHONY: pictures
-pictures: setup-dev ## draw docs/dashboard.svg and docs/top.svg anew (needs root; ten minutes)
-	@$(BIN)/python -m scripts.pictures.top
-	@$(BIN)/python -m scripts.pictures.dashboard $(ARGS)
-
 .PHONY: docs
 docs: setup-dev ## build the documents as a site, in build/site
 	@$(BIN)/python docs/site/conf.py $(ARGS)
@@ -99,19 +96,18 @@ man: setup ## write the man pages and completion into build/share, to look at; t
 	@$(BIN)/python scripts/build_hook.py build/share
 
 .PHONY: tables
-tables: setup-dev ## write the documents' tables anew that come from the code
+tables: setup-dev ## write the documents' tables that come from the code, and the picture of `resolver top`
 	@$(BIN)/python -m tests.fakes.layouts
-	@$(BIN)/python scripts/tables.py $(ARGS)
-	@$(BIN)/python scripts/chart.py
+	@$(BIN)/python -m scripts.tables $(ARGS)
+	@$(BIN)/python -m scripts.picture
 
 .PHONY: chart
 chart: setup-dev ## pack the Helm chart into dist/
-	@$(BIN)/python scripts/chart.py
 	@$(BIN)/helm lint --strict --quiet deploy/chart/resolver
-	@$(BIN)/python scripts/chart.py dist
+	@$(BIN)/helm package --destination $(DIST) --app-version "$(VERSION)" \
+		--version "$(subst .dev,-dev.,$(VERSION))" deploy/chart/resolver >/dev/null
 
 # `docker`, `podman` or `buildah`, the first that answers. IMAGE=registry.example.org/resolver:0.1.0 names it for a registry.
-VERSION = $(shell python3 resolver/base/version.py)
 # `docker` may be there without its daemon.
 ENGINE ?= $(firstword $(foreach each,docker podman buildah,$(shell $(each) info >/dev/null 2>&1 && command -v $(each))))
 IMAGE ?= resolver:$(subst +,-,$(VERSION))

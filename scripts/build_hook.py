@@ -24,42 +24,35 @@ from resolver.cli import COMMANDS, add_command, parser_of  # noqa: E402
 from resolver.cli.completion import PATHS  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 SUMMARY: Final = "which container a GPU process belongs to, and HAMi's slots kept true"
 DESCRIPTION: Final = """\
 HAMi shares GPUs between containers, and records each container's use in a cache file. The host PIDs in it are often
 missing or wrong, and then the container's utilization reads 0. The daemon, `resolver run`, finds the right PIDs,
 repairs the files and answers questions; the other commands ask the daemon, or the kernel."""
-
-SECTIONS: Final = {
-    "EXIT STATUS": (
-        ("0", "Done, found."),
-        (
-            "1",
-            (
-                "Not found; a check failed (doctor); something stayed unresolved (run --once); "
-                "a file is broken (slots); not ready (status); the chain breaks (explain)."
-            ),
-        ),
-        ("2", "The command line or the settings are wrong."),
-        ("3", "More than one container or process fits (lookup, explain)."),
-        ("4", "The answer cannot be seen from here, or no daemon answers."),
-        ("5", "No space left for the output."),
-        ("130", "Interrupted."),
-    ),
-    "ENVIRONMENT": (
-        ("RESOLVER_SOCKET", "The daemon's socket, for the commands that ask it and for run."),
-        ("RESOLVER_CONFIG", "The settings file of run, config and doctor."),
-        ("RESOLVER_*", "Each setting under its name in capitals, such as RESOLVER_NVML_INTERVAL."),
-        ("NO_COLOR", "If it is set and not empty, nothing is coloured."),
-    ),
-    "FILES": (
-        ("/run/resolver/resolver.sock", "The daemon's socket."),
-        ("/usr/local/vgpu/containers", "HAMi's directory of containers."),
-        ("/var/log/pods", "Kubelet's directory of logs: the names of pods and namespaces come from it."),
-    ),
-}
+#: The last sections of the main page: a heading, or a name and its text with two spaces between them.
+SECTIONS: Final = """\
+OPTIONS
+-h, --help  Show the commands.
+--version  Show the version.
+EXIT STATUS
+0  Done, found.
+1  Not found, not ready, left unresolved; a failed check, a broken file or chain.
+2  The command line or the settings are wrong.
+3  More than one container or process fits (lookup, explain).
+4  The answer cannot be seen from here, or no daemon answers.
+5  No space left for the output.
+130  Interrupted.
+ENVIRONMENT
+RESOLVER_SOCKET  The daemon's socket, for the commands that ask it and for run.
+RESOLVER_CONFIG  The settings file of run, config and doctor.
+RESOLVER_*  Each setting under its name in capitals, such as RESOLVER_NVML_INTERVAL.
+NO_COLOR  If it is set and not empty, nothing is coloured.
+FILES
+/run/resolver/resolver.sock  The daemon's socket.
+/usr/local/vgpu/containers  HAMi's directory of containers.
+/var/log/pods  Kubelet's directory of logs: the names of pods and namespaces come from it."""
 
 
 class BuildHook(BuildHookInterface[Any]):
@@ -73,9 +66,9 @@ class BuildHook(BuildHookInterface[Any]):
 
 def write(place: Path) -> None:
     """Write all files below a directory."""
-    files = {f"man/man1/{name}": text for name, text in man_pages().items()}
-    for shell, text in completions().items():
-        files[PATHS[shell]] = text
+    pages = {f"resolver-{name}.1": _command_page(name) for name in COMMANDS} | {"resolver.1": _main_page()}
+    files = {f"man/man1/{name}": "\n".join(lines) + "\n" for name, lines in pages.items()}
+    files |= {PATHS[shell]: text for shell, text in completions().items()}
     for path, text in files.items():
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         (place / path).write_text(text)
@@ -84,25 +77,15 @@ def write(place: Path) -> None:
 # --- man pages ----------------------------------------------------------------------------------------------------
 
 
-def man_pages() -> dict[str, str]:
-    """``{file name: text}`` of the page of resolver and of those of its commands."""
-    texts = {f"resolver-{name}.1": _lines(_command_page(name)) for name in COMMANDS}
-    return {"resolver.1": _lines(_main_page()), **texts}
-
-
 def _main_page() -> Iterator[str]:
     yield from _head("resolver", SUMMARY)
     yield from (".B resolver", ".I COMMAND", ".RI [ OPTIONS ]", ".SH DESCRIPTION", *_paragraphs(DESCRIPTION))
     yield ".SH COMMANDS"
     for name, summary in COMMANDS.items():
         yield from (".TP", f".BR resolver\\-{name} (1)", _sentence(summary))
-    yield ".SH OPTIONS"
-    yield from (".TP", '.BR \\-h ", " \\-\\-help', "Show the commands.")
-    yield from (".TP", ".B \\-\\-version", "Show the version.")
-    for heading, rows in SECTIONS.items():
-        yield f".SH {heading}"
-        for name, text in rows:
-            yield from (".TP", f".B {_text(name)}", _text(text))
+    for line in SECTIONS.splitlines():
+        name, gap, text = line.partition("  ")
+        yield from (".TP", f".B {_text(name)}", _text(text)) if gap else (f".SH {name}",)
 
 
 def _command_page(name: str) -> Iterator[str]:
@@ -168,10 +151,6 @@ def _text(text: str) -> str:
     return "\\&" + escaped if escaped.startswith(".") else escaped
 
 
-def _lines(lines: Iterable[str]) -> str:
-    return "\n".join(lines) + "\n"
-
-
 # --- completion ---------------------------------------------------------------------------------------------------
 
 #: A value's placeholder, and what a shell completes there; other values get no offer.
@@ -199,18 +178,7 @@ _CHANGES: Final = (
 
 
 def completions() -> dict[str, str]:
-    """``{shell: text}``."""
-    parser = _whole_parser()
-    texts = {shell: shtab.complete(parser, shell).rstrip() + "\n" for shell in PATHS}
-    for shell, pattern, replacement in _CHANGES:
-        texts[shell], changed = re.subn(pattern, replacement, texts[shell])
-        if not changed:
-            raise SystemExit(f"completion: shtab's output for {shell} no longer has {pattern}")
-    return texts
-
-
-def _whole_parser() -> argparse.ArgumentParser:
-    """Return one parser of all commands."""
+    """``{shell: text}``, from one parser of all commands."""
     parser = argparse.ArgumentParser(prog="resolver")
     parser.add_argument("--version", action="version", version=__version__, help="show the version")
     below = parser.add_subparsers(metavar="COMMAND")
@@ -221,7 +189,12 @@ def _whole_parser() -> argparse.ArgumentParser:
         for action in command._actions:  # noqa: SLF001 - argparse has no other list of them
             if action.nargs != 0 and not action.choices and action.metavar in _OFFERED:
                 action.complete = _OFFERED[action.metavar]  # type: ignore[attr-defined]
-    return parser
+    texts = {shell: shtab.complete(parser, shell).rstrip() + "\n" for shell in PATHS}
+    for shell, pattern, replacement in _CHANGES:
+        texts[shell], changed = re.subn(pattern, replacement, texts[shell])
+        if not changed:
+            raise SystemExit(f"completion: shtab's output for {shell} no longer has {pattern}")
+    return texts
 
 
 if __name__ == "__main__":

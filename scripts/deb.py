@@ -13,7 +13,6 @@ import gzip
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,28 +29,33 @@ PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
 HOME: Final = "usr/lib/hami-resolver"
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _PLATFORMS: Final = ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_34")
+_PROGRAM: Final = f"#!/{HOME}/bin/python\nfrom resolver.cli import main\n\nraise SystemExit(main())\n"
+_ENVIRONMENT: Final = "home = /usr/bin\ninclude-system-site-packages = false\n"
+#: Lines of the unit, and what stands there in the package.
+_UNIT: Final = {
+    "ExecStart=/opt/resolver/bin/resolver run": "ExecStart=/usr/bin/resolver run",
+    # A member of the socket's group needs no right to give the socket to it.
+    "NoNewPrivileges=yes": "NoNewPrivileges=yes\nSupplementaryGroups=resolver",
+}
 
 
 def build(wheel: Path, directory: Path) -> Path:
     """Write the package into the directory. Raises CalledProcessError, and ValueError for wheels that contradict."""
-    machine = platform.machine()
-    architecture = _ARCHITECTURES[machine]
+    architecture = _ARCHITECTURES[platform.machine()]
+    package = directory / f"hami-resolver_{_version()}_{architecture}.deb"
+    directory.mkdir(parents=True, exist_ok=True)
+    os.umask(0o022)  # modes in the package are not this machine's business
     with tempfile.TemporaryDirectory(prefix="deb-") as work:
         tree = Path(work) / "tree"
         library = tree / HOME / "lib/python3/site-packages"
-        library.mkdir(parents=True)
-        for each in (wheel, *(path for python in PYTHONS for path in _fetch(python, machine, Path(work)))):
+        for each in (wheel, *(path for python in PYTHONS for path in _fetch(python, Path(work)))):
             _unpack(each, library)
         _environment(tree)
         _around(tree, wheel)
         _control(tree, architecture)
-        _settle(tree)
-        package = directory / f"hami-resolver_{_version()}_{architecture}.deb"
-        directory.mkdir(parents=True, exist_ok=True)
         command = ["dpkg-deb", "--root-owner-group", "-Zxz", "--build", str(tree), str(package)]
-        subprocess.run(
-            command, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"SOURCE_DATE_EPOCH": _epoch()}
-        )
+        environment = os.environ | {"SOURCE_DATE_EPOCH": _epoch()}  # no file's time is later
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
     return package
 
 
@@ -62,21 +66,15 @@ def _version() -> str:
 
 def _epoch() -> str:
     """Return the time of the last commit, in seconds since 1970."""
-    told = os.environ.get("SOURCE_DATE_EPOCH")
     git = ["git", "log", "-1", "--format=%ct"]
-    return told or subprocess.check_output(git, cwd=ROOT, text=True).strip()
+    return os.environ.get("SOURCE_DATE_EPOCH") or subprocess.check_output(git, cwd=ROOT, text=True).strip()
 
 
-def _fetch(python: str, machine: str, work: Path) -> list[Path]:
+def _fetch(python: str, work: Path) -> list[Path]:
     place = work / f"wheels-{python}"
     command = [sys.executable, "-m", "pip", "download", "-qq", "--dest", str(place), "--no-deps"]
-    command += [
-        "--require-hashes",
-        "--only-binary=:all:",
-        f"--python-version={python}",
-        "--implementation=cp",
-    ]
-    command += [f"--platform={each}_{machine}" for each in _PLATFORMS]
+    command += ["--require-hashes", "--only-binary=:all:", f"--python-version={python}"]
+    command += ["--implementation=cp", *(f"--platform={each}_{platform.machine()}" for each in _PLATFORMS)]
     subprocess.run([*command, f"--requirement={ROOT / 'requirements.lock'}"], check=True)
     return sorted(place.glob("*.whl"))
 
@@ -88,114 +86,77 @@ def _unpack(wheel: Path, library: Path) -> None:
             if name.endswith("/") or ".data/" in name:
                 continue
             path, new = library / name, archive.read(name)
-            if (
-                path.exists()
-                and path.read_bytes() != new
-                and not re.search(r"\.dist-info/(RECORD|WHEEL)$", name)
-            ):
+            own = re.search(r"\.dist-info/(RECORD|WHEEL)$", name)
+            if path.exists() and path.read_bytes() != new and not own:
                 raise ValueError(f"{wheel.name} has another {name} than the wheel for another Python")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(new)
+            _put(path, new)
 
 
-def _shared(wheel: Path) -> dict[str, bytes]:
-    """Return ``{path below share: data}`` of the wheel's man pages and completion."""
-    with zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if ".data/data/share/" in name]
-        return {name.partition(".data/data/share/")[2]: archive.read(name) for name in sorted(names)}
+def _put(path: Path, data: str | bytes, mode: int = 0o644) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    path.chmod(mode)
+
+
+def _link(path: Path, target: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(target)
 
 
 def _environment(tree: Path) -> None:
     home = tree / HOME
     for python in PYTHONS:
-        (home / f"lib/python{python}").symlink_to("python3")
-    (home / "bin").mkdir()
-    (home / "bin/python").symlink_to("/usr/bin/python3")
-    (home / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
-    program = home / "bin/resolver"
-    program.write_text(f"#!/{HOME}/bin/python\nfrom resolver.cli import main\n\nraise SystemExit(main())\n")
-    (tree / "usr/bin").mkdir()
-    (tree / "usr/bin/resolver").symlink_to(f"../{HOME.removeprefix('usr/')}/bin/resolver")
-    plugin = tree / "usr/bin/kubectl-resolver"
-    plugin.write_bytes((ROOT / "resolver/kube/kubectl_plugin.py").read_bytes())
+        _link(home / f"lib/python{python}", "python3")
+    _link(home / "bin/python", "/usr/bin/python3")
+    _link(tree / "usr/bin/resolver", f"../{HOME.removeprefix('usr/')}/bin/resolver")
+    _put(home / "pyvenv.cfg", _ENVIRONMENT)
+    _put(home / "bin/resolver", _PROGRAM, 0o755)
+    _put(tree / "usr/bin/kubectl-resolver", (ROOT / "resolver/kube/kubectl_plugin.py").read_bytes(), 0o755)
 
 
 def _around(tree: Path, wheel: Path) -> None:
     """Add unit, settings, group, manual, completion and Debian's metadata."""
-
-    def put(path: str, data: str | bytes) -> None:
-        target = tree / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(data.encode() if isinstance(data, str) else data)
-
     unit = (ROOT / "deploy/systemd/resolver.service").read_text()
-    ours = {
-        "ExecStart=/opt/resolver/bin/resolver run": "ExecStart=/usr/bin/resolver run",
-        # A member of the socket's group needs no right to give the socket to it.
-        "NoNewPrivileges=yes": "NoNewPrivileges=yes\nSupplementaryGroups=resolver",
-    }
-    for before, after in ours.items():
+    for before, after in _UNIT.items():
         if unit.count(before) != 1:
             raise ValueError(f"deploy/systemd/resolver.service has no line {before}")
         unit = unit.replace(before, after)
-    put("usr/lib/systemd/system/resolver.service", unit)
-    put("usr/lib/sysusers.d/hami-resolver.conf", (PARTS / "sysusers").read_bytes())
-    put("etc/default/resolver", (PARTS / "default").read_bytes())
-    for path, data in _shared(wheel).items():
-        if path.startswith("man/"):
-            put(f"usr/share/{path}.gz", gzip.compress(data, 9, mtime=0))
-            continue
-        place = f"usr/share/{path}".replace("zsh/site-functions", "zsh/vendor-completions")
-        put(place, data)
-        link = tree / HOME / "share" / path  # `resolver completion` reads it
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(f"/{place}")
-    documents = "usr/share/doc/hami-resolver"
-    put(f"{documents}/changelog.gz", gzip.compress((ROOT / "CHANGELOG.md").read_bytes(), 9, mtime=0))
-    for page in ("config", "node", "security", "troubleshooting"):
-        put(f"{documents}/{page}.md", (ROOT / f"docs/{page}.md").read_bytes())
-    put(f"{documents}/measure-driver.conf", (ROOT / "deploy/systemd/measure-driver.conf").read_bytes())
-    put(f"{documents}/copyright", (ROOT / "LICENSE").read_bytes())
+    _put(tree / "usr/lib/systemd/system/resolver.service", unit)
+    _put(tree / "usr/lib/sysusers.d/hami-resolver.conf", (PARTS / "sysusers").read_bytes())
+    _put(tree / "etc/default/resolver", (PARTS / "default").read_bytes())
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            _, shared, path = name.partition(".data/data/share/")
+            if path.startswith("man/"):
+                _put(tree / f"usr/share/{path}.gz", gzip.compress(archive.read(name), 9, mtime=0))
+            elif shared:
+                place = f"usr/share/{path}".replace("zsh/site-functions", "zsh/vendor-completions")
+                _put(tree / place, archive.read(name))
+                _link(tree / HOME / "share" / path, f"/{place}")  # `resolver completion` reads it
+    documents = tree / "usr/share/doc/hami-resolver"
+    _put(documents / "changelog.gz", gzip.compress((ROOT / "CHANGELOG.md").read_bytes(), 9, mtime=0))
+    _put(documents / "copyright", (ROOT / "LICENSE").read_bytes())
+    pages = (f"docs/{page}.md" for page in ("config", "node", "security", "troubleshooting"))
+    for path in (*pages, "deploy/systemd/measure-driver.conf"):
+        _put(documents / Path(path).name, (ROOT / path).read_bytes())
 
 
 def _control(tree: Path, architecture: str) -> None:
-    place = tree / "DEBIAN"
-    place.mkdir()
-    newest = PYTHONS[-1].split(".")
+    major, minor = PYTHONS[-1].split(".")
     words = {
         "VERSION": _version(),
         "ARCHITECTURE": architecture,
         "SIZE": str(sum(path.lstat().st_size for path in tree.rglob("*")) // 1024),
         "OLDEST": PYTHONS[0],
-        "TOO_NEW": f"{newest[0]}.{int(newest[1]) + 1}",
+        "TOO_NEW": f"{major}.{int(minor) + 1}",
     }
     text = re.sub(r"@(\w+)@", lambda word: words[word[1]], (PARTS / "control").read_text())
-    (place / "control").write_text(text)
-    (place / "conffiles").write_text("/etc/default/resolver\n")
+    _put(tree / "DEBIAN/control", text)
+    _put(tree / "DEBIAN/conffiles", "/etc/default/resolver\n")
     for script in ("postinst", "prerm", "postrm"):
-        shutil.copy(PARTS / script, place / script)
-
-
-def _settle(tree: Path) -> None:
-    """Modes and times: those of the files here are this machine's business."""
-    programs = {
-        tree / HOME / "bin/resolver",
-        tree / "usr/bin/kubectl-resolver",
-        *(tree / "DEBIAN" / each for each in ("postinst", "prerm", "postrm")),
-    }
-    when = int(_epoch())
-    for path in sorted(tree.rglob("*"), reverse=True):
-        if not path.is_symlink():
-            path.chmod(0o755 if path.is_dir() or path in programs else 0o644)
-        os.utime(path, (when, when), follow_symlinks=False)
-
-
-def main() -> int:
-    """Build, and print the result."""
-    wheel, *directory = map(Path, sys.argv[1:])
-    print(build(wheel, directory[0] if directory else ROOT / "dist"))  # noqa: T201
-    return 0
+        _put(tree / "DEBIAN" / script, (PARTS / script).read_bytes(), 0o755)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    given, *directory = map(Path, sys.argv[1:])
+    print(build(given, directory[0] if directory else ROOT / "dist"))  # noqa: T201

@@ -57,15 +57,13 @@ def main() -> int:
     (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     prove(sdist)
     _run(sys.executable, ROOT / "scripts/deb.py", wheel, dist)
-    _run(sys.executable, ROOT / "scripts/chart.py", dist)
+    _run("make", "chart", f"DIST={dist}")
     plugin(dist, args.url)
     if not args.without_image:
         _image(args.engine, args.image_options, dist)
     sbom = json.dumps(bill_of_materials(LOCK.read_text()), indent=2) + "\n"
     (dist / f"hami_resolver-{__version__}.cdx.json").write_text(sbom)
-    sums = "".join(
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(dist.iterdir())
-    )
+    sums = "".join(f"{_sha256(path)}  {path.name}\n" for path in sorted(dist.iterdir()))
     (dist / "SHA256SUMS").write_text(sums)
     sys.stdout.write(sums)
     return 0
@@ -77,8 +75,7 @@ def prove(sdist: Path) -> None:
     if first is None:
         raise SystemExit("release: README.md has no line that begins with `$ make`")
     with tempfile.TemporaryDirectory(prefix="a release ") as place:
-        with tarfile.open(sdist) as archive:
-            archive.extractall(place)  # noqa: S202 - of our own making
+        shutil.unpack_archive(sdist, place)
         # ARGS are this release's.
         _run(*shlex.split(first[1]), "ARGS=", cwd=Path(place, sdist.name.removesuffix(".tar.gz")))
 
@@ -86,84 +83,50 @@ def prove(sdist: Path) -> None:
 def plugin(dist: Path, url: str) -> None:
     """Pack kubectl's plugin as an archive, with its manifest for krew."""
     archive = dist / f"kubectl-resolver-{__version__}.tar.gz"
-    epoch = int(os.environ.get("SOURCE_DATE_EPOCH", "0"))
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name, source in (("kubectl-resolver", "resolver/kube/kubectl_plugin.py"), ("LICENSE", "LICENSE")):
             data = (ROOT / source).read_bytes()
             about = tarfile.TarInfo(name)
-            about.size, about.mtime, about.mode = len(data), epoch, 0o644 if name == "LICENSE" else 0o755
+            about.size, about.mtime, about.mode = len(data), _epoch(), 0o644 if name == "LICENSE" else 0o755
             tar.addfile(about, io.BytesIO(data))
     archive.write_bytes(gzip.compress(packed.getvalue(), 9, mtime=0))
-    about_it = {
-        "apiVersion": "krew.googlecontainertools.github.com/v1alpha2",
-        "kind": "Plugin",
-        "metadata": {"name": "resolver"},
-        "spec": {
-            "version": f"v{__version__}",
-            "shortDescription": "Ask the resolver daemons of a cluster",
-            "description": "Which container a GPU process belongs to, and whether what HAMi reports is true: status of "
-            "all nodes, look-ups, explanations and bundles of one. Needs Python 3.10.",
-            "platforms": [
-                {
-                    "selector": {
-                        "matchExpressions": [{"key": "os", "operator": "In", "values": ["darwin", "linux"]}]
-                    },
-                    "uri": f"{url.rstrip('/')}/{archive.name}",
-                    "sha256": hashlib.sha256(archive.read_bytes()).hexdigest(),
-                    "files": [{"from": "*", "to": "."}],
-                    "bin": "kubectl-resolver",
-                }
-            ],
-        },
-    }
-    # JSON is YAML.
-    (dist / "krew-resolver.yaml").write_text(json.dumps(about_it, indent=2) + "\n")
+    manifest = (ROOT / "deploy/krew.yaml").read_text().replace("@VERSION@", __version__)
+    manifest = manifest.replace("@URI@", f"{url.rstrip('/')}/{archive.name}")
+    (dist / "krew-resolver.yaml").write_text(manifest.replace("@SHA256@", _sha256(archive)))
 
 
 def bill_of_materials(lock: str) -> dict[str, Any]:
     """CycloneDX 1.5: this program, and every package of a lock file with its version and the hashes of its files."""
-    ours = {
-        "type": "application",
-        "bom-ref": "hami-resolver",
-        "name": "hami-resolver",
-        "version": __version__,
-    }
-    components = []
-    for name, version, hashes in re.findall(
-        r"(?m)^([\w.-]+)==(\S+)[^\n]*\\\n((?:[ ]+--hash=[^\n]*\n?)+)", lock
-    ):
-        url = f"pkg:pypi/{name}@{version}"
-        found = re.findall(r"--hash=sha256:([0-9a-f]{64})", hashes)
-        files = [
-            {"type": "distribution", "url": url, "hashes": [{"alg": "SHA-256", "content": each}]}
-            for each in found
-        ]
-        component = {"type": "library", "bom-ref": url, "name": name, "version": version, "purl": url}
-        components.append(component | _licence(name, version) | {"externalReferences": files})
-    when = datetime.fromtimestamp(int(os.environ.get("SOURCE_DATE_EPOCH", "0")), UTC)
+    name = "hami-resolver"
+    ours = {"type": "application", "bom-ref": name, "name": name, "version": __version__}
+    pins = re.findall(r"(?m)^([\w.-]+)==(\S+)[^\n]*\\\n((?:[ ]+--hash=[^\n]*\n?)+)", lock)
+    components = [_component(*pin) for pin in pins]
+    when = datetime.fromtimestamp(_epoch(), UTC)
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
-        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'hami-resolver {__version__} {lock}')}",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{name} {__version__} {lock}')}",
         "version": 1,
         "metadata": {
             "timestamp": when.isoformat().replace("+00:00", "Z"),
             "component": ours | {"licenses": [{"license": {"id": "Apache-2.0"}}]},
         },
         "components": components,
-        "dependencies": [{"ref": "hami-resolver", "dependsOn": [each["bom-ref"] for each in components]}],
+        "dependencies": [{"ref": name, "dependsOn": [each["bom-ref"] for each in components]}],
     }
 
 
-def _licence(name: str, version: str) -> dict[str, Any]:
-    """Return the licence of the installed package; nothing for another version, or without one."""
-    try:
-        metadata = importlib.metadata.metadata(name)
-    except importlib.metadata.PackageNotFoundError:
-        return {}
-    said = metadata.get("License-Expression") if metadata["Version"] == version else None
-    return {"licenses": [{"expression": said}]} if said else {}
+def _component(name: str, version: str, hashes: str) -> dict[str, Any]:
+    """Return a package's record, with its licence if this very version is installed here."""
+    url = f"pkg:pypi/{name}@{version}"
+    found: dict[str, Any] = {"type": "library", "bom-ref": url, "name": name, "version": version, "purl": url}
+    for each in importlib.metadata.distributions(name=name):
+        if each.version == version and (licence := each.metadata.get("License-Expression")):
+            found["licenses"] = [{"expression": licence}]
+    digests = [{"alg": "SHA-256", "content": each} for each in re.findall(r"sha256:([0-9a-f]{64})", hashes)]
+    files = [{"type": "distribution", "url": url, "hashes": [each]} for each in digests]
+    return found | {"externalReferences": files}
 
 
 def _image(engine: str, options: str, dist: Path) -> None:
@@ -178,6 +141,14 @@ def _image(engine: str, options: str, dist: Path) -> None:
     else:
         _run(*words, "save", "--output", archive, name)
     _run("gzip", "--no-name", "-9", archive)
+
+
+def _epoch() -> int:
+    return int(os.environ.get("SOURCE_DATE_EPOCH", "0"))
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _run(*command: str | Path, cwd: Path = ROOT) -> None:

@@ -4,7 +4,6 @@
 #   scripts/setup.sh        to run it and the demo
 #   scripts/setup.sh dev    to test, measure and change it as well
 #
-# Some packages are recommended: when one can't be had it is said what is lost, and the rest is done.
 # A second run finds its stamp and leaves at once. One run at a time: the checkout's directory is the lock.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -65,14 +64,10 @@ qemu_package() {
     if [[ $1 == aarch64 ]]; then echo qemu-system-arm; else echo qemu-system-x86; fi
 }
 
-recommended_packages() {
-    [[ $PROFILE == dev ]] || have_bcc || echo python3-bpfcc
-}
-
 install_packages() {
     (($# > 0)) || return 0
-    local all
-    mapfile -t all < <(printf '%s\n' "$@" && recommended_packages)
+    local all=("$@")
+    [[ $PROFILE == dev ]] || have_bcc || all+=(python3-bpfcc)
     have_command apt-get || die "these are missing and this is not Debian or Ubuntu: $*" \
         "Install them by this system's own means, then run this again."
     ((EUID == 0)) || die "these Debian packages are missing: $*" \
@@ -82,21 +77,18 @@ install_packages() {
     apt_install "$@" || die "apt-get could not install one of: $*" "Its last complaints are above, all of it in $APT_LOG."
 }
 
-install_recommended() {
-    local package reason
-    for package in "$@"; do
-        reason=""
-        if ! have_command apt-get; then
-            reason="this is not Debian or Ubuntu"
-        elif ((EUID != 0)); then
-            reason="only root can install it: sudo apt-get install -y --no-install-recommends $package"
-        else
-            say "installing the Debian package $package"
-            apt_install "$package" || reason="apt-get could not install it, its words are in $APT_LOG"
-        fi
-        [[ -z $reason ]] || say "without $package the kernel can't keep the map of processes:" \
-            "\`resolver run\` falls back to --source netlink ($reason)"
-    done
+# The daemon works without it, so setup goes on where it can't be installed.
+install_bcc() {
+    local package=python3-bpfcc reason="this is not Debian or Ubuntu"
+    if have_command apt-get && ((EUID != 0)); then
+        reason="only root can install it: sudo apt-get install -y --no-install-recommends $package"
+    elif have_command apt-get; then
+        say "installing the Debian package $package"
+        apt_install "$package" && return 0
+        reason="apt-get could not install it, its words are in $APT_LOG"
+    fi
+    say "without $package the kernel can't keep the map of processes:" \
+        "\`resolver run\` falls back to --source netlink ($reason)"
 }
 
 # Try with the package lists there are; fetch them only when that fails.
@@ -224,9 +216,7 @@ compile_python() {
 state() {
     cat pyproject.toml requirements*.lock scripts/setup.sh | sha256sum
     pwd
-    local without
-    without=$(recommended_packages | paste -sd ' ')
-    [[ -z $without ]] || echo "without $without as $EUID"
+    have_bcc || echo "without bcc as $EUID"
     [[ $PROFILE != dev ]] || { have_prometheus prometheus && have_prometheus promtool; } || echo "without Prometheus as $EUID"
     [[ $PROFILE != dev ]] || have_seccomp_profile || echo "without a seccomp profile"
 }
@@ -249,9 +239,7 @@ main() {
     install_packages "${missing[@]}"
     [[ -w . ]] || die "everything Python goes into $PWD/$VENV, and $(id -un) may not write there." \
         "Run this as the owner of the checkout, or as root: sudo make setup"
-    local recommended
-    mapfile -t recommended < <(recommended_packages)
-    install_recommended "${recommended[@]}"
+    have_bcc || install_bcc
     make_venv "$python"
     install_python
     [[ $PROFILE != dev ]] || { fetch_prometheus && fetch_seccomp_profile; }

@@ -1,4 +1,4 @@
-"""Writes those tables of the documents that come from the code; ``--check`` only says which are stale.
+"""Write the tables of the documents that come from the code; with ``--check``, name the stale ones.
 
 A table stands in its document between ``<!-- table: NAME -->`` and ``<!-- /table -->``, in YAML between
 ``# table: NAME`` and ``# /table``. To add one: a function that returns its lines, an entry in TABLES, the two marks.
@@ -14,13 +14,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from resolver.base import reasons as all_reasons
+from resolver.base.event_names import KINDS
+from resolver.config import SETTINGS, text_of
+from resolver.doctor import CHECKS
+from resolver.hami.hostpid_policy import DRIVERS
+from resolver.hami.layout import LAYOUTS
+from resolver.hami.placements import PLACEMENTS
+from resolver.kube import tally
+from resolver.metrics import families, hami_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from resolver.config.settings import Declared
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def rows(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
@@ -30,15 +39,11 @@ def rows(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
 
 def event_kinds() -> list[str]:
     """List the events that the API serves."""
-    from resolver.base.event_names import KINDS
-
     return rows(("kind", "meaning"), ((f"`{kind}`", meaning) for kind, meaning in KINDS.items()))
 
 
 def settings() -> list[str]:
     """List every setting."""
-    from resolver.config import SETTINGS, text_of
-
     return rows(
         ("name", "default", "change", "meaning"),
         (
@@ -64,8 +69,6 @@ def _limits(setting: Declared) -> str:
 
 def chart_settings() -> list[str]:
     """List the values below ``settings`` in the chart, each with a comment."""
-    from resolver.config import SETTINGS
-
     return [
         line
         for setting in SETTINGS.values()
@@ -75,7 +78,6 @@ def chart_settings() -> list[str]:
 
 
 def _chart_setting(setting: Declared) -> Iterator[str]:
-    from resolver.config import text_of
 
     chart, says = setting.about.chart, setting.about.help
     for number, line in enumerate(textwrap.wrap(says[0].upper() + says[1:], 112)):
@@ -109,8 +111,6 @@ def _schema_of(setting: Declared) -> dict[str, Any]:
 
 def chart_schema(text: str) -> str:
     """Return the chart's schema with the current settings."""
-    from resolver.config import SETTINGS
-
     whole = json.loads(text)
     below = whole["properties"]["settings"]["properties"] = {}
     for name, setting in SETTINGS.items():
@@ -126,8 +126,6 @@ def chart_schema(text: str) -> str:
 
 def layouts() -> list[str]:
     """List the layouts of HAMi's files, and the releases that write them."""
-    from resolver.hami.layout import LAYOUTS
-
     return rows(
         ("layout", "written by", "has utilization"),
         (
@@ -139,8 +137,6 @@ def layouts() -> list[str]:
 
 def drivers() -> list[str]:
     """List the known behaviour of each driver release."""
-    from resolver.hami.hostpid_policy import DRIVERS
-
     body, before = [], None
     for row in DRIVERS:
         if before and before.samples is not row.samples:
@@ -158,32 +154,21 @@ def drivers() -> list[str]:
             )
         )
         before = row
-    head = (
-        "driver",
-        "process list",
-        "utilization samples",
-        "`hostpid` must be",
-        "known from",
-        "measured on hardware",
-    )
-    return rows(head, body)
+    head = "driver, process list, utilization samples, `hostpid` must be, known from, measured on hardware"
+    return rows(head.split(", "), body)
 
 
 def reasons(kind: str, *, fixes: bool = True) -> list[str]:
     """List the reasons of a kind with their meaning, and with their fixes if ``fixes``."""
-    from resolver.base import reasons
-
     body = (
         (f"`{reason}`", _linked(reason.meaning), *([_linked(reason.fix)] if fixes else []))
-        for reason in getattr(reasons, kind)
+        for reason in getattr(all_reasons, kind)
     )
     return rows(("reason", "meaning", *(["fix"] if fixes else [])), body)
 
 
 def checks() -> list[str]:
     """List the checks of ``resolver doctor``."""
-    from resolver.doctor import CHECKS
-
     return rows(("check", "purpose"), ((f"`{check.name}`", check.about) for check in CHECKS))
 
 
@@ -194,18 +179,9 @@ def _linked(text: str) -> str:
 
 def placements() -> list[str]:
     """List where each scheduler puts the cache files."""
-    from resolver.hami.placements import PLACEMENTS
-
+    head = "placement, project, on the host, in the container, environment, recognized by, names from"
     return rows(
-        (
-            "placement",
-            "project",
-            "on the host",
-            "in the container",
-            "environment",
-            "recognized by",
-            "names from",
-        ),
+        head.split(", "),
         (
             (f"`{row.name}`", row.project, row.host, row.inside, row.environment, f"`{row.proof}`", row.names)
             for row in PLACEMENTS
@@ -227,8 +203,6 @@ METRICS = {
 
 def label_groups(*, hami: bool) -> dict[str, tuple[str, ...]]:
     """Return labels that occur together in many families, by their name in the tables."""
-    from resolver.metrics import families, hami_names
-
     if not hami:
         return {"container": families.CONTAINER_LABELS, "GPU": families.GPU_LABELS}
     return {
@@ -242,45 +216,34 @@ def label_groups(*, hami: bool) -> dict[str, tuple[str, ...]]:
 def labels(*, hami: bool) -> list[str]:
     """List the groups of labels."""
     groups = label_groups(hami=hami)
-    return rows(
-        ("in the table", "labels"), ((f"*{name}*", _labels(each, {})) for name, each in groups.items())
-    )
+    return rows(("in the table", "labels"), ((f"*{name}*", _joined(each)) for name, each in groups.items()))
 
 
 def _labels(labels: Sequence[str], groups: dict[str, tuple[str, ...]]) -> str:
     """Format a family's labels, groups by their name."""
+    text = _joined(labels)
     for name, group in groups.items():
-        for at in range(len(labels) - len(group) + 1):
-            if tuple(labels[at : at + len(group)]) == group:
-                before, after = _labels(labels[:at], groups), _labels(labels[at + len(group) :], groups)
-                return ", ".join(filter(None, (before, f"*{name}*", after)))
+        text = text.replace(_joined(group), f"*{name}*")
+    return text
+
+
+def _joined(labels: Sequence[str]) -> str:
     return ", ".join(f"`{label}`" for label in labels)
 
 
 def metrics(table: str) -> list[str]:
     """List the families of one table."""
-    from resolver.kube import tally
-    from resolver.metrics import families, hami_names
-
-    everybodys = (*families.FAMILIES, *tally.FAMILIES, *hami_names.FAMILIES)
-    at = {family.name: index for index, family in enumerate(everybodys)}
-    begins = [*(at[name] for name in METRICS.values()), len(everybodys)]
-    number = list(METRICS).index(table)
+    every = (*families.FAMILIES, *tally.FAMILIES, *hami_names.FAMILIES)
+    names = [family.name for family in every]
+    begin = names.index(METRICS[table])
+    end = min((at for at in map(names.index, METRICS.values()) if at > begin), default=None)
     groups = label_groups(hami=table == "hami")
-    its = everybodys[begins[number] : begins[number + 1]]
-    earlier = [None, *(each.help for each in its)]
-    return rows(
-        ("name", "type", "labels", "meaning"),
-        (
-            (
-                f"`{each.name}`",
-                each.kind,
-                _labels(each.labels, groups),
-                "the same" if each.help == before else each.help,
-            )
-            for each, before in zip(its, earlier, strict=False)
-        ),
-    )
+    body, before = [], ""
+    for each in every[begin:end]:
+        meaning = "the same" if each.help == before else each.help
+        body.append((f"`{each.name}`", each.kind, _labels(each.labels, groups), meaning))
+        before = each.help
+    return rows(("name", "type", "labels", "meaning"), body)
 
 
 #: (document, name of the table) -> what writes its lines
@@ -304,8 +267,7 @@ TABLES: dict[tuple[str, str], Callable[[], list[str]]] = {
     ("docs/schedulers.md", "placements"): placements,
     ("deploy/chart/resolver/values.yaml", "settings"): chart_settings,
 }
-#: Files without comments: what makes their text anew, of their text
-FILES: dict[str, Callable[[str], str]] = {"deploy/chart/resolver/values.schema.json": chart_schema}
+SCHEMA = "deploy/chart/resolver/values.schema.json"
 
 
 def written(text: str, name: str, lines: list[str]) -> str:
@@ -324,27 +286,17 @@ def written(text: str, name: str, lines: list[str]) -> str:
 
 
 def main() -> int:
-    """Write every table, or name the stale ones (exit code 1)."""
-    stale = []
-    makers = [
-        *((path, name, partial(_with_table, name, lines)) for (path, name), lines in TABLES.items()),
-        *((path, "", make) for path, make in FILES.items()),
-    ]
-    for file, name, make in makers:
-        path = ROOT / file
-        before = path.read_text()
-        after = make(before)
-        if after != before:
-            stale.append(f"{file} ({name})" if name else file)
-            if "--check" not in sys.argv:
-                path.write_text(after)
-    for each in stale:
-        sys.stdout.write(f"{'stale' if '--check' in sys.argv else 'written'}: {each}\n")
-    return 1 if stale and "--check" in sys.argv else 0
-
-
-def _with_table(name: str, lines: Callable[[], list[str]], text: str) -> str:
-    return written(text, name, lines())
+    """Write every stale file, or name it (exit code 1)."""
+    texts = {SCHEMA: chart_schema((ROOT / SCHEMA).read_text())}
+    for (file, name), lines in TABLES.items():
+        texts[file] = written(texts.get(file) or (ROOT / file).read_text(), name, lines())
+    stale = [file for file, text in texts.items() if (ROOT / file).read_text() != text]
+    check = "--check" in sys.argv
+    for file in stale:
+        sys.stdout.write(f"{'stale' if check else 'written'}: {file}\n")
+        if not check:
+            (ROOT / file).write_text(texts[file])
+    return int(check and bool(stale))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from resolver.cli._top.view import KEYS, LiveView, percent, problems
 from resolver.cli.cells import ASCII, UNICODE, cells, fit, glyphs_for
 from resolver.cli.show import size
 from resolver.state import Snapshot
-from scripts.pictures.top import PLACE, draw
+from scripts.picture import PLACE, draw
 from tests.fakes.busy import GIB, GPUS, Builder, busy, troubled
 from tests.fakes.command import called
 from tests.fakes.pictures import picture
@@ -613,4 +613,4 @@ def test_reasons_of_samples_are_those_of_the_daemon() -> None:
 
 
 def test_the_picture_in_the_documents_is_what_it_draws() -> None:
-    assert PLACE.read_text() == draw(), "run: .venv/bin/python -m scripts.pictures.top"
+    assert PLACE.read_text() == draw(), "run: make tables"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from resolver.metrics.families import FAMILIES
-from scripts.pictures.dashboard import LAST_ROW
 from tests.charts import CHART
 from tests.fakes.monitored import dashboard
 from tests.fakes.prometheus import program
@@ -80,13 +78,3 @@ def test_every_alert_has_its_test(root: Path) -> None:
     names = {rule["alert"] for rule in rules()}
     assert {case["alertname"] for case in cases if case.get("exp_alerts")} == names
     assert {case["alertname"] for case in cases if not case.get("exp_alerts")} == names
-
-
-def test_the_picture_is_of_this_dashboard(root: Path) -> None:
-    picture = (root / "docs/dashboard.svg").read_text()
-    shown = [panel for panel in dashboard()["panels"] if sum(map(panel["gridPos"].get, "yh")) <= LAST_ROW]
-    assert len(shown) > 15
-    missing = [
-        each["title"] for each in shown if f">{escape(each['title'], quote=False)}</text>" not in picture
-    ]
-    assert missing == [], "python -m scripts.pictures.dashboard"

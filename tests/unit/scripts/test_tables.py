@@ -13,8 +13,8 @@ from resolver.config import SETTINGS
 
 
 def test_no_table_is_stale(root: Path) -> None:
-    script = root / "scripts/tables.py"
-    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "scripts.tables", "--check"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), "run: make tables"
 
 

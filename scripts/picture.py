@@ -1,7 +1,4 @@
-"""Draw docs/top.svg: a screen of `resolver top`, by its own code, on a node with some repairs and problems.
-
-.venv/bin/python -m scripts.pictures.top
-"""
+"""Draw docs/top.svg: a screen of `resolver top`, by its own code, on a node with some repairs and problems."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from resolver.state import Process, Snapshot
 from tests.fakes.busy import GIB, GPUS, Builder
 from tests.fakes.served import tree_of
 
-PLACE: Final = Path(__file__).parent.parent.parent / "docs" / "top.svg"
+PLACE: Final = Path(__file__).parent.parent / "docs" / "top.svg"
 SIZE: Final = (100, 23)
 #: The styles of `resolver.cli._top.screen`, as rich calls them.
 STYLES: Final = {
@@ -90,4 +87,3 @@ def draw() -> str:
 
 if __name__ == "__main__":
     PLACE.write_text(draw())
-    print(PLACE)
