@@ -141,7 +141,7 @@ _V1_1_SHIFTED = _V1_1._replace(
     device_util=1168,
     status=1936,
 )
-_V1_2 = _V1_1._replace(name="v1.2", released="HAMi 2.8.2, 2.8.3, 2.9.0", version=(1, 2), seqlock=1936)
+_V1_2 = _V1_1._replace(name="v1.2", released="HAMi 2.8.2 to 2.10.0", version=(1, 2), seqlock=1936)
 
 #: The layout that no monitor of HAMi's shows, why, and what to do.
 DROPPED = _V1_1_SHIFTED.name

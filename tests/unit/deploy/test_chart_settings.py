@@ -146,7 +146,7 @@ def explained(text: str) -> Iterator[str]:
     path: list[str] = []
     for comment, indent, name in re.findall(r"(?m)((?:^ *#.*\n)*)^( *)(\w+):", text):
         path[len(indent) // 2 :] = [name]
-        if re.search(r"# -- \w", comment):
+        if re.search(r"# -- \S", comment):
             yield ".".join(path)
 
 

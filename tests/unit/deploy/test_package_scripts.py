@@ -28,8 +28,9 @@ def test_what_the_daemon_left_goes_with_the_package(
         (tmp_path / name).write_text(f"#!/bin/sh\nexit {code}\n")
         (tmp_path / name).chmod(0o755)
     script = f"""
-        mount -t tmpfs none /run
         mount -t tmpfs none /etc/systemd/system
+        mount -t tmpfs none /run
+        rm -rf /run/*
         mkdir -p /run/resolver /run/hami/hostpid
         touch /run/resolver/lock /run/resolver/bpf-program
         {begin}
