@@ -1,4 +1,4 @@
-"""Client of a running daemon, over its Unix socket: for other programs, and for our commands.
+"""Client of a running daemon, over its Unix socket.
 
     from resolver import client
 
@@ -7,17 +7,17 @@
     except client.NotFound as error:
         ...
 
-Everything but `get` raises errors with a whole sentence as text:
+Everything but `get` raises a `ResolverError` with a whole sentence as text:
 
-    NoDaemon       none answers there in time; with the fix
-    NotFound       404: there is no such container, process or route
+    NoDaemon       none answers in time; with the fix
+    NotFound       404: no such container, process or route
     Ambiguous      409: several fit, ``candidates`` has them
-    UsageError     400: the question cannot be understood
-    AccessDenied   403: this may not be asked from here
+    UsageError     400: a malformed question
+    AccessDenied   403: refused for this caller
     CannotKnow     503, 429: the daemon does not know, or not now
 
-All are a `ResolverError`. The answers are the API's JSON documents; ``/v1/openapi.json`` describes every field, and
-``CONTRIBUTING.md`` lists the stable names. Small, because ``resolver lookup`` pays for every import.
+The answers are the API's JSON documents; ``/v1/openapi.json`` describes every field, and ``CONTRIBUTING.md`` lists the
+stable names. Small, because ``resolver lookup`` pays for every import.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _MOST_BYTES = 1 << 20
 _MOST_JSON_BYTES = 256 << 20
 #: As long as reading takes of what is there already.
 _AT_ONCE = 0.001
-#: The daemon says something to a silent stream every 30 s.
+#: The daemon writes to an idle stream every 30 s.
 _STREAM_SILENCE = 75.0
 
 
@@ -98,13 +98,14 @@ def get(
 
 def get_json(
     path: str, socket_path: str | None = None, *, seconds: float = 5.0, question: bytes = b""
-) -> Any:
+) -> dict[str, Any]:
     """Return the JSON of ``GET path``, such as ``/v1/status``; ``socket_path`` as in `socket_of`.
 
     With a ``question`` in JSON it is a POST. Raises `NoDaemon`, or a refusal as the error named above.
     """
     where = socket_of(socket_path)
-    return _decode(_exchange(path, where, seconds, question=question)[1], where)
+    document: dict[str, Any] = _decode(_exchange(path, where, seconds, question=question)[1], where)
+    return document
 
 
 def look_up(
@@ -124,8 +125,7 @@ def look_up(
 
     query = {"container": container, "pid": pid, "pidns": pidns}
     given = urlencode({name: value for name, value in query.items() if value not in (None, "")})
-    found: dict[str, Any] = get_json(f"/v1/lookup?{given}", socket_path, seconds=seconds)
-    return found
+    return get_json(f"/v1/lookup?{given}", socket_path, seconds=seconds)
 
 
 def look_up_many(
@@ -135,22 +135,19 @@ def look_up_many(
     import json
 
     question = json.dumps({"pairs": pairs}).encode()
-    found: dict[str, Any] = get_json("/v1/lookup", socket_path, seconds=seconds, question=question)
-    return found
+    return get_json("/v1/lookup", socket_path, seconds=seconds, question=question)
 
 
 def reverse(host_pid: int, *, socket_path: str | None = None, seconds: float = 5.0) -> dict[str, Any]:
     """Return the container of a host PID, and its number in every PID namespace. Raises as `get_json`."""
-    found: dict[str, Any] = get_json(f"/v1/reverse?host_pid={host_pid}", socket_path, seconds=seconds)
-    return found
+    return get_json(f"/v1/reverse?host_pid={host_pid}", socket_path, seconds=seconds)
 
 
 def _list(name: str, about: str) -> Callable[[str | None], dict[str, Any]]:
     """Make the function of a route without parameters."""
 
     def ask(socket_path: str | None = None) -> dict[str, Any]:
-        found: dict[str, Any] = get_json(f"/v1/{name}", socket_path)
-        return found
+        return get_json(f"/v1/{name}", socket_path)
 
     ask.__name__, ask.__doc__ = name, f"Return {about}. Raises as `get_json`."
     return ask
@@ -324,8 +321,10 @@ def _what_to_do(where: str, error: Exception) -> str:
         return (
             f"Ask as root (sudo), or as a member of its group{group}, which resolver run --socket-group sets"
         )
+    from resolver.base.lock_holder import ailment, lock_holder
+
     late = isinstance(error, (TimeoutError, BlockingIOError))
-    host_pid = _listening(where) if late else lock_holder(os.path.dirname(where))
+    host_pid = (_listening(where) if late else 0) or lock_holder(os.path.dirname(where))
     if host_pid:
         what, fix = ailment(host_pid, where)
         return f"PID {host_pid} {what}: {fix}; resolver doctor --only daemon --only socket says more"
@@ -337,57 +336,17 @@ def _what_to_do(where: str, error: Exception) -> str:
     )
 
 
-def lock_holder(run_dir: str) -> int | None:
-    """Return the host PID of the daemon that holds the lock in a run directory, without taking it."""
-    try:
-        info = os.stat(f"{run_dir}/lock")
-        with open("/proc/locks", "rb") as file:
-            locks = [line.split() for line in file]  # one that only waits for a lock has "->" before the kind
-    except OSError:
-        return None
-    exact = b"%02x:%02x:%d" % (os.major(info.st_dev), os.minor(info.st_dev), info.st_ino)
-    for fields in locks:
-        if len(fields) < 6 or fields[1] != b"FLOCK" or not fields[5].endswith(b":%d" % info.st_ino):
-            continue
-        # An overlay gives its files other device numbers than the kernel's list does: then it must be a daemon.
-        if fields[5] == exact or b"resolver" in _process_file(int(fields[4]), "cmdline"):
-            return int(fields[4])
-    return None
-
-
-def ailment(host_pid: int, socket_path: str) -> tuple[str, str]:
-    """Say why a running daemon does not answer at its socket, and what to do."""
-    state = _process_file(host_pid, "stat").rpartition(b") ")[2][:1]
-    if state in (b"T", b"t"):
-        return "is stopped", f"kill -CONT {host_pid}, or restart it"
-    if state == b"D":
-        return "waits in the kernel", f"cat /proc/{host_pid}/stack shows where; restart it"
-    if not os.path.exists(socket_path):
-        return "runs without its socket", "restart it"
-    return "hangs, or the node is overloaded", "see uptime, then restart it"
-
-
-def _process_file(host_pid: int, name: str) -> bytes:
-    """Return a file of a process in ``/proc``; empty if it is gone or hidden."""
-    try:
-        with open(f"/proc/{host_pid}/{name}", "rb") as file:
-            return file.read(4096)
-    except OSError:
-        return b""
-
-
 def _group_of(where: str) -> str:
     """Return the name of the socket's group in brackets; empty for root's, or if it is invisible."""
+    import grp
+
     try:
         gid = os.stat(where).st_gid
-    except OSError:
-        return ""
-    try:
-        import grp
-
         return f" ({grp.getgrgid(gid).gr_name})" if gid else ""
     except KeyError:
         return f" ({gid})"
+    except OSError:
+        return ""
 
 
 def _listening(where: str) -> int:
@@ -400,7 +359,7 @@ def _listening(where: str) -> int:
             channel.connect(where)
             return _listener(channel)[0]
         except OSError:
-            return lock_holder(os.path.dirname(where)) or 0
+            return 0
 
 
 def _refusal(status: int, body: bytes) -> ResolverError:

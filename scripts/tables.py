@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resolver.base import reasons as all_reasons
 from resolver.base.event_names import KINDS
+from resolver.base.reasons import ReasonWithWords
 from resolver.config import SETTINGS, text_of
 from resolver.doctor import CHECKS
 from resolver.hami.hostpid_policy import DRIVERS
@@ -160,9 +160,10 @@ def drivers() -> list[str]:
 
 def reasons(kind: str, *, fixes: bool = True) -> list[str]:
     """List the reasons of a kind with their meaning, and with their fixes if ``fixes``."""
+    kinds = {each.__name__: each for each in ReasonWithWords.__subclasses__()}
     body = (
         (f"`{reason}`", _linked(reason.meaning), *([_linked(reason.fix)] if fixes else []))
-        for reason in getattr(all_reasons, kind)
+        for reason in kinds[kind]
     )
     return rows(("reason", "meaning", *(["fix"] if fixes else [])), body)
 

@@ -95,5 +95,4 @@ async def _report(args: argparse.Namespace, spread: float, address: tuple[str, i
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
         await server.close()
-        await daemon.close()
     journal.log.info("ended")

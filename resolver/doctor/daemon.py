@@ -6,7 +6,8 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from resolver import __version__, client
+from resolver import __version__
+from resolver.base.lock_holder import ailment
 from resolver.base.text import several
 from resolver.doctor.findings import Finding, failed, ok, together, unknown, warning
 
@@ -50,7 +51,7 @@ def daemon(node: Node) -> Finding:
         )
     if os.path.exists(where) and not os.access(where, os.W_OK):
         return unknown(f"PID {host_pid} runs", "its socket is refused to this user", "run this as root")
-    what, fix = client.ailment(host_pid, where)
+    what, fix = ailment(host_pid, where)
     return failed(f"PID {host_pid}{_age(host_pid)} {what}", f"it does not answer at {where}", fix)
 
 

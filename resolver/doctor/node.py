@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver import client
 from resolver.base.errors import ResolverError
+from resolver.base.lock_holder import lock_holder
 from resolver.base.source_records import steps
 from resolver.config import Settings
 from resolver.linux.procfs import Procfs
@@ -75,7 +76,7 @@ class Node:
     @cached_property
     def lock_holder(self) -> int | None:
         """Return the host PID of the daemon that holds the lock in our run directory, None without one."""
-        return client.lock_holder(self.settings.run_dir)
+        return lock_holder(self.settings.run_dir)
 
     @cached_property
     def daemons(self) -> dict[int, Other]:

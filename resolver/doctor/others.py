@@ -8,8 +8,9 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resolver import client, config
+from resolver import config
 from resolver.base.errors import AccessDenied, ProcessGone, UsageError
+from resolver.base.lock_holder import lock_holder
 from resolver.config import options
 from resolver.hami.placements import searched
 
@@ -93,5 +94,5 @@ def _daemon(procfs: Procfs, process: psutil.Process, argv: tuple[str, ...]) -> O
         settings = config.load(flags, file, environ)
     except (psutil.Error, OSError, UsageError, argparse.ArgumentError):
         return Other(argv, None)
-    locked = client.lock_holder(f"/proc/{process.pid}/root{settings.run_dir}") == process.pid
+    locked = lock_holder(f"/proc/{process.pid}/root{settings.run_dir}") == process.pid
     return Other(argv, settings, directories_of(process.pid, settings), locked)

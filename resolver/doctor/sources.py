@@ -7,8 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from resolver.base.errors import ResolverError
-from resolver.base.reasons import SourceFailure
-from resolver.base.source_records import SOURCE_RECORDS, SourceName
+from resolver.base.source_records import SOURCE_RECORDS, SourceFailure, SourceName
 from resolver.base.text import several
 from resolver.doctor.findings import Finding, failed, ok, unknown, warning
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from resolver.base.reasons import SourceFailure
+from resolver.base.source_records import SourceFailure
 from resolver.pids.bpf_load import bpf_directory
 
 FETCHES, READS = 0xDB, 0x85  # codes of the instructions: an atomic one, a call

@@ -1,0 +1,44 @@
+"""The daemon that holds the lock of a run directory, seen from outside: it may not answer."""
+
+from __future__ import annotations
+
+import os
+
+
+def lock_holder(run_dir: str) -> int | None:
+    """Return the host PID of the daemon that holds the lock in a run directory, without taking it."""
+    try:
+        info = os.stat(f"{run_dir}/lock")
+        with open("/proc/locks", "rb") as file:
+            locks = [line.split() for line in file]  # one that only waits for a lock has "->" before the kind
+    except OSError:
+        return None
+    exact = b"%02x:%02x:%d" % (os.major(info.st_dev), os.minor(info.st_dev), info.st_ino)
+    for fields in locks:
+        if len(fields) < 6 or fields[1] != b"FLOCK" or not fields[5].endswith(b":%d" % info.st_ino):
+            continue
+        # An overlay gives its files other device numbers than the kernel's list does: then it must be a daemon.
+        if fields[5] == exact or b"resolver" in _file_of(int(fields[4]), "cmdline"):
+            return int(fields[4])
+    return None
+
+
+def ailment(host_pid: int, socket_path: str) -> tuple[str, str]:
+    """Say why a running daemon does not answer at its socket, and what to do."""
+    state = _file_of(host_pid, "stat").rpartition(b") ")[2][:1]
+    if state in (b"T", b"t"):
+        return "is stopped", f"kill -CONT {host_pid}, or restart it"
+    if state == b"D":
+        return "waits in the kernel", f"cat /proc/{host_pid}/stack shows where; restart it"
+    if not os.path.exists(socket_path):
+        return "runs without its socket", "restart it"
+    return "hangs, or the node is overloaded", "see uptime, then restart it"
+
+
+def _file_of(host_pid: int, name: str) -> bytes:
+    """Return a file of a process in ``/proc``; empty if it is gone or hidden."""
+    try:
+        with open(f"/proc/{host_pid}/{name}", "rb") as file:
+            return file.read(4096)
+    except OSError:
+        return b""
