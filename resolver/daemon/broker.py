@@ -1,9 +1,8 @@
 """HAMi's host PID broker (merged after 2.10.0), protocol version 1: a process asks for its host PID.
 
-The kernel identifies the client (`resolver.linux.peers`). The answer is the number that belongs into its slot, by the
-same policy as repairs. A client that can't be identified gets status 1 and no number: HAMi's client then guesses, or
-leaves ``hostpid`` at 0, and the next pass repairs either. A client that is silent takes one of a limited number of
-places; the longest silent one gives way.
+The kernel identifies the client (`resolver.linux.peers`). The answer is the number for its slot, by the same policy as
+repairs. An unidentified client gets status 1 and no number: HAMi's client then guesses, or leaves ``hostpid`` at 0, and
+the next pass repairs either. Silent clients share a limited number of places; the longest silent one gives way.
 """
 
 from __future__ import annotations
@@ -51,17 +50,11 @@ _RETRY_SECONDS = 15.0
 _BROKER = Listening("broker", "--broker", "or leave --broker out if HAMi's own is enough")
 
 
-class _RequestRefused(Exception):
-    def __init__(self, reason: BrokerRefusal) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
 class Broker:
     """Answers on a listening socket; belongs to the running event loop.
 
-    Counters: ``broker_answers``, ``broker_refused_<reason>``, ``broker_busy`` (sent away for want of places or
-    descriptors), ``broker_timeouts`` (no whole request in time).
+    Counters: ``broker_answers``, ``broker_refused_<reason>``, ``broker_busy`` (no place or descriptor left),
+    ``broker_timeouts`` (no whole request in time).
     """
 
     def __init__(
@@ -97,18 +90,15 @@ class Broker:
     def _taken(self, connection: socket.socket) -> None:
         if self._read(connection, received := bytearray()):
             connection.close()
-        else:
-            self._wait(connection, received)
-
-    def _full(self) -> None:
-        self._counters[CounterName.BROKER_BUSY] += 1
-
-    def _wait(self, connection: socket.socket, received: bytearray) -> None:
+            return
         if len(self._waiting) >= MOST_WAITING:
-            self._counters[CounterName.BROKER_BUSY] += 1
+            self._full()
             longest, _ = next(iter(self._waiting))
             self._end(longest)
         self._waiting.add(connection, received)
+
+    def _full(self) -> None:
+        self._counters[CounterName.BROKER_BUSY] += 1
 
     def _readable(self, connection: socket.socket, received: bytearray) -> None:
         if self._read(connection, received):
@@ -144,43 +134,41 @@ class Broker:
         except BrokenPipeError:
             pass  # it has gone
         except OSError:  # descriptors have run out
-            self._counters[CounterName.BROKER_BUSY] += 1
+            self._full()
         except Exception:  # a bug costs one client its answer, and is logged
             self._counters[CounterName.INTERNAL_ERRORS] += 1
             self._journal.log.exception("internal_error", step="broker")
         return True
 
     def _answer(self, connection: socket.socket, request: bytes) -> bytes:
-        try:
-            if request != REQUEST.pack(MAGIC, VERSION, MY_HOST_PID):
-                raise _RequestRefused(BrokerRefusal.INVALID)
-            number = self._number(connection)
-        except _RequestRefused as refused:
-            self._counters[CounterByReason.BROKER_REFUSED.of(refused.reason)] += 1
+        valid = request == REQUEST.pack(MAGIC, VERSION, MY_HOST_PID)
+        number = self._number(connection) if valid else BrokerRefusal.INVALID
+        if isinstance(number, BrokerRefusal):
+            self._counters[CounterByReason.BROKER_REFUSED.of(number)] += 1
             return ANSWER.pack(MAGIC, VERSION, INVALID, 0)
         self._counters[CounterName.BROKER_ANSWERS] += 1
         return ANSWER.pack(MAGIC, VERSION, SUCCESS, number)
 
-    def _number(self, connection: socket.socket) -> int:
+    def _number(self, connection: socket.socket) -> int | BrokerRefusal:
         """Return the number for the client's slot, and enter the process into the map.
 
         Before Linux 6.5 it is right only for a client that still runs: ``exact=False``.
         """
         namespace = HostpidNamespace.HOST if self._always_host else self._policy().namespace
         if namespace is None:
-            raise _RequestRefused(BrokerRefusal.POLICY_UNKNOWN)
+            return BrokerRefusal.POLICY_UNKNOWN
         try:
             with peer_of(connection, self._procfs, exact=False) as peer:
                 ns_pids = self._procfs.ns_pids(peer.host_pid)
                 self._pidmap.source.look(peer.host_pid)
                 if not peer.alive() or not ns_pids:
-                    raise _RequestRefused(BrokerRefusal.ENDED)
+                    return BrokerRefusal.ENDED
         except PeerUnknown as unknown:
-            raise _RequestRefused(BrokerRefusal(unknown.reason.value)) from None
+            return BrokerRefusal(unknown.reason.value)
         except ProcessGone:
-            raise _RequestRefused(BrokerRefusal.ENDED) from None
+            return BrokerRefusal.ENDED
         except AccessDenied:
-            raise _RequestRefused(BrokerRefusal.ACCESS_DENIED) from None
+            return BrokerRefusal.ACCESS_DENIED
         answer = peer.host_pid if namespace is HostpidNamespace.HOST else ns_pids[-1]
         self._journal.log.debug("broker_answer", host_pid=peer.host_pid, ns_pid=ns_pids[-1], answer=answer)
         return answer
@@ -206,24 +194,18 @@ class Place:
                 "or leave --broker out"
             )
         _make(directory)
-        self._lock = _lock(f"{directory}.lock")
-        try:
+        with contextlib.ExitStack() as held:
+            held.callback(os.close, _lock(f"{directory}.lock"))
             _refuse_another_users(self.path)
-            self._socket = UnixSocket(self.path, _BROKER, mode=0o666, backlog=_BACKLOG)  # any tenant may ask
-            try:
-                self._socket.open()
-            except BaseException:
-                self._socket.close()
-                raise
-        except BaseException:
-            os.close(self._lock)
-            raise
-        self.listener = self._socket.listener
+            opened = UnixSocket(self.path, _BROKER, mode=0o666, backlog=_BACKLOG)  # any tenant may ask
+            held.callback(opened.close)
+            opened.open()
+            self.listener = opened.listener
+            self._held = held.pop_all()
 
     def close(self) -> None:
         """Remove the socket, unless it is another's by now, and give up the lock."""
-        self._socket.close()
-        os.close(self._lock)
+        self._held.close()
 
 
 def _make(directory: str) -> None:
@@ -281,7 +263,7 @@ async def serve(
     journal: Journal,
     counters: Counter[str],
 ) -> None:
-    """Answer until cancelled. Where that cannot be, say why, and see again now and then."""
+    """Answer until cancelled. While the socket is unavailable, report the reason and retry."""
 
     def off(why: str) -> None:
         journal.trouble("broker", why, "broker_off", "", socket=settings.broker)

@@ -40,11 +40,9 @@ if TYPE_CHECKING:
 
 _AGREEING = 2
 _LOOK_SECONDS = 5.0
-_WORKER_SECONDS = _LOOK_SECONDS + 4.0
 _FIRST_WAIT, _LONGEST_WAIT = 2.0, 600.0
 _MOST_SUBJECTS = 8
 _SAID_AFTER = 3
-
 
 _Seen = dict[str, frozenset[int]]  # by the device's UUID: the PIDs in its samples
 
@@ -78,7 +76,7 @@ class DriverMeasurement:
             "driver probe",
             "resolver.workers.driver_probe",
             sysconfig.get_paths()["purelib"],
-            timeout=_WORKER_SECONDS,
+            timeout=_LOOK_SECONDS + 4.0,
             rights=RIGHTS,
         )
         self._memory = DriverMemory(run_dir)
@@ -98,9 +96,8 @@ class DriverMeasurement:
         held = capabilities.held()
         self._enabled = True
         if not wanted:
-            self.unable = (
-                "the right to was given up, as hostpid_namespace was not auto at the start: restart resolver"
-            )
+            why = "as hostpid_namespace was not auto at the start"
+            self.unable = f"the right to was given up, {why}: restart resolver"
         elif "SYS_ADMIN" not in held:
             self.unable = "that takes CAP_SYS_ADMIN"
         else:
@@ -109,9 +106,8 @@ class DriverMeasurement:
     def disable(self, driver_version: str) -> None:
         """Stop measuring: that driver is measured, or the rights were given up."""
         self.rights = frozenset()
-        self.unable = (
-            f"the right to was given up after driver {driver_version} was measured: restart resolver"
-        )
+        why = f"after driver {driver_version} was measured"
+        self.unable = f"the right to was given up {why}: restart resolver"
         self.close()
 
     def get(self, driver_version: str | None) -> HostpidNamespace | None:
@@ -127,13 +123,8 @@ class DriverMeasurement:
             if not task.cancelled():
                 self._conclude(*task.result(), collection)
         version = collection.driver_version
-        if (
-            not self._enabled
-            or self.unable
-            or collection.error
-            or not version
-            or self.get(version) is not None
-        ):
+        possible = self._enabled and not self.unable and not collection.error
+        if not possible or not version or self.get(version) is not None:
             return
         if version != self._version:
             self._version, self._in_vain, self._not_before, self.why = version, 0, 0.0, ""
@@ -174,9 +165,7 @@ class DriverMeasurement:
                 fd = self._open_namespace(subjects[0][2], pidns, held) if subjects else -1
                 if fd >= 0:
                     self._tries[pidns] += 1
-                    return _Place(
-                        pidns=pidns, fd=fd, subjects=subjects, driver_version=version, held=held.pop_all()
-                    )
+                    return _Place(pidns, fd, subjects, version, held.pop_all())
         self.why = self.why or "the numbers of every busy process may also be other processes'"
         return None
 
@@ -246,10 +235,8 @@ class DriverMeasurement:
             return f"the container was not entered: {answer['refused']}"
         if "failed" in answer:
             if answer["init"] and self._nobody:
-                self._nobody, self._in_vain = (
-                    False,
-                    -1,
-                )  # the devices may not be open to everybody: as root, at once
+                # The devices may be closed to other users: ask as root, at once.
+                self._nobody, self._in_vain = False, -1
             return str(answer["failed"])
         seen = {uuid: frozenset(pids) for uuid, pids in answer["seen"].items() if pids is not None}
         if not all(type(pid) is int for pids in seen.values() for pid in pids):
@@ -258,12 +245,8 @@ class DriverMeasurement:
 
     def _conclude(self, place: _Place, seen: _Seen | str, collection: Collection) -> None:
         """Reach a verdict from the host's view before and after the measurement."""
-        try:
-            verdict = (
-                DriverVerdict(None, seen) if isinstance(seen, str) else self._verdict(place, seen, collection)
-            )
-        finally:
-            place.held.close()
+        with place.held:
+            verdict = self._verdict(place, seen, collection)
         if verdict.namespace is None:
             self._failed(verdict.why)
         elif place.driver_version != collection.driver_version:
@@ -277,20 +260,18 @@ class DriverMeasurement:
             if len(self._agreed) >= _AGREEING:
                 self._measured(place.driver_version, verdict.namespace)
 
-    def _verdict(self, place: _Place, seen: _Seen, collection: Collection) -> DriverVerdict:
-        if collection.error:
-            return DriverVerdict(None, collection.error)
-        # The dead can't be translated, and what has started meanwhile may have one of the numbers.
+    def _verdict(self, place: _Place, seen: _Seen | str, collection: Collection) -> DriverVerdict:
+        if isinstance(seen, str) or collection.error:
+            return DriverVerdict(None, seen if isinstance(seen, str) else collection.error)
+        # The driver can't translate dead processes, and a new one may have one of the numbers.
         left = [
             subject
             for subject, _, handle in place.subjects
             if handle.alive() and self._conclusive(subject, place.pidns, collection)
         ]
-        return (
-            judge(left, seen)
-            if left
-            else DriverVerdict(None, "the processes ended meanwhile, or their numbers are others' now")
-        )
+        if not left:
+            return DriverVerdict(None, "the processes ended meanwhile, or their numbers are others' now")
+        return judge(left, seen)
 
     def _failed(self, why: str) -> None:
         self._counters[CounterName.DRIVER_PROBES_FAILED] += 1
@@ -298,7 +279,6 @@ class DriverMeasurement:
         self._in_vain += 1
         self._not_before = time.monotonic() + wait
         self.why = why
-        # Of a look in vain nobody needs to know; of several in a row somebody may want to.
         log = self._journal.log.info if self._in_vain == _SAID_AFTER else self._journal.log.debug
         log("driver_not_measured", why=why, next_try_seconds=wait)
 

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from resolver.pids.pidmap import PidMap
     from resolver.repair.repairer import Repairer
 
-_DRIVER_SECONDS = 1.0  # a driver that answered before may take this long; then what it said counts no more
-#: A process whose last sample is older (seconds; drivers take some six a second) seems to idle; and at the earliest so
-#: many seconds after an answer NVML is asked again for it.
+#: Seconds that a driver may take; then its last answer is outdated.
+_DRIVER_SECONDS = 1.0
+#: A process whose last sample is older (seconds; drivers take some six a second) seems idle. NVML is asked again for
+#: it, at the earliest so many seconds after an answer.
 _SEEMS_IDLE, _ASK_AGAIN_AFTER = 0.3, 0.25
-_LIST_SECONDS = 30.0  # after which processes are listed anew though nothing happened: their names may change
+#: Seconds after which unchanged processes are listed again: their names may change.
+_LIST_SECONDS = 30.0
 
 
 class GpuUsers:
@@ -49,7 +51,7 @@ class GpuUsers:
         *,
         details: bool = False,
     ) -> None:
-        """Set the ``details`` to read of each GPU, see `resolver.gpu.inventory.GpuDetails`."""
+        """Set ``details`` to read `resolver.gpu.inventory.GpuDetails`."""
         self.sampler = Sampler(details=details)
         self.joined: Joined = NOTHING
         self.inventory = NO_INVENTORY
@@ -59,9 +61,9 @@ class GpuUsers:
         self.containers: tuple[Container, ...] = ()
         self.census = census
         self.ask_again = asyncio.Event()  # before the interval is over
-        self._said: tuple[object, ...] = ()  # what the last join was made of
+        self._said: tuple[object, ...] = ()  # the input of the last join
         self._all_owners = (
-            False  # each process in it owns a slot: whose the others are may change at any time
+            False  # each process in it owns a slot; the others' containers may change at any time
         )
         self._listed: tuple[Used, ...] | None = None  # those that `processes` was made of
         self._list_again = 0.0
@@ -73,8 +75,7 @@ class GpuUsers:
 
     async def collect(self, interval: float) -> Collection:
         """Ask NVML, and join the answer; see `Sampler.collect`."""
-        patience = max(_DRIVER_SECONDS, interval)
-        collection = await self.sampler.collect(patience)
+        collection = await self.sampler.collect(max(_DRIVER_SECONDS, interval))
         trouble = self._journal.trouble
         self._counters[CounterName.IMPLAUSIBLE_SAMPLES] = self.sampler.implausible
         for kind, fields in changes(self.inventory, collection.inventory):
@@ -97,18 +98,16 @@ class GpuUsers:
         return collection
 
     def expect_idleness(self, collection: Collection) -> None:
-        """Ask NVML again when it can say 0 of a process that seems to idle, where no watcher will say so."""
+        """Schedule the next question for when NVML can report 0 for a seemingly idle process without a watcher."""
         now = time.time()
         ages = {
             (nvml_pid, uuid): now - stamp / 1e6
             for uuid, device in collection.devices.items()
             for nvml_pid, (stamp, _) in device.newest.items()
-            if now - stamp / 1e6 > _SEEMS_IDLE  # the oldest count as busy still, or they were not in here
+            if now - stamp / 1e6 > _SEEMS_IDLE  # the oldest still count as busy, or they were not in here
         }
-        oldest = (
-            max((ages.get(each, 0.0) for each in self._repairer.lingering()), default=0.0) if ages else 0.0
-        )
-        if oldest:
+        lingering = self._repairer.lingering() if ages else ()
+        if oldest := max((ages.get(each, 0.0) for each in lingering), default=0.0):
             wait = max(SAMPLE_SECONDS - oldest + 0.01, _ASK_AGAIN_AFTER)
             asyncio.get_running_loop().call_later(wait, self.ask_again.set)
 
@@ -134,9 +133,7 @@ class GpuUsers:
         claimants: dict[str, set[str]] = {}
         for region in self._repairer.reports():
             ids = set(region.container_ids)
-            if (
-                region.claim
-            ):  # a container has it for as long as it runs, also after its last process has ended
+            if region.claim:  # a container keeps it after its last process has ended
                 ids.update(each for each in self._claimants.get(region.path, ()) if self.census.get(each))
                 claimants[region.path] = ids
             for container_id in sorted(ids):
@@ -162,7 +159,7 @@ class GpuUsers:
         if container is not None:
             names = container.pod_uid, container.container_name, container.namespace, container.pod
         pod_uid, separator, name = container_id.partition("_")
-        if separator:  # of a process that has ended, its slot's directory is what is left
+        if separator:  # it has ended, and only its slot's directory is known
             names = pod_uid, name, *(each or None for each in self.census.pods.of(pod_uid))
         return Process(
             host_pid=used.host_pid,

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
     from resolver.state import Snapshot
 
-#: Seconds between two looks: until it is ready, and after that at most (systemd's watchdog may want it sooner).
+#: Seconds between two checks: until it is ready, and after that at most (systemd's watchdog may want it sooner).
 _UNTIL_READY, _AFTER = 0.05, 10.0
-_API_SECONDS = 5.0  # that READY waits for the API's socket
+#: Seconds that READY waits for the API's socket.
+_API_SECONDS = 5.0
 
 
 class Systemd:
@@ -42,11 +43,10 @@ class Systemd:
         return cls(path, int(micros) / 1e6 if ours else None)
 
     def send(self, **fields: str | int) -> None:
-        """Send one message; a manager that does not take it gets the next one."""
+        """Send one message; it is lost if the manager does not take it."""
+        text = "\n".join(f"{name}={value}" for name, value in fields.items())
         with contextlib.suppress(OSError):
-            self._socket.sendto(
-                "\n".join(f"{name}={value}" for name, value in fields.items()).encode(), self._path
-            )
+            self._socket.sendto(text.encode(), self._path)
 
     async def keep_informed(self, snapshot: Callable[[], Snapshot], api: str) -> None:
         """Send READY once slots are repaired and the API answers, or before its turn; then WATCHDOG while well."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,22 @@ if TYPE_CHECKING:
 
 #: So many failures of one step in a row end the daemon.
 ERRORS_BEFORE_END = 10
+
+
+class Alarm(asyncio.Event):
+    """Event that is also set at a time."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def at(self, when: float) -> None:
+        """Set it at this time (monotonic) unless an earlier one is scheduled; infinity cancels that."""
+        if self._timer is not None:
+            if self._timer.when() <= when < math.inf:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if when < math.inf:
+            self._timer = asyncio.get_running_loop().call_at(when, self.set)
 
 
 class Pace:

@@ -24,7 +24,7 @@ from resolver.daemon.decision import Decision
 from resolver.daemon.driver_measurement import DriverMeasurement
 from resolver.daemon.gpu_users import GpuUsers
 from resolver.daemon.notify import Systemd
-from resolver.daemon.pace import Pace
+from resolver.daemon.pace import Alarm, Pace
 from resolver.daemon.reloading import Reloading
 from resolver.daemon.rights import Rights
 from resolver.daemon.running_containers import Census
@@ -69,62 +69,39 @@ class Service:
         _raise_descriptor_limit()
         self.reloading = Reloading(settings, origins or {})
         self.events = EventLog()
-        self.journal = Journal(self.events)
-        self.counters: Counter[str] = Counter()
-        self.procfs = procfs or Procfs()
-        self.pidmap = PidMap(ScanSource(self.procfs))
-        namespaces = KnownNamespaces(self.procfs, self.pidmap)
-        self.lanes = Lanes(self.procfs, counters=self.counters)
-        self.repairer = Repairer(
-            settings, self.procfs, self.pidmap, self.counters, self.journal, namespaces, self.lanes
-        )
+        self.journal = journal = Journal(self.events)
+        self.counters = counters = Counter[str]()
+        self.procfs = procfs = procfs or Procfs()
+        self.pidmap = pidmap = PidMap(ScanSource(procfs))
+        self.lanes = lanes = Lanes(procfs, counters=counters)
+        namespaces = KnownNamespaces(procfs, pidmap)
+        self.repairer = Repairer(settings, procfs, pidmap, counters, journal, namespaces, lanes)
         self.repairer.parts.wake = self._on_news
-        self.live = LiveLookup(self.procfs, self.pidmap, namespaces, self.lanes)
-        self.ladder = Ladder(
-            settings.source,
-            self.procfs,
-            settings.map_size,
-            self.pidmap.use,
-            self.journal.record,
-            partial(open_source, run_dir=settings.run_dir),
-        )
-        self.source = SourceUpkeep(self.ladder, self.pidmap, self.journal)
+        self.live = LiveLookup(procfs, pidmap, namespaces, lanes)
+        opener = partial(open_source, run_dir=settings.run_dir)
+        self.ladder = Ladder(settings.source, procfs, settings.map_size, pidmap.use, journal.record, opener)
+        self.source = SourceUpkeep(self.ladder, pidmap, journal)
         measurement = DriverMeasurement(
-            settings.run_dir, self.repairer.owners, self.procfs, self.pidmap, self.counters, self.journal
+            settings.run_dir, self.repairer.owners, procfs, pidmap, counters, journal
         )
         if in_charge:
             measurement.enable(wanted=settings.hostpid_namespace is HostpidNamespace.AUTO)
-        self.decision = Decision(settings.hostpid_namespace, measurement, self.journal)
+        self.decision = Decision(settings.hostpid_namespace, measurement, journal)
         names = ContainerNames(settings.container_logs_dir, settings.pod_logs_dir)
-        pods = PodNames(settings.pod_logs_dir)
-        census = Census(self.procfs, self.pidmap, self.live, pods, self.journal, names, self.lanes)
+        census = Census(procfs, pidmap, self.live, PodNames(settings.pod_logs_dir), journal, names, lanes)
         self.gpus = GpuUsers(
-            self.procfs,
-            self.pidmap,
-            self.repairer,
-            census,
-            self.counters,
-            self.journal,
-            details=settings.gpu_details,
+            procfs, pidmap, self.repairer, census, counters, journal, details=settings.gpu_details
         )
         self.snapshots = Snapshots(
-            self.reloading,
-            self.source,
-            self.decision,
-            self.gpus,
-            self.repairer,
-            self.counters,
-            self.journal,
-            holder,
+            self.reloading, self.source, self.decision, self.gpus, self.repairer, counters, journal, holder
         )
-        self._pace = Pace(self.counters, self.journal, self._short_of)
-        self._rights = Rights(settings, self.ladder.steps, self.journal) if in_charge else None
+        self._pace = Pace(counters, journal, self._short_of)
+        self._rights = Rights(settings, self.ladder.steps, journal) if in_charge else None
         self._sockets: ApiSockets | None = None
         self._contested = asyncio.Event()  # some tenant's watcher writes wrong values
-        self._hurry = asyncio.Event()  # the next pass is not to wait for its time
-        self._alarm: asyncio.TimerHandle | None = None  # for that
+        self._hurry = Alarm()  # brings the next pass forward
         self._made = 0  # passes before this one
-        self._watch_fd = -1  # of which the loop hears
+        self._watch_fd = -1  # that the loop watches
         self._our_turn = asyncio.Event()
         if not holder:
             self._our_turn.set()
@@ -147,11 +124,7 @@ class Service:
             except BaseException:
                 self.close()
                 raise
-        self.journal.log.info(
-            "started",
-            version=__version__,
-            settings=changed(self.reloading.described),
-        )
+        self.journal.log.info("started", version=__version__, settings=changed(self.reloading.described))
         try:
             await self._pace.run(self._loops())
         finally:
@@ -209,39 +182,27 @@ class Service:
 
     def _on_news(self) -> None:
         """Schedule a pass after a lane, or a container's late turn, has ended."""
-        self._alarm_at(self.repairer.next_pass())
+        self._hurry.at(self.repairer.next_pass())
 
     def _owner_ended(self) -> None:
         asyncio.get_running_loop().remove_reader(self.repairer.owners.fd)
-        self._alarm_at(self.repairer.agenda.not_before)
+        self._hurry.at(self.repairer.agenda.not_before)
 
     def _on_watch_events(self) -> None:
         """Bring the next pass forward after a tenant changed its files."""
         self.repairer.take_events()
-        self._alarm_at(self.repairer.next_pass())
+        self._hurry.at(self.repairer.next_pass())
 
     def _next_pass(self) -> float:
-        self._alarm_at(math.inf)
+        self._hurry.at(math.inf)
         made, self._made = self._made, self.snapshots.passes
         if made == self._made:  # it failed: not again at once
             return time.monotonic() + self.settings.interval
         tend_at = max(self.pidmap.source.tend_at, time.monotonic() + self.settings.interval)
         return min(self.repairer.next_pass(), tend_at)
 
-    def _alarm_at(self, when: float) -> None:
-        """Schedule a pass at this time unless an earlier one is set; infinity cancels it."""
-        if self._alarm is not None:
-            if self._alarm.when() <= when < math.inf:
-                return
-            self._alarm.cancel()
-            self._alarm = None
-        if when < math.inf:
-            self._alarm = asyncio.get_running_loop().call_at(when, self._hurry.set)
-
     async def _tend_source(self) -> None:
-        if (
-            self.settings.source == SourceName.AUTO
-        ):  # nothing waits for the best one: the scan does until it is there
+        if self.settings.source == SourceName.AUTO:  # the scan does until the best one has started
             await self.start_source()
         await self._every_nvml_interval(_TEND_INTERVALS, self.source.tend, self.source.failed)
 
@@ -250,9 +211,7 @@ class Service:
         while True:
             await self._contested.wait()
             pause = FOLLOW_EVERY
-            with contextlib.suppress(
-                OSError
-            ):  # no descriptors left, say: the next pass meets it too, and logs it
+            with contextlib.suppress(OSError):  # such as no descriptors: the next pass logs it
                 pause = await self.repairer.follow()
             await asyncio.sleep(pause)
 
@@ -282,17 +241,10 @@ class Service:
         if self.settings.broker:
             from resolver.daemon import broker
 
-            for reason in BrokerRefusal:
-                # There from the start, for a rate to start from.
+            for reason in BrokerRefusal:  # 0 from the start, for a rate
                 self.counters[CounterByReason.BROKER_REFUSED.of(reason)] += 0
-            yield broker.serve(
-                self.settings,
-                self.procfs,
-                self.pidmap,
-                lambda: self.decision.policy,
-                self.journal,
-                self.counters,
-            )
+            policy = lambda: self.decision.policy  # noqa: E731
+            yield broker.serve(self.settings, self.procfs, self.pidmap, policy, self.journal, self.counters)
 
     def take_over(self) -> None:
         """Start writing after the node's previous daemon has ended."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from resolver.daemon.source_upkeep import SourceUpkeep
     from resolver.repair.repairer import Repairer
 
-#: Seconds after which a reader gets a new snapshot, for its counters and times, though nothing else changed.
+#: Age in seconds at which a reader gets a new snapshot only for its counters and times.
 _SHOWN_SECONDS = 0.25
 #: Of the histogram of passes, in seconds.
 BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
@@ -45,7 +45,7 @@ class Snapshots:
     ) -> None:
         self.latest: Snapshot | None = None
         self.passes = 0
-        self._owed = False  # counters or times are others now than in the latest one
+        self._owed = False  # counters or times have changed since the latest one
         self.holder = holder
         self.inventories = EventLog(1)
         self.means = Means()  # of the daemon itself; each child has its own
@@ -93,18 +93,12 @@ class Snapshots:
 
     def take(self) -> Snapshot:
         """Return the current state as one immutable value."""
-        settings, repairer, gpus, policy = (
-            self._reloading.settings,
-            self._repairer,
-            self._gpus,
-            self._decision.policy,
-        )
+        settings, policy = self._reloading.settings, self._decision.policy
+        gpus, repairer, ladder = self._gpus, self._repairer, self._upkeep.ladder
         source, discoveries = self._upkeep.pidmap.source, repairer.found.discoveries
         workers = [gpus.sampler.worker, self._decision.measurement.worker, *repairer.workers]
         means = [self.means, *(worker.means for worker in workers)]
-        not_ready = self._upkeep.ladder.not_ready(source) or next(
-            filter(None, (each.lacking() for each in means)), ""
-        )
+        lacking = next(filter(None, (each.lacking() for each in means)), "")
         counters = self._counters.copy()
         for each in means:
             for shortage, count in each.counts.items():
@@ -117,10 +111,10 @@ class Snapshots:
                 bounds=BOUNDS, counts=tuple(self._counts), observations=self.passes, total=self._seconds
             ),
             source=source.name,
-            sources_not_used=dict(self._upkeep.ladder.why_not),
+            sources_not_used=dict(ladder.why_not),
             source_counters=self._upkeep.pidmap.counters(),
             incomplete=source.shortage() or source.incomplete(),
-            not_ready=not_ready,
+            not_ready=ladder.not_ready(source) or lacking,
             processes=len(source),
             map_size=getattr(source, "room", settings.map_size),
             policy=policy.namespace or "unknown",

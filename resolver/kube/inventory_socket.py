@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from resolver.kube.device import Json
 
 #: Seconds for which the daemon delays its answer while nothing changes.
-_WAIT = 600
+_WAIT_SECONDS = 600
 _REQUIRED = {"version", "error", "driver_version", "gpus"}
 
 
@@ -28,7 +28,8 @@ class InventorySocket:
         tag, self._tag = self._tag, ""
         try:
             answer = await in_a_thread(
-                lambda: get_changed("/v1/gpus", self._path, tag=tag, wait=_WAIT), name="waits for the daemon"
+                lambda: get_changed("/v1/gpus", self._path, tag=tag, wait=_WAIT_SECONDS),
+                name="waits for the daemon",
             )
         except ResolverError as error:
             raise NoDaemon(str(error)) from None
