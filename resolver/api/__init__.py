@@ -65,7 +65,8 @@ def make_sockets(settings: Settings, journal: Journal) -> ApiSockets:
 
 def load() -> None:
     """Import everything that the API needs: 40 ms of CPU in one go, or half a second if it has to be compiled."""
-    from resolver.api import app, server  # noqa: F401
+    from resolver.api import app  # noqa: F401
+    from resolver.serve import server  # noqa: F401
 
 
 async def serve(view: View, settings: Settings, journal: Journal, sockets: ApiSockets) -> None:
@@ -87,9 +88,9 @@ async def serve(view: View, settings: Settings, journal: Journal, sockets: ApiSo
 async def _serve(api: Api, gatekeeper: ApiGatekeeper, unix_socket: UnixSocket, journal: Journal) -> None:
     # A dry run that was there before, and is about to end, may still listen there.
     await tried_again(unix_socket.open, lambda why: _off(journal, unix_socket.path, why), _AGAIN_SECONDS)
-    from resolver.api.server import serve as serve_http
+    from resolver.serve import server
 
-    await serve_http(api, gatekeeper, unix_socket.listener)
+    await server.serve(api, gatekeeper, unix_socket.listener, gatekeeper.limits)
 
 
 def _off(journal: Journal, path: str, why: str) -> None:

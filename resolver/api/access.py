@@ -17,13 +17,14 @@ from resolver.base.limiter import Bucket
 from resolver.containers.namespaces import Namespace
 from resolver.linux.cgroup import parse_cgroup
 from resolver.linux.peers import credentials_of, peer_of, pidns_of
+from resolver.serve.http import Ended, Gatekeeper, Limits
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
 
-    from resolver.linux.peers import Credentials, Peer, PeerSocket
+    from resolver.linux.peers import Peer
     from resolver.linux.procfs import Procfs
-    from resolver.serve.http import Refusal
 
 #: Connections to root's socket, and of them those of peers that are refused.
 MOST_CONNECTIONS, _MOST_REFUSED = 512, 16
@@ -36,6 +37,22 @@ _MOST_STREAMS = 32
 _RATE, _BURST = 2000.0, 4000.0
 _TENANT_RATE, _TENANT_BURST = 50.0, 100.0
 _MOST_BUCKETS = 1024
+
+#: Root's clients enter as they come, tenants take turns by container.
+ROOT_LIMITS = Limits(
+    connections=1024,  # one beyond `MOST_CONNECTIONS` gets an answer that says so
+    head_bytes=16 << 10,
+    seconds=10.0,
+    idle_seconds=30,
+    share=0.5,
+)
+TENANT_LIMITS = ROOT_LIMITS._replace(
+    connections=MOST_TENANTS,
+    share=0.1,
+    waiting=MOST_TENANTS,
+    apart=0.004,
+    busy="too many connections of this container are waiting; come back in a second",
+)
 
 _UNREADABLE = {
     HTTPStatus.BAD_REQUEST: Reason.BAD_REQUEST,
@@ -90,12 +107,6 @@ class Access:
         """Return True if this peer may use the whole API."""
         return self.tenant is None and self.refusal is None
 
-    @property
-    def turned_away(self) -> Refusal | None:
-        """Return the refusal of a connection too many, before any request."""
-        full = self.refusal is not None and self.refusal.status == HTTPStatus.SERVICE_UNAVAILABLE
-        return self.refusal.sent() if self.refusal is not None and full else None
-
     def require(self, *, everything: bool) -> None:
         """Raise `Problem` unless this may be asked now."""
         if self.refusal is not None:
@@ -125,43 +136,41 @@ class Access:
             )
 
 
-class ApiGatekeeper:
+class ApiGatekeeper(Gatekeeper):
     """Admits connections to one socket, counts them, and keeps the accounts. Belongs to one event loop's thread."""
 
     def __init__(self, procfs: Procfs, group: int | None = None, *, tenants: bool = False) -> None:
+        super().__init__()
         self.tenants = tenants
+        self.limits = TENANT_LIMITS if tenants else ROOT_LIMITS
         self._procfs = procfs
         self._group = group
-        self._our_pidns = 0
         self._inside: Counter[_Key] = Counter()
         self._streams = 0
         self._body_bytes = 0
         self._accounts: OrderedDict[_Key, Bucket] = OrderedDict()  # latest last
-        self.counters: Counter[str] = Counter(
+        self.counters.update(
             connections=0, refused_connections=0, requests=0, refused_requests=0, dropped_slow=0
         )
 
     # -- connections --------------------------------------------------------------------------------
 
-    def enter(self, connection: PeerSocket) -> Access:
-        """Return the peer's rights. Never raises; pair it with `leave`.
-
-        One connection too many is refused with status 503, and counts until it leaves.
-        """
+    def enter(self, channel: socket.socket) -> Access:
+        """Return the peer's rights; pair it with `leave`. Raises `Ended` for one connection too many."""
         self.counters["connections"] += 1
-        access = self._known(connection)
+        access = self._known(channel)
+        most, each = (MOST_TENANTS, _MOST_EACH) if self.tenants else (MOST_CONNECTIONS, _MOST_REFUSED)
+        limited = access.key[0] != "user" and self._inside[access.key] >= each
         self._inside[access.key] += 1
-        each = _MOST_EACH if self.tenants else _MOST_REFUSED
-        if self._inside.total() > (MOST_TENANTS if self.tenants else MOST_CONNECTIONS) or (
-            access.key[0] != "user" and self._inside[access.key] > each
-        ):
+        if limited or self.inside > most:
+            self.leave(access)
             self.counters["refused_connections"] += 1
-            access.refusal = Problem(
+            raise Problem(
                 503,
                 Reason.TOO_MANY_CONNECTIONS,
                 "this peer has, or all together have, as many connections as are served: close some, or come back",
                 headers={"Retry-After": "1"},
-            )
+            ).ended()
         return access
 
     def leave(self, access: Access) -> None:
@@ -184,28 +193,27 @@ class ApiGatekeeper:
         """Count current connections."""
         return self._inside.total()
 
-    def owner(self, connection: PeerSocket) -> _Key | None:
+    def owner(self, channel: socket.socket) -> _Key | None:
         """Return the container of the process that connected; None if it has ended. OSError: no descriptors."""
         try:
-            return _account(self._procfs.cgroup(credentials_of(connection).host_pid))
+            return _account(self._procfs.cgroup(credentials_of(channel).host_pid))
         except ResolverError:
             return None
 
-    @staticmethod
-    def refusal(status: HTTPStatus, why: str) -> Refusal:
-        """Build a refusal that is sent without reading the request."""
-        return Problem(status, _UNREADABLE[status], why).sent()
+    def refusal(self, status: HTTPStatus, why: str) -> Ended:
+        """Refuse a request that can't be read."""
+        return Problem(status, _UNREADABLE[status], why).ended()
 
-    def _known(self, connection: PeerSocket) -> Access:
+    def _known(self, channel: socket.socket) -> Access:
         peer: Peer | None = None
         tenant: Tenant | None = None
         try:
-            peer = peer_of(connection, self._procfs)
+            peer = peer_of(channel, self._procfs)
             pidns, ns_pids = pidns_of(peer, self._procfs)
-            host = pidns == self._own_pidns()
+            host, who = pidns == self._procfs.pidns("self"), peer.credentials
             if not self.tenants:
-                if host and self._trusts(peer.credentials):
-                    return Access(self, ("user", peer.credentials.uid), None)
+                if host and (who.uid == 0 or self._group in (who.gid, *who.groups)):
+                    return Access(self, ("user", who.uid), None)
                 return self._refused(Reason.NOT_YOURS, _NOT_FOR_CONTAINERS)
             if host:
                 return self._refused(Reason.NOT_YOURS, _NOT_FOR_THE_HOST)
@@ -225,14 +233,6 @@ class ApiGatekeeper:
 
     def _refused(self, reason: Reason, why: str) -> Access:
         return Access(self, ("refused", 0), None, Problem(403, reason, why))
-
-    def _own_pidns(self) -> int:
-        if not self._our_pidns:
-            self._our_pidns = self._procfs.pidns("self")
-        return self._our_pidns
-
-    def _trusts(self, who: Credentials) -> bool:
-        return who.uid == 0 or (self._group is not None and self._group in (who.gid, *who.groups))
 
     # -- accounts -----------------------------------------------------------------------------------
 

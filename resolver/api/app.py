@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from resolver.api import lists, lookups, stream
 from resolver.api.problems import PROBLEM, Problem, Reason, problem_of
-from resolver.api.request import Answer, ClientGone, Request, Route, encode
+from resolver.api.request import Answer, Request, Route, encode
 from resolver.base.errors import ResolverError
+from resolver.serve.http import Ended
 
 if TYPE_CHECKING:
-    from resolver.api.access import ApiGatekeeper
+    from resolver.api.access import Access
     from resolver.api.context import Context
     from resolver.base.journal import Journal
+    from resolver.serve.http import Connection
 
 
 class Api:
-    """An ASGI application; the caller is in ``scope["state"]["access"]``."""
+    """Application of both sockets. A connection's visitor is its `Access`."""
 
     def __init__(self, context: Context, journal: Journal) -> None:
         self._context = context
@@ -27,38 +29,39 @@ class Api:
         for route in (*lookups.ROUTES, *lists.ROUTES, *stream.ROUTES, described):
             self.routes.setdefault(route.path, {})[route.method] = route
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, connection: Connection) -> None:
         """Answer one request."""
-        gatekeeper = scope["state"]["access"].gatekeeper
-        gatekeeper.counters["requests"] += 1
+        counters = connection.visitor.gatekeeper.counters
+        counters["requests"] += 1
         try:
-            answer = await self._answer(scope, receive, send)
-        except ClientGone:
-            return
+            answer = await self._answer(connection)
+        except Ended:
+            raise
         except Exception as error:
             if not isinstance(error, Problem | ResolverError | OSError):
-                self._journal.log.exception("internal_error", step="api", path=scope["path"])
-            answer = _refusal(gatekeeper, problem_of(error))
+                self._journal.log.exception("internal_error", step="api", path=connection.path)
+            counters["refused_requests"] += 1
+            problem = problem_of(error)
+            answer = Answer(encode(problem.document()), PROBLEM, problem.status, problem.headers)
         if answer is not None:
-            await _send(answer, send)
+            await connection.answer(*answer)
 
-    async def _answer(self, scope: Any, receive: Any, send: Any) -> Answer | None:
-        access = scope["state"]["access"]
+    async def _answer(self, connection: Connection) -> Answer | None:
+        access: Access = connection.visitor
         access.spend(1)
-        by_method = self.routes.get(scope["path"])
+        path, method = connection.path, connection.method
+        by_method = self.routes.get(path)
         if by_method is None:
             access.require(everything=True)
             known = ", ".join(self.routes)
-            raise Problem(
-                404, Reason.NO_SUCH_ROUTE, f"there is no {scope['path'][:80]!r} here; there are: {known}"
-            )
-        route = by_method.get("GET" if scope["method"] == "HEAD" else scope["method"])
+            raise Problem(404, Reason.NO_SUCH_ROUTE, f"there is no {path[:80]!r} here; there are: {known}")
+        route = by_method.get("GET" if method == "HEAD" else method)
         if route is None:
             allowed = ", ".join([*by_method, "HEAD"])
-            why = f"{scope['path']} answers {allowed} and nothing else"
+            why = f"{path} answers {allowed} and nothing else"
             raise Problem(405, Reason.METHOD_NOT_ALLOWED, why, headers={"Allow": allowed})
         access.require(everything=not route.tenants)
-        request = Request(scope, receive, send, route)
+        request = Request(connection, route)
         try:
             return await route.handler(self._context, request)
         finally:
@@ -72,22 +75,3 @@ class Api:
             routes = [route for by_method in self.routes.values() for route in by_method.values()]
             self._description = encode(describe(routes))
         return Answer(self._description)
-
-
-def _refusal(gatekeeper: ApiGatekeeper, problem: Problem) -> Answer:
-    gatekeeper.counters["refused_requests"] += 1
-    return Answer(
-        body=encode(problem.document()),
-        media_type=PROBLEM,
-        status=problem.status,
-        headers=tuple(problem.headers.items()),
-    )
-
-
-async def _send(answer: Answer, send: Any) -> None:
-    headers = [(b"content-type", answer.media_type.encode()), (b"content-length", b"%d" % len(answer.body))]
-    if answer.status == 304:
-        headers.clear()
-    headers += [(name.lower().encode(), value.encode()) for name, value in answer.headers]
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": answer.body})

@@ -50,20 +50,14 @@ class Context:
         self.gatekeeper = gatekeeper
         self.tenants = tenants
         self.pods = PodNames(pod_logs_dir)
-        self.kept = Kept()
         self.walks = Walks(2, 32)
         self.tenants_walks = Walks(1, 16)
-
-
-class Kept:
-    """Last answer of each list, with its snapshot."""
-
-    def __init__(self) -> None:
+        #: By path, the last answer and its snapshot, which isn't kept itself.
         self._answers: dict[str, tuple[tuple[float, int], bytes]] = {}
 
-    async def answer(self, path: str, picture: Snapshot, parts: Callable[[Snapshot], Parts]) -> Answer:
-        """Encode a list of a snapshot piece by piece, so that others get their turn."""
-        # Not the picture itself: it would be kept for as long as nobody asks again.
+    async def listed(self, path: str, parts: Callable[[Snapshot], Parts]) -> Answer:
+        """Encode a list of the current snapshot piece by piece, so that others get their turn; keep it for the next."""
+        picture = self.view.snapshot()
         known, which = self._answers.get(path), (picture.at, picture.passes)
         if known is not None and known[0] == which:
             return Answer(known[1])

@@ -24,7 +24,7 @@ WAIT = integer(
 
 def _list(path: str, shape: type, summary: str, parts: Callable[[Snapshot], shapes.Parts]) -> Route:
     async def handler(context: Context, _request: Request) -> Answer:
-        return await context.kept.answer(path, context.view.snapshot(), parts)
+        return await context.listed(path, parts)
 
     return Route(path, shape, summary, handler)
 
@@ -58,7 +58,7 @@ async def gpus(context: Context, request: Request) -> Answer:
         await _wait_for_gpus(context, known, wait)
     picture = context.view.snapshot()
     tag = _gpus_tag(picture)
-    headers = (("ETag", tag), ("Cache-Control", "no-cache"))
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}
     if tag in known or "*" in known:
         return Answer(b"", status=304, headers=headers)
     return Answer(encode(shapes.Gpus.of(picture.inventory, picture.joined.error)), headers=headers)

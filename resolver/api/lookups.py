@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,24 +12,26 @@ import msgspec
 from resolver.api.problems import Problem, Reason, problem_of
 from resolver.api.request import TEXT, Answer, Parameter, Request, Routes, encode, integer
 from resolver.base.budget import Slices
-from resolver.base.errors import AccessDenied, NotFound, ProcessGone
+from resolver.base.errors import AccessDenied, NotFound, ProcessGone, ResolverError
 from resolver.linux.cgroup import strip_scheme
-from resolver.lookup.batch import NO_SUCH_PROCESS, Answers, Batch, Hit, walk
+from resolver.lookup.batch import NO_SUCH_PROCESS, Answers, Batch, Hit
 from resolver.lookup.cached import find_own
 from resolver.lookup.forward import lookup, lookup_many, walk_own
 from resolver.lookup.reverse import ReversedProcess, reverse
-from resolver.lookup.verify import ContainerProcess
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from resolver.api.access import Tenant
     from resolver.api.context import Context
     from resolver.linux.procfs import Procfs
+    from resolver.lookup.resolve import ContainerProcess
 
 MOST_PAIRS = 10_000
 _MOST_PID, _MOST_INODE = 2**31 - 1, 2**32 - 1
 _PAIRS_PER_REQUEST = 100
 _WALK_SECONDS = 5.0
-_TURN_EVERY = 64
+_TURN_EVERY = 4096
 
 Pid = Annotated[int, msgspec.Meta(ge=1, le=_MOST_PID)]
 Cid = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
@@ -112,10 +115,17 @@ async def look_up(context: Context, request: Request) -> Answer:
     """``GET /v1/lookup``: the host PID of a process."""
     ns_pid, pidns = request.number("pid") or 0, request.number("pidns")
     tenant = request.access.tenant
+    cid = request.text("container")
     if tenant is not None:
-        found = await _own(context, tenant, request.text("container"), ns_pid, pidns)
+        # The same refusal for all other namespaces, there or not.
+        if pidns not in (None, tenant.own.pidns) or not _is_own(tenant, cid):
+            raise _not_yours()
+        own = (await _own(context, tenant, [ns_pid]))[ns_pid]
+        if own is None:
+            why = f"your PID namespace {tenant.own.pidns} has no process {ns_pid}"
+            raise Problem(404, Reason.NO_SUCH_PROCESS, why)
+        found = own
     else:
-        cid = request.text("container")
         if not cid:
             why = f"the parameter container is missing: {CONTAINER.description}"
             raise Problem(400, Reason.BAD_REQUEST, why)
@@ -133,20 +143,22 @@ async def look_up(context: Context, request: Request) -> Answer:
 
 
 async def _own(
-    context: Context, tenant: Tenant, cid: str, ns_pid: int, pidns: int | None
-) -> ContainerProcess:
-    """About the peer's own PID namespace, whatever it says about it. The same refusal for all others, there or not."""
-    if pidns not in (None, tenant.own.pidns) or not _is_own(tenant, cid):
-        raise _not_yours()
-    procfs, own, pidmap = context.view.procfs, tenant.own, context.view.live.pidmap
-    found = find_own(procfs, pidmap, own, ns_pid)
-    if found is None and await pidmap.catch_up(Slices()):
-        found = find_own(procfs, pidmap, own, ns_pid)
-    if found is None and pidmap.source.exact() is None:
-        found = (await context.tenants_walks.run(walk_own, procfs, own, [ns_pid]))[ns_pid]
+    context: Context, tenant: Tenant, ns_pids: Iterable[int]
+) -> Mapping[int, ContainerProcess | None]:
+    """Look numbers up in the peer's own PID namespace, in any container."""
+    procfs, own, pidmap, slices = context.view.procfs, tenant.own, context.view.live.pidmap, Slices()
+    found: dict[int, ContainerProcess | None] = {}
+    missing = list(ns_pids)
+    for late in (False, True):
+        if not missing or (late and not await pidmap.catch_up(slices)):
+            break
+        for ns_pid in missing:
+            found[ns_pid] = find_own(procfs, pidmap, own, ns_pid)
+            await slices.breathe()
+        missing = [ns_pid for ns_pid in missing if found[ns_pid] is None]
+    if missing and pidmap.source.exact() is None:
+        found |= await context.tenants_walks.run(walk_own, procfs, own, missing)
     tenant.require_alive()  # while it lives, the namespace is its own
-    if found is None:
-        raise Problem(404, Reason.NO_SUCH_PROCESS, f"your PID namespace {own.pidns} has no process {ns_pid}")
     return found
 
 
@@ -214,81 +226,54 @@ async def look_up_many(context: Context, request: Request) -> Answer:
     wanted: dict[str, dict[int, None]] = {}
     for cid, ns_pid in questions:
         wanted.setdefault(cid, {})[ns_pid] = None
-    if request.access.tenant is None:
-        found = await _every(context, wanted)
-    else:
-        found = await _all_own(context, request.access.tenant, wanted)
+    every = _every if request.access.tenant is None else partial(_every_own, request.access.tenant)
+    found = await every(context, wanted)
     answers: list[PairAnswer] = []
-    made: dict[str, dict[int, PairAnswer]] = {cid: {} for cid in wanted}
     for number, (cid, ns_pid) in enumerate(questions):
-        if ns_pid not in made[cid]:
-            made[cid][ns_pid] = _answer(found[cid].get(ns_pid, Reason.TOO_SLOW))
-        answers.append(made[cid][ns_pid])
-        if number % 4096 == 4095:
+        known = found[cid].get(ns_pid, Reason.TOO_SLOW)
+        answers.append(PairAnswer(*known) if isinstance(known, Hit) else PairAnswer(reason=Reason(known)))
+        if number % _TURN_EVERY == _TURN_EVERY - 1:
             await asyncio.sleep(0)
     return Answer(encode(PairAnswers(context.view.live.pidmap.source.name, answers)))
 
 
-def _answer(known: Hit | str) -> PairAnswer:
-    if isinstance(known, Hit):
-        return PairAnswer(*known)
-    return PairAnswer(reason=Reason(known))
+def _answers(found: Mapping[int, ContainerProcess | None]) -> Answers:
+    return {n: Hit(each.host_pid, each.start_time) if each else NO_SUCH_PROCESS for n, each in found.items()}
 
 
 async def _every(context: Context, wanted: dict[str, dict[int, None]]) -> dict[str, Answers]:
     """Answer from the map, and by walks for the rest."""
-    found: dict[str, Answers] = {"": dict.fromkeys(wanted.get("", ()), Reason.BAD_REQUEST)}
     named = {cid: ns_pids for cid, ns_pids in wanted.items() if cid}
-    await context.view.live.pidmap.catch_up(Slices())
-    await context.view.live.look_for(named)
-    batch = Batch(context.view.procfs, context.view.live.pidmap, context.view.live, named)
-    for _ in batch.steps():
-        await asyncio.sleep(0)
-    found |= batch.answers
+    batch = Batch(context.view.procfs, context.view.live)
+    await batch.run(named)
+    found: dict[str, Answers] = {"": dict.fromkeys(wanted.get("", ()), Reason.BAD_REQUEST), **batch.answers}
     if batch.left:
-        walked = await context.walks.run(_walk, context.view.procfs, batch.left)
-        for cid, answers in walked.items():
-            found[cid] = found.get(cid, {}) | answers
+        for cid, answers in (await context.walks.run(_walk, context.view.procfs, batch.left)).items():
+            found[cid] |= answers
     return found
 
 
 def _walk(procfs: Procfs, left: dict[str, list[int]]) -> dict[str, Answers]:
-    def ask(cid: str, ns_pids: list[int]) -> Answers:
-        return {ns_pid: _hit(process) for ns_pid, process in lookup_many(procfs, cid, ns_pids).items()}
-
-    return walk(ask, left, lambda error: problem_of(error).reason, _WALK_SECONDS)
-
-
-def _hit(found: ContainerProcess | None) -> Hit | str:
-    return Hit(found.host_pid, found.start_time) if found else NO_SUCH_PROCESS
-
-
-async def _all_own(
-    context: Context, tenant: Tenant, wanted: dict[str, dict[int, None]]
-) -> dict[str, Answers]:
-    """About the peer's own PID namespace; pairs about others have that for a reason, there or not."""
+    """Answer the rest of a batch, container by container, until the time is up. Takes a thread."""
+    deadline = time.monotonic() + _WALK_SECONDS
     found: dict[str, Answers] = {}
-    ns_pids: dict[int, None] = {}
+    for cid, ns_pids in left.items():
+        if time.monotonic() > deadline:
+            break
+        try:
+            found[cid] = _answers(lookup_many(procfs, cid, ns_pids))
+        except ResolverError as error:
+            found[cid] = dict.fromkeys(ns_pids, problem_of(error).reason)
+    return found
+
+
+async def _every_own(
+    tenant: Tenant, context: Context, wanted: dict[str, dict[int, None]]
+) -> dict[str, Answers]:
+    """Answer from the peer's own PID namespace; the reason of all other pairs is the same, there or not."""
+    ns_pids = {ns_pid: None for cid, numbers in wanted.items() if _is_own(tenant, cid) for ns_pid in numbers}
+    own = _answers(await _own(context, tenant, ns_pids))
+    found: dict[str, Answers] = {}
     for cid, numbers in wanted.items():
-        if _is_own(tenant, cid):
-            ns_pids |= numbers
-        else:
-            found[cid] = dict.fromkeys(numbers, Reason.NOT_YOURS)
-    answers: Answers = {}
-    left: list[int] = []
-    await context.view.live.pidmap.catch_up(Slices())
-    for number, ns_pid in enumerate(ns_pids):
-        process = find_own(context.view.procfs, context.view.live.pidmap, tenant.own, ns_pid)
-        if process is None:
-            left.append(ns_pid)
-        else:
-            answers[ns_pid] = _hit(process)
-        if number % _TURN_EVERY == _TURN_EVERY - 1:
-            await asyncio.sleep(0)
-    if left and context.view.live.pidmap.source.exact() is None:
-        walked = await context.tenants_walks.run(walk_own, context.view.procfs, tenant.own, left)
-        answers |= {ns_pid: _hit(process) for ns_pid, process in walked.items()}
-    else:
-        answers |= dict.fromkeys(left, NO_SUCH_PROCESS)
-    tenant.require_alive()
-    return found | {cid: answers for cid in wanted if cid not in found}
+        found[cid] = own if _is_own(tenant, cid) else dict.fromkeys(numbers, Reason.NOT_YOURS)
+    return found

@@ -10,10 +10,12 @@ import msgspec
 from msgspec import Struct
 
 from resolver.base.errors import Ambiguous, CannotKnow, NotFound, ProcessGone, ResolverError, UsageError
-from resolver.serve.http import Refusal
+from resolver.serve.http import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from resolver.serve.http import Ended
 
 PROBLEM = "application/problem+json"
 
@@ -63,24 +65,18 @@ class Problem(Exception):
 
     def document(self) -> ProblemDocument:
         """Return the document that is sent."""
-        title = HTTPStatus(self.status).phrase
         return ProblemDocument(
             type="about:blank",
-            title=title,
+            title=HTTPStatus(self.status).phrase,
             status=self.status,
             detail=self.detail,
             reason=self.reason,
             candidates=list(self.candidates),
         )
 
-    def sent(self) -> Refusal:
-        """Return the response for a connection that is closed afterwards."""
-        return Refusal(
-            status=self.status,
-            media_type=PROBLEM,
-            body=msgspec.json.encode(self.document()),
-            headers=tuple(self.headers.items()),
-        )
+    def ended(self) -> Ended:
+        """Return the error that closes the connection with this refusal."""
+        return refusal(self.status, PROBLEM, msgspec.json.encode(self.document()), self.headers)
 
 
 class ProblemDocument(Struct, frozen=True, omit_defaults=True):

@@ -12,7 +12,7 @@ import msgspec
 from resolver.api.problems import Problem, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from resolver.api.access import Access
     from resolver.serve.http import Connection
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
     body: bytes
     media_type: str = JSON
     status: int = 200
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: Mapping[str, str] | None = None
 
 
 Handler = Callable[[Any, "Request"], Awaitable["Answer | None"]]
@@ -87,15 +87,10 @@ class Routes(list[Route]):
 class Request:
     """One question, with its parameters checked against those of its route."""
 
-    def __init__(self, scope: Any, receive: Any, send: Any, route: Route) -> None:
-        self.access: Access = scope["state"]["access"]
-        self.connection: Connection = scope["state"]["connection"]
-        self.receive = receive
-        self.send = send
-        self.headers: dict[str, str] = {}
-        for name, value in scope["headers"]:
-            self.headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
-        self._values = _checked(scope["query_string"], route.parameters)
+    def __init__(self, connection: Connection, route: Route) -> None:
+        self.connection, self.headers = connection, connection.headers
+        self.access: Access = connection.visitor
+        self._values = _checked(connection.query, route.parameters)
         self._held = 0  # bytes of the body
 
     def text(self, name: str) -> str:
@@ -117,7 +112,7 @@ class Request:
         return any(each.partition(";")[0].strip() == media_type for each in ranges)
 
     async def body(self) -> bytes:
-        """Read the whole body, if it is JSON and not too large; `free` gives its memory back. Raises `Problem`."""
+        """Read the whole body; `free` gives its memory back. Raises `Problem` unless it is JSON and not too large."""
         if self.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
             raise Problem(415, Reason.NO_JSON, f"send {JSON}, and say so in Content-Type")
         most = MOST_BODY_BYTES if self.access.everything else MOST_TENANT_BODY_BYTES
@@ -130,27 +125,19 @@ class Request:
         length = self.headers.get("content-length", "0")
         if not length.isdecimal() or int(length[:12]) > most:
             raise too_large
-        chunks, more = [], True
-        while more:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            chunks.append(message["body"])
-            self._held += len(message["body"])
-            self.access.gatekeeper.hold(len(message["body"]))
+        chunks = []
+        while piece := await self.connection.receive():
+            chunks.append(piece)
+            self._held += len(piece)
+            self.access.gatekeeper.hold(len(piece))
             if self._held > most:
                 raise too_large
-            more = message["more_body"]
         return b"".join(chunks)
 
     def free(self) -> None:
         """Give back the memory of the body: the request is answered, or its connection is gone."""
         self.access.gatekeeper.hold(-self._held)
         self._held = 0
-
-
-class ClientGone(Exception):
-    """Raised when the client has hung up."""
 
 
 def _checked(query: bytes, parameters: Iterable[Parameter]) -> dict[str, list[str]]:

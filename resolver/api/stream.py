@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from resolver.api.problems import Problem, Reason
 from resolver.api.request import STREAM, Answer, Parameter, Request, Routes, encode
@@ -11,7 +11,7 @@ from resolver.api.shapes import Events
 from resolver.base.event_names import KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import AsyncIterator, Iterable
 
     from resolver.api.context import Context
     from resolver.base.event_log import Event
@@ -51,9 +51,8 @@ async def events(context: Context, request: Request) -> Answer | None:
         picture = context.view.snapshot()
         return Answer(encode(Events(picture.at, [each for each in kept if _wanted(each, kinds)])))
     with context.gatekeeper.stream():
-        await _stream(
-            context, request, _number(context, known) if known else context.view.events.number, kinds
-        )
+        number = _number(context, known) if known else context.view.events.number
+        await request.connection.stream(_pieces(context, number, kinds), STREAM)
     return None
 
 
@@ -75,28 +74,18 @@ def _wanted(event: Event, kinds: frozenset[str]) -> bool:
     return not kinds or event.kind in kinds
 
 
-async def _stream(context: Context, request: Request, number: int, kinds: frozenset[str]) -> None:
-    request.connection.endless = True
-    headers = [(b"content-type", STREAM.encode()), (b"cache-control", b"no-store")]
-    await request.send({"type": "http.response.start", "status": 200, "headers": headers})
-    await _say(request, b": these are the events of resolver\n\n")
+async def _pieces(context: Context, number: int, kinds: frozenset[str]) -> AsyncIterator[bytes]:
+    """Yield the events after ``number`` as text, for ever."""
+    yield b": these are the events of resolver\n\n"
     while True:
         try:
             async with asyncio.timeout(_SILENCE):
                 news = await context.view.events.wait(number)
         except TimeoutError:
-            text = b": nothing happened\n\n"
+            yield b": nothing happened\n\n"
         else:
-            text = _lines(_epoch(context), news, number, kinds)
+            yield _lines(_epoch(context), news, number, kinds)
             number = news[-1].number
-        if text:
-            await _say(request, text)
-
-
-async def _say(request: Request, text: bytes) -> None:
-    """Send text once the previous text was taken; the server closes a connection that doesn't read."""
-    message: dict[str, Any] = {"type": "http.response.body", "body": text, "more_body": True}
-    await request.send(message)
 
 
 def _lines(epoch: int, news: Iterable[Event], number: int, kinds: frozenset[str]) -> bytes:

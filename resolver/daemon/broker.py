@@ -21,9 +21,8 @@ from resolver.base.reasons import BrokerRefusal
 from resolver.base.retry import tried_again
 from resolver.config import BrokerAnswer, HostpidNamespace
 from resolver.linux.peers import PeerUnknown, peer_of
-from resolver.serve.reception import Acceptor
+from resolver.serve.accept import Acceptor, Waiting
 from resolver.serve.unix_socket import Listening, UnixSocket, listens
-from resolver.serve.waiting import Waiting
 
 if TYPE_CHECKING:
     import socket

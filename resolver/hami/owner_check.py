@@ -13,7 +13,7 @@ from resolver.hami.discovery import MappedFile, SharedDirectory, Shown
 from resolver.hami.process_reads import has_mount, maps, maps_shared, written_by_name
 from resolver.linux.mappings import SuperblockPath
 from resolver.linux.procfs import HOST_PIDNS, TooLarge
-from resolver.lookup.verify import verify
+from resolver.lookup.resolve import verify
 from resolver.workers.lane import ALL
 
 if TYPE_CHECKING:

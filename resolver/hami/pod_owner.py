@@ -22,7 +22,7 @@ from resolver.hami.process_reads import maps_shared, written_in
 from resolver.linux.cgroup import NO_CONTAINER, only_container
 from resolver.linux.mappings import SuperblockPath, shared_files
 from resolver.linux.procfs import TooLarge
-from resolver.lookup.verify import verify
+from resolver.lookup.resolve import verify
 from resolver.workers.lane import ALL
 
 if TYPE_CHECKING:

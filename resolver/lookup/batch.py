@@ -6,32 +6,30 @@ before and after that, with the same start time, is the listed one. Without that
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.base.errors import AccessDenied, ProcessGone, ResolverError
+from resolver.base.budget import Slices
+from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.containers.find import Wanted
 from resolver.linux.cgroup import cgroup_paths, parse_cgroup_path
 from resolver.linux.cgroup_directories import cgroup_roots, find_directories, processes_in
-from resolver.lookup.verify import verify
+from resolver.lookup.resolve import verify
 from resolver.pids.bpf_map import TICK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from resolver.containers.known_namespaces import FirstProcess
     from resolver.linux.procfs import Procfs
     from resolver.lookup.cached import LiveLookup
     from resolver.pids.bpf_map import BpfPidMap
-    from resolver.pids.pidmap import PidMap
 
-#: Longest time that a step takes before others get their turn, in seconds, and how often that is checked.
-_SLICE = 0.002
-_LOOK_EVERY = 32
+#: Longest time that a step takes before others get their turn, in seconds.
+_SLICE_SECONDS = 0.002
 #: For fewer processes of a container than this, holding each is cheaper than listing all.
 _WORTH_LISTING = 6
 
-GONE, NO_SUCH_PROCESS = "gone", "no_such_process"
+NO_SUCH_PROCESS = "no_such_process"
 
 
 class Hit(NamedTuple):
@@ -46,93 +44,88 @@ Answers = dict[int, Hit | str]
 
 
 class Batch:
-    """One batch. `steps` yields to give others their turn; unanswered pairs are in ``left`` then.
+    """One batch. `run` answers from the map, and leaves the rest in ``left``.
 
     ``left`` is for `resolver.lookup.forward.lookup_many`: containers that share a PID namespace, and incomplete ids.
     """
 
-    def __init__(
-        self, procfs: Procfs, pidmap: PidMap, live: LiveLookup, wanted: Mapping[str, Iterable[int]]
-    ) -> None:
-        """``wanted``: PIDs by container id; an id that is not complete, or another name, is for ``left``."""
+    def __init__(self, procfs: Procfs, live: LiveLookup) -> None:
         self.answers: dict[str, Answers] = {}
         self.left: dict[str, list[int]] = {}
-        self._procfs = procfs
-        self._pidmap = pidmap
-        self._live = live
-        self._wanted = wanted
+        self._procfs, self._live = procfs, live
         self._roots: Sequence[str] | None = None
-        self._slice_ends = 0.0
+        self._slices = Slices(_SLICE_SECONDS)
 
-    def steps(self) -> Generator[None]:
-        """Answer from the map, after `LiveLookup.look_for`. Raises OSError."""
-        self._slice_ends = time.perf_counter() + _SLICE
-        kernel = self._pidmap.source.exact()
-        for container_id, ns_pids in self._wanted.items():
+    async def run(self, wanted: Mapping[str, Iterable[int]]) -> None:
+        """Answer for the PIDs of each container. Raises OSError."""
+        await self._live.look_for(wanted)
+        kernel = self._live.pidmap.source.exact()
+        for container_id, ns_pids in wanted.items():
             init = self._live.namespaces.rightful(container_id)
             answers: Answers = {}
-            rest: Iterable[int] = ns_pids
+            rest = list(ns_pids)
             if init is not None:
                 if kernel is not None:
-                    rest = yield from self._by_listing(kernel, init, list(ns_pids), answers)
-                rest = yield from self._one_by_one(init, list(rest), answers)
+                    rest = await self._by_listing(kernel, init, rest, answers)
+                rest = await self._one_by_one(init, rest, answers)
             self.answers[container_id] = answers
-            left = list(rest)
-            if left:
-                self.left[container_id] = left
+            if rest:
+                self.left[container_id] = rest
 
-    def _turn(self) -> Generator[None]:
-        if time.perf_counter() >= self._slice_ends:
-            yield
-            self._slice_ends = time.perf_counter() + _SLICE
-
-    def _by_listing(
+    async def _by_listing(
         self, kernel: BpfPidMap, init: FirstProcess, ns_pids: list[int], answers: Answers
-    ) -> Generator[None, None, list[int]]:
-        """Returns those that it cannot answer."""
+    ) -> list[int]:
+        """Return those that it cannot answer."""
         pidns = init.pidns
         first = {}
-        for number, ns_pid in enumerate(ns_pids):
+        for ns_pid in ns_pids:
             first[ns_pid] = kernel.identity(pidns, ns_pid)
-            if number % _LOOK_EVERY == 0:
-                yield from self._turn()
-        listed: dict[int, None] = {}
+            if self._slices.over():
+                await self._slices.give_way()
         known = sum(identity is not None for identity in first.values())
+        rest = []
         try:
             # The namespace lasts as long as its first process: only at the end is it known to have been this one.
             with verify(self._procfs, init.host_pid) as handle:
                 if handle.process.start_time != init.arrival[1] // TICK:
                     return ns_pids  # its number is another's by now
-                if known >= _WORTH_LISTING:
-                    listed = self._members(init)
-                rest = []
-                for number, (ns_pid, identity) in enumerate(first.items()):
+                listed = self._members(init) if known >= _WORTH_LISTING else ()
+                for ns_pid, identity in first.items():
                     if identity is None:
                         answers[ns_pid] = NO_SUCH_PROCESS
                     elif identity[1] in listed and kernel.identity(pidns, ns_pid) == identity:
                         answers[ns_pid] = Hit(identity[1], identity[0] // TICK)
                     else:
                         rest.append(ns_pid)
-                    if number % _LOOK_EVERY == 0:
-                        yield from self._turn()
+                    if self._slices.over():
+                        await self._slices.give_way()
         except (ProcessGone, AccessDenied):
             answers.clear()
             return ns_pids
         return rest
 
-    def _listed(self, init: FirstProcess) -> dict[int, None]:
-        try:
-            return self._members(init)
-        except (ProcessGone, AccessDenied):
-            return {}
+    async def _one_by_one(self, init: FirstProcess, ns_pids: list[int], answers: Answers) -> list[int]:
+        rest = []
+        among = self._members(init) if len(ns_pids) >= _WORTH_LISTING else ()
+        for ns_pid in ns_pids:
+            process = self._live.process_in(init, ns_pid, among, brief=True)
+            if process is None:
+                rest.append(ns_pid)
+            else:
+                answers[ns_pid] = Hit(process.host_pid, process.start_time)
+            await self._slices.breathe()
+        return rest
 
-    def _members(self, init: FirstProcess) -> dict[int, None]:
+    def _members(self, init: FirstProcess) -> Collection[int]:
         """Host PIDs of the processes in the container's cgroup and below it; empty if that cannot be seen."""
-        procfs = self._procfs
         if self._roots is None:
-            self._roots = cgroup_roots(procfs.mounts("self"))
+            self._roots = cgroup_roots(self._procfs.mounts("self"))
+        try:
+            cgroup = self._procfs.cgroup(init.host_pid)
+        except (ProcessGone, AccessDenied):
+            return ()
         wanted = Wanted(init.container_id)
-        for path in cgroup_paths(procfs.cgroup(init.host_pid)):
+        for path in cgroup_paths(cgroup):
             container = parse_cgroup_path(path)
             if container is None or container.container_id != init.container_id:
                 continue
@@ -142,40 +135,4 @@ class Batch:
                 listed = processes_in(directories.get(init.container_id, ()))
                 if init.host_pid in listed:
                     return listed
-        return {}
-
-    def _one_by_one(
-        self, init: FirstProcess, ns_pids: list[int], answers: Answers
-    ) -> Generator[None, None, list[int]]:
-        rest = []
-        among = self._listed(init) if len(ns_pids) >= _WORTH_LISTING else ()
-        for ns_pid in ns_pids:
-            process = self._live.process_in(init, ns_pid, among, brief=True)
-            if process is None:
-                rest.append(ns_pid)
-            else:
-                answers[ns_pid] = Hit(process.host_pid, process.start_time)
-            yield from self._turn()
-        return rest
-
-
-def walk(
-    ask: Callable[[str, list[int]], Answers],
-    left: dict[str, list[int]],
-    refused: Callable[[ResolverError], str],
-    seconds: float,
-) -> dict[str, Answers]:
-    """Answer the rest of a batch, container by container, until the time is up.
-
-    ``refused`` translates an error into its word. Run it in a thread.
-    """
-    deadline = time.monotonic() + seconds
-    found: dict[str, Answers] = {}
-    for cid, ns_pids in left.items():
-        if time.monotonic() > deadline:
-            break
-        try:
-            found[cid] = ask(cid, ns_pids)
-        except ResolverError as error:
-            found[cid] = dict.fromkeys(ns_pids, refused(error))
-    return found
+        return ()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from resolver.containers.known_namespaces import FirstProcess
     from resolver.linux.procfs import Procfs
-    from resolver.lookup.verify import ContainerProcess
+    from resolver.lookup.resolve import ContainerProcess
     from resolver.pids.pidmap import PidMap
     from resolver.workers.lanes import TenantReader
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from resolver.linux.procfs import Procfs
-    from resolver.lookup.verify import ContainerProcess
+    from resolver.lookup.resolve import ContainerProcess
 
 #: Threads that are looked through for a number that is no process's, only to say so.
 _MOST_THREADS = 20_000

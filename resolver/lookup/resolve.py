@@ -6,17 +6,36 @@ can make an answer slow or missing, and never wrong.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.records import NamedTuple
 from resolver.containers.namespaces import has_number
-from resolver.lookup.verify import ContainerProcess, verify
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from resolver.containers.namespaces import Namespace
-    from resolver.linux.procfs import Procfs
+    from resolver.linux.procfs import ProcessHandle, Procfs
+
+
+class ContainerProcess(NamedTuple):
+    """Process of a container, with number ``container_pid`` in the PID namespace ``pidns``.
+
+    ``start_time`` is in clock ticks since boot, ``source`` is ``cgroup``, ``scan`` or a source of PIDs. Facts that the
+    kernel hides are None or empty.
+    """
+
+    container_id: str
+    container_pid: int
+    host_pid: int
+    pidns: int
+    pod_uid: str | None
+    container_name: str | None
+    start_time: int
+    comm: str
+    source: str
 
 
 class ContainerOf(NamedTuple):
@@ -25,6 +44,24 @@ class ContainerOf(NamedTuple):
     container_id: str
     pod_uid: str | None
     name: str | None = None
+
+
+@contextmanager
+def verify(procfs: Procfs, host_pid: int, *, keep: bool = False) -> Iterator[ProcessHandle]:
+    """Hold a process for a ``with`` block; ProcessGone at its end if the process has ended by then.
+
+    ``keep``: without an error the handle stays open, for the caller. Raises ProcessGone and AccessDenied.
+    """
+    handle, kept = procfs.open_handle(host_pid), False
+    try:
+        yield handle
+        # Last of all: a process that runs now was there, under this PID, during every read of the block.
+        if not handle.alive():
+            raise ProcessGone(f"process {host_pid} ended while it was checked")
+        kept = keep
+    finally:
+        if not kept:
+            handle.close()
 
 
 def resolve(

@@ -17,7 +17,7 @@ from resolver.containers.namespaces import goes_through, members_of, own_namespa
 from resolver.linux.cgroup import cgroup_paths, parse_cgroup
 from resolver.linux.host_view import require_all_processes, require_host_view
 from resolver.linux.procfs import HOST_PIDNS
-from resolver.lookup.verify import verify
+from resolver.lookup.resolve import verify
 
 if TYPE_CHECKING:
     from resolver.containers.pod_names import PodNames

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from resolver.base.limiter import Bucket
-from resolver.serve import http
+from resolver.serve import http, server
 from resolver.serve.http import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from http import HTTPStatus
 
     Answer = tuple[int, str, bytes]
 
@@ -29,7 +27,6 @@ LIMITS = http.Limits(
     busy="too many requests are waiting to be answered; come back in a second",
 )
 _AT_ONCE, _PER_SECOND = 4.0, 10.0  # requests on one connection; beyond, it is closed after the answer
-_PIECE = 65536  # a slow client has this much of its answer in memory, and no more
 #: In the kernel: a flood fits in, so that a scraper among it isn't made to try again a second later.
 _BACKLOG = 1024
 
@@ -51,71 +48,32 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server(address, family=family, backlog=_BACKLOG)
 
 
-class _Anybody:
-    """Anonymous client. Its connection is closed if its requests come too fast."""
+class _OpenToAll(http.Gatekeeper):
+    """Gatekeeper that admits every client; a connection with too many requests is closed."""
 
-    turned_away = None
-
-    def __init__(self) -> None:
-        self.requests = Bucket(_PER_SECOND, _AT_ONCE)
-
-
-class _OpenToAll:
-    """Gatekeeper that admits every client."""
-
-    def __init__(self) -> None:
-        self.counters: Counter[str] = Counter()
-
-    @staticmethod
-    def owner(connection: socket.socket) -> str | None:
-        """Return the client's address."""
-        try:
-            return str(connection.getpeername()[0])
-        except OSError:
-            return None  # it has gone
-
-    @staticmethod
-    def enter(connection: Any) -> _Anybody:  # noqa: ARG004
-        """Admit the client without identifying it."""
-        return _Anybody()
-
-    def leave(self, visitor: _Anybody) -> None:
-        """Do nothing: no state is kept."""
-
-    @staticmethod
-    def refusal(status: HTTPStatus, why: str) -> http.Refusal:
-        """Return the refusal as plain text."""
-        return http.Refusal(status, PLAIN, f"{why}\n".encode())
+    def enter(self, _channel: socket.socket) -> Bucket:
+        """Return the connection's account of requests."""
+        return Bucket(_PER_SECOND, _AT_ONCE)
 
 
-def application(answer: Callable[[str, str], Awaitable[Answer]]) -> Any:
-    """Return an ASGI application. ``answer(path, accept)`` returns status, content type and body."""
+def application(answer: Callable[[str, str], Awaitable[Answer]]) -> http.Application:
+    """Return an application. ``answer(path, accept)`` returns status, content type and body."""
 
-    async def app(
-        scope: dict[str, Any], _receive: Any, send: Callable[[dict[str, Any]], Awaitable[None]]
-    ) -> None:
-        headers = {}
-        scope["state"]["connection"].take_a_turn()  # also on a connection that was let in long ago
-        if scope["state"]["access"].requests.take(1) > 0:
+    async def app(connection: http.Connection) -> None:
+        connection.charge()  # also on a connection that was let in long ago
+        headers = {"cache-control": "no-store"}
+        if connection.visitor.take(1) > 0:
             headers["connection"] = "close"
-        if scope["method"] not in ("GET", "HEAD"):
+        if connection.method in ("GET", "HEAD"):
+            status, kind, body = await answer(connection.path, connection.headers.get("accept", ""))
+        else:
             status, kind, body = 405, PLAIN, b"only GET and HEAD are answered\n"
             headers["allow"] = "GET, HEAD"
-        else:
-            accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
-            status, kind, body = await answer(scope["path"], accept.decode("latin-1"))
-        headers |= {"content-type": kind, "content-length": str(len(body)), "cache-control": "no-store"}
-        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": status, "headers": encoded})
-        view = memoryview(b"" if scope["method"] == "HEAD" else body)
-        for start in range(0, len(view), _PIECE):
-            piece = bytes(view[start : start + _PIECE])
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await connection.answer(body, kind, status, headers)
 
     return app
 
 
 async def serve(listener: socket.socket, answer: Callable[[str, str], Awaitable[Answer]]) -> None:
     """Answer until cancelled."""
-    await http.serve(application(answer), _OpenToAll(), listener, LIMITS)
+    await server.serve(application(answer), _OpenToAll(), listener, LIMITS)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -19,7 +19,6 @@ import msgspec
 from resolver.api.access import ApiGatekeeper
 from resolver.api.app import Api
 from resolver.api.context import Context, View
-from resolver.api.server import serve
 from resolver.base.event_log import EventLog
 from resolver.base.journal import Journal
 from resolver.cli._top.tree import Tree, build
@@ -28,6 +27,8 @@ from resolver.linux.procfs import Procfs
 from resolver.lookup.cached import LiveLookup
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
+from resolver.serve.http import Connection
+from resolver.serve.server import serve
 from resolver.serve.unix_socket import Listening, UnixSocket
 from resolver.state import Snapshot
 from tests.fakes.pictures import picture
@@ -106,15 +107,17 @@ class Served:
 
     async def _serve(self, ready: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
-        self._task = asyncio.create_task(serve(self._counted, self.gatekeeper, self._entrance.listener))
+        self._task = asyncio.create_task(
+            serve(self._counted, self.gatekeeper, self._entrance.listener, self.gatekeeper.limits)
+        )
         ready.set()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
-    async def _counted(self, scope: Any, receive: Any, send: Any) -> None:
+    async def _counted(self, connection: Connection) -> None:
         self._awake.wait()  # blocks the whole loop: so hangs a daemon
         self.asked += 1
-        await self._api(scope, receive, send)
+        await self._api(connection)
 
     def _shown(self) -> Snapshot:
         return self.shown
@@ -156,21 +159,13 @@ def _api(
 
 
 def _answer(api: Api, access: Any, name: str) -> dict[str, Any]:
-    said: list[dict[str, Any]] = []
+    said: list[bytes] = []
 
-    async def send(message: dict[str, Any]) -> None:
-        said.append(message)
+    async def answer(body: bytes, _media_type: str, status: int, _headers: object) -> None:
+        assert status == 200, body
+        said.append(body)
 
-    scope = {
-        "type": "http",
-        "method": "GET",
-        "path": f"/v1/{name}",
-        "query_string": b"",
-        "headers": [],
-        "state": {"access": access, "connection": None},
-    }
-    asyncio.run(api(scope, None, send))
-    start, body = said
-    assert start["status"] == 200, body
-    answer: dict[str, Any] = msgspec.json.decode(body["body"])
-    return answer
+    about = {"method": "GET", "path": f"/v1/{name}", "query": b"", "headers": {}}
+    asyncio.run(api(SimpleNamespace(**about, visitor=access, answer=answer)))  # type: ignore[arg-type]
+    found: dict[str, Any] = msgspec.json.decode(said[0])
+    return found

@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from resolver import client
-from resolver.api import access, lookups, server, stream
+from resolver.api import access, lookups, stream
 from resolver.api.problems import Reason
 from resolver.api.request import MOST_BODY_BYTES
 from resolver.base.errors import AccessDenied, Ambiguous, CannotKnow, NoDaemon, NotFound, UsageError
@@ -314,7 +314,7 @@ def test_a_defect_is_told_to_the_log_and_to_nobody_else(
 
 @pytest.fixture
 def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    monkeypatch.setattr(server, "ROOT_LIMITS", server.ROOT_LIMITS._replace(seconds=0.3))
+    monkeypatch.setattr(access, "ROOT_LIMITS", access.ROOT_LIMITS._replace(seconds=0.3))
     with serving(tmp_path / "impatient.sock", **FULL) as running:
         yield running
 

@@ -10,7 +10,7 @@ import pytest
 
 from resolver.base.errors import ProcessGone
 from resolver.linux.procfs import ProcessHandle, Procfs
-from resolver.lookup.verify import verify
+from resolver.lookup.resolve import verify
 
 
 @pytest.fixture

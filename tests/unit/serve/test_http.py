@@ -15,7 +15,8 @@ from resolver import config, metrics
 from resolver.base.errors import UsageError
 from resolver.base.journal import Journal
 from resolver.config import Settings
-from resolver.serve import http, pages
+from resolver.serve import pages
+from resolver.serve.server import Server
 from resolver.state import Snapshot
 from tests.fakes.pictures import picture
 
@@ -128,7 +129,7 @@ async def test_other_requests_get_a_status(said: bytes, status: int, has: bytes)
 
 async def test_no_connection_is_left_open_by_who_was_turned_out_or_by_the_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = http.Server(
+        server = Server(
             pages.application(hello), pages._OpenToAll(), listener, pages.LIMITS._replace(connections=2)
         )
         pairs = [socket.socketpair() for _ in range(5)]

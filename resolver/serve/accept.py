@@ -1,0 +1,135 @@
+"""Accepting connections for a share of a CPU, and waiting until they become readable, for a limited time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from resolver.base.limiter import Bucket
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterator
+
+_T = TypeVar("_T")
+
+_BATCH = 32
+#: Accepting may use its share of a CPU, and a burst of so many seconds at once.
+_BURST_SECONDS = 0.01
+#: Without descriptors, nothing is accepted for so long.
+_PAUSE_SECONDS = 0.5
+
+
+class Acceptor:
+    """Accepts connections on ``listener`` in batches, for at most ``share`` of a CPU, ``take`` included.
+
+    ``take`` gets each connection, in non-blocking mode, and owns it. If it raises OSError, descriptors have run out:
+    ``refused`` is called, and clients wait in the kernel's queue for a while. Belongs to the running event loop.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        take: Callable[[socket.socket], None],
+        *,
+        share: float = 0.1,
+        refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._listener = listener
+        self._take = take
+        self._refused = refused
+        self._rest: asyncio.TimerHandle | None = None
+        self._cpu = Bucket(share, _BURST_SECONDS)
+        self._loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        self._loop.add_reader(listener.fileno(), self._accept)
+
+    def stop(self) -> None:
+        """Accept no more; the listener stays its owner's."""
+        self._loop.remove_reader(self._listener.fileno())
+        if self._rest is not None:
+            self._rest.cancel()
+
+    def _accept(self) -> None:
+        began = time.thread_time()
+        try:
+            for _ in range(_BATCH):
+                connection, _address = self._listener.accept()
+                connection.setblocking(False)
+                self._take(connection)
+        except (BlockingIOError, ConnectionAbortedError):
+            pass
+        except OSError:
+            self._refused()
+            self._pause(_PAUSE_SECONDS)
+            return
+        if seconds := self._cpu.charge(time.thread_time() - began):
+            self._pause(seconds)
+
+    def _pause(self, seconds: float) -> None:
+        fd = self._listener.fileno()
+        self._loop.remove_reader(fd)
+        self._rest = self._loop.call_later(seconds, self._loop.add_reader, fd, self._accept)
+
+
+class Waiting(Generic[_T]):
+    """Connections with a value each, kept for at most ``seconds``; iterated in order of arrival.
+
+    ``readable`` is called when a connection is readable or hung up; ``late``, with the same arguments, when the time is
+    over: the connection is no longer watched, and the callee closes it. Belongs to the running event loop.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        readable: Callable[[socket.socket, _T], None],
+        late: Callable[[socket.socket, _T], None],
+    ) -> None:
+        self._seconds = seconds
+        self._readable = readable
+        self._late = late
+        #: By descriptor: connection, value, deadline.
+        self._watched: OrderedDict[int, tuple[socket.socket, _T, float]] = OrderedDict()
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def __len__(self) -> int:
+        return len(self._watched)
+
+    def __iter__(self) -> Iterator[tuple[socket.socket, _T]]:
+        return ((connection, value) for connection, value, _ in self._watched.values())
+
+    def add(self, connection: socket.socket, value: _T) -> None:
+        """Wait for this connection."""
+        fd, deadline = connection.fileno(), self._loop.time() + self._seconds
+        self._watched[fd] = connection, value, deadline
+        self._loop.add_reader(fd, self._readable, connection, value)
+        if self._timer is None:
+            self._timer = self._loop.call_at(deadline, self._expire)
+
+    def remove(self, connection: socket.socket) -> None:
+        """Stop waiting for a connection, which stays open."""
+        fd = connection.fileno()
+        self._loop.remove_reader(fd)
+        del self._watched[fd]
+
+    def clear(self) -> list[tuple[socket.socket, _T]]:
+        """Stop waiting for all connections; return them, still open."""
+        if self._timer is not None:
+            self._timer.cancel()
+        cleared = list(self)
+        for connection, _ in cleared:
+            self.remove(connection)
+        return cleared
+
+    def _expire(self) -> None:
+        self._timer = None
+        while self._watched:
+            connection, value, deadline = next(iter(self._watched.values()))
+            if deadline > self._loop.time():
+                self._timer = self._loop.call_at(deadline, self._expire)
+                return
+            self.remove(connection)
+            self._late(connection, value)

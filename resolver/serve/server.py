@@ -1,0 +1,213 @@
+"""A bounded HTTP server: holds connections of unknown clients until a request begins, and admits them one by one.
+
+The excess waits in the kernel's queue. Owners (an address, a container) take turns: a client that sends a thousand
+requests delays only its own. Within one owner, complete requests come before incomplete ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import socket
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, NamedTuple
+
+from resolver.serve.accept import Acceptor, Waiting
+from resolver.serve.http import PLAIN, Connection, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from resolver.serve.http import Application, Gatekeeper, Limits
+
+#: How many connections that have gone are closed in one turn of the loop.
+_MOST_GONE = 64
+#: The mark of a complete request, and how many bytes are searched for it.
+_END_OF_HEAD, _MOST_OF_HEAD = b"\r\n\r\n", 8192
+_GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL | select.POLLRDHUP
+
+
+class _Guest(NamedTuple):
+    channel: socket.socket
+    whole: bool  # the whole head of its request has arrived
+
+
+class Server:
+    """Answers on a listening socket; belongs to the running event loop.
+
+    A connection is silent, then ready, then inside. Without ``limits.waiting`` it is inside at once. One connection
+    more than ``limits.waiting`` costs the owner that holds most of them one: the longest silent one, else its oldest
+    incomplete request, else its latest request. One more than ``limits.connections`` costs the owner that has most of
+    them inside its oldest idle one.
+    """
+
+    def __init__(
+        self, application: Application, gatekeeper: Gatekeeper, listener: socket.socket, limits: Limits
+    ) -> None:
+        self._application, self._gatekeeper, self._limits = application, gatekeeper, limits
+        self._silent: Waiting[Hashable] = Waiting(
+            limits.seconds, self._readable, self._dismiss
+        )  # with its owner
+        #: By owner, the next one first; of each, whole requests first.
+        self._ready: OrderedDict[Hashable, list[_Guest]] = OrderedDict()
+        self._held: Counter[Hashable] = Counter()  # silent or ready
+        self._inside: dict[asyncio.Task[None], tuple[Connection, Hashable]] = {}  # oldest first
+        self._next_at = 0.0
+        self._turn: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._busy = refusal(503, PLAIN, f"{limits.busy}\n".encode(), {"Retry-After": "1"}).answer
+        take = self._take if limits.waiting else self.let_in
+        self._acceptor = Acceptor(listener, take, share=limits.share)
+
+    async def stop(self) -> None:
+        """Stop accepting, and close all connections."""
+        self._acceptor.stop()
+        if self._turn is not None:
+            self._turn.cancel()
+        guests = [guest.channel for guests in self._ready.values() for guest in guests]
+        for channel in (*guests, *(channel for channel, _ in self._silent.clear())):
+            channel.close()
+        for task in (inside := list(self._inside)):
+            task.cancel()
+        await asyncio.gather(*inside, return_exceptions=True)
+
+    # -- before a request is read ---------------------------------------------------------------------
+
+    def _charge(self) -> None:
+        """Delay the next admission by one turn, for an admission or for another request of an admitted client."""
+        self._next_at = max(self._next_at, self._loop.time()) + self._limits.apart
+
+    def _take(self, channel: socket.socket) -> None:
+        state = _state(channel)
+        owner = None
+        try:
+            if state & _GONE or (owner := self._gatekeeper.owner(channel)) is None:
+                return
+            self._held[owner] += 1
+        finally:
+            if owner is None:
+                channel.close()
+        if state:
+            self._make_ready(channel, owner)
+        else:
+            self._silent.add(channel, owner)
+        if self._held.total() > self._limits.waiting:
+            self._turn_one_away(channel)
+
+    def _readable(self, channel: socket.socket, owner: Hashable) -> None:
+        self._silent.remove(channel)
+        if _state(channel) & _GONE:
+            self._dismiss(channel, owner)
+        else:
+            self._make_ready(channel, owner)
+
+    def _make_ready(self, channel: socket.socket, owner: Hashable) -> None:
+        guests = self._ready.setdefault(owner, [])
+        guests.append(_Guest(channel, _is_whole(channel)))
+        guests.sort(key=lambda guest: not guest.whole)
+        self._await_turn()
+
+    def _await_turn(self) -> None:
+        if self._ready and self._turn is None:
+            self._turn = self._loop.call_at(max(self._next_at, self._loop.time()), self._next)
+
+    def _next(self) -> None:
+        """Admit the next guest that is still connected."""
+        self._turn = None
+        for _ in range(_MOST_GONE):
+            if not self._ready:
+                break
+            owner, guests = self._ready.popitem(last=False)
+            channel, _whole = guests.pop(0)
+            if guests:
+                self._ready[owner] = guests
+            if not _state(channel) & _GONE:
+                self._release(owner)
+                self._charge()
+                self.let_in(channel, owner)
+                break
+            self._dismiss(channel, owner)
+        self._await_turn()
+
+    def _release(self, owner: Hashable) -> None:
+        self._held[owner] -= 1
+        if not self._held[owner]:
+            del self._held[owner]
+
+    def _dismiss(self, channel: socket.socket, owner: Hashable, answer: bytes = b"") -> None:
+        self._release(owner)
+        _hang_up(channel, answer)
+
+    def _turn_one_away(self, latest: socket.socket) -> None:
+        ((greedy, _),) = self._held.most_common(1)
+        guests = self._ready.get(greedy, [])
+        begun = [guest for guest in guests if not guest.whole]
+        channel = next((channel for channel, owner in self._silent if owner == greedy), None)
+        # The request of a client that has only just come may be on its way.
+        if channel is None or (channel is latest and begun):
+            guest = (begun or guests[-1:])[0]
+            channel = guest.channel
+            guests.remove(guest)
+            if not guests:
+                del self._ready[greedy]
+        else:
+            self._silent.remove(channel)
+        self._dismiss(channel, greedy, self._busy)
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    def let_in(self, channel: socket.socket, owner: Hashable = None) -> None:
+        """Serve this connection from now on. It may have data already."""
+        if len(self._inside) >= self._limits.connections:
+            ((greedy, _),) = Counter(owner for _, owner in self._inside.values()).most_common(1)
+            theirs = [task for task, (_, owner) in self._inside.items() if owner == greedy]
+            oldest = next((task for task in theirs if self._inside[task][0].idle), theirs[0])
+            del self._inside[oldest]
+            oldest.cancel()
+        connection = Connection(channel, self._application, self._gatekeeper, self._limits, self._charge)
+        task = self._loop.create_task(connection.run())
+        self._inside[task] = connection, owner
+        task.add_done_callback(lambda task: self._left(task, connection))
+
+    def _left(self, task: asyncio.Task[None], connection: Connection) -> None:
+        self._inside.pop(task, None)
+        _hang_up(connection.channel, connection.last_words)
+
+
+async def serve(
+    application: Application, gatekeeper: Gatekeeper, listener: socket.socket, limits: Limits
+) -> None:
+    """Answer until cancelled. The listener stays its owner's."""
+    server = Server(application, gatekeeper, listener, limits)
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        await server.stop()
+
+
+def _state(channel: socket.socket) -> int:
+    """Return the pending poll(2) events, 0 if there are none. A client that has shut down sending counts as gone."""
+    poll = select.poll()
+    poll.register(channel, select.POLLIN | select.POLLRDHUP)
+    return sum(events for _, events in poll.poll(0))
+
+
+def _is_whole(channel: socket.socket) -> bool:
+    """Check if the whole head of a request has arrived."""
+    try:
+        return _END_OF_HEAD in channel.recv(_MOST_OF_HEAD, socket.MSG_PEEK)
+    except OSError:
+        return False  # it has gone, which its turn will show
+
+
+def _hang_up(channel: socket.socket, answer: bytes) -> None:
+    """Close a connection. A short answer is sent before, if the socket's buffer has room.
+
+    Pending data is read: if a socket is closed with unread data, the kernel discards the answer.
+    """
+    with contextlib.suppress(OSError):
+        channel.send(answer)
+    with contextlib.suppress(OSError):
+        channel.recv(1 << 16)
+    channel.close()
