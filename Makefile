@@ -84,7 +84,7 @@ engines: setup-dev ## start Debian's container engines and try it under each (ne
 	@$(BIN)/python -m tests.runtime.engines $(ARGS)
 
 .PHONY: fresh
-fresh: ## prove setup and demo in a bare Debian made by debootstrap (needs root, minutes)
+fresh: ## prove setup and demo in a bare Debian made by mmdebstrap (needs root, minutes)
 	@tests/runtime/fresh_machine.sh $(ARGS)
 
 .PHONY: lock

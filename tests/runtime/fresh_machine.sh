@@ -21,7 +21,7 @@ die() {
 
 if [[ -z ${FRESH_INSIDE:-} ]]; then
     ((EUID == 0)) || die "needs root to make a chroot: sudo make fresh"
-    command -v debootstrap >/dev/null || die "debootstrap is missing: apt-get install debootstrap"
+    command -v mmdebstrap >/dev/null || die "mmdebstrap is missing: apt-get install mmdebstrap"
     FRESH_INSIDE=1 exec unshare --mount --propagation private "$0" "$@"
 fi
 
@@ -30,12 +30,13 @@ base_image() {
     if [[ ! -e $image ]]; then
         echo "fresh: bootstrapping a minimal Debian $SUITE (kept in $image)" >&2
         mkdir -p "$KEEP"
-        debootstrap --variant=minbase --include=git,make,python3 "$SUITE" "$1" ${DEBIAN_MIRROR:-} >"$KEEP/log" 2>&1 ||
-            die "debootstrap failed; its words are in $KEEP/log"
-        tar -C "$1" --one-file-system -cf "$image.new" . && mv "$image.new" "$image"
-    else
-        tar -C "$1" -xf "$image"
+        mmdebstrap --variant=minbase --include=git,make,python3 --dpkgopt=force-unsafe-io \
+            --aptopt='Acquire::Check-Valid-Until "false"' --hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr \
+            "$SUITE" "$KEEP/new.tar" ${DEBIAN_MIRROR:-} >"$KEEP/log" 2>&1 ||
+            die "mmdebstrap failed; its words are in $KEEP/log"
+        mv "$KEEP/new.tar" "$image"
     fi
+    tar -C "$1" -xf "$image"
 }
 
 local_folders() {
