@@ -1,8 +1,8 @@
 """Shared regions in directories of the host, one below for each container or claim: ``<directory>/<entry>/*.cache``.
 
-Tenants can put anything into their directories, so every step is bounded, and a refresh goes on where the last one
-ended. Where containers make the entries themselves, any tenant can fill a listing and take any name: there the entries
-of kubelet's containers are opened by name, and the rest is only reported.
+Tenants can put anything into their directories, so every step is bounded, a lane makes those that the kernel can delay,
+and a refresh goes on where the last one ended. Where containers make the entries themselves, any tenant can fill a
+listing and take any name: there the entries of kubelet's containers are opened by name, and the rest is only reported.
 """
 
 from __future__ import annotations
@@ -12,27 +12,23 @@ import math
 import os
 import stat
 import time
-from itertools import islice
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from resolver.base.budget import Budgets
-from resolver.base.errors import RegionRejected
+from resolver.base.errors import CannotKnow, RegionRejected, ResolverError, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.containers.log_names import ContainerNames
-from resolver.hami.directory_listing import (
-    MAX_CACHES,
-    MAX_CONTAINERS,
-    MAX_ENTRIES,
-    change_stamp,
-    list_caches,
-)
-from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS, is_entry
+from resolver.hami.directory_listing import MAX_CACHES, MAX_CONTAINERS, MAX_ENTRIES, change_stamp
+from resolver.hami.directory_reads import hold_directory, list_entries, look_into, place_of, take
+from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS
 from resolver.hami.region_location import locate
 from resolver.hami.region_register import STRAY, RegionRegister
 from resolver.hami.searched_directories import NOWHERE, Candidate, Directory, Root
 from resolver.linux.inotify import OF_A_DIRECTORY
-from resolver.linux.safe_open import open_directory, translate
-from resolver.workers.lanes import Direct
+from resolver.linux.safe_open import translate
+from resolver.workers.lane import ALL
+from resolver.workers.lanes import Direct, begin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -47,7 +43,9 @@ MAX_STRAYS = 64  # entries of a shared directory that are reported and not opene
 REFRESH_SECONDS = 0.015  # CPU time of one refresh, but for one directory: news of others waits for it
 #: Seconds between two listings of a directory of which the kernel reports what is new in it.
 WATCHED_LOOK = 15.0
-#: Until a file that is on its way to being a region is tried again.
+#: And of one that can't be watched, or that containers may mount at any time.
+_UNWATCHED_LOOK = 1.0
+#: Until a file that is on its way to being a region is tried again, or a lane's answer is taken.
 _SOON, _LATER = 0.005, 0.25
 
 
@@ -71,8 +69,8 @@ class DirectoryFinder:
         ``mounted``: checks if a container was seen to have a directory mounted.
         """
         self._names = names or ContainerNames("", "")
-        self._reader = reader or Direct(procfs)
-        self._register = RegionRegister(procfs, self._names, mounted, self._reader, budgets or Budgets())
+        self._reader, self._budgets = reader or Direct(procfs), budgets or Budgets()
+        self._register = RegionRegister(self._names, mounted, self._reader, self._budgets)
         self.regions, self.rejected = self._register.regions, self._register.rejected
         self.missing_dirs: set[str] = set()
         roots = [Root(path) for path in dict.fromkeys(containers_dirs) if path != AUTO]
@@ -138,16 +136,17 @@ class DirectoryFinder:
 
         Raises nothing that a tenant, or a lack of descriptors, could cause.
         """
-        changes = self._register.begin()
+        changes, now = self._register.begin(), self._clock()
+        self._wants = math.inf
         for root in self._roots:
-            self._refresh_root(root, full=full)
+            self._refresh_root(root, now, full=full)
         if self._auto:
             there = any(root.known and root.fd >= 0 for root in self._roots)
             (self.missing_dirs.discard if there else self.missing_dirs.add)(AUTO)
-        now, until, visited = self._clock(), time.thread_time() + REFRESH_SECONDS, 0
+        until, visited = time.thread_time() + REFRESH_SECONDS, 0
         for directory in self._order:
-            directory.full |= full
-        self._wants = math.inf
+            # Where containers make the entries everything is listed often, for kubelet's sake.
+            directory.full |= full and not (directory.root.shared and self._watches_it(directory))
         self._order.sort(key=lambda each: not each.news)
         for directory in self._order:
             self._visit(directory, now)
@@ -159,13 +158,13 @@ class DirectoryFinder:
         return changes
 
     async def settle(self) -> bool:
-        """Wait for the files that a lane reads; return True if there were any."""
-        candidates = [each for directory in self._order for each in directory.candidates.values()]
-        readings = [each.reading[1] for each in candidates if each.reading is not None]
-        tasks = [reading for reading in readings if isinstance(reading, asyncio.Task)]
-        if tasks:
+        """Wait for a lane's answers; return True if there are any."""
+        asked: list[object] = [root.listing for root in self._roots]
+        for directory in self._order:
+            asked += (directory.look, *(each.reading for each in directory.candidates.values()))
+        if tasks := [each for each in asked if isinstance(each, asyncio.Task)]:
             await asyncio.wait(tasks)
-        return bool(readings)
+        return any(asked)
 
     async def locate(self, region: SharedRegion) -> Location:
         """Return the directory as containers have it mounted. Raises `RegionRejected`."""
@@ -185,7 +184,7 @@ class DirectoryFinder:
             self._drop_root(root)
         self._order = []
 
-    def _refresh_root(self, root: Root, *, full: bool) -> None:
+    def _refresh_root(self, root: Root, now: float, *, full: bool) -> None:
         try:
             info = os.stat(root.path)
             if root.known and not _may_be_searched(root, info, self._roots):
@@ -197,35 +196,47 @@ class DirectoryFinder:
                 info = os.fstat(root.fd)
                 root.identity = info.st_dev, info.st_ino
             self._watch(_key(root), root.path, root.fd, lambda _: self._news_of(root))
-            if full or info.st_ctime_ns != root.ctime_ns:
+            if root.listing is None and (full or info.st_ctime_ns != root.ctime_ns):
                 root.ctime_ns = change_stamp(info)
                 # The device plugins make theirs for root alone. Once seen, it stays so: a tenant can change the mode.
                 if info.st_mode & 0o002 and not root.shared:
                     root.shared = True
                     self._drop_directories(root, root.directories.keys())
-                self._list_root(root)
+                root.listing, root.asked_at = begin(self._list_root(root)), now
+            if root.listing is not None:
+                self._take_listing(root, now)
         except (FileNotFoundError, NotADirectoryError):
             self._drop_root(root)
             if not root.known:
                 self.missing_dirs.add(root.path)
             return
-        except OSError as error:
+        except (OSError, RegionRejected) as error:
             root.ctime_ns = -1
-            self._register.report(root.path, translate(error))
+            self._register.report(root.path, error if isinstance(error, RegionRejected) else translate(error))
         self.missing_dirs.discard(root.path)
 
-    def _list_root(self, root: Root) -> None:
-        seen: set[str] = set()
-        with os.scandir(root.fd) as listing:
-            for entry in islice(listing, MAX_CONTAINERS):
-                # A symbolic link is kept as well: the visit refuses it, and so it is counted.
-                if not entry.name.isprintable():
-                    continue  # neither kubelet nor a device plugin makes such a name
-                if (entry.name in root.directories or is_entry(root.path, entry.name)) and (
-                    entry.is_symlink() or entry.is_dir(follow_symlinks=False)
-                ):
-                    seen.add(entry.name)
-            complete = next(listing, None) is None
+    async def _list_root(self, root: Root) -> tuple[set[str], bool]:
+        """Return the names of possible entries, and True if these are all. Raises `RegionRejected`."""
+        names, after, last, complete = set[str](), "", False, False
+        try:
+            while not last:
+                page, last, complete = await self._reader.ask(
+                    root.path, root.path, list_entries, _link(root), root.path, MAX_CONTAINERS, after
+                )
+                names.update(page)
+                after = page[-1] if page else ""
+        except (OSError, CannotKnow, WorkerFailed) as error:
+            if not root.shared:
+                raise _unreadable(error) from None
+            root.ctime_ns = -1  # kubelet's are opened by name
+        return names, complete and last
+
+    def _take_listing(self, root: Root, now: float) -> None:
+        if root.listing is None or not root.listing.done():
+            self._look_again(root.asked_at, now)
+            return
+        listing, root.listing = root.listing, None
+        seen, complete = listing.result()
         if root.shared:
             seen, complete = self._of_kubelet(root, seen, complete=complete), True
         else:
@@ -251,12 +262,7 @@ class DirectoryFinder:
         root.strays = strays
         for name in sorted(strays):
             self._register.report(f"{root.path}/{name}", RegionRejected(RegionReason.NOT_ON_NODE, STRAY))
-        return {
-            name
-            for name in wanted
-            if name in listed
-            or (not complete and os.access(name, os.F_OK, dir_fd=root.fd, follow_symlinks=False))
-        }
+        return {name for name in wanted if name in listed or not complete}
 
     def _drop_root(self, root: Root) -> None:
         for name in root.strays:
@@ -266,6 +272,9 @@ class DirectoryFinder:
         self._forget(_key(root))
         if root.fd >= 0:
             os.close(root.fd)
+        if root.listing is not None:
+            root.listing.cancel()
+            root.listing = None
         root.fd, root.identity, root.ctime_ns = -1, NOWHERE, -1
         self.rejected.pop(root.path, None)
 
@@ -273,57 +282,99 @@ class DirectoryFinder:
         if names:
             for name in list(names):
                 directory = root.directories.pop(name)
+                directory.abandon()
                 self._forget(directory.path)
                 self._register.drop_candidates(directory)
                 self.rejected.pop(directory.path, None)
             self._order = [each for each in self._order if each.root.directories.get(each.name) is each]
 
     def _visit(self, directory: Directory, now: float) -> None:
-        retry_at = directory.retry_at()
-        if not (directory.full or directory.news or now >= directory.look_at or now >= retry_at):
-            self._wants = min(self._wants, retry_at)
-            return
-        full, directory.full, directory.news = directory.full, False, False
-        self._visit_it(directory, now, full=full)
-        watched = self._watches is not None and directory.path in self._watches
-        directory.look_at = now + WATCHED_LOOK if watched else now
+        for candidate in list(directory.candidates.values()):
+            self._register.finish(candidate, now)
+        if directory.look is not None or self._begin_look(directory, now):
+            self._take_look(directory, now)
         for candidate in directory.candidates.values():
-            if candidate.region is None:
+            if candidate.reading is not None or (candidate.region is None and candidate.retry_at <= now):
                 # One that is due still is on its way to being a region, or over its budget.
-                soon = now + min(max(_SOON, now - candidate.seen_at), _LATER)
-                self._wants = min(self._wants, candidate.retry_at if candidate.retry_at > now else soon)
+                self._look_again(candidate.seen_at, now)
+            elif candidate.region is None:
+                self._wants = min(self._wants, candidate.retry_at)
 
-    def _visit_it(self, directory: Directory, now: float, *, full: bool) -> None:
+    def _look_again(self, since: float, now: float) -> None:
+        self._wants = min(self._wants, now + min(max(_SOON, now - since), _LATER))
+
+    def _begin_look(self, directory: Directory, now: float) -> bool:
+        """Ask a lane for a directory's files if that is due and it has changed."""
+        retry_at, root = directory.retry_at(), directory.root
+        if not (directory.full or directory.news or now >= min(directory.look_at, retry_at)):
+            return False
+        if self._budgets.over(directory.path):
+            self._wants = min(self._wants, now + _LATER)
+            return False
+        full, directory.full, directory.news = directory.full, False, False
+        directory.look_at = now + (WATCHED_LOOK if self._watches_it(directory) else 0.0)
+        if not full and not root.shared and now < retry_at:
+            with suppress(OSError):  # of a directory that only root can change
+                info = os.stat(directory.name, dir_fd=root.fd, follow_symlinks=False)
+                if (info.st_dev, info.st_ino, info.st_ctime_ns) == (*directory.identity, directory.ctime_ns):
+                    return False
+        directory.look, directory.asked_at = begin(self._look(directory)), now
+        return True
+
+    async def _look(self, directory: Directory) -> tuple[Any, ...]:
+        """Return the directory's content and place by a lane, and watch it. Raises `RegionRejected`."""
+        root, payer, place = directory.root, directory.path, None
+        where, name, known = _link(root), directory.name, list(directory.candidates)
+        if root.shared:  # anybody may have put other files before it
+            known = list(dict.fromkeys((KAI.file, *known)))
         try:
-            info = os.stat(directory.name, dir_fd=directory.root.fd, follow_symlinks=False)
-        except OSError as error:
-            self._directory_failed(directory, translate(error))
+            held = -1, -1
+            if self._watches is not None and not self._watches_it(directory):
+                offered, *held = await self._reader.ask(payer, payer, hold_directory, where, name)
+                fd = take(offered, *held)
+                self._watch(payer, payer, fd, lambda _: self._news_in(directory))
+                os.close(fd)
+            found = await self._reader.ask(payer, payer, look_into, where, name, known)
+        except (OSError, CannotKnow, WorkerFailed) as error:
+            raise _unreadable(error) from None
+        if held[0] >= 0 and tuple(held) != tuple(found[:2]):
+            self._forget(payer)
+        if self._register.may_be_mounted(directory, [file[0] for file in found[3]]):
+            with suppress(ResolverError, OSError):
+                place = await self._reader.ask(payer, ALL, place_of, where, name)
+        return *found, place
+
+    def _take_look(self, directory: Directory, now: float) -> None:
+        if directory.look is None or not directory.look.done():
+            self._look_again(directory.asked_at, now)
             return
-        if (info.st_dev, info.st_ino) != directory.identity:
-            self._register.drop_candidates(directory)
-            self._forget(directory.path)
-            directory.identity, directory.ctime_ns = (info.st_dev, info.st_ino), -1
-        changed = full or info.st_ctime_ns != directory.ctime_ns
-        if not changed and now < directory.retry_at():
-            return
+        look, directory.look = directory.look, None
         try:
-            dir_fd = open_directory(directory.name, directory.root.fd)
+            device, inode, stamp, files, complete, place = look.result()
         except RegionRejected as why:
+            directory.look_at = now + _UNWATCHED_LOOK
             self._directory_failed(directory, why)
             return
-        try:
-            self._watch(directory.path, directory.path, dir_fd, lambda _: self._news_in(directory))
-            for candidate in list(directory.candidates.values()):
-                self._register.check(directory, candidate, dir_fd, now)
-            if changed:
-                directory.ctime_ns = change_stamp(info)
-                for candidate in self._list(directory, dir_fd):
-                    self._register.check(directory, candidate, dir_fd, now)
-        except OSError as error:
-            directory.ctime_ns = -1
-            self._register.report(directory.path, translate(error))
-        finally:
-            os.close(dir_fd)
+        if (device, inode) != directory.identity:
+            self._register.drop_candidates(directory)
+            if directory.identity != NOWHERE:
+                self._forget(directory.path)
+                directory.news = True  # to be watched as well
+            directory.identity = device, inode
+        directory.ctime_ns = stamp
+        there = {name: (tuple(identity), changed) for name, *identity, changed in files}
+        for candidate in list(directory.candidates.values()):
+            self._register.check(directory, candidate, there.pop(candidate.name, None), place, now)
+        room = MAX_CACHES - len(directory.candidates)
+        self._register.report_unless(complete and len(there) <= room, directory.path, MAX_ENTRIES)
+        for name in list(there)[:room]:
+            candidate = directory.candidates[name] = Candidate(directory, name)
+            self._register.check(directory, candidate, there[name], place, now)
+        if self._register.may_be_mounted(directory, directory.candidates):
+            directory.look_at = min(directory.look_at, now + _UNWATCHED_LOOK)
+
+    def _watches_it(self, directory: Directory) -> bool:
+        return self._watches is not None and directory.path in self._watches
 
     def _news_in(self, directory: Directory) -> None:
         directory.news, directory.ctime_ns = True, -1  # a coarse time stamp may hide it
@@ -340,17 +391,16 @@ class DirectoryFinder:
         if why.reason is not RegionReason.GONE:
             self._register.report(directory.path, why)
 
-    def _list(self, directory: Directory, dir_fd: int) -> list[Candidate]:
-        """Return the new names in a directory; vanished ones are already removed."""
-        names, complete = list_caches(dir_fd)
-        if directory.root.shared and KAI.file not in names:  # anybody may have put others before it
-            names.insert(0, KAI.file)
-        new = [name for name in names if name not in directory.candidates]
-        room = MAX_CACHES - len(directory.candidates)
-        self._register.report_unless(complete and len(new) <= room, directory.path, MAX_ENTRIES)
-        added = [Candidate(directory, name) for name in new[:room]]
-        directory.candidates.update({candidate.name: candidate for candidate in added})
-        return added
+
+def _link(root: Root) -> str:
+    """Return a path by which a lane can open the directory."""
+    return f"/proc/{os.getpid()}/fd/{root.fd}"
+
+
+def _unreadable(error: Exception) -> RegionRejected:
+    if isinstance(error, OSError):
+        return translate(error)
+    return RegionRejected(RegionReason.IO_ERROR, f"it cannot be read now: {error}")
 
 
 def _key(root: Root) -> str:

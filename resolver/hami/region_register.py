@@ -5,30 +5,33 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from resolver.base.errors import CannotKnow, RegionRejected, ResolverError, WorkerFailed
+from resolver.base.errors import CannotKnow, RegionRejected, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.base.retry import longer
 from resolver.hami.directory_listing import MAX_CACHES
-from resolver.hami.discovery import FIRST_PAUSE, LONGEST_PAUSE, FoundRegion, RegionChanges
+from resolver.hami.directory_reads import hold_file, take
+from resolver.hami.discovery import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    FoundRegion,
+    RegionChanges,
+    SharedDirectory,
+)
 from resolver.hami.placements import KAI
 from resolver.hami.region import adopt_by
-from resolver.hami.region_location import shared_directory
 from resolver.hami.searched_directories import NOWHERE
-from resolver.linux.safe_open import open_plain, translate
+from resolver.linux.safe_open import translate
 from resolver.workers.lanes import begin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from resolver.base.budget import Budgets
     from resolver.containers.log_names import ContainerNames
-    from resolver.hami.discovery import SharedDirectory
     from resolver.hami.region import SharedRegion
     from resolver.hami.searched_directories import Candidate, Directory
-    from resolver.linux.procfs import Procfs
     from resolver.workers.lanes import TenantReader
 
 YOUNG = 10.0  # seconds in which a file may still be on its way to being a region
@@ -49,7 +52,6 @@ class RegionRegister:
 
     def __init__(
         self,
-        procfs: Procfs,
         names: ContainerNames,
         mounted: Callable[[SharedDirectory], object],
         reader: TenantReader,
@@ -60,7 +62,7 @@ class RegionRegister:
         self.changes = RegionChanges([], [], [])
         self.max_regions = sys.maxsize
         self.in_flight = 0  # files that are open while a lane reads them
-        self._procfs, self._names, self._mounted = procfs, names, mounted
+        self._names, self._mounted = names, mounted
         self._reader, self._budgets = reader, budgets
         self._candidates: dict[str, Candidate] = {}  # the names under which regions were accepted
 
@@ -73,64 +75,80 @@ class RegionRegister:
         """Return the accepted name of this region; None if it was dropped."""
         return self._candidates.get(region.path)
 
-    def check(self, directory: Directory, candidate: Candidate, dir_fd: int, now: float) -> None:
-        """Compare a name with the file that has it now; `SharedRegion.read` checks a region's content."""
-        try:
-            info = os.stat(candidate.name, dir_fd=dir_fd, follow_symlinks=False)
-        except OSError:
+    def check(
+        self,
+        directory: Directory,
+        candidate: Candidate,
+        file: tuple[tuple[int, int], float] | None,
+        place: Sequence[str] | None,
+        now: float,
+    ) -> None:
+        """Compare a name with the file that has it now: identity and change time, None if there is none.
+
+        ``place`` is its directory's in mount tables, if known. `SharedRegion.read` checks a region's content.
+        """
+        if file is None:
             self.drop(directory, candidate)
             return
-        if (info.st_dev, info.st_ino) != candidate.identity:
+        identity, changed = file
+        if identity != candidate.identity:
             self.release(candidate)
-            candidate.start_anew((info.st_dev, info.st_ino), now, time.time() - info.st_ctime)
-        elif candidate.region is not None and self._came_mounted(candidate, dir_fd):
+            candidate.start_anew(identity, now, time.time() - changed)
+        elif candidate.region is not None and self._came_mounted(candidate, place):
             self.release(candidate)  # and accepted as what it is
             candidate.retry_at = now
-        due = candidate.region is None and now >= candidate.retry_at
+        due = candidate.region is None and candidate.reading is None and now >= candidate.retry_at
         if due and not self._budgets.over(directory.path):
-            with self._budgets.charge(directory.path):
-                try:
-                    region = self._opened(candidate, dir_fd)
-                except RegionRejected as why:
-                    self.refuse(candidate, why, now)
-                    return
-            if region is not None:
-                self._accept(candidate, region, now)
+            try:
+                self._begin(candidate, place)
+            except RegionRejected as why:
+                self.refuse(candidate, why, now)
+            self.finish(candidate, now)
 
-    def _opened(self, candidate: Candidate, dir_fd: int) -> SharedRegion | None:
-        """Return the region once a lane has read it, None until then. Raises `RegionRejected`."""
+    def _begin(self, candidate: Candidate, place: Sequence[str] | None) -> None:
+        """Let a lane open and read the file. Raises `RegionRejected`."""
         if not candidate.name.isprintable():
             raise RegionRejected(RegionReason.BAD_NAME, "its name has characters that cannot be printed")
-        self._check_owner(candidate, dir_fd)
+        self._check_owner(candidate, place)
         if len(self.regions) >= self.max_regions:
-            self.release(candidate)  # one that is being read has a descriptor
             detail = "there are not enough descriptors for more regions: raise the limit (ulimit -n)"
             raise RegionRejected(RegionReason.IO_ERROR, detail)
-        if candidate.reading is None:
-            fd, _ = open_plain(dir_fd, candidate.name)
-            account = candidate.directory.path
-            candidate.reading = fd, begin(adopt_by(self._reader, account, fd, candidate.path))
-            self.in_flight += 1
-        fd, reading = candidate.reading
-        if not reading.done():
-            return None
+        candidate.reading = begin(self._read(candidate))
+        self.in_flight += 1
+
+    async def _read(self, candidate: Candidate) -> SharedRegion:
+        directory = candidate.directory
+        account, where = directory.path, f"/proc/{os.getpid()}/fd/{directory.root.fd}"
+        held = await self._reader.ask(account, account, hold_file, where, directory.name, candidate.name)
+        fd = take(*held)
+        try:
+            return await adopt_by(self._reader, account, fd, candidate.path)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def finish(self, candidate: Candidate, now: float) -> None:
+        """Accept or refuse a file that a lane has read."""
+        reading = candidate.reading
+        if reading is None or not reading.done():
+            return
         candidate.reading = None
         self.in_flight -= 1
         try:
-            return reading.result()
-        except RegionRejected:
-            os.close(fd)
-            raise
+            region = reading.result()
+        except RegionRejected as why:
+            self.refuse(candidate, why, now)
         except OSError as error:
-            os.close(fd)
-            raise translate(error) from None
+            self.refuse(candidate, translate(error), now)
         except (CannotKnow, WorkerFailed) as error:
-            os.close(fd)
-            raise RegionRejected(RegionReason.IO_ERROR, f"it cannot be read now: {error}") from None
+            detail = f"it cannot be read now: {error}"
+            self.refuse(candidate, RegionRejected(RegionReason.IO_ERROR, detail), now)
+        else:
+            self._accept(candidate, region, now)
 
-    def _check_owner(self, candidate: Candidate, dir_fd: int) -> None:
+    def _check_owner(self, candidate: Candidate, place: Sequence[str] | None) -> None:
         """Raise `RegionRejected` for a file that every container can reach, unless kubelet has its container."""
-        self._came_mounted(candidate, dir_fd)
+        self._came_mounted(candidate, place)
         if candidate.shared:
             ownership = candidate.directory.ownership(candidate)
             if not self._names.has(ownership.pod_uid, ownership.container_name):
@@ -138,16 +156,21 @@ class RegionRegister:
             if not self._names.has(ownership.pod_uid, ownership.container_name):
                 raise RegionRejected(RegionReason.NOT_ON_NODE, self._names.trouble or STRAY)
 
-    def _came_mounted(self, candidate: Candidate, dir_fd: int) -> bool:
-        """Check if a container now shows this file's directory mounted, and did not before.
+    def may_be_mounted(self, directory: Directory, names: Iterable[str]) -> bool:
+        """Check if one of these files is under KAI's name and no container was seen to have the directory mounted.
 
-        Only KAI's name leaves that open, which others may take, too. A container can be seen before its mounts.
+        Others may take that name, too. A container can be seen before its mounts.
         """
-        if candidate.name != KAI.file or candidate.mounted or candidate.looks >= _MOUNT_LOOKS:
+        known = directory.candidates.get(KAI.file)
+        unknown = known is None or (not known.mounted and known.looks < _MOUNT_LOOKS)
+        return unknown and KAI.file in names
+
+    def _came_mounted(self, candidate: Candidate, place: Sequence[str] | None) -> bool:
+        """Check if a container now shows this file's directory mounted, and did not before."""
+        if not self.may_be_mounted(candidate.directory, [candidate.name]):
             return False
         candidate.looks += candidate.region is not None
-        with suppress(ResolverError, OSError):
-            candidate.mounted = bool(self._mounted(shared_directory(self._procfs, dir_fd)))
+        candidate.mounted = place is not None and bool(self._mounted(SharedDirectory(*place)))
         return candidate.mounted
 
     def _accept(self, candidate: Candidate, region: SharedRegion, now: float) -> None:
@@ -194,12 +217,11 @@ class RegionRegister:
 
     def release(self, candidate: Candidate) -> None:
         """Close its region, if it has one."""
-        if candidate.reading is not None:
-            fd, reading = candidate.reading
-            candidate.reading = None
+        reading, candidate.reading = candidate.reading, None
+        if reading is not None:
             self.in_flight -= 1
-            reading.cancel()
-            os.close(fd)
+            if not reading.cancel() and not reading.cancelled() and reading.exception() is None:
+                reading.result().close()
         region, candidate.region = candidate.region, None
         if region is not None:
             region.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from resolver.base.text import printable
 from resolver.hami.discovery import FIRST_PAUSE, Ownership
@@ -27,8 +27,8 @@ class Candidate:
         self.name = name
         self.path = f"{directory.path}/{printable(name)}"
         self.region: SharedRegion | None = None
-        #: The open file while a lane reads it, before it is accepted.
-        self.reading: tuple[int, Future[SharedRegion] | asyncio.Task[SharedRegion]] | None = None
+        #: While a lane opens and reads it, before it is accepted.
+        self.reading: Future[SharedRegion] | asyncio.Task[SharedRegion] | None = None
         self.pause = FIRST_PAUSE
         self.accepted_at = 0.0
         self.is_news = False  # its refusal was not reported yet
@@ -62,12 +62,20 @@ class Directory:
         self.news = True
         self.full = False  # to be listed whatever its time stamp says
         self.candidates: dict[str, Candidate] = {}
+        self.look: Future[tuple[Any, ...]] | asyncio.Task[tuple[Any, ...]] | None = None  # by a lane
+        self.asked_at = 0.0
+
+    def abandon(self) -> None:
+        """Abandon what a lane was asked."""
+        if self.look is not None:
+            self.look.cancel()
+            self.look = None
 
     def retry_at(self) -> float:
         """Return when the first of its refused files is due again; infinity without one."""
         first = math.inf
         for candidate in self.candidates.values():  # not by `min`: this is asked with every refresh
-            if candidate.region is None and candidate.retry_at < first:
+            if candidate.region is None and candidate.reading is None and candidate.retry_at < first:
                 first = candidate.retry_at
         return first
 
@@ -97,3 +105,6 @@ class Root:
         self.ctime_ns = -1
         self.directories: dict[str, Directory] = {}
         self.strays: set[str] = set()
+        #: While a lane lists it: names, and True if these are all.
+        self.listing: Future[tuple[set[str], bool]] | asyncio.Task[tuple[set[str], bool]] | None = None
+        self.asked_at = 0.0

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from resolver.hami.region import SharedRegion
     from resolver.repair.parts import Parts, Pass
 
+_ANSWERS = 3  # until a new file is a region: its directory's, its own, and the next file's
 #: Ways to find regions, which are treated alike.
 Discovery = DirectoryFinder | MappingFinder
 
@@ -101,7 +102,9 @@ class KnownRegions:
         for discovery in self.discoveries:
             if by_clock or this.now >= discovery.wants():
                 await self._refresh(discovery, this, full=full)
-            if not this.patient and await discovery.settle():
+            for _ in range(_ANSWERS):
+                if this.patient or not await discovery.settle():
+                    break
                 await self._refresh(discovery, this, full=False)
             for path in discovery.dirs:
                 lacks = f"none of {', '.join(KNOWN_DIRS)} exists" if path == AUTO else "it does not exist"

@@ -17,6 +17,7 @@ import json
 import os
 import socket
 import time
+from collections import deque
 from importlib import import_module
 
 from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone, RegionRejected
@@ -27,12 +28,32 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-#: Questions that a lane has at a time, and so the open files that it keeps until the daemon has opened them as well.
-WINDOW = 32
+WINDOW = 32  # questions that a lane has at a time
+#: Files that it keeps open until the daemon has opened them as well: those of the last answers, and of the next.
+_held: deque[int] = deque()
 #: What questions are about whose lock everybody's processes take: that of all mounts on the machine (namespace_sem).
 ALL = ""
 #: As much as a socket takes by default, less what the kernel puts around it.
 MAX_ANSWER = 190_000
+
+
+class Held:
+    """A descriptor in an answer; the daemon gets it as a path from which it can open the file again."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+
+def _offer(value: Any) -> Any:
+    """Keep a held descriptor while the daemon may open it, and return its path; a list of other sequences."""
+    if not isinstance(value, Held):
+        return list(value)
+    _held.append(value.fd)
+    if len(_held) > 2 * WINDOW:
+        os.close(_held.popleft())
+    return f"/proc/{os.getpid()}/fd/{value.fd}"
 
 
 def main() -> int:
@@ -44,7 +65,7 @@ def main() -> int:
         began, used = time.monotonic(), time.thread_time()
         error, value = answer(procfs, json.loads(message))
         took = time.monotonic() - began, time.thread_time() - used
-        text = json.dumps([*took, error, value], default=list).encode()
+        text = json.dumps([*took, error, value], default=_offer).encode()
         if len(text) > MAX_ANSWER:
             why = f"the answer of {len(text)} bytes is longer than {MAX_ANSWER}, which is as much as is taken"
             text = json.dumps([*took, "TooLarge", [why]]).encode()

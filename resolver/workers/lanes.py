@@ -42,6 +42,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 _START_SECONDS = 5.0
 _LOADED = (
     "resolver.containers.find",
+    "resolver.hami.directory_reads",
     "resolver.hami.process_reads",
     "resolver.hami.region",
     "resolver.hami.region_location",

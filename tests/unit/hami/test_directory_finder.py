@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from resolver.hami.discovery import PodFile, SharedDirectory
 from resolver.hami.placements import AUTO
 from resolver.hami.region_location import shared_directory
 from resolver.linux.procfs import Procfs
+from resolver.workers.lanes import Direct
 from tests.fakes import cachefiles
 from tests.fakes.direct import at_once
 
@@ -167,6 +170,74 @@ def test_kais_name_where_kubelets_are_not_to_be_read(tree: Path) -> None:
     finder = DirectoryFinder([str(tree)], Procfs(), mounted=lambda _: True)
     (found,) = finder.refresh(full=True).added
     assert (found.path, found.ownership.placement) == (str(mine), "hami")
+    finder.close()
+
+
+# ---- waits --------------------------------------------------------------------------------------------------------
+
+
+class Lane(Direct):
+    """A lane: it never answers for ``late``, and notes who walks a name below ``tree`` or lists it elsewhere."""
+
+    def __init__(self, tree: Path, monkeypatch: pytest.MonkeyPatch, late: str = "") -> None:
+        super().__init__(Procfs())
+        self.elsewhere = list[str]()
+        self._tree, self._late, self._asked = str(tree), late, False
+        for name in ("stat", "open", "scandir", "listdir", "access"):
+            monkeypatch.setattr(os, name, self._noted(name, getattr(os, name)))
+
+    def _noted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(path: Any = ".", *arguments: Any, **options: Any) -> Any:
+            above = options.get("dir_fd") if options.get("dir_fd") is not None else path
+            where = os.readlink(f"/proc/self/fd/{above}") if isinstance(above, int) else str(above)
+            if not self._asked and (where.startswith(f"{self._tree}/") or name == "scandir"):
+                self.elsewhere.append(f"{name} {path} in {where}")
+            return call(path, *arguments, **options)
+
+        return noted
+
+    async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        if self._late and about.endswith(self._late):
+            await asyncio.Event().wait()
+        self._asked = True
+        try:
+            return await super().ask(payer, about, function, *arguments)
+        finally:
+            self._asked = False
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+def test_only_a_lane_lists_a_tenants_directory_and_walks_names_in_it(
+    tree: Path, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    """The kernel makes that wait: for a directory's former size, and while a large one in it is removed."""
+    tree.chmod(mode)
+    kubelet.has(POD, "main")
+    file = usage(tree, f"{POD}_main")
+    lane = Lane(tree, monkeypatch)
+    finder = DirectoryFinder([str(tree)], Procfs(), names=kubelet.names, reader=lane)
+    (found,) = finder.refresh(full=True).added
+    assert found.path == str(file)
+    file.unlink()
+    assert finder.refresh(full=True).removed == [found.region]
+    finder.close()
+    assert lane.elsewhere == []
+
+
+async def test_a_directory_that_makes_its_lane_wait_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, slow = cachefiles.container(tmp_path, "good"), cachefiles.container(tmp_path, "slow")
+    finder = DirectoryFinder([str(tmp_path)], Procfs(), reader=Lane(tmp_path, monkeypatch, late="_slow"))
+    added = set[str]()
+    for _ in range(5):
+        added |= {each.path for each in finder.refresh(full=False).added}
+        await asyncio.sleep(0)
+    assert added == {str(good)}
+    assert finder.rejected == {}
+    slow.unlink()
+    slow.parent.rmdir()
+    finder.refresh(full=True)
     finder.close()
 
 

@@ -15,8 +15,7 @@ import pytest
 from resolver.base.budget import Budgets
 from resolver.base.errors import RegionRejected
 from resolver.base.reasons import RegionReason
-from resolver.hami import directory_finder as finder_module
-from resolver.hami import directory_listing, region_register
+from resolver.hami import directory_listing, directory_reads
 from resolver.hami.directory_finder import DirectoryFinder
 from resolver.hami.discovery import Ownership
 from resolver.hami.layout import LAYOUTS
@@ -286,7 +285,7 @@ def test_a_directory_is_listed_again_while_its_time_stamp_may_hide_a_change(
         return finder_list(dir_fd)
 
     finder_list = directory_listing.list_caches
-    monkeypatch.setattr(finder_module, "list_caches", noted)
+    monkeypatch.setattr(directory_reads, "list_caches", noted)
     for later_ns, wanted in ((10**7, 1), (10**7, 2), (10**9, 3), (10**9, 3), (10**9, 3)):
         monkeypatch.setattr(time, "time_ns", lambda ns=later_ns: directory.stat().st_ctime_ns + ns)
         find.refresh(full=False)
@@ -309,7 +308,7 @@ def test_a_new_directory_does_not_wait_for_those_that_are_listed_anew(
         return finder_list(dir_fd)
 
     finder_list = directory_listing.list_caches
-    monkeypatch.setattr(finder_module, "list_caches", slowly)
+    monkeypatch.setattr(directory_reads, "list_caches", slowly)
     new = container(tmp_path)
     assert [region.path for region in find.refresh(full=True).added] == [str(new)]
     assert 2 <= len(listed) <= 12
@@ -371,7 +370,7 @@ def test_an_old_broken_file_is_tried_ever_more_rarely_but_for_ever(
         tries.append(clock.now)
         return open_plain(dir_fd, name)
 
-    monkeypatch.setattr(region_register, "open_plain", noted)
+    monkeypatch.setattr(directory_reads, "open_plain", noted)
     for _ in range(4 * 120):
         find.refresh(full=False)
         clock.now += 0.25

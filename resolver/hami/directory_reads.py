@@ -1,0 +1,123 @@
+"""Reads of directories that tenants fill, made by a lane (`resolver.workers.lanes`).
+
+A directory keeps the size it once had, and the kernel locks it while a large one in it is removed. Who lists it or
+walks a name in it waits.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from resolver.base.errors import RegionRejected
+from resolver.base.reasons import RegionReason
+from resolver.hami.directory_listing import change_stamp, list_caches
+from resolver.hami.placements import is_entry
+from resolver.hami.region_location import shared_directory
+from resolver.linux.safe_open import open_directory, open_offered, open_plain
+from resolver.workers.lane import Held
+
+if TYPE_CHECKING:
+    from resolver.hami.discovery import SharedDirectory
+    from resolver.linux.procfs import Procfs
+
+_PAGE_BYTES = 100_000  # of names in one answer
+
+
+def list_entries(
+    _procfs: Procfs, where: str, path: str, most: int, after: str
+) -> tuple[list[str], bool, bool]:
+    """Return sorted names of possible container directories, beginning behind ``after``.
+
+    Also True if these are the last ones, and True if the directory has at most ``most`` entries. Raises OSError.
+    """
+    names = []
+    fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with os.scandir(fd) as listing:
+            for entry in islice(listing, most):
+                # A symbolic link is kept as well: the visit refuses it, and so it is counted.
+                # Neither kubelet nor a device plugin makes a name that is not printable.
+                is_name = entry.name > after and entry.name.isprintable() and is_entry(path, entry.name)
+                if is_name and (entry.is_symlink() or entry.is_dir(follow_symlinks=False)):
+                    names.append(entry.name)
+            complete = next(listing, None) is None
+    finally:
+        os.close(fd)
+    names.sort()
+    page, room = [], _PAGE_BYTES
+    for name in names:
+        room -= 6 * len(name)  # as much as JSON takes
+        if room < 0:
+            break
+        page.append(name)
+    return page, len(page) == len(names), complete
+
+
+def look_into(_procfs: Procfs, where: str, name: str, known: list[str]) -> tuple[Any, ...]:
+    """Return a directory's device, inode and `change_stamp`, its cache files, and True if it was read to its end.
+
+    The files are ``[name, device, inode, change time]``, with those of the ``known`` names that exist. Raises
+    `RegionRejected` and OSError.
+    """
+    fd = _open_below(where, name)
+    try:
+        info = os.fstat(fd)
+        names, complete = list_caches(fd)
+        files = []
+        for each in dict.fromkeys(known + names):
+            try:
+                file = os.stat(each, dir_fd=fd, follow_symlinks=False)
+            except OSError:
+                continue
+            files.append([each, file.st_dev, file.st_ino, file.st_ctime])
+        return info.st_dev, info.st_ino, change_stamp(info), files, complete
+    finally:
+        os.close(fd)
+
+
+def place_of(procfs: Procfs, where: str, name: str) -> SharedDirectory:
+    """Return how a directory shows in the mount table of a container that has it mounted. Raises ResolverError."""
+    fd = _open_below(where, name)
+    try:
+        return shared_directory(procfs, fd)
+    finally:
+        os.close(fd)
+
+
+def hold_directory(_procfs: Procfs, where: str, name: str) -> tuple[Held, int, int]:
+    """Open a directory for the daemon; also return its device and inode. Raises `RegionRejected` and OSError."""
+    return _held(_open_below(where, name))
+
+
+def hold_file(_procfs: Procfs, where: str, directory: str, name: str) -> tuple[Held, int, int]:
+    """Open a plain file for the daemon; also return its device and inode. Raises `RegionRejected` and OSError."""
+    fd = _open_below(where, directory)
+    try:
+        return _held(open_plain(fd, name)[0])
+    finally:
+        os.close(fd)
+
+
+def _held(fd: int) -> tuple[Held, int, int]:
+    info = os.fstat(fd)
+    return Held(fd), info.st_dev, info.st_ino
+
+
+def take(held: Held | str, device: int, inode: int) -> int:
+    """Return the descriptor of a file that was opened for the daemon. Raises `RegionRejected` and OSError."""
+    fd = held.fd if isinstance(held, Held) else open_offered(held)
+    info = os.fstat(fd)
+    if (info.st_dev, info.st_ino) != (device, inode):
+        os.close(fd)
+        raise RegionRejected(RegionReason.GONE, "the lane has closed it")
+    return fd
+
+
+def _open_below(where: str, name: str) -> int:
+    above = os.open(where, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return open_directory(name, above)
+    finally:
+        os.close(above)
