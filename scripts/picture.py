@@ -16,7 +16,6 @@ from rich.text import Text
 from resolver.base.reasons import RepairReason, SampleReason, UnresolvedReason
 from resolver.cli._top.reading import Reading
 from resolver.cli._top.view import LiveView
-from resolver.cli.cells import UNICODE
 from resolver.state import Process, Snapshot
 from tests.fakes.busy import GIB, GPUS, Builder
 from tests.fakes.served import tree_of
@@ -68,7 +67,7 @@ def draw() -> str:
     """Return the picture as SVG, the same bytes for the same code."""
     tree = tree_of(node())
     read_at = time.mktime((2026, 1, 15, 10, 10, 5, 0, 0, -1))  # in whatever time zone
-    view = LiveView(UNICODE, "gpu-node-7")
+    view = LiveView("gpu-node-7")
     view.lines(Reading(tree, read_at), *SIZE)
     view.press("down")
     view.press("down")

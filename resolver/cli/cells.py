@@ -1,9 +1,9 @@
-"""Signs and text in a terminal's cells: the signs it can show, and the part of a text that fits."""
+"""Text in a terminal's cells: the part that fits, and the signs that the terminal can show."""
 
 from __future__ import annotations
 
 import unicodedata
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from resolver.base.text import printable
 
@@ -15,34 +15,24 @@ Line = list[tuple[str, str]]
 
 #: The kernel's console has lines and blocks, but not those that are used here.
 _PLAIN_TERMINALS = ("dumb", "linux")
+#: Our own signs in ASCII.
+ASCII_SIGNS = str.maketrans("━─✓…≥·↑↓", "#.*~>|^v")
 
 
-class Glyphs(NamedTuple):
-    """The signs that are drawn."""
-
-    open: str = "▾"
-    closed: str = "▸"
-    full: str = "━"
-    half: str = "╸"
-    rest: str = "─"
-    repaired: str = "✓"
-    ellipsis: str = "…"
-    at_least: str = "≥"
-    dot: str = "·"
-
-
-UNICODE = Glyphs()
-ASCII = Glyphs("-", "+", "#", "", ".", "*", "~", ">", "|")
-
-
-def glyphs_for(environ: Mapping[str, str]) -> Glyphs:
-    """Return the signs that a terminal can show, by the person's locale."""
+def shows_unicode(environ: Mapping[str, str]) -> bool:
+    """Check if a terminal can show more than ASCII, by the person's locale."""
     ctype, lang = environ.get("LC_CTYPE", ""), environ.get("LANG", "")
     locale = environ.get("LC_ALL") or ctype or lang
     # In the C locale Python sets LC_CTYPE itself (PEP 538), and the terminal knows nothing of it.
     coerced = locale == ctype == "C.UTF-8" and lang in ("", "C", "POSIX")
     utf8 = locale.lower().replace("-", "").rpartition(".")[2].partition("@")[0] == "utf8"
-    return UNICODE if utf8 and not coerced and environ.get("TERM") not in _PLAIN_TERMINALS else ASCII
+    return utf8 and not coerced and environ.get("TERM") not in _PLAIN_TERMINALS
+
+
+def in_ascii(text: str) -> str:
+    """Return the text in ASCII and in as many cells; ``?`` for letters of other alphabets."""
+    signs = text.translate(ASCII_SIGNS)
+    return signs if signs.isascii() else "".join(c if c.isascii() else "?" * cells(c) for c in signs)
 
 
 def cells(text: str) -> int:
@@ -55,12 +45,12 @@ def cells(text: str) -> int:
     )
 
 
-def fit(text: str, width: int, glyphs: Glyphs, *, middle: bool = False) -> str:
+def fit(text: str, width: int, *, middle: bool = False, ellipsis: str = "…") -> str:
     """Return the text in exactly ``width`` cells, with an ellipsis for a cut in the middle or at the end."""
     if (length := cells(text)) <= width:
         return text + " " * (width - length)
     if width <= 1:
-        return glyphs.ellipsis[:width]
+        return ellipsis[:width]
     end = ""
     for each in reversed(text) if middle else ():
         if cells(each + end) > (width - 1) // 2:
@@ -71,17 +61,17 @@ def fit(text: str, width: int, glyphs: Glyphs, *, middle: bool = False) -> str:
         if cells(start + each) > room:
             break
         start += each
-    return start + " " * (room - cells(start)) + glyphs.ellipsis + end
+    return start + " " * (room - cells(start)) + ellipsis + end
 
 
-def clip(line: Line, width: int, glyphs: Glyphs) -> Line:
-    """Return the line in at most ``width`` cells, of signs that the terminal can show and that do nothing else."""
+def clip(line: Line, width: int) -> Line:
+    """Return the line in at most ``width`` cells, without characters that a terminal obeys."""
     clipped: Line = []
     for words, style in line:
-        text = printable(words, ascii_only=glyphs is ASCII)
+        text = printable(words)
         length = cells(text)
         if length > width:
-            return [*clipped, (fit(text, width, glyphs), style)] if width > 0 else clipped
+            return [*clipped, (fit(text, width), style)] if width > 0 else clipped
         if length:
             clipped.append((text, style))
         width -= length

@@ -35,12 +35,21 @@ class Named(NamedTuple):
         return cls(namespace, pod, pod_uid, name, container["container_id"] or f"{pod_uid}/{name}")
 
     def is_called(self, text: str) -> bool:
-        """Match NAMESPACE/POD[/CONTAINER], CONTAINER, or a pod's UID or the start of one, with [/CONTAINER]."""
+        """Match NAMESPACE/POD[/NAME], NAME, an id or its start, or a pod's UID or its start, with [/NAME]."""
         first, _, rest = text.partition("/")
         if text in (self.name, f"{self.namespace}/{self.pod}", f"{self.namespace}/{self.pod}/{self.name}"):
             return True
+        if is_id(text) and self.key.startswith(text):
+            return True
         of_pod = len(first) >= _SHORTEST_UID and self.pod_uid.startswith(first.replace("_", "-"))
         return of_pod and (not rest or rest == self.name)
+
+
+def not_found(text: str, more: str = "") -> NotFound:
+    """Build the error for a name that no container has."""
+    return NotFound(
+        f"no container here is called {text!r}: {_NAMES}; resolver containers lists them{more}", "container"
+    )
 
 
 def resolve(text: str, socket_path: str | None) -> str:
@@ -53,9 +62,7 @@ def resolve(text: str, socket_path: str | None) -> str:
         raise UsageError(f"{text!r} is not a container name: {_NAMES}")
     found = {each.key: each for each in _known(socket_path) if each.name and each.is_called(text)}
     if not found and "/" in text:
-        raise NotFound(
-            f"no container here is called {text!r}: {_NAMES}; resolver containers lists them{_looked_in(socket_path)}"
-        )
+        raise not_found(text, _looked_in(socket_path))
     others = _by_kernel(text) - found.keys() if found and "/" not in text else set()
     if len(found) + len(others) > 1:
         raise Ambiguous(

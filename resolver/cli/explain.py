@@ -14,10 +14,10 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from resolver.base.errors import Ambiguous, NotFound
+from resolver.base.errors import Ambiguous
 from resolver.base.text import printable
 from resolver.cli.ask_daemon import add_config, add_socket, ambiguous, duration, understood
-from resolver.cli.container_names import Named, is_id
+from resolver.cli.container_names import Named, not_found
 from resolver.cli.show import NONE, print_json, styled, wrapped
 
 if TYPE_CHECKING:
@@ -75,19 +75,10 @@ def _chosen(known: Documents, text: str) -> list[dict[str, Any]]:
     """Return the containers with this name: one, or all of one pod."""
     text = text.strip().rpartition("://")[2]
     every = (*known.containers, *_without_processes(known))
-    candidates = {Named.of(each).key: each for each in every}
-    found = {
-        key: each
-        for key, each in candidates.items()
-        if (is_id(text) and (each["container_id"] or "").startswith(text)) or Named.of(each).is_called(text)
-    }
+    found = {Named.of(each).key: each for each in every if Named.of(each).is_called(text)}
     if not found:
         by = f" (read without a daemon: {known.no_daemon.partition('. ')[0]})" if known.no_daemon else ""
-        raise NotFound(
-            f"no container here is called {text!r}: use NAMESPACE/POD, NAMESPACE/POD/NAME, POD_UID/NAME, NAME or an "
-            "id; resolver containers lists them. One that shares a PID namespace and uses no GPU is not "
-            f"listed{by}"
-        )
+        raise not_found(text, f". One that shares a PID namespace and uses no GPU is not listed{by}")
     if len(found) > 1 and len({each["pod_uid"] or key for key, each in found.items()}) > 1:
         raise Ambiguous(
             f"{text!r} fits {len(found)} containers of several pods: ask for one by its id",

@@ -9,7 +9,7 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from resolver.base.text import printable
-from resolver.cli.cells import ASCII, fit
+from resolver.cli.cells import fit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -81,7 +81,7 @@ def print_table(
         others = sum(widths) - widths[at] + 2 * (len(widths) - 1)
         widths[at] = min(widths[at], max(shutil.get_terminal_size().columns - others, shorten_to[1]))
         for row in table:
-            row[at] = fit(row[at], widths[at], ASCII, middle=True).rstrip()
+            row[at] = fit(row[at], widths[at], middle=True, ellipsis="~").rstrip()
     for number, row in enumerate(table):
         cells = [
             text.rjust(width) if column in ends else text.ljust(width)

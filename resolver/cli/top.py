@@ -22,8 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     about = "only this pod or container: NAMESPACE/POD[/NAME], POD_UID[/NAME], NAME or an id"
     add("name", nargs="?", default="", metavar="POD", help=about)
-    about = "only this GPU, by its index or UUID; may be given several times"
-    add("--gpu", action="append", default=[], metavar="N", help=about)
     add("--once", action="store_true", help="print a plain table, as into a pipe, and end")
     add("--json", action="store_true", help="print the same as JSON, once")
     add("--interval", metavar="TIME", default="1s", help="between two readings (default 1s)")
@@ -31,15 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show it; returns 4 without a daemon, 1 if the requested part doesn't exist, else 0."""
+    """Show it; returns 4 without a daemon, 1 if no container has the name, else 0."""
     interval = _seconds(args.interval)
-    from resolver.cli._top.choose import ScreenPart
     from resolver.cli._top.reading import Reading, read
 
-    part = ScreenPart(tuple(args.gpu), args.name)
-    tree = read(args.socket)
-    part.require(tree)
-    tree = part.of(tree)
+    tree = read(args.socket, args.name)
+    if args.name and not tree.gpus:
+        from resolver.cli.container_names import not_found
+
+        raise not_found(args.name, ". Containers without a GPU are not shown")
     plain_terminal = not sys.stdin.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
     if args.json or args.once or plain_terminal or not sys.stdout.isatty():
         from resolver.cli._top import plain
@@ -52,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from resolver.cli._top.screen import watch
 
-    return watch(args.socket, interval, Reading(tree, time.time()), part)
+    return watch(args.socket, interval, Reading(tree, time.time()), args.name)
 
 
 def _seconds(text: str) -> float:

@@ -32,8 +32,8 @@ def test_a_repaired_slot_on_the_screen(node: Node, start: Start, source: str) ->
     until(daemon.socket.exists, "its socket")
     with Terminal(" ".join(["exec", *command(daemon, "--interval", "200ms")]), 120, 40) as terminal:
         for line in (
-            rf"^ +\S+ +{tenant.host_pid} +{tenant.ns_pid} [━╸─]+ +62% .*✓ missing$",
-            rf"^  ▾ {title(busy)} +[━╸─]+ +62% ",
+            rf"^ +\S+ +{tenant.host_pid} +{tenant.ns_pid} [━─]+ +62% .*✓ missing$",
+            rf"^  {title(busy)} +[━─]+ +62% ",
             rf"^ +\S+ +{other.host_pid} +{other.ns_pid} ─+ +0% ",
         ):
             terminal.wait(lambda text, line=line: re.search(line, text, re.MULTILINE))  # type: ignore[misc]

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from resolver.cli._top.tree import Amount, GpuNode, ProcessNode, Tree, UnresolvedNode, title
+from resolver.cli._top.rows import Choice, Row, rows_of
 from resolver.cli._top.view import percent
-from resolver.cli.cells import ASCII
-from resolver.cli.show import print_table, size
+from resolver.cli.cells import ASCII_SIGNS
+from resolver.cli.show import print_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LIMITS = ("CORE_LIMIT", "MEMORY_LIMIT")
-_COLUMNS = ("KIND", "GPU", "CONTAINER", "PROCESS", "HOST_PID", "PID", "UTIL", "MEMORY", *_LIMITS, "NOTE")
-_RIGHT = ("GPU", "HOST_PID", "PID", "UTIL", "MEMORY", *_LIMITS)
+    from resolver.cli._top.tree import Tree
 
-_Cells = tuple[str | int | None, ...]
+COLUMNS = ("KIND", "GPU", "CONTAINER", "PROCESS", "HOST_PID", "PID", "UTIL", "MEMORY", "NOTE")
+_RIGHT = ("GPU", "HOST_PID", "PID", "UTIL", "MEMORY")
+_NO_LINES = ("empty", "mig", "unresolved")
 
 
 def as_json(tree: Tree) -> dict[str, Any]:
     """Return GPUs with containers and processes, and unresolved items; null is "not known" or "none"."""
     gpus = [{"uuid": gpu.key, **gpu.report, "containers": _plain(gpu.containers)} for gpu in tree.gpus]
-    status = {name: _plain(getattr(tree.status, name)) for name in ("at", "driver_version", "driver_error")}
+    status = {name: _plain(getattr(tree, name)) for name in ("at", "driver_version", "driver_error")}
     return {**status, "gpus": gpus, "unresolved": _plain(tree.unresolved)}
 
 
@@ -35,57 +35,21 @@ def _plain(value: Any) -> Any:
 
 def print_plain(tree: Tree) -> None:
     """Print the tree with the kind first on each line; ``-`` means none, ``?`` unknown."""
-    gpus = (line for gpu in tree.gpus for line in _gpu(gpu, silent=bool(tree.status.driver_error)))
-    print_table(_COLUMNS, [*gpus, *map(_unresolved, tree.unresolved)], right=_RIGHT)
+    print_table(COLUMNS, _lines(rows_of(tree, Choice())), right=_RIGHT)
 
 
-def _gpu(gpu: GpuNode, *, silent: bool) -> Iterator[_Cells]:
-    report = gpu.report
-    index = str(report.get("device_index", gpu.key))
-    ill = ",".join(str(each["reason"]) for each in report.get("illnesses", ()))
-    why = str(report.get("samples_why") or "") if silent else ""
-    note = (str(report.get("name") or ""), ill and f"unhealthy:{ill}", why)
-    memory = report.get("memory_used")
-    use = (_percent(report.get("utilization")), _memory(Amount(memory)))
-    yield ("gpu", index, None, None, None, None, *use, None, None, "; ".join(filter(None, note)))
-    for each in gpu.containers:
-        name = title(each._asdict())
-        use = (percent(each.utilization, ASCII), _memory(each.memory))
-        limits = (
-            None if each.core_limit is None else f"{each.core_limit}%",
-            None if each.memory_limit is None else size(each.memory_limit),
-        )
-        over = each.over() and f"over:{each.over().replace(' and ', ',')}"
-        yield ("container", index, name, None, None, None, *use, *limits, over)
-        for process in each.processes:
-            pids = (process.comm or "?", _known(process.host_pid), _known(process.ns_pid))
-            use = (_percent(process.utilization), _memory(Amount(process.memory)))
-            yield ("process", index, name, *pids, *use, None, None, _note(process))
-
-
-def _note(process: ProcessNode) -> str:
-    if process.stuck:
-        return "stuck"
-    return process.no_slot or (process.repaired and f"repaired:{process.repaired}")
-
-
-def _unresolved(each: UnresolvedNode) -> _Cells:
-    if each.kind == "file":
-        return ("file", None, each.container, *[None] * 7, each.reason)
-    pids = (_known(each.host_pid), _known(each.ns_pid))
-    name = each.container or "?"
-    return (each.kind, None, name, None, *pids, _percent(each.utilization), None, None, None, each.reason)
-
-
-def _known(value: int | None) -> str | int:
-    return "?" if value is None else value
-
-
-def _percent(value: int | None) -> str:
-    return percent(Amount(value), ASCII)
-
-
-def _memory(amount: Amount) -> str:
-    if amount.value is None:
-        return "?"
-    return (ASCII.at_least if amount.at_least else "") + size(amount.value)
+def _lines(rows: list[Row]) -> Iterator[tuple[str, ...]]:
+    gpu = container = ""
+    for row in rows:
+        if row.kind in _NO_LINES:
+            continue
+        note = row.note.replace("✓", "repaired")
+        if row.depth == 0:
+            gpu, container = row.title.partition(" ")[0], ""
+            note = row.detail.replace(" ·", ";")
+        elif row.depth == 1:
+            container = row.title
+            gpu = gpu if row.kind == "container" else ""
+        process = row.title if row.depth == 2 else ""
+        use = (row.host_pid, row.ns_pid, percent(row.amount), row.memory)
+        yield tuple(text.translate(ASCII_SIGNS) for text in (row.kind, gpu, container, process, *use, note))

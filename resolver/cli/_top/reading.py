@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from resolver.base.errors import ResolverError
-from resolver.cli._top.tree import Tree, build
+from resolver.cli._top.tree import Tree, build, title
 from resolver.cli.ask_daemon import understood
+from resolver.cli.container_names import Named
 from resolver.cli.documents import from_daemon
 
-if TYPE_CHECKING:
-    from resolver.cli._top.choose import ScreenPart
 
+def read(socket_path: str | None, name: str = "") -> Tree:
+    """Return one reading of everything, or of the containers with this name and their GPUs.
 
-def read(socket_path: str | None) -> Tree:
-    """Return one reading of everything. Raises as `resolver.client.get_json`, and CannotKnow for an odd answer."""
+    Raises as `resolver.client.get_json`, and CannotKnow for an odd answer.
+    """
     with understood():
-        return build(from_daemon(socket_path))
+        tree = build(from_daemon(socket_path))
+    return part_of(tree, name) if name else tree
+
+
+def part_of(tree: Tree, name: str) -> Tree:
+    """Return the tree with the containers of this name only."""
+    gpus = []
+    for gpu in tree.gpus:
+        named = tuple(each for each in gpu.containers if Named.of(each._asdict()).is_called(name))
+        if named:
+            gpus.append(gpu._replace(containers=named))
+    titles = {title(each._asdict()) for gpu in gpus for each in gpu.containers}
+    unresolved = tuple(each for each in tree.unresolved if each.container in titles)
+    return tree._replace(gpus=tuple(gpus), unresolved=unresolved)
 
 
 class Reading(NamedTuple):
@@ -33,11 +47,11 @@ class Reading(NamedTuple):
 class Reader(threading.Thread):
     """Reads in a thread, so that a hanging daemon delays no key. ``latest`` is replaced whole."""
 
-    def __init__(self, socket_path: str | None, interval: float, first: Reading, part: ScreenPart) -> None:
+    def __init__(self, socket_path: str | None, interval: float, first: Reading, name: str) -> None:
         super().__init__(name="reader", daemon=True)
         self.latest = first
         self.failure: BaseException | None = None  # a defect of ours, which ended the thread
-        self._socket_path, self._interval, self._part = socket_path, interval, part
+        self._socket_path, self._interval, self._name = socket_path, interval, name
 
     def run(self) -> None:
         """Read for ever."""
@@ -51,6 +65,6 @@ class Reader(threading.Thread):
     def _read(self) -> Reading:
         now = time.time()
         try:
-            return Reading(self._part.of(read(self._socket_path)), now)
+            return Reading(read(self._socket_path, self._name), now)
         except ResolverError as error:
             return self.latest._replace(error=str(error), since=self.latest.since or now)

@@ -1,24 +1,20 @@
-"""The tree as rows, from the top down: sorted, filtered, folded, and in words."""
+"""The tree as rows, from the top down: sorted, filtered, and in words."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resolver.base.text import printable, several
+from resolver.base.text import printable
 from resolver.cli._top.tree import HOST, Amount, ContainerNode, GpuNode, ProcessNode, Tree, UnresolvedNode
 from resolver.cli._top.tree import title as title_of
-from resolver.cli.cells import ASCII, Glyphs
 from resolver.cli.show import size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 SORTS = ("utilization", "memory", "name")
 UNRESOLVED = "unresolved"  # the key of the heading above the unresolved rows
-
-#: A container that uses this share of its memory limit gets a note: its next allocation may fail.
-_NEAR_PERCENT = 90
 
 
 class Row(NamedTuple):
@@ -35,209 +31,68 @@ class Row(NamedTuple):
     note: str = ""
     tone: str = ""
     detail: str = ""
-    folded: bool | None = None  # None: nothing to fold
 
 
 class Choice(NamedTuple):
-    """Order, filter, and the keys of the folded rows."""
+    """Order and filter. The largest come first, unless reversed; ``folded`` hides processes."""
 
     sort: str = SORTS[0]
+    reverse: bool = False
     needle: str = ""
-    folded: frozenset[str] = frozenset()
+    folded: bool = False
 
 
-def rows_of(tree: Tree, choice: Choice, glyphs: Glyphs) -> list[Row]:
+def rows_of(tree: Tree, choice: Choice) -> list[Row]:
     """Return every row that the choice lets through."""
-    return list(_Rows(choice, glyphs).walk(tree))
+    rows = [row for gpu in tree.gpus for row in _gpu(gpu, choice, answers=not tree.driver_error)]
+    if tree.unresolved:
+        title, detail = f"unresolved ({len(tree.unresolved)})", "docs/troubleshooting.md explains each reason"
+        rows.append(Row(UNRESOLVED, 0, UNRESOLVED, title, tone="warn", detail=detail))
+        rows += [_unresolved(f"{UNRESOLVED}/{number}", each) for number, each in enumerate(tree.unresolved)]
+    return [row for row in _filtered(rows, choice.needle) if not choice.folded or row.kind != "process"]
 
 
-def container_key(gpu: GpuNode, container: ContainerNode) -> str:
-    """Return the key of a container's row on a GPU."""
-    return f"{gpu.key}/{container.container_id or container.pod_uid + '_' + container.container_name}"
+def _filtered(rows: list[Row], needle: str) -> list[Row]:
+    """Return rows that contain the text, with the rows that they are in and those in them."""
+    path: list[Row] = []
+    kept = set[str]()
+    for row in rows:
+        path = [*path[: row.depth], row]
+        if any(_contains(each, needle.casefold()) for each in path):
+            kept.update(each.key for each in path)
+    return [row for row in rows if row.key in kept]
 
 
-class _Rows:
-    def __init__(self, choice: Choice, glyphs: Glyphs) -> None:
-        self._choice = choice
-        self._glyphs = glyphs
-        self._needle = choice.needle.casefold()
-        self._answers = True  # the driver does
-
-    def walk(self, tree: Tree) -> Iterator[Row]:
-        """Yield all rows, in order."""
-        self._answers = not tree.status.driver_error
-        for gpu in tree.gpus:
-            yield from self._gpu(gpu)
-        found = [each for each in tree.unresolved if self._fits(*each)]
-        folded = UNRESOLVED in self._choice.folded
-        if found:
-            title, detail = f"unresolved ({len(found)})", "docs/troubleshooting.md explains each reason"
-            yield Row(UNRESOLVED, 0, UNRESOLVED, title, tone="warn", detail=detail, folded=folded)
-        if not folded:
-            for number, each in enumerate(found):
-                yield self._unresolved(f"{UNRESOLVED}/{number}", each)
-
-    def _fits(self, *texts: object) -> bool:
-        return not self._needle or self._needle in " ".join(map(str, texts)).casefold()
-
-    def _text(self, text: str) -> str:
-        return printable(text, ascii_only=self._glyphs is ASCII)
-
-    def _joined(self, *facts: str) -> str:
-        return self._text(f" {self._glyphs.dot} ".join(filter(None, facts)))
-
-    # ---- GPUs --------------------------------------------------------------------------------------
-
-    def _gpu(self, gpu: GpuNode) -> Iterator[Row]:
-        report = gpu.report
-        head = f"{report['device_index']} {self._text(report['name'] or '')}" if report else gpu.key
-        whole = self._fits(head, gpu.key)
-        order = sorted(gpu.containers, key=self._order_of)
-        # Sorted before it is filtered: while a person types, the list gets shorter and nothing moves.
-        inside = list(filter(None, (self._container(gpu, each, whole=whole) for each in order)))
-        if not whole and not inside:
-            return
-        ill = "; ".join(map(_illness, report.get("illnesses", ())))
-        note, tone = _gpu_note(report)
-        folded = gpu.key in self._choice.folded
-        detail = self._joined(
-            f"GPU {head}",
-            gpu.key if report else "not in the inventory",
-            ill and f"unhealthy: {ill}",
-            report.get("samples_why") or "",
-        )
-        use, memory = Amount(report.get("utilization")), _share(report)
-        row = Row(gpu.key, 0, "gpu", head, amount=use, memory=memory, note=note, tone=tone)
-        yield row._replace(detail=detail, folded=folded)
-        if folded:
-            return
-        for instance in report["mig_instances"] if report and whole else ():
-            yield _mig(instance)
-        if not inside and not self._needle:
-            known = self._answers and report.get("samples") not in (None, "failed")
-            words = "no container uses it" if known else "its users are not known"
-            yield Row(f"{gpu.key}/", 1, "empty", words, tone="dim", detail=detail)
-        for rows in inside:
-            yield from rows
-
-    # ---- containers and processes ------------------------------------------------------------------
-
-    def _order_of(self, each: ContainerNode | ProcessNode) -> tuple[object, ...]:
-        """Sort the largest first, unknown values last, and equal ones by name or PID."""
-        if isinstance(each, ContainerNode):
-            use, memory, name = each.utilization, each.memory, title_of(each._asdict())
-        else:
-            use, memory, name = Amount(each.utilization), Amount(each.memory), f"{each.host_pid or 0:10}"
-        first = {"utilization": (use, memory), "memory": (memory, use), "name": ()}[self._choice.sort]
-        comm = each.comm if isinstance(each, ProcessNode) and not first else ""
-        return (*((amount.value is None, -(amount.value or 0)) for amount in first), comm, name)
-
-    def _container(self, gpu: GpuNode, container: ContainerNode, *, whole: bool) -> list[Row]:
-        name = self._text(title_of(container._asdict()))
-        key = container_key(gpu, container)
-        whole = whole or self._fits(name, container.container_id, container.pod_uid)
-        order = sorted(container.processes, key=self._order_of)
-        rows = [self._process(key, name, gpu, each) for each in order]
-        processes = [
-            row for row in rows if whole or self._fits(row.title, row.host_pid, row.ns_pid, row.note)
-        ]
-        if not whole and not processes:
-            return []
-        folded = key in self._choice.folded
-        note, tone = _container_note(container, folded=folded)
-        memory = f"{self._glyphs.at_least * container.memory.at_least}{_size(container.memory.value)}"
-        if container.memory_limit is not None:
-            memory += f"/{size(container.memory_limit)}"
-        detail = self._joined(
-            name,
-            *_limits(container),
-            container.container_id and f"container {container.container_id[:12]}",
-            container.pod_uid and f"pod {container.pod_uid}",
-            "the utilization of some of its processes is not known" * container.utilization.at_least,
-        )
-        row = Row(
-            key, 1, "container", name, amount=container.utilization, memory=memory, note=note, tone=tone
-        )
-        row = row._replace(detail=detail, folded=folded if container.processes else None)
-        return [row] if folded else [row, *processes]
-
-    def _process(self, container: str, name: str, gpu: GpuNode, process: ProcessNode) -> Row:
-        comm = self._text(process.comm) or "?"
-        facts = [f"{comm} in {name}" if name != HOST else f"{comm}, {HOST}"]
-        note, tone = "", ""
-        if process.utilization is None:
-            why = gpu.report.get("samples", "")
-            note = f"samples {why}" if why not in ("", "ok") else "not sampled"
-            facts.append(
-                f"utilization not known: {gpu.report.get('samples_why') or 'the driver does not say'}"
-            )
-        if process.repaired:
-            note, tone = f"{self._glyphs.repaired} {process.repaired}", "good"
-            facts.append(f"hostpid repaired, was {process.repaired}")
-        if not process.listed:
-            note = note or "not on the GPU"
-            facts.append("has a slot, and NVML does not list it")
-        if process.no_slot and name != HOST:
-            note, tone = process.no_slot, "warn" if process.no_slot == "no_slot" else "dim"
-            facts.append(f"HAMi knows nothing of it: {process.no_slot}")
-        if process.stuck:
-            note, tone = "sm_util stuck", "bad"
-            facts.append(process.stuck)
-        key = f"{container}/{process.device_uuid}/{process.host_pid}"
-        row = Row(key, 2, "process", comm, _known(process.host_pid), _known(process.ns_pid))
-        use, memory = Amount(process.utilization), _size(process.memory)
-        return row._replace(amount=use, memory=memory, note=note, tone=tone, detail=self._joined(*facts))
-
-    def _unresolved(self, key: str, each: UnresolvedNode) -> Row:
-        name = self._text(each.container) or ("sample" if each.kind == "sample" else "?")
-        slot, sample = f"slot {each.slot}", f"a sample on {each.device_uuid}"
-        words = {"slot": slot, "sample": sample, "file": "cache file"}[each.kind]
-        detail = self._joined(name, words, each.reason)
-        row = Row(key, 1, each.kind, name, note=each.reason, tone="warn", detail=detail)
-        if each.kind == "file":
-            return row
-        host_pid, ns_pid = _known(each.host_pid), _known(each.ns_pid)
-        return row._replace(host_pid=host_pid, ns_pid=ns_pid, amount=Amount(each.utilization))
+def _contains(row: Row, needle: str) -> bool:
+    return needle in f"{row.title} {row.host_pid} {row.ns_pid} {row.note} {row.key} {row.detail}".casefold()
 
 
-def _mig(instance: dict[str, Any]) -> Row:
-    title = f"MIG {instance['gpu_instance']}/{instance['compute_instance']}"
-    detail = f"MIG instance {instance['uuid']}: NVML does not report its utilization"
-    row = Row(str(instance["uuid"]), 1, "mig", title, amount=Amount(None), detail=detail)
-    return row._replace(memory=_share(instance), note="unsupported", tone="dim")
+def _joined(*facts: str) -> str:
+    return " · ".join(filter(None, facts))
 
 
-def _container_note(container: ContainerNode, *, folded: bool) -> tuple[str, str]:
-    """Return the most important fact about a container in a few letters, and its tone."""
-    if container.over():
-        return f"over {container.over()}", "warn"
-    if not container.processes:
-        return "not sampled" if container.utilization.value is None else "no process", "dim"
-    share = _of_limit(container)
-    if share is not None and share >= _NEAR_PERCENT:
-        return f"memory at {share}%", "warn"
-    if folded:
-        return several(len(container.processes), "process", "processes"), ""
-    return "" if container.core_limit is None else f"core limit {container.core_limit}%", ""
+# ---- GPUs --------------------------------------------------------------------------------------------------------
 
 
-def _of_limit(container: ContainerNode) -> int | None:
-    """Return the share of its memory limit that a container uses, in per cent."""
-    if container.memory_limit is None or container.memory.value is None:
-        return None
-    return container.memory.value * 100 // container.memory_limit
-
-
-def _limits(container: ContainerNode) -> Iterator[str]:
-    """Yield HAMi's limits in words, and how close to them the container is."""
-    if container.core_limit is not None:
-        yield f"core limit {container.core_limit}%"
-    if container.memory_limit is not None:
-        share = _of_limit(container)
-        used = "" if share is None else f" ({share}% of it used)"
-        yield f"memory limit {size(container.memory_limit)}{used}"
-    if container.over():
-        yield f"over its {container.over()} limit"
+def _gpu(gpu: GpuNode, choice: Choice, *, answers: bool) -> Iterator[Row]:
+    """Yield the row of a GPU and those below it. ``answers``: the driver does."""
+    report = gpu.report
+    head = f"{report['device_index']} {printable(report['name'] or '')}" if report else gpu.key
+    ill = "; ".join(map(_illness, report.get("illnesses", ())))
+    note, tone = _gpu_note(report)
+    known = gpu.key if report else "not in the inventory"
+    detail = _joined(f"GPU {head}", known, ill and f"unhealthy: {ill}", report.get("samples_why") or "")
+    use, memory = Amount(report.get("utilization")), _share(report)
+    yield Row(gpu.key, 0, "gpu", head, amount=use, memory=memory, note=note, tone=tone, detail=detail)
+    yield from map(_mig, report.get("mig_instances", ()))
+    if not gpu.containers:
+        asked = answers and report.get("samples") not in (None, "failed")
+        words = "no container uses it" if asked else "its users are not known"
+        yield Row(f"{gpu.key}/", 1, "empty", words, tone="dim", detail=detail)
+    for container in _sorted(gpu.containers, choice):
+        row = _container(gpu, container)
+        yield row
+        yield from (_process(row, gpu, process) for process in _sorted(container.processes, choice))
 
 
 def _gpu_note(report: dict[str, Any]) -> tuple[str, str]:
@@ -258,6 +113,93 @@ def _gpu_note(report: dict[str, Any]) -> tuple[str, str]:
 def _illness(illness: dict[str, Any]) -> str:
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(illness["since"]))
     return f"{illness['reason']} since {since} ({illness['detail']})"
+
+
+def _mig(instance: dict[str, Any]) -> Row:
+    title = f"MIG {instance['gpu_instance']}/{instance['compute_instance']}"
+    detail = f"MIG instance {instance['uuid']}: NVML does not report its utilization"
+    row = Row(str(instance["uuid"]), 1, "mig", title, amount=Amount(None), detail=detail)
+    return row._replace(memory=_share(instance), note="unsupported", tone="dim")
+
+
+# ---- containers and processes ------------------------------------------------------------------------------------
+
+
+def _sorted(nodes: Iterable[Any], choice: Choice) -> list[Any]:
+    """Sort containers or processes: unknown values last, equal ones by name."""
+    sign = 1 if choice.reverse else -1
+
+    def order(node: ContainerNode | ProcessNode) -> tuple[object, ...]:
+        if isinstance(node, ContainerNode):
+            use, memory, name = node.utilization.value, node.memory.value, (title_of(node._asdict()), 0)
+        else:
+            use, memory, name = node.utilization, node.memory, (node.comm, node.host_pid or 0)
+        first = {"utilization": (use, memory), "memory": (memory, use), "name": ()}[choice.sort]
+        return (*((value is None, sign * (value or 0)) for value in first), name)
+
+    return sorted(nodes, key=order, reverse=choice.reverse and choice.sort == "name")
+
+
+def _container(gpu: GpuNode, container: ContainerNode) -> Row:
+    name, over = printable(title_of(container._asdict())), container.over()
+    key = f"{gpu.key}/{container.container_id or container.pod_uid + '_' + container.container_name}"
+    limit = container.memory_limit
+    memory = f"{'≥' * container.memory.at_least}{_size(container.memory.value)}"
+    core = "" if container.core_limit is None else f"core limit {container.core_limit}%"
+    note, tone = core, ""
+    if over:
+        note, tone = f"over {over}", "warn"
+    elif not container.processes:
+        note, tone = "not sampled" if container.utilization.value is None else "no process", "dim"
+    detail = _joined(
+        name,
+        core,
+        "" if limit is None else f"memory limit {size(limit)}",
+        over and f"over its {over} limit",
+        container.container_id and f"container {container.container_id[:12]}",
+        container.pod_uid and f"pod {container.pod_uid}",
+        "the utilization of some of its processes is not known" * container.utilization.at_least,
+    )
+    row = Row(key, 1, "container", name, amount=container.utilization, note=note, tone=tone, detail=detail)
+    return row._replace(memory=memory if limit is None else f"{memory}/{size(limit)}")
+
+
+def _process(container: Row, gpu: GpuNode, process: ProcessNode) -> Row:
+    comm, name = printable(process.comm) or "?", container.title
+    facts = [f"{comm} in {name}" if name != HOST else f"{comm}, {HOST}"]
+    note, tone = "", ""
+    if process.utilization is None:
+        why = gpu.report.get("samples", "")
+        note = f"samples {why}" if why not in ("", "ok") else "not sampled"
+        facts.append(f"utilization not known: {gpu.report.get('samples_why') or 'the driver does not say'}")
+    if process.repaired:
+        note, tone = f"✓ {process.repaired}", "good"
+        facts.append(f"hostpid repaired, was {process.repaired}")
+    if not process.listed:
+        note = note or "not on the GPU"
+        facts.append("has a slot, and NVML does not list it")
+    if process.no_slot and name != HOST:
+        note, tone = process.no_slot, "warn" if process.no_slot == "no_slot" else "dim"
+        facts.append(f"HAMi knows nothing of it: {process.no_slot}")
+    if process.stuck:
+        note, tone = "sm_util stuck", "bad"
+        facts.append(process.stuck)
+    key = f"{container.key}/{process.device_uuid}/{process.host_pid}"
+    row = Row(key, 2, "process", comm, _known(process.host_pid), _known(process.ns_pid))
+    use, memory = Amount(process.utilization), _size(process.memory)
+    return row._replace(amount=use, memory=memory, note=note, tone=tone, detail=_joined(*facts))
+
+
+def _unresolved(key: str, each: UnresolvedNode) -> Row:
+    name = printable(each.container) or ("sample" if each.kind == "sample" else "?")
+    slot, sample = f"slot {each.slot}", f"a sample on {each.device_uuid}"
+    words = {"slot": slot, "sample": sample, "file": "cache file"}[each.kind]
+    detail = _joined(name, words, each.reason)
+    row = Row(key, 1, each.kind, name, note=each.reason, tone="warn", detail=detail)
+    if each.kind == "file":
+        return row
+    host_pid, ns_pid = _known(each.host_pid), _known(each.ns_pid)
+    return row._replace(host_pid=host_pid, ns_pid=ns_pid, amount=Amount(each.utilization))
 
 
 def _known(value: int | None) -> str:

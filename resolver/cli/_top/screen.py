@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from resolver.cli._top.reading import Reader
 from resolver.cli._top.view import LiveView
-from resolver.cli.cells import glyphs_for
+from resolver.cli.cells import in_ascii, shows_unicode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
-    from resolver.cli._top.choose import ScreenPart
     from resolver.cli._top.reading import Reading
     from resolver.cli.cells import Line
 
@@ -52,16 +52,11 @@ _KEYS: Final = {
     "\n": "enter",
     "\x7f": "backspace",
     "\x08": "backspace",
-    "\x15": "clear",
     "\x1b": "escape",
 }
 
 
-class _Ended(BaseException):  # not Exception: nothing on the way out may take it for an error
-    """A signal asked for the end."""
-
-
-def watch(socket_path: str | None, interval: float, first: Reading, part: ScreenPart) -> int:
+def watch(socket_path: str | None, interval: float, first: Reading, name: str) -> int:
     """Show the readings; returns the exit code. The terminal gets its modes back, whatever ends this."""
     locale.setlocale(locale.LC_ALL, "")
     curses.set_escdelay(50)
@@ -69,27 +64,22 @@ def watch(socket_path: str | None, interval: float, first: Reading, part: Screen
         curses.setupterm()
     except curses.error:  # a terminal that this machine doesn't know
         os.environ["TERM"] = "xterm"
-    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-    former = {number: signal.signal(number, _end) for number in numbers}
-    reader = Reader(socket_path, interval, first, part)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, _end)
+    reader = Reader(socket_path, interval, first, name)
     reader.start()
-    try:
-        return curses.wrapper(_show, reader)
-    except _Ended as end:
-        return 128 + int(end.args[0])
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+    return curses.wrapper(_show, reader)
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
     signal.signal(number, signal.SIG_IGN)  # a second one must not keep the terminal from its modes
-    raise _Ended(number)
+    raise SystemExit(128 + number)
 
 
 def _show(window: curses.window, reader: Reader) -> int:
     """Repaint on a key, a new reading or another size, and each second; returns the exit code."""
-    view, styles = LiveView(glyphs_for(os.environ), os.uname().nodename), _styles()
+    view, styles = LiveView(os.uname().nodename), _styles()
+    shown_as = str if shows_unicode(os.environ) else in_ascii
     with contextlib.suppress(curses.error):
         curses.curs_set(0)
     window.nodelay(True)
@@ -101,7 +91,7 @@ def _show(window: curses.window, reader: Reader) -> int:
                 due = 0.0
             if reading is not shown or time.monotonic() >= due:
                 height, width = window.getmaxyx()
-                _paint(window, view.lines(reading, width, height), styles)
+                _paint(window, view.lines(reading, width, height), styles, shown_as)
                 shown, due = reading, time.monotonic() + 1
             ready = select.select([sys.stdin], [], [], _POLL_SECONDS)[0]
             keys = _typed(window)
@@ -151,7 +141,9 @@ def _styles() -> dict[str, int]:
     return styles
 
 
-def _paint(window: curses.window, lines: list[Line], styles: dict[str, int]) -> None:
+def _paint(
+    window: curses.window, lines: list[Line], styles: dict[str, int], shown_as: Callable[[str], str]
+) -> None:
     """Paint the lines, unless the terminal takes nothing: after Ctrl-S a write would wait."""
     if not select.select([], [sys.stdout], [], 0)[1]:
         return
@@ -160,5 +152,5 @@ def _paint(window: curses.window, lines: list[Line], styles: dict[str, int]) -> 
         window.move(number, 0)
         for text, style in line:
             with contextlib.suppress(curses.error):  # after the last cell there is no place for the cursor
-                window.addstr(text, styles[style])
+                window.addstr(shown_as(text), styles[style])
     window.refresh()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from resolver.base.reasons import SampleReason
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -13,7 +15,7 @@ Json = dict[str, Any]
 
 HOST = "not in a container"
 #: Reasons that name no place where a process could be shown.
-_UNPLACED = frozenset(("pid_unknown", "process_ended"))
+_UNPLACED = (SampleReason.PID_UNKNOWN, SampleReason.PROCESS_ENDED)
 
 
 class Amount(NamedTuple):
@@ -81,8 +83,8 @@ class UnresolvedNode(NamedTuple):
     utilization: int | None = None
 
 
-class DaemonState(NamedTuple):
-    """How the daemon is. ``at`` is when its picture was made (Unix time); errors are empty where there is none."""
+class Tree(NamedTuple):
+    """All of it, and how the daemon is. ``at`` is when its picture was made (Unix time)."""
 
     at: float
     driver_version: str
@@ -90,12 +92,6 @@ class DaemonState(NamedTuple):
     source: str
     troubles: tuple[str, ...]  # those without which the numbers would be others
     repaired: int
-
-
-class Tree(NamedTuple):
-    """All of it, and how the daemon is."""
-
-    status: DaemonState
     gpus: tuple[GpuNode, ...]
     unresolved: tuple[UnresolvedNode, ...]
 
@@ -109,18 +105,19 @@ def build(documents: Documents) -> Tree:
         places.region(region)
     files = sorted((str(file["path"]), str(file["reason"])) for file in documents.rejected)
     alone = (UnresolvedNode("file", path, reason) for path, reason in files)
-    return Tree(_state(documents.status), tuple(places.gpus()), (*places.unresolved, *alone))
-
-
-def _state(status: Json) -> DaemonState:
-    driver, repaired = status["driver"], status["totals"]["slots_repaired"]
-    troubles = tuple(
-        f"{each['what']}: {each['why']}"
-        for each in status.get("troubles", ())
-        if each["grave"] or each["reason"] == "dry_run"
+    status = documents.status
+    driver, troubles = status["driver"], status.get("troubles", ())
+    doubts = [each for each in troubles if each["grave"] or each["reason"] == "dry_run"]
+    return Tree(
+        at=status["at"],
+        driver_version=driver["version"] or "",
+        driver_error=driver["error"] or "",
+        source=status["source"]["name"],
+        troubles=tuple(f"{each['what']}: {each['why']}" for each in doubts),
+        repaired=status["totals"]["slots_repaired"],
+        gpus=tuple(places.gpus()),
+        unresolved=(*places.unresolved, *alone),
     )
-    version, error, source = driver["version"] or "", driver["error"] or "", status["source"]["name"]
-    return DaemonState(status["at"], version, error, source, troubles, repaired)
 
 
 def total(values: Iterable[int | None], *, missing: bool = False, most: int | None = None) -> Amount:
