@@ -16,7 +16,7 @@ from resolver.hami.directory_listing import change_stamp, list_caches
 from resolver.hami.placements import is_entry
 from resolver.hami.region_location import shared_directory
 from resolver.linux.safe_open import open_directory, open_offered, open_plain
-from resolver.workers.lane import Held
+from resolver.workers.lane import OpenFile
 
 if TYPE_CHECKING:
     from resolver.hami.discovery import SharedDirectory
@@ -86,12 +86,12 @@ def place_of(procfs: Procfs, where: str, name: str) -> SharedDirectory:
         os.close(fd)
 
 
-def hold_directory(_procfs: Procfs, where: str, name: str) -> tuple[Held, int, int]:
+def hold_directory(_procfs: Procfs, where: str, name: str) -> tuple[OpenFile, int, int]:
     """Open a directory for the daemon; also return its device and inode. Raises `RegionRejected` and OSError."""
     return _held(_open_below(where, name))
 
 
-def hold_file(_procfs: Procfs, where: str, directory: str, name: str) -> tuple[Held, int, int]:
+def hold_file(_procfs: Procfs, where: str, directory: str, name: str) -> tuple[OpenFile, int, int]:
     """Open a plain file for the daemon; also return its device and inode. Raises `RegionRejected` and OSError."""
     fd = _open_below(where, directory)
     try:
@@ -100,14 +100,14 @@ def hold_file(_procfs: Procfs, where: str, directory: str, name: str) -> tuple[H
         os.close(fd)
 
 
-def _held(fd: int) -> tuple[Held, int, int]:
+def _held(fd: int) -> tuple[OpenFile, int, int]:
     info = os.fstat(fd)
-    return Held(fd), info.st_dev, info.st_ino
+    return OpenFile(fd), info.st_dev, info.st_ino
 
 
-def take(held: Held | str, device: int, inode: int) -> int:
+def take(held: OpenFile | str, device: int, inode: int) -> int:
     """Return the descriptor of a file that was opened for the daemon. Raises `RegionRejected` and OSError."""
-    fd = held.fd if isinstance(held, Held) else open_offered(held)
+    fd = held.fd if isinstance(held, OpenFile) else open_offered(held)
     info = os.fstat(fd)
     if (info.st_dev, info.st_ino) != (device, inode):
         os.close(fd)

@@ -37,7 +37,7 @@ ALL = ""
 MAX_ANSWER = 190_000
 
 
-class Held:
+class OpenFile:
     """A descriptor in an answer; the daemon gets it as a path from which it can open the file again."""
 
     __slots__ = ("fd",)
@@ -48,7 +48,7 @@ class Held:
 
 def _offer(value: Any) -> Any:
     """Keep a held descriptor while the daemon may open it, and return its path; a list of other sequences."""
-    if not isinstance(value, Held):
+    if not isinstance(value, OpenFile):
         return list(value)
     _held.append(value.fd)
     if len(_held) > 2 * WINDOW:
