@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 ARGS ?=
-# Some tests are run at once: to start six processes would take longer than they do.
+# A few tests run in one process: starting six would take longer.
 JOBS ?= $(if $(findstring -k,$(ARGS)),0,6)
 VERSION = $(shell python3 resolver/base/version.py)
 DIST := dist
@@ -16,11 +16,11 @@ help: ## show this list
 	@echo '  Options go through ARGS:  make run ARGS="--dry-run --once"'
 
 .PHONY: setup
-setup: ## install what is needed: Debian packages (as root) and .venv
+setup: ## install the requirements: Debian packages (as root) and .venv
 	@scripts/setup.sh
 
 .PHONY: setup-dev
-setup-dev: ## install what the tests and the bench need as well
+setup-dev: ## also install what the tests and the bench need
 	@scripts/setup.sh dev
 
 .PHONY: run
@@ -28,7 +28,7 @@ run: setup ## run the daemon on this node
 	@exec $(BIN)/resolver run $(ARGS)
 
 .PHONY: demo
-demo: setup ## a node in miniature, repaired before your eyes (needs root; no GPU)
+demo: setup ## run the daemon on a node in miniature (needs root; no GPU)
 	@$(BIN)/python -m tests.fakes.demo $(ARGS)
 
 .PHONY: test
@@ -36,15 +36,15 @@ test: setup-dev ## lint, types, layering and every test, JOBS=6 at a time (needs
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
 .PHONY: poisoned
-poisoned: setup-dev ## every test on a machine with all in the way that they must not depend on (needs root)
+poisoned: setup-dev ## every test, with obstacles in the way that tests must not depend on (needs root)
 	@$(BIN)/python -m tests.poisoned $(MAKE) test
 
 .PHONY: long
-long: setup-dev ## the tests that take long: the image, the site, setup, and some at their full size (needs root; minutes)
+long: setup-dev ## the long tests: the image, the site, setup, and some at full size (needs root; minutes)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m long $(ARGS)
 
 .PHONY: mutation
-mutation: setup-dev ## change the pure modules in one place at a time and see which change no test notices (ARGS=plan; an hour for all)
+mutation: setup-dev ## change the pure modules in one place at a time, and list changes that no test notices (ARGS=plan; an hour for all)
 	@nice $(BIN)/python -m tests.mutation $(ARGS)
 
 .PHONY: lint
@@ -52,19 +52,19 @@ lint: setup-dev ## ruff, mypy and import-linter only
 	@$(BIN)/python -m pytest --no-header -q tests/unit/suite/test_style.py tests/unit/suite/test_layering.py
 
 .PHONY: format
-format: setup-dev ## put the code in order with ruff
+format: setup-dev ## format the code with ruff
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
 .PHONY: bench
-bench: setup-dev ## measure speed, memory and what probes cost: a table and bench.json
+bench: setup-dev ## measure speed, memory and the cost of the probes: a table and bench.json
 	@$(BIN)/python -m tests.bench $(ARGS)
 
 .PHONY: soak
-soak: setup-dev ## churn and attack a node for long, and see whether the daemon grows (ARGS=30m; needs root)
+soak: setup-dev ## churn and attack a node for long, and fail if the daemon grows (ARGS=30m; needs root)
 	@$(BIN)/python -m tests.bench.soak $(ARGS)
 
 .PHONY: plots
-plots: setup-dev ## put what `make bench` measured into the documents (ARGS=bench.json)
+plots: setup-dev ## put the figures of `make bench` into the documents (ARGS=bench.json)
 	@$(BIN)/python -m tests.bench.plots $(ARGS)
 
 .PHONY: docs
@@ -72,27 +72,27 @@ docs: setup-dev ## build the documents as a site, in build/site
 	@$(BIN)/python docs/site/conf.py $(ARGS)
 
 .PHONY: gpu-check
-gpu-check: setup-dev ## where there is a GPU: what its driver says in a container, and the repair on it (needs root)
+gpu-check: setup-dev ## on a GPU: measure which PIDs its driver gives to a container, and check a repair (needs root)
 	@$(BIN)/python -m tests.gpu.check $(ARGS)
 
 .PHONY: kernels
-kernels: setup-dev ## boot the kernels of Debian's releases under QEMU and try it on each (an hour; ARGS=--help)
+kernels: setup-dev ## boot the kernels of Debian's releases under QEMU and test on each (an hour; ARGS=--help)
 	@$(BIN)/python -m tests.vm $(ARGS)
 
 .PHONY: engines
-engines: setup-dev ## start Debian's container engines and try it under each (needs root; minutes; ARGS=--help)
+engines: setup-dev ## start Debian's container engines and test under each (needs root; minutes; ARGS=--help)
 	@$(BIN)/python -m tests.runtime.engines $(ARGS)
 
 .PHONY: fresh
-fresh: ## prove setup and demo in a bare Debian made by mmdebstrap (needs root, minutes)
+fresh: ## test setup and demo in a bare Debian made by mmdebstrap (needs root, minutes)
 	@tests/runtime/fresh_machine.sh $(ARGS)
 
 .PHONY: lock
-lock: ## resolve the dependencies anew and write the lock files
+lock: ## resolve the dependencies and write the lock files
 	@scripts/lock.sh $(ARGS)
 
 .PHONY: man
-man: setup ## write the man pages and completion into build/share, to look at; the wheel gets them by itself
+man: setup ## write the man pages and completion into build/share, as for the wheel
 	@$(BIN)/python scripts/build_hook.py build/share
 
 .PHONY: tables
@@ -108,7 +108,7 @@ chart: setup-dev ## pack the Helm chart into dist/
 		--version "$(subst .dev,-dev.,$(VERSION))" deploy/chart/resolver >/dev/null
 
 # `docker`, `podman` or `buildah`, the first that answers. IMAGE=registry.example.org/resolver:0.1.0 names it for a registry.
-# `docker` may be there without its daemon.
+# `docker` may be installed without its daemon.
 ENGINE ?= $(firstword $(foreach each,docker podman buildah,$(shell $(each) info >/dev/null 2>&1 && command -v $(each))))
 IMAGE ?= resolver:$(subst +,-,$(VERSION))
 REVISION ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
@@ -121,7 +121,7 @@ image: ## build the container image; IMAGE=name:tag, WITH_BPF=0 for one without 
 		--build-arg REVISION=$(REVISION) --build-arg WITH_BPF=$(WITH_BPF) $(ARGS) .
 
 .PHONY: image-check
-image-check: setup-dev ## prove the image on each Debian and machine that it is for, and measure it (needs root, minutes)
+image-check: setup-dev ## test and measure the image on each Debian and machine (needs root, minutes)
 	@$(BIN)/python -m tests.runtime.image_check $(ARGS)
 
 .PHONY: wheel
@@ -133,14 +133,14 @@ deb: wheel ## build the Debian package (12 and later) into dist/
 	@$(BIN)/python scripts/deb.py "dist/hami_resolver-$(VERSION)-py3-none-any.whl"
 
 .PHONY: package-check
-package-check: setup-dev ## boot Debian 12, 13 and sid under QEMU with the package, from installation to purge (needs root; an hour)
+package-check: setup-dev ## test the package in Debian 12, 13 and sid under QEMU, from installation to purge (needs root; an hour)
 	@$(BIN)/python -m tests.runtime.package_check $(ARGS)
 
 .PHONY: release
-release: setup-dev ## put wheel, sdist, .deb, image, chart, SBOM and checksums into dist/ (ARGS=--without-image)
+release: setup-dev ## build wheel, sdist, .deb, image, chart, SBOM and checksums into dist/ (ARGS=--without-image)
 	@$(BIN)/python scripts/release.py --engine "$(ENGINE)" $(ARGS)
 
 .PHONY: clean
-clean: ## remove everything that was made here
+clean: ## remove everything that make has built
 	@rm -rf .venv dist build bench.json .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

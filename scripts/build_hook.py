@@ -153,7 +153,7 @@ def _text(text: str) -> str:
 
 # --- completion ---------------------------------------------------------------------------------------------------
 
-#: A value's placeholder, and what a shell completes there; other values get no offer.
+#: A value's placeholder, and its completion; other values have none.
 _OFFERED: Final = {"FILE": shtab.FILE, "PATH": shtab.FILE, "DIR": shtab.DIRECTORY}
 
 #: bash splits --option=value into three words, and shtab expects two. No file names where nothing is known.

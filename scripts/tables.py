@@ -247,7 +247,7 @@ def metrics(table: str) -> list[str]:
     return rows(("name", "type", "labels", "meaning"), body)
 
 
-#: (document, name of the table) -> what writes its lines
+#: (document, name of the table) -> maker of its lines
 TABLES: dict[tuple[str, str], Callable[[], list[str]]] = {
     **{("docs/metrics.md", f"metrics-{table}"): partial(metrics, table) for table in METRICS},
     ("docs/metrics.md", "labels"): partial(labels, hami=False),

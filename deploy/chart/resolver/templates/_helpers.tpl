@@ -72,7 +72,7 @@ resources:
     cpu: 20m
     memory: 96Mi
   limits:
-    # The compiler of the BPF program needs 160Mi for half a second. No limit on CPU: it would only make repairs late.
+    # The compiler of the BPF program needs 160Mi for half a second. No CPU limit: it would only delay repairs.
     memory: {{ has .Values.source (list "scan" "netlink") | ternary "192Mi" "384Mi" }}
 {{- end }}
 
@@ -193,7 +193,7 @@ interval: {{ . }}
 scrapeTimeout: {{ . }}
 {{- end }}
 relabelings:
-  # The alerts and the dashboard know the job by this name, and each daemon by its node.
+  # The alerts and the dashboard identify the job by this name, and each daemon by its node.
   - targetLabel: job
     replacement: resolver
   - sourceLabels: [__meta_kubernetes_pod_node_name]
