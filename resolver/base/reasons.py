@@ -6,25 +6,14 @@ stands for the file concerned.
 
 from __future__ import annotations
 
-from enum import EnumType, StrEnum
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from enum import _EnumDict
-    from typing import Any, Self
+    from typing import Self
 
 
-class _NamedInLowerCase(EnumType):
-    """Gives each member its own name, in lower case, as its word."""
-
-    def __new__(cls, name: str, bases: tuple[type, ...], body: _EnumDict, **more: Any) -> type:
-        for member in [each for each in body if each.isupper()]:
-            texts = (body[member],) if isinstance(body[member], str) else body[member]
-            dict.__setitem__(body, member, (member.lower(), *texts))
-        return super().__new__(cls, name, bases, body, **more)
-
-
-class ReasonWithWords(StrEnum, metaclass=_NamedInLowerCase):
+class ReasonWithWords(StrEnum):
     """A fixed word for programs, with its ``meaning`` and ``fix`` for people."""
 
     meaning: str
@@ -51,58 +40,70 @@ def plain(markdown: str) -> str:
 class RepairReason(ReasonWithWords):
     """Why a slot's ``hostpid`` is wrong; the daemon writes the right one."""
 
-    MISSING = "it is 0: HAMi's watcher finds no sample of its process and can't limit it"
-    WRONG_NAMESPACE = "it is the process's PID in a namespace that this driver's samples do not use"
-    DUPLICATE = "another slot of this file has the same number: HAMi guessed wrongly"
-    STALE = "it is the PID of an earlier process, or of one that started at the same time"
+    MISSING = "missing", "it is 0: HAMi's watcher finds no sample of its process and can't limit it"
+    WRONG_NAMESPACE = (
+        "wrong_namespace",
+        "it is the process's PID in a namespace that this driver's samples do not use",
+    )
+    DUPLICATE = "duplicate", "another slot of this file has the same number: HAMi guessed wrongly"
+    STALE = "stale", "it is the PID of an earlier process, or of one that started at the same time"
 
 
 class UnresolvedReason(ReasonWithWords):
     """Why the owner of a slot is unknown, or its number can't be written. Never shown as 0."""
 
     NO_SUCH_PROCESS = (
-        "its container has no such process. It counts as dead, at 0 %, once the kernel proves that"
+        "no_such_process",
+        "its container has no such process. It counts as dead, at 0 %, once the kernel proves that",
     )
     NOT_MAPPED = (
+        "not_mapped",
         "a process has that PID but does not map this cache file",
         "nothing, if it just started. Otherwise the slot names a process that never used HAMi",
     )
     UNPROVEN = (
+        "unproven",
         "a process maps a file that looks like this one, but has no descriptor that proves it",
         "restart the program: it has closed HAMi's file, or left the mount namespace in which it opened it",
     )
     OTHER_CONTAINER = (
+        "other_container",
         "the process with that PID is in another container",
         "nothing; if two containers share one cache file, give each a separate one",
     )
     OTHER_POD = (
+        "other_pod",
         "a process of another pod has this PID and uses this file, which every container can reach (KAI)",
         "check what that pod runs: docs/security.md#files-that-every-container-can-reach",
     )
     AMBIGUOUS = (
+        "ambiguous",
         "several processes fit: in nested PID namespaces, or in containers that share the file",
         "`resolver lookup --pidns` distinguishes them (from Linux 4.9 on); nothing is written to the slot",
     )
-    INVALID_PID = "the slot is in use, but its PID is below 1", "restart the container"
-    ACCESS_DENIED = "the kernel refused a file in `/proc`", "grant `CAP_SYS_PTRACE`"
-    TOO_LARGE = "its map or mount table exceeds the read limit", "report the log's numbers"
+    INVALID_PID = "invalid_pid", "the slot is in use, but its PID is below 1", "restart the container"
+    ACCESS_DENIED = "access_denied", "the kernel refused a file in `/proc`", "grant `CAP_SYS_PTRACE`"
+    TOO_LARGE = "too_large", "its map or mount table exceeds the read limit", "report the log's numbers"
     DRIVER_UNKNOWN = (
+        "driver_unknown",
         "the PID namespace of this driver's samples is unknown",
         "add `SYS_ADMIN` to measure it, or set `--hostpid-namespace`: docs/how-it-works.md",
     )
-    CONFLICT = "another program changes `hostpid` back", "find that program"
-    QUARANTINED = "the slot writer died or hung on it", "find the tenant that truncates it"
-    WRITE_FAILED = "the slot moved or its owner ended first", "nothing; it is retried"
+    CONFLICT = "conflict", "another program changes `hostpid` back", "find that program"
+    QUARANTINED = "quarantined", "the slot writer died or hung on it", "find the tenant that truncates it"
+    WRITE_FAILED = "write_failed", "the slot moved or its owner ended first", "nothing; it is retried"
     OVER_BUDGET = (
+        "over_budget",
         "its container costs the daemon more than its share, so its slots wait",
         "find its many mappings, mounts or changes: docs/how-it-works.md#what-one-container-may-cost",
     )
     TOO_SLOW = (
+        "too_slow",
         "its container blocks the kernel on a lock of its memory or files, so its slots wait",
         "find its constant activity: changing memory protection, truncating files, removing directories",
     )
-    CHANGED = "the slot changed while it was being read", "nothing; it is read again"
-    GONE = "the process ended while it was being checked"
+    CHANGED = "changed", "the slot changed while it was being read", "nothing; it is read again"
+    GONE = "gone", "the process ended while it was being checked"
 
     @property
     def passing(self) -> bool:
@@ -126,49 +127,59 @@ _LOOK_INSIDE = "check what runs in that container: `ls -lan PATH`"
 class RegionReason(ReasonWithWords):
     """Why a file in a containers directory is skipped."""
 
-    NOT_REGULAR = f"it is not a regular file; {_HOSTILE}", _LOOK_INSIDE
-    SYMLINK = f"it is a symbolic link; {_HOSTILE}", _LOOK_INSIDE
-    BAD_NAME = f"its name has unprintable characters; {_HOSTILE}", _LOOK_INSIDE
+    NOT_REGULAR = "not_regular", f"it is not a regular file; {_HOSTILE}", _LOOK_INSIDE
+    SYMLINK = "symlink", f"it is a symbolic link; {_HOSTILE}", _LOOK_INSIDE
+    BAD_NAME = "bad_name", f"its name has unprintable characters; {_HOSTILE}", _LOOK_INSIDE
     NOT_ON_NODE = (
+        "not_on_node",
         "its directory names a container that this node does not have: its pod is gone, or another pod made it",
         "mount `/var/log/containers`, if kubelet has such a container there; else remove `PATH`",
     )
-    HARD_LINK = f"it has more than one name; {_HOSTILE}", _LOOK_INSIDE
+    HARD_LINK = "hard_link", f"it has more than one name; {_HOSTILE}", _LOOK_INSIDE
     OTHER_DEVICE = (
+        "other_device",
         "something else is mounted there, so it may not be the tenant's file",
         "find the mount, and unmount it: `findmnt --target PATH`",
     )
     UNPROVEN = (
+        "unproven",
         "there is no proof that its process maps this file (docs/node.md#proof-of-a-file), or of its owner (KAI)",
         "restart the container of `PATH`. With KAI, mount `/var/log/containers` (`--container-logs-dir`)",
     )
     UNKNOWN_SIZE = (
+        "unknown_size",
         "no released layout has this size: the file is a newer HAMi's, or not HAMi's. It is neither read nor written",
         "report HAMi's version, with `file_bytes` of `resolver slots --json PATH`",
     )
     UNKNOWN_VERSION = (
+        "unknown_version",
         "its size is known, but the version in its header isn't: it is a newer HAMi's. It is neither read nor written",
         "report HAMi's version, with `resolver slots --json PATH`",
     )
     NOT_INITIALIZED = (
+        "not_initialized",
         "HAMi has not written its magic number: it is just starting, or never got further",
         "check again in a minute: `resolver slots PATH`; if it stays, restart the container",
     )
     BAD_HEADER = (
+        "bad_header",
         "its counts are out of range, or its UUIDs aren't text: damaged, or hostile",
         "restart the container, which makes a new file; keep this one: `cp --sparse=always PATH /var/tmp`",
     )
-    TRUNCATED = "it is shorter than its layout: damaged, or a tenant truncates it", _LOOK_INSIDE
+    TRUNCATED = "truncated", "it is shorter than its layout: damaged, or a tenant truncates it", _LOOK_INSIDE
     TOO_MANY_ENTRIES = (
+        "too_many_entries",
         "the directory has more entries than the daemon reads; HAMi's monitor refuses it, too",
         "find their source, and remove those that are not HAMi's: `ls -lan PATH`",
     )
     ACCESS_DENIED = (
+        "access_denied",
         "the kernel refused to open it",
         "run as root; if this is root, a security module or a network file system refuses: `ls -lanZ PATH`",
     )
-    GONE = "it disappeared between listing and opening", "nothing; check again: `ls PATH`"
+    GONE = "gone", "it disappeared between listing and opening", "nothing; check again: `ls PATH`"
     IO_ERROR = (
+        "io_error",
         "a file system error or the descriptor limit kept it from being read",
         "`dmesg | tail; ulimit -n; cat PATH > /dev/null`",
     )
@@ -187,49 +198,56 @@ class RegionReason(ReasonWithWords):
 class SampleReason(ReasonWithWords):
     """Why a utilization sample finds no slot."""
 
-    NOT_IN_CONTAINER = "a process of the host uses the GPU", "nothing: HAMi ignores it"
+    NOT_IN_CONTAINER = "not_in_container", "a process of the host uses the GPU", "nothing: HAMi ignores it"
     NO_SHARED_REGION = (
+        "no_shared_region",
         "a container without HAMi",
         "check that its pod asks for HAMi's resources, and that `grep libvgpu /proc/HOST_PID/maps` finds it",
     )
     NO_SLOT = (
+        "no_slot",
         "a container with HAMi, but no slot is resolved to this process",
         "nothing, if it just started; else it runs without HAMi's library (static, no `LD_PRELOAD`)",
     )
-    PROCESS_ENDED = "the process ended before its sample was read"
-    PID_UNKNOWN = "the driver reported PID 0, or a PID that no process has had"
+    PROCESS_ENDED = "process_ended", "the process ended before its sample was read"
+    PID_UNKNOWN = "pid_unknown", "the driver reported PID 0, or a PID that no process has had"
 
 
 class PeerReason(ReasonWithWords):
     """Why the process that connected to a socket is unknown."""
 
-    ENDED = "the process that connected is gone, though another may hold the connection"
-    NOT_VISIBLE = "it has no PID in the daemon's PID namespace, which is not the host's"
-    NOT_PROVEN = "this kernel can't prove its identity: the PID may have been reused"
-    ACCESS_DENIED = "the kernel refused a file in `/proc`"
+    ENDED = "ended", "the process that connected is gone, though another may hold the connection"
+    NOT_VISIBLE = "not_visible", "it has no PID in the daemon's PID namespace, which is not the host's"
+    NOT_PROVEN = "not_proven", "this kernel can't prove its identity: the PID may have been reused"
+    ACCESS_DENIED = "access_denied", "the kernel refused a file in `/proc`"
 
 
 class Shortage(ReasonWithWords):
     """Resource that the kernel refused the daemon; counted as ``shortages_<kind>``."""
 
     IN_FLIGHT = (
+        "in_flight",
         "processes of the daemon's user keep too many descriptors in flight (ETOOMANYREFS)",
         "nothing: children inherit the descriptors instead; a program that sends so many is an attack",
     )
     DESCRIPTORS = (
+        "descriptors",
         "all file descriptors of the daemon or of the node are in use (EMFILE, ENFILE)",
         "raise the limit (`ulimit -n`, `fs.file-max`)",
     )
-    MEMORY = "memory ran out (ENOMEM, ENOBUFS)", "raise the daemon's memory limit"
+    MEMORY = "memory", "memory ran out (ENOMEM, ENOBUFS)", "raise the daemon's memory limit"
     PROCESSES = (
+        "processes",
         "no further process or thread is allowed (EAGAIN)",
         "raise `pids.max` of the daemon's control group, or `kernel.threads-max`",
     )
     WATCHES = (
+        "watches",
         "no further epoll or inotify watch is allowed (ENOSPC)",
         "raise `fs.epoll.max_user_watches` or `fs.inotify.max_user_watches`",
     )
     KILLED = (
+        "killed",
         "a child was killed from outside (SIGKILL), for example by the OOM killer",
         "raise the daemon's memory limit, or find the cause in `dmesg`",
     )
@@ -238,15 +256,15 @@ class Shortage(ReasonWithWords):
 class BrokerRefusal(ReasonWithWords):
     """Why a client of the broker got no number; counted as ``broker_refused_<reason>``."""
 
-    INVALID = "the request is shorter than eight bytes, or not of version 1"
+    INVALID = "invalid", "the request is shorter than eight bytes, or not of version 1"
     POLICY_UNKNOWN = (
-        "the PID namespace of this driver's samples is unknown (yet); see `driver_unknown` in "
-        "docs/troubleshooting.md"
+        "policy_unknown",
+        "this driver's PID namespace is unknown (yet); see `driver_unknown` in docs/troubleshooting.md",
     )
-    ENDED = PeerReason.ENDED.meaning
-    NOT_VISIBLE = PeerReason.NOT_VISIBLE.meaning
-    NOT_PROVEN = PeerReason.NOT_PROVEN.meaning
-    ACCESS_DENIED = PeerReason.ACCESS_DENIED.meaning
+    ENDED = "ended", PeerReason.ENDED.meaning
+    NOT_VISIBLE = "not_visible", PeerReason.NOT_VISIBLE.meaning
+    NOT_PROVEN = "not_proven", PeerReason.NOT_PROVEN.meaning
+    ACCESS_DENIED = "access_denied", PeerReason.ACCESS_DENIED.meaning
 
 
 KERNEL_LOG = "`dmesg | grep -iE 'nvrm|xid' | tail`"
@@ -255,22 +273,30 @@ KERNEL_LOG = "`dmesg | grep -iE 'nvrm|xid' | tail`"
 class GpuReason(ReasonWithWords):
     """Why a GPU is unhealthy, the gravest first."""
 
-    LOST = "it fell off the bus, or its firmware hangs", f"{KERNEL_LOG}; power-cycle the node"
+    LOST = "lost", "it fell off the bus, or its firmware hangs", f"{KERNEL_LOG}; power-cycle the node"
     RESET_REQUIRED = (
+        "reset_required",
         "it does no work until it is reset",
         "stop its processes, then: `nvidia-smi --gpu-reset -i INDEX`; or reboot the drained node",
     )
-    UNREACHABLE = "the driver refuses to open it", f"`nvidia-smi -q -i INDEX`; {KERNEL_LOG}"
-    MEMORY_QUERY_FAILED = "the driver does not report its memory", f"`nvidia-smi -q -i INDEX`; {KERNEL_LOG}"
+    UNREACHABLE = "unreachable", "the driver refuses to open it", f"`nvidia-smi -q -i INDEX`; {KERNEL_LOG}"
+    MEMORY_QUERY_FAILED = (
+        "memory_query_failed",
+        "the driver does not report its memory",
+        f"`nvidia-smi -q -i INDEX`; {KERNEL_LOG}",
+    )
     TOO_HOT = (
+        "too_hot",
         "it was over 95 C, and has not been below 90 C since",
         "check fans, air flow and power limit: `nvidia-smi -q -d TEMPERATURE,POWER -i INDEX`",
     )
     ECC_UNCORRECTED = (
+        "ecc_uncorrected",
         "its memory has had uncorrectable errors since the driver was loaded",
         f"`nvidia-smi -q -d ECC -i INDEX`; {KERNEL_LOG}; reset it, and replace it if they recur",
     )
     XID = (
+        "xid",
         "the driver reported an error that requires a reset, and it has not been reset since",
         f"{KERNEL_LOG}; drain the node, then: `nvidia-smi --gpu-reset -i INDEX`",
     )
@@ -280,6 +306,7 @@ class DriverError(ReasonWithWords):
     """An error of the driver's library; NVML's name of ``GPU_IS_LOST`` is ``GpuIsLost``."""
 
     LIBRARY_NOT_FOUND = (
+        "library_not_found",
         "libnvidia-ml.so.1 is not found: no driver, or not mounted into this container",
         (
             "install the driver, if `ldconfig -p | grep libnvidia-ml` prints nothing on the host; in a container: "
@@ -287,26 +314,30 @@ class DriverError(ReasonWithWords):
         ),
     )
     DRIVER_NOT_LOADED = (
+        "driver_not_loaded",
         "the library is installed, but the kernel module is not loaded, or its device nodes are missing",
         f"`modprobe nvidia && nvidia-modprobe -u -c 0; ls -l /dev/nvidia*`; {KERNEL_LOG}",
     )
     LIB_RM_VERSION_MISMATCH = (
+        "lib_rm_version_mismatch",
         "the driver was upgraded while the old kernel module stayed loaded",
         "`cat /proc/driver/nvidia/version`; drain the node, then reboot it",
     )
     NO_PERMISSION = (
+        "no_permission",
         "the driver refuses this user",
         "run it as root; in a container: allow the devices `/dev/nvidiactl` and `/dev/nvidia0` (device cgroup)",
     )
-    GPU_IS_LOST = "a GPU has fallen off the bus", GpuReason.LOST.fix
-    RESET_REQUIRED = "a GPU needs a reset before it answers", GpuReason.RESET_REQUIRED.fix
-    FUNCTION_NOT_FOUND = "the driver is too old for HAMi", "upgrade the driver"
+    GPU_IS_LOST = "gpu_is_lost", "a GPU has fallen off the bus", GpuReason.LOST.fix
+    RESET_REQUIRED = "reset_required", "a GPU needs a reset before it answers", GpuReason.RESET_REQUIRED.fix
+    FUNCTION_NOT_FOUND = "function_not_found", "the driver is too old for HAMi", "upgrade the driver"
     #: Of our own: the worker that called the library was late, or another error.
     HANGS = (
+        "hangs",
         "a call into the driver hangs; the worker that made it was killed, and utilization is unknown",
         f"check if `nvidia-smi` hangs, too; {KERNEL_LOG}; `systemctl restart nvidia-persistenced`, or reboot",
     )
-    OTHER = "NVML answers with an error", f"compare with `nvidia-smi`; {KERNEL_LOG}"
+    OTHER = "other", "NVML answers with an error", f"compare with `nvidia-smi`; {KERNEL_LOG}"
 
     @classmethod
     def named_in(cls, text: str) -> DriverError:
@@ -321,47 +352,56 @@ class TroubleReason(ReasonWithWords):
     """Problem of a running daemon, gravest first; for one that is logged, the word is the event's name."""
 
     STALLED = (
+        "stalled",
         "its passes have stopped",
         "`cat /proc/PID/stack`; `uptime`; check for a file system that hangs, then restart it",
     )
-    NOT_READY = "not ready", "`resolver doctor --only SOURCE`"
+    NOT_READY = "not_ready", "not ready", "`resolver doctor --only SOURCE`"
     API_OFF = (
+        "api_off",
         "it does not answer on one of its sockets",
         "`resolver doctor --only socket --only tenant_socket`; it is retried every few seconds",
     )
     METRICS_OFF = (
+        "metrics_off",
         "it serves no metrics",
         "`ss -ltnp` shows the process with the port: stop it, or change `--metrics-addr`; it is retried",
     )
-    BROKER_OFF = "the broker does not answer", "`resolver doctor --only broker`; it is retried"
-    NVML_UNAVAILABLE = "NVML is unavailable", "`resolver doctor --only nvml`"
+    BROKER_OFF = "broker_off", "the broker does not answer", "`resolver doctor --only broker`; it is retried"
+    NVML_UNAVAILABLE = "nvml_unavailable", "NVML is unavailable", "`resolver doctor --only nvml`"
     OUT_OF_DESCRIPTORS = (
+        "out_of_descriptors",
         "it ran out of descriptors",
         "raise the limit (`LimitNOFILE` of its unit, or of the container runtime's), and restart it",
     )
-    SOURCE_INCOMPLETE = "its map is incomplete", "raise `map_size` and restart it"
+    SOURCE_INCOMPLETE = "source_incomplete", "its map is incomplete", "raise `map_size` and restart it"
     CONTAINERS_DIR_MISSING = (
+        "containers_dir_missing",
         "a directory of cache files is missing",
         "`resolver doctor --only containers_dir`",
     )
     NOT_WATCHED = (
+        "not_watched",
         "cache files are only checked periodically, so a new process is found later",
         "`sysctl -w fs.inotify.max_user_instances=1024 fs.inotify.max_user_watches=524288`; for good: `/etc/sysctl.d`",
     )
-    DRY_RUN = "it is a dry run", "start it without `--dry-run`"
+    DRY_RUN = "dry_run", "it is a dry run", "start it without `--dry-run`"
     SLOTS_UNRESOLVED = (
+        "slots_unresolved",
         "slots are unresolved",
         "`resolver explain`; docs/troubleshooting.md has the meaning of each reason",
     )
     OVER_BUDGET = (
+        "over_budget",
         "a container went over its budget",
         "`resolver top` shows its slots; docs/how-it-works.md#what-one-container-may-cost has the share",
     )
     NO_SYSTEM_CALL_FILTER = (
+        "no_system_call_filter",
         "the kernel does not filter its system calls",
         "allow seccomp() in the profile of its container, or use a kernel with `CONFIG_SECCOMP_FILTER`",
     )
-    INTERNAL_ERRORS = "it survived internal errors", "report the tracebacks in its log"
+    INTERNAL_ERRORS = "internal_errors", "it survived internal errors", "report the tracebacks in its log"
 
     @property
     def grave(self) -> bool:
