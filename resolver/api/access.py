@@ -17,7 +17,7 @@ from resolver.base.limiter import Bucket
 from resolver.containers.namespaces import Namespace
 from resolver.linux.cgroup import parse_cgroup
 from resolver.linux.peers import credentials_of, peer_of, pidns_of
-from resolver.serve.http import Ended, Gatekeeper, Limits
+from resolver.serve.http import Gatekeeper, HangUp, Limits
 
 if TYPE_CHECKING:
     import socket
@@ -156,7 +156,7 @@ class ApiGatekeeper(Gatekeeper):
     # -- connections --------------------------------------------------------------------------------
 
     def enter(self, channel: socket.socket) -> Access:
-        """Return the peer's rights; pair it with `leave`. Raises `Ended` for one connection too many."""
+        """Return the peer's rights; pair it with `leave`. Raises `HangUp` for one connection too many."""
         self.counters["connections"] += 1
         access = self._known(channel)
         most, each = (MOST_TENANTS, _MOST_EACH) if self.tenants else (MOST_CONNECTIONS, _MOST_REFUSED)
@@ -170,7 +170,7 @@ class ApiGatekeeper(Gatekeeper):
                 Reason.TOO_MANY_CONNECTIONS,
                 "this peer has, or all together have, as many connections as are served: close some, or come back",
                 headers={"Retry-After": "1"},
-            ).ended()
+            ).hang_up()
         return access
 
     def leave(self, access: Access) -> None:
@@ -200,9 +200,9 @@ class ApiGatekeeper(Gatekeeper):
         except ResolverError:
             return None
 
-    def refusal(self, status: HTTPStatus, why: str) -> Ended:
+    def refusal(self, status: HTTPStatus, why: str) -> HangUp:
         """Refuse a request that can't be read."""
-        return Problem(status, _UNREADABLE[status], why).ended()
+        return Problem(status, _UNREADABLE[status], why).hang_up()
 
     def _known(self, channel: socket.socket) -> Access:
         peer: Peer | None = None

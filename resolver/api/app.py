@@ -8,7 +8,7 @@ from resolver.api import lists, lookups, stream
 from resolver.api.problems import PROBLEM, Problem, Reason, problem_of
 from resolver.api.request import Answer, Request, Route, encode
 from resolver.base.errors import ResolverError
-from resolver.serve.http import Ended
+from resolver.serve.http import HangUp
 
 if TYPE_CHECKING:
     from resolver.api.access import Access
@@ -35,7 +35,7 @@ class Api:
         counters["requests"] += 1
         try:
             answer = await self._answer(connection)
-        except Ended:
+        except HangUp:
             raise
         except Exception as error:
             if not isinstance(error, Problem | ResolverError | OSError):

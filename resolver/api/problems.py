@@ -15,7 +15,7 @@ from resolver.serve.http import refusal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from resolver.serve.http import Ended
+    from resolver.serve.http import HangUp
 
 PROBLEM = "application/problem+json"
 
@@ -74,7 +74,7 @@ class Problem(Exception):
             candidates=list(self.candidates),
         )
 
-    def ended(self) -> Ended:
+    def hang_up(self) -> HangUp:
         """Return the error that closes the connection with this refusal."""
         return refusal(self.status, PROBLEM, msgspec.json.encode(self.document()), self.headers)
 

@@ -25,7 +25,7 @@ class Check(NamedTuple):
     @property
     def about(self) -> str:
         """Return the description in one sentence, for the list of checks."""
-        return (self.look.__doc__ or "").splitlines()[0]
+        return (self.look.__doc__ or "").splitlines()[0].replace("``", "`")
 
 
 class Result(NamedTuple):

@@ -70,5 +70,5 @@ def _refused(name: SourceName, node: Node, found: str, why: str, failure: Source
     _, fix = failure.for_terminal()
     below = node.sources[node.sources.index(name) + 1 :] if name in node.sources else ()
     if below:
-        return warning(f"{found}; the daemon falls to {below[0]}", why, fix)
+        return warning(f"{found}; the daemon falls back to {below[0]}", why, fix)
     return failed(found, why, fix if len(node.sources) > 1 else f"{fix}, or set source = auto")

@@ -131,7 +131,10 @@ _by_reason(CounterByReason.REPAIRS, RepairReason, "Repairs of a slot's hostpid."
 _by_reason(CounterByReason.WOULD_REPAIR, RepairReason, "Repairs that a dry run left out.", "dry_run_repairs")
 _counted(CounterName.CONFLICTS, "Times that another writer changed a slot's hostpid back.")
 _counted(CounterName.OVER_BUDGET, "Delays of a cache file whose container had used up its share of CPU.")
-_counted(CounterName.TOO_SLOW, "Late answers of the kernel: a tenant keeps memory, files or mounts locked.")
+_counted(
+    CounterName.TOO_SLOW,
+    "Times that the kernel answered late: a tenant keeps memory, files or mounts locked.",
+)
 _counted(CounterName.WATCH_EVENTS, "Events of the kernel about cache files and their directories.")
 _counted(CounterName.WATCH_OVERFLOWS, "Losses of such events, after which every cache file was checked.")
 _counted(CounterName.WATCH_FLOODS, "Times that a container exceeded its share of such events.")
@@ -197,7 +200,7 @@ MIG_MEMORY_USED = _gauge("gpu_mig_memory_used_bytes", "Memory of a MIG instance 
 
 BUILD = _info("build", "Versions of resolver and Python.", "version", "python")
 READY = _gauge(
-    "ready", "1 while the source in use finds the canary and no means are lacking, as /readyz says."
+    "ready", "1 while the source in use finds the canary and the daemon lacks no resources, as on /readyz."
 )
 SOURCE = _states("source", "Where PIDs come from.")
 SOURCE_FAILED = _gauge("source_unavailable", "1 if this source was tried and does not work here.", "source")
@@ -207,11 +210,15 @@ PROCESSES = _gauge("map_processes", "Processes in the map.")
 MAP_SIZE = _gauge("map_capacity_processes", "Processes that the kernel's map has room for.")
 PASSES = _family("histogram", "pass_duration_seconds", "Durations of the passes over the slots.", ())
 WORKER_STARTS = _counter("worker_starts", "Times that a child was started.", "worker")
-WORKER_FAILURES = _counter("worker_failures", "Times that a child died, hung or spoke nonsense.", "worker")
+WORKER_FAILURES = _counter(
+    "worker_failures", "Times that a child died, hung or gave an invalid answer.", "worker"
+)
 _counted(CounterName.INTERNAL_ERRORS, "Defects of the daemon that it survived; please report them.")
 _counted(CounterName.OUT_OF_DESCRIPTORS, "Times that all file descriptors were in use.")
 _by_reason(
-    CounterByReason.SHORTAGES, Shortage, "Refusals of the daemon's own means by the kernel; no file's fault."
+    CounterByReason.SHORTAGES,
+    Shortage,
+    "Times that the kernel refused the daemon a resource; no cache file is at fault.",
 )
 DRY_RUN = _gauge("dry_run", "1 if nothing is written because the settings say so.")
 STANDBY = _gauge("standby", "1 while nothing is written because another daemon writes on this node.")

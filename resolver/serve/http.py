@@ -43,7 +43,7 @@ class Limits(NamedTuple):
     busy: str = ""
 
 
-class Ended(Exception):
+class HangUp(Exception):
     """Raised to close a connection. ``answer`` is sent before, unless another answer has begun."""
 
     def __init__(self, answer: bytes = b"") -> None:
@@ -51,7 +51,7 @@ class Ended(Exception):
         self.answer = answer
 
 
-def refusal(status: int, media_type: str, body: bytes, headers: Mapping[str, str] | None = None) -> Ended:
+def refusal(status: int, media_type: str, body: bytes, headers: Mapping[str, str] | None = None) -> HangUp:
     """Return the error that refuses a client before its request is read."""
     head = [
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
@@ -60,7 +60,7 @@ def refusal(status: int, media_type: str, body: bytes, headers: Mapping[str, str
         *(f"{name}: {value}" for name, value in (headers or {}).items()),
         "Connection: close",
     ]
-    return Ended("\r\n".join([*head, "", ""]).encode("latin-1") + body)
+    return HangUp("\r\n".join([*head, "", ""]).encode("latin-1") + body)
 
 
 class Gatekeeper:
@@ -77,12 +77,12 @@ class Gatekeeper:
             return None  # it has gone
 
     def enter(self, _channel: socket.socket) -> Any:
-        """Return the ``visitor`` of a connection, for its requests. Raises `Ended`."""
+        """Return the ``visitor`` of a connection, for its requests. Raises `HangUp`."""
 
     def leave(self, visitor: Any) -> None:
         """Release the visitor of a closed connection."""
 
-    def refusal(self, status: HTTPStatus, why: str) -> Ended:
+    def refusal(self, status: HTTPStatus, why: str) -> HangUp:
         """Refuse a request that isn't HTTP (400), is too long (431) or arrives too slowly (408)."""
         return refusal(status, PLAIN, f"{why}\n".encode())
 
@@ -130,13 +130,13 @@ class Connection:
             finally:
                 self._loop.remove_reader(self.channel)
                 self._gatekeeper.leave(self.visitor)
-        except Ended as end:
+        except HangUp as end:
             self._counters["refused_requests"] += bool(end.answer)
             if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 self.last_words = end.answer
 
     async def _exchange(self) -> bool:
-        """Answer one request; return True if another one may follow. Raises `Ended`."""
+        """Answer one request; return True if another one may follow. Raises `HangUp`."""
         request = await self._event()
         self.method = request.method.decode()
         path, _, self.query = request.target.partition(b"?")
@@ -164,7 +164,7 @@ class Connection:
     # -- the request --------------------------------------------------------------------------------
 
     async def receive(self) -> bytes:
-        """Return the next piece of the request's body, empty at its end. Raises `Ended`."""
+        """Return the next piece of the request's body, empty at its end. Raises `HangUp`."""
         self._loop.remove_reader(self.channel)
         if self._http.they_are_waiting_for_100_continue:
             await self._send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
@@ -175,7 +175,7 @@ class Connection:
         return b""
 
     async def _event(self) -> Any:
-        """Return the parser's next event. Raises `Ended`."""
+        """Return the parser's next event. Raises `HangUp`."""
         http, refuse = self._http, self._gatekeeper.refusal
         try:
             while (event := http.next_event()) is h11.NEED_DATA:
@@ -183,7 +183,7 @@ class Connection:
                 async with asyncio.timeout_at(self._complete_by):
                     data = await self._loop.sock_recv(self.channel, _PIECE_BYTES)
                 if not data:
-                    raise Ended
+                    raise HangUp
                 if between:
                     self._complete_by = self._loop.time() + self._limits.seconds
                 http.receive_data(data)
@@ -195,12 +195,12 @@ class Connection:
             raise refuse(status, why) from None
         except TimeoutError:
             if between:
-                raise Ended from None
+                raise HangUp from None
             self._counters["dropped_slow"] += 1
             why = f"the request did not come within {self._limits.seconds:g} s"
             raise refuse(HTTPStatus.REQUEST_TIMEOUT, why) from None
         except OSError:
-            raise Ended from None
+            raise HangUp from None
         return event
 
     def _watch(self) -> None:
@@ -221,7 +221,7 @@ class Connection:
     async def answer(
         self, body: bytes, media_type: str, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Send a whole answer. Raises `Ended`."""
+        """Send a whole answer. Raises `HangUp`."""
         known = {} if status == 304 else {"content-type": media_type, "content-length": str(len(body))}
         self._begin(status, known | dict(headers or {}))
         view = memoryview(b"" if self.method == "HEAD" else body)
@@ -230,7 +230,7 @@ class Connection:
         await self._send(h11.EndOfMessage())
 
     async def stream(self, pieces: AsyncIterator[bytes], media_type: str) -> None:
-        """Send an answer without end; the client has its time for each piece. Raises `Ended`."""
+        """Send an answer without end; the client has its time for each piece. Raises `HangUp`."""
         self._begin(200, {"content-type": media_type, "cache-control": "no-store"})
         if self.method != "HEAD":
             async for piece in pieces:
@@ -254,7 +254,7 @@ class Connection:
                 await self._loop.sock_sendall(self.channel, data)
         except OSError as error:
             self._counters["dropped_slow"] += isinstance(error, TimeoutError)
-            raise Ended from None
+            raise HangUp from None
 
 
 Application = Callable[[Connection], Awaitable[None]]

@@ -102,8 +102,8 @@ def test_in_a_pid_namespace() -> None:
     wrapper = ("unshare", "--pid", "--fork", "--mount-proc")
     found = doctor("view", "netlink", "bpf", wrapper=wrapper)
     names(found["view"], "failed", "not the host's pid:[4026531836]", "hostPID: true", "--pid=host")
-    names(found["netlink"], "warning", "PID namespace", "the daemon falls to scan")
-    names(found["bpf"], "warning", "PID namespace", "the daemon falls to netlink")
+    names(found["netlink"], "warning", "PID namespace", "the daemon falls back to scan")
+    names(found["bpf"], "warning", "PID namespace", "the daemon falls back to netlink")
 
 
 def test_in_a_user_namespace() -> None:
@@ -140,7 +140,9 @@ def test_no_cgroup_hierarchy() -> None:
 
 def test_no_btf() -> None:
     found = doctor("bpf", "netlink", wrapper=mounted("mount -t tmpfs none /sys/kernel/btf"))
-    names(found["bpf"], "warning", "this kernel has no BTF", "CONFIG_DEBUG_INFO_BTF=y", "falls to netlink")
+    names(
+        found["bpf"], "warning", "this kernel has no BTF", "CONFIG_DEBUG_INFO_BTF=y", "falls back to netlink"
+    )
     names(found["netlink"], "ok", "found a process")
 
 
@@ -154,7 +156,7 @@ def test_no_bcc() -> None:
 
 def test_no_way_to_the_hosts_network() -> None:
     wrapper = ("unshare", "--net", *without("sys_admin", "sys_ptrace", "net_admin"))
-    names(doctor("netlink", wrapper=wrapper)["netlink"], "warning", "hostNetwork: true", "falls to scan")
+    names(doctor("netlink", wrapper=wrapper)["netlink"], "warning", "hostNetwork: true", "falls back to scan")
 
 
 def test_the_only_source_that_is_allowed_does_not_work() -> None:

@@ -39,7 +39,8 @@ def test_a_daemon_carries_nothing_that_it_never_uses() -> None:
         "import resolver.cli\n"
         "resolver.cli.parser_of('run')[0].parse_args([])\n"
         "with lean('asyncio'): import asyncio\n"
-        "import resolver.daemon.service, resolver.api.server, resolver.metrics, resolver.daemon.broker\n"
+        "import resolver.daemon.service, resolver.daemon.broker\n"
+        "import resolver.api.app, resolver.metrics, resolver.serve.server\n"
         "print(*sys.modules)\n"
     )
     assert "h11" in found

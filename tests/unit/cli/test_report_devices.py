@@ -93,7 +93,7 @@ def test_without_the_extra_it_says_what_to_install() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["resolver.daemon.service", "resolver.metrics", "resolver.api.server", "resolver.cli.devices"]
+    "module", ["resolver.daemon.service", "resolver.metrics", "resolver.api.app", "resolver.cli.devices"]
 )
 def test_nobody_else_pays_for_the_extra(module: str) -> None:
     program = (
