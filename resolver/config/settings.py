@@ -129,8 +129,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     write_utilization: Annotated[
         WriteUtilization,
         About(
-            "where `sm_util` is written: `auto` where no watcher of HAMi's "
-            "[puts it right](how-it-works.md#does-it-help), `always` wherever it differs from NVML, `never`",
+            "where `sm_util` is written: `auto` where no watcher of HAMi's [puts it "
+            "right](how-it-works.md#when-a-value-is-corrected), `always` wherever it differs from NVML, `never`",
             live=True,
         ),
     ] = WriteUtilization.AUTO

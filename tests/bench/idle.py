@@ -1,8 +1,10 @@
-"""What the daemon costs on a node where nothing happens, everything on: 64 containers, 8 GPUs."""
+"""The daemon's cost with 64 containers on 8 GPUs, everything on: where nothing happens, and where tenants start."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,10 +14,13 @@ from tests.bench.watched import free_port
 from tests.fakes.daemon import BOUND, Daemon
 from tests.fakes.gpu import DEFAULT_DEVICES, Device
 from tests.fakes.node import Node
+from tests.fakes.process import Tenant
 
 _CONTAINERS, _GPUS, _SECONDS = 64, 8, 30.0
 _SETTLE_SECONDS = 75.0  # what is looked at often after a start is looked at rarely after a minute
 _AIM = 0.1  # per cent of a core
+_STARTS = 1, 3  # a second; for the requests in the chart's README
+_LIVING = 12  # of those that were started
 
 
 class Idle(NamedTuple):
@@ -26,7 +31,7 @@ class Idle(NamedTuple):
 
 
 def measure(scratch: Path, progress: Progress) -> list[RowValues]:
-    """With a process that idles in each container, and then without any."""
+    """With a process that idles in each container, with starts in addition, and then without any process."""
     scratch.joinpath("idle").mkdir()
     devices = [
         *DEFAULT_DEVICES[:1],
@@ -42,6 +47,10 @@ def measure(scratch: Path, progress: Progress) -> list[RowValues]:
             time.sleep(_SETTLE_SECONDS)
             progress(f"{_SECONDS:.0f} s of nothing")
             with_slots = _watch(daemon.process.pid)
+            starting = {}
+            for rate in _STARTS:
+                progress(f"{rate} starts a second")
+                starting[rate] = _watch(daemon.process.pid, lambda rate=rate: _start(node, rate))  # type: ignore[misc]
             for container in node.containers:
                 container.stop()
             time.sleep(_SETTLE_SECONDS)
@@ -49,6 +58,10 @@ def measure(scratch: Path, progress: Progress) -> list[RowValues]:
             without = _watch(daemon.process.pid)
     return [
         *_rows(f"CPU of a quiet node, {_CONTAINERS} idle processes with a slot, {_GPUS} GPUs", with_slots),
+        *(
+            (f"  with {rate} starts a second", sum(each.cpu), "% core", None, "")
+            for rate, each in starting.items()
+        ),
         *_rows(f"CPU with {_CONTAINERS} cache files and no process", without),
     ]
 
@@ -60,9 +73,19 @@ def _rows(name: str, idle: Idle) -> list[RowValues]:
     ]
 
 
-def _watch(daemon: int) -> Idle:
+def _start(node: Node, rate: int) -> None:
+    """Start busy tenants, all over the containers; the oldest ends when there are enough."""
+    living, began = deque[Tenant](), time.monotonic()
+    for number in range(round(_SECONDS * rate)):
+        living.append(node.containers[number % _CONTAINERS].tenant(load=20, guess="wrong"))
+        if len(living) > _LIVING:
+            living.popleft().kill()
+        time.sleep(max(0.0, began + (number + 1) / rate - time.monotonic()))
+
+
+def _watch(daemon: int, meanwhile: Callable[[], None] = lambda: time.sleep(_SECONDS)) -> Idle:
     began, before, woken = time.monotonic(), cpu(daemon), _wakes(daemon)
-    time.sleep(_SECONDS)
+    meanwhile()
     seconds = time.monotonic() - began
     return Idle(cpu(daemon).per_cent(before, seconds), (_wakes(daemon) - woken) / seconds)
 
