@@ -87,7 +87,7 @@ def socket_of(given: str | None) -> str:
 def get(
     path: str, *, socket_path: str, accept: str = "application/json", seconds: float = _SECONDS
 ) -> tuple[int, str] | None:
-    """Return status and body; None if no trusted daemon answers in time and to the last byte."""
+    """Return status and body; None unless a trusted daemon answers completely in time."""
     try:
         channel = _connect(path, socket_path, accept, _SECONDS)
         status, body = _parse(_whole(channel, seconds, _MOST_BYTES))
@@ -101,7 +101,7 @@ def get_json(
 ) -> dict[str, Any]:
     """Return the JSON of ``GET path``, such as ``/v1/status``; ``socket_path`` as in `socket_of`.
 
-    With a ``question`` in JSON it is a POST. Raises `NoDaemon`, or a refusal as the error named above.
+    With a ``question`` in JSON it is a POST. Raises the errors above.
     """
     where = socket_of(socket_path)
     document: dict[str, Any] = _decode(_exchange(path, where, seconds, question=question)[1], where)
@@ -118,8 +118,8 @@ def look_up(
 ) -> dict[str, Any]:
     """Return the process with the PID ``pid`` in a container, verified while it was held. Raises as `get_json`.
 
-    ``container`` is an id, 6 or more characters of its start, or ``<podUID>/<containerName>``; empty for the caller's
-    container, if it may ask about no other. ``pidns`` is the inode of another PID namespace in it.
+    ``container`` is an id, at least its first 6 characters, or ``<podUID>/<containerName>``; empty for the caller's.
+    ``pidns`` is the inode of another PID namespace in it.
     """
     from urllib.parse import urlencode
 
@@ -163,7 +163,7 @@ status = _list("status", "the daemon's state")
 
 
 def get_changed(path: str, socket_path: str, *, tag: str, wait: int) -> tuple[str, Any] | None:
-    """Return ``ETag`` and JSON as soon as they differ from ``tag``; None if they don't within ``wait`` seconds."""
+    """Return ``ETag`` and JSON once they differ from ``tag``; None if they don't within ``wait`` seconds."""
     known = f"If-None-Match: {tag}\r\n" if tag else ""
     head, body = _exchange(f"{path}?wait={wait}", socket_path, wait + 5.0, known)
     if not body:
@@ -223,7 +223,7 @@ def _connect(
     headers: str = "",
     question: bytes = b"",
 ) -> socket.socket:
-    """Connect and send the request. Raises OSError, also for a listener that can't be trusted."""
+    """Connect and send the request. Raises OSError, also for an untrusted listener."""
     if os.stat(socket_path).st_uid not in (0, os.geteuid()):
         raise PermissionError(f"{socket_path} belongs to another user")
     import socket  # only where there is one: it takes longer to load than the rest of a look-up without a daemon
@@ -265,7 +265,7 @@ def _exchange(
 
 
 def _whole(channel: socket.socket, seconds: float, most: int) -> bytes:
-    """Return all that is sent until the end, within a time limit for all of it. ValueError: it is too long."""
+    """Return everything until the end, within ``seconds``. Raises ValueError if it is longer than ``most``."""
     deadline, said = time.monotonic() + seconds, bytearray()
     with channel:
         while True:
@@ -281,7 +281,7 @@ def _whole(channel: socket.socket, seconds: float, most: int) -> bytes:
 
 
 def _listener(channel: socket.socket) -> tuple[int, int]:
-    """Return host PID and user of the listener, from the kernel (SO_PEERCRED in unix(7): pid, uid, gid)."""
+    """Return host PID and user of the listener, from the kernel (SO_PEERCRED in unix(7))."""
     import socket
 
     peer = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -289,7 +289,7 @@ def _listener(channel: socket.socket) -> tuple[int, int]:
 
 
 def _parse(answer: bytes) -> tuple[int, bytes]:
-    """Status and body; ValueError if it is no HTTP, or cut short: half of a number is another number."""
+    """Return status and body; ValueError if it is not HTTP, or cut short: half a number is another number."""
     head, separator, body = answer.partition(b"\r\n\r\n")
     status, *headers = head.split(b"\r\n")
     words = status.split(b" ", 2)
@@ -337,7 +337,7 @@ def _what_to_do(where: str, error: Exception) -> str:
 
 
 def _group_of(where: str) -> str:
-    """Return the name of the socket's group in brackets; empty for root's, or if it is invisible."""
+    """Return the socket's group in brackets; empty for root's."""
     import grp
 
     try:

@@ -1,8 +1,8 @@
 """One immutable snapshot of the daemon's knowledge, replaced whole after a pass.
 
-The API, the metrics and the command line read this and nothing else. None means unknown. The names, fields and
-docstrings of the msgspec classes are in ``/v1/openapi.json``. Only specific facts are kept of slots and regions,
-because tenants choose their number: `resolver.api.shapes` adds the rest.
+The API, the metrics and the commands read only this. None means unknown. ``/v1/openapi.json`` has the names, fields and
+docstrings of the msgspec classes. Slots and regions keep only specific facts, because tenants choose their number:
+`resolver.api.shapes` adds the rest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STANDS_SECONDS, _STANDS_INTERVALS = 10.0, 20
 class SlotFacts(Struct, frozen=True):
     """Content of a slot in use, and the findings about it; sent by the API as it is.
 
-    ``pid`` and ``hostpid`` are the slot's fields; ``host_pid`` is its verified owner, None while it is unresolved.
+    ``pid`` and ``hostpid`` are the slot's fields; ``host_pid`` is its verified owner, None while unresolved.
     ``repaired`` is the reason of the last repair.
     """
 
@@ -96,7 +96,7 @@ class SlotCounts(NamedTuple):
 class SlotReports(Sequence[SlotReport]):
     """Slots of one region: those with an owner, then those without.
 
-    A `SlotReport` of an unowned slot is made on request: a tenant can fill 1,024 in each file.
+    Reports of unowned slots are made on request: a tenant can fill 1,024 in each file.
     """
 
     def __init__(self, owned: tuple[SlotReport, ...], slots: PackedSlots, codes: bytes, devices: int) -> None:
@@ -156,10 +156,10 @@ def tally(slots: Iterable[SlotReport]) -> SlotCounts:
 class RegionFacts(Struct, frozen=True):
     """Cache file with its container; sent by the API as it is.
 
-    ``container_id`` is that of its slots' owners, None until one is resolved, and if they are of several containers.
-    ``claim`` is the UID of its ResourceClaim. ``placement`` is a row of `hami.placements`. ``ended`` is what slots of
-    ended processes still say, by device in per cent: HAMi's monitors of 2.7 to 2.9 add it to what is in use. ``moved``
-    is the same of copies that a compaction left above ``proc_num``, which those up to 2.6 add as well. Empty for 0.
+    ``container_id`` is that of its slots' owners, None if they are unknown or of several containers. ``claim`` is the
+    UID of its ResourceClaim, ``placement`` a row of `hami.placements`. ``ended`` is what slots of ended processes still
+    say, by device in per cent: HAMi's monitors of 2.7 to 2.9 add it to what is in use. ``moved`` is the same of copies
+    that a compaction left above ``proc_num``, which those up to 2.6 add. Empty for 0.
     """
 
     path: str
@@ -178,9 +178,8 @@ class RegionFacts(Struct, frozen=True):
 class RegionReport(RegionFacts, frozen=True, kw_only=True):
     """One shared region with its slots.
 
-    ``limit`` and ``sm_limit`` come from the file, and so from its tenant: bytes of memory on each device, 0 without a
-    limit, and per cent of its cores, 0 or 100 and more without one. ``container_ids`` are those of all its slots'
-    owners.
+    ``limit`` and ``sm_limit`` come from the file, and so from its tenant: bytes of memory by device, 0 without a limit;
+    per cent of its cores, 0 or 100 and more without one. ``container_ids`` are those of all its slots' owners.
     """
 
     slots: Sequence[SlotReport]
@@ -193,13 +192,13 @@ class RegionReport(RegionFacts, frozen=True, kw_only=True):
         return (self.limit[device] if device < len(self.limit) else 0) or None
 
     def core_limit(self, device: int) -> int | None:
-        """Per cent of the cores of one of ``device_uuids``, None without a limit."""
+        """Return per cent of the cores of one of ``device_uuids``, None without a limit."""
         limit = self.sm_limit[device] if device < len(self.sm_limit) else 0
         return limit if 0 < limit < 100 else None
 
 
 class Counted(NamedTuple):
-    """Bytes of GPU memory as HAMi-core counts them for its processes: three kinds, and all of it."""
+    """Bytes of GPU memory as HAMi-core counts them: three kinds, and all of it."""
 
     context: int
     module: int
@@ -208,9 +207,9 @@ class Counted(NamedTuple):
 
 
 class HamiCounts(NamedTuple):
-    """HAMi-core's counts in one region, of the processes that own its slots.
+    """HAMi-core's counts in one region, of its slots' owners.
 
-    ``memory`` is by device, and empty where a slot's owner is unknown. ``last_kernel`` is Unix time, 0 for never.
+    ``memory`` is by device, empty where an owner is unknown. ``last_kernel`` is Unix time, 0 for never.
     """
 
     memory: tuple[Counted, ...]
@@ -278,9 +277,9 @@ class PassSeconds(Struct, frozen=True):
 class Snapshot(NamedTuple):
     """Everything, as of Unix time ``at``. Counters only ever grow.
 
-    ``policy`` is ``host``, ``container`` or ``unknown``; ``policy_origin`` is ``measured``, ``by version``, ``forced``,
-    or ``unknown``. ``not_ready`` says why the source is not known to work; empty while it is. ``collected_at`` is when
-    NVML last answered (Unix time, 0 before the first time), ``joined.error`` why it does not now.
+    ``policy`` is ``host``, ``container`` or ``unknown``; ``policy_origin`` is ``measured``, ``by version``, ``forced``
+    or ``unknown``. ``not_ready`` explains why the source isn't known to work. ``collected_at`` is NVML's last answer
+    (Unix time, 0: never), ``joined.error`` why there is none now.
     """
 
     at: float
@@ -320,7 +319,7 @@ class Snapshot(NamedTuple):
     )  # by region's path; with ``--hami-metrics`` only
 
     def standstill(self) -> str:
-        """Why the daemon should be restarted; empty while passes are made, or before its turn."""
+        """Explain why the daemon should be restarted; empty while passes are made, or before its turn."""
         if self.holder:
             return ""
         age = time.time() - (self.at if self.passes else self.started_at)
@@ -339,5 +338,5 @@ class Snapshot(NamedTuple):
         return ((region, slot) for region, slot in self.slots() if slot.unresolved is not None)
 
     def slots(self) -> Iterator[tuple[RegionReport, SlotReport]]:
-        """Every slot in use, with its region."""
+        """Yield every slot in use with its region."""
         return ((region, slot) for region in self.regions for slot in region.slots)

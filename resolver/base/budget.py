@@ -22,7 +22,7 @@ BURST_SECONDS = 0.25
 
 
 class Slices:
-    """Time slices of a task on the loop: call `breathe` between any two steps of its work."""
+    """Time slices of a task on the loop: call `breathe` between two steps."""
 
     def __init__(self, seconds: float = SLICE_SECONDS) -> None:
         self._seconds = seconds
@@ -46,7 +46,7 @@ class Slices:
 
 
 class Metered:
-    """Coroutine with its steps on the event loop charged; time spent waiting is free."""
+    """Coroutine whose steps on the event loop are charged; waiting is free."""
 
     __slots__ = ("_spend", "_work")
 
@@ -72,15 +72,14 @@ class Metered:
 
 
 class Budgets:
-    """Budget of each container: a bucket of seconds that fills at ``SHARE`` per second up to ``BURST_SECONDS``.
+    """Each container's budget: a bucket of seconds that fills at ``SHARE`` per second up to ``BURST_SECONDS``.
 
-    One step may overdraw it. A container without an entry has a full bucket.
+    One step may overdraw it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._buckets: dict[str, Bucket] = {}
-        self.spenders = self._buckets.keys()  # the containers that have not all of it
 
     def left(self, container: str) -> float:
         """Return the container's remaining seconds; at 0 or less it must wait."""

@@ -1,4 +1,4 @@
-"""The daemon's counters since its start. The names are those of ``counters`` in ``/v1/status``."""
+"""The daemon's counters since its start, named as in ``/v1/status``."""
 
 from __future__ import annotations
 

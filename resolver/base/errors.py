@@ -1,4 +1,4 @@
-"""Every error this project raises on purpose. Errors of the system are translated where it is called."""
+"""Every error that this project raises on purpose. The callers of the system translate its errors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class UsageError(ResolverError):
 
 
 class CannotKnow(ResolverError):
-    """The answer isn't visible from here; the message names the missing prerequisite and how to grant it."""
+    """The answer isn't visible from here; the message names the missing prerequisite and its fix."""
 
 
 class AccessDenied(CannotKnow):
-    """The kernel refused to show a file in ``/proc``, or a daemon to answer this user."""
+    """The kernel refused a file in ``/proc``, or a daemon this user."""
 
 
 class TooSlow(CannotKnow):
@@ -38,7 +38,7 @@ class ProcessGone(ResolverError):
 
 
 class NotFound(ResolverError):
-    """Everything was read, without success. ``what`` is missing: a ``container``, a ``pidns``, or the ``process``."""
+    """Everything was read without success. ``what`` is missing: ``container``, ``pidns`` or ``process``."""
 
     def __init__(self, message: str, what: str = "process") -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class NotFound(ResolverError):
 
 
 class Ambiguous(ResolverError):
-    """Several things fit. ``candidates`` has a line with a unique name for each."""
+    """Several things fit. ``candidates`` has a unique name for each."""
 
     def __init__(self, message: str, candidates: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -54,7 +54,7 @@ class Ambiguous(ResolverError):
 
 
 class RegionRejected(ResolverError):
-    """A file must not be read or written as a shared region. ``detail`` is for people."""
+    """A file must not be used as a shared region. ``detail`` is for people."""
 
     def __init__(self, reason: RegionReason, detail: str) -> None:
         super().__init__(detail)
@@ -65,7 +65,7 @@ class RegionRejected(ResolverError):
 class ApiServerFailed(ResolverError):
     """The Kubernetes API server refused a request, failed, or was not reached.
 
-    ``status`` is HTTP's, 0 without an answer; ``retry_after`` the seconds it asks to wait.
+    ``status`` is HTTP's, 0 without an answer; ``retry_after`` is in seconds.
     """
 
     def __init__(self, message: str, *, status: int = 0, retry_after: float | None = None) -> None:
@@ -75,11 +75,10 @@ class ApiServerFailed(ResolverError):
 
 
 class WorkerFailed(ResolverError):
-    """A child process died, did not answer in time, or gave a malformed answer.
+    """A child process died, was late, or gave a malformed answer.
 
-    ``waiting``: no request was sent because the child's next start is delayed. ``own_fault``: it died of a signal that
-    its input can cause (SIGBUS, SIGSEGV). ``late``: it did not answer in time. Without the last two it proves nothing
-    about the input.
+    ``waiting``: its next start is delayed, so no request was sent. ``own_fault``: it died of a signal that its input
+    can cause (SIGBUS, SIGSEGV). ``late``: no answer in time. Only the last two say something about the input.
     """
 
     def __init__(

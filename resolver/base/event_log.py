@@ -1,4 +1,4 @@
-"""The last thousand events, kept for clients of the API, and for those that wait for the next one."""
+"""The last thousand events, for clients of the API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import Struct
 
 
 class Event(Struct, frozen=True):
-    """Something that happened. ``number`` grows by one with each since the daemon started; ``at`` is Unix time."""
+    """``number`` grows by one with each event since the daemon started; ``at`` is Unix time."""
 
     number: int
     at: float

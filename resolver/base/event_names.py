@@ -1,4 +1,4 @@
-"""Kinds of events that the API serves. Each is also a line of the log, with the same fields."""
+"""Kinds of events that the API serves; each is also a log line with the same fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logging by structlog: one event, one line, on standard error, without waiting for its reader."""
+"""Logging by structlog: one event, one line on standard error, never waiting for its reader."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _event_first(_logger: object, _method: str, event: MutableMapping[str, Any])
 class Journal:
     """Logger that logs each trouble when it begins and when it ends.
 
-    Events among `KINDS` are published, too. Lines about one container are limited; the rest is counted.
+    It publishes events among `KINDS`. Lines about one container are limited; the rest is counted.
     """
 
     def __init__(self, events: EventLog | None = None) -> None:
@@ -99,9 +99,9 @@ class Journal:
         return structlog.get_logger()
 
     def record(self, event: str, *, level: str = "info", about: str = "", **fields: Any) -> None:
-        """Log an event and publish it, within the quota of the ``container`` among its fields.
+        """Log and publish an event, within the quota of the ``container`` among its fields.
 
-        ``about`` is a directory to charge instead: tenants can create and delete files at any rate.
+        ``about`` is a directory to charge instead.
         """
         whom = about or fields.get("container")
         if whom:
@@ -116,7 +116,7 @@ class Journal:
         self._say(event, level, fields)
 
     def catch_up(self) -> None:
-        """Log the counts of lines that were lost or held back; call it regularly."""
+        """Log the counts of lost and held-back lines; call it regularly."""
         for output in _outputs.values():
             if lost := output.take_lost():
                 self._say("log_lines_lost", "warning", {"lines": lost})
@@ -134,7 +134,7 @@ class Journal:
         getattr(self.log, level)(event, **fields)
 
     def trouble(self, what: str, why: str, begins: str, ends: str, *, about: str = "", **where: str) -> None:
-        """Log ``begins`` when ``why`` is new, and ``ends`` when it has become empty. ``about`` is as in `record`."""
+        """Log ``begins`` when ``why`` is new, and ``ends`` when it has become empty; ``about`` as in `record`."""
         _, before = self._troubles.pop(what, ("", ""))
         if why:
             self._troubles[what] = begins, why
@@ -144,7 +144,7 @@ class Journal:
             self.record(ends, about=about, **where)
 
     def standing(self) -> dict[str, str]:
-        """Return the cause of each current trouble, by the event that began it."""
+        """Return the cause of each current trouble by its first event."""
         return dict(self._troubles.values())
 
     def forget(self, what: str) -> None:

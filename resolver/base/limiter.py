@@ -9,8 +9,7 @@ import time
 class Bucket:
     """Token bucket with a capacity of ``burst`` and ``rate`` tokens per second; starts full.
 
-    `take` takes only available tokens; `charge` may overdraw down to a debt of ``debt``. Times are monotonic, by
-    default now.
+    `take` takes only available tokens; `charge` may overdraw down to ``debt``. Times are monotonic, by default now.
     """
 
     __slots__ = ("_at", "_left", "burst", "debt", "rate")
@@ -30,9 +29,9 @@ class Bucket:
         return self._left
 
     def take(self, wanted: float, now: float | None = None) -> float:
-        """Take that many tokens and return 0; if there are too few, take none and return the seconds to wait.
+        """Take the tokens and return 0; if there are too few, take none and return the seconds to wait.
 
-        A request for more than the bucket holds empties it.
+        A request for more than ``burst`` empties the bucket.
         """
         needed, left = min(wanted, self.burst), self.left(now)
         if needed > left:
@@ -41,7 +40,7 @@ class Bucket:
         return 0.0
 
     def charge(self, cost: float, now: float | None = None) -> float:
-        """Take that many tokens in any case; return the seconds until no debt is left."""
+        """Take the tokens in any case; return the seconds until the debt is paid."""
         self._left = max(-self.debt, self.left(now) - cost)
         return max(0.0, -self._left / self.rate)
 

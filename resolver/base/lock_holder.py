@@ -1,4 +1,4 @@
-"""The daemon that holds the lock of a run directory, seen from outside: it may not answer."""
+"""The daemon that holds a run directory's lock, seen from outside."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def lock_holder(run_dir: str) -> int | None:
-    """Return the host PID of the daemon that holds the lock in a run directory, without taking it."""
+    """Return the host PID of the daemon that holds the lock, without taking it."""
     try:
         info = os.stat(f"{run_dir}/lock")
         with open("/proc/locks", "rb") as file:
@@ -24,7 +24,7 @@ def lock_holder(run_dir: str) -> int | None:
 
 
 def ailment(host_pid: int, socket_path: str) -> tuple[str, str]:
-    """Say why a running daemon does not answer at its socket, and what to do."""
+    """Explain why a running daemon does not answer at its socket, with the fix."""
     state = _file_of(host_pid, "stat").rpartition(b") ")[2][:1]
     if state in (b"T", b"t"):
         return "is stopped", f"kill -CONT {host_pid}, or restart it"
@@ -36,7 +36,7 @@ def ailment(host_pid: int, socket_path: str) -> tuple[str, str]:
 
 
 def _file_of(host_pid: int, name: str) -> bytes:
-    """Return a file of a process in ``/proc``; empty if it is gone or hidden."""
+    """Return a file of a process in ``/proc``; empty if it is invisible."""
     try:
         with open(f"/proc/{host_pid}/{name}", "rb") as file:
             return file.read(4096)

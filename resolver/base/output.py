@@ -1,4 +1,4 @@
-"""Standard error that never blocks: lines wait in a bounded queue while the reader of the pipe stands still.
+"""Standard error that never blocks: lines wait in a bounded queue.
 
 A pipe, socket or terminal that poll(2) reports writable takes at most PIPE_BUF bytes without blocking (pipe_poll in
 fs/pipe.c).
@@ -16,7 +16,7 @@ MOST_BYTES = 1 << 18
 
 
 class Output:
-    """Write text to a descriptor. ``lost`` counts lines without room since that was last logged."""
+    """Write text to a descriptor. ``lost`` counts lines without room since they were last logged."""
 
     def __init__(self, fd: int) -> None:
         self.lost = 0
@@ -51,7 +51,7 @@ class Output:
                 self._queue.appendleft(piece[written:])
 
     def take_lost(self) -> int:
-        """Return and reset the number of lost lines once the queue is empty; 0 until then."""
+        """Return and reset the number of lost lines; 0 until the queue is empty."""
         self.flush()
         lost = 0 if self._queue else self.lost
         self.lost -= lost

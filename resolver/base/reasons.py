@@ -1,6 +1,6 @@
-"""Table of reasons: causes of errors and unknowns, their meanings and fixes.
+"""Table of reasons: causes of errors and unknowns, with meanings and fixes.
 
-Commands, the daemon and the documents' tables read it. In Markdown, ``docs/NAME.md#part`` becomes a link, and ``PATH``
+Commands, the daemon and the documents' tables read it. In Markdown, ``docs/NAME.md#part`` becomes a link; ``PATH``
 stands for the file concerned.
 """
 
@@ -50,7 +50,7 @@ class RepairReason(ReasonWithWords):
 
 
 class UnresolvedReason(ReasonWithWords):
-    """Why the owner of a slot is unknown, or its number can't be written. Never shown as 0."""
+    """Why a slot's owner is unknown, or its number can't be written. Never shown as 0."""
 
     NO_SUCH_PROCESS = (
         "no_such_process",
@@ -186,7 +186,7 @@ class RegionReason(ReasonWithWords):
 
     @property
     def grave(self) -> bool:
-        """Check if a file of a working HAMi may go unrepaired because of it."""
+        """Check if it may keep a working HAMi's file from being repaired."""
         return self in (
             RegionReason.UNKNOWN_SIZE,
             RegionReason.UNKNOWN_VERSION,
@@ -341,7 +341,7 @@ class DriverError(ReasonWithWords):
 
     @classmethod
     def named_in(cls, text: str) -> DriverError:
-        """Return the error that a message names in parentheses, or that it is late."""
+        """Return the error that a message names in parentheses, or `HANGS`."""
         for error in cls:
             if f"({error.name.title().replace('_', '')})" in text:
                 return error
@@ -349,7 +349,7 @@ class DriverError(ReasonWithWords):
 
 
 class TroubleReason(ReasonWithWords):
-    """Problem of a running daemon, gravest first; for one that is logged, the word is the event's name."""
+    """Problem of a running daemon, gravest first; a logged one's word is its event."""
 
     STALLED = (
         "stalled",
@@ -405,7 +405,7 @@ class TroubleReason(ReasonWithWords):
 
     @property
     def grave(self) -> bool:
-        """Check if some of the daemon's work is not done because of it."""
+        """Check if the daemon leaves work undone because of it."""
         return self not in _SLIGHT
 
 

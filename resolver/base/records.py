@@ -1,6 +1,6 @@
-"""`NamedTuple` like typing's, for modules of a look-up: importing typing takes as long as starting Python.
+"""`NamedTuple` like typing's, for look-ups: importing typing takes as long as starting Python.
 
-The class is that of `collections.namedtuple`, and annotations stay text. For mypy it is typing's own.
+The class is that of `collections.namedtuple`; mypy sees typing's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Waiting before the next try, and work that the event loop cannot wait for."""
+"""Pauses between retries, and blocking work in threads."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def doubled(first: float, most: float, times: int) -> float:
 
 
 def longer(pause: float, first: float, most: float) -> float:
-    """Return the pause after this one: ``first`` after none, doubled each time, at most ``most``."""
+    """Return the pause after ``pause``: ``first`` after none, doubled each time, at most ``most``."""
     return min(most, max(first, 2 * pause))
 
 
 async def tried_again(make: Callable[[], T], off: Callable[[str], None], seconds: float) -> T:
     """Return the result of ``make()`` once it raises no OSError or UsageError; retry after ``seconds``.
 
-    ``off`` gets the reason of each new failure, and an empty one after the last.
+    ``off`` gets the reason of each new failure, and an empty one at the end.
     """
     import asyncio
 
@@ -55,7 +55,7 @@ def in_a_thread(
 ) -> asyncio.Future[T]:
     """Start the work in a thread that doesn't delay the end of the process.
 
-    ``ended`` is called on the loop when it is over; ``unwanted`` gets the result if the future was abandoned.
+    The loop calls ``ended`` when it is over, and ``unwanted`` with the result if the future was abandoned.
     """
     import asyncio  # commands that only double a pause do not pay for these
     import threading

@@ -1,4 +1,4 @@
-"""Record of each source of PIDs: its name, module, required rights, and the meaning of its failure.
+"""Record of each source of PIDs: its name, module, rights, and the meaning of its failure.
 
 A new source is a module with ``open_source``, a record here, and a column in docs/how-it-works.md#where-pids-come-from.
 """
@@ -22,7 +22,7 @@ class SourceName(StrEnum):
 
 
 class SourceFailure(ReasonWithWords):
-    """Why a source of PIDs does not work; most are the BPF loader's words (`LoadError` in ``bpf/obstacles.py``)."""
+    """Why a source of PIDs does not work; most are words of `LoadError` in ``bpf/obstacles.py``."""
 
     PLACE = (
         "the process is not in the host's PID and user namespace",
@@ -73,11 +73,10 @@ class SourceFailure(ReasonWithWords):
 
 
 class SourceRecord(NamedTuple):
-    """Source of PIDs. ``open_source(procfs, room, run_dir)`` in ``module`` raises `CannotKnow` with the obstacle.
+    """Source of PIDs. ``open_source(procfs, room, run_dir)`` in ``module`` raises `CannotKnow`.
 
     Its children have the capabilities ``rights``, and ``at_first`` for the first start. The daemon keeps `KEPT`, and
-    ``keeps_before`` on kernels before a release. ``calls`` are dangerous system calls. ``failure`` is the default
-    reason.
+    ``keeps_before`` on kernels before a release. ``calls`` are dangerous system calls, ``failure`` the default reason.
     """
 
     name: SourceName
@@ -132,5 +131,5 @@ SOURCE_RECORDS: dict[str, SourceRecord] = {
 
 
 def steps(wanted: str) -> tuple[str, ...]:
-    """Return the sources that may be used where this one is wanted, best first."""
+    """Return the allowed sources, best first."""
     return tuple(SOURCE_RECORDS) if wanted == SourceName.AUTO else (str(wanted),)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 def several(number: int, one: str, more: str = "") -> str:
-    """Return the number with its noun, as in ``1 slot`` and ``2 slots``; ``more`` is a plural without an s."""
+    """Return the number with its noun: ``1 slot``, ``2 slots``. ``more`` is an irregular plural."""
     return f"{number} {one if number == 1 else more or one + 's'}"
 
 
 def printable(text: str, *, ascii_only: bool = False) -> str:
-    """Return the text with control characters escaped: tenants choose names, and a terminal obeys those."""
+    """Escape control characters: tenants choose names, and terminals obey them."""
     if text.isprintable() and (text.isascii() or not ascii_only):
         return text
     return "".join(c if c.isprintable() and (c.isascii() or not ascii_only) else ascii(c)[1:-1] for c in text)

@@ -1,6 +1,6 @@
-"""Find this program's version: one for each commit, from git, a source archive, or the installation.
+"""The version of this program: from git, a source archive, or the installation.
 
-As a program it prints the version; the Makefile and the wheel's build call it.
+The Makefile and the wheel's build run it as a program, which prints the version.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ NEXT = "0.2.0"
 
 
 def find() -> str:
-    """Return ``0.2.0.dev12+g1a2b3c4`` twelve commits after a tag, and the tag's own number on its commit.
+    """Return ``0.2.0.dev12+g1a2b3c4`` twelve commits after a tag, and the tag's number on its commit.
 
-    Without git and without a record of the version, the number of commits is 0.
+    Without git and a record of the version, the number of commits is 0.
     """
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return _from_git(root) or _from_archive(root) or _installed(root) or f"{NEXT}.dev0"
@@ -32,7 +32,7 @@ def _from_git(root: str) -> str | None:
 
 
 def _git(root: str, *words: str) -> str:
-    """Return the output of a git command, or nothing. The module subprocess would double a short command's imports."""
+    """Return a git command's output, or nothing. Importing subprocess would double a short command's time."""
     reader, writer = os.pipe()
     to = [(os.POSIX_SPAWN_DUP2, writer, 1), (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)]
     with open(reader, encoding="utf-8") as output:
@@ -57,7 +57,7 @@ def _from_archive(root: str) -> str | None:
 
 
 def _installed(root: str) -> str | None:
-    """Read the name of the metadata beside the installed package: importlib.metadata takes ten milliseconds."""
+    """Read the version from the installed metadata's name: importlib.metadata takes ten milliseconds."""
     begins, ends = "hami_resolver-", ".dist-info"
     for name in os.listdir(root):
         if name.startswith(begins) and name.endswith(ends):

@@ -1,7 +1,7 @@
 """The settings: defaults, then a TOML file, then the environment, then flags; the later wins.
 
-The same names everywhere: ``nvml_interval`` in the file, ``RESOLVER_NVML_INTERVAL`` in the environment,
-``--nvml-interval`` on the command line.
+``nvml_interval`` in the file is ``RESOLVER_NVML_INTERVAL`` in the environment and ``--nvml-interval`` on the command
+line.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class Setting(msgspec.Struct, frozen=True):
 def load(
     flags: Mapping[str, Any] | None = None, file: str | None = None, environ: Mapping[str, str] | None = None
 ) -> Settings:
-    """Combine the settings of all sources; `UsageError` names the place, the value and the allowed values.
+    """Combine the settings of all sources. Raises `UsageError` with the place, the value and the allowed ones.
 
-    ``flags`` holds only options that were given. ``file`` falls back to ``RESOLVER_CONFIG``.
+    ``flags`` holds only the given options. ``file`` falls back to ``RESOLVER_CONFIG``.
     """
     return load_with_origins(flags, file, environ)[0]
 
@@ -105,21 +105,18 @@ def load_with_origins(
 
 def described(settings: Settings, origins: Mapping[str, str]) -> tuple[Setting, ...]:
     """Pair every setting with its origin; ``unknown`` if ``origins`` lacks it."""
-    values = msgspec.json.decode(msgspec.json.encode(settings))
-    return tuple(Setting(name, value, origins.get(name, "unknown")) for name, value in values.items())
+    values = msgspec.to_builtins(settings).items()
+    return tuple(Setting(name, value, origins.get(name, "unknown")) for name, value in values)
 
 
 def changed(described: Iterable[Setting]) -> str:
-    """Summarize the settings that differ from their defaults: ``interval=1s (command line), dry_run=true (...)``."""
+    """Summarize the settings that differ from their defaults: ``interval=1s (command line), ...``."""
     changed = (
-        f"{each.name}={text_of(each.value) or 'none'} ({each.origin})" for each in described if _differs(each)
+        f"{each.name}={text_of(each.value) or 'none'} ({each.origin})"
+        for each in described
+        if text_of(each.value) != text_of(SETTINGS[each.name].default)
     )
     return ", ".join(changed) or "all at their defaults"
-
-
-def _differs(report: Setting) -> bool:
-    setting = SETTINGS.get(report.name)
-    return setting is None or text_of(report.value) != text_of(setting.default)
 
 
 def from_status(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,8 +140,9 @@ def _from_file(path: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise UsageError(f"the settings file {path} is not valid TOML: {error}") from None
     except tomllib.TOMLDecodeError as error:
-        hint = _quotes_missing(text, str(error))
-        raise UsageError(f"the settings file {path} is not valid TOML: {error}{hint}") from None
+        raise UsageError(
+            f"the settings file {path} is not valid TOML: {error}{_quotes_missing(text, str(error))}"
+        ) from None
     twice = [name for name in values if "-" in name and name.replace("-", "_") in values]
     if twice:
         raise UsageError(f"the settings file {path} has {twice[0]} twice, with a dash and without: keep one")
@@ -161,7 +159,7 @@ def _quotes_missing(text: str, error: str) -> str:
 
 
 def _require_trusted(path: str, info: os.stat_result) -> None:
-    """Raise `UsageError` for a file that another user can change: settings decide what root's daemon writes."""
+    """Raise `UsageError` if another user can change the file: settings decide what root writes."""
     if info.st_uid not in (0, os.geteuid()):
         why = f"belongs to user {info.st_uid}: chown it to root"
     elif info.st_mode & stat.S_IWOTH:
@@ -172,7 +170,7 @@ def _require_trusted(path: str, info: os.stat_result) -> None:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that are set and not empty. `UsageError` for a name that resembles a setting's."""
+    """Return the non-empty variables. Raises `UsageError` for a name that resembles a setting's."""
     known = {setting.variable for setting in SETTINGS.values()} | OTHER_VARIABLES
     for variable, value in environ.items():
         foreign = not variable.startswith(PREFIX) or not value
@@ -185,7 +183,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _no_such(where: str, name: str, known: Collection[str], prefix: str = "") -> UsageError:
-    """Suggest the setting meant by a misspelt name: an ignored mistake could be a daemon that writes."""
+    """Suggest the setting meant by a misspelt name, which must not be ignored."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, known, n=1)
@@ -198,9 +196,9 @@ def _no_such(where: str, name: str, known: Collection[str], prefix: str = "") ->
 
 
 def _of_a_service(variable: str, value: str) -> bool:
-    """Recognize a variable that Kubernetes sets for a Service called resolver or resolver-something.
+    """Recognize a variable that Kubernetes sets for a Service called ``resolver`` or ``resolver-*``.
 
-    Kinds of names and values: kubernetes/pkg/kubelet/envvars/envvars.go.
+    From kubernetes/pkg/kubelet/envvars/envvars.go.
     """
     if re.search(r"_SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)$", variable):
         return True

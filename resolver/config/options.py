@@ -1,4 +1,4 @@
-"""The options that every command takes that needs the daemon's settings, made of the settings themselves."""
+"""Command line options for the daemon's settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add an option without a default for each setting, so that the file and the environment still count."""
+    """Add an option for each setting, without a default, so that the file and the environment still count."""
     parser.set_defaults(**dict.fromkeys((*SETTINGS, "config")))
     parser.add_argument("--config", metavar="FILE", help="settings in TOML, with the same names")
     for setting in SETTINGS.values():

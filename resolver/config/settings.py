@@ -1,7 +1,7 @@
 """The settings, each declared once: name, type, limits, default and help.
 
 Command line options, ``docs/config.md``, the chart's values and schema, and ``resolver doctor`` are generated from
-this: after a change here, run ``make tables``.
+this: after a change, run ``make tables``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HostpidNamespace(StrEnum):
 
 
 class WriteUtilization(StrEnum):
-    """Where ``sm_util`` is written: where no watcher corrects it, wherever it differs, or never."""
+    """Where ``sm_util`` is written: without a correcting watcher, wherever it differs, or never."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -36,7 +36,7 @@ class WriteUtilization(StrEnum):
 
 
 class BrokerAnswer(StrEnum):
-    """Number that our host PID broker answers: the one in the driver's samples, or always the host PID."""
+    """The broker's answer: the number in the driver's samples, or always the host PID."""
 
     POLICY = "policy"
     HOST = "host"
@@ -60,7 +60,7 @@ class LogLevel(StrEnum):
 
 
 class Chart(NamedTuple):
-    """How a setting stands in the Helm chart, where that differs from the daemon's own."""
+    """A setting in the Helm chart, if it differs from the daemon's."""
 
     path: str = ""  # dotted; empty: below ``settings``, under its name
     pattern: str = ""  # what a pod can have, as a regular expression
@@ -87,7 +87,7 @@ _PATH = Chart(pattern="^/[^:]*$")
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Every setting with its default. Intervals are in seconds; in text ``250ms``, ``1s``, ``2m`` work too."""
+    """Every setting with its default. Intervals are in seconds; text may be ``250ms``, ``1s`` or ``2m``."""
 
     containers_dir: Annotated[
         tuple[str, ...],
@@ -267,7 +267,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Declared(NamedTuple):
-    """A field of `Settings` with all that is declared of it. ``kind`` is its type without limits."""
+    """A field of `Settings` with its declaration. ``kind`` is its type without limits."""
 
     name: str
     kind: Any

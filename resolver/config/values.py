@@ -1,4 +1,4 @@
-"""How the values of settings are written: durations, addresses, lists of paths, file modes."""
+"""Text of settings' values: durations, addresses, lists of paths, file modes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
 def parse_duration(text: str) -> float:
-    """Parse ``250ms``, ``1s``, ``2m`` or a plain number of seconds into seconds; ValueError on anything else."""
+    """Parse ``250ms``, ``1s``, ``2m`` or plain seconds into seconds. Raises ValueError."""
     match = _DURATION.fullmatch(text)
     if not match:
         raise ValueError(f"{text!r} is not a duration such as 250ms, 1s or 2m")
@@ -21,16 +21,16 @@ def parse_duration(text: str) -> float:
 
 
 def parse_bool(text: str) -> bool:
-    """``true``, ``yes``, ``on`` or ``1``, and their opposites; ValueError on anything else."""
+    """Parse ``true``, ``yes``, ``on`` or ``1``, or an opposite. Raises ValueError."""
     if text.lower() in _TRUE | _FALSE:
         return text.lower() in _TRUE
     raise ValueError("neither true nor false")
 
 
 def parse_address(text: str) -> tuple[str, int] | None:
-    """Parse ``HOST:PORT`` into host and port; an empty host means every address. None for ``off``, else ValueError.
+    """Parse ``HOST:PORT``; an empty host means every address. None for ``off``. Raises ValueError.
 
-    Only addresses and ``localhost`` are accepted: resolving a name would make the start wait for a name server.
+    Names other than ``localhost`` are refused: resolving one would delay the start.
     """
     if text == OFF:
         return None
@@ -56,13 +56,13 @@ def parse_address(text: str) -> tuple[str, int] | None:
 
 
 def check_address(value: Any) -> None:
-    """ValueError if it is text that `parse_address` refuses."""
+    """Raise ValueError for text that `parse_address` refuses."""
     if isinstance(value, str):
         parse_address(value)
 
 
 def check_paths(value: Any) -> None:
-    """TypeError or ValueError unless it is a list of paths."""
+    """Raise TypeError or ValueError unless it is a list of paths."""
     if not isinstance(value, (list, tuple)):
         raise TypeError("a path or a list of paths is expected")
     if not value:
@@ -72,7 +72,7 @@ def check_paths(value: Any) -> None:
 
 
 def check_mode(value: Any) -> None:
-    """Raise ValueError unless it is a file mode that doesn't open a socket to everyone."""
+    """Raise ValueError unless it is a file mode that keeps other users out."""
     if not isinstance(value, str):
         return
     if not re.fullmatch("0?[0-7]{3}", value):
@@ -85,7 +85,7 @@ def check_mode(value: Any) -> None:
 
 
 def text_of(value: Any) -> str:
-    """Format a value as in the environment. A float is a duration: ``250ms``, ``1.5s``."""
+    """Format a value as in the environment; floats are durations: ``250ms``, ``1.5s``."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple)):

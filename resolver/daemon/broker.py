@@ -1,8 +1,8 @@
 """HAMi's host PID broker (merged after 2.10.0), protocol version 1: a process asks for its host PID.
 
-The kernel identifies the client (`resolver.linux.peers`). The answer is the number for its slot, by the same policy as
-repairs. An unidentified client gets status 1 and no number: HAMi's client then guesses, or leaves ``hostpid`` at 0, and
-the next pass repairs either. Silent clients share a limited number of places; the longest silent one gives way.
+The kernel identifies the client (`resolver.linux.peers`); the answer follows the policy of repairs. An unidentified
+client gets status 1 and no number: HAMi's client then guesses, or leaves ``hostpid`` at 0, and the next pass repairs
+either. Silent clients share a limited number of places; the longest silent one gives way.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Broker:
     def _read(self, connection: socket.socket, received: bytearray) -> bool:
         """Read the request so far, and answer once it is complete. False while more is to come.
 
-        Bytes after a request aren't read: there is one per connection.
+        There is one request per connection.
         """
         try:
             data = connection.recv(REQUEST.size - len(received))
@@ -151,7 +151,7 @@ class Broker:
     def _number(self, connection: socket.socket) -> int | BrokerRefusal:
         """Return the number for the client's slot, and enter the process into the map.
 
-        Before Linux 6.5 it is right only for a client that still runs: ``exact=False``.
+        Before Linux 6.5 it is right only while the client runs: ``exact=False``.
         """
         namespace = HostpidNamespace.HOST if self._always_host else self._policy().namespace
         if namespace is None:
@@ -177,10 +177,9 @@ class Broker:
 
 
 class Place:
-    """Socket at its path, with a lock on it. Raises `UsageError` or OSError if it is unavailable.
+    """Socket at its path, with a lock. Raises `UsageError` or OSError if it is unavailable.
 
-    The lock file is next to the directory: the directory itself is mounted into containers, where a tenant's root could
-    hold the lock.
+    The lock is next to the directory, which containers mount: a tenant's root could hold a lock inside.
     """
 
     def __init__(self, path: str) -> None:
@@ -203,7 +202,7 @@ class Place:
             self._held = held.pop_all()
 
     def close(self) -> None:
-        """Remove the socket, unless it is another's by now, and give up the lock."""
+        """Remove the socket unless another process has replaced it, and give up the lock."""
         self._held.close()
 
 

@@ -1,4 +1,4 @@
-"""Decides which number ``hostpid`` must be on this node, again whenever more is known about the driver."""
+"""Decides which number ``hostpid`` must be, again whenever more is known about the driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Decision:
-    """The policy in force, and the measurement of the driver that it may come from."""
+    """The policy in force, and the measurement behind it."""
 
     def __init__(self, setting: HostpidNamespace, measurement: DriverMeasurement, journal: Journal) -> None:
         self.policy = decide(setting, None)
@@ -38,7 +38,7 @@ class Decision:
         return True
 
     def measured(self, driver_version: str | None) -> bool:
-        """Return True once after that driver has been measured: then the rights for measuring can go."""
+        """Return True once after that driver was measured: the rights for it can go."""
         if not driver_version or self.policy.origin is not Origin.MEASURED or not self.measurement.rights:
             return False
         self.measurement.disable(driver_version)
@@ -50,7 +50,7 @@ class Decision:
             self.measurement.consider(collection)
 
     def not_measured(self) -> str:
-        """Return the reason that the policy does not come from a measurement; empty if it does, or need not."""
+        """Explain why the policy does not come from a measurement; empty if it does, or need not."""
         if self.policy.origin in (Origin.MEASURED, Origin.FORCED):
             return ""
         return self.measurement.unable or self.measurement.why

@@ -1,8 +1,8 @@
 """Measures which PIDs the driver gives to a container's watcher, once per driver version.
 
-When NVML has just had samples of slot owners, a child (`resolver.workers.driver_probe`) reads the same samples from
-inside their PID namespace. Two agreeing results, from different containers if there are several, are a measurement. A
-tenant that disturbs it gets the version's answer.
+After NVML has had samples of slot owners, a child (`resolver.workers.driver_probe`) reads the same samples from inside
+their PID namespace. Two agreeing results, from different containers if possible, are a measurement. If a tenant
+disturbs it, the version decides.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _Seen = dict[str, frozenset[int]]  # by the device's UUID: the PIDs in its sampl
 
 
 class _Place(NamedTuple):
-    """A PID namespace to look from, and the busy owners in there; ``held`` keeps all their descriptors."""
+    """A PID namespace to measure from, and busy owners in it; ``held`` keeps all descriptors."""
 
     pidns: int
     fd: int
@@ -58,7 +58,7 @@ class _Place(NamedTuple):
 
 
 class DriverMeasurement:
-    """Measured behaviour of the driver. The daemon asks after each collection, and never waits."""
+    """Measured behaviour of the driver; never waits."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class DriverMeasurement:
         self._not_before = 0.0
 
     def enable(self, *, wanted: bool) -> None:
-        """Measure from now on, if this process has the right to. Call it before the process drops any right."""
+        """Measure from now on if this process has the rights. Call it before any right is dropped."""
         held = capabilities.held()
         self._enabled = True
         if not wanted:
@@ -111,11 +111,11 @@ class DriverMeasurement:
         self.close()
 
     def get(self, driver_version: str | None) -> HostpidNamespace | None:
-        """Return the result for that driver, measured now or by an earlier daemon since the node booted."""
+        """Return the result for that driver, measured by this or an earlier daemon since the boot."""
         return self._memory.get(driver_version) if driver_version else None
 
     def consider(self, collection: Collection) -> None:
-        """Start a look if one is due and there is something to see."""
+        """Conclude a finished measurement, and start one if it is due and possible."""
         if self._task is not None:
             if not self._task.done():
                 return
@@ -193,7 +193,7 @@ class DriverMeasurement:
         return fd if handle.alive() and os.fstat(fd).st_ino == pidns else -1
 
     def _conclusive(self, subject: Subject, pidns: int, collection: Collection) -> bool:
-        """Check that each of its two numbers, found in samples, could mean only this process."""
+        """Check that each of its two numbers in samples could mean only this process."""
         host_pid, ns_pid, uuid = subject
         device = collection.devices.get(uuid)
         if host_pid == ns_pid or device is None or device.status != OK:

@@ -38,7 +38,7 @@ _LIST_SECONDS = 30.0
 
 
 class GpuUsers:
-    """As of the last collection. ``collected_at`` is when NVML last answered (Unix time, 0: never)."""
+    """State of the last collection. ``collected_at`` is NVML's last answer (Unix time, 0: never)."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class GpuUsers:
         return collection
 
     def expect_idleness(self, collection: Collection) -> None:
-        """Schedule the next question for when NVML can report 0 for a seemingly idle process without a watcher."""
+        """Schedule the next collection for when NVML can report 0 for an idle process without a watcher."""
         now = time.time()
         ages = {
             (nvml_pid, uuid): now - stamp / 1e6
@@ -128,7 +128,7 @@ class GpuUsers:
         self.processes, self.containers = tuple(processes), containers
 
     def _see(self) -> tuple[dict[str, int], dict[str, list[str]]]:
-        """Return host PIDs and region paths by container id, for containers that use a GPU or a cache file."""
+        """Return host PIDs and region paths by container id, for containers with a GPU process or a region."""
         regions: dict[str, list[str]] = {}
         claimants: dict[str, set[str]] = {}
         for region in self._repairer.reports():

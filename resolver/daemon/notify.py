@@ -34,7 +34,7 @@ class Systemd:
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Systemd | None:
-        """Return the notifier, None without a service manager; remove its variables: children must not use them."""
+        """Return the notifier, None without a service manager; hide its variables from children."""
         path = environment.pop("NOTIFY_SOCKET", "")
         micros, whose = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
         if not path.startswith(("/", "@")):
@@ -49,7 +49,7 @@ class Systemd:
             self._socket.sendto(text.encode(), self._path)
 
     async def keep_informed(self, snapshot: Callable[[], Snapshot], api: str) -> None:
-        """Send READY once slots are repaired and the API answers, or before its turn; then WATCHDOG while well."""
+        """Send READY after the first pass once the API answers, or before its turn; then WATCHDOG while well."""
         give_up = time.monotonic() + _API_SECONDS  # it may be off, for want of a right
 
         def ready() -> bool:

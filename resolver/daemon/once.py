@@ -1,4 +1,4 @@
-"""One check of the node and one round of repairs, without a loop: for ``run --once``, and where no daemon runs."""
+"""One check and one round of repairs without a loop: for ``run --once``, and without a daemon."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 async def once(
     settings: Settings, on_would_repair: Callable[[RegionRepairs, Order], None] | None = None
 ) -> Snapshot:
-    """Make one pass, in about half a second, and return its snapshot. With ``dry_run`` nothing is written.
+    """Make one pass, in about half a second, and return its snapshot. ``dry_run`` writes nothing.
 
     ``on_would_repair`` is called with each `hostpid` that a dry run would write.
     """

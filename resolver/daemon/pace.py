@@ -1,4 +1,4 @@
-"""Schedule of the daemon's steps, each at its pace, until the daemon must stop."""
+"""Schedule of the daemon's steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Alarm(asyncio.Event):
     _timer: asyncio.TimerHandle | None = None
 
     def at(self, when: float) -> None:
-        """Set it at this time (monotonic) unless an earlier one is scheduled; infinity cancels that."""
+        """Set it at this time (monotonic) unless an earlier one is scheduled; infinity cancels."""
         if self._timer is not None:
             if self._timer.when() <= when < math.inf:
                 return
@@ -39,7 +39,7 @@ class Alarm(asyncio.Event):
 
 
 class Pace:
-    """Side-by-side loops of the daemon. ``short_of`` is called when the kernel refused resources to a step."""
+    """Concurrent loops of the daemon. ``short_of`` is called when the kernel refuses a step resources."""
 
     def __init__(
         self, counters: Counter[str], journal: Journal, short_of: Callable[[Shortage, str], None]
@@ -53,7 +53,7 @@ class Pace:
         self._stopping.set()
 
     async def run(self, loops: Iterable[Coroutine[Any, Any, None]]) -> None:
-        """Run all loops until `stop`, or until one ends; its error is raised."""
+        """Run all loops until `stop` or the first end, and raise that one's error."""
         tasks = [asyncio.create_task(loop) for loop in loops]
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -72,7 +72,7 @@ class Pace:
         hurry: asyncio.Event,
         name: str,
     ) -> None:
-        """Repeat at a fixed pace, sooner on request. A step that took long delays the next one, without doubling it."""
+        """Repeat at a fixed pace, sooner on request. A long step delays the next one without doubling it."""
         due = time.monotonic()
 
         def next_due() -> float:

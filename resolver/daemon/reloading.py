@@ -1,17 +1,21 @@
-"""The settings in force, where each comes from, and those that a reload brings."""
+"""The settings in force, their origins, and a requested reload."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resolver.config import FIXED_AT_START, Settings, described
+from msgspec import structs
+
+from resolver.config import FIXED_AT_START, SETTINGS, described
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from resolver.config import Settings
+
 
 class Reloading:
-    """``settings`` are replaced whole, by `take`; ``described`` are the same for people, with their origins."""
+    """`take` replaces ``settings`` whole; ``described`` has them with their origins, for people."""
 
     def __init__(self, settings: Settings, origins: Mapping[str, str]) -> None:
         self.settings = settings
@@ -26,19 +30,17 @@ class Reloading:
     def take(self) -> dict[str, list[str]] | None:
         """Apply the reload requested since the last call; None if there was none.
 
-        Settings that can't change while running keep their value. Returns the names of ``changed`` settings and of
-        those that would ``need_a_restart``.
+        Returns the names of ``changed`` settings, and of those that ``need_a_restart`` and keep their value.
         """
         if self._wanted is None:
             return None
         (wanted, origins), self._wanted = self._wanted, None
-        fixed = {name: getattr(self.settings, name) for name in FIXED_AT_START}
-        ignored = [name for name, value in fixed.items() if getattr(wanted, name) != value]
-        new = {name: getattr(wanted, name) for name in Settings.__struct_fields__} | fixed
-        changed = [name for name, value in new.items() if value != getattr(self.settings, name)]
-        self.settings = Settings(**new)
-        self._origins = origins | {
-            name: self._origins[name] for name in FIXED_AT_START if name in self._origins
-        }
+        kept = {name: getattr(self.settings, name) for name in FIXED_AT_START}
+        names = [name for name in SETTINGS if getattr(wanted, name) != getattr(self.settings, name)]
+        self.settings = structs.replace(wanted, **kept)
+        self._origins = origins | {name: self._origins[name] for name in self._origins.keys() & kept.keys()}
         self.described = described(self.settings, self._origins)
-        return {"changed": changed, "need_a_restart": ignored}
+        return {
+            "changed": [name for name in names if name not in kept],
+            "need_a_restart": [name for name in names if name in kept],
+        }

@@ -1,6 +1,6 @@
-"""Capabilities and system calls of the daemon and its children, at each time of its life.
+"""Capabilities and system calls of the daemon and its children over its life.
 
-Effective are those that the work takes; those of children stay permitted. docs/security.md has the tables.
+The daemon's own are effective, those of children stay permitted; docs/security.md has the tables.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FIRST_FREE_PORT = 1024  # below it, listening takes CAP_NET_BIND_SERVICE
 
 
 class Rights:
-    """Capabilities and system calls of this process; only ever fewer. ``steps`` are the sources that may be used."""
+    """Capabilities and system calls of this process, only ever fewer. ``steps`` are the allowed sources."""
 
     def __init__(self, settings: Settings, steps: Collection[str], journal: Journal) -> None:
         # Optional: tenants' files are 0666, unless one has a umask; ports below 1024.
@@ -45,7 +45,7 @@ class Rights:
         self._at_first = frozenset()
 
     def give_up(self, to_measure: frozenset[str]) -> None:
-        """Keep only the rights needed from now on. ``to_measure``: those of the driver probe."""
+        """Keep only the rights needed from now on; ``to_measure`` are the driver probe's."""
         try:
             capabilities.limit(self._running, self._to_start | self._at_first | to_measure)
         except OSError as error:

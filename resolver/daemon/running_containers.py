@@ -1,7 +1,7 @@
 """The containers of this node: when they started, and their names.
 
-Found through the first process of every PID namespace that a runtime made, and through processes that use a GPU or a
-cache file. A container that shares a namespace and uses neither isn't listed; look-ups find it all the same.
+Found through the first process of each PID namespace that a runtime made, and through users of a GPU or a cache file. A
+container that shares a namespace and uses neither isn't listed; look-ups find it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Known(NamedTuple):
 
 
 class Census:
-    """List of running containers. Everything known about a container is dropped with it."""
+    """List of running containers."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Census:
         self._look_again = 0.0
 
     async def refresh(self, users: Mapping[str, int], regions: Mapping[str, list[str]]) -> bool:
-        """Update the list; return True if anything about a container changed.
+        """Update the list; return True if anything changed.
 
         ``users``: a host PID for each container id known from elsewhere; ``regions``: paths by id.
         """
@@ -121,7 +121,7 @@ class Census:
     def _by_inits(self) -> dict[str, tuple[int, int | None]]:
         """Return first process and PID namespace by container id.
 
-        A tenant that can make cgroups can imitate another container's id, so the first holder keeps it.
+        A tenant with cgroups can imitate another container's id, so the first holder keeps it.
         """
         claims: dict[str, list[tuple[int, int | None]]] = {}
         for first in self._live.namespaces.made_by_runtime():

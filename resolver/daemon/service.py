@@ -1,4 +1,4 @@
-"""Daemon: passes over the slots and collections from NVML, concurrently on one event loop."""
+"""Daemon: passes over the slots and collections from NVML on one event loop."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class Service:
         origins: Mapping[str, str] | None = None,
         holder: str = "",
     ) -> None:
-        """Set ``in_charge`` if the whole process is this daemon's: then drop its capabilities, and serve the API.
+        """Set ``in_charge`` if the whole process is this daemon: it drops capabilities and serves the API.
 
-        ``holder`` is the PID of the daemon that writes on this node: until `take_over`, this one does neither.
+        ``holder`` is the PID of the node's writing daemon: this one writes and serves after `take_over`.
         """
         _raise_descriptor_limit()
         self.reloading = Reloading(settings, origins or {})
@@ -114,7 +114,7 @@ class Service:
     # -- life ---------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Work until `stop` is called. Raises `CannotKnow` if the requested source does not work here."""
+        """Work until `stop`. Raises `CannotKnow` if the requested source does not work here."""
         if self._rights is not None:
             self._sockets = api.make_sockets(self.settings, self.journal)  # nobody can reach them yet
             self._give_up_rights()
@@ -173,7 +173,7 @@ class Service:
         self._listen()
 
     def _listen(self) -> None:
-        """Listen for ends of owners and for file events; call it after each pass, which may add the first watch."""
+        """Listen for owners' ends and file events; call it after each pass, which may add the first watch."""
         loop, watch_fd = asyncio.get_running_loop(), self.repairer.watches.fd
         loop.add_reader(self.repairer.owners.fd, self._owner_ended)
         if self._watch_fd != watch_fd:
@@ -207,7 +207,7 @@ class Service:
         await self._every_nvml_interval(_TEND_INTERVALS, self.source.tend, self.source.failed)
 
     async def _follow(self) -> None:
-        """Correct values between passes after the ticks of tenants' watchers that write wrong ones."""
+        """Correct values between passes, after the ticks of watchers that write wrong ones."""
         while True:
             await self._contested.wait()
             pause = FOLLOW_EVERY
@@ -274,7 +274,7 @@ class Service:
     # -- the steps ----------------------------------------------------------------------------------
 
     async def start_source(self) -> None:
-        """Find the best source, then give up the rights that only its first start took."""
+        """Find the best source, then give up the rights for its first start."""
         await self.ladder.start()
         if self._rights is not None:
             self._rights.source_started()
@@ -342,7 +342,7 @@ class Service:
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the descriptor limit to the hard one: regions and processes take one each."""
+    """Raise the limit to the hard one: regions and processes take a descriptor each."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -27,9 +27,9 @@ BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
 
 class Snapshots:
-    """Latest snapshot for the API and the metrics. ``holder`` is the PID of the daemon that this one waits for.
+    """Latest snapshot for the API and the metrics. ``holder``: PID of the daemon that this one waits for.
 
-    ``inventories`` has an event for each snapshot with another inventory, or another failure of NVML.
+    ``inventories`` has an event for each change of the inventory or of NVML's failure.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Snapshots:
         self._seconds = 0.0
 
     def after_pass(self, seconds: float, *, news: bool = True) -> None:
-        """Count a pass's seconds, and take a snapshot; without news only when a reader requests one."""
+        """Count a pass's seconds, and take a snapshot; without news only on request."""
         self._seconds += seconds
         for index, bound in enumerate(BOUNDS):
             self._counts[index] += seconds <= bound
@@ -84,7 +84,7 @@ class Snapshots:
             self.inventories.publish("inventory", {})
 
     def shown(self) -> Snapshot:
-        """Return the latest snapshot; take one if there is none, or if it is due for readers."""
+        """Return the latest snapshot, a new one if that is due for readers."""
         if self.latest is None:
             return self.take()
         if self._owed and not 0 <= time.time() - self.latest.at < _SHOWN_SECONDS:

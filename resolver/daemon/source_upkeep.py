@@ -1,4 +1,4 @@
-"""The source of PIDs while the daemon runs: started, kept up with every pass, replaced when it fails."""
+"""The source of PIDs while the daemon runs: kept up with every pass, replaced when it fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SourceUpkeep:
-    """``failed`` is set when the source in use has failed, so that `tend` is not waited for."""
+    """``failed`` is set when the source in use has failed, to bring `tend` forward."""
 
     def __init__(self, ladder: Ladder, pidmap: PidMap, journal: Journal) -> None:
         self.ladder = ladder
@@ -34,5 +34,5 @@ class SourceUpkeep:
         )
 
     async def tend(self) -> None:
-        """Check the source at a slower pace; fall back if it fails, and climb again when it is time."""
+        """Check the source at a slower pace; fall back if it fails, and climb when it is time."""
         await self.ladder.tend(self.pidmap.source)

@@ -1,4 +1,4 @@
-"""Join of utilization samples with the processes that own slots.
+"""Join of utilization samples with slot owners.
 
 A value is known, 0 (the device answered without a sample of the process), or unknown (None).
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Sample(Struct, frozen=True):
     """A utilization sample without a slot; ``host_pid`` as NVML gave it, ``sm_util`` in per cent.
 
-    ``container`` is the container's id, or ``<podUID>_<containerName>`` of an ended owner of a slot.
+    ``container`` is the container's id, or ``<podUID>_<containerName>`` of a slot's ended owner.
     """
 
     host_pid: int
@@ -37,7 +37,7 @@ class Sample(Struct, frozen=True):
 
 
 class Used(NamedTuple):
-    """Process on a device. ``host_pid`` is the process's if known, else NVML's number; unknown values are None.
+    """Process on a device. ``host_pid`` is the process's if known, else NVML's number; None is unknown.
 
     ``container`` is as in `Sample`, empty for a slot's owner, whose ``no_slot`` is None.
     """
@@ -69,7 +69,7 @@ class Joined(NamedTuple):
         return self.values.get((host_pid, device_uuid), 0)
 
     def changed(self, before: Joined | None) -> set[int] | None:
-        """Return host PIDs of processes with another utilization than before; None if it may be any."""
+        """Return host PIDs whose utilization differs from before; None if it may be any."""
         if before is None or self.asked != before.asked:
             return None
         values = {key[0] for key, _ in self.values.items() ^ before.values.items()}
@@ -92,9 +92,9 @@ async def join(
     procfs: Procfs,
     pidmap: PidMap,
 ) -> Joined:
-    """Find the process of every sample, and its slot or the reason for none. NVML may list a thread's id.
+    """Find the process of every sample, and its slot or the reason for none. NVML may list thread ids.
 
-    ``owners`` are host PIDs that own a slot; ``hami_containers`` the ids of containers that have a region.
+    ``owners`` are host PIDs that own a slot, ``hami_containers`` the containers with a region.
     """
     values: dict[tuple[int, str], int] = {}
     unknown: set[tuple[int, str]] = set()
@@ -128,12 +128,12 @@ async def join(
 
 
 def _listed(device: DeviceSamples) -> dict[int, None]:
-    """Return every PID in NVML's answer about a device, as NVML gave it."""
+    """Return every PID in NVML's answer about a device."""
     return dict.fromkeys((*device.newest, *device.dropped, *(device.memory or ())))
 
 
 def _used(collection: Collection, place: Callable[[int], int | _Nowhere], joined: Joined) -> Iterator[Used]:
-    """Yield every process on every device once; NVML may list several threads of it."""
+    """Yield every process on every device once; NVML may list several of its threads."""
     for uuid, device in collection.devices.items():
         memory: dict[int, int | None] = {}
         unplaced: dict[int, _Nowhere] = {}
@@ -169,7 +169,7 @@ class _Nowhere(NamedTuple):
 def _place(
     nvml_pid: int, owners: Container[int], hami_containers: Container[str], procfs: Procfs, pidmap: PidMap
 ) -> int | _Nowhere:
-    """Return the host PID of the slot's owner that a sample belongs to, or the reason for none."""
+    """Return the host PID of a sample's slot owner, or the reason for none."""
     if nvml_pid in owners:
         return nvml_pid
     try:

@@ -1,4 +1,4 @@
-"""A GPU's health, judged from its readings. A reason stays until the GPU was seen without it."""
+"""A GPU's health. A reason stays until the GPU was seen without it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _BY_ERROR = {"GpuIsLost": GpuReason.LOST, "ResetRequired": GpuReason.RESET_REQUI
 def judge(
     device: dict[str, Any], before: Sequence[Illness], now: float, broken: Collection[int] = ()
 ) -> tuple[Illness, ...]:
-    """Return a device's illnesses from the NVML worker's reading and those before; sorted as in `GpuReason`.
+    """Return a device's illnesses from its reading and those before, sorted as in `GpuReason`.
 
-    ``broken`` are its hardware XID errors since the last reset. An unreadable value proves neither illness nor health.
+    ``broken`` are its hardware XID errors since the last reset. An unreadable value proves nothing.
     """
     known = {illness.reason: illness for illness in before}
     if "error" in device:

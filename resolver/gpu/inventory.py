@@ -1,4 +1,4 @@
-"""The node's GPUs: identity and health. None means that the driver doesn't report a value."""
+"""The node's GPUs: identity and health. None: the driver doesn't report the value."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def throttle_reasons(bits: int) -> tuple[str, ...]:
 class Gpu(Struct, frozen=True):
     """One GPU. Memory in bytes, utilization in per cent, temperature in degrees Celsius, power in watts.
 
-    ``uuid`` is empty while it was never read. ``samples`` is the availability of per-process utilization: ``ok``,
+    ``uuid`` is empty until it was read. ``samples`` is the availability of per-process utilization: ``ok``,
     ``unsupported`` (as in MIG mode) or ``failed``, with ``samples_why``. ``pci_address`` is the kernel's name
     (``0000:3b:00.0``), ``pcie_root`` the PCI root complex. ``xids`` are the XID errors since the daemon started,
     ``details`` the values of the setting ``gpu_details``. It is ``healthy`` while ``illnesses`` is empty.
@@ -115,7 +115,7 @@ class Gpu(Struct, frozen=True):
 
 
 class Inventory(NamedTuple):
-    """All GPUs in index order. ``version`` grows with each change of anything in it; ``at`` is when it was read."""
+    """All GPUs in index order, read at ``at``. ``version`` grows with each change."""
 
     version: int
     at: float
@@ -129,7 +129,7 @@ NONE = Inventory(version=0, at=0.0, driver_version=None, gpus=())
 def changes(old: Inventory, new: Inventory) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the events between two inventories, as in `resolver.base.event_names`.
 
-    A lost GPU that the driver still counts is unhealthy; one that isn't counted any more is gone.
+    A lost GPU that the driver still counts is unhealthy; otherwise it is gone.
     """
     if old.version == new.version:
         return

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from resolver.gpu.health import SILENT, judge
-from resolver.gpu.inventory import NONE, Gpu, GpuDetails, MigInstance, Xid, throttle_reasons
+from resolver.gpu.inventory import NONE, Gpu, GpuDetails, Inventory, MigInstance, Xid, throttle_reasons
 from resolver.gpu.xids import BROKEN, meaning
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
-
-    from resolver.gpu.inventory import Inventory
-
 
 #: Different XID errors of one GPU that are counted: there are some 150.
 _MOST_XIDS = 64
@@ -41,7 +38,7 @@ class InventoryKeeper:
         self._broken: dict[str, set[int]] = {}  # those after which it needs a reset, as long as it had none
 
     def reported(self, uuid: str, xid: int, count: int) -> bool:
-        """Take over an XID error that came so often; whether it makes that GPU unhealthy."""
+        """Count an XID error; return True if it makes that GPU unhealthy."""
         xids = self._xids.setdefault(uuid, Counter())
         if xid in xids or len(xids) < _MOST_XIDS:
             xids[xid] += count
@@ -55,21 +52,19 @@ class InventoryKeeper:
         self._broken.clear()
 
     def take(self, answer: dict[str, Any], now: float) -> bool:
-        """Take over the worker's answer to ``devices``. False if one of them did not answer in full."""
+        """Take the worker's answer to ``devices``. False if a device did not answer in full."""
         devices = answer["devices"]
         self._driver_version = str(answer["driver_version"])
         self._read_at = now
-        uuids = self._identify(devices)
         known = {gpu.uuid or gpu.device_index: gpu for gpu in self._read}
-        for device, uuid in zip(devices, uuids, strict=True):
+        read = []
+        for device, uuid in zip(devices, self._identify(devices), strict=True):
             before = known.get(uuid or device["index"])
             silent = before is not None and any(each.reason in SILENT for each in before.illnesses)
             if silent and "error" not in device:
                 self._broken.pop(uuid, None)  # it answers again: it was reset
-        self._read = tuple(
-            _report(device, uuid, known.get(uuid or device["index"]), now, self._broken.get(uuid, ()))
-            for device, uuid in zip(devices, uuids, strict=True)
-        )
+            read.append(_report(device, uuid, before, now, self._broken.get(uuid, ())))
+        self._read = tuple(read)
         for gone in self._xids.keys() - {gpu.uuid for gpu in self._read}:
             del self._xids[gone]
             self._broken.pop(gone, None)
@@ -78,21 +73,17 @@ class InventoryKeeper:
         return all("error" not in device and "memory" not in device["failed"] for device in devices)
 
     def publish(self, samples: Mapping[str, tuple[str, str]]) -> Inventory:
-        """Return the inventory with status and reason of each device's samples; a new version if anything changed."""
+        """Return the inventory with each device's sample status; a new version if anything changed."""
         gpus = tuple(_with_news(gpu, samples.get(gpu.uuid), self._xids.get(gpu.uuid)) for gpu in self._read)
         old = self.inventory
-        if (gpus, self._driver_version) == (old.gpus, old.driver_version):
-            self.inventory = old._replace(at=self._read_at)
-        else:
-            self.inventory = old._replace(
-                version=old.version + 1, at=self._read_at, driver_version=self._driver_version, gpus=gpus
-            )
+        changed = (gpus, self._driver_version) != (old.gpus, old.driver_version)
+        self.inventory = Inventory(old.version + changed, self._read_at, self._driver_version, gpus)
         return self.inventory
 
     def _identify(self, devices: Sequence[dict[str, Any]]) -> list[str]:
         """Return the UUID of each device; empty if unknown.
 
-        A device that doesn't answer keeps the UUID of its index while the others keep theirs: indexes follow the bus.
+        A silent device keeps its index's UUID while the others keep theirs: indexes follow the bus.
         """
         places = {gpu.uuid: gpu.device_index for gpu in self._read if gpu.uuid}
         read = {device["uuid"]: device["index"] for device in devices if device["uuid"]}
@@ -107,7 +98,7 @@ class InventoryKeeper:
 def _report(
     device: dict[str, Any], uuid: str, before: Gpu | None, now: float, broken: Collection[int]
 ) -> Gpu:
-    """Describe a device. Constant facts of a silent one are remembered, measured ones aren't."""
+    """Describe a device. Only the constant facts of a silent one are kept."""
     illnesses = judge(device, before.illnesses if before else (), now, broken)
     if "error" in device:
         before = before or Gpu(uuid, device["index"])

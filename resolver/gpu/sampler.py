@@ -1,7 +1,7 @@
-"""NVML's utilization samples, asked of the NVML worker, with a watermark for each device's UUID.
+"""NVML's utilization samples, read through the NVML worker, with a watermark for each device's UUID.
 
-A device that fails or is unsupported is a state with its reason, not a zero. While no device has a sample, the worker
-polls by itself and answers when there is something new.
+A failed or unsupported device is a state with a reason, never a zero. While no device has a sample, the worker polls
+and answers at the first news.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
     from resolver.gpu.inventory import Gpu
 
-#: A sample speaks for this long; then the process is idle. HAMi's own watcher asks for the last second too.
+#: A sample holds for this long; then the process is idle. HAMi's watcher reads the last second, too.
 SAMPLE_SECONDS = 1.0
 _DEVICES_EVERY, _DETAILS_EVERY = 60.0, 10.0
-_INCOMPLETE_SECONDS = 2.0  # a lost GPU makes the worker start the library anew, each time
+_INCOMPLETE_SECONDS = 2.0  # each time, a lost GPU makes the worker restart the library
 _CALL_SECONDS = 5.0
-_IN_ONE_CALL = 8  # devices that are asked together within that time; more have more of it
+_IN_ONE_CALL = 8  # devices that share that time; more devices get more
 _TICKS = 20
-#: Starting the library opens every GPU: seconds for each, where no persistence daemon holds them open.
+#: Starting the library opens every GPU, which takes seconds each without a persistence daemon.
 _START_SECONDS = 30.0
-#: What a process may answer for ever: a library stays loaded when the driver is replaced, and the dynamic linker
-#: remembers which directories it did not find. A new worker looks anew.
+#: Errors that only a new worker gets rid of: a loaded library outlives an upgrade of the driver, and the dynamic linker
+#: remembers missing directories.
 _OLD_VIEW = ("LibRmVersionMismatch", "LibraryNotFound")
 _RESTART_SECONDS = 10.0
 
@@ -44,8 +44,8 @@ OK, UNSUPPORTED, FAILED = "ok", "unsupported", "failed"
 class DeviceSamples(NamedTuple):
     """One device's samples of the last second: PID to time stamp (us since the epoch) and SM utilization (per cent).
 
-    NVML's PIDs may be a thread's. ``dropped`` are PIDs with an unknown value: an impossible sample, or a client of an
-    MPS server, whose samples the server has. ``memory`` maps PIDs to bytes or None; None as a whole without a list.
+    NVML's PIDs may be threads'. ``dropped`` are PIDs with an unknown value: an impossible sample, or a client of an MPS
+    server, which has its samples. ``memory`` maps PIDs to bytes or None; None as a whole without a list.
     """
 
     status: str
@@ -56,7 +56,7 @@ class DeviceSamples(NamedTuple):
 
 
 class Collection(NamedTuple):
-    """All devices at Unix time ``at``. ``error`` says why nothing is known; ``inventory`` is then older."""
+    """All devices at Unix time ``at``. With an ``error`` nothing is known, and ``inventory`` is older."""
 
     at: float
     error: str
@@ -66,7 +66,7 @@ class Collection(NamedTuple):
 
 
 def _answered(samples: DeviceSamples) -> tuple[bool, bool]:
-    """Return whether a device's samples, and its processes, could be read."""
+    """Return whether a device's samples, and its processes, were read."""
     return samples.status == OK, samples.memory is not None
 
 
@@ -94,21 +94,17 @@ class Sampler:
         self._dropped: dict[str, dict[int, int]] = {}  # PID -> time stamp of its last value that cannot be
 
     async def collect(self, patience: float = _CALL_SECONDS) -> Collection:
-        """Ask every device for news. Never raises; failures are in the answer.
+        """Read every device's news. Never raises; failures are in the answer.
 
-        A driver that doesn't answer within ``patience`` (seconds) leaves everything unknown; the next call goes on
-        waiting.
+        Without an answer within ``patience`` seconds everything is unknown; the next call goes on waiting.
         """
         if not self._answered:
             patience = max(patience, _CALL_SECONDS)
-        if self._pending is None:
-            self._pending = asyncio.create_task(self._collect())
-        pending = self._pending
+        pending = self._pending = self._pending or asyncio.create_task(self._collect())
         try:
             await _wait(pending, patience)
         except asyncio.CancelledError:
-            self._pending = None
-            pending.cancel()
+            self._cancel()
             await asyncio.gather(pending, return_exceptions=True)
             raise
         if not pending.done():
@@ -120,10 +116,13 @@ class Sampler:
 
     def stop(self) -> None:
         """End the worker and its current request."""
+        self._cancel()
+        self.worker.stop()
+
+    def _cancel(self) -> None:
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None
-        self.worker.stop()
 
     async def _collect(self) -> Collection:
         try:
@@ -131,7 +130,7 @@ class Sampler:
             if looked:
                 await self._find_devices()
             devices = await self._ask(self._keeper.answering)
-            if self._devices_until == 0.0 and not looked:  # something is not as it was: see it at once
+            if self._devices_until == 0.0 and not looked:  # something has changed
                 await self._find_devices()
                 new = [gpu for gpu in self._keeper.answering if gpu.uuid not in devices]
                 devices = {**devices, **await self._ask(new)}
@@ -159,13 +158,13 @@ class Sampler:
         return self._collection(str(why), {})
 
     async def _find_devices(self) -> None:
-        # After an error the worker starts the library anew, and it is not known how long that takes.
+        # After an error the worker restarts the library, which may take long.
         limit = None if self._complete else max(_START_SECONDS, self.worker.timeout)
         answer = await self._call({"call": "devices", "details": self._details}, limit)
         self._complete = self._keeper.take(answer, time.time())
         self.driver_version = str(answer["driver_version"])
         self._count = len(answer["devices"])
-        # One device that did not answer is asked again soon, not in a minute; and so is a driver without any.
+        # Soon again after a silent device, and of a driver without devices.
         every = _DETAILS_EVERY if self._details else _DEVICES_EVERY
         wait = every if self._complete and self._count else _INCOMPLETE_SECONDS
         self._devices_until = time.monotonic() + wait
@@ -175,7 +174,7 @@ class Sampler:
                 del known[gone]
 
     async def _ask(self, gpus: tuple[Gpu, ...] | list[Gpu]) -> dict[str, DeviceSamples]:
-        """Return each device's samples; a change makes the devices be read again."""
+        """Return each device's samples; after a change, the devices are read again."""
         found: dict[str, DeviceSamples] = {}
         left = list(gpus)
         while left:
@@ -230,7 +229,7 @@ class Sampler:
         return DeviceSamples(OK, "", newest, frozenset(unknown), memory)
 
     def _look_again(self) -> None:
-        """Read the devices again soon, at a limited rate: one may fail forever."""
+        """Read the devices again soon, at a limited rate."""
         self._devices_until = min(self._devices_until, time.monotonic() + _INCOMPLETE_SECONDS)
 
     def _merge(
@@ -277,7 +276,7 @@ class _NvmlError(Exception):
 async def _wait(task: asyncio.Task[Collection], patience: float) -> None:
     """Wait for the task, at most ``patience`` seconds, in ticks that count with their nominal length.
 
-    A tick that took longer kept this thread from seeing an answer.
+    A longer tick kept this thread from seeing an answer.
     """
     tick = patience / _TICKS
     for _ in range(_TICKS):

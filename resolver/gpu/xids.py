@@ -1,6 +1,6 @@
 """XID errors, the driver's numbers for errors of a GPU. Those in `BROKEN` make it unhealthy.
 
-Programs cause most others on a healthy GPU. NVIDIA's catalogue asks for a reset or a hardware check after `BROKEN`.
+For them NVIDIA's catalogue requires a reset or a hardware check; programs cause most others.
 """
 
 from __future__ import annotations

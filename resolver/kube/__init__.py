@@ -1,1 +1,1 @@
-"""Reports the node's GPUs to the Kubernetes API server, and is kubectl's plugin. The daemon imports none of it."""
+"""The reporter of the node's GPUs to the Kubernetes API server, and kubectl's plugin."""

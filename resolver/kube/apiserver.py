@@ -1,6 +1,6 @@
-"""Client of the Kubernetes API server, with the token and CA in a service account's directory.
+"""Client of the Kubernetes API server, with a service account's token and CA.
 
-Both files are read again when needed: kubelet replaces them while the pod runs. Every failure is an `ApiServerFailed`.
+Both files are read again when needed: kubelet replaces them. Every failure is an `ApiServerFailed`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _REFUSALS = frozenset((400, 401, 403, 404, 405, 406, 413, 415, 422))
 
 
 def in_cluster(environment: Mapping[str, str]) -> str:
-    """Return the API server's address from the variables that every pod has. Raises `UsageError`."""
+    """Return the API server's address from a pod's variables. Raises `UsageError`."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT")
     if not host or not port:
         raise UsageError(
@@ -59,9 +59,9 @@ def in_cluster(environment: Mapping[str, str]) -> str:
 
 
 class Backoff:
-    """Pause before the next try: longer each time, and random, so that nodes do not retry in step.
+    """Pause before the next try, longer each time, and random: nodes must not retry in step.
 
-    At most 4 s, or a minute after a refusal. A pause that the server demands is the minimum.
+    At most 4 s, a minute after a refusal, and at least what the server demands.
     """
 
     _FIRST, _MOST, _MOST_REFUSED = 0.25, 4.0, 60.0
@@ -75,7 +75,7 @@ class Backoff:
         self._failures = self._refusals = 0
 
     def seconds(self, error: ApiServerFailed, began: float | None = None) -> float:
-        """Return the pause after a try that failed; the time since it ``began`` is part of the pause."""
+        """Return the pause after a failed try, which includes the time since it ``began``."""
         if error.status in _REFUSALS:
             # Counted apart: an API server that has just come back refuses for a moment what it does not know yet.
             wait = doubled(self._FIRST, self._MOST_REFUSED, self._refusals)
@@ -91,7 +91,7 @@ class Backoff:
 
 
 class ApiServer:
-    """One client. ``requests`` counts them by HTTP status, 0 for those without an answer."""
+    """``requests`` counts requests by HTTP status, 0 for those without an answer."""
 
     def __init__(self, url: str, account_dir: str = ACCOUNT_DIR) -> None:
         if not url.startswith("https://"):
@@ -113,17 +113,17 @@ class ApiServer:
         return await self._ask("GET", path, params)
 
     async def create(self, path: str, body: Json) -> Json:
-        """Make an object; the answer is it, as it is kept. 409 if there is one of that name."""
+        """Create an object and return it; 409 if the name exists."""
         return await self._ask("POST", path, _WRITING, body)
 
     async def patch(self, path: str, body: Json, kind: str = MERGE_PATCH) -> Json:
-        """Change an object; 409 if it is not of the ``resourceVersion`` in the patch any more."""
+        """Change an object; 409 unless it has the ``resourceVersion`` in the patch."""
         return await self._ask("PATCH", path, _WRITING, body, kind)
 
     async def watch(self, path: str, seconds: int, **params: str) -> AsyncGenerator[Json]:
         """Yield events ``{"type", "object"}`` until the server ends the watch, after ``seconds``. Other ends raise.
 
-        The first one has the type ``CONNECTED`` and no object.
+        The first has the type ``CONNECTED`` and no object.
         """
         query = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds), **params}
         timeout = httpx2.Timeout(_CONNECT_SECONDS, read=_SILENCE_SECONDS)
@@ -209,9 +209,9 @@ class ApiServer:
 
 
 def _trusting(ca: str) -> ssl.SSLContext:
-    """Accept the CAs that kubectl accepts: without a key identifier or key usage, and an intermediate one as root.
+    """Accept the CAs that kubectl accepts: without key identifier or key usage, and intermediate ones as root.
 
-    Python 3.13's defaults refuse those that do not keep RFC 5280 to the letter.
+    Python 3.13's defaults require RFC 5280 to the letter.
     """
     context = ssl.create_default_context(cadata=ca)
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -249,7 +249,7 @@ def _decode(text: bytes) -> Json:
 
 
 def _failed(response: httpx2.Response, body: bytes) -> ApiServerFailed:
-    """Translate the answer, a ``Status`` of Kubernetes or a proxy's page."""
+    """Translate the answer, a Kubernetes ``Status`` or a proxy's page."""
     try:
         status: Any = json.loads(body)
         message, details = str(status["message"]), status.get("details") or {}

@@ -1,7 +1,7 @@
 """Koordinator's ``Device`` object, made from the daemon's GPUs. Pure: no I/O.
 
-The API server takes the list ``spec.devices`` as one value, and replacing the object drops the scheduler's ``status``.
-So a change is a merge patch of one ``resourceVersion``, limited to our fields: GPUs, two labels, one owner reference.
+The API server takes ``spec.devices`` as one value, and replacing the object drops the scheduler's ``status``. So a
+change is a merge patch of one ``resourceVersion``, limited to our GPUs, two labels and one owner reference.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Health(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Input of the object: the daemon's answer to ``/v1/gpus``, and the facts beyond it.
+    """Input of the object: the daemon's answer to ``/v1/gpus``, and facts beyond it.
 
     ``failing`` is set once NVML has been silent for too long. ``cordoned`` are UUIDs.
     """
@@ -80,7 +80,7 @@ def quantity(number: int) -> str:
 
 
 def label_value(text: str) -> str:
-    """Make a valid label value: blanks and forbidden characters become ``-``; 63 characters at most."""
+    """Make a valid label value, at most 63 characters; forbidden ones become ``-``."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:63].strip("-._")
 
 
@@ -92,7 +92,7 @@ def rfc3339(at: float) -> str:
 def desired(report: Report, name: str, owner: OwnerReference | None, before: Json | None, now: float) -> Json:
     """Return the wanted object, based on ``before``; foreign parts stay, ``status`` is left out.
 
-    A GPU that the driver no longer counts goes, unless NVML fails. One without a UUID or minor number is left out.
+    A GPU that the driver no longer counts goes, unless NVML fails. One without UUID or minor number is left out.
     """
     old = _devices(before)
     known = {each.get("id"): each for each in old if each.get("type") == "gpu"}
@@ -112,7 +112,7 @@ def desired(report: Report, name: str, owner: OwnerReference | None, before: Jso
 
 
 def patch(before: Json, wanted: Json) -> Json:
-    """Return the merge patch between two objects, for exactly that version; empty if they are equal."""
+    """Return the merge patch between two objects, for exactly that version; empty if equal."""
     had, metadata, changed = before["metadata"], {}, {}
     known = had.get("labels") or {}
     if labels := {
@@ -151,7 +151,7 @@ def left_out(report: Report, device: Json) -> int:
 
 
 def _entry(gpu: Json, known: Json, report: Report, now: float) -> Json:
-    """Describe a GPU. Constant facts are taken from ``known`` while the driver doesn't give them."""
+    """Describe a GPU; constant facts that the driver doesn't give are taken from ``known``."""
     entry: Json = {name: value for name, value in known.items() if name not in _OURS}
     entry |= {"type": "gpu", "id": gpu["uuid"]}
     minor = gpu["minor"] if gpu["minor"] is not None else known.get("minor")
@@ -182,7 +182,7 @@ def _entry(gpu: Json, known: Json, report: Report, now: float) -> Json:
 
 
 def _unknown(entry: Json, now: float) -> Json:
-    """Describe a GPU of the object that the daemon doesn't know, while NVML can't be asked."""
+    """Describe a GPU that only the object knows, while NVML fails."""
     condition = _condition("Unknown", [NVML_UNAVAILABLE], entry, now)
     return {**entry, "health": False, "conditions": [*_other_conditions(entry), condition]}
 
@@ -205,7 +205,7 @@ def _condition_of(entry: Json) -> Json:
 
 
 def _topology(gpu: Mapping[str, Any]) -> Json | None:
-    """Return the complete topology or nothing: the object's schema requires all parts."""
+    """Return the complete topology or nothing: the schema requires all parts."""
     place = {"socketID": gpu["cpu_socket"], "nodeID": gpu["numa_node"], "pcieID": gpu["pcie_root"]}
     if None in place.values() or gpu["pci_address"] is None:
         return None
@@ -213,14 +213,14 @@ def _topology(gpu: Mapping[str, Any]) -> Json | None:
 
 
 def _labels(gpus: Mapping[str, Any]) -> dict[str, str]:
-    """Label the node with the first named GPU's model; Koordinator knows one model per node."""
+    """Label the node with its first named GPU's model; Koordinator knows one per node."""
     model = next((each["name"] for each in gpus["gpus"] if each["name"]), "")
     labels = {MODEL_LABEL: label_value(model), DRIVER_LABEL: label_value(gpus["driver_version"] or "")}
     return {name: value for name, value in labels.items() if value}
 
 
 def _owners(owner: OwnerReference, metadata: Json) -> list[Json]:
-    """Add our owner reference to the existing ones, replacing one to an earlier node of that name."""
+    """Add our owner reference to the others, replacing one to an earlier node of that name."""
     node = {"apiVersion": "v1", "kind": "Node", "name": owner.name, "uid": owner.uid}
     others = [
         each

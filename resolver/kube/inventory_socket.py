@@ -1,4 +1,4 @@
-"""Reads the daemon's GPUs, and each change of them, over its Unix socket, without blocking the reporter."""
+"""Reads the daemon's GPUs, and each change, over its Unix socket, without blocking the reporter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REQUIRED = {"version", "error", "driver_version", "gpus"}
 
 
 class InventorySocket:
-    """Asks ``/v1/gpus``, and is answered when something changed."""
+    """Client of ``/v1/gpus``, which answers at a change."""
 
     def __init__(self, path: str) -> None:
         self._path = path

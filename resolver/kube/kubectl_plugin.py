@@ -67,7 +67,7 @@ class Kubectl:
                 self.argv.append(f"--{name}={getattr(args, name)}")
 
     def get(self, *words: str) -> Any:
-        """Return the JSON of ``kubectl get``. Raises `Trouble` with kubectl's own words."""
+        """Return the JSON of ``kubectl get``. Raises `Trouble` with kubectl's words."""
         command = [*self.argv, "get", *words, "-o", "json"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -116,7 +116,7 @@ class Kubectl:
 
 
 def daemons(kubectl: Kubectl, selector: str) -> dict[str, DaemonPod]:
-    """Return the daemon of each node: the one that runs, where an update has two of them."""
+    """Return each node's daemon, the running one during an update."""
     found: dict[str, tuple[int, DaemonPod]] = {}
     for pod in kubectl.get("pods", "--all-namespaces", "--selector", selector)["items"]:
         names = [container["name"] for container in pod["spec"]["containers"]]
@@ -136,7 +136,7 @@ def daemons(kubectl: Kubectl, selector: str) -> dict[str, DaemonPod]:
 
 
 def _state_of(pod: dict[str, Any]) -> tuple[int, str]:
-    """Return a rank, higher for a better pod to ask, and why it cannot be asked at all."""
+    """Return a rank, higher for a better pod to ask, and why it can't be asked."""
     statuses = pod["status"].get("containerStatuses", ())
     status: dict[str, Any] = next((each for each in statuses if each["name"] == CONTAINER), {})
     state = status.get("state", {})
@@ -161,13 +161,13 @@ def pod_called(kubectl: Kubectl, text: str, namespace: str | None) -> Any:
 
 
 def uid_of(pod: Any) -> str:
-    """Return the UID that the node knows: a static pod's is the hash of its file, not that of its mirror."""
+    """Return the UID that the node knows: a static pod's is its file's hash, not its mirror's."""
     mirrored = pod["metadata"].get("annotations", {}).get("kubernetes.io/config.mirror")
     return str(mirrored or pod["metadata"]["uid"])
 
 
 def container_of(pod: Any, wanted: str | None) -> str:
-    """Return the id of the chosen container, of the default one, or of the only one."""
+    """Return the id of the chosen container, the default one, or the only one."""
     status = pod["status"]
     kinds = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
     listed = [each for kind in kinds for each in status.get(kind, ())]
@@ -182,7 +182,7 @@ def container_of(pod: Any, wanted: str | None) -> str:
 
 
 def on_node(kubectl: Kubectl, args: argparse.Namespace) -> int:
-    """Run the command on the node of a pod, or on the one that is named; its exit code."""
+    """Run the command on a pod's node, or on the named one; return its exit code."""
     if not args.pod and not args.node:
         raise Trouble(f"{args.command} is about one node: give POD or --node NODE", EXIT_USAGE)
     pod = pod_called(kubectl, args.pod, args.namespace) if args.pod else None
@@ -281,7 +281,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Return the command's exit code; 1 something is wrong, 2 usage, 4 kubectl or a daemon could not be asked."""
+    """Return the exit code: 1 something is wrong, 2 usage, 4 kubectl or a daemon can't be asked."""
     words = sys.argv[1:] if argv is None else argv
     at = words.index("--") if "--" in words else len(words)
     args = _parser().parse_args(words[:at])

@@ -1,4 +1,4 @@
-"""Events on the node: a GPU became unhealthy, or healthy again. At most one for each GPU and minute."""
+"""Events on the node: a GPU became unhealthy or healthy. At most one per GPU and minute."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Reported(NamedTuple):
 class NodeEvents:
     """Reported and current state of each GPU; `run` posts the differences.
 
-    A GPU that falls ill and recovers within the minute is reported later only if its state differs then.
+    A GPU that falls ill and recovers within the minute is reported only if its state differs then.
     """
 
     def __init__(self, server: ApiServer, tally: Tally, journal: Journal) -> None:
@@ -72,7 +72,7 @@ class NodeEvents:
                 await asyncio.sleep(backoff.seconds(error))
 
     def _due(self) -> dict[str, float]:
-        """Return the GPUs whose state isn't reported, and the seconds until it may be."""
+        """Return the unreported GPUs, and the seconds until each may be reported."""
         now = time.monotonic()
         reported = ((uuid, state.healthy, self._reported[uuid]) for uuid, state in self._now.items())
         return {uuid: at + _APART_SECONDS - now for uuid, healthy, (was, at) in reported if was != healthy}
@@ -86,7 +86,7 @@ class NodeEvents:
 
 
 def event_of(node: OwnerReference, uuid: str, state: Health) -> Json:
-    """Build an event about a node under a unique name: the API server refuses an existing one."""
+    """Build an event about a node, under a unique name."""
     healthy, reason, message = state
     nanoseconds = time.time_ns()
     at = rfc3339(nanoseconds / 1e9)

@@ -1,7 +1,7 @@
 """Keeps the node's ``Device`` object as the daemon's GPUs are.
 
-Four tasks in one event loop, none of them by the clock: one waits for the daemon's next answer, one watches the node
-for its UID and the operator's mark, one writes the object when either changed, one posts events.
+Four event-driven tasks in one loop: one waits for the daemon's next answer, one watches the node for its UID and the
+operator's mark, one writes the object, one posts events.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _DAEMON_AGAIN_SECONDS = (0.5, 1.5)
 
 
 class Plan(NamedTuple):
-    """Node and options of the object. ``spread``: seconds over which nodes that start together are spread."""
+    """Node and options. ``spread``: seconds over which nodes that start together are spread."""
 
     node: str
     spread: float = 10.0
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
 
 
 class Reporter:
-    """One node's. Belongs to one event loop."""
+    """One node's reporter. Belongs to one event loop."""
 
     def __init__(
         self, server: ApiServer, daemon: InventorySocket, plan: Plan, tally: Tally, journal: Journal
@@ -83,7 +83,7 @@ class Reporter:
         self._condition: tuple[str, str] | None = None  # status and reason, as last written
 
     async def run(self) -> None:
-        """Until cancelled. Nothing that the daemon or the API server does ends it."""
+        """Report until cancelled, through all failures of the daemon and the API server."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_daemon())
             # A thousand nodes that start at once are asked for one after the other.
@@ -126,7 +126,7 @@ class Reporter:
         self._changed("the daemon said something new")
 
     def _report(self) -> Report | None:
-        """None while there is nothing to say: no answer, or none by NVML and that for a short time only."""
+        """Return the report; None before the first answer, or while NVML fails only briefly."""
         if self._gpus is None:
             return None
         since = self._failing_since
@@ -138,7 +138,7 @@ class Reporter:
     # -- the node -----------------------------------------------------------------------------------
 
     async def _follow_node(self) -> None:
-        """Watch it. The first events of a watch from version 0 are the node as it is: no list, no get."""
+        """Watch the node. From version 0 a watch begins with its current state: no list, no get."""
         backoff = Backoff()
         while True:
             began = time.monotonic()

@@ -58,7 +58,7 @@ FAMILIES = tuple(
 
 
 class Tally:
-    """Belongs to one event loop's thread. None is "not known yet"."""
+    """Counters and state, None until known. Belongs to one event loop's thread."""
 
     def __init__(self) -> None:
         self.writes: Counter[str] = Counter(dict.fromkeys(RESULTS, 0))

@@ -65,16 +65,3 @@ def test_the_steps_of_a_coroutine_are_charged_and_not_what_it_waits_for() -> Non
 
 async def _metered(work: Coroutine[Any, Any, None], spend: Callable[[float], None]) -> None:
     await Metered(work, spend)
-
-
-def test_who_has_spent_something_is_known_until_it_is_paid_back() -> None:
-    clock = Clock()
-    budgets = Budgets(clock)
-    spenders = budgets.spenders
-    budgets.spend("a", 0.1)
-    assert list(spenders) == ["a"]
-    clock.now += 10.0
-    budgets.forget_full()
-    assert not spenders
-    budgets.spend("b", 0.1)
-    assert list(spenders) == ["b"]
