@@ -108,16 +108,12 @@ class UnresolvedReason(ReasonWithWords):
     @property
     def passing(self) -> bool:
         """Check if the problem resolves itself."""
-        return self in (UnresolvedReason.CHANGED, UnresolvedReason.GONE, UnresolvedReason.WRITE_FAILED)
+        return self in ("changed", "gone", "write_failed")
 
     @property
     def of_writing(self) -> bool:
         """Check if the write is at fault, with the slot's owner known."""
-        return self in (
-            UnresolvedReason.CONFLICT,
-            UnresolvedReason.QUARANTINED,
-            UnresolvedReason.WRITE_FAILED,
-        )
+        return self in ("conflict", "quarantined", "write_failed")
 
 
 _HOSTILE = "HAMi never makes such a file: a tenant did, by mistake or on purpose; it is never opened"
@@ -187,12 +183,7 @@ class RegionReason(ReasonWithWords):
     @property
     def grave(self) -> bool:
         """Check if it may keep a working HAMi's file from being repaired."""
-        return self in (
-            RegionReason.UNKNOWN_SIZE,
-            RegionReason.UNKNOWN_VERSION,
-            RegionReason.ACCESS_DENIED,
-            RegionReason.IO_ERROR,
-        )
+        return self in ("unknown_size", "unknown_version", "access_denied", "io_error")
 
 
 class SampleReason(ReasonWithWords):
@@ -235,7 +226,7 @@ class Shortage(ReasonWithWords):
         "all file descriptors of the daemon or of the node are in use (EMFILE, ENFILE)",
         "raise the limit (`ulimit -n`, `fs.file-max`)",
     )
-    MEMORY = "memory", "memory ran out (ENOMEM, ENOBUFS)", "raise the daemon's memory limit"
+    MEMORY = ("memory", "memory ran out (ENOMEM, ENOBUFS)", "raise the daemon's memory limit")
     PROCESSES = (
         "processes",
         "no further process or thread is allowed (EAGAIN)",
@@ -259,12 +250,12 @@ class BrokerRefusal(ReasonWithWords):
     INVALID = "invalid", "the request is shorter than eight bytes, or not of version 1"
     POLICY_UNKNOWN = (
         "policy_unknown",
-        "this driver's PID namespace is unknown (yet); see `driver_unknown` in docs/troubleshooting.md",
+        "the PID namespace of this driver's samples is unknown (yet); see `driver_unknown` in docs/troubleshooting.md",
     )
-    ENDED = "ended", PeerReason.ENDED.meaning
-    NOT_VISIBLE = "not_visible", PeerReason.NOT_VISIBLE.meaning
-    NOT_PROVEN = "not_proven", PeerReason.NOT_PROVEN.meaning
-    ACCESS_DENIED = "access_denied", PeerReason.ACCESS_DENIED.meaning
+    ENDED = PeerReason.ENDED.value, PeerReason.ENDED.meaning
+    NOT_VISIBLE = PeerReason.NOT_VISIBLE.value, PeerReason.NOT_VISIBLE.meaning
+    NOT_PROVEN = PeerReason.NOT_PROVEN.value, PeerReason.NOT_PROVEN.meaning
+    ACCESS_DENIED = PeerReason.ACCESS_DENIED.value, PeerReason.ACCESS_DENIED.meaning
 
 
 KERNEL_LOG = "`dmesg | grep -iE 'nvrm|xid' | tail`"
@@ -303,10 +294,10 @@ class GpuReason(ReasonWithWords):
 
 
 class DriverError(ReasonWithWords):
-    """An error of the driver's library; NVML's name of ``GPU_IS_LOST`` is ``GpuIsLost``."""
+    """An error of the driver's library, by NVML's name of it."""
 
     LIBRARY_NOT_FOUND = (
-        "library_not_found",
+        "LibraryNotFound",
         "libnvidia-ml.so.1 is not found: no driver, or not mounted into this container",
         (
             "install the driver, if `ldconfig -p | grep libnvidia-ml` prints nothing on the host; in a container: "
@@ -314,24 +305,23 @@ class DriverError(ReasonWithWords):
         ),
     )
     DRIVER_NOT_LOADED = (
-        "driver_not_loaded",
+        "DriverNotLoaded",
         "the library is installed, but the kernel module is not loaded, or its device nodes are missing",
         f"`modprobe nvidia && nvidia-modprobe -u -c 0; ls -l /dev/nvidia*`; {KERNEL_LOG}",
     )
     LIB_RM_VERSION_MISMATCH = (
-        "lib_rm_version_mismatch",
+        "LibRmVersionMismatch",
         "the driver was upgraded while the old kernel module stayed loaded",
         "`cat /proc/driver/nvidia/version`; drain the node, then reboot it",
     )
     NO_PERMISSION = (
-        "no_permission",
+        "NoPermission",
         "the driver refuses this user",
         "run it as root; in a container: allow the devices `/dev/nvidiactl` and `/dev/nvidia0` (device cgroup)",
     )
-    GPU_IS_LOST = "gpu_is_lost", "a GPU has fallen off the bus", GpuReason.LOST.fix
-    RESET_REQUIRED = "reset_required", "a GPU needs a reset before it answers", GpuReason.RESET_REQUIRED.fix
-    FUNCTION_NOT_FOUND = "function_not_found", "the driver is too old for HAMi", "upgrade the driver"
-    #: Of our own: the worker that called the library was late, or another error.
+    GPU_IS_LOST = "GpuIsLost", "a GPU has fallen off the bus", GpuReason.LOST.fix
+    RESET_REQUIRED = "ResetRequired", "a GPU needs a reset before it answers", GpuReason.RESET_REQUIRED.fix
+    FUNCTION_NOT_FOUND = "FunctionNotFound", "the driver is too old for HAMi", "upgrade the driver"
     HANGS = (
         "hangs",
         "a call into the driver hangs; the worker that made it was killed, and utilization is unknown",
@@ -343,7 +333,7 @@ class DriverError(ReasonWithWords):
     def named_in(cls, text: str) -> DriverError:
         """Return the error that a message names in parentheses, or `HANGS`."""
         for error in cls:
-            if f"({error.name.title().replace('_', '')})" in text:
+            if f"({error})" in text:
                 return error
         return cls.HANGS if "did not answer within" in text else cls.OTHER
 
@@ -406,17 +396,5 @@ class TroubleReason(ReasonWithWords):
     @property
     def grave(self) -> bool:
         """Check if the daemon leaves work undone because of it."""
-        return self not in _SLIGHT
-
-
-_SLIGHT = frozenset(
-    (
-        TroubleReason.SOURCE_INCOMPLETE,
-        TroubleReason.NOT_WATCHED,
-        TroubleReason.DRY_RUN,
-        TroubleReason.SLOTS_UNRESOLVED,
-        TroubleReason.OVER_BUDGET,
-        TroubleReason.NO_SYSTEM_CALL_FILTER,
-        TroubleReason.INTERNAL_ERRORS,
-    )
-)
+        slight = ("source_incomplete", "not_watched", "dry_run", "slots_unresolved", "over_budget")
+        return self not in (*slight, "no_system_call_filter", "internal_errors")

@@ -25,51 +25,62 @@ class SourceFailure(ReasonWithWords):
     """Why a source of PIDs does not work; most are words of `LoadError` in ``bpf/obstacles.py``."""
 
     PLACE = (
+        "place",
         "the process is not in the host's PID and user namespace",
         "run it on the host, or with `hostPID: true` and `hostUsers: true` (Docker: `--pid=host --userns=host`)",
     )
     RIGHTS = (
+        "rights",
         "capabilities are missing",
         "run it as root, or give it `CAP_BPF` and `CAP_PERFMON` (a pod: `capabilities.add: [BPF, PERFMON]`)",
     )
     SECCOMP = (
+        "seccomp",
         "a seccomp filter forbids bpf()",
         "use `deploy/seccomp/resolver.json`, or the default profile of containerd 1.7 or Docker 23 and later",
     )
     MODULE = (
+        "module",
         "a security module forbids BPF programs",
         "allow it in the profile; `journalctl -k | grep -iE 'apparmor|avc'` shows what was denied",
     )
     KERNEL = (
+        "kernel",
         "the kernel is too old, or its architecture is not supported",
         "boot Linux 5.12 or later (arm64: 5.18), or set `source = netlink` to skip the attempt",
     )
     LOCKDOWN = (
+        "lockdown",
         "kernel lockdown in confidentiality mode keeps BPF programs from reading kernel memory",
         "boot with `lockdown=integrity` (Secure Boot allows that), or set `source = netlink`",
     )
     BTF = (
+        "btf",
         "the kernel has no BTF, so the probes can't locate its fields",
         "boot a kernel with `CONFIG_DEBUG_INFO_BTF=y`; in a container: mount `/sys/kernel/btf` of the host",
     )
     BCC = (
+        "bcc",
         "no Python has bcc, the compiler of the probes",
         "`apt-get install python3-bpfcc` (Debian, Ubuntu) or `dnf install python3-bcc` (Fedora)",
     )
     VERIFIER = (
+        "verifier",
         "the kernel's verifier refused the program",
         "report `resolver doctor --verbose --only bpf`; until then: `source = netlink`",
     )
     MEMORY = (
+        "memory",
         "memory ran out while the probes were compiled",
         "raise the memory limit to 288Mi or more (`resources.limits.memory`, `MemoryMax`), or set `source = netlink`",
     )
     NETLINK = (
+        "netlink",
         "the kernel reports no process events",
         "fix the cause that it names, or the check view; a kernel without `CONFIG_PROC_EVENTS` has none",
     )
-    SCAN = "`/proc` can't be listed", "fix this first: everything else depends on it"
-    OTHER = "another error", "report the details of `resolver doctor --verbose --only bpf`"
+    SCAN = "scan", "`/proc` can't be listed", "fix this first: everything else depends on it"
+    OTHER = "other", "another error", "report the details of `resolver doctor --verbose --only bpf`"
 
 
 class SourceRecord(NamedTuple):
