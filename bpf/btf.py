@@ -10,28 +10,11 @@ import struct
 _MAGIC = 0xEB9F
 _STRUCT, _UNION = 4, 5
 TYPEDEF, FUNCTION = 8, 12
-#: Words after the three of every type, by its kind: (fixed, for each of vlen). 0 is no kind.
-_TAIL = {
-    1: (1, 0),  # int
-    2: (0, 0),  # pointer
-    3: (3, 0),  # array
-    4: (0, 3),  # struct
-    5: (0, 3),  # union
-    6: (0, 2),  # enum
-    7: (0, 0),  # forward
-    8: (0, 0),  # typedef
-    9: (0, 0),  # volatile
-    10: (0, 0),  # const
-    11: (0, 0),  # restrict
-    12: (0, 0),  # function
-    13: (0, 2),  # prototype
-    14: (1, 0),  # variable
-    15: (0, 3),  # section
-    16: (0, 0),  # float
-    17: (1, 0),  # declaration tag
-    18: (0, 0),  # type tag
-    19: (0, 3),  # 64-bit enum
-}
+_NAMES = (TYPEDEF, 9, 10, 11, 18)  # typedef, volatile, const, restrict, type tag
+#: Words after the three of every type, by its kind: fixed ones, and some for each of vlen.
+_FIXED = {1: 1, 3: 3, 14: 1, 17: 1}  # int, array, variable, declaration tag
+_EACH = {4: 3, 5: 3, 6: 2, 13: 2, 15: 3, 19: 3}  # struct, union, enum, prototype, section, 64-bit enum
+_LAST_KIND = 19
 
 
 class BtfError(Exception):
@@ -55,30 +38,21 @@ class Btf:
             raise BtfError("it is cut off")
         self._words = memoryview(blob)[start:end].cast("I")
         self._strings = blob[first:last]
-        self._starts = [0]  # by type id; 0 is void and has no description
-        #: By kind, and by the offset of the name: the first type id, as far as the walk has come.
+        self._starts = starts = [0]  # by type id; 0 is void and has no description
+        #: By kind, and by the offset of the name: the first type id.
         self._ids: dict[int, dict[int, int]] = {_STRUCT: {}, TYPEDEF: {}, FUNCTION: {}}
-        self._next = 0
-
-    def _walk(self) -> bool:
-        """Go on by a thousand types; False at the end."""
-        words, starts, ids, at, end = self._words, self._starts, self._ids, self._next, len(self._words)
-        for _ in range(1024):
-            if at + 3 > end:
-                break
+        words, ids, at = self._words, self._ids, 0
+        while at + 3 <= len(words):
             info = words[at + 1]
             kind = info >> 24 & 0x1F
-            if kind not in _TAIL:
+            if not 0 < kind <= _LAST_KIND:
                 raise BtfError(f"type {len(starts)} is of kind {kind}, which is newer than this program")
             if kind in ids:
                 ids[kind].setdefault(words[at], len(starts))
             starts.append(at)
-            fixed, each = _TAIL[kind]
-            at += 3 + fixed + each * (info & 0xFFFF)
-            if at > end:
-                raise BtfError(f"type {len(starts) - 1} goes on beyond the end")
-        moved, self._next = at > self._next, at
-        return moved
+            at += 3 + _FIXED.get(kind, 0) + _EACH.get(kind, 0) * (info & 0xFFFF)
+        if at > len(words):
+            raise BtfError("its last type goes on beyond the end")
 
     def offset(self, name: str, *members: str) -> int:
         """Return the byte offset of a member of ``struct name``; several names descend into nested members.
@@ -107,11 +81,10 @@ class Btf:
 
     def type_id(self, kind: int, name: str) -> int:
         """Return the type id of a structure, function or typedef. Raises `BtfError`."""
-        known, wanted = self._ids[kind], self._name(name)
-        while wanted not in known:
-            if wanted < 0 or not self._walk():
-                raise BtfError(f"it describes no {'struct ' if kind == _STRUCT else ''}{name}")
-        return known[wanted]
+        found = self._ids[kind].get(self._name(name))
+        if found is None:
+            raise BtfError(f"it describes no {'struct ' if kind == _STRUCT else ''}{name}")
+        return found
 
     def _name(self, text: str) -> int:
         """Offset of a name in the string section; -1 if nothing is called so."""
@@ -121,14 +94,13 @@ class Btf:
     def _structure(self, type_id: int) -> int | None:
         """Resolve typedefs and qualifiers to a structure or union; None for another type."""
         for _ in range(16):
-            while type_id >= len(self._starts):
-                if not self._walk():
-                    raise BtfError(f"it refers to type {type_id}, which is not there")
+            if type_id >= len(self._starts):
+                raise BtfError(f"it refers to type {type_id}, which is not there")
             at = self._starts[type_id]
             kind = self._words[at + 1] >> 24 & 0x1F
             if kind in (_STRUCT, _UNION):
                 return type_id
-            if kind not in (8, 9, 10, 11, 18):
+            if kind not in _NAMES:
                 return None
             type_id = self._words[at + 2]
         return None

@@ -7,14 +7,13 @@ SOCK_SEQPACKET socket. One request comes::
 
 and one answer goes, with the descriptors in the order of ``maps``, then ``programs``, then ``links``::
 
-    {"maps": [{"name", "key_size", "value_size", "max_entries"}], "programs": [name], "links": [hook],
-     "kernel": release, "bcc": version, or "kept" if an earlier start's program was used,
-     "milliseconds": {step: number}, "seeded": number of processes}
+    {"maps": [{"name", "key_size", "value_size", "max_entries", ...}], "programs": [name], "links": [hook],
+     "bcc": version, or "kept" if an earlier start's program was used, "python": path,
+     "compile_ms", "seed_ms", "seeded": number of processes}
 
-with ``fetch`` the descriptors did not go, and are its numbers in this process: too many were in flight;
-
-or ``{"error": a whole sentence, "cause": a word (see `LoadError`), "detail": for the debug log}``. With the cause
-``bcc`` another Python may succeed. ``kept_in`` is the directory of compiled programs (`image`); empty: not kept.
+``fetch`` replaces the descriptors by their numbers in this process if too many are in flight. A failure is
+``{"error": a whole sentence, "cause": a word (see `LoadError`), "detail": for the debug log}``. With the cause ``bcc``
+another Python may succeed. ``kept_in`` is the directory of compiled programs (`image`); empty: not kept.
 """
 
 from __future__ import annotations
@@ -65,20 +64,6 @@ _PRESENT = 16  # sizeof(struct present)
 _MOST_WORDS = 1 << 15
 
 
-class Clock:
-    """How long each step took, in milliseconds."""
-
-    def __init__(self) -> None:
-        self.steps: dict[str, float] = {}
-        self._began = time.monotonic()
-
-    def step(self, name: str) -> None:
-        """Attribute the time since the last step to this name."""
-        now = time.monotonic()
-        self.steps[name] = round((now - self._began) * 1e3, 1)
-        self._began = now
-
-
 def main() -> int:
     """Serve the one request on descriptor 0; always answers, and ends with 0 if it did."""
     die_with_parent()
@@ -95,7 +80,9 @@ def main() -> int:
         sentence = f"the BPF loader failed unexpectedly ({type(error).__name__}: {error}); please report it"
         answer = {"error": sentence, "cause": "other", "detail": traceback.format_exc()}
     if "error" in answer:
-        answer["detail"] = (answer["detail"] + complaints_since(0)).strip()
+        start = max(0, os.fstat(2).st_size - _MOST_WORDS)
+        complaint = os.pread(2, _MOST_WORDS, start).decode("utf-8", "replace")
+        answer["detail"] = (answer["detail"] + complaint).strip()
     hand_over(channel, answer, descriptors)
     os._exit(0)  # not through LLVM's destructors: they take longer than the answer
 
@@ -125,30 +112,25 @@ def die_with_parent() -> None:
 
 
 def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
-    """Everything; raises `LoadError`."""
-    clock = Clock()
+    """Load a kept program, or compile one. Raises `LoadError`."""
     require(Kernel())
-    clock.step("ask the kernel")
-    btf, offsets = read_offsets(request["btf"])
-    clock.step("offsets")
+    offsets, hooks = read_btf(request["btf"])
     constants = {**offsets, **request["sizes"]}
     mark = image.fingerprint(HERE, constants)
     try:
-        kept = image.find(request["kept_in"], mark) if request["kept_in"] else None
-        if kept is not None:
-            return from_image(kept, clock)
+        if request["kept_in"]:
+            return from_image(image.find(request["kept_in"], mark))
     except image.ImageError as why:
         sys.stderr.write(f"no kept program: {why}\n")  # for the debug log, if compiling fails too
     bcc = import_bcc(os.path.join(HERE, "include"))
-    clock.step("import bcc")
-    program = compile_program(bcc, constants)
-    made = image.image_of(program, MAPS, hooks(btf), ITERATOR)
-    clock.step("compile")
+    began = time.monotonic()
+    made = image.image_of(compile_program(bcc, constants), MAPS, hooks, ITERATOR)
+    compile_ms = (time.monotonic() - began) * 1e3
     try:
-        answer, descriptors = from_image(made, clock)
+        answer, descriptors = from_image(made)
     except image.Refused as refused:
         raise not_taken(refused) from None
-    answer["bcc"] = getattr(bcc, "__version__", "unknown")
+    answer |= {"bcc": getattr(bcc, "__version__", "unknown"), "compile_ms": compile_ms}
     if request["kept_in"]:
         try:
             image.save(request["kept_in"], mark, made)
@@ -157,42 +139,30 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     return answer, descriptors
 
 
-def from_image(kept: dict[str, Any], clock: Clock) -> tuple[dict[str, Any], list[int]]:
-    """Past the verifier, attached and seeded. Raises `image.ImageError`, and then nothing is left of it."""
+def from_image(kept: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    """Load, attach and seed. Raises `image.ImageError`, and then nothing is left of it."""
     loaded = image.Loaded(Kernel(), kept)
-    clock.step("verify")
+    began = time.monotonic()
     try:
         with open(Kernel().iterate(loaded.links[-1]), "rb", buffering=0) as present:
             seeded = len(present.read()) // _PRESENT
     except OSError as error:
         loaded.close()
         raise image.Refused("the iterator's run", error.errno) from None
-    clock.step("seed")
-    sizes = ("name", "key_size", "value_size", "max_entries")
     answer = {
-        "maps": [{name: each[name] for name in sizes} for each in kept["maps"]],
+        "maps": kept["maps"],
         "programs": list(loaded.programs),
         "links": [*PROBES.values(), "iterator"],
-        "kernel": platform.release(),
         "bcc": "kept",
         "python": sys.executable,
-        "milliseconds": clock.steps,
+        "seed_ms": (time.monotonic() - began) * 1e3,
         "seeded": seeded,
     }
     return answer, [*loaded.maps.values(), *loaded.programs.values(), *loaded.links]
 
 
-def hooks(btf: Btf) -> dict[str, int]:
-    """Return each program's hook as a BTF id, which gives the verifier the types of its arguments."""
-    try:
-        found = {name: btf.type_id(TYPEDEF, f"btf_trace_{traced}") for name, traced in PROBES.items()}
-        return {**found, ITERATOR: btf.type_id(FUNCTION, f"bpf_iter_{ITERATOR.removeprefix('bpf_iter__')}")}
-    except BtfError as error:
-        raise not_understood(error) from None
-
-
-def read_offsets(path: str) -> tuple[Btf, dict[str, int]]:
-    """Read the field offsets from the kernel's BTF."""
+def read_btf(path: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Read field offsets, and each program's hook: a BTF id, which gives the verifier the types of its arguments."""
     try:
         with open(path, "rb") as file:
             blob = file.read()
@@ -206,17 +176,14 @@ def read_offsets(path: str) -> tuple[Btf, dict[str, int]]:
         btf = Btf(blob)
         found = {name: btf.offset(*names) for name, names in OFFSETS.items()}
         found |= {"UPID_SIZE": btf.size("upid"), "PID_SIZE": btf.size("pid")}
+        traced = {name: btf.type_id(TYPEDEF, f"btf_trace_{hook}") for name, hook in PROBES.items()}
+        traced[ITERATOR] = btf.type_id(FUNCTION, f"bpf_iter_{ITERATOR.removeprefix('bpf_iter__')}")
     except BtfError as error:
-        raise not_understood(error) from None
-    return btf, found
-
-
-def not_understood(error: BtfError) -> LoadError:
-    """Build the error for BTF that is damaged or incomplete."""
-    return LoadError(
-        "btf",
-        f"this kernel's BTF is not understood: {error}. Use --source netlink or scan, and report the kernel",
-    )
+        raise LoadError(
+            "btf",
+            f"this kernel's BTF is not understood: {error}. Use --source netlink or scan, and report the kernel",
+        ) from None
+    return found, traced
 
 
 def import_bcc(headers: str) -> Any:
@@ -236,13 +203,20 @@ def import_bcc(headers: str) -> Any:
 
 
 def compile_program(bcc: Any, constants: dict[str, int]) -> Any:
-    """C to BPF, and the maps made."""
+    """Compile, and make the maps. BCC gives no reason for a failure; its output goes to the debug log."""
     flags = [f"-D{name}={value}" for name, value in constants.items()]
     flags += [f"-I{HERE}", "-Wno-macro-redefined"]
     try:
         return bcc.BPF(src_file=os.path.join(HERE, "pidmap.c"), cflags=flags)
     except Exception as error:  # noqa: BLE001 - BCC raises no other
-        raise failed("the BPF program could not be compiled, or its maps not be made", error) from None
+        if "super-user" in str(error) or "not permitted" in str(error):
+            raise forbidden(Kernel(), errno.EPERM, reached=True) from None
+        raise LoadError(
+            "other",
+            f"the BPF program could not be compiled, or its maps not be made ({error}). The debug log has the full "
+            "output; use --source netlink or scan",
+            f"{error}\n",
+        ) from None
 
 
 def not_taken(refused: image.Refused) -> LoadError:
@@ -263,24 +237,6 @@ def not_taken(refused: image.Refused) -> LoadError:
         f"the kernel did not take the BPF program ({what}: {reason}); use --source netlink or scan",
         refused.log[-_MOST_WORDS:],
     )
-
-
-def failed(what: str, error: Exception) -> LoadError:
-    """Build the error for a failure of BCC, which gives no reason; its output goes to the debug log."""
-    if "super-user" in str(error) or "not permitted" in str(error):
-        return forbidden(Kernel(), errno.EPERM, reached=True)
-    return LoadError(
-        "other",
-        f"{what} ({error}). The debug log has the full output; use --source netlink or scan",
-        f"{error}\n",
-    )
-
-
-def complaints_since(position: int) -> str:
-    """Return the end of the compiler's and verifier's output on descriptor 2 since that position."""
-    size = os.fstat(2).st_size
-    start = max(position, size - _MOST_WORDS)
-    return os.pread(2, size - start, start).decode("utf-8", "replace")
 
 
 if __name__ == "__main__":

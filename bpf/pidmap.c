@@ -17,7 +17,7 @@
 BPF_F_TABLE("array", u32, struct slot, slots, SLOTS, BPF_F_MMAPABLE);
 BPF_TABLE("hash", struct level, struct process, overflow, OVERFLOW);
 BPF_TABLE("hash", u32, struct init, namespaces, NAMESPACES);
-BPF_TABLE("percpu_array", u32, struct counters, counters, 1);
+BPF_TABLE("array", u32, struct counters, counters, 1);
 
 struct seq_file;
 struct task_struct;
@@ -35,9 +35,9 @@ struct bpf_iter__task {
 static __always_inline void count_at(u32 offset)
 {
     u32 zero = 0;
-    struct counters *mine = counters.lookup(&zero);
-    if (mine)
-        *(u64 *)((char *)mine + offset) += 1;
+    struct counters *all = counters.lookup(&zero);
+    if (all)
+        __sync_fetch_and_add((u64 *)((char *)all + offset), 1);
 }
 
 /* Keeps a loop's counter one that a verifier can follow: the compiler may not count down from `level` instead. */

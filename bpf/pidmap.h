@@ -62,10 +62,10 @@ struct init {
     __u32 padding;
 };
 
-/* The one value of `counters`, per CPU. */
+/* The one value of `counters`. */
 struct counters {
     __u64 full; /* a map had no room: processes are missing until a reconciliation finds room for them */
-    __u64 update_failed; /* a map refused for another reason */
+    __u64 update_failed; /* a map refused for another reason, or a probe met the iterator at the same number */
     __u64 read_failed; /* kernel memory could not be read */
     __u64 levels_truncated; /* a process in more namespaces than MAX_LEVELS */
     __u64 replaced; /* an entry of an earlier process was still there: its exit was missed */

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from resolver.linux.procfs import Procfs
     from resolver.pids.bpf_map import BpfPidMap, Drift
 
-_RECONCILE_EVERY = 60.0
-_ASK_FOR_MISSED_EVERY = 5.0  # it costs 0.1 ms; and before it is relied on, with each refresh
+#: Seconds between two walks over the kernel's tasks (1 us each); every eighth also searches for stale entries.
+_WALK_EVERY, _STALE_EVERY = 8.0, 8
 
 _Found = TypeVar("_Found")
 
@@ -37,20 +37,16 @@ class Mapped(PidSource):
         self._procfs = procfs
         self._scan = ScanSource(procfs)  # costs nothing before its first refresh
         self._gaps = False
-        self._unseen = False  # the probes were not shown an event since the map was last compared
+        self._unseen = False  # the kernel kept an event from the probes since the last walk
         self._trouble = ""
         self._drift: dict[str, int] = {"drift_missing": 0, "drift_stale": 0, "missed": 0}
-        self._next_ask = 0.0
-        self._size = bpf.count()
-        #: How many processes the map can hold.
-        self.room = bpf.room
         self._comparing: Iterator[Drift | None] | None = None
         self._missed_before = 0  # events, when that was begun
-        self._next_reconcile = time.monotonic() + _RECONCILE_EVERY
+        self._walks, self._next_walk = 0, time.monotonic() + _WALK_EVERY
         self._check_gaps()
 
     def __len__(self) -> int:
-        return max(self._size, len(self._scan)) if self._gaps else self._size
+        return max(self.bpf.living, len(self._scan)) if self._gaps else self.bpf.living
 
     def refreshing(self) -> Iterator[None]:
         """Scan too, while the map is incomplete: the kernel puts every process into it before it first runs."""
@@ -65,24 +61,23 @@ class Mapped(PidSource):
 
     @property
     def tend_at(self) -> float:
-        """Now while it is compared; when it is to be compared because the probes were not shown an event."""
-        if self._comparing is not None:
-            return 0.0
-        return self._next_ask if self._unseen else math.inf
+        """Return when the next walk is due; now during one."""
+        if self._trouble:
+            return math.inf
+        return self._next_walk if self._comparing is None else 0.0
 
     def tend(self) -> None:
-        """Compare the map with the kernel's tasks once a minute, or when the probes missed an event (Linux 7.3.4)."""
+        """Walk over the kernel's tasks, which puts missing ones back, for some milliseconds in each call.
+
+        A task is missing if the probes missed its event (Linux 7.3.4), or if someone changed the map.
+        """
         now = time.monotonic()
-        repair = False
-        if now >= self._next_ask:
-            self._next_ask = now + _ASK_FOR_MISSED_EVERY
-            self._ask_for_missed()
-            repair = self._unseen  # not more often: the scan answers meanwhile
-        if self._comparing is None and (repair or now >= self._next_reconcile):
-            self._next_reconcile = now + _RECONCILE_EVERY
+        if self._comparing is None and now >= self._next_walk:
+            self._next_walk = now + _WALK_EVERY
+            self._walks += 1
             self._ask_for_missed()
             self._missed_before = self._drift["missed"]
-            self._comparing = self.bpf.reconciling()
+            self._comparing = self.bpf.reconciling(stale=self._walks % _STALE_EVERY == 0)
         if self._comparing is not None:
             try:
                 self._compare(self._comparing)
@@ -92,7 +87,6 @@ class Mapped(PidSource):
         self._check_gaps()
 
     def _compare(self, steps: Iterator[Drift | None]) -> None:
-        """Go on for some milliseconds: with 10,000 processes it takes a tenth of a second in all."""
         until = time.thread_time() + SLICE_SECONDS
         drift = next(steps)
         while drift is None and time.thread_time() < until:
@@ -100,7 +94,6 @@ class Mapped(PidSource):
         if drift is None:
             return
         self._comparing = None
-        self._size = self.bpf.count()
         self._unseen = self._drift["missed"] > self._missed_before
         self._drift["drift_missing"] += drift.missing
         self._drift["drift_stale"] += drift.stale
@@ -125,8 +118,9 @@ class Mapped(PidSource):
     def namespaces_of(self, host_pid: int, arrival: int) -> tuple[int, ...]:
         """Look up the map; empty for a process that only the scan knows."""
         record = self._read(self.bpf.by_host, host_pid)
-        known = record is not None and record.start_ns == arrival
-        return tuple(pidns for pidns, _ in record.levels) if record is not None and known else ()
+        if record is None or record.start_ns != arrival:
+            return ()
+        return tuple(pidns for pidns, _ in record.levels)
 
     def inits_mark(self) -> object:
         """Return the bytes of the map's list of first processes."""
@@ -188,7 +182,7 @@ class Mapped(PidSource):
         self.bpf.close()
 
     def _ask_for_missed(self) -> None:
-        """Ask if the kernel has kept an event from the probes: until it is compared, the map proves no absence."""
+        """Ask if the kernel kept an event from the probes: until the next walk the map proves no absence."""
         missed = self._read(self.bpf.missed_events) or 0
         if missed > self._drift["missed"]:
             self._drift["missed"] = missed

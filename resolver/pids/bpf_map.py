@@ -13,14 +13,15 @@ from resolver.pids.bpf_load import BTF, TIMEOUT, BpfUnavailable, Loaded, default
 from resolver.pids.bpf_syscall import COUNTERS, EXIT_SHIFT, LAYOUTS, BpfMap, Kernel, LevelMap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
 #: Nanoseconds in a clock tick as ``/proc`` counts them (USER_HZ is 100 on every machine this runs on).
 TICK = 10_000_000
-_OVERTAKEN_WAIT = 0.002
+#: Seconds until a fork event has come; its parent may have lost the CPU before.
+_EVENT_SECONDS = 0.1
 _PROBES = ("on_fork", "on_exec", "on_exit")
 
-_PROCESS, _INIT, _PRESENT = LAYOUTS["process"], LAYOUTS["init"], LAYOUTS["present"]
+_U32, _INIT, _PRESENT = LAYOUTS["u32"], LAYOUTS["init"], LAYOUTS["present"]
 
 Level = tuple[int, int]
 _Identity = tuple[int, int]
@@ -42,14 +43,10 @@ class Sizes(NamedTuple):
         their slot taken: `overflow` holds one.
         """
         return {
-            "SLOTS": _power_of_two(self.processes * 3 // 2),
+            "SLOTS": 1 << (self.processes * 3 // 2 - 1).bit_length(),
             "OVERFLOW": self.processes,
             "NAMESPACES": self.namespaces or max(1, self.processes // 2),
         }
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << max(0, least - 1).bit_length()
 
 
 class Record(NamedTuple):
@@ -118,31 +115,26 @@ class BpfPidMap:
     """
 
     def __init__(self, loaded: Loaded) -> None:
-        self.report = loaded.report
-        self._loaded = loaded
+        self.report, self._loaded = loaded.report, loaded
+        #: Number of living processes at the last walk.
+        self.living: int = self.report["seeded"]
         self._kernel = Kernel()
-        maps = {each["name"]: each for each in loaded.report["maps"]}
-        sizes = {name: (each["key_size"], each["value_size"]) for name, each in maps.items()}
-        u32 = LAYOUTS["u32"]
-        #: How many living processes there is room for.
-        self.room: int = maps["overflow"]["max_entries"]
-        wanted = {
-            "slots": (u32, LAYOUTS["slot"].size),
-            "overflow": (LAYOUTS["level"], _PROCESS.size),
-            "namespaces": (u32, _INIT.size),
-            "counters": (u32, LAYOUTS["counters"].size),
-        }
-        for name, (key, value_size) in wanted.items():
-            if sizes[name] != (key.size, value_size):
+        fds, maps = loaded.maps, {each["name"]: each for each in self.report["maps"]}
+        for name, expected in {
+            "slots": (_U32.size, LAYOUTS["slot"].size),
+            "overflow": (LAYOUTS["level"].size, LAYOUTS["process"].size),
+            "namespaces": (_U32.size, _INIT.size),
+            "counters": (_U32.size, LAYOUTS["counters"].size),
+        }.items():
+            sizes = maps[name]["key_size"], maps[name]["value_size"]
+            if sizes != expected:
                 raise BpfUnavailable(
-                    f"the BPF program's map {name} has keys and values of {sizes[name]} bytes, and this program "
-                    f"expects {(key.size, value_size)}: they are of different versions; install resolver again"
+                    f"the BPF program's map {name} has keys and values of {sizes} bytes, and this program "
+                    f"expects {expected}: they are of different versions; install resolver again"
                 )
-        self._cpus = _possible_cpus()
-        fds = loaded.maps
         self._levels = LevelMap(self._kernel, fds["slots"], maps["slots"]["max_entries"], fds["overflow"])
-        self._namespaces = BpfMap(self._kernel, fds["namespaces"], u32, _INIT.size)
-        self._counters = BpfMap(self._kernel, fds["counters"], u32, LAYOUTS["counters"].size * self._cpus)
+        self._namespaces = BpfMap(self._kernel, fds["namespaces"], _U32, _INIT.size)
+        self._counters = BpfMap(self._kernel, fds["counters"], _U32, LAYOUTS["counters"].size)
         self._lost_then = 0
 
     # -- look-ups -----------------------------------------------------------------------------------
@@ -174,30 +166,26 @@ class BpfPidMap:
             slot = self._levels.lookup(HOST_PIDNS, host_pid)
             if slot is None:
                 return None
-            _, _, start_ns, found, _, levels, pidns, ns_pid = slot
+            _, _, start_ns, found, _, levels, *inner = slot
             if found != host_pid:
                 continue  # the entry was taken for another process while it was copied
-            if levels <= 2:
-                inner = ((pidns, ns_pid),) if levels == 2 else ()
-                return Record(host_pid, start_ns, ((HOST_PIDNS, host_pid), *inner))
-            followed = self._outwards(host_pid, start_ns, levels, levels - 1, (pidns, ns_pid))
+            followed = self._outwards(host_pid, start_ns, levels, (inner[0], inner[1]))
             if followed:
                 return Record(host_pid, start_ns, followed)
         return None
 
-    def _outwards(
-        self, host_pid: int, start_ns: int, levels: int, level: int, key: Level
-    ) -> tuple[Level, ...] | None:
-        """Return the levels from the host's to this one; None if one of them is missing or another process's."""
-        found = [key]
-        while level:
+    def _outwards(self, host_pid: int, start_ns: int, levels: int, key: Level) -> tuple[Level, ...] | None:
+        """Return all levels, the host's first; None if one of them is missing or another process's."""
+        found = []
+        for level in range(levels - 1, 0, -1):
+            found.append(key)
+            if levels == 2:
+                break  # as most have: the host's entry names it
             slot = self._levels.lookup(*key)
             if slot is None or slot[2:6] != (start_ns, host_pid, level, levels):
                 return None
-            level -= 1
             key = slot[6], slot[7]
-            found.append(key)
-        return tuple(reversed(found))
+        return ((HOST_PIDNS, host_pid), *reversed(found))
 
     def everywhere(self, ns_pid: int) -> Iterator[int]:
         """Yield them one namespace after the other, the host's first: 0 for a namespace without that number."""
@@ -205,13 +193,10 @@ class BpfPidMap:
         if host and len(host.levels) == 1:
             yield ns_pid
         for keys, _ in self._namespaces.batches():
-            for (pidns,) in LAYOUTS["u32"].iter_unpack(keys):
-                host_pid = 0
+            for (pidns,) in _U32.iter_unpack(keys):
                 slot = self._levels.lookup(pidns, ns_pid)
-                if slot:
-                    _, _, _, owner, level, levels, _, _ = slot
-                    host_pid = owner if level == levels - 1 else 0
-                yield host_pid
+                innermost = slot is not None and slot[4] == slot[5] - 1
+                yield slot[3] if slot and innermost else 0
 
     def tombstone(self, host_pid: int) -> Ended | None:
         """Return the last ended process with this host PID, while its slot isn't reused.
@@ -223,8 +208,6 @@ class BpfPidMap:
             return None
         return Ended(host_pid, start_ns=slot[2], exit_ns=max(slot[2], slot[0] << EXIT_SHIFT))
 
-    # -- the whole of it ----------------------------------------------------------------------------
-
     def first_processes(self) -> bytes:
         """Return the first process of every PID namespace but the host's as bytes, for `first_processes_in`.
 
@@ -232,86 +215,76 @@ class BpfPidMap:
         """
         return b"".join(bytes(values) for _, values in self._namespaces.batches())
 
-    def count(self) -> int:
-        """Count living processes."""
-        return sum(entry[0] == HOST_PIDNS for some in self._levels.entries() for entry in some)
-
     # -- how well it does ---------------------------------------------------------------------------
 
     def counters(self) -> dict[str, int]:
         """Return the errors and repairs since the start, see ``struct counters`` in ``bpf/pidmap.h``."""
         self._counters.lookup(0)
-        totals = map(sum, zip(*LAYOUTS["counters"].iter_unpack(self._counters.value), strict=True))
-        return dict(zip(COUNTERS, totals, strict=True))
+        return dict(zip(COUNTERS, LAYOUTS["counters"].unpack(self._counters.value), strict=True))
 
     def missed_events(self) -> int:
         """Events that the kernel did not show the probes, because one ran already on that CPU (Linux 5.12)."""
         programs = self._loaded.programs
-        return sum(run_stats(fd)["recursion_misses"] for name, fd in programs.items() if name in _PROBES)
+        return sum(run_stats(programs[name])["recursion_misses"] for name in _PROBES)
 
     def complete(self) -> bool:
-        """Return True if an absence proves something: every process found room since the last reconciliation."""
+        """Return True if an absence proves something: every process found room since the last walk."""
         return self._lost() == self._lost_then
 
     def _lost(self) -> int:
         now = self.counters()
         return now["full"] + now["update_failed"] + now["read_failed"] + now["levels_truncated"]
 
-    def reconciling(self) -> Iterator[Drift | None]:
-        """Compare with all processes, add missing entries, drop stale ones. Yield None between steps, then the drift.
+    def _missing(self) -> int:
+        """Count what walks have put in. A walk meets a process shortly before its fork event, which says so then."""
+        now = self.counters()
+        return now["seeded"] - now["overtaken"] + now["levels_mended"]
 
-        An entry is stale if it was there before, during and after two walks over all processes that didn't meet its
-        process. Takes milliseconds for each 1000 processes; other work can be done between the steps.
+    def reconciling(self, *, stale: bool = True) -> Iterator[Drift | None]:
+        """Walk over all processes and add missing entries. Yield None between steps, then the drift.
+
+        ``stale`` drops stale entries, too, for some milliseconds for each 1000 processes: those that were there before,
+        during and after two walks that didn't meet their process.
         """
-        lost, before = self._lost(), self.counters()
+        lost, before, dropped = self._lost(), self._missing(), 0
         entries = []
-        for some in self._entries():
+        for some in self._entries() if stale else ():
             entries += some
             yield None
-        present = self._present()
-        yield None
+        present = yield from self._present()
         suspects = [entry for entry in entries if entry[2] not in present]
-        stale = 0
         if suspects:
-            yield None
-            present = self._present()
-            yield None
+            present = yield from self._present()
         for table, key, identity in suspects:
             if identity not in present and _identity(table, key) == identity:
-                stale += 1
+                dropped += 1
                 table.delete(*key)
-        after = self.counters()
-        for _ in range(50):
-            # The walk meets a process shortly before its fork event; that one is not missing, and says so itself. On a
-            # busy machine its parent may have lost the CPU in between.
-            if after["seeded"] - before["seeded"] <= after["overtaken"] - before["overtaken"]:
-                break
-            time.sleep(_OVERTAKEN_WAIT)
+        until = time.monotonic() + _EVENT_SECONDS
+        while self._missing() > before and time.monotonic() < until:
             yield None
-            after["overtaken"] = self.counters()["overtaken"]
-        grown = {name: after[name] - before[name] for name in COUNTERS}
-        seeded = max(0, grown["seeded"] - grown["overtaken"]) + grown["levels_mended"]
         now = self._lost()
         if now == lost:
             self._lost_then = now
-        yield Drift(seeded + now - lost, stale)
+        yield Drift(max(0, self._missing() - before) + now - lost, dropped)
 
     def _entries(self) -> Iterator[list[tuple[BpfMap | LevelMap, tuple[int, ...], _Identity]]]:
         """Yield the maps' entries of living processes in batches: map, key, and claimed process."""
         for some in self._levels.entries():
             yield [(self._levels, entry[:2], (entry[2], entry[3])) for entry in some]
         for keys, values in self._namespaces.batches():
-            yield [
-                (self._namespaces, each, (fields[0], fields[1]))
-                for each, fields in zip(
-                    LAYOUTS["u32"].iter_unpack(keys), _INIT.iter_unpack(values), strict=True
-                )
-            ]
+            inits = zip(_U32.iter_unpack(keys), _INIT.iter_unpack(values), strict=True)
+            yield [(self._namespaces, key, (init[0], init[1])) for key, init in inits]
 
-    def _present(self) -> set[_Identity]:
-        """Start time and host PID of every process that is not reaped; the walk puts in those that are missing."""
-        written = self._kernel.run_iterator(self._loaded.links["iterator"])
-        return {(start_ns, host_pid) for start_ns, host_pid, _ in _PRESENT.iter_unpack(written)}
+    def _present(self) -> Generator[None, None, set[_Identity]]:
+        """Walk in steps; return start time and host PID of every process that is not reaped."""
+        present, living = set[_Identity](), 0
+        for some in self._kernel.run_iterator(self._loaded.links["iterator"]):
+            for start_ns, host_pid, ends in _PRESENT.iter_unpack(some):
+                present.add((start_ns, host_pid))
+                living += not ends
+            yield None
+        self.living = living
+        return present
 
     def close(self) -> None:
         """Detach the probes and give everything back; may be called twice."""
@@ -338,9 +311,3 @@ def _identity(table: BpfMap | LevelMap, key: tuple[int, ...]) -> _Identity | Non
         slot = table.lookup(*key)
         return (slot[2], slot[3]) if slot else None
     return _INIT.unpack(table.value)[:2] if table.lookup(*key) else None
-
-
-def _possible_cpus() -> int:
-    """Count the values of a per-CPU map: CPUs that may ever come, not only those online."""
-    with open("/sys/devices/system/cpu/possible", encoding="ascii") as file:
-        return int(file.read().strip().replace(",", "-").rsplit("-", 1)[-1]) + 1

@@ -15,8 +15,6 @@ from struct import Struct
 from struct import error as StructError  # noqa: N812 - the name says what it is
 from typing import TYPE_CHECKING
 
-from resolver.base.errors import CannotKnow
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -54,21 +52,11 @@ _NOBODYS = ENDED << 32  # a level from there on is a tombstone, or being written
 _SOME_SLOTS = 2048  # 64 KiB: whole pages on every machine
 
 
-def syscall_number(machine: str) -> int:
-    """Return the number of ``bpf`` on this kind of machine; `CannotKnow` if it is unknown."""
-    try:
-        return _SYSCALL_NUMBERS[machine]
-    except KeyError:
-        raise CannotKnow(
-            f"the BPF map runs on x86_64 and aarch64, and this is {machine}: use --source netlink or scan"
-        ) from None
-
-
 class Kernel:
     """``bpf(2)`` itself; one for all maps of a process."""
 
     def __init__(self) -> None:
-        self._number = ctypes.c_long(syscall_number(platform.machine()))
+        self._number = ctypes.c_long(_SYSCALL_NUMBERS[platform.machine()])
         # PyDLL keeps the interpreter's lock: a look-up is over before another thread could be let in.
         self._syscall = ctypes.PyDLL(None, use_errno=True).syscall
         self._syscall.restype = ctypes.c_long
@@ -80,58 +68,52 @@ class Kernel:
         )
         return -ctypes.get_errno() if result < 0 else result
 
-    def run_iterator(self, link: int) -> bytes:
-        """Everything that the iterator behind this link writes in one run. Raises OSError."""
+    def run_iterator(self, link: int) -> Iterator[bytes]:
+        """Run the iterator behind this link; yield its output, up to 32 KiB at a time. Raises OSError."""
         attributes = ctypes.create_string_buffer(Struct("=II").pack(link, 0), 8)
         fd = self.call(_ITER_CREATE, attributes)
         if fd < 0:
             raise OSError(-fd, f"{os.strerror(-fd)} (BPF_ITER_CREATE)")
         with open(fd, "rb", buffering=0) as written:
-            return written.read()
+            while some := written.read(1 << 15):
+                yield some
 
 
 class BpfMap:
-    """One hash or array map behind a descriptor. ``value_bytes`` counts all CPUs for a per-CPU map."""
+    """One hash or array map behind a descriptor."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        fd: int,
-        key: Struct,
-        value_bytes: int,
-    ) -> None:
+    def __init__(self, kernel: Kernel, fd: int, key: Struct, value_bytes: int) -> None:
         self.fd = fd
         self._kernel = kernel
         self._key_bytes, self._value_bytes = key.size, value_bytes
-        #: What it is asked for.
-        self.key = ctypes.create_string_buffer(key.size)
+        self._key = ctypes.create_string_buffer(key.size)
         #: Where `lookup` leaves what it found.
         self.value = ctypes.create_string_buffer(value_bytes)
         self._pack = key.pack_into
+        where = ctypes.addressof(self._key)
         self._attributes = ctypes.create_string_buffer(
-            Struct("=IIQQQ").pack(fd, 0, ctypes.addressof(self.key), ctypes.addressof(self.value), 0), 32
+            Struct("=IIQQQ").pack(fd, 0, where, ctypes.addressof(self.value), 0), 32
         )
-        self._key_only = ctypes.create_string_buffer(
-            Struct("=IIQ").pack(fd, 0, ctypes.addressof(self.key)), 16
-        )  # the kernel refuses to delete when anything is said about a value
+        # The kernel refuses to delete if the value's address is set.
+        self._key_only = ctypes.create_string_buffer(Struct("=IIQ").pack(fd, 0, where), 16)
 
     def lookup(self, *key: int) -> bool:
         """Look a key up; its value is in `value` until the next call. Raises OSError."""
         try:
-            self._pack(self.key, 0, *key)
+            self._pack(self._key, 0, *key)
         except StructError:
             return False  # not a number that any process or namespace has
-        code = -self._kernel.call(_LOOKUP_ELEM, self._attributes)
-        if code not in (0, errno.ENOENT):
-            raise OSError(code, f"{os.strerror(code)} (BPF_MAP_LOOKUP_ELEM)")
-        return code == 0
+        return self._call(_LOOKUP_ELEM, self._attributes)
 
     def delete(self, *key: int) -> bool:
         """Take a key out; False if it was not there. Raises OSError."""
-        self._pack(self.key, 0, *key)
-        code = -self._kernel.call(_DELETE_ELEM, self._key_only)
+        self._pack(self._key, 0, *key)
+        return self._call(_DELETE_ELEM, self._key_only)
+
+    def _call(self, command: int, attributes: ctypes.Array[ctypes.c_char]) -> bool:
+        code = -self._kernel.call(command, attributes)
         if code not in (0, errno.ENOENT):
-            raise OSError(code, f"{os.strerror(code)} (BPF_MAP_DELETE_ELEM)")
+            raise OSError(code, f"{os.strerror(code)} (bpf command {command})")
         return code == 0
 
     def batches(self) -> Iterator[tuple[memoryview, memoryview]]:
@@ -142,18 +124,15 @@ class BpfMap:
         keys = ctypes.create_string_buffer(_BATCH * self._key_bytes)
         values = ctypes.create_string_buffer(_BATCH * self._value_bytes)
         position = ctypes.create_string_buffer(8)
-        where, first, ended = ctypes.addressof(position), 0, False
-        while not ended:
+        where, first, more = ctypes.addressof(position), 0, True
+        while more:
             attributes = ctypes.create_string_buffer(
                 Struct("=QQQQIIQQ").pack(
                     first, where, ctypes.addressof(keys), ctypes.addressof(values), _BATCH, self.fd, 0, 0
                 ),
                 56,
             )
-            code = -self._kernel.call(_LOOKUP_BATCH, attributes)
-            if code not in (0, errno.ENOENT):
-                raise OSError(code, f"{os.strerror(code)} (BPF_MAP_LOOKUP_BATCH)")
-            first, ended = where, code == errno.ENOENT
+            first, more = where, self._call(_LOOKUP_BATCH, attributes)
             count = int.from_bytes(attributes.raw[32:36], sys.byteorder)
             yield (
                 memoryview(keys)[: count * self._key_bytes],

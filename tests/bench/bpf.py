@@ -106,8 +106,8 @@ def _seeding() -> list[RowValues]:
         began = time.perf_counter()
         with loaded() as pidmap:
             ready.append(time.perf_counter() - began)
-            seeds.append(pidmap.report["milliseconds"]["seed"])
-            compile_ms.append(pidmap.report["milliseconds"]["compile"])
+            seeds.append(pidmap.report["seed_ms"])
+            compile_ms.append(pidmap.report["compile_ms"])
             count = pidmap.report["seeded"]
 
     kept = []

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import math
 import os
 import struct
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +15,11 @@ from pathlib import Path
 import pytest
 
 from resolver.linux.procfs import HOST_PIDNS, Procfs
+from resolver.pids.bpf import Mapped
 from resolver.pids.bpf_map import BpfPidMap, Drift, Ended, Record, Sizes, start
 from resolver.pids.bpf_syscall import BUSY, ENDED, LAYOUTS, SPREAD, TOMBSTONE_PLACES, BpfMap, Kernel
+from resolver.pids.ladder import Ladder
+from resolver.pids.source import PidSource
 from tests.fakes.bpf.lives import (
     Identity,
     Life,
@@ -347,3 +353,27 @@ def test_numbers_that_cannot_be_are_not_there(pidmap: BpfPidMap) -> None:
         assert pidmap.lookup(1 << 40, number) is None
         assert pidmap.tombstone(number) is None
         assert candidates(pidmap, number) == []
+
+
+def test_a_map_without_its_probes_is_left_at_the_next_walk(kept_in: str) -> None:
+    """The scan goes on at once, and a new map is tried after five seconds."""
+    source = Mapped(start(kept_in=kept_in), Procfs())
+    assert source.tend_at <= time.monotonic() + 10
+    for hook in ("sched_process_fork", "sched_process_exec", "sched_process_exit"):
+        os.close(source.bpf._loaded.links.pop(hook))
+    used: list[PidSource] = []
+    ladder = Ladder("auto", Procfs(), 1024, used.append, lambda *_, **__: None)
+    ladder._present, ladder._next_check = "bpf", math.inf
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        assert child.pid not in source
+        source._next_walk = 0.0
+        while source._next_walk == 0.0 or source.tend_at == 0.0:
+            source.tend()
+        assert child.pid in source
+        assert source.counters()["drift_missing"] > 0
+        asyncio.run(ladder.tend(source))
+        (scan,) = used
+        assert (scan.name, child.pid in scan) == ("scan", True)
+        assert ladder._next_climb <= time.monotonic() + 5
+        child.kill()
+    source.close()

@@ -44,7 +44,7 @@ print(json.dumps({
     "capabilities": int(status["CapEff"], 16),
     "uid": os.getuid(),
     "own": own.host_pid,
-    "listed": pidmap.count() > 0,
+    "listed": pidmap.living > 0,
     "candidate": os.getpid() in pidmap.everywhere(own.ns_pids[-1]),
     "drift": next(filter(None, pidmap.reconciling())),
     "counters": pidmap.counters(),

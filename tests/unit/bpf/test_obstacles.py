@@ -115,6 +115,15 @@ def test_each_obstacle_has_its_name(
     assert not cause or "--source netlink or scan" in str(error)
 
 
+def test_a_machine_without_the_map_is_named(obstacles: ModuleType) -> None:
+    kernel = obstacles.Kernel()
+    kernel.machine = "riscv64"
+    with pytest.raises(
+        obstacles.LoadError, match=r"runs on x86_64 and aarch64, and this is riscv64: use --source"
+    ):
+        obstacles.require(kernel)
+
+
 def test_what_the_kernel_said_of_it_is_kept(obstacles: ModuleType) -> None:
     assert told(obstacles, to_programs_with={FETCHES: errno.EINVAL}).detail == "no"
 

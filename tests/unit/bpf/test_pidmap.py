@@ -19,7 +19,6 @@ from resolver.pids.bpf_syscall import (
     LAYOUTS,
     SPREAD,
     TOMBSTONE_PLACES,
-    syscall_number,
 )
 
 #: Struct, and its members in the order of the Python format; an array stands for its elements.
@@ -85,11 +84,3 @@ def test_the_limits(in_c: dict[str, int]) -> None:
     assert (in_c["ENDED"], in_c["EXIT_SHIFT"]) == (ENDED, EXIT_SHIFT)
     assert in_c["TOMBSTONE_PLACES"] == TOMBSTONE_PLACES
     assert in_c["BUSY"] > in_c["ENDED"] > 1 << 22  # PID_MAX_LIMIT
-
-
-def test_the_system_call_of_each_machine() -> None:
-    from resolver.base.errors import CannotKnow
-
-    assert (syscall_number("x86_64"), syscall_number("aarch64")) == (321, 280)
-    with pytest.raises(CannotKnow, match=r"runs on x86_64 and aarch64, and this is riscv64: use --source"):
-        syscall_number("riscv64")
