@@ -1,11 +1,9 @@
 """Index of the node's PID namespaces by their first processes, with container and mounts.
 
-A PID namespace lives exactly as long as its first process. That process's cgroup shows the container, and its mount
-table the directories; namespaces below such a one, or above it (except the host's), belong to the container, too. A
-verified owner of a slot adds its namespace with certainty.
-
-Each first process is read again ever more rarely: it exists before its runtime has made its cgroup and mounts. A tenant
-can make thousands, so the work goes in small steps that any number of tasks may take at once.
+A PID namespace lives as long as its first process, whose cgroup shows the container and whose mount table shows the
+directories. Namespaces below it, or above it (except the host's), belong to the container, too. So does the namespace
+of a slot's verified owner. A first process exists before its runtime has made its cgroup and mounts, so it is read
+again, ever more rarely. A tenant can make thousands: the work goes in small steps that several tasks may take at once.
 """
 
 from __future__ import annotations
@@ -37,22 +35,18 @@ if TYPE_CHECKING:
 
 _K = TypeVar("_K", bound="Hashable")
 
-#: Seconds of one refresh to place namespaces, some 5 us each by the kernel's map, 15 us without: every search waits
-#: for that.
+#: Seconds of one refresh to place namespaces, some 5 us each by the kernel's map, 15 us without.
 SLICE_SECONDS = 0.02
-#: And to read the cgroups and mounts of first processes, some 120 us each; and of those long known, where news is rare.
-YOUNG_SECONDS, SETTLED_SECONDS = 0.005, 0.002
-#: Seconds from each look to the next, the last one from then on: a container that runs is given no mounts by a runtime.
-_PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 120.0, 300.0, 600.0)
-_SETTLED = 7  # looks
+#: And to read the cgroups and mounts of first processes, some 120 us each.
+_READ_SECONDS = 0.005
+#: Seconds from each look to the next, the last one from then on: a runtime adds no mounts to a container that runs.
+_PAUSES = (0.001, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 120.0, 300.0, 600.0)
 #: Seconds of one refresh in which the mounts of those that are due are waited for.
 _MOUNTS_SECONDS = 0.02
 #: More namespaces than these in one container are not searched.
 MAX_NAMESPACES = 1024
 #: Looks at a process that no runtime made, at every occasion: it may just be moved into its container.
 _EAGER_LOOKS = 8
-#: Parents of most namespaces: one tuple for all.
-_ON_THE_HOST = (HOST_PIDNS,)
 _AT_ONCE = 64  # processes between two steps
 
 
@@ -72,11 +66,7 @@ class FirstProcess:
         self.container_id = ""
         self.made_by_runtime = False
         self.looks = 0
-        self.reads, self.due, self.turn = (
-            0,
-            0.0,
-            0,
-        )  # reads of its mounts, the next one, and the last one's turn
+        self.reads, self.due = 0, 0.0  # reads of its mounts, and the next one
         self.name, self.name_looks, self.next_name_look = "", 0, 0.0
 
     def __lt__(self, other: FirstProcess) -> bool:
@@ -102,15 +92,13 @@ class KnownNamespaces:
         self._seen: object = None  # the `PidMap.inits` that they are from
         self._unplaced: deque[FirstProcess] = deque()
         self._not_placed: list[FirstProcess] = []  # it was tried, and is again with the next refresh
-        self._due: tuple[list[FirstProcess], ...] = [], []  # heaps by time: the young, the settled
-        self._turn = 0
+        self._due: list[FirstProcess] = []  # a heap by time
         self._young: dict[int, FirstProcess] = {}  # by host PID; see `_EAGER_LOOKS`
         self._by_pidns: dict[int, FirstProcess] = {}
         self._by_id: dict[str, set[int]] = {}  # host PIDs of those that a runtime made, by container id
         self._with: dict[Hashable, set[int]] = {}  # namespaces whose first process has that directory mounted
         self._below: dict[int, set[int]] = {}  # namespaces by the one right above them
         self._learned: dict[Hashable, dict[int, Learned]] = {}
-        self._proven: set[Hashable] = set()  # those of which any was ever learned
         self._of: dict[Hashable, frozenset[int]] = {}  # answers since the last refresh
         self._epoch = -1
         self._gone = 0
@@ -135,10 +123,9 @@ class KnownNamespaces:
             await asyncio.wait({self._reading_mounts}, timeout=_MOUNTS_SECONDS if bounded else None)
 
     def steps(self, seconds: float = math.inf, *, eager: bool = False) -> Iterator[None]:
-        """Apply the map's changes in steps, each of which leaves everything consistent.
+        """Place new namespaces, then read due ones, for so many seconds; consistent after each step.
 
-        New namespaces are placed, then due ones read, for so many seconds. ``eager``: first read the newest that no
-        runtime made.
+        ``eager``: first read the newest that no runtime made.
         """
         while (inits := self._pidmap.inits()) is not self._seen:
             yield from self._follow(inits)
@@ -146,9 +133,7 @@ class KnownNamespaces:
         self._not_placed.clear()
         watching = self._watching() if eager else ()
         yield from _work_off(itertools.chain(watching, self._placing()), seconds)
-        self._turn += 1
-        for heap, most in zip(self._due, (YOUNG_SECONDS, SETTLED_SECONDS), strict=True):
-            yield from _work_off(self._reading(heap), seconds if seconds == math.inf else most)
+        yield from _work_off(self._reading(), seconds if seconds == math.inf else _READ_SECONDS)
 
     def take_gone(self) -> int:
         """Count the namespaces that ended since the last call."""
@@ -156,7 +141,7 @@ class KnownNamespaces:
         return gone
 
     def _follow(self, inits: Mapping[int, tuple[int, int]]) -> Iterator[None]:
-        """Know of these first processes and no others; left as it is as soon as there are newer ones to follow."""
+        """Know of these first processes and no others; end as soon as there are newer ones to follow."""
         gone = 0
         for number, known in enumerate(list(self._known.values())):
             if inits.get(known.host_pid) != known.arrival and self._lives(known):
@@ -176,15 +161,8 @@ class KnownNamespaces:
                     return
         self._seen = inits
         if gone > len(self._known):
-            self._let_go()
-
-    def _let_go(self) -> None:
-        """Rebuild the tables once most entries have ended: a table never shrinks by itself."""
-        for heap in self._due:
-            heap[:] = filter(self._lives, heap)
-            heapq.heapify(heap)
-        self._below = {pidns: set(below) for pidns, below in self._below.items()}
-        self._known, self._young, self._by_pidns = dict(self._known), dict(self._young), dict(self._by_pidns)
+            self._due[:] = filter(self._lives, self._due)
+            heapq.heapify(self._due)
 
     def _lives(self, known: FirstProcess) -> bool:
         """Check if it is still in the index."""
@@ -194,11 +172,11 @@ class KnownNamespaces:
         while self._unplaced:
             yield self._place_next
 
-    def _reading(self, heap: list[FirstProcess]) -> Iterator[Callable[[], None]]:
-        """Yield due reads, never-read processes first; none twice."""
-        now, turn = self._clock(), self._turn
-        while heap and heap[0].due <= now and heap[0].turn != turn:
-            yield partial(self._read_next, heap, now, turn)
+    def _reading(self) -> Iterator[Callable[[], None]]:
+        """Yield due reads, never-read processes first."""
+        now = self._clock()
+        while self._due and self._due[0].due <= now:
+            yield partial(self._read_next, now)
 
     def _watching(self) -> Iterator[Callable[[], None]]:
         """Yield the newest first: requests are usually about it."""
@@ -222,12 +200,12 @@ class KnownNamespaces:
             depth = len(chain or self._procfs.ns_pids(known.host_pid))
             own = chain[-1] if chain else self._procfs.pidns(known.host_pid)
             if chain:
-                known.parents = _ON_THE_HOST if depth == 2 else chain[:-1]
+                known.parents = chain[:-1]
+            elif depth == 2:
+                known.parents = (HOST_PIDNS,)
             elif depth > 2:
                 with suppress(CannotKnow):
                     known.parents = self._procfs.pidns_chain(known.host_pid)[:-1]
-            elif depth == 2:
-                known.parents = _ON_THE_HOST
         except (ProcessGone, AccessDenied, CannotKnow):
             return False
         known.pidns, known.level = own, depth - 1
@@ -235,17 +213,17 @@ class KnownNamespaces:
         if known.parents:
             self._below.setdefault(known.parents[-1], set()).add(own)
         self._of.clear()
-        heapq.heappush(self._due[0], known)
+        heapq.heappush(self._due, known)
         return True
 
-    def _read_next(self, heap: list[FirstProcess], now: float, turn: int) -> None:
+    def _read_next(self, now: float) -> None:
         """Read its container and mounts."""
-        known = heapq.heappop(heap)
+        known = heapq.heappop(self._due)
         if not self._lives(known):
             return
-        known.due, known.turn = now + _PAUSES[min(known.reads, len(_PAUSES) - 1)], turn
+        known.due = now + _PAUSES[min(known.reads, len(_PAUSES) - 1)]
         known.reads += 1
-        heapq.heappush(self._due[known.reads >= _SETTLED], known)
+        heapq.heappush(self._due, known)
         self._identify(known)
         if self._directories is not None:
             self._unread[known.host_pid] = known
@@ -341,12 +319,9 @@ class KnownNamespaces:
         """Note that a verified owner of a slot of this key is in that namespace."""
         init = self._by_pidns.get(pidns)
         learned = Learned((init.host_pid, init.arrival) if init else None, container_id)
-        self._proven.add(key)
         known = self._learned.setdefault(key, {})
         if known.get(pidns) != learned:
-            if (
-                len(known) >= 2 * MAX_NAMESPACES
-            ):  # a container may make any number of them, one after the other
+            if len(known) >= 2 * MAX_NAMESPACES:  # a container may make one after the other
                 known = {pidns: each for pidns, each in known.items() if self._still_there(each)}
                 self._learned[key] = known
             known[pidns] = learned
@@ -358,12 +333,11 @@ class KnownNamespaces:
 
     def proven(self, key: Hashable) -> bool:
         """Return True if one of its namespaces was learned: the numbers in its slots are this kernel's."""
-        return key in self._proven
+        return key in self._learned
 
     def forget(self, key: Hashable) -> None:
         """Forget a key that no longer exists."""
         self._learned.pop(key, None)
-        self._proven.discard(key)
         self._of.pop(key, None)
 
     def _still_there(self, learned: Learned) -> bool:

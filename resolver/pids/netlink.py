@@ -45,12 +45,9 @@ class NetlinkSource(ScanSource):
         self._seeded = False
         self._suspects: set[int] = set()
         self._next_reconcile = time.monotonic() + _RECONCILE_SECONDS
-        self._overruns_before = 0
-        self._overruns_in_a_row = 0
+        self._overruns_before = self._overruns_in_a_row = 0
         self._broken = ""
-        self.rescans = 0
-        self.listings = 0
-        self.drift = 0
+        self.rescans = self.listings = self.drift = 0
 
     def trouble(self) -> str:
         """Explain why events were not reliable at the last refresh."""

@@ -32,7 +32,6 @@ class PidMap:
     def __init__(self, source: PidSource) -> None:
         self.source = source
         self.refreshes = 0
-        self.last_seconds = 0.0
         self._generation = 0
         self._past: Counter[str] = Counter()  # counted by sources that are closed
         self._next_refresh = 0.0
@@ -51,8 +50,11 @@ class PidMap:
         close(before)
 
     async def catch_up(self, slices: Slices, *, unhurried: bool = True) -> bool:
-        """Refresh as `refresh` does, but let the loop's other tasks go on meanwhile."""
-        # One after the other: what somebody has begun before this call may lack what has come since.
+        """Learn of every process that exists now, in steps; False if the last refresh is too recent.
+
+        ``unhurried=False`` refreshes at any cost, for a single pass that isn't repeated.
+        """
+        # One after the other: a refresh that began before this call may lack a process that has started since.
         async with self._catching_up:
             if unhurried and time.monotonic() < self._next_refresh:
                 return False
@@ -66,29 +68,12 @@ class PidMap:
                 if self.source is not source:
                     self.source.refresh()
                     break
-            self._refreshed(spent + time.thread_time() - began)
+            spent += time.thread_time() - began
+            self.refreshes += 1
+            self._next_refresh = time.monotonic() + spent * (_REST_FACTOR - 1)
             for _ in self._list_inits():
                 await slices.breathe()
             return True
-
-    def refresh(self, *, unhurried: bool = True) -> bool:
-        """Learn of every process that exists now; False if the last refresh is too recent.
-
-        ``unhurried=False`` refreshes at any cost, for a single pass that isn't repeated.
-        """
-        if unhurried and time.monotonic() < self._next_refresh:
-            return False
-        began = time.thread_time()
-        self.source.refresh()
-        self._refreshed(time.thread_time() - began)
-        for _ in self._list_inits():
-            pass
-        return True
-
-    def _refreshed(self, seconds: float) -> None:
-        self.refreshes += 1
-        self.last_seconds = seconds
-        self._next_refresh = time.monotonic() + seconds * (_REST_FACTOR - 1)
 
     def _list_inits(self) -> Iterator[None]:
         """Bring `inits` up to date; nothing of it shows before it is complete."""

@@ -27,16 +27,16 @@ class PidSource(ABC):
 
     @abstractmethod
     def refreshing(self) -> Iterator[None]:
-        """Know of every process that exists at the time of the call, in small steps; may be left at any point."""
+        """Learn of every process that exists at the time of the call, in steps; may be left at any point."""
 
     def refresh(self) -> None:
-        """Know of every process that exists at the time of the call."""
+        """Learn of every process that exists at the time of the call."""
         for _ in self.refreshing():
             pass
 
     @abstractmethod
     def look(self, host_pid: int) -> None:
-        """Know of the process with that host PID, if there is one; nothing else is brought up to date."""
+        """Learn of the process with that host PID, if there is one."""
 
     @property
     def tend_at(self) -> float:
@@ -48,15 +48,12 @@ class PidSource(ABC):
 
     @abstractmethod
     def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
-        """Return the host PIDs of every process, in any namespace, with the innermost number ``ns_pid``.
-
-        A source that knows namespaces leaves out those that aren't in ``pidns``, if it is given.
-        """
+        """Return the host PIDs with the innermost number ``ns_pid``, in ``pidns`` if the source knows namespaces."""
 
     def everywhere(self, ns_pid: int) -> Iterator[int]:
-        """Yield them for all namespaces, one after the other: 0 for one without that number; may be left at any point.
+        """Yield them one namespace after the other: 0 for one without that number; may be left at any point.
 
-        However long it takes, a process that lives all the while is among them.
+        A process that lives all the while is among them.
         """
         return iter(self.candidates(ns_pid))
 
@@ -70,11 +67,11 @@ class PidSource(ABC):
 
     @abstractmethod
     def inits(self) -> Iterator[tuple[int, int]]:
-        """Host PID and arrival of the first process of every PID namespace; that of the host may be left out."""
+        """Host PID and arrival of the first process of every PID namespace, maybe without the host's."""
 
     @abstractmethod
     def arrival(self, host_pid: int) -> int:
-        """Return a number that this source never reuses for another process with that PID; 0 if it is unknown."""
+        """Return a number that no other process with that PID ever gets; 0 if it is unknown."""
 
     @abstractmethod
     def ended(self, host_pid: int) -> int:
@@ -112,7 +109,7 @@ class PidSource(ABC):
 
 
 def close(source: PidSource) -> None:
-    """Close a replaced source; a failure to close is logged and stops nothing."""
+    """Close a replaced source; a failure is logged and stops nothing."""
     try:
         source.close()
     except Exception as error:  # noqa: BLE001 - it is not in use any more, and nothing else can be done about it

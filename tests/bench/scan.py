@@ -18,6 +18,7 @@ from resolver.pids.scan import ScanSource
 from tests.bench.timing import Progress, RowValues, command, medians
 from tests.fakes.cgroups import CgroupTree
 from tests.fakes.daemon import BOUND, RESOLVER, Daemon
+from tests.fakes.direct import catch_up
 from tests.patience import until
 
 
@@ -36,7 +37,7 @@ def measure(wanted: Sequence[str], scratch: Path, progress: Progress) -> list[Ro
 def _scan() -> list[RowValues]:
     def ours() -> PidMap:
         pidmap = PidMap(ScanSource(Procfs()))
-        pidmap.refresh(unhurried=False)
+        catch_up(pidmap)
         return pidmap
 
     def through_psutil() -> None:
@@ -48,7 +49,7 @@ def _scan() -> list[RowValues]:
     settled = ours()
 
     def again() -> None:
-        settled.refresh(unhurried=False)
+        catch_up(settled)
 
     found = medians(
         {

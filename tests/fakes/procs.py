@@ -13,7 +13,7 @@ from resolver.hami.slot_owner import OwnerFinder
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
-from tests.fakes.direct import at_once
+from tests.fakes.direct import at_once, catch_up
 
 DEVICE, HOOK = "8:1", "/usr/local/vgpu/containers"
 
@@ -92,7 +92,7 @@ class FakeProc:
 
     def refresh(self, *, bounded: bool = True) -> None:
         """Read all processes."""
-        self.pidmap.refresh(unhurried=False)
+        catch_up(self.pidmap)
         at_once(self.containers.catch_up(Slices(math.inf), bounded=bounded))
 
     def held(self) -> int:

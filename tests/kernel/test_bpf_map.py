@@ -36,7 +36,7 @@ from tests.fakes.bpf.lives import (
 from tests.patience import until
 
 Levels = tuple[tuple[int, int], ...]
-WRONG = ("full", "update_failed", "read_failed", "levels_truncated", "levels_mended")
+WRONG = ("full", "read_failed", "levels_truncated", "levels_mended")
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def quiet_drift(pidmap: BpfPidMap) -> Drift:
 
 @pytest.mark.parametrize("forks", [3_000, pytest.param(200_000, marks=pytest.mark.long)])
 def test_forks_in_a_namespace_that_uses_its_numbers_again(pidmap: BpfPidMap, lives: Path, forks: int) -> None:
-    drift, checks, seen = [], 0, 0
+    drift, checks, seen, failed = [], 0, 0, pidmap.counters()["update_failed"]
     with life(lives, "storm", str(forks), "100", "600") as storm:
         init = child_of(storm.ready().host_pid)
         pidns = Procfs().pidns(init)
@@ -114,7 +114,11 @@ def test_forks_in_a_namespace_that_uses_its_numbers_again(pidmap: BpfPidMap, liv
     assert checks > 1
     # A hundred are kept alive; one that was replaced between two readings is not compared.
     assert seen > 50 * checks
-    assert set(drift) == {Drift(0, 0)}
+    # A fork and a walk that meet at one number, the first comes back with nothing done: once in 200,000 forks beside
+    # walks without a pause. It counts, and no absence proves anything until the next walk.
+    met = pidmap.counters()["update_failed"] - failed
+    assert met <= 1
+    assert len([each for each in drift if each != Drift(0, 0)]) <= met
     assert quiet_drift(pidmap) == Drift(0, 0)
     compare(pidmap)
     left = firsts(pidmap).get(pidns)
@@ -162,6 +166,34 @@ def test_a_slot_that_is_being_written_is_nobodys(pidmap: BpfPidMap) -> None:
         assert reconcile(pidmap) == Drift(0, 0)
     finally:
         put(levels._slots, place, bytes(LAYOUTS["slot"].size))
+
+
+def test_a_fork_that_meets_a_walk_at_its_number_is_counted_and_repaired(pidmap: BpfPidMap) -> None:
+    levels, last, places = pidmap._levels, one_that_ended(), []
+    for host_pid in range(last + 1, last + 400):
+        place = struct.pack("=I", host_pid + HOST_PIDNS * SPREAD & levels._mask)
+        levels._slots.lookup(*struct.unpack("=I", place))
+        _, ns_pid, *_ = LAYOUTS["slot"].unpack(levels._slots.value)
+        if ns_pid == 0 or ns_pid & ENDED:
+            busy = LAYOUTS["slot"].pack(HOST_PIDNS, host_pid | BUSY, 1, host_pid, 0, 1, HOST_PIDNS, host_pid)
+            put(levels._slots, place, busy)
+            places.append(place)
+    failed = pidmap.counters()["update_failed"]
+    try:
+        process = subprocess.Popen(["sleep", "1000"])
+    finally:
+        for place in places:  # the walk has ended, and its process as well
+            put(levels._slots, place, bytes(LAYOUTS["slot"].size))
+    try:
+        assert pidmap.by_host(process.pid) is None, "this machine gave its numbers to others"
+        assert pidmap.counters()["update_failed"] > failed
+        assert not pidmap.complete()
+        assert reconcile(pidmap).missing > 0
+        assert pidmap.by_host(process.pid) is not None
+        assert pidmap.complete()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_two_hundred_namespaces_in_a_row(pidmap: BpfPidMap, lives: Path) -> None:

@@ -19,6 +19,7 @@ from resolver.pids.ladder import open_source
 from resolver.pids.pidmap import PidMap
 from resolver.state import Container as RunningContainer
 from tests.fakes.container import Container
+from tests.fakes.direct import catch_up
 from tests.fakes.node import Node
 from tests.patience import until
 
@@ -35,7 +36,7 @@ class Room:
         self.census = Census(Procfs(), self.pidmap, live, PodNames(str(pods)), Journal(self.events))
 
     def look(self, **known: dict[str, int]) -> dict[str, RunningContainer]:
-        self.pidmap.refresh(unhurried=False)
+        catch_up(self.pidmap)
         asyncio.run(self.census.refresh(known.get("users", {}), {}))
         return {report.container_id: report for report in self.census.containers()}
 

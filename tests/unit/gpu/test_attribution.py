@@ -20,6 +20,7 @@ from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED, Collection, DeviceSamp
 from resolver.linux.procfs import Procfs
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
+from tests.fakes.direct import catch_up
 
 CID = "0123456789abcdef" * 4
 
@@ -156,10 +157,10 @@ def test_a_process_that_ended(*, refreshed: bool) -> None:
     procfs = Procfs()
     pidmap = PidMap(ScanSource(procfs))
     with subprocess.Popen(["sleep", "60"]) as process:
-        pidmap.refresh(unhurried=False)
+        catch_up(pidmap)
         process.kill()
     if refreshed:
-        pidmap.refresh(unhurried=False)
+        catch_up(pidmap)
     result = joined({process.pid: 30}, procfs=procfs, pidmap=pidmap)
     assert result.orphan_reasons() == Counter({SampleReason.PROCESS_ENDED: 1})
 
@@ -169,7 +170,7 @@ def test_a_process_that_ended_still_has_its_container(tmp_path: Path) -> None:
     proc.process(500, f"/docker/{CID}")
     proc.process(600, f"/docker/{CID}")
     pidmap = PidMap(ScanSource(proc.procfs))
-    pidmap.refresh(unhurried=False)
+    catch_up(pidmap)
     pidmap.name_container(600, "uid_main")  # it owns a slot
     alive = joined({500: 30}, procfs=proc.procfs, pidmap=pidmap)
     assert alive.orphans == (Sample(500, "GPU-a", 30, SampleReason.NO_SHARED_REGION, CID),)
@@ -180,7 +181,7 @@ def test_a_process_that_ended_still_has_its_container(tmp_path: Path) -> None:
         Sample(600, "GPU-a", 4, SampleReason.PROCESS_ENDED, "uid_main"),
     )
     assert joined({500: 30, 600: 4}, procfs=proc.procfs, pidmap=pidmap).orphans == ended
-    pidmap.refresh(unhurried=False)  # the same when the map has seen it
+    catch_up(pidmap)  # the same when the map has seen it
     assert joined({500: 30, 600: 4}, procfs=proc.procfs, pidmap=pidmap).orphans == ended
 
 

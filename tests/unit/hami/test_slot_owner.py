@@ -26,7 +26,7 @@ from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from tests.fakes.clock import burn
-from tests.fakes.direct import at_once
+from tests.fakes.direct import at_once, catch_up
 from tests.fakes.procs import DEVICE, HOOK, INODE, OTHERS, OURS, FakeProc, maps, mountinfo
 
 
@@ -504,7 +504,8 @@ def test_thousands_of_namespaces_cost_a_thousand_claims_nothing(proc: FakeProc) 
         def __len__(self) -> int:
             return 3000
 
-        def refresh(self) -> None: ...
+        def refreshing(self) -> Iterator[None]:
+            return iter(())
 
         def arrival(self, host_pid: int) -> int:
             return host_pid
@@ -526,7 +527,7 @@ def test_thousands_of_namespaces_cost_a_thousand_claims_nothing(proc: FakeProc) 
     pidmap = PidMap(source)  # type: ignore[arg-type]
     containers = OwnerFinder(proc.procfs, pidmap)
     for _ in range(200):
-        pidmap.refresh(unhurried=False)
+        catch_up(pidmap)
         at_once(containers.catch_up(Slices(math.inf)))
         began = time.monotonic()
         found = at_once(containers.owner(OURS, (DEVICE, INODE), 1))

@@ -19,6 +19,7 @@ from resolver.pids import scan
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from tests.fakes.clock import Clock, burn
+from tests.fakes.direct import catch_up
 
 
 class Told(Procfs):
@@ -61,7 +62,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def told(*processes: tuple[int, ...]) -> tuple[Told, PidMap]:
     source = Told(*processes)
     pidmap = PidMap(ScanSource(source))
-    pidmap.refresh(unhurried=False)
+    catch_up(pidmap)
     return source, pidmap
 
 
@@ -79,15 +80,15 @@ def test_an_end_is_remembered_for_a_minute(clock: Clock) -> None:
     source, pidmap = told((100, 7), (200, 7))
     del source.now[100]
     assert not pidmap.source.ended(100)
-    pidmap.refresh(unhurried=False)
+    catch_up(pidmap)
     assert pidmap.source.candidates(7) == [200]
     assert pidmap.source.ended(100)
     assert (pidmap.arrival(100), 100 in pidmap.source) == ((0, 0), False)
     clock.now += 59
-    pidmap.refresh(unhurried=False)
+    catch_up(pidmap)
     assert pidmap.source.ended(100)
     clock.now += 2
-    pidmap.refresh(unhurried=False)
+    catch_up(pidmap)
     assert not pidmap.source.ended(100)
 
 
@@ -95,7 +96,7 @@ def test_a_number_that_is_used_again_is_another_process() -> None:
     source, pidmap = told((100, 7))
     first = pidmap.arrival(100)
     source.reuse(100, 8)
-    pidmap.refresh(unhurried=False)
+    catch_up(pidmap)
     assert pidmap.arrival(100) > first > (0, 0)
     assert (pidmap.source.candidates(7), pidmap.source.candidates(8)) == ([], [100])
     assert not pidmap.source.ended(100)  # who has the number now runs
@@ -107,10 +108,10 @@ def test_the_container_of_a_process_is_known_after_its_end(clock: Clock) -> None
     pidmap.name_container(300, "of nobody that is known")
     assert [pidmap.container_of(host_pid) for host_pid in (100, 200, 300)] == ["pod_main", "", ""]
     del source.now[100]
-    pidmap.refresh(unhurried=False)
+    catch_up(pidmap)
     assert pidmap.container_of(100) == "pod_main"
     clock.now += 61
-    pidmap.refresh(unhurried=False)
+    catch_up(pidmap)
     assert pidmap.container_of(100) == ""
 
 
@@ -118,10 +119,10 @@ def test_the_container_of_a_process_is_not_its_successors() -> None:
     source, pidmap = told((100, 7))
     pidmap.name_container(100, "pod_main")
     source.reuse(100, 8)
-    pidmap.refresh(unhurried=False)
+    catch_up(pidmap)
     assert pidmap.container_of(100) == ""
     del source.now[100]
-    pidmap.refresh(unhurried=False)
+    catch_up(pidmap)
     assert pidmap.container_of(100) == ""  # the last one that ended is another
 
 
@@ -129,7 +130,7 @@ def test_another_source_knows_nothing_of_containers() -> None:
     _, pidmap = told((100, 7))
     pidmap.name_container(100, "pod_main")
     pidmap.use(ScanSource(Told((100, 7))))
-    pidmap.refresh(unhurried=False)
+    catch_up(pidmap)
     assert pidmap.container_of(100) == ""  # nobody can say that it is the same process
 
 
@@ -144,7 +145,7 @@ def test_names_of_containers_are_bounded() -> None:
 def test_tombstones_are_bounded() -> None:
     source, pidmap = told(*((host_pid, 1) for host_pid in range(1, 10_001)))
     source.now.clear()
-    pidmap.refresh(unhurried=False)
+    catch_up(pidmap)
     stones = sum(pidmap.source.ended(host_pid) != 0 for host_pid in range(1, 10_001))
     assert stones == scan._TOMBSTONES == 8192
     index = pidmap.source
@@ -168,23 +169,22 @@ class Slow(ScanSource):
 
 def test_a_refresh_rests_five_times_as_long_as_it_took_of_a_cpu(clock: Clock) -> None:
     pidmap = PidMap(Slow(clock, 0.5, 0.5))
-    assert pidmap.refresh()
-    assert pidmap.last_seconds == 0.5
+    assert catch_up(pidmap, unhurried=True)
     clock.now += 1.9  # 2.4 s after the last one began
-    assert not pidmap.refresh()
+    assert not catch_up(pidmap, unhurried=True)
     assert pidmap.refreshes == 1
-    assert pidmap.refresh(unhurried=False)  # a single pass does not wait
+    assert catch_up(pidmap)  # a single pass does not wait
     clock.now += 2.1
-    assert pidmap.refresh()
+    assert catch_up(pidmap, unhurried=True)
     assert pidmap.refreshes == 3
 
 
 def test_a_refresh_that_had_to_wait_for_a_cpu_is_not_rested_for(clock: Clock) -> None:
     """On a busy machine every other pass was without a map, and no slot was repaired in it."""
     pidmap = PidMap(Slow(clock, 1.0, 0.01))
-    assert pidmap.refresh()
+    assert catch_up(pidmap, unhurried=True)
     clock.now += 0.05
-    assert pidmap.refresh()
+    assert catch_up(pidmap, unhurried=True)
 
 
 _numbers = st.dictionaries(st.integers(1, 8), st.lists(st.integers(1, 4), max_size=2), max_size=8)
@@ -200,7 +200,7 @@ def test_it_says_what_the_source_said_last(rounds: list[tuple[dict[int, list[int
         source.now = {p: (p, *inner) for p, inner in now.items()} | kept
         for host_pid in again & now.keys():
             source.reuse(host_pid, *now[host_pid])
-        pidmap.refresh(unhurried=False)
+        catch_up(pidmap)
         for inner in range(1, 9):
             assert pidmap.source.candidates(inner) == sorted(
                 p for p, n in source.now.items() if n[-1] == inner
@@ -226,7 +226,7 @@ def test_another_source_takes_over_and_what_the_first_counted_stays() -> None:
     before = pidmap.arrival(100)
     pidmap.use(ScanSource(Told((100, 7))))
     assert first.closed
-    assert pidmap.refresh()
+    assert catch_up(pidmap, unhurried=True)
     assert pidmap.source.candidates(7) == [100]
     assert pidmap.arrival(100) != before
     assert pidmap.counters() == {"lost": 3}
