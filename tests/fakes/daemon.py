@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from tests.fakes.node import Node
@@ -89,9 +88,7 @@ class Daemon:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.alive:
             self.process.terminate()
             try:

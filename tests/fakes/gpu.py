@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from tests.fakes.chain import Chain, read_chain, thread_chain
@@ -149,9 +148,7 @@ class Gpu:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.write(self._stop_w, b"x")
         self._thread.join()
         self._listener.close()

@@ -18,7 +18,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import parse_qsl, urlsplit
 
@@ -151,9 +150,7 @@ class KubeServer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         self.stop()
         asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -18,7 +18,6 @@ import threading
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Protocol, Self
 
 from tests.fakes import build
@@ -78,9 +77,7 @@ class Node:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.ExitStack() as stack:  # each step runs, whatever the one before ran into
             for name in ("vgpu", "volcano", "kai", "bare", "log"):
                 stack.callback(shutil.rmtree, self.root / name, ignore_errors=True)

@@ -15,7 +15,6 @@ import selectors
 import subprocess
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 DEVICE_KEY = "device"
@@ -46,9 +45,7 @@ class Probe:
         )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._child.communicate(timeout=60)  # the end of its input is the end of the child
         except subprocess.TimeoutExpired:

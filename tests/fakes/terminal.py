@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pytest
@@ -48,9 +47,7 @@ class Terminal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         subprocess.run(
             ["tmux", "-S", self._socket, "kill-server"], capture_output=True, check=False, timeout=60
         )

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from tests.fakes import build
@@ -53,9 +52,7 @@ class RealNode(Node):
             self.left_out.append(f"cgroups: {self.cgroups.why_not}")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.ExitStack() as stack:
             stack.callback(shutil.rmtree, self.root / "vgpu", ignore_errors=True)
             stack.callback(self.cgroups.close)

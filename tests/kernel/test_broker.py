@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pytest
@@ -88,9 +87,7 @@ class Serving:
         until(lambda: self.journal.lines, "what it says when it starts")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(60)
         assert not self._thread.is_alive()

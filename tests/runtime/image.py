@@ -18,7 +18,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 ROOT: Final = Path(__file__).parent.parent.parent
@@ -65,9 +64,7 @@ class Builder:
                 shutil.rmtree(store)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(AssertionError):
             self._tell("rm", "--all")
         os.close(self._lock)

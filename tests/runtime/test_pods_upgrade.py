@@ -7,7 +7,6 @@ import shutil
 import sys
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pytest
@@ -60,9 +59,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
 

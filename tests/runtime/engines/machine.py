@@ -14,7 +14,6 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from tests.fakes.cgroups import hierarchies, remove
@@ -72,9 +71,7 @@ class Machine:
             raise AssertionError("the engines' machine did not start; the reason is on standard error")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for each in self._hierarchies:
             remove(each.mount / self._top, kill=True)
         self._holder.communicate()
