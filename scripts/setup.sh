@@ -39,6 +39,8 @@ missing_packages() {
     have_command tmux || echo tmux
     have_command strace || echo strace
     have_command curl || echo curl
+    have_command git || echo git
+    have_command openssl || echo openssl
     have_bcc || echo python3-bpfcc
     have_command bpftool || bpftool_package
     have_command zsh || echo zsh

@@ -27,18 +27,15 @@ from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent
 #: What pytest makes of the tests' assertions is kept: without it every worker makes all of it anew, ten seconds of CPU.
-#: So is what the children compile: where this variable forbids it, each start after a change compiles all it imports.
 sys.dont_write_bytecode = False
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-
 isolation.isolate()
 ABSENT = isolation.absent()
 
 # What is collected stays to the end: the collector would go through it in vain, at first and then again and again.
 gc.disable()
 
-# How long an example may take is no question: another process may have the machine.
-hypothesis.settings.register_profile("any machine", deadline=None)
+# How long an example may take is no question: another process may have the machine. The examples are the same on each.
+hypothesis.settings.register_profile("any machine", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("any machine")
 
 # A killed child that the machine has no time to end would be left to a later one, and there is none.

@@ -1,8 +1,9 @@
 """A machine of the tests' own: none of this one's default places, settings and secrets is in their way.
 
 `isolate` is called before anything is collected. It gives pytest and every child a mount namespace in which each of the
-product's default places is empty, and an environment without what the product and its tools would read. It can't hide
-other processes, since the kernel's map has all of them: a test counts its own, or asks for the machine (`alone`).
+product's default places is empty, one host name, umask, language, time zone and search path for all machines, and no
+variable that the product or its tools would read. It can't hide other processes, since the kernel's map has all of
+them: a test counts its own, or asks for the machine (`alone`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import atexit
 import ctypes
 import os
 import shutil
+import signal
 import tempfile
+import time
 from pathlib import Path
 from typing import Final
 
@@ -25,9 +28,14 @@ PLACES: Final = (
 VARIABLES: Final = (
     *("RESOLVER_", "KUBE", "NODE_NAME", "NVIDIA_", "NVML_", "CUDA_", "LD_", "NOTIFY_SOCKET", "WATCHDOG_"),
     *("LISTEN_", "XDG_", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "DOCKER_", "CONTAINER_HOST"),
+    *("LANG", "LC_", "TZ", "TERM", "PYTHON", "GIT_", "MAKE", "MFLAGS"),
 )
+#: The same on every machine.
+SET: Final = {"LANG": "C.UTF-8", "TZ": "UTC0"}
+HOST: Final = "machine-of-the-tests"
+_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MARK: Final = "TESTS_ARE_ISOLATED"
-_NEWNS, _PRIVATE = 0x20000, 1 << 14 | 1 << 18  # CLONE_NEWNS; MS_REC | MS_PRIVATE
+_OWN, _PRIVATE = 0x20000 | 0x4000000, 1 << 14 | 1 << 18  # CLONE_NEWNS | CLONE_NEWUTS; MS_REC | MS_PRIVATE
 _BIND = 1 << 12 | 1 << 14  # MS_BIND | MS_REC
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
@@ -39,9 +47,17 @@ def isolate() -> None:
     pip = Path.home() / ".config/pip/pip.conf"  # where this machine's packages come from
     for name in [name for name in os.environ if name.startswith(VARIABLES)]:
         del os.environ[name]
-    os.environ["XDG_CACHE_HOME"] = cache
+    os.environ |= SET | {"XDG_CACHE_HOME": cache}
+    time.tzset()
     if _MARK in os.environ:
         return
+    os.environ["PATH"] = ":".join(filter(None, (os.environ.get("PATH"), _PATH)))  # root's may lack sbin
+    for name in ("no_proxy", "NO_PROXY"):
+        os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost,resolver")))
+    os.umask(0o022)
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:  # as in a job that a shell runs in the background
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     home = tempfile.mkdtemp(prefix="resolver-home-")
     atexit.register(_remove, home, os.getpid())
     os.environ.update({"HOME": home, _MARK: "1"})
@@ -59,9 +75,10 @@ def isolate() -> None:
 
 
 def own_mounts() -> None:
-    """A mount namespace of our own: of what is mounted from now on, nobody else sees anything."""
-    _must(_LIBC.unshare(_NEWNS), "a mount namespace of the tests' own")
+    """Mounts and a host name of our own: no other process sees what is mounted from now on."""
+    _must(_LIBC.unshare(_OWN), "a mount namespace of the tests' own")
     mount("none", "/", flags=_PRIVATE)
+    _must(_LIBC.sethostname(HOST.encode(), len(HOST)), "a host name of the tests' own")
 
 
 def empty(place: str) -> None:

@@ -141,7 +141,8 @@ def main() -> int:
             stack.enter_context(socket.create_server(("", 9396)))
         home = stack.enter_context(broken_home())
         settings = {"RESOLVER_SOCKET": live, "RESOLVER_INTERVAL": "never", "NODE_NAME": "poisoned"}
-        settings |= {"HOME": home, "XDG_CACHE_HOME": cache}
+        settings |= {"HOME": home, "XDG_CACHE_HOME": cache, "TZ": "Asia/Kathmandu", "LC_ALL": "tr_TR.UTF-8"}
+        settings |= {"PYTHONWARNINGS": "error", "GIT_DIR": "/nowhere", "http_proxy": "http://127.0.0.1:9"}
         if os.path.exists(pip):
             settings["PIP_CONFIG_FILE"] = pip
         with subprocess.Popen(sys.argv[1:], env=os.environ | settings) as command:

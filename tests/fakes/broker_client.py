@@ -15,7 +15,7 @@ import struct
 import sys
 
 REQUEST = b"HPID\x00\x01\x00\x01"
-TIMEOUT_S = 5.0
+TIMEOUT_S = 60.0
 
 
 class Distrust(Exception):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_REMOVED_S: Final = 10.0
+_REMOVED_S: Final = 60.0
 PREFIX: Final = "resolver-node-"
 NODE_CONTAINER_ID: Final = "d0" * 32  # the outer container of a node that is a container itself (kind)
 

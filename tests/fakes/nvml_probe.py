@@ -65,7 +65,7 @@ class Probe:
             selector.register(self._child.stdout, selectors.EVENT_READ)
             return bool(selector.select(seconds))
 
-    def receive(self, timeout_s: float = 10.0) -> Any:
+    def receive(self, timeout_s: float = 60.0) -> Any:
         """The answer to the call that was sent. Raises NvmlCallError, or TimeoutError when it hangs."""
         assert self._child.stdout is not None
         if not self.answers_within(timeout_s):

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 _CLONE3 = 435  # the same on every architecture
 _CLONE_NEWPID = 0x20000000
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 60.0
 
 
 @contextlib.contextmanager

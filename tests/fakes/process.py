@@ -15,7 +15,7 @@ from tests.patience import PATIENCE_S
 
 START_TIMEOUT_S: Final = PATIENCE_S
 #: The kernel reaps a container's processes a moment after their end, on a busy machine a long one.
-_REAPED_S: Final = 5.0
+_REAPED_S: Final = 60.0
 
 
 class NodeError(RuntimeError):

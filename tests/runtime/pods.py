@@ -149,11 +149,11 @@ class Pod(Daemon):
         assert done.returncode == 0, done
         return done.stdout
 
-    def get(self, path: str, *, timeout_s: float = 3) -> int:
+    def get(self, path: str) -> int:
         """The status that a probe gets from the metrics' port, in the pod's network; 0 while nobody listens."""
         code = (
             "import sys, urllib.request as r, urllib.error as e\n"
-            f"try: print(r.urlopen('http://127.0.0.1:9395{path}', timeout={timeout_s}).status)\n"
+            f"try: print(r.urlopen('http://127.0.0.1:9395{path}', timeout=3).status)\n"
             "except e.HTTPError as error: print(error.code)\n"
             "except OSError: print(0)\n"
         )

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,10 +141,7 @@ def test_the_daemonset_does_the_whole_job_from_it(
     assert {WRITER, NVML} <= children.keys()
     everyone = Path(f"/proc/{pod.host_pid}/task/{pod.host_pid}/children").read_text().split()
     assert sorted(map(int, everyone)) == sorted(children.values()), "a child has ended and was not waited for"
-    began = time.monotonic()
     assert pod.stop() == 0
-    print(f"{source}: {time.monotonic() - began:.2f} s from SIGTERM to the container's end")
-    assert time.monotonic() - began < 5
     assert not any(map(runs, children.values()))
     assert {path.name for path in pod.run_dir.iterdir()} <= {"bpf-program"}
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from tests.isolation import PLACES, VARIABLES
+from tests.isolation import HOST, PLACES, SET, VARIABLES
 
 
 def test_default_places_are_the_tests_own() -> None:
@@ -15,9 +17,10 @@ def test_default_places_are_the_tests_own() -> None:
 
 
 def test_nothing_of_the_machines_environment_is_a_setting() -> None:
-    left = {name for name in os.environ if name.startswith(VARIABLES)}
-    assert left <= {"XDG_CACHE_HOME"}
+    left = {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
+    assert left == SET | {"XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"]}
     assert Path.home().name.startswith("resolver-home-")
+    assert (socket.gethostname(), time.tzname[0]) == (HOST, "UTC")
 
 
 def test_children_are_where_the_tests_are(tmp_path: Path) -> None:
