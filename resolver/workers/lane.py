@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 WINDOW = 32  # questions that a lane has at a time
-#: Files that it keeps open until the daemon has opened them as well: those of the last answers, and of the next.
+#: Files that it keeps open until the daemon has opened them as well: those of the last answers, and of the next, but
+#: where descriptors are few no more than a third of them.
 _held: deque[int] = deque()
+_MOST_HELD = min(2 * WINDOW, os.sysconf("SC_OPEN_MAX") // 3)
 #: What questions are about whose lock everybody's processes take: that of all mounts on the machine (namespace_sem).
 ALL = ""
 #: As much as a socket takes by default, less what the kernel puts around it.
@@ -51,7 +53,7 @@ def _offer(value: Any) -> Any:
     if not isinstance(value, OpenFile):
         return list(value)
     _held.append(value.fd)
-    if len(_held) > 2 * WINDOW:
+    if len(_held) > _MOST_HELD:
         os.close(_held.popleft())
     return f"/proc/{os.getpid()}/fd/{value.fd}"
 
