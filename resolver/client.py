@@ -327,7 +327,7 @@ def _what_to_do(where: str, error: Exception) -> str:
     host_pid = (_listening(where) if late else 0) or lock_holder(os.path.dirname(where))
     if host_pid:
         what, fix = ailment(host_pid, where)
-        return f"PID {host_pid} {what}: {fix}; resolver doctor --only daemon --only socket says more"
+        return f"PID {host_pid} {what}: {fix}; resolver doctor --only daemon says more"
     if late:
         return "It hangs, or the node is overloaded: resolver doctor --only daemon says which"
     return (

@@ -85,10 +85,6 @@ def _dispatch(arguments: list[str]) -> int:
             plain = lookup.parsed(arguments[1:])
             if plain is not None:
                 return lookup.run(plain)
-        if arguments == ["doctor", "--list"]:  # without its parser, which is made of all settings
-            from resolver.cli import doctor
-
-            return doctor.print_list()
         parser, module = parser_of(command)
         args = parser.parse_args(arguments[1:])
         gc.freeze()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.doctor import daemon, gpu, hami, sockets, sources, view
+from resolver.doctor import daemon, gpu, hami, sources, view
 from resolver.doctor.findings import Finding, State, failed, unknown
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ CHECKS = (
     Check("pod_names", hami.pod_names),
     Check("daemon", daemon.daemon),
     Check("instances", daemon.instances),
-    Check("socket", sockets.api),
-    Check("tenant_socket", sockets.tenants),
+    Check("tenant_socket", daemon.tenant_socket),
 )
 
 

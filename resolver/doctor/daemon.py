@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from typing import TYPE_CHECKING, Any
 
-from resolver import __version__
+from resolver import __version__, client
+from resolver.base.errors import NoDaemon, ResolverError
 from resolver.base.lock_holder import ailment
 from resolver.base.text import several
 from resolver.doctor.findings import Finding, failed, ok, together, unknown, warning
 
 if TYPE_CHECKING:
     from resolver.doctor.node import Node
+
+_SECONDS = 3.0
 
 
 def settings(node: Node) -> Finding:
@@ -28,13 +32,13 @@ def settings(node: Node) -> Finding:
 
 
 def daemon(node: Node) -> Finding:
-    """Check that a daemon runs, and show the problems that it reports."""
+    """Check that a daemon runs and answers, and show the problems that it reports."""
     status, running = node.status, node.daemons
     if status is not None:
         return _content(status)
     where = node.settings.socket_path
     if not running and node.lock_holder is None:
-        return warning(
+        return _silent(where, node.no_answer) or warning(
             "none runs",
             "nothing is repaired on this node; resolver lookup asks the kernel itself",
             "start it: resolver run (as root, on the host); systemctl status resolver, or: kubectl get pods -A "
@@ -52,7 +56,22 @@ def daemon(node: Node) -> Finding:
     if os.path.exists(where) and not os.access(where, os.W_OK):
         return unknown(f"PID {host_pid} runs", "its socket is refused to this user", "run this as root")
     what, fix = ailment(host_pid, where)
-    return failed(f"PID {host_pid}{_age(host_pid)} {what}", f"it does not answer at {where}", fix)
+    return failed(f"PID {host_pid}{_age(host_pid)} {what}", node.no_answer, fix)
+
+
+def _silent(path: str, why: str) -> Finding | None:
+    """Return the finding about a socket at which no daemon answers; None if none made it, or one left it behind."""
+    if "no such socket" in why or "no process listens" in why:
+        return None
+    found, _, fix = why.partition(". ")
+    if "Permission denied" in found:
+        return unknown(found, "root and the socket's group may ask", fix)
+    return failed(
+        found,
+        "it is no daemon's, or hangs: a daemon replaces no file of others, and clients trust root's sockets only "
+        "(api_off)",
+        f"ls -ln {path}; ss -xlp | grep {path} shows its process. If it is no daemon's: rm {path}. {fix}",
+    )
 
 
 def _age(host_pid: int) -> str:
@@ -86,6 +105,38 @@ def _content(status: dict[str, Any]) -> Finding:
         )
     seen = together(found, troubles)
     return seen._replace(found=f"{found}; {seen.found}") if troubles else seen
+
+
+def tenant_socket(node: Node) -> Finding:
+    """Check that containers can reach their socket (``--tenant-socket``)."""
+    path = node.settings.tenant_socket
+    if not path:
+        return ok("off")
+    try:
+        client.get_json("/v1/status", path, seconds=_SECONDS)
+    except NoDaemon as error:
+        if not os.path.exists(path) and node.lock_holder is None:
+            return ok(f"{path} is not there, and no daemon that would make it")
+        cause = "a daemon was killed and left its socket, or could not make it (api_off in its log)"
+        return _silent(path, str(error)) or warning(str(error).partition(". ")[0], cause, "resolver run")
+    except ResolverError:  # a refusal is an answer, too
+        pass
+    directory = os.path.dirname(path)
+    place, socket_mode = os.stat(directory), stat.S_IMODE(os.stat(path).st_mode)
+    mode = stat.S_IMODE(place.st_mode)
+    if place.st_uid not in (0, os.geteuid()) or mode & 0o022:
+        return failed(
+            f"{directory} is user {place.st_uid}'s, mode {mode:04o}",
+            "containers mount it, and a user who can write to it can replace the socket",
+            f"chown root:root {directory} && chmod 0755 {directory}",
+        )
+    if not mode & 0o001 or socket_mode & 0o006 != 0o006:
+        return failed(
+            f"{directory} has mode {mode:04o}, {path} {socket_mode:04o}",
+            "processes in containers that are not root cannot connect",
+            f"chmod 0755 {directory}; chmod 0666 {path}",
+        )
+    return ok(f"{path} answers, mode {socket_mode:04o}")
 
 
 def instances(node: Node) -> Finding:

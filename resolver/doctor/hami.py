@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from resolver.base.errors import AccessDenied, ProcessGone, WorkerFailed
+from resolver.base.errors import WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.base.text import several
 from resolver.doctor.findings import Finding, State, failed, ok, some, together, unknown, warning
-from resolver.hami.placements import AUTO, KNOWN_DIRS, VOLCANO_HOOK, VOLCANO_PLUGIN_DIR
+from resolver.hami.placements import AUTO, KNOWN_DIRS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from resolver.doctor.node import Node
-    from resolver.linux.procfs import Procfs
 
-_VOLCANO_MONITOR = "volcano-vgpu-monitor"
 _LIBATOMIC = "libatomic.so.1"
 
 
@@ -29,44 +24,19 @@ def containers_dir(node: Node) -> Finding:
     dirs = [path for path in given if path != AUTO]
     if AUTO in given:
         dirs += [path for path in KNOWN_DIRS if path not in dirs and os.path.isdir(path)]
-    troubles = [] if dirs else [_no_files()]
+    troubles = [] if dirs else [_missing(f"none of {', '.join(KNOWN_DIRS)} exists")]
     troubles += [finding for path in dirs if (finding := _directory(path)).state != State.OK]
-    if (mismatch := volcano_mismatch(dirs, node.procfs)) is not None:
-        troubles.append(mismatch)
     return together(some(dirs or [AUTO]), troubles)
 
 
-def _no_files() -> Finding:
+def _missing(found: str) -> Finding:
     return failed(
-        f"none of {', '.join(KNOWN_DIRS)} exists",
-        "no scheduler's device plugin has made its directory: none is installed on this node, no container used a GPU "
-        "yet, or it keeps its files elsewhere",
-        "its HOOK_PATH says where: kubectl -n kube-system get ds -o yaml | grep -n -A1 HOOK_PATH, and give that "
-        "directory with --containers-dir; in a container: mount the host's directory at the same path",
+        found,
+        "HAMi's device plugin, or another scheduler's, has not made it: it is not installed on this node, no container "
+        "used a GPU yet, or it keeps its files elsewhere",
+        "kubectl -n kube-system get ds -o yaml | grep -n -A1 -e vgpu -e HOOK_PATH, and give that directory with "
+        "--containers-dir; in a container: mount the host's directory (/usr/local/vgpu) at the same path",
     )
-
-
-def volcano_mismatch(dirs: Iterable[str], procfs: Procfs) -> Finding | None:
-    """Check if Volcano's monitor on this node reads another directory than its plugin fills."""
-    if VOLCANO_PLUGIN_DIR not in dirs:
-        return None
-    for host_pid in procfs.entries():
-        with suppress(ProcessGone, AccessDenied, OSError):
-            if procfs.comm(host_pid) != _VOLCANO_MONITOR[:15]:
-                continue
-            with open(f"{procfs.root}/{host_pid}/environ", "rb") as file:
-                words = file.read(1 << 20).split(b"\0")
-            hook = next((os.fsdecode(word[10:]) for word in words if word.startswith(b"HOOK_PATH=")), "")
-            if hook not in ("", VOLCANO_HOOK, f"{VOLCANO_HOOK}/vgpu"):
-                return warning(
-                    f"{_VOLCANO_MONITOR} (PID {host_pid}) reads {hook}/containers, Volcano's plugin fills "
-                    f"{VOLCANO_PLUGIN_DIR}",
-                    "its manifests before September 2026 give plugin and monitor different HOOK_PATHs: this monitor "
-                    "finds no container, whatever their files say",
-                    f"a newer volcano-vgpu-device-plugin, with its manifest, or HOOK_PATH={VOLCANO_HOOK}/vgpu for this "
-                    "monitor; or read the same values from resolver: --hami-metrics",
-                )
-    return None
 
 
 def _directory(path: str) -> Finding:
@@ -75,13 +45,7 @@ def _directory(path: str) -> Finding:
             next(listing, None)
         read_only = bool(os.statvfs(path).f_flag & os.ST_RDONLY)
     except FileNotFoundError:
-        return failed(
-            f"{path} does not exist",
-            "HAMi's device plugin has not made it: HAMi is not installed on this node, no container used a GPU yet, "
-            "or it keeps its files elsewhere",
-            "kubectl -n kube-system get ds hami-device-plugin -o yaml | grep -n vgpu, and give that directory with "
-            "--containers-dir; in a container: mount the host's /usr/local/vgpu at the same path",
-        )
+        return _missing(f"{path} does not exist")
     except OSError as error:
         return failed(
             f"{path} cannot be listed ({error.strerror})",
@@ -99,14 +63,11 @@ def _directory(path: str) -> Finding:
 
 def regions(node: Node) -> Finding:
     """Check every cache file: its layout, or the reason why it is skipped."""
-    from resolver.hami.layout import DROPPED, LAYOUTS
+    from resolver.hami.layout import LAYOUTS
 
     seen = node.regions
     layouts = Counter(layout for _path, layout in seen.regions)
-    beside = {DROPPED: " (of HAMi 2.8.1: every monitor of HAMi drops these)"}
-    kinds = ", ".join(
-        f"{number} of layout {layout}{beside.get(layout, '')}" for layout, number in sorted(layouts.items())
-    )
+    kinds = ", ".join(f"{number} of layout {layout}" for layout, number in sorted(layouts.items()))
     found = f"{several(len(seen.regions), 'region')}{': ' if kinds else ''}{kinds}"
     by_reason: dict[str, list[str]] = {}
     for path, reason in seen.rejected.items():

@@ -52,6 +52,7 @@ class Node:
         self.settings_error = settings_error
         self.procfs = Procfs(proc)
         self.nvml_seconds = nvml_seconds
+        self.no_answer = "its answer is not understood: it is of another version"
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -65,10 +66,11 @@ class Node:
 
     @cached_property
     def status(self) -> dict[str, Any] | None:
-        """Return a running daemon's ``/v1/status``; None if none answers, or with something else."""
+        """Return a running daemon's ``/v1/status``; None, and `no_answer` says why, if none answers."""
         try:
             answer = client.get_json("/v1/status", self.settings.socket_path, seconds=_STATUS_SECONDS)
-        except (ResolverError, OSError):
+        except (ResolverError, OSError) as error:
+            self.no_answer = str(error)
             return None
         needed = {"at", "host_pid", "source", "driver", "policy", "totals", "counters"}
         return answer if isinstance(answer, dict) and needed <= answer.keys() else None

@@ -137,9 +137,6 @@ KAI, BARE = BY_NAME["kai"], BY_NAME["bare"]
 #: Every directory that ``auto`` searches, each once.
 KNOWN_DIRS = tuple(dict.fromkeys(directory for row in reversed(PLACEMENTS) for directory in row.dirs))
 
-#: Volcano's HOOK_PATH, and where its plugin puts the files with it; its monitor was given another one for long.
-VOLCANO_HOOK, VOLCANO_PLUGIN_DIR = "/usr/local/vgpu", "/usr/local/vgpu/vgpu/containers"
-
 _CLAIM = re.compile(rf"{_UUID}(?:_.+)?")
 
 

@@ -237,7 +237,6 @@ def test_beside_a_daemon_it_disturbs_nothing_and_all_is_well(
     names(found["settings"], "ok", f"the daemon that runs, PID {daemon.process.pid}")
     names(found["daemon"], "ok", f"PID {daemon.process.pid}", "source bpf", "1 region, 1 slot")
     names(found["instances"], "ok", f"one, PID {daemon.process.pid}")
-    names(found["socket"], "ok", "mode 06")
     names(found["driver"], "ok", "hostpid = host PID", "from the daemon: ")
     names(found["gpus"], "ok", DEFAULT_DEVICES[0].uuid)
     names(found["regions"], "ok", "1 region: 1 of layout v1.2")
@@ -251,28 +250,27 @@ def test_a_daemon_that_hangs(beside: tuple[Daemon, dict[str, Any]]) -> None:
     daemon, how = beside
     daemon.signal(signal.SIGSTOP)
     try:
-        found = doctor("daemon", "socket", "instances", **how)
+        found = doctor("daemon", "instances", **how)
     finally:
         daemon.signal(signal.SIGCONT)
     names(found["daemon"], "failed", f"PID {daemon.process.pid}, up 0.0 h, is stopped", "kill -CONT")
-    names(found["socket"], "failed", "does not answer in time", "is stopped: kill -CONT")
+    names(found["daemon"], "failed", "does not answer in time", "is stopped: kill -CONT")
     names(found["instances"], "ok", f"PID {daemon.process.pid}")
 
 
 def test_a_daemon_that_was_killed(beside: tuple[Daemon, dict[str, Any]]) -> None:
     daemon, how = beside
     daemon.kill()
-    found = doctor("daemon", "socket", "instances", **how)
+    found = doctor("daemon", "instances", **how)
     names(found["daemon"], "warning", "none runs")
-    names(found["socket"], "warning", "no process listens", "the next start replaces it")
     names(found["instances"], "ok", "the lock is free")
 
 
 def test_a_daemon_whose_socket_is_gone(beside: tuple[Daemon, dict[str, Any]]) -> None:
     daemon, how = beside
     daemon.socket.unlink()
-    found = doctor("daemon", "socket", **how)
-    names(found["socket"], "failed", "no such socket", f"PID {daemon.process.pid} runs without", "api_off")
+    found = doctor("daemon", **how)
+    names(found["daemon"], "failed", "no such socket")
     names(found["daemon"], "failed", f"PID {daemon.process.pid}", "runs without its socket", "restart it")
 
 
@@ -313,7 +311,7 @@ def test_a_lock_that_is_looked_at_stays_free(tmp_path: Path) -> None:
         "from resolver.cli import main\n"
         "sys.exit(main(sys.argv[1:]))"
     )
-    only = ("--only", "instances", "--only", "daemon", "--only", "socket")
+    only = ("--only", "instances", "--only", "daemon")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = f"127.0.0.1:{taken.getsockname()[1]}"
     done = subprocess.run(

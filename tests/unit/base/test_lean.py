@@ -82,7 +82,7 @@ SETTINGS = {"msgspec", "resolver.config"}
     [
         ("--help", set()),
         ("--version", set()),
-        ("doctor --list", set()),
+        ("doctor --list", SETTINGS),
         ("completion bash", set()),
         ("version --socket /none", set()),
         ("status --socket /none", set()),

@@ -20,11 +20,10 @@ from typing import Any
 import pytest
 
 from resolver.config import HostpidNamespace, Settings
-from resolver.doctor import CHECKS, Check, bounded, daemon, gpu, hami, sockets
+from resolver.doctor import CHECKS, Check, bounded, daemon, gpu, hami
 from resolver.doctor.findings import Finding, State, failed, ok, together, warning, worst
 from resolver.doctor.node import Node
 from resolver.doctor.others import Other, directories_of, flags_in, runs_daemon
-from resolver.linux.procfs import Procfs
 from tests.fakes import cachefiles
 from tests.fakes.command import called, on_terminal
 from tests.fakes.gpu import DEFAULT_DEVICES
@@ -84,7 +83,7 @@ def test_a_check_that_hangs_is_left_behind() -> None:
 
 def test_every_check_has_a_name_of_its_own_and_a_sentence() -> None:
     names = [check.name for check in CHECKS]
-    assert len(set(names)) == len(names) == 16
+    assert len(set(names)) == len(names) == 15
     assert all(re.fullmatch(r"Check .*\.", check.about) for check in CHECKS)
 
 
@@ -278,14 +277,13 @@ def place(node: Node) -> str:
 
 
 def test_no_socket_and_no_daemon(node: Node) -> None:
-    says(sockets.api(node), "ok", found="no daemon that would make it")
     says(daemon.daemon(node), "warning", found="none runs", fix="resolver run")
     says(daemon.instances(node), "ok", found="the lock is free")
 
 
 def test_a_file_in_its_place(node: Node, place: str) -> None:
     Path(place).write_text("precious")
-    says(sockets.api(node), "failed", found="another kind of file", fix=f"rm {place}")
+    says(daemon.daemon(node), "failed", found="another kind of file", fix=f"rm {place}")
 
 
 def test_a_socket_of_somebody_else(node: Node, place: str) -> None:
@@ -293,7 +291,7 @@ def test_a_socket_of_somebody_else(node: Node, place: str) -> None:
         listener.bind(place)
         listener.listen()
         os.chown(place, 12345, 12345)
-        says(sockets.api(node), "failed", found="belongs to another user", fix="ls -ln")
+        says(daemon.daemon(node), "failed", found="belongs to another user", fix="ls -ln")
 
 
 def test_a_listener_that_accepts_nobody(node: Node, place: str) -> None:
@@ -302,13 +300,13 @@ def test_a_listener_that_accepts_nobody(node: Node, place: str) -> None:
         listener.bind(place)
         listener.listen(0)
         waiting.connect(place)
-        says(sockets.api(node), "failed", found="too many are waiting", fix="ss -xlp")
+        says(daemon.daemon(node), "failed", found="too many are waiting", fix="ss -xlp")
 
 
 @pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\n"])
 def test_a_listener_that_is_no_resolver(node: Node, place: str, answer: bytes) -> None:
     with SocketServer(place, answer):
-        says(sockets.api(node), "failed", found="no daemon answers at", fix="ss -xlp")
+        says(daemon.daemon(node), "failed", found="no daemon answers at", fix="ss -xlp")
 
 
 STATUS = {
@@ -357,26 +355,38 @@ def test_what_the_daemon_measured_counts(node: Node) -> None:
 
 
 def test_the_tenants_socket(node: Node, tmp_path: Path) -> None:
-    says(sockets.tenants(node), "ok", found="off")
+    says(daemon.tenant_socket(node), "ok", found="off")
     path = tmp_path / "tenants" / "resolver.sock"
     node = Node(Settings(run_dir=str(tmp_path), tenant_socket=str(path)))
-    says(sockets.tenants(node), "ok", found="no daemon that would make it")
+    says(daemon.tenant_socket(node), "ok", found="no daemon that would make it")
     path.parent.mkdir(mode=0o755)
     with SocketServer(path, http("{}", "403 Forbidden")):
         path.chmod(0o666)
-        says(sockets.tenants(node), "ok", found="answers, mode 0666")
+        says(daemon.tenant_socket(node), "ok", found="answers, mode 0666")
         path.chmod(0o660)
-        says(sockets.tenants(node), "failed", found="0660", cause="cannot connect", fix=f"chmod 0666 {path}")
+        says(
+            daemon.tenant_socket(node),
+            "failed",
+            found="0660",
+            cause="cannot connect",
+            fix=f"chmod 0666 {path}",
+        )
         path.chmod(0o666)
         path.parent.chmod(0o700)
-        says(sockets.tenants(node), "failed", found="0700", cause="cannot connect")
+        says(daemon.tenant_socket(node), "failed", found="0700", cause="cannot connect")
         path.parent.chmod(0o777)
-        says(sockets.tenants(node), "failed", found="0777", cause="can replace the socket", fix="chmod 0755")
+        says(
+            daemon.tenant_socket(node),
+            "failed",
+            found="0777",
+            cause="can replace the socket",
+            fix="chmod 0755",
+        )
         path.parent.chmod(0o755)
         os.chown(path, 12345, 12345)
-        says(sockets.tenants(node), "failed", found="belongs to another user")
+        says(daemon.tenant_socket(node), "failed", found="belongs to another user")
     os.chown(path, 0, 0)
-    says(sockets.tenants(node), "warning", found="no process listens")
+    says(daemon.tenant_socket(node), "warning", found="no process listens")
 
 
 # ---- who is a daemon ----------------------------------------------------------------------------------------------
@@ -521,19 +531,3 @@ def test_on_a_terminal_it_shows_what_it_looks_at_and_has_colour(tmp_path: Path) 
 def test_auto_without_any_schedulers_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(hami, "KNOWN_DIRS", (str(tmp_path / "none"),))
     says(hami.containers_dir(Node(Settings())), "failed", found="none of", fix="--containers-dir")
-
-
-@pytest.mark.parametrize(
-    ("hook", "expected"),
-    [("/tmp/vgpu", True), ("/usr/local/vgpu", False), ("/usr/local/vgpu/vgpu", False), ("", False)],  # noqa: S108
-)
-def test_volcanos_monitor_reads_another_directory(tmp_path: Path, hook: str, expected: bool) -> None:  # noqa: FBT001
-    process = tmp_path / "4711"
-    process.mkdir()
-    (process / "comm").write_text("volcano-vgpu-mo\n")
-    (process / "environ").write_bytes(b"PATH=/bin\0" + f"HOOK_PATH={hook}\0".encode())
-    finding = hami.volcano_mismatch(["/usr/local/vgpu/vgpu/containers"], Procfs(str(tmp_path)))
-    assert (finding is not None) is expected
-    if finding is not None:
-        says(finding, "warning", found="PID 4711", cause="HOOK_PATH", fix="HOOK_PATH=/usr/local/vgpu/vgpu")
-    assert hami.volcano_mismatch(["/usr/local/vgpu/containers"], Procfs(str(tmp_path))) is None
