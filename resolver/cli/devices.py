@@ -11,18 +11,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from resolver import client
 from resolver.base.errors import CannotKnow, UsageError
 from resolver.cli.ask_daemon import add_socket, ask, duration, moment, understood
 from resolver.cli.show import on_terminal, print_json, print_table
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
 
 COLUMNS = ("INDEX", "UUID", "MINOR", "MODEL", "MEMORY", "NUMA", "PCI", "MIG", "HEALTH", "REASON", "SINCE")
-#: How long the daemon is asked to wait for a change.
-_WAIT = 60
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,55 +26,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_socket(parser)
     add = parser.add_argument
     add("--json", action="store_true", help="print the daemon's answer as it is")
-    add("--watch", "-w", action="store_true", help="print it again when a GPU has changed, until interrupted")
     add("-o", "--output", choices=["device"], help="print the node's Device object of Koordinator instead")
     about = "the node's name in Kubernetes, for -o device (default the host's name)"
     add("--node", metavar="NAME", help=about)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print them once, or each time that something about them changed."""
+    """Print them."""
     if args.output and args.json:
         raise UsageError("--json and -o device: choose one; the Device object is JSON itself")
     if args.node and not args.output:
         raise UsageError("--node is the name of the Device object: use it with -o device")
-    shown: Any = None
-    for answer in _answers(args.socket) if args.watch else (ask("/v1/gpus", args.socket),):
-        with understood():
-            # What is measured changes every minute, and is not what this is about, but for who wants all of it.
-            content = answer if args.json else [_comparable(answer), answer["error"]]
-            if content == shown:
-                continue
-            if shown is not None and not args.json:
-                print()
-            shown = content
-            _print(args, answer)
-        sys.stdout.flush()
+    answer = ask("/v1/gpus", args.socket)
+    with understood():
+        if args.output:
+            print_json(_device(args.node, answer))
+        elif args.json:
+            print_json(answer)
+        else:
+            _print(answer)
     return 0
 
 
-def _answers(socket_path: str | None) -> Iterator[Any]:
-    where, tag = client.socket_of(socket_path), ""
-    while True:
-        answer = client.get_changed("/v1/gpus", where, tag=tag, wait=_WAIT)
-        if answer is not None:
-            tag, document = answer
-            yield document
-
-
-def _comparable(answer: Any) -> list[tuple[Any, ...]]:
-    """Return what a table shows of each GPU; the last cell is the time since when it is ill."""
-    rows = []
-    for gpu in answer["gpus"]:
-        ill = gpu["illnesses"]
-        memory = None if gpu["memory_total"] is None else f"{gpu['memory_total'] / 2**30:.1f}GiB"
-        mig = None if gpu["mig"] is None else len(gpu["mig_instances"]) if gpu["mig"] else "off"
-        health = "unhealthy" if ill else "unknown" if answer["error"] else "healthy"
-        what = [gpu[name] for name in ("device_index", "uuid", "minor", "name")]
-        where = (memory, gpu["numa_node"], gpu["pci_address"], mig)
-        since = min((each["since"] for each in ill), default=None)
-        rows.append((*what, *where, health, ",".join(map(_reason, ill)), since))
-    return rows
+def _row(gpu: Any, answer: Any, *, person: bool) -> tuple[Any, ...]:
+    ill = gpu["illnesses"]
+    memory = None if gpu["memory_total"] is None else f"{gpu['memory_total'] / 2**30:.1f}GiB"
+    mig = None if gpu["mig"] is None else len(gpu["mig_instances"]) if gpu["mig"] else "off"
+    health = "unhealthy" if ill else "unknown" if answer["error"] else "healthy"
+    what = [gpu[name] for name in ("device_index", "uuid", "minor", "name")]
+    where = (memory, gpu["numa_node"], gpu["pci_address"], mig)
+    since = min((each["since"] for each in ill), default=None)
+    shown = since and (duration(time.time() - since) if person else moment(since))
+    return (*what, *where, health, ",".join(map(_reason, ill)), shown)
 
 
 def _reason(illness: Any) -> str:
@@ -87,22 +66,13 @@ def _reason(illness: Any) -> str:
     return " ".join((str(illness["reason"]), *numbers))
 
 
-def _print(args: argparse.Namespace, answer: Any) -> None:
-    if args.output:
-        print_json(_device(args.node, answer))
-        return
-    if args.json:
-        print_json(answer)
-        return
+def _print(answer: Any) -> None:
     if answer["error"]:
         age = duration(time.time() - answer["at"]) if answer["at"] else None
         said = f"what follows is {age} old" if age else "no GPU is known yet"
         print(f"NVML does not answer ({answer['error']}): {said}.", file=sys.stderr)
     person = on_terminal()
-    rows = [
-        (*cells, since and (duration(time.time() - since) if person else moment(since)))
-        for *cells, since in _comparable(answer)
-    ]
+    rows = [_row(gpu, answer, person=person) for gpu in answer["gpus"]]
     if rows:
         # A person has 80 columns: the PCI address is in --json.
         narrow = ("MINOR", "NUMA", "PCI") if person else ()

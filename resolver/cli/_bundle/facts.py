@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import sys
+import urllib.request
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -120,17 +121,12 @@ def metrics(socket_path: str) -> str:
     if address == "off":
         raise ResolverError("metrics_addr is off")
     host, _, port = address.rpartition(":")
-    channel = http.client.HTTPConnection(host.strip("[]") or "localhost", int(port), timeout=8)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        channel.request("GET", "/metrics", headers={"Accept": "text/plain"})
-        answer = channel.getresponse()
-        if answer.status != 200:
-            raise ResolverError(f"/metrics answers {answer.status} {answer.reason}")
-        return answer.read().decode("utf-8", "replace")
+        with opener.open(f"http://{host or 'localhost'}:{port}/metrics", timeout=8) as answer:
+            return str(answer.read().decode("utf-8", "replace"))
     except http.client.HTTPException as error:
         raise ResolverError(f"/metrics answers no HTTP: {error}") from None
-    finally:
-        channel.close()
 
 
 def main() -> int:

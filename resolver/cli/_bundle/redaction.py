@@ -34,6 +34,8 @@ _PATTERNS = (
 )
 _DIRECTORY = re.compile(rf"{_UUID}_([a-z0-9][a-z0-9.-]*)")
 _LOGS = re.compile(rf"([a-z0-9.-]+)_([a-z0-9.-]+)_{_UUID}")
+#: Python says ``3.11.2 (main, Apr 28 2025, ...)`` of its build, and many a container is called ``main``.
+_NO_BUILD = r"(?!, [A-Z][a-z]{2} +\d)"
 _HOME = re.compile(r"/home/([^/\s\"']+)")
 
 
@@ -128,9 +130,8 @@ class Redactor:
         if self._pseudonyms:
             if self._pattern is None:
                 longest = sorted(self._pseudonyms, key=len, reverse=True)
-                self._pattern = re.compile(
-                    rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, longest))})(?![A-Za-z0-9])"
-                )
+                names = "|".join(map(re.escape, longest))
+                self._pattern = re.compile(rf"(?<![A-Za-z0-9])(?<!__)(?:{names})(?![A-Za-z0-9]){_NO_BUILD}")
             text = self._outside_pseudonyms(text, self._pattern)
         return text
 

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import stat
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -195,6 +196,16 @@ def test_keys_numbers_and_names_of_metrics_stay() -> None:
 def test_what_is_about_the_driver_is_no_name() -> None:
     status: dict[str, Any] = {"policy": {"namespace": "host", "why": "samples carry host PIDs"}}
     assert json.loads(redacted(json.dumps(status))[0]) == status
+
+
+def test_pythons_own_words_are_no_names() -> None:
+    """A container is often called ``main``; Python's version, and its own module, are not about it."""
+    container = {"container_name": "main", "pod_uid": POD}
+    own = {"python": sys.version, "why": "File /x/__main__.py, of main"}
+    assert json.loads(redacted(json.dumps(container), json.dumps(own))[1]) == {
+        "python": sys.version,
+        "why": "File /x/__main__.py, of container-1",
+    }
 
 
 def test_lines_of_json_stay_lines_and_a_half_of_one_is_text() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -196,23 +195,3 @@ def test_the_object_for_koordinator(served: Served) -> None:
 def test_options_that_exclude_each_other(served: Served, wrong: tuple[str, ...]) -> None:
     done = resolver(served, *wrong)
     assert (done.returncode, done.stdout) == (2, "")
-
-
-def test_watch_prints_again_when_a_gpu_changed_and_not_when_it_was_measured(served: Served) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "resolver", "devices", "--watch", "--socket", served.path],
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as watching:
-        assert watching.stdout is not None
-        try:
-            first = [watching.stdout.readline() for _ in range(3)]
-            assert "unhealthy" in first[2]
-            change(served, replace(FIRST, temperature=70), SECOND, version=4)
-            change(served, replace(FIRST, temperature=70), replace(SECOND, illnesses=()), version=5)
-            again = [watching.stdout.readline() for _ in range(4)]
-            assert again[0] == "\n"
-            assert again[1].split() == first[0].split()
-            assert "unhealthy" not in again[3]
-        finally:
-            watching.terminate()
