@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from resolver.base.errors import UsageError
 from resolver.base.text import printable, several
 from resolver.cli.parser import suggestion
-from resolver.cli.show import on_terminal, print_json, styled, wrapped
+from resolver.cli.show import on_terminal, print_json, print_labelled, styled, wrapped
 
 if TYPE_CHECKING:
     import argparse
@@ -132,10 +132,7 @@ def _print(result: Result, width: int, detail: str) -> None:
     indent = _INDENT + width + 2
     found = wrapped(printable(result.found), indent)
     print(f"{state}{result.check:{width}}  " + f"\n{'':{indent}}".join(found))
-    for label, text in (("cause", result.cause), ("fix", result.fix)):
-        lines = [line for each in text.splitlines() for line in wrapped(printable(each), _INDENT + 8)]
-        for number, line in enumerate(lines):
-            print(" " * _INDENT + styled((label if number == 0 else "").ljust(8), "dim") + line)
+    print_labelled(_INDENT, (("cause", result.cause), ("fix", result.fix)))
     for line in detail.splitlines():
         print(" " * _INDENT + styled("| ", "dim") + printable(line.expandtabs()))
     sys.stdout.flush()

@@ -6,16 +6,14 @@ One event a line: time, kind and fields. The daemon keeps the last thousand.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 from resolver.base.errors import NotFound, UsageError
 from resolver.base.event_names import KINDS
 from resolver.base.text import printable
 from resolver.cli.ask_daemon import add_socket, ask, follow, moment, understood
-from resolver.cli.show import on_terminal, styled
+from resolver.cli.show import on_terminal, styled, wrapped
 
 if TYPE_CHECKING:
     import argparse
@@ -146,9 +144,7 @@ class _About:
         ]
         when = moment(event["at"])[5:19].replace("T", " ")
         text = " ".join(filter(None, (when, kind, printable(whose), *rest)))
-        columns = shutil.get_terminal_size().columns
-        lines = textwrap.wrap(text, max(columns, 20), subsequent_indent=" " * 4, break_on_hyphens=False)
-        return "\n".join(lines).replace(kind, styled(kind, color), 1)
+        return "\n    ".join(wrapped(text, 4)).replace(kind, styled(kind, color), 1)
 
 
 def _pod_uid(fields: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from resolver.base.errors import Ambiguous
 from resolver.base.text import printable
 from resolver.cli.ask_daemon import add_config, add_socket, ambiguous, duration, understood
 from resolver.cli.container_names import Named, not_found
-from resolver.cli.show import NONE, print_json, styled, wrapped
+from resolver.cli.show import NONE, print_json, print_labelled, styled, wrapped
 
 if TYPE_CHECKING:
     import argparse
@@ -156,12 +156,8 @@ def _print_link(link: Link) -> None:
     indent = 2 + _STATE + _NAME
     found = wrapped(printable(f"{link.found}: {link.reason}" if link.reason else link.found), indent)
     print(head + f"\n{'':{indent}}".join(found))
-    for label, text in (
-        (("cause", link.cause), ("fix", link.fix)) if link.state not in ("ok", "after") else ()
-    ):
-        lines = wrapped(printable(text), indent + 7) if text else []
-        for number, line in enumerate(lines):
-            print(" " * indent + styled((label if number == 0 else "").ljust(7), "dim") + line)
+    if link.state not in ("ok", "after"):
+        print_labelled(indent, (("cause", link.cause), ("fix", link.fix)))
 
 
 def _verdict(each: Explained) -> str:

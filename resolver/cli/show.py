@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 #: For what is not known, or not there.
 NONE = "-"
+_LABEL = 8  # cells of a label and the blanks after it
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
 
@@ -61,6 +62,14 @@ def wrapped(text: str, indent: int = 0) -> list[str]:
     import textwrap
 
     return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+
+
+def print_labelled(indent: int, texts: Iterable[tuple[str, str]]) -> None:
+    """Print texts, each after its label and below ``indent`` cells; an empty one not at all."""
+    for label, text in texts:
+        lines = [line for each in text.splitlines() for line in wrapped(printable(each), indent + _LABEL)]
+        for number, line in enumerate(lines):
+            print(" " * indent + styled((label if number == 0 else "").ljust(_LABEL), "dim") + line)
 
 
 def print_table(

@@ -58,10 +58,8 @@ def run(args: argparse.Namespace) -> int:
     elif not files:
         said = "There are no .cache files: no container with HAMi has started a GPU process yet."
         print(said, file=sys.stderr)
-    elif on_terminal():
-        _print_for_people(files)
     else:
-        print_table(_COLUMNS, [row for region in files for row in _rows(region)], right=_RIGHT)
+        _print(files)
     return 1 if any("error" in region for region in files) else 0
 
 
@@ -213,33 +211,25 @@ def _container(path: str) -> str:
     return f"{pod_uid}/{name}" if pod_uid and name else path
 
 
-def _print_for_people(files: list[dict[str, Any]]) -> None:
-    """Print short ids, leave repeated values blank, and write errors as sentences."""
-    rows, above = [], [""] * len(_COLUMNS)
-    for row in (row for region in files if "error" not in region for row in _rows(region)):
-        short = [_short(row[0]), *row[1:6], _short_uuid(row[6]), *row[7:]]
-        same = next(
-            (at for at, cells in enumerate(zip(short, above, strict=True)) if cells[0] != cells[1]), 0
-        )
-        # Up to the GPU: the rest is a value of its own in each row.
-        rows.append([" " if at < min(same, _GPU) else text for at, text in enumerate(short)])
-        hint = rows[-1][-1] if same < _GPU else ""
-        rows[-1][-1] = hint or " "
-        above = short
+def _print(files: list[dict[str, Any]]) -> None:
+    """Print the table; for a person with short ids, and errors as sentences."""
+    person = on_terminal()
+    rows = [row for region in files if not (person and "error" in region) for row in _rows(region)]
+    if person:
+        rows = [(_short(row[0]), *row[1:_GPU], _short_uuid(row[_GPU]), *row[_GPU + 1 :]) for row in rows]
     if rows:
         print_table(
             _COLUMNS,
             rows,
             right=_RIGHT,
-            without=_FOR_PROGRAMS,
+            without=_FOR_PROGRAMS if person else (),
             shorten_to=("CONTAINER", _SHORTEST_NAME),
             style=("HINT", "yellow"),
         )
-    for region in files:
+    for region in files if person else ():
         if "error" in region:
-            for line in wrapped(
-                f"{printable(_short(_container(region['path'])))}: {printable(_error(region))}"
-            ):
+            said = f"{printable(_short(_container(region['path'])))}: {printable(_error(region))}"
+            for line in wrapped(said):
                 print(styled(line, "red"))
 
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver.base.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
 from resolver.base.text import several
+from resolver.cli._explain.container_view import ContainerView, Reported, percent
 from resolver.hami.hostpid_policy import classify
-from resolver.hami.layout import DROPPED, DROPPED_FIX, DROPPED_WHY
+from resolver.hami.layout import DROPPED_FIX, DROPPED_WHY
 from resolver.hami.placements import searched
 from resolver.repair.reported_values import differs
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from resolver.cli.documents import Documents
 
@@ -67,21 +68,6 @@ class SlotOwner(NamedTuple):
     links: tuple[Link, ...]
 
 
-class Reported(NamedTuple):
-    """Sums that monitors compute from the slots, and NVML's sum, in per cent; None if unknown.
-
-    ``monitor`` follows HAMi 2.10: slots in use. ``monitor_2_9`` follows 2.7 to 2.9, KAI and the DRA driver: all below
-    ``proc_num``; ``monitor_2_6`` follows Volcano and earlier releases: all 1,024.
-    """
-
-    device_uuid: str
-    gpu: str
-    monitor: int | None
-    monitor_2_9: int | None
-    monitor_2_6: int | None
-    nvml: int | None
-
-
 class Explained(NamedTuple):
     """One container. ``container_id`` is None where no process of it is known."""
 
@@ -107,43 +93,13 @@ class Explained(NamedTuple):
         return next((each for each in self.every_link() if each[1].state is state), None)
 
 
-class ContainerView:
-    """Facts about one container."""
-
-    def __init__(self, known: Documents, container: Json) -> None:
-        self.known, self.container = known, container
-        self.slots = [each for each in known.slots if self._mine(each)]
-        # The file of a claim may be several containers', and then has no container's name.
-        paths = {slot["path"] for slot in self.slots} | set(container.get("regions", ()))
-        self.regions = [each for each in known.regions if each["path"] in paths or self._mine(each)]
-        self.processes = [each for each in known.processes if self._mine(each)]
-        self.gpus = {gpu["uuid"]: gpu for gpu in known.gpus}
-        self.namespace: str = known.status["policy"]["namespace"]
-
-    def _mine(self, each: Json) -> bool:
-        mine = self.container
-        if each["container_id"] and mine["container_id"]:
-            return bool(each["container_id"] == mine["container_id"])
-        return bool(mine["pod_uid"]) and all(
-            each[name] == mine[name] for name in ("pod_uid", "container_name")
-        )
-
-    def wanted(self, slot: Json) -> int | None:
-        return {"host": slot["host_pid"], "container": slot["pid"]}.get(self.namespace)
-
-    def gpu(self, uuid: str) -> str:
-        """Return its name for people."""
-        gpu = self.gpus.get(uuid)
-        return f"GPU {gpu['device_index']}" if gpu else uuid[:12]
-
-
 def explain(known: Documents, container: Json) -> Explained:
     """Build the chain of one container."""
     view = ContainerView(known, container)
-    links = tuple(_of_container(view))
+    links = (_processes(view), _namespace(view), _map(view), _cache_file(view), _driver(view))
     broken = any(link.state is LinkState.BREAKS for link in links)
     owners = tuple(_of_owners(view, broken=broken))
-    reported = tuple(_reported(view))
+    reported = tuple(view.reported())
     whole = not broken and all(link.state is LinkState.OK for owner in owners for link in owner.links)
     names = ("namespace", "pod", "pod_uid", "container_name", "container_id", "runtime")
     return Explained(
@@ -156,14 +112,6 @@ def explain(known: Documents, container: Json) -> Explained:
 
 
 # ---- of the container ---------------------------------------------------------------------------------------------
-
-
-def _of_container(view: ContainerView) -> Iterator[Link]:
-    yield _processes(view)
-    yield _namespace(view)
-    yield _map(view)
-    yield _cache_file(view)
-    yield _driver(view)
 
 
 def _processes(view: ContainerView) -> Link:
@@ -366,64 +314,21 @@ def _value(
 
 
 def _per_gpu(view: ContainerView, values: Sequence[tuple[str, int | None]]) -> str:
-    shown = (f"{_percent(value)} on {view.gpu(uuid)}" for uuid, value in values)
+    shown = (f"{percent(value)} on {view.gpu(uuid)}" for uuid, value in values)
     return ", ".join(shown) or "on no GPU"
 
 
 # ---- what comes out -----------------------------------------------------------------------------------------------
 
 
-def _reported(view: ContainerView) -> Iterator[Reported]:
-    devices = [uuid for region in view.regions for uuid in region["device_uuids"]]
-    devices += [each["device_uuid"] for each in view.processes]
-    for uuid in dict.fromkeys(devices):
-        listed = [
-            (slot["host_pid"], each)
-            for slot in view.slots
-            for each in slot["device_util"]
-            if each["device_uuid"] == uuid
-        ]
-        used = {each["host_pid"]: each["sm_util"] for each in view.processes if each["device_uuid"] == uuid}
-        for host_pid, each in listed:  # one that NVML does not list there is idle, or not known
-            if host_pid is not None:
-                used.setdefault(host_pid, each["utilization"])
-        in_use = (
-            _sum([each["sm_util"] for _, each in listed]) if view.regions and not _dropped(view) else None
-        )
-        ended, moved = (_left_behind(view, uuid, name) for name in ("ended", "moved"))
-        yield Reported(
-            device_uuid=uuid,
-            gpu=view.gpu(uuid),
-            monitor=in_use,
-            monitor_2_9=None if in_use is None else in_use + ended,
-            monitor_2_6=None if in_use is None else in_use + ended + moved,
-            nvml=_sum(used.values()),
-        )
-
-
-def _left_behind(view: ContainerView, uuid: str, name: str) -> int:
-    """Sum what slots of ended processes, or moved slots, still hold for a GPU."""
-    regions = (zip(region["device_uuids"], region.get(name, ()), strict=False) for region in view.regions)
-    return sum(dict(region).get(uuid, 0) for region in regions)
-
-
-def _sum(values: Collection[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
-
-
-def _dropped(view: ContainerView) -> bool:
-    return any(region["layout"] == DROPPED for region in view.regions)
-
-
 def _end(view: ContainerView, reported: Sequence[Reported], *, whole: bool) -> Link:
     """Return the last link: the number that HAMi's monitor reports."""
-    found = "; ".join(map(_sums, reported))
+    found = "; ".join(each.in_words() for each in reported)
     if not found:
         return Link("monitor", LinkState.OK if whole else LinkState.AFTER, "nothing, for no GPU")
     if not whole:
         return _after("monitor", found)
-    if _dropped(view):
+    if view.dropped:
         return _breaks("monitor", found, f"this is a file of HAMi 2.8.1: {DROPPED_WHY}", DROPPED_FIX)
     if any(each.monitor != each.monitor_2_6 for each in reported):
         cause = "monitors up to HAMi 2.9 also add up values left in slots of ended processes or copies of moved ones"
@@ -432,18 +337,3 @@ def _end(view: ContainerView, reported: Sequence[Reported], *, whole: bool) -> L
         cause = "NVML gives no value for one of the container's processes"
         return _unknown("monitor", found, cause, "resolver doctor --only nvml --only gpus")
     return _ok("monitor", found)
-
-
-def _sums(each: Reported) -> str:
-    """Format one GPU's sums; those by other rules only where they differ."""
-    monitors = [("HAMi's monitor", each.monitor)]
-    if each.monitor_2_9 != each.monitor:
-        monitors = [("the monitor of HAMi 2.10", each.monitor), ("of 2.7 to 2.9", each.monitor_2_9)]
-    if each.monitor_2_6 != each.monitor_2_9:
-        monitors = [*monitors, ("up to 2.6", each.monitor_2_6)]
-    shown = (f"{name} {_percent(value)}" for name, value in (*monitors, ("NVML", each.nvml)))
-    return f"{each.gpu}: {', '.join(shown)}"
-
-
-def _percent(value: int | None) -> str:
-    return "?" if value is None else f"{value} %"
