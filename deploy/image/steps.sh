@@ -1,17 +1,17 @@
 #!/bin/sh
-# The steps of the image's recipe, one function each; the Dockerfile calls them, and so can anyone in a fresh Debian:
+# The steps of the Dockerfile, one function each. They also run in a fresh Debian:
 #
-#   steps.sh python                                    what both stages have
+#   steps.sh python                                    in both stages
 #   steps.sh build-packages | dependencies | wheel     in the first stage, with the checkout in the working directory
 #   steps.sh bcc                                       in the last one; WITH_BPF=0 leaves bcc and LLVM out
 #
-# Result: /opt/resolver, a virtual environment of the distribution's Python that needs nothing but it.
+# Result: /opt/resolver, a virtual environment that needs only the distribution's Python.
 set -eu
 
 readonly TARGET=/opt/resolver BUILD=/opt/build
 export DEBIAN_FRONTEND=noninteractive PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 
-# A package list is of no use in an image, and neither is what apt and dpkg wrote down about the installation.
+# Package lists and logs of the installation are removed.
 install_packages() {
     apt-get update --quiet=2
     apt-get install --yes --no-install-recommends "$@"
@@ -20,7 +20,7 @@ install_packages() {
         /var/log/apt /var/log/dpkg.log /var/log/alternatives.log
 }
 
-# libatomic: the compare-and-swap of the slot writer.
+# libatomic: for the slot writer's compare-and-swap.
 python() {
     install_packages python3 libatomic1
 }
@@ -40,7 +40,7 @@ bcc() {
     esac
 }
 
-# pip stays outside of what is shipped. Only wheels: nothing is compiled here, so that no compiler has to be.
+# The image gets no pip. Only wheels, so no compiler is needed.
 dependencies() {
     python3 -m venv "$BUILD"
     python3 -m venv --without-pip "$TARGET"
@@ -53,11 +53,11 @@ wheel() {
     [ -z "${VERSION:-}" ] || printf 'Metadata-Version: 2.1\nName: hami-resolver\nVersion: %s\n' "$VERSION" >PKG-INFO
     "$BUILD/bin/python" -m hatchling build -t wheel -d "$BUILD/dist"
     "$BUILD/bin/pip" --python "$TARGET/bin/python" install --no-deps --no-index --no-compile "$BUILD"/dist/*.whl
-    # pip's own launcher imports `re`; this one does not.
+    # pip's launcher imports `re`, which costs milliseconds.
     printf '#!%s/bin/python\nfrom resolver.cli import main\n\nraise SystemExit(main())\n' "$TARGET" \
         >"$TARGET/bin/resolver"
-    # The root file system is read-only where this runs: whatever is not compiled now would be compiled at every start.
-    # Unchecked: the sources can't change, so no start has to look whether they did.
+    # The image runs read-only, so modules that are not compiled now would be compiled at every start. Unchecked, because
+    # the sources can't change.
     "$TARGET/bin/python" -m compileall -q --invalidation-mode unchecked-hash "$TARGET/lib"
 }
 

@@ -45,7 +45,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
 
 #: Values that the schema takes, and the sentence that says why they cannot be together.
 TOGETHER: list[tuple[dict[str, Any], str]] = [
-    ({"hostPID": False}, "hostPID is off: in a PID namespace of its own the daemon sees no tenant"),
+    ({"hostPID": False}, "hostPID is off: in a separate PID namespace the daemon sees no tenant"),
     ({"source": "netlink", "hostNetwork": False}, "source is netlink and hostNetwork is off"),
     ({"settings": {"metrics_addr": ":0"}}, "a port is a number from 1 to 65535"),
     ({"settings": {"metrics_addr": ":65536"}}, "a port is a number from 1 to 65535"),
@@ -73,24 +73,24 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"settings": {"wait": False}, "updateStrategy": {"rollingUpdate": {"maxSurge": "50%"}}},
-        "beside the old pod the new one would end at once",
+        "the new pod would exit at once",
     ),
     ({"settings": {"run_dir": "/"}}, "settings.run_dir is the root directory"),
     ({"settings": {"pod_logs_dir": "//"}}, "settings.pod_logs_dir is the root directory"),
     ({"settings": {"containers_dir": ["/usr/.."]}}, "settings.containers_dir has the root directory"),
     ({"settings": {"socket": "/run/other.sock"}}, "outside of settings.run_dir"),
     ({"settings": {"socket": "/run/resolver/../a.sock"}}, "outside of settings.run_dir"),
-    ({"settings": {"tenant_socket": "/run/tenants/a.sock"}}, "one of its own below settings.run_dir"),
-    ({"settings": {"tenant_socket": "/run/resolver/a.sock"}}, "one of its own below settings.run_dir"),
-    ({"settings": {"broker": "/var/run/x/broker.sock"}}, "must be a place for nothing else"),
-    ({"settings": {"broker": "/a/../b/../broker.sock"}}, "must be a place for nothing else"),
+    ({"settings": {"tenant_socket": "/run/tenants/a.sock"}}, "a separate one below settings.run_dir"),
+    ({"settings": {"tenant_socket": "/run/resolver/a.sock"}}, "a separate one below settings.run_dir"),
+    ({"settings": {"broker": "/var/run/x/broker.sock"}}, "nothing else may be in it"),
+    ({"settings": {"broker": "/a/../b/../broker.sock"}}, "nothing else may be in it"),
     ({"extraEnv": [{"name": "RESOLVER_SOURCE", "value": "bpf"}]}, "write source instead"),
     ({"extraEnv": [{"name": "RESOLVER_DRY_RUN", "value": "1"}]}, "write settings.dry_run instead"),
     ({"extraEnv": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "0"}]}, "which is in driverEnv"),
     ({"extraEnv": [{"name": "RESOLVER_DRYRUN", "value": "1"}]}, "there is no such setting"),
     ({"extraEnv": [{"name": "RESOLVER_CONTAINER_DIR", "value": "/a"}]}, "settings.containers_dir"),
     ({"extraArgs": ["--source=bpf"]}, "write source instead"),
-    ({"image": {"repository": ""}}, "image.repository is empty: nobody publishes an image of resolver"),
+    ({"image": {"repository": ""}}, "image.repository is empty: no image of resolver is published"),
     ({"extraArgs": ["--metrics-addr", ":1"]}, "write settings.metrics_addr instead"),
 ]
 

@@ -1,5 +1,5 @@
 {{/*
-What the schema cannot say: values that are possible each for itself, and not together. All of them are reported at once.
+Combinations of values that can't work, which the schema can't express. All are reported at once.
 */}}
 {{- define "resolver.checks" -}}
 {{- $wrong := list -}}
@@ -8,20 +8,20 @@ What the schema cannot say: values that are possible each for itself, and not to
 {{- $hostNetwork := include "resolver.hostNetwork" . -}}
 
 {{- if not .Values.image.repository -}}
-{{- $wrong = append $wrong "image.repository is empty: nobody publishes an image of resolver. Build it and push it to your registry (docs/kubernetes.md#the-image), and write image.repository: registry.example.com/resolver, as yours is called" -}}
+{{- $wrong = append $wrong "image.repository is empty: no image of resolver is published. Build it, push it to your registry (docs/kubernetes.md#the-image) and set its name, as in image.repository: registry.example.com/resolver" -}}
 {{- end -}}
 
 {{- if not .Values.hostPID -}}
-{{- $wrong = append $wrong "hostPID is off: in a PID namespace of its own the daemon sees no tenant and refuses to start. Leave hostPID at true; where that is forbidden, resolver can't be used" -}}
+{{- $wrong = append $wrong "hostPID is off: in a separate PID namespace the daemon sees no tenant and refuses to start. Leave hostPID at true; where that is forbidden, resolver can't be used" -}}
 {{- end -}}
 
 {{- if and (eq .Values.source "netlink") (not $hostNetwork) (not (has "SYS_ADMIN" (default list .Values.extraCapabilities))) -}}
-{{- $wrong = append $wrong "source is netlink and hostNetwork is off: the kernel reports processes in the host's network namespace only. Leave hostNetwork empty, or let the daemon enter that one: extraCapabilities: [SYS_ADMIN]" -}}
+{{- $wrong = append $wrong "source is netlink and hostNetwork is off: the kernel reports processes in the host's network namespace only. Leave hostNetwork empty, or let the daemon enter that namespace: extraCapabilities: [SYS_ADMIN]" -}}
 {{- end -}}
 
 {{- $profile := default dict .Values.seccompProfile -}}
 {{- if and .Values.measureDriver (eq (default "" $profile.localhostProfile) "resolver.json") -}}
-{{- $wrong = append $wrong "measureDriver is on, and the seccomp profile of deploy/seccomp forbids the namespaces and mounts that it takes. Use the runtime's own profile, or go by the driver's version" -}}
+{{- $wrong = append $wrong "measureDriver is on, and the seccomp profile of deploy/seccomp forbids the namespaces and mounts that it takes. Use the runtime's profile, or turn measureDriver off" -}}
 {{- end -}}
 {{- if and .Values.measureDriver (ne .Values.settings.hostpid_namespace "auto") -}}
 {{- $wrong = append $wrong (printf "measureDriver is on, and settings.hostpid_namespace is %q: nothing would be measured. Leave it at auto, or turn measureDriver off" .Values.settings.hostpid_namespace) -}}
@@ -45,7 +45,7 @@ What the schema cannot say: values that are possible each for itself, and not to
 {{- $wrong = append $wrong "serviceMonitor and podMonitor are both enabled: everything would be scraped twice. Keep one" -}}
 {{- end -}}
 {{- if and .Values.serviceMonitor.enabled (not .Values.service.enabled) -}}
-{{- $wrong = append $wrong "serviceMonitor is enabled and service is not: there is nothing to scrape through. Enable service, or take podMonitor" -}}
+{{- $wrong = append $wrong "serviceMonitor is enabled and service is not: there is nothing to scrape through. Enable service, or use podMonitor" -}}
 {{- end -}}
 
 {{- $surge := dig "rollingUpdate" "maxSurge" 0 (default dict .Values.updateStrategy) | toString -}}
@@ -54,13 +54,13 @@ What the schema cannot say: values that are possible each for itself, and not to
 {{- $wrong = append $wrong (printf "updateStrategy.rollingUpdate.maxSurge is %s in the host's network: the new pod can't have the old one's port %s, and would never start. Use maxUnavailable, or settings.metrics_addr: \"off\"" $surge $port) -}}
 {{- end -}}
 {{- if not (or $settings.wait $settings.dry_run) -}}
-{{- $wrong = append $wrong (printf "updateStrategy.rollingUpdate.maxSurge is %s and settings.wait is off: beside the old pod the new one would end at once. Set settings.wait: true, or use maxUnavailable" $surge) -}}
+{{- $wrong = append $wrong (printf "updateStrategy.rollingUpdate.maxSurge is %s and settings.wait is off: the new pod would exit at once, because the old one still runs. Set settings.wait: true, or use maxUnavailable" $surge) -}}
 {{- end -}}
 {{- end -}}
 
 {{- range $name := list "run_dir" "pod_logs_dir" "container_logs_dir" -}}
 {{- if eq (clean (get $settings $name)) "/" -}}
-{{- $wrong = append $wrong (printf "settings.%s is the root directory, and is mounted: name a directory of its own" $name) -}}
+{{- $wrong = append $wrong (printf "settings.%s is the root directory, and is mounted: name a separate directory" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- range $settings.containers_dir -}}
@@ -73,12 +73,12 @@ What the schema cannot say: values that are possible each for itself, and not to
 {{- end -}}
 {{- with $settings.tenant_socket -}}
 {{- if not (hasPrefix (printf "%s/" (clean $settings.run_dir)) (dir (clean .))) -}}
-{{- $wrong = append $wrong (printf "settings.tenant_socket is %s: containers mount its directory, so that is one of its own below settings.run_dir, as in %s/tenants/resolver.sock" . (clean $settings.run_dir)) -}}
+{{- $wrong = append $wrong (printf "settings.tenant_socket is %s: containers mount its directory, so it must be a separate one below settings.run_dir, as in %s/tenants/resolver.sock" . (clean $settings.run_dir)) -}}
 {{- end -}}
 {{- end -}}
 {{- with $settings.broker -}}
 {{- if has (dir (dir (clean .))) (list "/" "/run" "/var" "/var/run" "/var/lib" "/etc" "/usr" "/tmp") -}}
-{{- $wrong = append $wrong (printf "settings.broker is %s: the directory two above the socket is mounted writable, and must be a place for nothing else, as in /var/run/hami/hostpid/broker.sock" .) -}}
+{{- $wrong = append $wrong (printf "settings.broker is %s: the directory two above the socket is mounted writable, so nothing else may be in it, as in /var/run/hami/hostpid/broker.sock" .) -}}
 {{- end -}}
 {{- end -}}
 
@@ -86,7 +86,7 @@ What the schema cannot say: values that are possible each for itself, and not to
 {{- range .Values.extraEnv -}}
 {{- $setting := trimPrefix "RESOLVER_" .name | lower -}}
 {{- if and (hasPrefix "RESOLVER_" .name) (has $setting $names) -}}
-{{- $wrong = append $wrong (printf "extraEnv has %s, which is a setting: write %s instead, so that what follows from it follows" .name (eq $setting "source" | ternary "source" (printf "settings.%s" $setting))) -}}
+{{- $wrong = append $wrong (printf "extraEnv has %s, which is a setting: write %s instead, because mounts and capabilities depend on it" .name (eq $setting "source" | ternary "source" (printf "settings.%s" $setting))) -}}
 {{- end -}}
 {{- if and (hasPrefix "RESOLVER_" .name) (not (has $setting (concat $names (list "config" "node" "report_metrics_addr")))) -}}
 {{- $like := list -}}
@@ -106,7 +106,7 @@ What the schema cannot say: values that are possible each for itself, and not to
 {{- $option := splitList "=" . | first -}}
 {{- $setting := trimPrefix "--" $option | replace "-" "_" -}}
 {{- if and (hasPrefix "--" $option) (or (has $setting $names) (has (trimPrefix "no_" $setting) $names)) -}}
-{{- $wrong = append $wrong (printf "extraArgs has %s, which is a setting: write %s instead, so that what follows from it follows" $option (eq $setting "source" | ternary "source" (printf "settings.%s" (trimPrefix "no_" $setting)))) -}}
+{{- $wrong = append $wrong (printf "extraArgs has %s, which is a setting: write %s instead, because mounts and capabilities depend on it" $option (eq $setting "source" | ternary "source" (printf "settings.%s" (trimPrefix "no_" $setting)))) -}}
 {{- end -}}
 {{- end -}}
 

@@ -31,7 +31,7 @@
 {{- end -}}
 {{- end }}
 
-{{/* What a selector holds on to may never change; what else describes a release comes on top. */}}
+{{/* A selector's labels may never change; the other labels of a release are added. */}}
 {{- define "resolver.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "resolver.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -45,7 +45,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- merge $ours (default dict .Values.commonLabels) | toYaml -}}
 {{- end }}
 
-{{/* The metadata of what may lie in another namespace: list of the root and its values (namespace, labels, annotations). */}}
+{{/* Metadata of an object that may be in another namespace: list of the root and its values (namespace, labels, annotations). */}}
 {{- define "resolver.metadata" -}}
 {{- $root := index . 0 -}}
 {{- $values := index . 1 -}}
@@ -59,7 +59,7 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* What each source needs: capabilities as in resolver/linux/capabilities.py, resources as measured. */}}
+{{/* Needs of each source: capabilities as in resolver/base/source_records.py, resources as measured. */}}
 {{- define "resolver.needs" -}}
 capabilities:
   {{- if eq .Values.source "scan" }} [SYS_PTRACE]
@@ -76,7 +76,7 @@ resources:
     memory: {{ has .Values.source (list "scan" "netlink") | ternary "192Mi" "384Mi" }}
 {{- end }}
 
-{{/* The directories that are mounted and searched, and the labels of nodes, as JSON: those of the scheduler, unless others are named. */}}
+{{/* The directories to mount and search, and the labels of nodes, as JSON: the scheduler's, unless others are named. */}}
 {{- define "resolver.dirs" -}}
 {{- $of := dict "volcano" "/usr/local/vgpu/vgpu/containers" "dra" "/usr/local/vgpu/claims" -}}
 {{- $named := .Values.settings.containers_dir -}}
@@ -96,7 +96,7 @@ resources:
 {{- end -}}
 {{- end }}
 
-{{/* The measured resources, with what the values say on top; null takes a figure away. */}}
+{{/* The measured resources, merged with those of the values; null removes a figure. */}}
 {{- define "resolver.resources" -}}
 {{- $resources := (include "resolver.needs" . | fromYaml).resources -}}
 {{- range $kind, $figures := .Values.resources -}}
@@ -120,7 +120,7 @@ true
 {{- end -}}
 {{- end }}
 
-{{/* Host and port of the metrics; both are empty where there are none. */}}
+{{/* Host and port of the metrics; both are empty if there are none. */}}
 {{- define "resolver.port" -}}
 {{- if ne .Values.settings.metrics_addr "off" -}}
 {{- regexFind "[0-9]+$" .Values.settings.metrics_addr -}}
@@ -149,7 +149,7 @@ rollingUpdate:
 {{- end -}}
 {{- end }}
 
-{{/* A setting as its environment has it. Numbers come as floats from a values file: never as 4.194304e+06. */}}
+{{/* A setting's text in the environment. Numbers of a values file are floats: never 4.194304e+06. */}}
 {{- define "resolver.setting" -}}
 {{- if kindIs "slice" . -}}
 {{- join ":" . -}}
@@ -160,7 +160,7 @@ rollingUpdate:
 {{- end -}}
 {{- end }}
 
-{{/* The directory above the broker's own: its lock is there. */}}
+{{/* The directory above the broker's, with its lock. */}}
 {{- define "resolver.brokerPlace" -}}
 {{- with .Values.settings.broker -}}
 {{- dir (dir .) -}}
@@ -179,7 +179,7 @@ httpGet:
 {{ toYaml (index . 2) }}
 {{- end }}
 
-{{/* What both monitors say of the one port: list of the root and the monitor's values. */}}
+{{/* The endpoint of both monitors: list of the root and the monitor's values. */}}
 {{- define "resolver.endpoint" -}}
 {{- $root := index . 0 -}}
 {{- $monitor := index . 1 -}}
