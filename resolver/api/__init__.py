@@ -1,12 +1,11 @@
 """The daemon's read-only API: HTTP and JSON on a Unix socket for root, and on another one for tenants.
 
-Lists come from the daemon's snapshot and wait for nothing; only look-ups ask the map, and then the kernel.
+Lists come from the daemon's snapshot; only look-ups ask the map, and then the kernel.
 """
 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.errors import UsageError
@@ -14,8 +13,6 @@ from resolver.base.retry import tried_again
 from resolver.serve.unix_socket import Listening, UnixSocket, group_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from resolver.api.access import ApiGatekeeper
     from resolver.api.app import Api
     from resolver.api.context import View
@@ -25,14 +22,12 @@ if TYPE_CHECKING:
 
 #: A place where another daemon listens is tried again.
 _AGAIN_SECONDS = 1.0
-#: In the kernel. Beyond it a client that connects waits for its turn, or, if it doesn't wait, gets EAGAIN.
-TENANTS_BACKLOG = 512
 _ROOT = Listening("resolver", "--socket", "or name another with --socket")
 _TENANTS = Listening("resolver", "--tenant-socket", "or name another with --tenant-socket")
 
 
 class ApiSockets(NamedTuple):
-    """The sockets as the settings want them; None for one that cannot be had, or is not wanted."""
+    """The API's sockets; None for one that is off or can't be made."""
 
     root: UnixSocket | None
     tenants: UnixSocket | None
@@ -45,32 +40,28 @@ class ApiSockets(NamedTuple):
 
 
 def make_sockets(settings: Settings, journal: Journal) -> ApiSockets:
-    """Make the sockets, or log why not. Needs the rights that the daemon was started with: a file goes to a group."""
+    """Make the sockets, or log why not. A socket's group needs rights that the daemon drops later."""
 
-    def made(path: str, make: Callable[[], UnixSocket]) -> UnixSocket | None:
+    def made(path: str, listening: Listening, mode: int, group: str = "") -> UnixSocket | None:
         try:
-            return make()
+            return UnixSocket(path, listening, mode=mode, group=group_of(group))
         except (OSError, UsageError) as error:
             _off(journal, path, str(error))
             return None
 
-    def root() -> UnixSocket:
-        mode, group = int(settings.socket_mode, 8), group_of(settings.socket_group)
-        return UnixSocket(settings.socket_path, _ROOT, mode=mode, group=group)
-
-    path = settings.tenant_socket
-    tenants = partial(UnixSocket, path, _TENANTS, mode=0o666, backlog=TENANTS_BACKLOG)
-    return ApiSockets(made(settings.socket_path, root), made(path, tenants) if path else None)
+    root = made(settings.socket_path, _ROOT, int(settings.socket_mode, 8), settings.socket_group)
+    tenants = made(settings.tenant_socket, _TENANTS, 0o666) if settings.tenant_socket else None
+    return ApiSockets(root, tenants)
 
 
 def load() -> None:
-    """Import everything that the API needs: 40 ms of CPU in one go, or half a second if it has to be compiled."""
+    """Import the API's modules: 40 ms of CPU, or half a second if they have to be compiled."""
     from resolver.api import app  # noqa: F401
     from resolver.serve import server  # noqa: F401
 
 
 async def serve(view: View, settings: Settings, journal: Journal, sockets: ApiSockets) -> None:
-    """Answer until cancelled. The API's imports happen only now."""
+    """Answer until cancelled."""
     from resolver.api.access import ApiGatekeeper
     from resolver.api.app import Api
     from resolver.api.context import Context

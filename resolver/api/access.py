@@ -77,20 +77,20 @@ _ENDED = "the process that connected has ended, and the one that holds the conne
 
 
 class Tenant(NamedTuple):
-    """Peer that may ask only about its PID namespace. ``peer`` holds the process that connected."""
+    """Peer that may ask only about its PID namespace; ``peer`` holds the process that connected."""
 
     peer: Peer
     own: Namespace
     container_id: str  # empty if its cgroup has none
 
     def require_alive(self) -> None:
-        """Raise `Problem` if the peer ended: its number, and its namespace's inode, may be another's by now."""
+        """Raise `Problem` if the peer ended: its PID and its namespace's inode may be another's by now."""
         if not self.peer.alive():
             raise Problem(403, Reason.PEER_UNKNOWN, _ENDED)
 
 
 class Access:
-    """Rights of one connection. ``tenant`` is None for root and the group; ``refusal``: why nothing may be asked."""
+    """Rights of one connection. ``tenant`` is None for root and the group; ``refusal`` refuses all requests."""
 
     __slots__ = ("gatekeeper", "key", "refusal", "tenant")
 
@@ -182,7 +182,7 @@ class ApiGatekeeper(Gatekeeper):
             access.tenant.peer.close()
 
     def hold(self, count: int) -> None:
-        """Count bytes of a body in memory; below 0: given back. Raises `Problem` if there are too many."""
+        """Count bytes of a body in memory, negative if they are freed. Raises `Problem` if there are too many."""
         self._body_bytes += count
         if count > 0 and self._body_bytes > _MOST_BODIES_BYTES:
             why = "the bodies of other requests take all the memory that there is for them"
@@ -237,7 +237,7 @@ class ApiGatekeeper(Gatekeeper):
     # -- accounts -----------------------------------------------------------------------------------
 
     def spend(self, key: _Key, requests: float) -> float:
-        """Take that many from the account; else the seconds until there are enough, and nothing is taken."""
+        """Take requests from the account and return 0, or take none and return the seconds to wait."""
         account = self._accounts.pop(key, None)
         if account is None:
             account = Bucket(_RATE, _BURST) if key[0] == "user" else Bucket(_TENANT_RATE, _TENANT_BURST)
@@ -250,7 +250,7 @@ class ApiGatekeeper(Gatekeeper):
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[None]:
-        """Count one more stream meanwhile; `Problem` if all places are taken."""
+        """Count one more stream meanwhile. Raises `Problem` if there are too many."""
         if self._streams >= _MOST_STREAMS:
             why = f"{_MOST_STREAMS} streams of events are open, and no more are served"
             raise Problem(503, Reason.BUSY, why, headers={"Retry-After": "5"})
@@ -262,6 +262,6 @@ class ApiGatekeeper(Gatekeeper):
 
 
 def _account(cgroup: str) -> _Key:
-    """Return a container's account from ``/proc/<pid>/cgroup``: its id, or else the cgroup, which it can't leave."""
+    """Return a container's account: its id, or else the cgroup, which it can't leave."""
     container = parse_cgroup(cgroup)
     return ("container", container.container_id) if container else ("cgroup", cgroup)

@@ -54,9 +54,9 @@ Handler = Callable[[Any, "Request"], Awaitable["Answer | None"]]
 
 
 class Route(NamedTuple):
-    """Path and method with their handler. ``shape`` is the type of its JSON; ``others`` are further media types.
+    """Path and method with their handler. ``shape`` is the type of its JSON, ``others`` are further media types.
 
-    ``tenants`` may ask about their own processes. ``refusals`` are its statuses beside those of every route.
+    ``tenants`` may use it. ``refusals`` are its statuses in addition to those of every route.
     """
 
     path: str

@@ -34,10 +34,10 @@ class Region(RegionFacts, frozen=True, kw_only=True):
     """One shared region: a cache file of HAMi's. ``slots`` counts those in use, ``unresolved`` those without an owner.
 
     It is skipped while ``quarantined``: the slot writer died or hung on it. ``limit`` (bytes of memory) and
-    ``sm_limit`` (per cent of the cores) are HAMi's for each of ``device_uuids``, null without one. ``claim`` is the UID
-    of a ResourceClaim, whose slots may belong to several containers; ``container_id`` is null if they do. ``ended`` and
-    ``moved`` are what slots without a process still say on each device, in per cent, empty for 0: below ``proc_num``,
-    which HAMi's monitors up to 2.9 add up, and above it, which those up to 2.6 add, too.
+    ``sm_limit`` (per cent of the cores) are HAMi's for each of ``device_uuids``, null without one. Slots of a
+    ResourceClaim (``claim`` is its UID) may belong to several containers; ``container_id`` is null then. ``ended`` and
+    ``moved`` are the values that slots without a process still have on each device, in per cent, empty for 0: below
+    ``proc_num`` (added up by HAMi's monitors up to 2.9) and above it (up to 2.6).
     """
 
     slots: int
@@ -76,8 +76,8 @@ class DeviceUtil(Struct, frozen=True):
 class Slot(SlotFacts, frozen=True, kw_only=True):
     """One slot that is in use, of the region ``path``.
 
-    ``pid`` and ``hostpid`` are the slot's fields; ``host_pid`` is its verified owner, null while unresolved.
-    ``repaired`` is the reason of the last repair. ``stuck`` explains why ``sm_util`` doesn't stay at NVML's value.
+    ``pid`` and ``hostpid`` are its fields; ``host_pid`` is its verified owner, null while unresolved. ``repaired`` is
+    the reason of the last repair. ``stuck`` explains why ``sm_util`` doesn't stay at NVML's value.
     """
 
     path: str
@@ -104,7 +104,7 @@ class Slot(SlotFacts, frozen=True, kw_only=True):
         )
 
 
-#: What of a record is sent as it is, in the order in which it is declared.
+#: The fields that are sent as they are, in the order of their declaration.
 _region_facts, _slot_facts = (
     attrgetter(*RegionFacts.__struct_fields__),
     attrgetter(*SlotFacts.__struct_fields__),
@@ -115,14 +115,14 @@ _region_facts, _slot_facts = (
 
 
 class Containers(Struct, frozen=True):
-    """``/v1/containers``. ``at`` is when the daemon looked (Unix time), here and in every answer."""
+    """``/v1/containers``. ``at`` is the snapshot's Unix time, as in every answer."""
 
     at: float
     containers: list[Container]
 
 
 class Regions(Struct, frozen=True):
-    """``/v1/regions``: those that are repaired, files that are ignored, directories that are not there."""
+    """``/v1/regions``: repaired files, skipped files, and missing directories."""
 
     at: float
     rejected: list[RejectedFile]
@@ -140,7 +140,7 @@ class Slots(Struct, frozen=True):
 class Processes(Struct, frozen=True):
     """``/v1/processes``: every process on every GPU.
 
-    ``collected_at`` is when NVML last answered (Unix time, null before the first time), ``error`` why it does not now.
+    ``collected_at`` is the Unix time of NVML's last answer, null before the first; ``error`` is why it fails now.
     """
 
     at: float
@@ -152,7 +152,7 @@ class Processes(Struct, frozen=True):
 class Gpus(Struct, frozen=True):
     """``/v1/gpus``: ``version`` grows with each change, 0 before NVML first answered; also in the ``ETag``.
 
-    ``error`` says why NVML does not answer now; the GPUs are then as last seen, at ``at``.
+    ``error`` is why NVML fails now; the GPUs are then as last seen, at ``at``.
     """
 
     at: float
@@ -163,7 +163,7 @@ class Gpus(Struct, frozen=True):
 
     @classmethod
     def of(cls, inventory: Inventory, error: str) -> Gpus:
-        """Build it from the daemon's inventory, and NVML's current error."""
+        """Build it from the daemon's inventory and NVML's current error."""
         return cls(
             at=inventory.at,
             version=inventory.version,
@@ -181,7 +181,7 @@ class UnresolvedCounts(Struct, frozen=True):
 
 
 class Unresolved(Struct, frozen=True):
-    """``/v1/unresolved``: slots and utilization samples that could not be resolved, each with its reason."""
+    """``/v1/unresolved``: unresolved slots and utilization samples, each with its reason."""
 
     at: float
     by_reason: UnresolvedCounts
@@ -190,7 +190,7 @@ class Unresolved(Struct, frozen=True):
 
 
 class Driver(Struct, frozen=True):
-    """NVML: ``version`` is the driver's, ``collected_at`` when it last answered, ``error`` why it does not now."""
+    """NVML: the driver's ``version``, the time of its last answer, and why it fails now (``error``)."""
 
     version: str | None
     collected_at: float | None
@@ -200,9 +200,9 @@ class Driver(Struct, frozen=True):
 
 
 class Source(Struct, frozen=True):
-    """Source of PIDs. ``not_used`` explains why others aren't used; ``incomplete`` why it needs help.
+    """Source of PIDs. ``not_used`` explains why others aren't used, ``incomplete`` why it needs help.
 
-    ``not_ready`` explains why it isn't trusted yet; null once it has found the canary.
+    ``not_ready`` is why it isn't trusted yet, null once it has found the canary.
     """
 
     name: str
@@ -241,7 +241,7 @@ class Totals(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True):
-    """How many cache files of one scheduler are repaired in one directory; null for those inside containers."""
+    """Number of repaired cache files of one scheduler in one directory, null for those inside containers."""
 
     placement: str
     directory: str | None
@@ -249,7 +249,7 @@ class Found(Struct, frozen=True):
 
 
 class Status(Struct, frozen=True):
-    """``/v1/status``: how the daemon is. ``counters`` and ``api`` only ever grow, but ``connected`` in ``api``."""
+    """``/v1/status``: the daemon's state. ``counters`` and ``api`` only grow, except ``connected``."""
 
     at: float
     version: str
@@ -332,7 +332,6 @@ def status(picture: Snapshot, api: dict[str, int]) -> Status:
 
 
 def _found(picture: Snapshot) -> list[Found]:
-    """Count the files of each scheduler by directory."""
     counts = Counter(
         (
             region.placement or "",

@@ -1,4 +1,4 @@
-"""Look-ups that take a walk through ``/proc`` and cgroups: in threads, few at a time, none for longer than it may."""
+"""Look-ups that walk through ``/proc`` and cgroups: in threads, few at a time, each with a time limit."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Walks:
         self._asked = 0
 
     async def run(self, walk: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of ``walk(*arguments)``. `Problem` if there are too many, or it takes too long.
+        """Return the result of ``walk(*arguments)``, or raise `Problem` if there are too many or it takes too long.
 
-        Each has a thread of its own: a pool's threads would keep their first rights, and delay the daemon's end.
+        Each gets a new thread: a pool's threads would keep their first rights, and delay the daemon's end.
         """
         if self._asked >= self._most + self._waiting:
             raise Problem(
@@ -36,30 +36,19 @@ class Walks:
                 headers={"Retry-After": "1"},
             )
         self._asked += 1
+        begun = False
         try:
             async with asyncio.timeout(_SECONDS):
                 await self._turns.acquire()
-        except BaseException as error:
-            self._asked -= 1
-            if isinstance(error, TimeoutError):
-                raise _too_slow() from None
-            raise
-        done = in_a_thread(lambda: walk(*arguments), name="walk", ended=self._finished)
-        try:
-            async with asyncio.timeout(_SECONDS):
+                done = in_a_thread(lambda: walk(*arguments), name="walk", ended=self._finished)
+                begun = True
                 return await done
         except TimeoutError:
-            raise _too_slow() from None
+            why = f"no answer was found within {_SECONDS:g} s: this node is overloaded"
+            raise Problem(503, Reason.TOO_SLOW, why, headers={"Retry-After": "5"}) from None
+        finally:
+            self._asked -= not begun
 
     def _finished(self) -> None:
         self._asked -= 1
         self._turns.release()
-
-
-def _too_slow() -> Problem:
-    return Problem(
-        503,
-        Reason.TOO_SLOW,
-        f"no answer was found within {_SECONDS:g} s: this node is overloaded",
-        headers={"Retry-After": "5"},
-    )

@@ -1,7 +1,7 @@
 """Thousands of look-ups at once, each verified as a single one, at a fraction of its price.
 
-With the kernel's map a container's first process is held, and its cgroup listed, once. A process that the map has
-before and after that, with the same start time, is the listed one. Without that map each process is verified by itself.
+With the kernel's map, a container's first process is held and its cgroup listed once. A process that the map has before
+and after that, with the same start time, is the listed one. Without that map each process is held.
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ Answers = dict[int, Hit | str]
 
 
 class Batch:
-    """One batch. `run` answers from the map, and leaves the rest in ``left``.
-
-    ``left`` is for `resolver.lookup.forward.lookup_many`: containers that share a PID namespace, and incomplete ids.
-    """
+    """One batch. `run` answers from the map; ``left`` (shared namespaces, short ids) is for `forward.lookup_many`."""
 
     def __init__(self, procfs: Procfs, live: LiveLookup) -> None:
         self.answers: dict[str, Answers] = {}
@@ -75,7 +72,7 @@ class Batch:
     async def _by_listing(
         self, kernel: BpfPidMap, init: FirstProcess, ns_pids: list[int], answers: Answers
     ) -> list[int]:
-        """Return those that it cannot answer."""
+        """Return the PIDs without an answer."""
         pidns = init.pidns
         first = {}
         for ns_pid in ns_pids:
@@ -117,7 +114,7 @@ class Batch:
         return rest
 
     def _members(self, init: FirstProcess) -> Collection[int]:
-        """Host PIDs of the processes in the container's cgroup and below it; empty if that cannot be seen."""
+        """Host PIDs of the processes in the container's cgroup and below it; empty if it can't be read."""
         if self._roots is None:
             self._roots = cgroup_roots(self._procfs.mounts("self"))
         try:

@@ -1,7 +1,4 @@
-"""Look-ups from the daemon's map: a container's full id and an unshared PID namespace, one process read.
-
-All other cases go to `resolver.lookup.forward.lookup`.
-"""
+"""Look-ups in the daemon's map, for full container ids and unshared PID namespaces; the rest is `forward.lookup`'s."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ _LOOK_SECONDS = 0.02
 
 
 class LiveLookup:
-    """Look-ups through the daemon's map. Its memory of containers only narrows the choice."""
+    """Look-ups in the daemon's map. Its memory of containers only narrows the choice."""
 
     def __init__(
         self,
@@ -49,13 +46,12 @@ class LiveLookup:
         namespaces: KnownNamespaces | None = None,
         reader: TenantReader | None = None,
     ) -> None:
-        """Take the node's ``namespaces``, if they are shared with others. ``reader`` reads their mounts."""
         self._procfs, self._reader = procfs, reader or Direct(procfs)
         self.pidmap = pidmap
         self.namespaces = namespaces or KnownNamespaces(procfs, pidmap)
 
     def find(self, cid: str, ns_pid: int) -> ContainerProcess | None:
-        """Return a container's process with the PID ``ns_pid``, verified; None if this is not a plain case."""
+        """Return a container's process, verified; None if only `forward.lookup` can tell."""
         wanted = strip_scheme(cid.strip())
         if len(wanted) != _FULL_ID or ns_pid < 1:
             return None
@@ -63,10 +59,7 @@ class LiveLookup:
         return self.process_in(first, ns_pid) if first else None
 
     async def look_for(self, cids: Iterable[str]) -> None:
-        """Update the map, and if needed the state of these containers.
-
-        Namespaces that can't be read within `_LOOK_SECONDS` are left out for now, as a tenant may make thousands.
-        """
+        """Update the map, and if needed these containers, except those that can't be read in `_LOOK_SECONDS`."""
         wanted = [strip_scheme(cid.strip()) for cid in cids]
         await self._search(wanted)
         with suppress(TimeoutError):
@@ -85,11 +78,11 @@ class LiveLookup:
             await slices.breathe()
 
     def _knows(self, container_ids: list[str]) -> bool:
-        """Whoever claims a known container's id is no rival: the container is the one that had it first."""
+        """Check if all are known: a known id stays the container's that had it first."""
         return all(len(each) != _FULL_ID or self.namespaces.rightful(each) for each in container_ids)
 
     async def look_around(self) -> None:
-        """Read every first process that is new, or is due again; the loop's other tasks go on meanwhile."""
+        """Read every first process that is new or due again, in slices."""
         slices = Slices()
         for _ in self.namespaces.steps(eager=True):
             await slices.breathe()
@@ -97,27 +90,21 @@ class LiveLookup:
     def process_in(
         self, first: FirstProcess, ns_pid: int, among: Container[int] = (), *, brief: bool = False
     ) -> ContainerProcess | None:
-        """Find it in the container of this first process; ``brief`` leaves out the names, which is a third cheaper.
+        """Find a process in the container of this first process; without names (``brief``) it is a third cheaper.
 
-        ``among`` are host PIDs likely in the container: with a source without namespaces only those are read.
+        ``among`` are likely host PIDs, the only ones that are read if the source doesn't know namespaces.
         """
         candidates = self.pidmap.source.candidates(ns_pid, first.pidns)
         if among and len(candidates) > 1:
             candidates = [each for each in candidates if each in among]
         within = partial(self._within, first, named=not brief)
         namespace, source = Namespace(first.pidns, first.level), self.pidmap.source.name
+        if len(candidates) > 1:  # to check their namespaces is cheaper than to hold each
+            candidates = [each for each in candidates if self._is_in(each, first)]
         try:
-            return resolve(
-                self._procfs, self._worth(first, candidates), namespace, ns_pid, within, source, brief=brief
-            )
+            return resolve(self._procfs, candidates, namespace, ns_pid, within, source, brief=brief)
         except AccessDenied:
             return None  # the walk says what is missing
-
-    def _worth(self, first: FirstProcess, candidates: list[int]) -> list[int]:
-        """Select candidates to hold: checking the namespace first is cheaper, except for a single one."""
-        return (
-            candidates if len(candidates) < 2 else [each for each in candidates if self._is_in(each, first)]
-        )
 
     def _is_in(self, host_pid: int, first: FirstProcess) -> bool:
         try:
@@ -133,7 +120,7 @@ class LiveLookup:
         return ContainerOf(container.container_id, container.pod_uid, (named and first.name) or None)
 
     async def _read_name(self, first: FirstProcess) -> None:
-        """Read the container's name for people, if there is one: the runtime makes the mounts that show it later."""
+        """Read the container's name, which shows only once the runtime has made its mounts."""
         now = time.monotonic()
         if not first.name and (first.name_looks < _EAGER_LOOKS or now >= first.next_name_look):
             first.name_looks, first.next_name_look = first.name_looks + 1, now + 1.0
@@ -143,12 +130,12 @@ class LiveLookup:
 
 
 def find_own(procfs: Procfs, pidmap: PidMap, own: Namespace, ns_pid: int) -> ContainerProcess | None:
-    """Return the process with the PID ``ns_pid`` in this namespace, in any container, by the map's last refresh.
+    """Return the process with this PID in a namespace of which the caller holds a process, in any container.
 
-    The caller holds a process of ``own``. None is conclusive only if the kernel keeps the map.
+    None is conclusive only if the kernel keeps the map.
     """
-    kernel, source = pidmap.source.exact(), pidmap.source
-    if kernel is None:
+    source = pidmap.source
+    if (kernel := source.exact()) is None:
         candidates = source.candidates(ns_pid, own.pidns)
     else:
         record = kernel.lookup(own.pidns, ns_pid)

@@ -44,12 +44,10 @@ def lookup(
     pidns: int | None = None,
     cgroup_roots: Sequence[str] | None = None,
 ) -> ContainerProcess:
-    """Return the process with the PID ``ns_pid`` in container ``cid``.
+    """Return the process with the PID ``ns_pid`` in container ``cid``, or in its nested PID namespace ``pidns``.
 
     ``cid`` is an id or its first 6 or more characters, with or without a scheme such as ``containerd://``, or
-    ``<podUID>/<containerName>``, or a container's complete name. ``pidns`` is the inode of a nested PID namespace.
-
-    Raises NotFound, ProcessGone, Ambiguous, UsageError, and CannotKnow if the answer is invisible.
+    ``<podUID>/<containerName>``, or a complete name. Raises NotFound, ProcessGone, Ambiguous, UsageError, CannotKnow.
     """
     wanted = Wanted(cid)
     if ns_pid < 1:
@@ -73,10 +71,7 @@ def lookup(
 
 
 def lookup_many(procfs: Procfs, cid: str, ns_pids: Iterable[int]) -> dict[int, ContainerProcess | None]:
-    """Look several PIDs of one container up, searching it once. None: no process has that number.
-
-    Only the container's id is filled in. Raises as `lookup` does, except for a single missing process.
-    """
+    """Look several PIDs of one container up, without names; a missing process is None. Raises as `lookup`."""
     wanted = Wanted(cid)
     container, source, members = _found(procfs, wanted, None)
     namespace = own_namespace(procfs, members)
@@ -93,7 +88,7 @@ def lookup_many(procfs: Procfs, cid: str, ns_pids: Iterable[int]) -> dict[int, C
 
 
 def walk_own(procfs: Procfs, own: Namespace, ns_pids: Iterable[int]) -> dict[int, ContainerProcess | None]:
-    """Look them up in the namespace of a process that the caller holds, in any container, by reading every process."""
+    """Look PIDs up in the namespace of a process that the caller holds, by reading every process of the node."""
     members = members_of(procfs, procfs.entries())
     answers: dict[int, ContainerProcess | None] = {}
     for ns_pid in ns_pids:
@@ -108,7 +103,7 @@ def walk_own(procfs: Procfs, own: Namespace, ns_pids: Iterable[int]) -> dict[int
 def _found(
     procfs: Procfs, wanted: Wanted, cgroup_roots: Sequence[str] | None
 ) -> tuple[FoundContainer, str, list[Member]]:
-    """Return the container, its origin, and its processes; raises if the answer would be invisible."""
+    """Return the container, the source, and its processes. Raises CannotKnow if some may be hidden."""
     require_host_view(procfs)
     mounts = procfs.mounts("self")
     require_all_processes(procfs, mounts)
@@ -120,7 +115,6 @@ def _found(
 
 
 def _within(procfs: Procfs, wanted: Wanted, container: FoundContainer, host_pid: int) -> ContainerOf | None:
-    """Return the container if the process is in it; its name is read from its main process."""
     cgroup = procfs.cgroup(host_pid)
     if not _is_inside(wanted, container, host_pid, cgroup):
         return None
@@ -128,7 +122,7 @@ def _within(procfs: Procfs, wanted: Wanted, container: FoundContainer, host_pid:
 
 
 def _is_inside(wanted: Wanted, container: FoundContainer, host_pid: int, cgroup: str) -> bool:
-    """Check that the process is in the container now. In a private cgroup namespace paths may be cut short."""
+    """Check that the process is in the container; in a private cgroup namespace paths may be cut short."""
     return not container.keys.isdisjoint(wanted.keys_in(cgroup)) or host_pid in processes_in(
         container.directories
     )
@@ -146,10 +140,7 @@ def _pod_uid(cgroup: str, container_id: str) -> str | None:
 def _late(
     procfs: Procfs, wanted: Wanted, container: FoundContainer, namespace: Namespace, ns_pid: int
 ) -> list[Member]:
-    """Search all of the node's processes: its cgroup may have changed while the directories were read.
-
-    Raises NotFound that names the owner if that is another container.
-    """
+    """Search all of the node's processes, as cgroups may have changed. Raises NotFound with another owner's name."""
     others = procfs.entries().keys() - container.host_pids.keys()
     if namespace == HOST:
         others &= {ns_pid}
@@ -170,7 +161,6 @@ def _late(
 
 
 def _name(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str | None:
-    """Return the container's name for people; None if its mount table is missing it or can't be read."""
     try:
         return name_of(procfs, members, pod_uid)
     except CannotKnow:
@@ -180,7 +170,7 @@ def _name(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str | N
 def _explain(
     procfs: Procfs, container: FoundContainer, members: list[Member], namespace: Namespace, ns_pid: int
 ) -> str:
-    """Why no process has that number, with the nearest thing that has it."""
+    """Explain that no process has that number, with the thread or nested process that has."""
     where = f"container {container.container_id}"
     process = _process_of_thread(procfs, members, namespace, ns_pid)
     if process is not None:

@@ -1,7 +1,6 @@
 """Resolves a number in a PID namespace to its process: each candidate is read while it is held.
 
-Candidates come from the kernel (`resolver.lookup.forward`) or the daemon's map (`resolver.lookup.cached`), whose memory
-can make an answer slow or missing, and never wrong.
+Candidates come from the kernel (`forward`) or the daemon's map (`cached`), which can't make an answer wrong.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class ContainerProcess(NamedTuple):
-    """Process of a container, with number ``container_pid`` in the PID namespace ``pidns``.
+    """Process of a container: ``container_pid`` is its number in the PID namespace ``pidns``.
 
-    ``start_time`` is in clock ticks since boot, ``source`` is ``cgroup``, ``scan`` or a source of PIDs. Facts that the
-    kernel hides are None or empty.
+    ``start_time`` is in clock ticks since boot; ``source`` is ``cgroup``, ``scan`` or a source of PIDs. Hidden facts
+    are None or empty.
     """
 
     container_id: str
@@ -39,7 +38,7 @@ class ContainerProcess(NamedTuple):
 
 
 class ContainerOf(NamedTuple):
-    """Container of a process. ``name`` is the one in its pod, None if it is unknown or not wanted."""
+    """Container of a process; ``name`` is the one in its pod, if known and wanted."""
 
     container_id: str
     pod_uid: str | None
@@ -74,10 +73,10 @@ def resolve(
     *,
     brief: bool = False,
 ) -> ContainerProcess | None:
-    """Return the first of these processes with number ``ns_pid`` in the namespace; None if there is none.
+    """Return the first of these processes with number ``ns_pid`` in the namespace, or None.
 
-    ``within`` gets the host PID of a held process, and returns None if that is in no wanted container. ``brief`` leaves
-    its command name out. A refusal is raised if nothing else is found.
+    ``within`` returns the container of a held process, None for an unwanted one. ``brief`` leaves out the command name.
+    Raises AccessDenied if nothing else is found.
     """
     refused: AccessDenied | None = None
     for host_pid in host_pids:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Level(Struct, frozen=True):
-    """The process's number in one PID namespace; the inode is null where the kernel does not show it."""
+    """A process's number in one PID namespace; the inode is null if the kernel hides it."""
 
     ns_pid: int
     pidns: int | None
@@ -34,9 +34,8 @@ class Level(Struct, frozen=True):
 class ReversedProcess(Struct, frozen=True):
     """Process of the host, with its container.
 
-    ``levels`` has a number for each PID namespace, the host's first. ``tid`` is the requested thread id, if it was one.
-    ``container_pid`` is the number in the container's PID namespace, not in a nested one. ``start_time`` is in clock
-    ticks. ``no_container`` explains a missing ``container_id``.
+    ``levels`` has a number for each PID namespace, the host's first; ``container_pid`` is the one of the container's.
+    ``tid`` is the requested thread. ``start_time`` is in clock ticks. ``no_container`` explains a missing id.
     """
 
     host_pid: int
@@ -55,10 +54,7 @@ class ReversedProcess(Struct, frozen=True):
 
 
 def reverse(procfs: Procfs, host_pid: int, pods: PodNames | None = None) -> ReversedProcess:
-    """Describe ``host_pid``; a thread's id stands for its process. ``pods`` gives optional names.
-
-    Raises NotFound, ProcessGone, UsageError, and CannotKnow if the answer is invisible.
-    """
+    """Describe a process, or that of a thread. Raises NotFound, ProcessGone, UsageError, CannotKnow."""
     if host_pid < 1:
         raise UsageError(f"{host_pid} is not a PID: PIDs start at 1")
     require_host_view(procfs)
@@ -77,7 +73,6 @@ def reverse(procfs: Procfs, host_pid: int, pods: PodNames | None = None) -> Reve
 
 
 def _process_of(procfs: Procfs, host_pid: int) -> int:
-    """Return the process of a number, which may be a thread's."""
     try:
         return procfs.status(host_pid).tgid
     except ProcessGone:
@@ -138,7 +133,7 @@ def _levels(procfs: Procfs, host_pid: int, ns_pids: tuple[int, ...]) -> tuple[Le
 def _inside(
     procfs: Procfs, process: ProcessIdentity, container_id: str, pod_uid: str | None
 ) -> tuple[str | None, int | None]:
-    """Return the container's name and the process's number in it, each None if it can't be determined."""
+    """Return the container's name and the process's number in it, each None if unknown."""
     try:
         container, _ = find_container(procfs, Wanted(container_id), procfs.mounts("self"), None)
         members = members_of(procfs, container.host_pids)
@@ -154,7 +149,7 @@ def _inside(
 
 
 def _no_container(cgroup: str, levels: tuple[Level, ...]) -> str:
-    """Explain a missing id: a runtime may have given a name that no pattern knows."""
+    """Explain a missing id: a runtime may give names that no pattern knows."""
     path = printable(max(cgroup_paths(cgroup), key=len, default="/"))
     if len(levels) == 1:
         return f"no container: its cgroup is {path}"

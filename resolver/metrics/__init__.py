@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 #: An address that another has is tried again.
 _AGAIN_SECONDS = 5.0
 _END = b"# EOF\n"  # of an OpenMetrics text
-#: However often somebody asks, the text is made anew after this time only.
+#: The text is made again only after this time.
 _KEPT_SECONDS = 0.5
 
-#: Seconds after its start in which the question whether a daemon is ready is answered when it is (compiling the probes
-#: takes a while), at the latest after so many: sooner than `pages.LIMITS` ends the request.
+#: So long after the start, `/readyz` waits until the daemon is ready (compiling the probes takes a while), but at most
+#: so long: `pages.LIMITS` ends the request later. In between it looks again.
 _STARTING_SECONDS, _READY_SECONDS, _LOOK_AGAIN_SECONDS = 30.0, 8.0, 0.05
 
 
 class _One(NamedTuple):
-    """A registry of one family: the text is made piece by piece, and others get their turn in between."""
+    """Registry of one family, so that others get their turn between two."""
 
     metric: Metric
 
@@ -94,10 +94,7 @@ class Page:
         return b"".join(pieces)
 
     async def _not_ready(self) -> str:
-        """Return why the daemon isn't ready. Soon after its start the answer waits until it is.
-
-        A kubelet that gets "not yet" asks again a period later, and reports a failed probe.
-        """
+        """Return why the daemon isn't ready; soon after its start, wait until it is, or a kubelet's probe fails."""
         give_up = time.monotonic() + _READY_SECONDS
         while (snapshot := self._snapshot()).not_ready:
             young = 0 <= time.time() - snapshot.started_at < _STARTING_SECONDS
@@ -112,7 +109,7 @@ class Page:
 
 
 async def serve(snapshot: Callable[[], Snapshot], settings: Settings, journal: Journal) -> None:
-    """Answer until cancelled. Where that cannot be, say so, let the daemon live, and try again from time to time."""
+    """Answer until cancelled; an address that can't be had is logged, and tried again."""
     page = Page(snapshot, settings)
 
     async def answer(path: str, accept: str) -> tuple[int, str, bytes]:

@@ -1,6 +1,6 @@
 """One metric family, and its series for the Prometheus client.
 
-Series come as rows: the values of the family's labels in order, and a number. A row without a number has no series.
+A row has the values of the family's labels, and a number; without one there is no series.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _LONGEST = 256  # characters of a label's value; a directory's name has at most 
 
 
 class Family(NamedTuple):
-    """``kind`` is Prometheus's: ``gauge``, ``counter``, ``histogram``, ``info`` or ``stateset``.
+    """``kind`` is Prometheus's; ``name`` is that of the series, with ``_total`` or ``_info``.
 
-    ``name`` is that of the series, with ``_total`` and ``_info``; a state set's last label has the same name.
+    The last label of a ``stateset`` has its name.
     """
 
     name: str

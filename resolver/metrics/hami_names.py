@@ -1,7 +1,7 @@
 """The same values under the names, labels and units of HAMi's monitor, for existing dashboards.
 
-Names with ``hami_`` are HAMi 2.10's and KAI's; the older ones are what later releases call legacy. Kinds of memory and
-the last kernel are HAMi-core's counts, of processes that are known to own slots. Unknown values are left out.
+Names with ``hami_`` are HAMi 2.10's and KAI's; later releases call the others legacy. Kinds of memory and the last
+kernel are HAMi-core's counts, of known owners of slots. Unknown values are left out.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ FAMILIES = tuple(family for each in (OF_GPUS, OF_CONTAINERS) for its in each.val
 
 
 def collect(snapshot: Snapshot, used: Iterable[Usage], *, known: bool) -> Iterator[Metric]:
-    """``known``: NVML answers. HAMi's labels know a container by its pod's name only: without one there is none."""
+    """Yield the families; ``known``: NVML answers. Containers without a pod's name have no series."""
     node = os.environ.get("NODE_NAME", "")
     gpus = [
         ((node, str(gpu.device_index), gpu.uuid, f"NVIDIA-{gpu.name}", _ZONE), gpu)
@@ -130,7 +130,7 @@ def _values(usage: Usage, now: float) -> Iterator[tuple[str, tuple[str, ...], fl
 
 
 def _placed(used: Iterable[Usage]) -> Iterator[Usage]:
-    """Give the GPUs of a container without a cache file their places: it has whole ones, and HAMi no file for it."""
+    """Number the GPUs of a container without a cache file, which has whole ones."""
     listed = list(used)
     with_file = {usage.names for usage in listed if usage.position is not None}
     places: Counter[Names] = Counter()

@@ -1,7 +1,7 @@
 """Use of each GPU by each container, from one snapshot. Unknown values have a reason instead.
 
 A container's utilization is the sum of its processes' samples, at most 1. Processes belong to containers by their
-cgroups, so that a tenant's file neither hides load nor adds any; it only adds GPUs on which the container is idle.
+cgroups: a tenant's file neither hides load nor adds any, only GPUs on which the container is idle.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Device(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """One container on one GPU. ``utilization`` from 0 to 1, ``memory`` in bytes, or the reason of each.
+    """One container on one GPU. ``utilization`` from 0 to 1 and ``memory`` in bytes, or the reason of each.
 
-    From the cache file, None if unknown or unlimited: ``position`` of the GPU, ``limit`` of memory in bytes,
-    ``counted`` by HAMi-core, ``last_kernel`` (0: never), ``core_limit`` in per cent.
+    From the cache file, None if unknown or unlimited: the GPU's ``position``, ``limit`` of memory in bytes, HAMi-core's
+    ``counted``, ``last_kernel`` (0: never), ``core_limit`` in per cent.
     """
 
     names: Names
@@ -112,10 +112,7 @@ def devices(snapshot: Snapshot) -> dict[str, Device]:
 
 
 def nvml_trouble(snapshot: Snapshot, now: float, longest: float) -> Unknown | None:
-    """Why nothing that NVML reported can be used at Unix time ``now``; None if it can.
-
-    Its answer may be ``longest`` seconds old.
-    """
+    """Return why NVML's values can't be used at Unix time ``now``, or None; they may be ``longest`` seconds old."""
     joined = snapshot.joined
     if joined.error:
         return Unknown.NO_ANSWER
@@ -166,7 +163,7 @@ def _total(values: list[int | None]) -> int | None:
 
 
 def _counted(group: _Group, snapshot: Snapshot, shared: set[str]) -> tuple[dict[str, Counted], int]:
-    """Return HAMi-core's counts by device, and when it last saw a kernel; nothing for a shared file."""
+    """Return HAMi-core's counts by device, and its last kernel's time; nothing for a shared file."""
     if shared & group.regions.keys():
         return {}, 0
     sums: dict[str, Counted] = {}
@@ -184,7 +181,7 @@ def _counted(group: _Group, snapshot: Snapshot, shared: set[str]) -> tuple[dict[
 
 
 def _groups(snapshot: Snapshot) -> dict[Names, _Group]:
-    """Processes and regions by container. A restarted container is one with that before it, while both run."""
+    """Processes and regions by container, which includes its predecessor while both run."""
     groups: dict[Names, _Group] = {}
     by_path = {region.path: region for region in snapshot.regions}
     by_name: dict[tuple[str, str], list[RegionReport]] = {}
@@ -214,7 +211,7 @@ def _keyed(regions: Iterable[RegionReport]) -> dict[str, RegionReport]:
 def _add_without_id(
     groups: dict[Names, _Group], names: Names, regions: list[RegionReport], snapshot: Snapshot
 ) -> None:
-    """Add containers whose cgroup has no id. They are known only by their slots' owners, while these are alive."""
+    """Add containers without an id in their cgroup, which are known by their slots' living owners."""
     slots = [slot for region in regions for slot in region.slots if not slot.dead]
     owners = {slot.host_pid for slot in slots if slot.host_pid is not None}
     if not owners or any(region.container_id for region in regions):

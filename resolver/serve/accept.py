@@ -25,8 +25,8 @@ _PAUSE_SECONDS = 0.5
 class Acceptor:
     """Accepts connections on ``listener`` in batches, for at most ``share`` of a CPU, ``take`` included.
 
-    ``take`` gets each connection, in non-blocking mode, and owns it. If it raises OSError, descriptors have run out:
-    ``refused`` is called, and clients wait in the kernel's queue for a while. Belongs to the running event loop.
+    ``take`` owns each connection, which doesn't block. If it raises OSError, descriptors have run out: ``refused`` is
+    called, and clients wait in the kernel's queue for a while. Belongs to the running event loop.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class Acceptor:
 class Waiting(Generic[_T]):
     """Connections with a value each, kept for at most ``seconds``; iterated in order of arrival.
 
-    ``readable`` is called when a connection is readable or hung up; ``late``, with the same arguments, when the time is
-    over: the connection is no longer watched, and the callee closes it. Belongs to the running event loop.
+    ``readable`` is called when a connection is readable or hung up, ``late`` after the time, when it is no longer
+    watched, and must close it. Belongs to the running event loop.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection with a limit on everything, for the API's sockets and for ``/metrics``. The parser is h11's.
+"""One HTTP/1.1 connection, for the API's sockets and for ``/metrics``. The parser is h11's.
 
-A connection is one task, which waits for at most one thing: a request, the rest of it, or the client's reading of the
-answer; each wait has a limit. No timer runs while no client is connected.
+A connection is one task, which waits for a request, the rest of it, or the client's reading of the answer; each wait
+has a limit. No timer runs while no client is connected.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ _PIECE_BYTES = 64 << 10
 class Limits(NamedTuple):
     """Limits on the clients of one listening socket.
 
-    At most ``connections`` are open at a time, and accepting them uses at most ``share`` of a CPU. The client has
-    ``seconds`` to send the whole request and as long to read the answer; between two requests it may be idle for
-    ``idle_seconds``. With ``waiting``, up to that many more connections wait, and one is admitted every ``apart``
-    seconds; a rejected client gets ``busy``.
+    At most ``connections`` are open; accepting uses at most ``share`` of a CPU. A client has ``seconds`` to send a
+    request, as long to read the answer, and ``idle_seconds`` between two. With ``waiting``, so many more connections
+    wait, one is admitted every ``apart`` seconds, and a rejected client gets ``busy``.
     """
 
     connections: int
@@ -52,7 +51,7 @@ class HangUp(Exception):
 
 
 def refusal(status: int, media_type: str, body: bytes, headers: Mapping[str, str] | None = None) -> HangUp:
-    """Return the error that refuses a client before its request is read."""
+    """Return the error that refuses a client."""
     head = [
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
         f"Content-Type: {media_type}",
@@ -70,14 +69,14 @@ class Gatekeeper:
         self.counters: Counter[str] = Counter()
 
     def owner(self, channel: socket.socket) -> Hashable | None:
-        """Return the key under which a connection waits; None rejects it. OSError: descriptors have run out."""
+        """Return the key under which a connection waits; None rejects it. Raises OSError without descriptors."""
         try:
             return str(channel.getpeername()[0])
         except OSError:
             return None  # it has gone
 
     def enter(self, _channel: socket.socket) -> Any:
-        """Return the ``visitor`` of a connection, for its requests. Raises `HangUp`."""
+        """Return a connection's ``visitor``, for its requests. Raises `HangUp`."""
 
     def leave(self, visitor: Any) -> None:
         """Release the visitor of a closed connection."""
@@ -88,9 +87,9 @@ class Gatekeeper:
 
 
 class Connection:
-    """One admitted client: its requests are read and answered one after the other, each within its time limits.
+    """One admitted client: its requests are read and answered one after the other.
 
-    The application gets it for each request, and calls `answer` or `stream` once. ``headers`` have names in lower case.
+    The application gets it for each request, and calls `answer` or `stream`. ``headers`` have names in lower case.
     ``charge`` makes a further request as expensive as a new connection.
     """
 
@@ -120,7 +119,7 @@ class Connection:
         self._task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Serve the client until it leaves, is refused or is cancelled. The caller closes the socket."""
+        """Serve the client until it leaves or is refused. The caller closes the socket."""
         self._task = asyncio.current_task()
         try:
             self.visitor = self._gatekeeper.enter(self.channel)
@@ -245,7 +244,7 @@ class Connection:
         self._taken_by = self._loop.time() + self._limits.seconds
 
     async def _send(self, event: h11.Event) -> None:
-        """Send a piece of the answer, and wait until the client's kernel has it."""
+        """Send a piece, and wait until the client's kernel has it."""
         head, self._head = self._head, b""
         if not (data := head + (self._http.send(event) or b"")):
             return

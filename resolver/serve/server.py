@@ -1,7 +1,7 @@
-"""A bounded HTTP server: holds connections of unknown clients until a request begins, and admits them one by one.
+"""A bounded HTTP server: holds connections until a request begins, and admits them one by one.
 
-The excess waits in the kernel's queue. Owners (an address, a container) take turns: a client that sends a thousand
-requests delays only its own. Within one owner, complete requests come before incomplete ones.
+The excess waits in the kernel's queue. Owners (an address, a container) take turns, so that a thousand requests delay
+only those of the same owner, of which complete ones come first.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ class _Guest(NamedTuple):
 class Server:
     """Answers on a listening socket; belongs to the running event loop.
 
-    A connection is silent, then ready, then inside. Without ``limits.waiting`` it is inside at once. One connection
-    more than ``limits.waiting`` costs the owner that holds most of them one: the longest silent one, else its oldest
-    incomplete request, else its latest request. One more than ``limits.connections`` costs the owner that has most of
-    them inside its oldest idle one.
+    A connection is silent, then ready, then inside; without ``limits.waiting`` it is inside at once. One too many
+    waiting costs the owner of most of them the longest silent one, else its oldest incomplete request, else its latest.
+    One too many inside costs the owner of most of them its oldest idle one.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Server:
     # -- before a request is read ---------------------------------------------------------------------
 
     def _charge(self) -> None:
-        """Delay the next admission by one turn, for an admission or for another request of an admitted client."""
+        """Delay the next admission by one turn."""
         self._next_at = max(self._next_at, self._loop.time()) + self._limits.apart
 
     def _take(self, channel: socket.socket) -> None:
@@ -187,7 +186,7 @@ async def serve(
 
 
 def _state(channel: socket.socket) -> int:
-    """Return the pending poll(2) events, 0 if there are none. A client that has shut down sending counts as gone."""
+    """Return the pending poll(2) events. A client that has shut down sending counts as gone."""
     poll = select.poll()
     poll.register(channel, select.POLLIN | select.POLLRDHUP)
     return sum(events for _, events in poll.poll(0))
@@ -202,9 +201,9 @@ def _is_whole(channel: socket.socket) -> bool:
 
 
 def _hang_up(channel: socket.socket, answer: bytes) -> None:
-    """Close a connection. A short answer is sent before, if the socket's buffer has room.
+    """Send a short answer if the socket's buffer has room, and close the connection.
 
-    Pending data is read: if a socket is closed with unread data, the kernel discards the answer.
+    Pending data is read, because the kernel discards the answer if a socket is closed with unread data.
     """
     with contextlib.suppress(OSError):
         channel.send(answer)

@@ -1,4 +1,4 @@
-"""A listening Unix socket in the file system: made under another name, with mode and group, then renamed into place."""
+"""A listening Unix socket in the file system: made under another name, then renamed into place."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import NamedTuple
 from resolver.base.errors import UsageError
 from resolver.linux.peers import Listener
 
-BACKLOG = 512
+#: In the kernel. Beyond it a client that connects waits for its turn, or, if it doesn't wait, gets EAGAIN.
+_BACKLOG = 512
 
 
 def group_of(name: str) -> int | None:
-    """Return the id of the group with full access, None for an empty name. Raises `UsageError` if it doesn't exist."""
+    """Return a group's id by its name or number, None for an empty name. Raises `UsageError`."""
     if not name:
         return None
     if name.isdecimal() and len(name) <= 10:
@@ -31,7 +32,7 @@ def group_of(name: str) -> int | None:
 
 
 class Listening(NamedTuple):
-    """Texts for error messages: the listening program, the option for its path, and the alternative."""
+    """Words of error messages: the listening program, the option for its path, and the alternative."""
 
     who: str
     option: str
@@ -39,9 +40,9 @@ class Listening(NamedTuple):
 
 
 class UnixSocket:
-    """Listening socket at ``path``, unreachable before `open`.
+    """Listening socket at ``path``, unreachable before `open`. Raises UsageError and OSError.
 
-    Creating it may need privileges that the daemon drops soon; opening it needs none. Raises UsageError and OSError.
+    Creating it may need privileges that the daemon drops soon; opening it needs none.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class UnixSocket:
         *,
         mode: int = 0o660,
         group: int | None = None,
-        backlog: int = BACKLOG,
+        backlog: int = _BACKLOG,
     ) -> None:
         self.path = path
         self._listening = listening
@@ -68,24 +69,30 @@ class UnixSocket:
             raise
 
     def _bind(self, mode: int, group: int | None) -> None:
-        """Make the socket with its mode, and give it to the group, without following a link."""
         before = os.umask(0o777 & ~mode)
         try:
             self.listener.bind(self._temporary)
         finally:
             os.umask(before)
-        if group is not None:
-            _give_to_group(self._temporary, group)
+        if group is None:
+            return
+        try:
+            os.chown(self._temporary, -1, group, follow_symlinks=False)
+        except PermissionError:
+            raise UsageError(
+                f"the socket cannot be given to group {group}: this takes CAP_CHOWN, or a daemon that is in that group "
+                "(setpriv --groups; in Kubernetes: supplementalGroups)"
+            ) from None
 
     def open(self) -> None:
-        """Listen at ``path``, instead of a stale socket there; `UsageError` if it is in use, or no socket."""
+        """Listen at ``path``, in place of a stale socket; `UsageError` if it is in use or no socket."""
         self._require_free()
         self.listener.listen(self._backlog)
         os.rename(self._temporary, self.path)
         self._inode = os.lstat(self.path).st_ino
 
     def close(self) -> None:
-        """Remove the socket unless another process has replaced it, and remove leftovers of killed daemons."""
+        """Remove the socket unless another process has replaced it, and leftovers of killed daemons."""
         with contextlib.suppress(FileNotFoundError):
             if self._inode and os.lstat(self.path).st_ino == self._inode:
                 os.unlink(self.path)
@@ -116,13 +123,8 @@ def listens(path: str) -> bool:
     return True
 
 
-def _remove(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)
-
-
 def _remove_abandoned(path: str) -> None:
-    """Remove sockets that killed daemons never opened: the PID in the name is unused, or this process's own."""
+    """Remove sockets that killed daemons never opened: the PID in the name is unused, or this process's."""
     directory, name = os.path.split(path)
     with contextlib.suppress(OSError):
         for entry in os.listdir(directory or "."):
@@ -133,14 +135,4 @@ def _remove_abandoned(path: str) -> None:
                 continue  # it waits for its turn
             left = os.path.join(directory, entry)
             if stat.S_ISSOCK(os.lstat(left).st_mode):
-                _remove(left)
-
-
-def _give_to_group(path: str, group: int) -> None:
-    try:
-        os.chown(path, -1, group, follow_symlinks=False)
-    except PermissionError:
-        raise UsageError(
-            f"the socket cannot be given to group {group}: this takes CAP_CHOWN, or a daemon that is in that group "
-            "(setpriv --groups; in Kubernetes: supplementalGroups)"
-        ) from None
+                os.unlink(left)
