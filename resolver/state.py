@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -18,8 +19,6 @@ from msgspec import Struct
 from resolver.base.reasons import RepairReason, SampleReason, UnresolvedReason
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from resolver.base.reasons import RegionReason
     from resolver.config import Setting
     from resolver.gpu.attribution import Joined
@@ -180,12 +179,14 @@ class RegionReport(RegionFacts, frozen=True, kw_only=True):
 
     ``limit`` and ``sm_limit`` come from the file, and so from its tenant: bytes of memory by device, 0 without a limit;
     per cent of its cores, 0 or 100 and more without one. ``container_ids`` are those of all its slots' owners.
+    ``limiting`` is utilization_switch.
     """
 
     slots: Sequence[SlotReport]
     limit: tuple[int, ...] = ()
     sm_limit: tuple[int, ...] = ()
     container_ids: tuple[str, ...] = ()
+    limiting: bool = True
 
     def memory_limit(self, device: int) -> int | None:
         """Return the bytes allowed on one of ``device_uuids``, None without a limit."""
@@ -256,6 +257,61 @@ class Process(Struct, frozen=True):
     no_slot: SampleReason | None
 
 
+class LimitState(StrEnum):
+    """Whether HAMi-core's limit of a container's cores holds on a GPU."""
+
+    IN_FORCE = "in_force"
+    NO_LIMIT = "no_limit"
+    SWITCHED_OFF = (
+        "switched_off"  # HAMi's monitor cleared utilization_switch, because of a policy or a priority
+    )
+    WAITING = "waiting"  # a slot's owner is unknown, so HAMi-core counts none of its use
+    EXCEEDED = "exceeded"  # in force, and used more over the last minute
+
+
+class ContainerUse(Struct, frozen=True):
+    """Use of one GPU by one container ``since`` the daemon first saw it there (Unix time). Null means unknown.
+
+    ``gpu_seconds`` is SM utilization from 0 to 1 times seconds, ``unknown_seconds`` the time without an answer of NVML,
+    which is in none of the sums. ``energy`` is an estimate in joules: the GPU's power in proportion to use.
+    ``used_1m`` and ``used_5m`` are the mean utilization, ``core_limit`` is in per cent. ``idle_since`` is when its
+    processes, which still hold memory, last used the GPU. ``xids`` counts the GPU's errors meanwhile.
+    """
+
+    namespace: str | None
+    pod: str | None
+    container_name: str | None
+    pod_uid: str | None
+    container_id: str | None
+    device_uuid: str
+    since: float
+    gpu_seconds: float
+    memory_byte_seconds: float
+    unknown_seconds: float
+    energy: float | None
+    used_1m: float | None
+    used_5m: float | None
+    idle_since: float | None
+    core_limit: int | None
+    limit_state: LimitState
+    xids: int
+
+
+class WithoutSlot(Struct, frozen=True):
+    """Process on a GPU that has had no slot ``since`` then (Unix time): HAMi-core limits nothing there."""
+
+    process: Process
+    since: float
+
+
+class UsageReport(NamedTuple):
+    """Everything that the accounts say."""
+
+    containers: tuple[ContainerUse, ...] = ()
+    without_slot: tuple[WithoutSlot, ...] = ()
+    unused_joules: Mapping[str, float] = MappingProxyType({})  # by device, while no process used it
+
+
 class Worker(Struct, frozen=True):
     """One kind of child: its starts and failures so far, and the last failure."""
 
@@ -317,6 +373,7 @@ class Snapshot(NamedTuple):
     hami_counts: Mapping[str, HamiCounts] = MappingProxyType(
         {}
     )  # by region's path; with ``--hami-metrics`` only
+    used: Callable[[], UsageReport] = UsageReport  # the accounts, as of the call
 
     def standstill(self) -> str:
         """Explain why the daemon should be restarted; empty while passes are made, or before its turn."""

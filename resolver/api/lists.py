@@ -37,6 +37,7 @@ ROUTES = Routes(
         ),
         _list("/v1/slots", shapes.Slots, "Every slot in use, and its state", shapes.slots),
         _list("/v1/processes", shapes.Processes, "Every process on every GPU", shapes.processes),
+        _list("/v1/usage", shapes.ContainerUses, "Use of each GPU by each container", shapes.usage),
         _list(
             "/v1/unresolved",
             shapes.Unresolved,

@@ -21,7 +21,17 @@ from resolver.config import Setting
 from resolver.gpu.attribution import Sample
 from resolver.gpu.inventory import Gpu
 from resolver.hami.placements import BARE
-from resolver.state import Container, PassSeconds, Process, RegionFacts, SlotFacts, Worker, tally
+from resolver.state import (
+    Container,
+    ContainerUse,
+    PassSeconds,
+    Process,
+    RegionFacts,
+    SlotFacts,
+    WithoutSlot,
+    Worker,
+    tally,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -149,6 +159,18 @@ class Processes(Struct, frozen=True):
     processes: list[Process]
 
 
+class ContainerUses(Struct, frozen=True):
+    """``/v1/usage``: use of each GPU by each container since the daemon's start, and processes without a slot.
+
+    ``unused_energy`` is each GPU's in joules, by UUID, in the time when no process used it.
+    """
+
+    at: float
+    unused_energy: dict[str, float]
+    without_slot: list[WithoutSlot]
+    containers: list[ContainerUse]
+
+
 class Gpus(Struct, frozen=True):
     """``/v1/gpus``: ``version`` grows with each change, 0 before NVML first answered; also in the ``ETag``.
 
@@ -249,7 +271,11 @@ class Found(Struct, frozen=True):
 
 
 class Status(Struct, frozen=True):
-    """``/v1/status``: the daemon's state. ``counters`` and ``api`` only grow, except ``connected``."""
+    """``/v1/status``: the daemon's state. ``counters`` and ``api`` only grow, except ``connected``.
+
+    ``core_limits`` counts containers with a core limit on a GPU by `LimitState`, ``without_slot`` processes that have
+    been on a GPU for 30 s without a slot, by reason.
+    """
 
     at: float
     version: str
@@ -263,6 +289,8 @@ class Status(Struct, frozen=True):
     policy: Policy
     driver: Driver
     totals: Totals
+    core_limits: dict[str, int]
+    without_slot: dict[str, int]
     found: list[Found]
     workers: list[Worker]
     counters: dict[str, int]
@@ -280,7 +308,7 @@ class Events(Struct, frozen=True):
 def status(picture: Snapshot, api: dict[str, int]) -> Status:
     """Return the daemon's state. ``api`` has the API's own counters."""
     tallies = list(picture.tallies())
-    gpus, joined = picture.inventory.gpus, picture.joined
+    gpus, joined, used = picture.inventory.gpus, picture.joined, picture.used()
     return Status(
         at=picture.at,
         version=__version__,
@@ -323,6 +351,8 @@ def status(picture: Snapshot, api: dict[str, int]) -> Status:
             samples_unresolved=len(joined.orphans),
             processes=len(picture.gpu_processes),
         ),
+        core_limits=Counter(use.limit_state.value for use in used.containers if use.core_limit is not None),
+        without_slot=Counter(each.process.no_slot or "" for each in used.without_slot),
         found=_found(picture),
         workers=list(picture.workers),
         counters=dict(picture.counters),
@@ -365,6 +395,12 @@ def whole(parts: Parts) -> Struct:
 def containers(picture: Snapshot) -> Parts:
     """``/v1/containers``."""
     return Containers(picture.at, []), picture.containers
+
+
+def usage(picture: Snapshot) -> Parts:
+    """``/v1/usage``."""
+    used = picture.used()
+    return ContainerUses(picture.at, dict(used.unused_joules), list(used.without_slot), []), used.containers
 
 
 def regions(picture: Snapshot) -> Parts:

@@ -24,6 +24,7 @@ COMMANDS = {
     "doctor": "check everything the daemon needs here, with causes and fixes",
     "top": "show live who uses the GPUs",
     "containers": "list the containers of this node",
+    "usage": "show each container's use of the GPUs over time, and whether its core limit holds",
     "status": "show how the daemon is",
     "devices": "show the node's GPUs and their health",
     "report-devices": "keep the node's GPUs in the API server, for schedulers",

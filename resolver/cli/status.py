@@ -17,6 +17,7 @@ from resolver.cli.ask_daemon import add_socket, ask, duration, understood
 from resolver.cli.process_summary import facts_of
 from resolver.cli.show import print_json, print_pairs
 from resolver.hami.placements import BY_NAME
+from resolver.state import LimitState
 
 if TYPE_CHECKING:
     import argparse
@@ -59,7 +60,7 @@ def _print(args: argparse.Namespace) -> int:
         ready = not status["source"]["not_ready"]
         lines = [*_daemon(status), *_troubles(status)]
         if not args.brief:
-            lines += [*_driver(status), *_work(status), *_cost(status)]
+            lines += [*_driver(status), *_work(status), *_use(status), *_cost(status)]
     if args.json:
         print_json(status)
     else:
@@ -123,6 +124,15 @@ def _work(status: Mapping[str, Any]) -> Iterator[Line]:
     contested = {what.value: n for what in _CONTESTED if (n := counters.get(what, 0))}
     if contested:
         yield "contested", _list(contested), "yellow"
+
+
+def _use(status: Mapping[str, Any]) -> Iterator[Line]:
+    """Yield what an operator should look at; `resolver usage` has all of it."""
+    states, without = status["core_limits"], status["without_slot"]
+    text = _list({state.replace("_", " "): n for state, n in states.items()})
+    yield "core limits", text or "none", "yellow" if LimitState.EXCEEDED in states else ""
+    if without:
+        yield _reasons("without slot", without)
 
 
 def _cost(status: Mapping[str, Any]) -> Iterator[Line]:

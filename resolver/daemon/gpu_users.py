@@ -11,9 +11,10 @@ from resolver.base.budget import Slices
 from resolver.base.counters import CounterName
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import SampleReason
+from resolver.daemon.accounts import Accounts
 from resolver.gpu.attribution import NOTHING, join
 from resolver.gpu.inventory import NONE as NO_INVENTORY
-from resolver.gpu.inventory import changes
+from resolver.gpu.inventory import changes, new_xids
 from resolver.gpu.sampler import SAMPLE_SECONDS, Sampler
 from resolver.state import Container, Process
 
@@ -55,6 +56,7 @@ class GpuUsers:
         self.sampler = Sampler(details=details)
         self.joined: Joined = NOTHING
         self.inventory = NO_INVENTORY
+        self.accounts = Accounts()
         self.collected_at = 0.0
         #: Replaced together: a container without its processes would be reported as idle.
         self.processes: tuple[Process, ...] = ()
@@ -80,7 +82,11 @@ class GpuUsers:
         self._counters[CounterName.IMPLAUSIBLE_SAMPLES] = self.sampler.implausible
         for kind, fields in changes(self.inventory, collection.inventory):
             level = "warning" if kind in ("gpu_gone", "gpu_unhealthy", "gpu_xid") else "info"
+            if kind == "gpu_xid":
+                fields["containers"] = self._on_device(fields["device"])
             self._journal.record(kind, level=level, **fields)
+        for uuid, count in new_xids(self.inventory, collection.inventory).items():
+            self.accounts.count_xids(uuid, count)
         self.inventory = collection.inventory
         if not collection.error:
             self.collected_at = collection.at
@@ -144,6 +150,15 @@ class GpuUsers:
             if used.no_slot in (SampleReason.NO_SLOT, SampleReason.NO_SHARED_REGION):
                 users.setdefault(used.container, used.host_pid)
         return users, regions
+
+    def _on_device(self, uuid: str) -> list[str]:
+        """Return the containers with a process on a GPU, as ``<namespace>/<pod>/<container>``, or their ids."""
+        found = {
+            f"{each.namespace}/{each.pod}/{each.container_name}" if each.pod else each.container_id or ""
+            for each in self.processes
+            if each.device_uuid == uuid
+        }
+        return sorted(found - {""})
 
     def _process(self, used: Used) -> Process:
         owner = self._repairer.owners.process(used.host_pid) if used.no_slot is None else None

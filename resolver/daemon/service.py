@@ -286,6 +286,7 @@ class Service:
         self._decide()
         self.decision.consider(collection)
         await self.gpus.count_containers()
+        self.gpus.accounts.note(self.gpus.processes, self.gpus.joined, collection.devices)
         self.gpus.expect_idleness(collection)
         if self.repairer.is_news(self.gpus.joined):
             self._hurry.set()

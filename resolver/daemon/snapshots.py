@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from resolver.base.counters import CounterByReason
 from resolver.base.event_log import EventLog
-from resolver.state import PassSeconds, Snapshot, Worker
+from resolver.state import PassSeconds, Snapshot, UsageReport, Worker
 from resolver.workers.means import Means
 
 if TYPE_CHECKING:
@@ -141,7 +141,16 @@ class Snapshots:
             standing=self._journal.standing(),
             unwatched=repairer.unwatched(),
             not_measured=self._decision.not_measured(),
+            used=self._used,
             hami_counts=repairer.readings.hami_counts.known(),
+        )
+
+    def _used(self) -> UsageReport:
+        gpus = self._gpus
+        return UsageReport(
+            gpus.accounts.uses(self._repairer.reports(), gpus.containers),
+            gpus.accounts.without_slot(gpus.processes),
+            gpus.accounts.unused_joules,
         )
 
 

@@ -155,6 +155,15 @@ def changes(old: Inventory, new: Inventory) -> Iterator[tuple[str, dict[str, Any
             yield "gpu_healthy", _about(gpu) | {"was": _reasons(known)}
 
 
+def new_xids(old: Inventory, new: Inventory) -> dict[str, int]:
+    """Return how many XID errors each GPU had between two inventories, by UUID."""
+    if old.version == new.version:
+        return {}
+    before = {gpu.uuid: sum(each.count for each in gpu.xids) for gpu in old.gpus}
+    counts = {gpu.uuid: sum(each.count for each in gpu.xids) - before.get(gpu.uuid, 0) for gpu in new.gpus}
+    return {uuid: count for uuid, count in counts.items() if count > 0}
+
+
 def _key(gpu: Gpu) -> str | int:
     return gpu.uuid or gpu.device_index
 

@@ -46,6 +46,7 @@ class DeviceSamples(NamedTuple):
 
     NVML's PIDs may be threads'. ``dropped`` are PIDs with an unknown value: an impossible sample, or a client of an MPS
     server, which has its samples. ``memory`` maps PIDs to bytes or None; None as a whole without a list.
+    ``power`` is the device's, in watts.
     """
 
     status: str
@@ -53,6 +54,7 @@ class DeviceSamples(NamedTuple):
     newest: Mapping[int, tuple[int, int]] = MappingProxyType({})
     dropped: frozenset[int] = frozenset()
     memory: Mapping[int, int | None] | None = None
+    power: float | None = None
 
 
 class Collection(NamedTuple):
@@ -214,19 +216,20 @@ class Sampler:
         if answer["count"] != self._count:
             self._devices_until = 0.0
         memory = None if answer["processes"] is None else dict(answer["processes"])
+        power = answer["power"]
         if gpu.mig:
             why = "NVML has no process utilization in MIG mode"
-            return DeviceSamples(UNSUPPORTED, why, memory=memory)
+            return DeviceSamples(UNSUPPORTED, why, memory=memory, power=power)
         if answer["status"] != OK:
             if answer["status"] == FAILED:
                 self._look_again()
-            return DeviceSamples(answer["status"], answer["text"], memory=memory)
+            return DeviceSamples(answer["status"], answer["text"], memory=memory, power=power)
         newest, dropped = self._merge(uuid, answer, self._since(uuid, now_us), now_us)
         unknown = {pid for pid, stamp in dropped.items() if stamp > newest.get(pid, (0, 0))[0]}
         if answer["mps"] is not None:
             self._clients[uuid] = answer["mps"]
         unknown.update(pid for pid in self._clients.get(uuid, ()) if pid not in newest)
-        return DeviceSamples(OK, "", newest, frozenset(unknown), memory)
+        return DeviceSamples(OK, "", newest, frozenset(unknown), memory, power)
 
     def _look_again(self) -> None:
         """Read the devices again soon, at a limited rate."""

@@ -17,9 +17,10 @@ from resolver.hami.layout import LAYOUTS
 from resolver.hami.placements import PLACEMENTS
 from resolver.metrics import families as f
 from resolver.metrics.utilization import Names, Unknown, devices, names_of, nvml_trouble, usages
+from resolver.state import LimitState
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator, Mapping
 
     from prometheus_client.metrics_core import Metric
 
@@ -50,6 +51,7 @@ def collect(snapshot: Snapshot, settings: Settings, now: float) -> Iterator[Metr
     del used[MAX_SERIES:]
     yield from _containers(used, len(every) - len(used) - left_out)
     yield from _limits(used, devices(snapshot))
+    yield from _accounts(snapshot, {gpu.uuid: str(gpu.device_index) for gpu in snapshot.inventory.gpus})
     if settings.metrics_per_process:
         processes = list(_processes(snapshot)) if trouble is None else []
         left_out += max(0, len(processes) - MAX_SERIES)
@@ -95,6 +97,42 @@ def _limits(used: list[Usage], known: Container[str]) -> Iterator[Metric]:
     its = [usage for usage in used if usage.device.uuid in known]
     yield f.CONTAINER_MEMORY_LIMIT.metric((usage.labels, usage.limit) for usage in its)
     yield f.CONTAINER_CORE_LIMIT.metric((usage.labels, _times(usage.core_limit, 0.01)) for usage in its)
+
+
+def _accounts(snapshot: Snapshot, indexes: Mapping[str, str]) -> Iterator[Metric]:
+    """Yield the counters of each container on each GPU, and the processes that HAMi-core doesn't know."""
+    used = snapshot.used()
+    its = [
+        ((*names_of(each), each.device_uuid, indexes.get(each.device_uuid, "")), each)
+        for each in used.containers[:MAX_SERIES]
+    ]
+    yield f.CONTAINER_GPU_SECONDS.metric((labels, each.gpu_seconds) for labels, each in its)
+    yield f.CONTAINER_MEMORY_SECONDS.metric((labels, each.memory_byte_seconds) for labels, each in its)
+    yield f.CONTAINER_UNKNOWN_SECONDS.metric((labels, each.unknown_seconds) for labels, each in its)
+    yield f.CONTAINER_IDLE_SECONDS.metric(
+        (labels, max(0.0, snapshot.at - each.idle_since))
+        for labels, each in its
+        if each.idle_since is not None
+    )
+    yield f.CONTAINER_ENERGY.metric((labels, each.energy) for labels, each in its)
+    yield f.UNUSED_ENERGY.metric(((uuid,), joules) for uuid, joules in used.unused_joules.items())
+    yield f.CONTAINER_XIDS.metric((labels, each.xids) for labels, each in its)
+    yield f.CORE_LIMIT_STATE.metric(
+        row for labels, each in its for row in _state(LimitState, each.limit_state, *labels)
+    )
+    counts: Counter[tuple[str, ...]] = Counter()
+    memory: Counter[tuple[str, ...]] = Counter()
+    for process in (each.process for each in used.without_slot):
+        labels = (
+            *names_of(process),
+            process.device_uuid,
+            indexes.get(process.device_uuid, ""),
+            process.no_slot or "",
+        )
+        counts[labels] += 1
+        memory[labels] += process.memory or 0
+    yield f.WITHOUT_SLOT.metric(list(counts.items())[:MAX_SERIES])
+    yield f.WITHOUT_SLOT_MEMORY.metric(list(memory.items())[:MAX_SERIES])
 
 
 def _processes(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], int | None, int | None]]:

@@ -76,6 +76,53 @@ CONTAINER_UTILIZATION = _gauge(
     "SM utilization of a container on a GPU over the last second, from 0 to 1: the sum over its processes.",
     *_BOTH,
 )
+CONTAINER_GPU_SECONDS = _counter(
+    "container_gpu_seconds",
+    "Use of a GPU by a container since the daemon first saw it there: SM utilization from 0 to 1, times seconds.",
+    *_BOTH,
+)
+CONTAINER_MEMORY_SECONDS = _counter(
+    "container_gpu_memory_byte_seconds", "GPU memory held by a container, in bytes, times seconds.", *_BOTH
+)
+CONTAINER_UNKNOWN_SECONDS = _counter(
+    "container_gpu_unknown_seconds",
+    "Time without an answer of NVML, which is missing in the two counters above.",
+    *_BOTH,
+)
+CONTAINER_IDLE_SECONDS = _gauge(
+    "container_gpu_idle_seconds",
+    "Time since a container that holds memory of a GPU last used it; no series while it does.",
+    *_BOTH,
+)
+CONTAINER_ENERGY = _counter(
+    "container_energy_estimate_joules",
+    "Estimate of a container's energy: a GPU's power, shared in proportion to SM utilization.",
+    *_BOTH,
+)
+UNUSED_ENERGY = _counter(
+    "gpu_unused_energy_joules",
+    "Energy of a GPU while no process used it, which is in no container's estimate.",
+    "device_uuid",
+)
+CONTAINER_XIDS = _counter(
+    "container_gpu_xids",
+    "XID errors of a GPU while a container had a process on it. NVML does not say which process caused one.",
+    *_BOTH,
+)
+CORE_LIMIT_STATE = _states(
+    "container_core_limit_state",
+    "Whether HAMi-core enforces a container's core limit on a GPU, and whether it holds.",
+    *_BOTH,
+)
+WITHOUT_SLOT = _gauge(
+    "processes_without_slot",
+    "Processes that have been on a GPU for 30 s without a slot of HAMi-core's, which limits nothing there.",
+    *_BOTH,
+    "reason",
+)
+WITHOUT_SLOT_MEMORY = _gauge(
+    "processes_without_slot_memory_bytes", "GPU memory of these processes.", *_BOTH, "reason"
+)
 CONTAINER_MEMORY = _gauge("container_memory_bytes", "GPU memory of a container's processes on a GPU.", *_BOTH)
 CONTAINER_MEMORY_LIMIT = _gauge(
     "container_memory_limit_bytes",

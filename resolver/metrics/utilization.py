@@ -17,7 +17,7 @@ from resolver.state import Counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from resolver.state import Container, Process, RegionReport, Snapshot
+    from resolver.state import Container, ContainerUse, Process, RegionReport, Snapshot
 
 #: Of a process that ended, or that is no container's, a container's series say nothing.
 _NOBODYS = (SampleReason.NOT_IN_CONTAINER, SampleReason.PROCESS_ENDED, SampleReason.PID_UNKNOWN)
@@ -221,7 +221,7 @@ def _add_without_id(
     group.unresolved = any(slot.unresolved is not None for slot in slots)
 
 
-def names_of(container: Container | Process) -> Names:
+def names_of(container: Container | ContainerUse | Process) -> Names:
     """Return a container's labels."""
     unique = bool(container.pod_uid and container.container_name)
     return Names(

@@ -43,6 +43,7 @@ def region_report(
         quarantined=repairs.blame.quarantined(now),
         limit=view.limit if view else (),
         sm_limit=view.sm_limit if view else (),
+        limiting=view is None or view.utilization_switch != 0,
         claim=claim or None,
         container_ids=tuple(ids),
         placement=repairs.ownership.placement or None,

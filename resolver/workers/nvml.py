@@ -6,7 +6,8 @@ One JSON object each way over the SOCK_SEQPACKET socket on descriptor 0::
     {"call": "several", "devices": [[uuid, since: us | null], ...]} -> {"answers": [...]}, in order; at least one, and
         fewer than requested if they are long. Each is
            {"status": "ok", "samples": [[pid, us, sm], ...], "dropped": [[pid, us, sm], ...],
-            "processes": [[pid, bytes | null], ...] | null, "mps": [pid, ...] | null, "count": number of devices,
+            "processes": [[pid, bytes | null], ...] | null, "power": watts | null, "mps": [pid, ...] | null,
+            "count": number of devices,
             "xids": [[uuid, XID, count], ...], of any device, and only if there are any}
          | the same with {"status": "unsupported" | "failed", "text": str} for the samples; without a status and
             samples if ``since`` is null
@@ -117,12 +118,21 @@ class Nvml:
         nvml = self._pynvml
         # By UUID: an index is another device's as soon as one falls off the bus, and a handle is when one is added.
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        answer = self._processes(handle)
+        answer = self._processes(handle) | {"power": self._power(handle)}
         if since is not None:
             answer |= self._utilization(handle, since)
         if xids := self._xids.fetch():
             answer["xids"] = xids
         return answer
+
+    def _power(self, handle: Any) -> float | None:
+        """Return the device's power in watts, None if the driver doesn't report it."""
+        try:
+            return float(self._pynvml.nvmlDeviceGetPowerUsage(handle)) / 1000
+        except self._pynvml.NVMLError as error:
+            if error.value in self._fatal:
+                raise
+            return None
 
     def several(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return `samples` of several devices; a device that fails has an error as its answer."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,7 @@ from tests.fakes.daemon import Daemon, runs
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.regions import LAYOUTS, ProcSlot
+from tests.fakes.scraper import Scraper
 from tests.fakes.warm import Stock
 from tests.patience import until
 
@@ -227,3 +228,14 @@ def driver(root: Path, version: str) -> Iterator[Node]:
 
 def right_number(tenant: Tenant, namespace: str) -> int:
     return tenant.host_pid if namespace == "host" else tenant.ns_pid
+
+
+@pytest.fixture
+def scraping(start: Start, node: Node, tmp_path: Path) -> Callable[..., Scraper]:
+    """Starts a daemon that may be scraped."""
+
+    def scraping(*arguments: str, **options: Any) -> Scraper:
+        pods = ("--pod-logs-dir", str(tmp_path / "pods"))
+        return Scraper(start(node, *FAST, "--metrics-addr", "127.0.0.1:0", *pods, *arguments, **options))
+
+    return scraping

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
@@ -11,18 +10,16 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from resolver.hami import layout
-from tests.fakes.container import Container
-from tests.fakes.daemon import Daemon
 from tests.fakes.exposition import Read
 from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.prometheus import program
+from tests.fakes.scraper import Scraper, name_pod
 from tests.fakes.state import Hang
 from tests.kernel.conftest import FAST, Start
 from tests.patience import until
@@ -30,53 +27,6 @@ from tests.patience import until
 UTILIZATION, MEMORY = "resolver_container_utilization_ratio", "resolver_container_memory_bytes"
 UNKNOWN = "resolver_container_unknown_values"
 FIRST, SECOND = (device.uuid for device in DEFAULT_DEVICES)
-
-
-class Scraper:
-    """Somebody who reads the metrics of one daemon."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self.daemon = daemon
-        self.host, _, port = str(daemon.wait_for("metrics_on")["address"]).rpartition(":")
-        self.port = int(port)
-        self.slowest = 0.0
-
-    def get(self, path: str, accept: str = "") -> tuple[int, str]:
-        began = time.monotonic()
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
-        try:
-            connection.request("GET", path, headers={"Accept": accept} if accept else {})
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-        finally:
-            connection.close()
-            self.slowest = max(self.slowest, time.monotonic() - began)
-
-    def text(self) -> str:
-        status, text = self.get("/metrics")
-        assert status == 200, text
-        return text
-
-    def read(self) -> Read:
-        return Read(self.text().encode())
-
-    def utilization(self, container: Container, device: str = FIRST) -> float | None:
-        return self.read().one(UTILIZATION, pod_uid=container.pod_uid, device_uuid=device)
-
-
-@pytest.fixture
-def scraping(start: Start, node: Node, tmp_path: Path) -> Callable[..., Scraper]:
-    """Starts a daemon that may be scraped."""
-
-    def scraping(*arguments: str, **options: Any) -> Scraper:
-        pods = ("--pod-logs-dir", str(tmp_path / "pods"))
-        return Scraper(start(node, *FAST, "--metrics-addr", "127.0.0.1:0", *pods, *arguments, **options))
-
-    return scraping
-
-
-def name_pod(tmp_path: Path, container: Container, namespace: str, pod: str) -> None:
-    (tmp_path / "pods" / f"{namespace}_{pod}_{container.pod_uid}").mkdir(parents=True)
 
 
 # ---- containers ---------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def nvml(driver: Driver) -> Iterator[Nvml]:
     nvml.close()
 
 
-NOBODY = {"processes": [], "mps": [], "count": 2}
+NOBODY = {"processes": [], "power": 180.0, "mps": [], "count": 2}
 
 
 def test_devices(driver: Driver, nvml: Nvml) -> None:

@@ -1,0 +1,95 @@
+"""Show each container's use of the GPUs over time, whether its core limit holds, and what HAMi-core doesn't know.
+
+Counted since the daemon first saw the container on the GPU. Energy is an estimate: the GPU's power, shared by use.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from resolver.base.reasons import SampleReason
+from resolver.cli.ask_daemon import add_socket, ask, duration, understood
+from resolver.cli.show import on_terminal, print_json, print_table, size
+
+if TYPE_CHECKING:
+    import argparse
+
+    from resolver.cli.show import Cell
+
+_NAMES = ("NAMESPACE", "POD", "NAME", "GPU")
+COLUMNS = (*_NAMES, "1 MIN", "5 MIN", "LIMIT", "STATE", "IDLE FOR", "GPU TIME", "GIB HOURS", "WH", "XIDS")
+WITHOUT = (*_NAMES, "HOST PID", "COMMAND", "MEMORY", "FOR", "REASON")
+_SHORTEST_POD = 12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_socket(parser)
+    parser.add_argument("--json", action="store_true", help="print the daemon's answer as it is")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print two tables: containers, and processes without a slot."""
+    answer, gpus = ask("/v1/usage", args.socket), ask("/v1/gpus", args.socket)
+    if args.json:
+        print_json(answer)
+        return 0
+    with understood():
+        index = {gpu["uuid"]: gpu["device_index"] for gpu in gpus["gpus"]}
+        rows = [_row(each, index) for each in answer["containers"]]
+        without = [_without(each, index) for each in answer["without_slot"]]
+    narrow: tuple[str, ...] = ("NAMESPACE", "GIB HOURS", "WH", "XIDS") if on_terminal() else ()
+    if rows:
+        print_table(COLUMNS, rows, right=COLUMNS[3:7], without=narrow, shorten_to=("POD", _SHORTEST_POD))
+    else:
+        print("No container has used a GPU since the daemon's start.", file=sys.stderr)
+    if without:
+        print("\nWithout a slot, so HAMi-core limits nothing there:")
+        narrow = ("NAMESPACE",) if on_terminal() else ()
+        print_table(
+            WITHOUT, without, right=("GPU", "HOST PID"), without=narrow, shorten_to=("POD", _SHORTEST_POD)
+        )
+        for reason in sorted({each["process"]["no_slot"] for each in answer["without_slot"]}):
+            what, fix = SampleReason(reason).for_terminal()
+            print(f"{reason}: {what}. {fix}")
+    return 0
+
+
+def _row(use: Any, index: dict[str, int]) -> tuple[Cell, ...]:
+    limit = "-" if use["core_limit"] is None else f"{use['core_limit']}%"
+    return (
+        *_names(use),
+        index.get(use["device_uuid"], use["device_uuid"]),
+        _per_cent(use["used_1m"]),
+        _per_cent(use["used_5m"]),
+        limit,
+        use["limit_state"],
+        None if use["idle_since"] is None else duration(time.time() - use["idle_since"]),
+        duration(use["gpu_seconds"]),
+        f"{use['memory_byte_seconds'] / 2**30 / 3600:.2f}",
+        None if use["energy"] is None else f"{use['energy'] / 3600:.1f}",
+        use["xids"],
+    )
+
+
+def _without(found: Any, index: dict[str, int]) -> tuple[Cell, ...]:
+    process = found["process"]
+    return (
+        *_names(process),
+        index.get(process["device_uuid"], process["device_uuid"]),
+        process["host_pid"],
+        process["comm"],
+        None if process["memory"] is None else size(process["memory"]),
+        duration(time.time() - found["since"]),
+        process["no_slot"],
+    )
+
+
+def _names(named: Any) -> tuple[Cell, ...]:
+    return named["namespace"], named["pod"], named["container_name"] or (named["container_id"] or "")[:12]
+
+
+def _per_cent(share: float | None) -> str:
+    return "?" if share is None else f"{share:.0%}"

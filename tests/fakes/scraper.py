@@ -1,0 +1,51 @@
+"""A reader of one daemon's metrics, and the names of pods that kubelet would give."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from pathlib import Path
+
+from tests.fakes.container import Container
+from tests.fakes.daemon import Daemon
+from tests.fakes.exposition import Read
+from tests.fakes.gpu import DEFAULT_DEVICES
+
+UTILIZATION = "resolver_container_utilization_ratio"
+FIRST = DEFAULT_DEVICES[0].uuid
+
+
+class Scraper:
+    """Somebody who reads the metrics of one daemon."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.host, _, port = str(daemon.wait_for("metrics_on")["address"]).rpartition(":")
+        self.port = int(port)
+        self.slowest = 0.0
+
+    def get(self, path: str, accept: str = "") -> tuple[int, str]:
+        began = time.monotonic()
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
+        try:
+            connection.request("GET", path, headers={"Accept": accept} if accept else {})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+            self.slowest = max(self.slowest, time.monotonic() - began)
+
+    def text(self) -> str:
+        status, text = self.get("/metrics")
+        assert status == 200, text
+        return text
+
+    def read(self) -> Read:
+        return Read(self.text().encode())
+
+    def utilization(self, container: Container, device: str = FIRST) -> float | None:
+        return self.read().one(UTILIZATION, pod_uid=container.pod_uid, device_uuid=device)
+
+
+def name_pod(tmp_path: Path, container: Container, namespace: str, pod: str) -> None:
+    (tmp_path / "pods" / f"{namespace}_{pod}_{container.pod_uid}").mkdir(parents=True)

@@ -1,0 +1,84 @@
+"""What containers used, against what they really did: on one GPU and on several, over a node's real daemon."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.gpu import DEFAULT_DEVICES
+from tests.fakes.node import Node
+from tests.fakes.scraper import Scraper, name_pod
+from tests.patience import until
+
+FIRST, SECOND = (device.uuid for device in DEFAULT_DEVICES)
+SECONDS = "resolver_container_gpu_seconds_total"
+
+
+def usage(scraper: Scraper, *options: str) -> str:
+    command = [sys.executable, "-m", "resolver", "usage", "--socket", str(scraper.daemon.socket), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def answer(scraper: Scraper) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(usage(scraper, "--json"))
+    return found
+
+
+@pytest.mark.long
+def test_each_question_has_its_answer_for_a_container_that_is_so_and_one_that_is_not(
+    node: Node, scraping: Callable[..., Scraper], tmp_path: Path
+) -> None:
+    busy, idle = node.container(name="busy", sm_limit=30), node.container(name="idle", sm_limit=0)
+    stranger = node.container(name="stranger")
+    for container in (busy, idle, stranger):
+        name_pod(tmp_path, container, "ml", container.name)
+    tenant = busy.tenant(load=60, devices=DEFAULT_DEVICES[:1])
+    idle.tenant(load=0)
+    stranger.tenant(load=20)
+    stranger.cache.unlink()
+    scraper = scraping()
+    until(lambda: scraper.read().one(SECONDS, container="busy", device_uuid=FIRST), "something used")
+    before, at = scraper.read().one(SECONDS, container="busy", device_uuid=FIRST), time.monotonic()
+    time.sleep(10)
+    after, took = scraper.read().one(SECONDS, container="busy", device_uuid=FIRST), time.monotonic() - at
+    assert before is not None
+    assert after is not None
+    assert after - before == pytest.approx(0.6 * took, abs=1.5)
+    node.gpu.raise_xid(0, 31)
+    until(lambda: scraper.read().one("resolver_container_gpu_xids_total", container="busy"), "the error")
+    (event,) = scraper.daemon.said("gpu_xid")
+    assert event["containers"] == [f"ml/{each}/{each}" for each in ("busy", "idle", "stranger")]
+    until(lambda: answer(scraper)["without_slot"], "the one without a slot")
+    found = answer(scraper)
+    assert {each["process"]["container_name"] for each in found["without_slot"]} == {"stranger"}
+    by_name = {(use["container_name"], use["device_uuid"]): use for use in found["containers"]}
+    first, other = by_name["busy", FIRST], by_name["idle", FIRST]
+    assert (first["core_limit"], first["limit_state"]) == (30, "in_force")  # a minute is not over yet
+    assert (other["core_limit"], other["limit_state"]) == (None, "no_limit")
+    assert first["idle_since"] is None
+    assert other["idle_since"] is not None
+    assert other["gpu_seconds"] == 0
+    assert other["memory_byte_seconds"] > first["memory_byte_seconds"] * 0.5
+    assert first["energy"] > by_name["stranger", FIRST]["energy"] > other["energy"] == 0
+    read = scraper.read()
+    assert read.one("resolver_container_gpu_idle_seconds", container="busy", device_uuid=FIRST) is None
+    idle_for = read.one("resolver_container_gpu_idle_seconds", container="idle", device_uuid=FIRST)
+    assert idle_for is not None
+    assert idle_for > 20
+    assert read.one("resolver_processes_without_slot", container="stranger", device_uuid=FIRST) == 1
+    assert read.one("resolver_processes_without_slot", container="busy", device_uuid=FIRST) is None
+    shown = usage(scraper)
+    assert "in_force" in shown
+    assert "no_shared_region: a container without HAMi." in shown
+    until(
+        lambda: answer(scraper)["containers"][0]["limit_state"] == "exceeded", "a minute above the limit", 90
+    )
+    tenant.set_load(0)
+    until(lambda: answer(scraper)["containers"][0]["idle_since"], "idleness")
