@@ -4,7 +4,8 @@
 #
 #   make fresh                      the whole proof
 #   make fresh ARGS="make setup"    another command in the fresh machine, after `make setup`
-#   SUITE=trixie make fresh         another release;  DEBIAN_MIRROR=...  another mirror
+#   SUITE=trixie make fresh         another release; DEBIAN_MIRROR=... another mirror. Ubuntu 24.04:
+#   SUITE=noble DEBIAN_MIRROR='deb [trusted=yes] http://archive.ubuntu.com/ubuntu noble main universe' make fresh
 #
 # This machine's way to the network (certificates, resolver, PIP_* and pip's own settings, apt's settings) is
 # lent to the fresh one while it runs. Nothing of it is written into the checkout.
@@ -26,13 +27,14 @@ if [[ -z ${FRESH_INSIDE:-} ]]; then
 fi
 
 base_image() {
-    local image=$KEEP/$SUITE.tar
+    local image=$KEEP/$SUITE.tar merged=()
+    [[ $SUITE != bookworm ]] || merged=(--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr)
     if [[ ! -e $image ]]; then
         echo "fresh: bootstrapping a minimal Debian $SUITE (kept in $image)" >&2
         mkdir -p "$KEEP"
-        mmdebstrap --variant=minbase --include=git,make,python3 --dpkgopt=force-unsafe-io \
-            --aptopt='Acquire::Check-Valid-Until "false"' --hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr \
-            "$SUITE" "$KEEP/new.tar" ${DEBIAN_MIRROR:-} >"$KEEP/log" 2>&1 ||
+        mmdebstrap --variant=minbase --include=apt,git,make,python3 --dpkgopt=force-unsafe-io \
+            --aptopt='Acquire::Check-Valid-Until "false"' "${merged[@]}" \
+            "$SUITE" "$KEEP/new.tar" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"} >"$KEEP/log" 2>&1 ||
             die "mmdebstrap failed; its words are in $KEEP/log"
         mv "$KEEP/new.tar" "$image"
     fi
