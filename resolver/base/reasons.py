@@ -357,7 +357,11 @@ class TroubleReason(ReasonWithWords):
         "it serves no metrics",
         "`ss -ltnp` shows the process with the port: stop it, or change `--metrics-addr`; it is retried",
     )
-    BROKER_OFF = "broker_off", "the broker does not answer", "`resolver doctor --only broker`; it is retried"
+    BROKER_OFF = (
+        "broker_off",
+        "the broker does not answer",
+        "fix the cause that `resolver status` names; it is retried",
+    )
     NVML_UNAVAILABLE = "nvml_unavailable", "NVML is unavailable", "`resolver doctor --only nvml`"
     OUT_OF_DESCRIPTORS = (
         "out_of_descriptors",

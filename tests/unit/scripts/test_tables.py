@@ -10,6 +10,7 @@ from pathlib import Path
 
 from resolver.base.reasons import ReasonWithWords
 from resolver.config import SETTINGS
+from resolver.doctor import CHECKS
 
 
 def test_no_table_is_stale(root: Path) -> None:
@@ -24,6 +25,13 @@ def test_every_reason_says_what_it_means() -> None:
             assert reason.meaning, reason
             assert reason.fix, reason
             assert "`" not in "".join(reason.for_terminal("/a path")), reason
+
+
+def test_every_check_that_a_text_names_exists(root: Path) -> None:
+    files = (*root.glob("docs/*.md"), *root.glob("resolver/**/*.py"), *root.glob("deploy/**/*.yaml"))
+    named = {name for file in files for name in re.findall(r"--only ([a-z_]+)", file.read_text())}
+    assert named
+    assert named - {check.name for check in CHECKS} == set()
 
 
 def test_every_setting_says_what_it_is() -> None:
