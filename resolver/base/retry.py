@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from resolver.base.errors import UsageError
 
@@ -59,29 +59,28 @@ def in_a_thread(
     """
     import asyncio  # commands that only double a pause do not pay for these
     import threading
+    from concurrent.futures import Future
 
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def finish(result: T | None, error: BaseException | None) -> None:
+    def finish(done: Future[T]) -> None:
         if ended is not None:
             ended()
-        if future.cancelled():
-            if error is None and unwanted is not None:
-                unwanted(cast("T", result))
-        elif error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(cast("T", result))
+        error = done.exception()
+        if not future.cancelled():
+            future.set_exception(error) if error else future.set_result(done.result())
+        elif unwanted is not None and not error:
+            unwanted(done.result())
 
     def run() -> None:
-        result, failure = None, None
+        done: Future[T] = Future()
         try:
-            result = work()
+            done.set_result(work())
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised where it is awaited
-            failure = error
+            done.set_exception(error)
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(finish, result, failure)
+            loop.call_soon_threadsafe(finish, done)
 
     threading.Thread(target=run, daemon=True, name=name).start()
     return future
