@@ -71,8 +71,7 @@ __all__ = [
 
 DEFAULT_SOCKET = "/run/resolver/resolver.sock"
 _SECONDS = 0.8
-_MOST_BYTES = 1 << 20
-_MOST_JSON_BYTES = 256 << 20
+_MOST_BYTES = 256 << 20
 #: As long as reading takes of what is there already.
 _AT_ONCE = 0.001
 #: The daemon writes to an idle stream every 30 s.
@@ -90,7 +89,7 @@ def get(
     """Return status and body; None unless a trusted daemon answers completely in time."""
     try:
         channel = _connect(path, socket_path, accept, _SECONDS)
-        status, body = _parse(_whole(channel, seconds, _MOST_BYTES))
+        status, body = _parse(_whole(channel, seconds))
         return status, body.decode()
     except (OSError, ValueError):
         return None
@@ -252,7 +251,7 @@ def _exchange(
     """Return head and body of an answer; the body is empty if nothing changed (304). Raises as `get_json`."""
     try:
         channel = _connect(path, where, "application/json", seconds, headers=headers, question=question)
-        answer = _whole(channel, seconds, _MOST_JSON_BYTES)
+        answer = _whole(channel, seconds)
         head = answer.partition(b"\r\n\r\n")[0]
         if head.split(b" ", 2)[1:2] == [b"304"]:  # which has no body, and says no length
             return head, b""
@@ -264,8 +263,8 @@ def _exchange(
     return head, body
 
 
-def _whole(channel: socket.socket, seconds: float, most: int) -> bytes:
-    """Return everything until the end, within ``seconds``. Raises ValueError if it is longer than ``most``."""
+def _whole(channel: socket.socket, seconds: float) -> bytes:
+    """Return everything until the end, within ``seconds``. Raises ValueError if it is too long."""
     deadline, said = time.monotonic() + seconds, bytearray()
     with channel:
         while True:
@@ -274,8 +273,8 @@ def _whole(channel: socket.socket, seconds: float, most: int) -> bytes:
             if not (chunk := channel.recv(1 << 16)):
                 return bytes(said)
             said += chunk
-            if len(said) > most:
-                raise ValueError(f"its answer is longer than {most} bytes")
+            if len(said) > _MOST_BYTES:
+                raise ValueError(f"its answer is longer than {_MOST_BYTES} bytes")
             if left <= -_AT_ONCE:
                 raise TimeoutError(f"it did not finish its answer within {seconds:g} s")
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from resolver.config import Settings
 
 
-#: A place where another daemon listens is tried again.
-_AGAIN_SECONDS = 1.0
 _ROOT = Listening("resolver", "--socket", "or name another with --socket")
 _TENANTS = Listening("resolver", "--tenant-socket", "or name another with --tenant-socket")
 
@@ -78,7 +76,7 @@ async def serve(view: View, settings: Settings, journal: Journal, sockets: ApiSo
 
 async def _serve(api: Api, gatekeeper: ApiGatekeeper, unix_socket: UnixSocket, journal: Journal) -> None:
     # A dry run that was there before, and is about to end, may still listen there.
-    await tried_again(unix_socket.open, lambda why: _off(journal, unix_socket.path, why), _AGAIN_SECONDS)
+    await tried_again(unix_socket.open, lambda why: _off(journal, unix_socket.path, why))
     from resolver.serve import server
 
     await server.serve(api, gatekeeper, unix_socket.listener, gatekeeper.limits)

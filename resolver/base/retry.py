@@ -24,8 +24,8 @@ def longer(pause: float, first: float, most: float) -> float:
     return min(most, max(first, 2 * pause))
 
 
-async def tried_again(make: Callable[[], T], off: Callable[[str], None], seconds: float) -> T:
-    """Return the result of ``make()`` once it raises no OSError or UsageError; retry after ``seconds``.
+async def tried_again(make: Callable[[], T], off: Callable[[str], None]) -> T:
+    """Return the result of ``make()`` once it raises no OSError or UsageError; retry each second.
 
     ``off`` gets the reason of each new failure, and an empty one at the end.
     """
@@ -43,7 +43,7 @@ async def tried_again(make: Callable[[], T], off: Callable[[str], None], seconds
         if why != said:
             said = why
             off(why)
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(1.0)
 
 
 def in_a_thread(

@@ -45,7 +45,6 @@ EXCHANGE_SECONDS = 0.5
 _BACKLOG = 4096  # clients that connect without blocking are refused when it is full
 #: Share of a CPU for accepting and answering; the event loop's own work for each client is as much again.
 _SHARE = 0.1
-_RETRY_SECONDS = 15.0
 _BROKER = Listening("broker", "--broker", "or leave --broker out if HAMi's own is enough")
 
 
@@ -266,7 +265,7 @@ async def serve(
     def off(why: str) -> None:
         journal.trouble("broker", why, "broker_off", "", socket=settings.broker)
 
-    place = await tried_again(lambda: Place(settings.broker), off, _RETRY_SECONDS)
+    place = await tried_again(lambda: Place(settings.broker), off)
     broker = Broker(settings, procfs, pidmap, policy, journal, counters)
     broker.start(place.listener)
     journal.log.info("broker_on", socket=place.path, answer=settings.broker_answer)

@@ -35,7 +35,6 @@ _CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 10.0
 #: A watch that is silent for longer is begun anew; an API server sends a bookmark each minute.
 _SILENCE_SECONDS = 300.0
 _MOST_LINE_BYTES = 4 << 20
-_MOST_RETRY_SECONDS = 120.0
 #: The kernel notices a silent peer after 25 s, without waking this process.
 _KEEPALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -64,7 +63,7 @@ class Backoff:
     At most 4 s, a minute after a refusal, and at least what the server demands.
     """
 
-    _FIRST, _MOST, _MOST_REFUSED = 0.25, 4.0, 60.0
+    FIRST, MOST, MOST_REFUSED = 0.25, 4.0, 60.0
 
     def __init__(self) -> None:
         self._failures = 0
@@ -78,10 +77,10 @@ class Backoff:
         """Return the pause after a failed try, which includes the time since it ``began``."""
         if error.status in _REFUSALS:
             # Counted apart: an API server that has just come back refuses for a moment what it does not know yet.
-            wait = doubled(self._FIRST, self._MOST_REFUSED, self._refusals)
+            wait = doubled(self.FIRST, self.MOST_REFUSED, self._refusals)
             self._refusals += 1
         else:
-            wait = doubled(self._FIRST, self._MOST, self._failures)
+            wait = doubled(self.FIRST, self.MOST, self._failures)
             self._failures += 1
             self._refusals = 0
         if error.retry_after is not None:
@@ -256,6 +255,6 @@ def _failed(response: httpx2.Response, body: bytes) -> ApiServerFailed:
     except (ValueError, KeyError, TypeError, AttributeError):
         message, details = body[:200].decode("utf-8", "replace").strip(), {}
     after = response.headers.get("retry-after") or str(details.get("retryAfterSeconds", ""))
-    wait = min(float(after), _MOST_RETRY_SECONDS) if after.isdecimal() else None
+    wait = min(float(after), Backoff.MOST_REFUSED) if after.isdecimal() else None
     code = response.status_code
     return ApiServerFailed(f"the API server answered {code}: {message}", status=code, retry_after=wait)

@@ -40,13 +40,10 @@ NODES = "/api/v1/nodes"
 CONDITION = "GPUUnhealthy"
 #: NVML that does not answer for less than this proves nothing: a driver is slow now and then.
 NVML_PATIENCE_SECONDS = 10.0
-#: Between two writes: what changes together is written together.
+#: Between two writes, which joins changes, and between two questions to a daemon that does not answer.
 _APART_SECONDS = 1.0
 #: The watch is begun anew, and the object read again, after a time between these.
 _WATCH_SECONDS = (3000, 4200)
-#: A watch that lasted for less is tried again as one that failed.
-_WATCH_WORKED_SECONDS = 30.0
-_DAEMON_AGAIN_SECONDS = (0.5, 1.5)
 
 
 class Plan(NamedTuple):
@@ -103,11 +100,11 @@ class Reporter:
             try:
                 gpus = await self._daemon.changed()
             except NoDaemon as error:
-                # What was reported stays: a daemon that is started anew says nothing about a GPU.
+                # The report stays: a restarted daemon says nothing about a GPU.
                 self._tally.daemon_up = False
                 self._tally.not_in_sync = str(error)
                 self._journal.trouble("daemon", str(error), "daemon_unreachable", "daemon_answers")
-                await asyncio.sleep(random.uniform(*_DAEMON_AGAIN_SECONDS))  # noqa: S311 - no secret
+                await asyncio.sleep(_APART_SECONDS)
                 continue
             self._journal.trouble("daemon", "", "daemon_unreachable", "daemon_answers")
             self._tally.daemon_up = True
@@ -150,12 +147,12 @@ class Reporter:
                 self._journal.trouble("node", str(error), "node_watch_failed", "node_watch_works")
             if error.status == 410:
                 self._node_version = "0"
-            if time.monotonic() - began > _WATCH_WORKED_SECONDS:
+            least = 0.0
+            if self._watching:  # all nodes lose theirs at once when an API server restarts
                 backoff.reset()
-            # All nodes lose theirs at once, when an API server is started anew.
-            least = random.uniform(0, 2) if self._watching else 0.0  # noqa: S311 - no secret
+                least = random.uniform(0, 2)  # noqa: S311 - no secret
             wait = max(least, backoff.seconds(error, began))
-            # What was read before may be old by now; and this is how a foreign change is found.
+            # The object may have changed, also by another program.
             self._to_read, self._watching = True, False
             await asyncio.sleep(wait)
 
@@ -193,7 +190,7 @@ class Reporter:
         owner = OwnerReference(self._plan.node, str(metadata.get("uid", "")))
         marked = cordoned((metadata.get("annotations") or {}).get(CORDON, ""))
         if (owner, marked) == (self._node, self._cordoned):
-            return  # a node has an event every few minutes that is not about us
+            return  # most events of a node are about something else
         if marked != self._cordoned:
             self._journal.log.info("cordon", gpus=sorted(marked))
         self._node, self._cordoned = owner, marked
@@ -216,7 +213,7 @@ class Reporter:
                 wait = backoff.seconds(error, began)
                 self._changed(str(error))
                 if error.status == 409:
-                    # Somebody wrote it meanwhile: that is no trouble. The cache may not have it yet.
+                    # Another program wrote it meanwhile. The cache may not have that yet.
                     self._to_read, self._from_cache = True, False
                 else:
                     self._journal.trouble("device", str(error), "report_failed", "report_works")
@@ -274,7 +271,7 @@ class Reporter:
                 return
         except ApiServerFailed as error:
             self._tally.writes[_result(error)] += 1
-            # Whether a request without an answer was carried out is not known.
+            # A request without an answer may have been carried out.
             self._to_read = True
             if error.status == 404 and before is None:
                 raise ApiServerFailed(

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from resolver.config import Settings
     from resolver.state import Snapshot
 
-#: An address that another has is tried again.
-_AGAIN_SECONDS = 5.0
 _END = b"# EOF\n"  # of an OpenMetrics text
 #: The text is made again only after this time.
 _KEPT_SECONDS = 0.5
@@ -139,4 +137,4 @@ async def _listener(settings: Settings, journal: Journal) -> socket.socket:
         journal.trouble("metrics", why, "metrics_off", "")
 
     # A daemon that this one takes over from may have it.
-    return await tried_again(listen, off, _AGAIN_SECONDS)
+    return await tried_again(listen, off)

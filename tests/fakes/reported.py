@@ -123,4 +123,3 @@ def impatient(monkeypatch: Any) -> None:
     """What is waited for on purpose takes a moment only."""
     monkeypatch.setattr(reporter_module, "NVML_PATIENCE_SECONDS", 0.3)
     monkeypatch.setattr(reporter_module, "_APART_SECONDS", 0.05)
-    monkeypatch.setattr(reporter_module, "_DAEMON_AGAIN_SECONDS", (0.05, 0.1))

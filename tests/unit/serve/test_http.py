@@ -361,11 +361,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Said:
     return log
 
 
-async def test_an_address_that_another_has_is_said_once_and_tried_again(
-    said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metrics, "_AGAIN_SECONDS", 0.05)
-
+async def test_an_address_that_another_has_is_said_once_and_tried_again(said: Said) -> None:
     taken = pages.listen("127.0.0.1", 0)
     port = taken.getsockname()[1]
     wanted = Settings(metrics_addr=f"127.0.0.1:{port}")
