@@ -350,7 +350,7 @@ class TroubleReason(ReasonWithWords):
     API_OFF = (
         "api_off",
         "it does not answer on one of its sockets",
-        "`resolver doctor --only daemon --only tenant_socket`; it is retried every few seconds",
+        "fix the cause that `resolver status` names; it is retried every few seconds",
     )
     METRICS_OFF = (
         "metrics_off",

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 EXIT_BREAKS, EXIT_UNKNOWN = 1, 4
 _STYLES = {"ok": "green", "soon": "yellow", "unknown": "yellow", "breaks": "red", "after": "dim"}
+_VERDICTS = {
+    "breaks": "The chain breaks",
+    "unknown": "As far as can be seen it does not break; what is not known begins",
+    "soon": "It is being put right",
+}
 #: A line of a link: two blanks, its state, its name, what was found.
 _STATE, _NAME = 9, 12
 
@@ -51,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Explain; errors but ambiguity are the dispatcher's."""
-    from resolver.cli._explain.chain import LinkState, explain
+    from resolver.cli._explain.chain import explain
     from resolver.cli._explain.known import read
 
     known = read(args.socket, args.config)
@@ -65,10 +70,8 @@ def run(args: argparse.Namespace) -> int:
             print_json(_document(known, explained))
         else:
             _print(known, explained)
-    states = {link.state for each in explained for _, link in each.every_link()}
-    if LinkState.BREAKS in states:
-        return EXIT_BREAKS
-    return EXIT_UNKNOWN if LinkState.UNKNOWN in states else 0
+    states = {str(link.state) for each in explained for _, link in each.every_link()}
+    return EXIT_BREAKS if "breaks" in states else EXIT_UNKNOWN if "unknown" in states else 0
 
 
 def _chosen(known: Documents, text: str) -> list[dict[str, Any]]:
@@ -111,11 +114,9 @@ def _title(container: dict[str, Any]) -> str:
 
 def _document(known: Documents, explained: list[Explained]) -> dict[str, Any]:
     """Return the object for programs; ``breaks`` is the first broken link, with its owner's PID."""
-    from resolver.cli._explain.chain import LinkState
-
     containers = []
     for each in explained:
-        broken = each.worst(LinkState.BREAKS)
+        broken = each.first("breaks")
         breaks = broken and {"ns_pid": broken[0] and broken[0].ns_pid, **broken[1]._asdict()}
         containers.append({**each._asdict(), "breaks": breaks})
     return {"at": known.status["at"], "no_daemon": known.no_daemon or None, "containers": containers}
@@ -161,16 +162,10 @@ def _print_link(link: Link) -> None:
 
 
 def _verdict(each: Explained) -> str:
-    from resolver.cli._explain.chain import LinkState
-
-    for state, begin in (
-        (LinkState.BREAKS, "The chain breaks"),
-        (LinkState.UNKNOWN, "As far as can be seen it does not break; what is not known begins"),
-        (LinkState.SOON, "It is being put right"),
-    ):
-        worst = each.worst(state)
-        if worst is not None:
-            owner, link = worst
+    for state, begin in _VERDICTS.items():
+        found = each.first(state)
+        if found is not None:
+            owner, link = found
             whose = f" of PID {owner.ns_pid}" if owner and owner.ns_pid is not None else ""
             reason = f" ({link.reason})" if link.reason else ""
             return f'{begin} at "{link.name}"{whose}{reason}.'

@@ -47,7 +47,6 @@ CHECKS = (
     Check("netlink", sources.netlink, 30.0),
     Check("bpf", sources.bpf, 90.0),
     Check("nvml", gpu.nvml, 45.0),
-    Check("gpus", gpu.gpus, 45.0),
     Check("driver", gpu.driver, 45.0),
     Check("containers_dir", hami.containers_dir),
     Check("regions", hami.regions, 30.0),
@@ -55,7 +54,6 @@ CHECKS = (
     Check("pod_names", hami.pod_names),
     Check("daemon", daemon.daemon),
     Check("instances", daemon.instances),
-    Check("tenant_socket", daemon.tenant_socket),
 )
 
 

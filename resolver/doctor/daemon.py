@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-import stat
 import time
 from typing import TYPE_CHECKING, Any
 
-from resolver import __version__, client
-from resolver.base.errors import NoDaemon, ResolverError
+from resolver import __version__
 from resolver.base.lock_holder import ailment
 from resolver.base.text import several
 from resolver.doctor.findings import Finding, failed, ok, together, unknown, warning
 
 if TYPE_CHECKING:
     from resolver.doctor.node import Node
-
-_SECONDS = 3.0
 
 
 def settings(node: Node) -> Finding:
@@ -38,7 +34,9 @@ def daemon(node: Node) -> Finding:
         return _content(status)
     where = node.settings.socket_path
     if not running and node.lock_holder is None:
-        return _silent(where, node.no_answer) or warning(
+        if "no such socket" not in node.no_answer and "no process listens" not in node.no_answer:
+            return _foreign(where, node.no_answer)
+        return warning(
             "none runs",
             "nothing is repaired on this node; resolver lookup asks the kernel itself",
             "start it: resolver run (as root, on the host); systemctl status resolver, or: kubectl get pods -A "
@@ -59,18 +57,15 @@ def daemon(node: Node) -> Finding:
     return failed(f"PID {host_pid}{_age(host_pid)} {what}", node.no_answer, fix)
 
 
-def _silent(path: str, why: str) -> Finding | None:
-    """Return the finding about a socket at which no daemon answers; None if none made it, or one left it behind."""
-    if "no such socket" in why or "no process listens" in why:
-        return None
+def _foreign(path: str, why: str) -> Finding:
+    """Return the finding about a socket that no daemon of ours has, and that none left behind."""
     found, _, fix = why.partition(". ")
     if "Permission denied" in found:
         return unknown(found, "root and the socket's group may ask", fix)
     return failed(
         found,
-        "it is no daemon's, or hangs: a daemon replaces no file of others, and clients trust root's sockets only "
-        "(api_off)",
-        f"ls -ln {path}; ss -xlp | grep {path} shows its process. If it is no daemon's: rm {path}. {fix}",
+        "a daemon replaces no file of others, and clients trust root's sockets only (api_off)",
+        f"ls -ln {path}; ss -xlp | grep {path} shows its process. If it is no daemon's: rm {path}",
     )
 
 
@@ -107,64 +102,28 @@ def _content(status: dict[str, Any]) -> Finding:
     return seen._replace(found=f"{found}; {seen.found}") if troubles else seen
 
 
-def tenant_socket(node: Node) -> Finding:
-    """Check that containers can reach their socket (``--tenant-socket``)."""
-    path = node.settings.tenant_socket
-    if not path:
-        return ok("off")
-    try:
-        client.get_json("/v1/status", path, seconds=_SECONDS)
-    except NoDaemon as error:
-        if not os.path.exists(path) and node.lock_holder is None:
-            return ok(f"{path} is not there, and no daemon that would make it")
-        cause = "a daemon was killed and left its socket, or could not make it (api_off in its log)"
-        return _silent(path, str(error)) or warning(str(error).partition(". ")[0], cause, "resolver run")
-    except ResolverError:  # a refusal is an answer, too
-        pass
-    directory = os.path.dirname(path)
-    place, socket_mode = os.stat(directory), stat.S_IMODE(os.stat(path).st_mode)
-    mode = stat.S_IMODE(place.st_mode)
-    if place.st_uid not in (0, os.geteuid()) or mode & 0o022:
-        return failed(
-            f"{directory} is user {place.st_uid}'s, mode {mode:04o}",
-            "containers mount it, and a user who can write to it can replace the socket",
-            f"chown root:root {directory} && chmod 0755 {directory}",
-        )
-    if not mode & 0o001 or socket_mode & 0o006 != 0o006:
-        return failed(
-            f"{directory} has mode {mode:04o}, {path} {socket_mode:04o}",
-            "processes in containers that are not root cannot connect",
-            f"chmod 0755 {directory}; chmod 0666 {path}",
-        )
-    return ok(f"{path} answers, mode {socket_mode:04o}")
-
-
 def instances(node: Node) -> Finding:
     """Check that no more than one daemon writes to the same directories."""
     # Each that writes holds a lock in its own run directory; a dry run, or one that waits for its turn, holds none.
     writing = {host_pid: other for host_pid, other in sorted(node.daemons.items()) if other.locked}
-    together_in = {
-        host_pid: other
+    same = [
+        host_pid
         for host_pid, other in writing.items()
         if any(each is not other and each.directories & other.directories for each in writing.values())
-    }
-    if together_in:
-        listed = "; ".join(
-            f"PID {host_pid}: {' '.join(other.argv)}" for host_pid, other in together_in.items()
-        )
+    ]
+    if same:
         return failed(
-            f"{len(together_in)} daemons write on this node: PIDs {', '.join(map(str, together_in))}",
+            f"{len(same)} daemons write on this node: PIDs {', '.join(map(str, same))}",
             "the lock keeps apart only those with the same run directory; these write the same slots and count each "
-            f"other's repairs. {listed}",
-            f"keep one: kill -TERM {max(together_in)}; and give all of them the same --run-dir",
+            "other's repairs",
+            f"keep one: kill -TERM {max(same)}; and give all of them the same --run-dir",
         )
     if node.lock_holder is not None:
         return ok(f"one, PID {node.lock_holder}, holds {node.settings.run_dir}/lock")
     for host_pid, other in writing.items():
         return warning(
             f"PID {host_pid} writes, with --run-dir {other.settings.run_dir if other.settings else '?'}",
-            f"a daemon with these settings (--run-dir {node.settings.run_dir}) would start beside it, and write its "
-            "slots as well",
-            f"give both the same --run-dir; tr '\\0' ' ' < /proc/{host_pid}/cmdline shows its own",
+            f"a daemon with --run-dir {node.settings.run_dir} would start beside it, and write its slots too",
+            "give both the same --run-dir",
         )
     return ok("none, the lock is free")

@@ -52,11 +52,6 @@ def unknown(found: str, cause: str, fix: str) -> Finding:
     return Finding(State.UNKNOWN, found, cause, fix)
 
 
-def worst(states: Iterable[State]) -> State:
-    """Return the worst of them; ok if there are none."""
-    return max(states, key=RANKING.index, default=State.OK)
-
-
 def together(well: str, troubles: list[Finding]) -> Finding:
     """Several findings as one: as bad as the worst, with the words of all, worst first. ``well`` if there are none."""
     if not troubles:

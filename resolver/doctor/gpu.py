@@ -14,21 +14,14 @@ if TYPE_CHECKING:
 
 
 def nvml(node: Node) -> Finding:
-    """Check that the driver's library exists and answers in time."""
-    began = time.monotonic()
-    collection = node.collection
-    if not collection.error:
-        return ok(f"driver {collection.driver_version}, answered in {time.monotonic() - began:.1f} s")
-    return _failed(collection.error)
-
-
-def gpus(node: Node) -> Finding:
-    """Check that each GPU is healthy and reports per-process utilization."""
+    """Check that the driver answers in time, and that each GPU is healthy and reports per-process utilization."""
     from resolver.gpu.sampler import FAILED, UNSUPPORTED
 
+    began = time.monotonic()
     collection = node.collection
     if collection.error:
-        return _no_answer()
+        return _failed(collection.error)
+    answered = f"driver {collection.driver_version}, answered in {time.monotonic() - began:.1f} s"
     devices = collection.devices
     reports = {gpu.uuid: gpu for gpu in collection.inventory.gpus}
     if not devices and not reports:
@@ -41,9 +34,7 @@ def gpus(node: Node) -> Finding:
     for uuid, device in devices.items():
         if device.status == UNSUPPORTED:
             found = f"{uuid}: no utilization of processes ({device.why})"
-            cause = (
-                "in MIG mode, and on some drivers, NVML has none: never 0; hostpid is repaired all the same"
-            )
+            cause = "in MIG mode, and on some drivers, NVML has none: never 0; hostpid is repaired"
             fix = "nothing, if MIG is intended; otherwise: nvidia-smi -mig 0 -i INDEX"
             troubles.append(warning(found, cause, fix))
         elif device.status == FAILED and not (uuid in reports and reports[uuid].illnesses):
@@ -57,7 +48,7 @@ def gpus(node: Node) -> Finding:
         for uuid, gpu in reports.items()
         for illness in gpu.illnesses
     ]
-    return together(f"{several(len(devices), 'GPU')}: {some(devices, 2)}", troubles)
+    return together(f"{answered}; {several(len(devices), 'GPU')}: {some(devices, 2)}", troubles)
 
 
 def driver(node: Node) -> Finding:
@@ -78,7 +69,9 @@ def driver(node: Node) -> Finding:
     if policy.namespace is not None:
         return ok(f"hostpid = {policy.namespace} PID, {policy.origin}: {policy.why}")
     if version is None:
-        return _no_answer()
+        cause = "without it the driver's version is not known"
+        fix = "fix the problem that the check nvml names, then: resolver doctor --only driver"
+        return unknown("NVML does not answer", cause, fix)
     return failed(
         f"driver {version}: not known which PIDs its samples carry",
         f"{known()}; between the two nothing is known and nothing is assumed, so no slot is repaired (driver_unknown)",
@@ -92,9 +85,3 @@ def _failed(why: str, where: str = "") -> Finding:
     error = DriverError.named_in(why)
     before, name, _ = why.partition(f"({error})")
     return failed(where + before + name, *error.for_terminal())
-
-
-def _no_answer() -> Finding:
-    cause = "without it neither the driver's version nor any GPU is known"
-    fix = "fix the problem that the check nvml names, then: resolver doctor --only gpus --only driver"
-    return unknown("NVML does not answer", cause, fix)

@@ -25,7 +25,6 @@ _PYTHON = re.compile(r"python[0-9.]*")
 class Other(NamedTuple):
     """Process that is ``resolver run``. ``settings`` are None if unreadable; ``locked``: it holds its lock."""
 
-    argv: tuple[str, ...]
     settings: config.Settings | None
     directories: frozenset[object] = frozenset()
     locked: bool = False
@@ -47,7 +46,7 @@ def find(procfs: Procfs) -> dict[int, Other]:
             if not runs_daemon(argv) or process.uids().effective != 0:
                 continue
             if len(procfs.ns_pids(process.pid)) == 1:  # in a namespace of its own it does not start
-                found[process.pid] = _daemon(procfs, process, tuple(argv))
+                found[process.pid] = _daemon(procfs, process, argv)
     return found
 
 
@@ -82,17 +81,17 @@ def flags_in(argv: list[str]) -> dict[str, Any]:
     return options.given(args) | ({"config": args.config} if args.config else {})
 
 
-def _daemon(procfs: Procfs, process: psutil.Process, argv: tuple[str, ...]) -> Other:
+def _daemon(procfs: Procfs, process: psutil.Process, argv: list[str]) -> Other:
     import psutil
 
     try:
-        environ, flags = process.environ(), flags_in(list(argv))
+        environ, flags = process.environ(), flags_in(argv)
         file = flags.pop("config", None) or environ.pop("RESOLVER_CONFIG", None)
         # A file by its path from there: the daemon may be in a container, with another root and directory.
         if file:
             file = f"{procfs.root}/{process.pid}/{'root' if file.startswith('/') else 'cwd/'}{file}"
         settings = config.load(flags, file, environ)
     except (psutil.Error, OSError, UsageError, argparse.ArgumentError):
-        return Other(argv, None)
+        return Other(None)
     locked = lock_holder(f"/proc/{process.pid}/root{settings.run_dir}") == process.pid
-    return Other(argv, settings, directories_of(process.pid, settings), locked)
+    return Other(settings, directories_of(process.pid, settings), locked)

@@ -238,7 +238,7 @@ def test_beside_a_daemon_it_disturbs_nothing_and_all_is_well(
     names(found["daemon"], "ok", f"PID {daemon.process.pid}", "source bpf", "1 region, 1 slot")
     names(found["instances"], "ok", f"one, PID {daemon.process.pid}")
     names(found["driver"], "ok", "hostpid = host PID", "from the daemon: ")
-    names(found["gpus"], "ok", DEFAULT_DEVICES[0].uuid)
+    names(found["nvml"], "ok", DEFAULT_DEVICES[0].uuid)
     names(found["regions"], "ok", "1 region: 1 of layout v1.2")
     names(found["containers_dir"], "ok", str(node.containers_dir))  # as the daemon was told
     for source in ("scan", "netlink", "bpf"):

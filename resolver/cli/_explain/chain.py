@@ -88,9 +88,9 @@ class Explained(NamedTuple):
         yield from ((owner, link) for owner in self.owners for link in owner.links)
         yield None, self.end
 
-    def worst(self, state: LinkState) -> tuple[SlotOwner | None, Link] | None:
+    def first(self, state: str) -> tuple[SlotOwner | None, Link] | None:
         """Return the first link of that state."""
-        return next((each for each in self.every_link() if each[1].state is state), None)
+        return next((each for each in self.every_link() if each[1].state == state), None)
 
 
 def explain(known: Documents, container: Json) -> Explained:
@@ -335,5 +335,5 @@ def _end(view: ContainerView, reported: Sequence[Reported], *, whole: bool) -> L
         return _left(view, "monitor", found, "", cause)
     if any(each.nvml is None for each in reported):
         cause = "NVML gives no value for one of the container's processes"
-        return _unknown("monitor", found, cause, "resolver doctor --only nvml --only gpus")
+        return _unknown("monitor", found, cause, "resolver doctor --only nvml")
     return _ok("monitor", found)

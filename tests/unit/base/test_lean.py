@@ -86,7 +86,7 @@ SETTINGS = {"msgspec", "resolver.config"}
         ("completion bash", set()),
         ("version --socket /none", set()),
         ("status --socket /none", set()),
-        ("containers --socket /none", {"threading"}),  # of top, for a daemon that does not answer
+        ("containers --socket /none", set()),
         ("devices --socket /none", set()),
         ("events --socket /none", set()),
         ("lookup --help", set()),

@@ -19,18 +19,21 @@ from typing import Any
 
 import pytest
 
+from resolver.base.reasons import TroubleReason
 from resolver.config import HostpidNamespace, Settings
 from resolver.doctor import CHECKS, Check, bounded, daemon, gpu, hami
-from resolver.doctor.findings import Finding, State, failed, ok, together, warning, worst
+from resolver.doctor.findings import Finding, State, failed, ok, together, warning
 from resolver.doctor.node import Node
 from resolver.doctor.others import Other, directories_of, flags_in, runs_daemon
 from tests.fakes import cachefiles
 from tests.fakes.command import called, on_terminal
 from tests.fakes.gpu import DEFAULT_DEVICES
-from tests.fakes.socket_server import SocketServer, http
+from tests.fakes.socket_server import SocketServer
 from tests.fakes.state import Fault, Hang
 from tests.patience import PATIENCE_S
 from tests.unit.conftest import Driver
+
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def settings(**changes: Any) -> Settings:
@@ -52,8 +55,6 @@ def test_several_troubles_are_as_bad_as_the_worst() -> None:
     finding = together("well", [warning("slow", "old", "buy"), failed("dead", "cut", "plug")])
     assert finding == (State.FAILED, "dead; slow", "cut\nold", "plug\nbuy", "")
     assert together("well", []) == ok("well")
-    assert worst([]) == "ok"
-    assert worst([State.OK, State.WARNING, State.FAILED, State.UNKNOWN]) == "failed"
 
 
 def test_a_defect_in_a_check_is_told() -> None:
@@ -83,7 +84,7 @@ def test_a_check_that_hangs_is_left_behind() -> None:
 
 def test_every_check_has_a_name_of_its_own_and_a_sentence() -> None:
     names = [check.name for check in CHECKS]
-    assert len(set(names)) == len(names) == 15
+    assert len(set(names)) == len(names) == 13
     assert all(re.fullmatch(r"Check .*\.", check.about) for check in CHECKS)
 
 
@@ -99,15 +100,14 @@ def node(tmp_path: Path) -> Node:
 
 def test_a_driver_that_is_well(driver: Driver, node: Node) -> None:
     says(gpu.nvml(node), "ok", found="driver 550.54.15")
-    says(gpu.gpus(node), "ok", found=f"2 GPUs: {DEFAULT_DEVICES[0].uuid}")
+    says(gpu.nvml(node), "ok", found=f"2 GPUs: {DEFAULT_DEVICES[0].uuid}")
     says(gpu.driver(node), "ok", found="hostpid = host PID, by version")
 
 
 def test_no_library(driver: Driver, node: Node) -> None:
     driver.remove()
     says(gpu.nvml(node), "failed", found="LibraryNotFound", cause="libnvidia-ml.so.1", fix="ldconfig -p")
-    for look in (gpu.gpus, gpu.driver):
-        says(look(node), "unknown", found="NVML does not answer", fix="the check nvml")
+    says(gpu.driver(node), "unknown", found="NVML does not answer", fix="the check nvml")
 
 
 def test_kernel_module_not_loaded(driver: Driver, node: Node) -> None:
@@ -130,13 +130,13 @@ def test_a_driver_that_hangs(driver: Driver, node: Node) -> None:
 
 def test_no_gpu(driver: Driver, node: Node) -> None:
     driver.gpu.set_devices([])
-    says(gpu.gpus(node), "failed", found="NVML shows no GPU", fix="lspci")
+    says(gpu.nvml(node), "failed", found="NVML shows no GPU", fix="lspci")
 
 
 def test_a_lost_gpu_and_a_hot_one(driver: Driver, node: Node) -> None:
     first, second = DEFAULT_DEVICES
     driver.gpu.set_devices([replace(first, lost=True), replace(second, temperature_c=97)])
-    finding = gpu.gpus(node)
+    finding = gpu.nvml(node)
     says(finding, "failed", fix="dmesg")
     assert second.uuid in finding.found
     assert "lost" in f"{finding.found} {finding.cause}".lower()
@@ -145,7 +145,7 @@ def test_a_lost_gpu_and_a_hot_one(driver: Driver, node: Node) -> None:
 
 def test_a_gpu_in_mig_mode(driver: Driver, node: Node) -> None:
     driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], mig_enabled=True), DEFAULT_DEVICES[1]])
-    says(gpu.gpus(node), "warning", found=DEFAULT_DEVICES[0].uuid, cause="never 0", fix="nvidia-smi -mig 0")
+    says(gpu.nvml(node), "warning", found=DEFAULT_DEVICES[0].uuid, cause="never 0", fix="nvidia-smi -mig 0")
 
 
 @pytest.mark.parametrize(
@@ -354,41 +354,6 @@ def test_what_the_daemon_measured_counts(node: Node) -> None:
     says(gpu.driver(told(node)), "ok", found="hostpid = container PID, measured")
 
 
-def test_the_tenants_socket(node: Node, tmp_path: Path) -> None:
-    says(daemon.tenant_socket(node), "ok", found="off")
-    path = tmp_path / "tenants" / "resolver.sock"
-    node = Node(Settings(run_dir=str(tmp_path), tenant_socket=str(path)))
-    says(daemon.tenant_socket(node), "ok", found="no daemon that would make it")
-    path.parent.mkdir(mode=0o755)
-    with SocketServer(path, http("{}", "403 Forbidden")):
-        path.chmod(0o666)
-        says(daemon.tenant_socket(node), "ok", found="answers, mode 0666")
-        path.chmod(0o660)
-        says(
-            daemon.tenant_socket(node),
-            "failed",
-            found="0660",
-            cause="cannot connect",
-            fix=f"chmod 0666 {path}",
-        )
-        path.chmod(0o666)
-        path.parent.chmod(0o700)
-        says(daemon.tenant_socket(node), "failed", found="0700", cause="cannot connect")
-        path.parent.chmod(0o777)
-        says(
-            daemon.tenant_socket(node),
-            "failed",
-            found="0777",
-            cause="can replace the socket",
-            fix="chmod 0755",
-        )
-        path.parent.chmod(0o755)
-        os.chown(path, 12345, 12345)
-        says(daemon.tenant_socket(node), "failed", found="belongs to another user")
-    os.chown(path, 0, 0)
-    says(daemon.tenant_socket(node), "warning", found="no process listens")
-
-
 # ---- who is a daemon ----------------------------------------------------------------------------------------------
 
 
@@ -431,13 +396,13 @@ def test_daemons_are_compared_by_their_directories(node: Node, tmp_path: Path) -
 
     def writes(*names: str) -> Other:
         told = Settings(containers_dir=tuple(str(tmp_path / name) for name in names))
-        return Other(("resolver", "run"), told, directories_of("self", told), locked=True)
+        return Other(told, directories_of("self", told), locked=True)
 
     ours = directories_of("self", Settings(containers_dir=(str(tmp_path / "a"), f"{tmp_path}/b/")))
     assert writes("c", "b").may_serve(ours)
     assert writes("link").may_serve(ours)
     assert not writes("c").may_serve(ours)
-    assert Other(("resolver", "run"), None).may_serve(ours)  # it might
+    assert Other(None).may_serve(ours)  # it might
     node.__dict__["daemons"] = {7: writes("a"), 8: writes("b")}
     assert "2 daemons" not in daemon.instances(node).found
     node.__dict__["daemons"] |= {9: writes("link")}
@@ -477,20 +442,26 @@ def test_the_exit_code_is_by_the_worst(tmp_path: Path) -> None:
 
 
 def test_plain_text_is_the_same_for_everybody(tmp_path: Path) -> None:
-    done = resolver(
-        "--only", "containers_dir", "--only", "tenant_socket", "--containers-dir", str(tmp_path / "none")
-    )
+    none = ("--containers-dir", str(tmp_path / "none"), "--run-dir", str(tmp_path))
+    done = resolver("--only", "containers_dir", "--only", "instances", *none)
     lines = done.stdout.splitlines()
     assert lines[0] == f"failed   containers_dir  {tmp_path}/none does not exist"
     assert lines[1].startswith("         cause   HAMi's device plugin")
     assert lines[2].startswith("         fix     kubectl")
-    assert lines[3:] == ["ok       tenant_socket   off", "", "2 checks: 1 ok, 1 failed"]
+    assert lines[3:] == ["ok       instances       none, the lock is free", "", "2 checks: 1 ok, 1 failed"]
 
 
 def test_a_check_that_is_not_there() -> None:
     done = resolver("--only", "knee")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("resolver doctor: there is no check 'knee'; there are: settings, view")
+
+
+def test_no_fix_names_a_check_that_is_gone() -> None:
+    texts = [*(reason.fix for reason in TroubleReason), *(path.read_text() for path in DOCS.glob("*.md"))]
+    named = {name for text in texts for name in re.findall(r"doctor [^|;`]*?--only (\w+)", text)}
+    assert named - {"SOURCE", "CHECK"} <= {check.name for check in CHECKS}
+    assert "nvml" in named
 
 
 def test_the_list_of_checks() -> None:
