@@ -1,7 +1,7 @@
 """Cache of the compiled program: the next start needs neither BCC nor LLVM, and 12 KiB instead of 100 MiB.
 
-It is used only for the same source, sizes, offsets and kernel. Root runs it in the kernel, so file and directory must
-be writable by no other user. Standard library only, like the loader.
+It is for the same source, sizes, offsets and kernel. Root runs it in the kernel, so no other user may be able to write
+to the file or its directory. Standard library only, like the loader.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import os
-import platform
 import stat
 import struct
 
@@ -27,20 +26,20 @@ _MOST_BYTES = 1 << 20
 # enum bpf_cmd, bpf_prog_type and bpf_attach_type in include/uapi/linux/bpf.h
 _MAP_CREATE, _PROG_LOAD, _RAW_TRACEPOINT_OPEN, _LINK_CREATE = 0, 5, 17, 28
 _TRACING, _TRACE_RAW_TP, _TRACE_ITER = 26, 23, 28
+_SIZES = ("map_type", "key_size", "value_size", "max_entries", "map_flags")
 _LOAD_64, _PSEUDO_MAP_FD = 0x18, 1
 _INSTRUCTION = struct.Struct("=BBhi")
 _LOG_SIZE = 1 << 22  # older kernels keep the beginning of what did not fit, and the end is what is wanted
 
 
 class ImageError(Exception):
-    """There is no program to be had from there; ``str()`` says why."""
+    """Raised for a program that can't be used; ``str()`` says why."""
 
 
 class Refused(ImageError):
-    """The kernel does not take one of its parts."""
+    """Raised for a part that the kernel refuses: error number, and the verifier's words about a program."""
 
     def __init__(self, what: str, code: int, log: str = "") -> None:
-        """Take an error number, and the verifier's words about a program."""
         super().__init__(f"the kernel does not take {what}: {os.strerror(code)}")
         self.what, self.code, self.log = what, code, log
 
@@ -64,13 +63,9 @@ def image_of(program: Any, maps: Iterable[str], functions: dict[str, int], itera
     for name in maps:
         fd = program[name.encode()].map_fd
         with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
-            stated = {key: value.strip() for key, _, value in (line.partition(":") for line in file)}
+            stated = dict(line.split(":", 1) for line in file)
         places[fd] = len(found)
-        sizes = {
-            key: int(stated[key], 0)
-            for key in ("map_type", "key_size", "value_size", "max_entries", "map_flags")
-        }
-        found.append({"name": name, **sizes})
+        found.append({"name": name, **{key: int(stated[key], 0) for key in _SIZES}})
     programs = []
     for name, btf_id in functions.items():
         code = bytearray(program.dump_func(name.encode()))
@@ -84,7 +79,7 @@ def image_of(program: Any, maps: Iterable[str], functions: dict[str, int], itera
         programs.append(
             {"name": name, "attach_type": attach_type, "btf_id": btf_id, "code": code.hex(), "maps": uses}
         )
-    return {"maps": found, "programs": programs, "machine": platform.machine()}
+    return {"maps": found, "programs": programs}
 
 
 def save(directory: str, mark: str, image: dict[str, Any]) -> None:
@@ -155,11 +150,10 @@ class Loaded:
                 self.programs[each["name"]] = self._program(each)
             for each in image["programs"]:
                 self.links.append(self._link(self.programs[each["name"]], each))
-        except Refused:
+        except (Refused, ValueError, KeyError, TypeError, struct.error) as error:
             self.close()
-            raise
-        except (ValueError, KeyError, TypeError, struct.error) as error:
-            self.close()
+            if isinstance(error, Refused):
+                raise
             raise ImageError(f"{type(error).__name__}: {error}") from None
 
     def close(self) -> None:
@@ -168,8 +162,7 @@ class Loaded:
             os.close(fd)
 
     def _map(self, each: dict[str, Any]) -> int:
-        sizes = (each[key] for key in ("map_type", "key_size", "value_size", "max_entries", "map_flags"))
-        name = each["name"].encode()[:15]
+        sizes, name = (each[key] for key in _SIZES), each["name"].encode()[:15]
         return self._call(_MAP_CREATE, struct.pack("=5III16sI", *sizes, 0, 0, name, 0), each["name"])
 
     def _program(self, each: dict[str, Any]) -> int:

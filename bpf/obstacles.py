@@ -1,7 +1,7 @@
-"""Detection of obstacles that keep the BPF map from loading, before anything is compiled.
+"""Obstacles to loading the BPF map, found before anything is compiled.
 
-It probes the kernel with programs of a few instructions, because neither a release nor a file shows a vendor's
-backports. Standard library only, like the loader.
+Programs of a few instructions probe the kernel: neither a release nor a file shows a vendor's backports. Standard
+library only, like the loader.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _SYSCALL_NUMBERS = {"x86_64": 321, "aarch64": 280}
 #: The first Linux that takes atomics which return the old value; on arm64 the translator learned them later.
 _FETCHES_SINCE = {"x86_64": "5.12", "aarch64": "5.18"}
 _HOST_PIDNS = 0xEFFFFFFC  # PROC_PID_INIT_INO in include/linux/proc_ns.h
-_CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 21, 38, 39  # include/uapi/linux/capability.h
+# include/uapi/linux/capability.h
+_CAP_SYS_ADMIN, _NEEDED = 21, {"CAP_BPF": 39, "CAP_PERFMON": 38}
 # enum bpf_cmd and bpf_prog_type in include/uapi/linux/bpf.h
 _PROG_LOAD, _ITER_CREATE, _RAW_TRACEPOINT = 5, 33, 17
 _PROBE_READ_KERNEL = 113  # enum bpf_func_id
@@ -41,7 +42,7 @@ _READ = (
 
 
 class LoadError(Exception):
-    """Reason why the map can't be loaded: a whole sentence, and more for the debug log.
+    """Reason why the map can't be loaded. ``detail`` is for the debug log.
 
     ``cause`` is one of ``place`` (a namespace), ``rights``, ``seccomp``, ``module`` (AppArmor, SELinux and the like),
     ``kernel``, ``lockdown``, ``btf``, ``bcc``, ``verifier``, ``other``.
@@ -97,7 +98,7 @@ class Kernel:
         return _own_status().get("Seccomp") == "2"
 
     def confinement(self) -> str:
-        """Return the security module's profile or context of this process, empty if there is none."""
+        """Return the security module's profile or context of this process; empty if there is none."""
         try:
             with open("/proc/self/attr/current") as file:
                 label = file.read().strip("\0\n ")
@@ -112,12 +113,6 @@ def require(kernel: Kernel) -> None:
         raise LoadError(
             "kernel", f"the BPF map runs on x86_64 and aarch64, and this is {kernel.machine}: {_OTHERWISE}"
         )
-    _require_place()
-    _require_capabilities()
-    require_kernel(kernel)
-
-
-def _require_place() -> None:
     if os.stat("/proc/self/ns/pid").st_ino != _HOST_PIDNS:
         raise LoadError(
             "place",
@@ -132,20 +127,15 @@ def _require_place() -> None:
             "this process is in a separate user namespace, and BPF programs need capabilities in the initial one: "
             "run it without a user namespace (Kubernetes: hostUsers: true)",
         )
-
-
-def _require_capabilities() -> None:
     held = int(_own_status().get("CapEff", "0"), 16)
-    if held >> _CAP_SYS_ADMIN & 1:
-        return
-    wanted = {"CAP_BPF": _CAP_BPF, "CAP_PERFMON": _CAP_PERFMON}
-    missing = [name for name, bit in wanted.items() if not held >> bit & 1]
-    if missing:
+    missing = [name for name, bit in _NEEDED.items() if not held >> bit & 1]
+    if missing and not held >> _CAP_SYS_ADMIN & 1:
         raise LoadError(
             "rights",
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: run as root, or give both "
             "(Kubernetes: securityContext.capabilities.add: [BPF, PERFMON])",
         )
+    require_kernel(kernel)
 
 
 def require_kernel(kernel: Kernel) -> None:
@@ -189,21 +179,13 @@ def forbidden(kernel: Kernel, code: int, *, reached: bool) -> LoadError:
             who = "by a security module, or before Linux 5.11 by the limit on locked memory (ulimit -l)"
         sentence = f"BPF programs are forbidden here ({said}), although the capabilities are there, {who}"
         return LoadError("module", f"{sentence}; {_OTHERWISE}")
-    who = "by the seccomp filter of this process"
-    if profile and not _newer(kernel.release, (5, 19)):
-        # Until then the module was asked for the capability before anything else, so that it may have been either.
-        who += f", or by {holder}"
+    # Before Linux 5.19 the kernel asked the module for the capability before anything else.
+    who = "by the seccomp filter of this process" + (f", or by {holder}" if profile else "")
     return LoadError(
         "seccomp",
         f"bpf() is forbidden here ({said}) {who}. The filter of containerd before 1.7 and Docker before 23 forbids it "
         f"to everybody but CAP_SYS_ADMIN: take deploy/seccomp/resolver.json in its place, or {_OTHERWISE}",
     )
-
-
-def _newer(release: str, than: tuple[int, int]) -> bool:
-    major, _, rest = release.partition(".")
-    minor = rest.partition(".")[0]
-    return major.isdigit() and minor.isdigit() and (int(major), int(minor)) >= than
 
 
 def _own_status() -> dict[str, str]:

@@ -1,7 +1,4 @@
-"""The kernel's map as a source: exact at any moment, nothing to refresh.
-
-A scan finds processes without a place in a map that is too small, and replaces a map that can't be read any more.
-"""
+"""The kernel's map as a source: exact at any moment. A scan supplements a full map and replaces a broken one."""
 
 from __future__ import annotations
 
@@ -49,13 +46,13 @@ class Mapped(PidSource):
         return max(self.bpf.living, len(self._scan)) if self._gaps else self.bpf.living
 
     def refreshing(self) -> Iterator[None]:
-        """Scan too, while the map is incomplete: the kernel puts every process into it before it first runs."""
+        """Scan too, while the map is incomplete."""
         self._ask_for_missed()
         self._check_gaps()
         return self._scan.refreshing() if self._gaps else iter(())
 
     def look(self, host_pid: int) -> None:
-        """Update the additional scan about one PID, while the map is incomplete."""
+        """Read the process for the additional scan, while the map is incomplete."""
         if self._gaps:
             self._scan.look(host_pid)
 
@@ -69,7 +66,7 @@ class Mapped(PidSource):
     def tend(self) -> None:
         """Walk over the kernel's tasks, which puts missing ones back, for some milliseconds in each call.
 
-        A task is missing if the probes missed its event (Linux 7.3.4), or if someone changed the map.
+        One is missing if the probes missed its event (seen on Linux 7.3.4), or if someone changed the map.
         """
         now = time.monotonic()
         if self._comparing is None and now >= self._next_walk:
@@ -99,7 +96,7 @@ class Mapped(PidSource):
         self._drift["drift_stale"] += drift.stale
 
     def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
-        """Look up the map, in one namespace or in all known ones; also the scan while the map is incomplete."""
+        """Look up the map, in one namespace or in all; also the scan while the map is incomplete."""
         if pidns is None:
             return sorted({*self.everywhere(ns_pid)} - {0})
         record = self._read(self.bpf.lookup, pidns, ns_pid)
@@ -107,7 +104,7 @@ class Mapped(PidSource):
         return sorted(found.union(self._scan.candidates(ns_pid)) if self._gaps else found)
 
     def everywhere(self, ns_pid: int) -> Iterator[int]:
-        """Go through the map's list of namespaces, two system calls for most of them."""
+        """Look up each of the map's namespaces."""
         try:
             yield from self.bpf.everywhere(ns_pid)
         except OSError as error:
@@ -116,14 +113,14 @@ class Mapped(PidSource):
             yield from self._scan.candidates(ns_pid)
 
     def namespaces_of(self, host_pid: int, arrival: int) -> tuple[int, ...]:
-        """Look up the map; empty for a process that only the scan knows."""
+        """Look up the map; empty if only the scan knows the process."""
         record = self._read(self.bpf.by_host, host_pid)
         if record is None or record.start_ns != arrival:
             return ()
         return tuple(pidns for pidns, _ in record.levels)
 
     def inits_mark(self) -> object:
-        """Return the bytes of the map's list of first processes."""
+        """Return the map's list of first processes as bytes."""
         return self._read(self.bpf.first_processes), self._scan.inits_mark() if self._gaps else None
 
     def inits(self) -> Iterator[tuple[int, int]]:
@@ -134,7 +131,7 @@ class Mapped(PidSource):
         yield from first_processes_in(found or b"")
 
     def arrival(self, host_pid: int) -> int:
-        """Return the start in nanoseconds since boot; if only the scan knows the process, when it first saw it."""
+        """Return the start in nanoseconds since boot; the scan's arrival if only it knows the process."""
         record = self._read(self.bpf.by_host, host_pid)
         if record is not None:
             return record.start_ns
@@ -153,7 +150,7 @@ class Mapped(PidSource):
         return None if self._gaps else self.bpf
 
     def shortage(self) -> str:
-        """Explain that the map is too small or the kernel's programs failed; the scan compensates."""
+        """Explain that the map is too small or the kernel's programs failed."""
         if self._trouble or self._unseen or not self._gaps:
             return ""
         return (
@@ -163,7 +160,7 @@ class Mapped(PidSource):
         )
 
     def incomplete(self) -> str:
-        """Explain why an absence proves nothing: processes that the additional scan couldn't read."""
+        """Count processes that the additional scan couldn't read."""
         return self._scan.incomplete() if self._gaps else ""
 
     def trouble(self) -> str:
@@ -178,11 +175,11 @@ class Mapped(PidSource):
             return dict(self._drift)
 
     def close(self) -> None:
-        """Let go of programs and maps; the kernel removes them."""
+        """Close programs and maps; the kernel removes them."""
         self.bpf.close()
 
     def _ask_for_missed(self) -> None:
-        """Ask if the kernel kept an event from the probes: until the next walk the map proves no absence."""
+        """Until the walk after a missed event, the map proves no absence."""
         missed = self._read(self.bpf.missed_events) or 0
         if missed > self._drift["missed"]:
             self._drift["missed"] = missed
@@ -203,7 +200,7 @@ class Mapped(PidSource):
         self._gaps = True
 
     def _check_gaps(self) -> None:
-        """Keep the additional scan as long as processes have no place: the missing ones are unnamed."""
+        """Keep the additional scan as long as processes have no place."""
         before, complete = self._gaps, self._read(self.bpf.complete)
         self._gaps = bool(self._trouble) or self._unseen or not complete
         if before and not self._gaps:

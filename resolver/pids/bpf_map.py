@@ -1,6 +1,6 @@
-"""The map that the kernel keeps, read through descriptors that the loader left behind.
+"""The map that the kernel keeps, read through the loader's descriptors.
 
-An answer may be out of date a microsecond later: verify it against ``/proc`` before writing or printing it.
+Verify an answer against ``/proc`` before writing or printing it: it may be out of date.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TICK = 10_000_000
 #: Seconds until a fork event has come; its parent may have lost the CPU before.
 _EVENT_SECONDS = 0.1
-_PROBES = ("on_fork", "on_exec", "on_exit")
+_PROBES = ("on_fork", "on_exit")
 
 _U32, _INIT, _PRESENT = LAYOUTS["u32"], LAYOUTS["init"], LAYOUTS["present"]
 
@@ -37,11 +37,8 @@ class Sizes(NamedTuple):
     namespaces: int = 0
 
     def constants(self) -> dict[str, int]:
-        """Return the constants for compiling ``pidmap.c``.
-
-        With three slots for two processes, which have four numbers, at most nine tenths of a number per process find
-        their slot taken: `overflow` holds one.
-        """
+        """Return the constants for compiling ``pidmap.c``."""
+        # With three slots for two processes, of four numbers, at most 0.9 numbers a process find their slot taken.
         return {
             "SLOTS": 1 << (self.processes * 3 // 2 - 1).bit_length(),
             "OVERFLOW": self.processes,
@@ -50,9 +47,9 @@ class Sizes(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Process as the kernel knows it. ``levels`` are ``(pidns, ns_pid)``, the host's first, the innermost last.
+    """Process as the kernel knows it. ``levels`` are ``(pidns, ns_pid)``, the host's first.
 
-    ``start_ns`` is nanoseconds since boot (CLOCK_BOOTTIME), as every time here.
+    Times are nanoseconds since boot (CLOCK_BOOTTIME).
     """
 
     host_pid: int
@@ -61,12 +58,12 @@ class Record(NamedTuple):
 
     @property
     def start_time(self) -> int:
-        """Return the start in clock ticks since boot, as field 22 of ``/proc/<pid>/stat``."""
+        """Start in clock ticks since boot, as field 22 of ``/proc/<pid>/stat``."""
         return self.start_ns // TICK
 
     @property
     def ns_pids(self) -> tuple[int, ...]:
-        """Return the numbers of the ``NSpid:`` line."""
+        """Numbers of the ``NSpid:`` line."""
         return tuple(ns_pid for _, ns_pid in self.levels)
 
 
@@ -79,7 +76,7 @@ class Ended(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """Processes and levels that the map had missed, and entries of processes that are gone."""
+    """Processes and levels that the map lacked, and entries of ended processes."""
 
     missing: int
     stale: int
@@ -93,10 +90,7 @@ def start(
     timeout: float = TIMEOUT,
     kept_in: str = "",
 ) -> BpfPidMap:
-    """Load the program, attach it, seed the map; blocks for half a second, ``timeout`` at most.
-
-    Raises `BpfUnavailable` with the reason and the fix.
-    """
+    """Load the program, attach it, seed the map; blocks for half a second. Raises `BpfUnavailable`."""
     loaded = load(
         sizes.constants(), pythons=pythons or default_pythons(), btf=btf, timeout=timeout, kept_in=kept_in
     )
@@ -108,10 +102,10 @@ def start(
 
 
 class BpfPidMap:
-    """The kernel's map of processes. For one thread: look-ups use the same buffers again.
+    """The kernel's map of processes, for one thread: look-ups share buffers.
 
-    Look-ups raise OSError if the kernel refuses a descriptor that it gave; then the map is of no use any more.
-    Before Linux 5.19, with ``kernel.unprivileged_bpf_disabled``, they need CAP_BPF; since then no capability.
+    Look-ups raise OSError if the map can't be read any more. Before Linux 5.19, with
+    ``kernel.unprivileged_bpf_disabled``, they need CAP_BPF; since then no capability.
     """
 
     def __init__(self, loaded: Loaded) -> None:
@@ -140,7 +134,7 @@ class BpfPidMap:
     # -- look-ups -----------------------------------------------------------------------------------
 
     def lookup(self, pidns: int, ns_pid: int) -> Record | None:
-        """Find the living process with this number in the namespace with this inode, at any level."""
+        """Find the living process with this number in this namespace, at any level."""
         if pidns == HOST_PIDNS:
             return self.by_host(ns_pid)
         slot = self._levels.lookup(pidns, ns_pid)
@@ -153,15 +147,15 @@ class BpfPidMap:
         return None
 
     def identity(self, pidns: int, ns_pid: int) -> _Identity | None:
-        """Return start time in nanoseconds and host PID of that process: half the price of `lookup`.
+        """Return start time and host PID of that process, at half the price of `lookup`.
 
-        A single answer may mix two processes, if the entry was reused while it was copied. Two equal answers can't.
+        An entry that is reused meanwhile may give a mix of two processes; two equal answers are no mix.
         """
         slot = self._levels.lookup(pidns, ns_pid)
         return (slot[2], slot[3]) if slot else None
 
     def by_host(self, host_pid: int) -> Record | None:
-        """Find the living process with this host PID (a thread's id finds nothing)."""
+        """Find the living process with this host PID; None for a thread."""
         for _ in range(3):  # it may end, and its number be used again, while its levels are followed
             slot = self._levels.lookup(HOST_PIDNS, host_pid)
             if slot is None:
@@ -175,7 +169,7 @@ class BpfPidMap:
         return None
 
     def _outwards(self, host_pid: int, start_ns: int, levels: int, key: Level) -> tuple[Level, ...] | None:
-        """Return all levels, the host's first; None if one of them is missing or another process's."""
+        """Return all levels, the host's first; None if one is missing or another process's."""
         found = []
         for level in range(levels - 1, 0, -1):
             found.append(key)
@@ -188,7 +182,7 @@ class BpfPidMap:
         return ((HOST_PIDNS, host_pid), *reversed(found))
 
     def everywhere(self, ns_pid: int) -> Iterator[int]:
-        """Yield them one namespace after the other, the host's first: 0 for a namespace without that number."""
+        """Yield the host PID in one namespace after the other, the host's first; 0 for none."""
         host = self.by_host(ns_pid)
         if host and len(host.levels) == 1:
             yield ns_pid
@@ -199,36 +193,33 @@ class BpfPidMap:
                 yield slot[3] if slot and innermost else 0
 
     def tombstone(self, host_pid: int) -> Ended | None:
-        """Return the last ended process with this host PID, while its slot isn't reused.
-
-        Its end is known to an eighth of a second, rounded down, but never before its start.
-        """
+        """Return the last ended process with this host PID; its end is rounded down to an eighth of a second."""
         slot = self._levels.ended(HOST_PIDNS, host_pid)
         if slot is None or slot[3] != host_pid:
             return None
         return Ended(host_pid, start_ns=slot[2], exit_ns=max(slot[2], slot[0] << EXIT_SHIFT))
 
     def first_processes(self) -> bytes:
-        """Return the first process of every PID namespace but the host's as bytes, for `first_processes_in`.
+        """Return the first process of every PID namespace but the host's, for `first_processes_in`.
 
-        Takes half a millisecond for 6000, and decoding ten times as long: compare the bytes first.
+        Takes half a millisecond for 6000; decoding takes ten times as long.
         """
         return b"".join(bytes(values) for _, values in self._namespaces.batches())
 
     # -- how well it does ---------------------------------------------------------------------------
 
     def counters(self) -> dict[str, int]:
-        """Return the errors and repairs since the start, see ``struct counters`` in ``bpf/pidmap.h``."""
+        """Return ``struct counters`` of ``bpf/pidmap.h``."""
         self._counters.lookup(0)
         return dict(zip(COUNTERS, LAYOUTS["counters"].unpack(self._counters.value), strict=True))
 
     def missed_events(self) -> int:
-        """Events that the kernel did not show the probes, because one ran already on that CPU (Linux 5.12)."""
+        """Count events that the probes weren't shown because one ran already on that CPU (Linux 5.12)."""
         programs = self._loaded.programs
         return sum(run_stats(programs[name])["recursion_misses"] for name in _PROBES)
 
     def complete(self) -> bool:
-        """Return True if an absence proves something: every process found room since the last walk."""
+        """Check that every process has found room since the last walk, so that an absence is proof."""
         return self._lost() == self._lost_then
 
     def _lost(self) -> int:
@@ -236,15 +227,14 @@ class BpfPidMap:
         return now["full"] + now["update_failed"] + now["read_failed"] + now["levels_truncated"]
 
     def _missing(self) -> int:
-        """Count what walks have put in. A walk meets a process shortly before its fork event, which says so then."""
+        """Count what walks have put in, except processes whose fork event came just then."""
         now = self.counters()
         return now["seeded"] - now["overtaken"] + now["levels_mended"]
 
     def reconciling(self, *, stale: bool = True) -> Iterator[Drift | None]:
         """Walk over all processes and add missing entries. Yield None between steps, then the drift.
 
-        ``stale`` drops stale entries, too, for some milliseconds for each 1000 processes: those that were there before,
-        during and after two walks that didn't meet their process.
+        ``stale`` also drops entries that two walks didn't meet, which takes milliseconds for each 1000 processes.
         """
         lost, before, dropped = self._lost(), self._missing(), 0
         entries = []
@@ -276,7 +266,7 @@ class BpfPidMap:
             yield [(self._namespaces, key, (init[0], init[1])) for key, init in inits]
 
     def _present(self) -> Generator[None, None, set[_Identity]]:
-        """Walk in steps; return start time and host PID of every process that is not reaped."""
+        """Walk; return start time and host PID of every process that is not reaped."""
         present, living = set[_Identity](), 0
         for some in self._kernel.run_iterator(self._loaded.links["iterator"]):
             for start_ns, host_pid, ends in _PRESENT.iter_unpack(some):
@@ -287,17 +277,17 @@ class BpfPidMap:
         return present
 
     def close(self) -> None:
-        """Detach the probes and give everything back; may be called twice."""
+        """Detach the probes and close everything; may be called twice."""
         self._loaded.close()
 
 
 def first_processes_in(read: bytes) -> Iterator[tuple[int, int]]:
-    """Decode host PID and start time in nanoseconds since boot, from `BpfPidMap.first_processes`."""
+    """Yield host PID and start time from `BpfPidMap.first_processes`."""
     return ((host_pid, start_ns) for start_ns, host_pid, _ in _INIT.iter_unpack(read))
 
 
 def run_stats(program: int) -> dict[str, int]:
-    """Read ``run_cnt``, ``run_time_ns`` (with kernel.bpf_stats_enabled) and ``recursion_misses`` of a program."""
+    """Return ``run_cnt``, ``run_time_ns`` (with kernel.bpf_stats_enabled) and ``recursion_misses``."""
     with open(f"/proc/self/fdinfo/{program}", "rb", buffering=0) as file:
         text = file.read(4096)
     fields = dict(line.split(b":", 1) for line in text.splitlines() if b":" in line)

@@ -1,6 +1,6 @@
-"""BPF maps through plain ``bpf(2)``: no libbcc, no libbpf, and microseconds for a look-up.
+"""BPF maps through plain ``bpf(2)``: no libbpf, and microseconds for a look-up.
 
-A test compares the layouts with ``bpf/pidmap.h``. A map belongs to one thread: every call uses its buffers again.
+A map belongs to one thread: every call uses its buffers again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LAYOUTS = {
     "init": Struct("=QII"),  # start_time, host_tgid, padding
     "slot": Struct("=IIQIHHII"),  # level, process
     "present": Struct("=QII"),  # start_time, host_tgid, ends
-    "counters": Struct("=9Q"),  # see COUNTERS
+    "counters": Struct("=8Q"),  # see COUNTERS
 }
 #: The fields of ``struct counters``, in order.
 COUNTERS = (
@@ -38,7 +38,6 @@ COUNTERS = (
     "seeded",
     "levels_mended",
     "overtaken",
-    "mended_at_exec",
 )
 
 # enum bpf_cmd, include/uapi/linux/bpf.h
@@ -69,7 +68,7 @@ class Kernel:
         return -ctypes.get_errno() if result < 0 else result
 
     def run_iterator(self, link: int) -> Iterator[bytes]:
-        """Run the iterator behind this link; yield its output, up to 32 KiB at a time. Raises OSError."""
+        """Run a link's iterator; yield its output, up to 32 KiB at a time. Raises OSError."""
         attributes = ctypes.create_string_buffer(Struct("=II").pack(link, 0), 8)
         fd = self.call(_ITER_CREATE, attributes)
         if fd < 0:
@@ -98,7 +97,7 @@ class BpfMap:
         self._key_only = ctypes.create_string_buffer(Struct("=IIQ").pack(fd, 0, where), 16)
 
     def lookup(self, *key: int) -> bool:
-        """Look a key up; its value is in `value` until the next call. Raises OSError."""
+        """Look a key up, into `value`. Raises OSError."""
         try:
             self._pack(self._key, 0, *key)
         except StructError:
@@ -106,7 +105,7 @@ class BpfMap:
         return self._call(_LOOKUP_ELEM, self._attributes)
 
     def delete(self, *key: int) -> bool:
-        """Take a key out; False if it was not there. Raises OSError."""
+        """Delete a key; False if it was not there. Raises OSError."""
         self._pack(self._key, 0, *key)
         return self._call(_DELETE_ELEM, self._key_only)
 
@@ -117,9 +116,9 @@ class BpfMap:
         return code == 0
 
     def batches(self) -> Iterator[tuple[memoryview, memoryview]]:
-        """Yield all keys and values, up to 4096 at a time, each pair of memory valid until the next. Raises OSError.
+        """Yield keys and values, up to 4096 at a time, in memory valid until the next. Raises OSError.
 
-        Entries that are in the map all the while come exactly once; others may or may not.
+        Entries that are in the map all the while come exactly once.
         """
         keys = ctypes.create_string_buffer(_BATCH * self._key_bytes)
         values = ctypes.create_string_buffer(_BATCH * self._value_bytes)
@@ -144,14 +143,14 @@ class LevelMap:
     """``slots`` and ``overflow`` of ``bpf/pidmap.c`` as one map: from a level to the process that has it."""
 
     def __init__(self, kernel: Kernel, slots: int, count: int, overflow: int) -> None:
-        """Two descriptors, and how many slots there are: a power of two."""
+        """Take two descriptors, and the number of slots: a power of two."""
         slot, process = LAYOUTS["slot"], LAYOUTS["process"]
         self._mask = count - 1
         self._slots = BpfMap(kernel, slots, LAYOUTS["u32"], slot.size)
         self.overflow = BpfMap(kernel, overflow, LAYOUTS["level"], process.size)
 
     def lookup(self, pidns: int, ns_pid: int) -> tuple[int, ...] | None:
-        """Return the ``struct slot`` fields of the process with this number; None without one. Raises OSError."""
+        """Return the ``struct slot`` fields of the process with this number. Raises OSError."""
         if not (0 < ns_pid < BUSY and 0 < pidns <= _U32):
             return None  # not the number of any process or namespace
         found = self._at(ns_pid + pidns * SPREAD & self._mask)
@@ -162,7 +161,7 @@ class LevelMap:
         return None
 
     def ended(self, pidns: int, ns_pid: int) -> tuple[int, ...] | None:
-        """Return the ``struct slot`` fields of the last tombstone under this number; None without one."""
+        """Return the ``struct slot`` fields of the last tombstone under this number."""
         if not (0 < ns_pid < ENDED and 0 < pidns <= _U32):
             return None
         own, quarter = ns_pid + pidns * SPREAD & self._mask, (self._mask + 1) // TOMBSTONE_PLACES
@@ -178,7 +177,7 @@ class LevelMap:
         return LAYOUTS["slot"].unpack(self._slots.value)
 
     def delete(self, pidns: int, ns_pid: int) -> bool:
-        """Take a number from its process; False if none had it. Raises OSError."""
+        """Take a number from its process; False if it had none. Raises OSError."""
         at = (ns_pid + pidns * SPREAD & self._mask) * LAYOUTS["slot"].size
         page = at - at % mmap.PAGESIZE
         # A store of eight bytes, since the kernel would copy a whole value, while a probe may write the next one.
@@ -191,10 +190,7 @@ class LevelMap:
         return found or self.overflow.delete(pidns, ns_pid)
 
     def entries(self) -> Iterator[list[tuple[int, ...]]]:
-        """Yield everything in batches of ``struct slot`` fields. Raises OSError.
-
-        Entries that are in the map all the while come exactly once; others may or may not.
-        """
+        """Yield everything in batches of ``struct slot`` fields, as `BpfMap.batches`. Raises OSError."""
         layout = LAYOUTS["slot"]
         for first in range(0, self._mask + 1, _SOME_SLOTS):
             size = min(_SOME_SLOTS, self._mask + 1 - first) * layout.size

@@ -1,7 +1,7 @@
 """The proc connector: the kernel names starting and ending processes, and only those are read in ``/proc``.
 
-Attached before the first scan, so there is no gap. An event is a reason to read, never an answer: lost, late and
-doubled events cost a read or a scan. They don't wake user space, and wait in the socket until the next refresh.
+Attached before the first scan, so there is no gap. An event is a reason to read, never an answer. Events wait in the
+socket until the next refresh.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class NetlinkSource(ScanSource):
     """A scan that reads only the processes named by a proc connector socket.
 
     ``rescans`` counts full scans after lost events, ``drift`` the differences to a listing that no event explained.
-    Answers are right either way. Trouble by full buffers passes; drift and a broken socket last until it is reopened.
     """
 
     name = "netlink"
@@ -50,7 +49,7 @@ class NetlinkSource(ScanSource):
         self.rescans = self.listings = self.drift = 0
 
     def trouble(self) -> str:
-        """Explain why events were not reliable at the last refresh."""
+        """Explain why events were not reliable: full buffers at the last refresh, drift, a broken socket."""
         if self._broken:
             return self._broken
         if self.drift:
@@ -60,7 +59,7 @@ class NetlinkSource(ScanSource):
         return ""
 
     def counters(self) -> Mapping[str, int]:
-        """Return the counters for people and metrics."""
+        """Return events, losses and comparisons."""
         return {
             "events": self.stream.events,
             "lost": sum(self.stream.lost.values()),
@@ -76,14 +75,11 @@ class NetlinkSource(ScanSource):
 
     @property
     def tend_at(self) -> float:
-        """Always: events come in by themselves, and the buffer has its limits."""
+        """Return 0: events come in by themselves, and the buffer has its limits."""
         return 0.0
 
     def tend(self) -> None:
-        """Take in events between refreshes, so that the buffer does not overflow; some 1.5 us for each.
-
-        Bounded in time (131,072 events) and in memory.
-        """
+        """Take in up to 131,072 events, 1.5 us each, so that the buffer does not overflow between refreshes."""
         stream = self.stream
         try:
             stream.drain()
@@ -96,7 +92,7 @@ class NetlinkSource(ScanSource):
             stream.ended.clear()
 
     def refreshing(self) -> Iterator[None]:
-        """Take in the events and read the processes they name, in one step; scan after a loss."""
+        """Take in the events and read the processes they name; scan after a loss."""
         self.tend()
         stream, named, unread = self.stream, self.stream.touched | self.stream.ended, bool(self._unreadable)
         if stream.incomplete or not self._seeded:
@@ -141,7 +137,7 @@ class NetlinkSource(ScanSource):
         self.stream.ended &= self.known.keys()
 
     def _read(self, host_pid: int) -> tuple[int, ...]:
-        """Read one status file, and watch a zombie. `ProcessGone` also for a thread: unlisted, but readable."""
+        """Read one status file, and watch a zombie. A thread is unlisted, but readable: `ProcessGone`."""
         status = self._procfs.status(host_pid)
         if status.tgid != host_pid:
             raise ProcessGone(f"{self._procfs.root}/{host_pid} is a thread")
@@ -155,7 +151,7 @@ class NetlinkSource(ScanSource):
         super()._forget(host_pid)
 
     def _watch_zombies(self) -> None:
-        """Watch processes that have already exited: no event will come from them."""
+        """Watch processes whose exit event was lost."""
         for host_pid in self.known:
             try:
                 self._read(host_pid)
@@ -164,10 +160,7 @@ class NetlinkSource(ScanSource):
 
 
 def open_source(procfs: Procfs, _room: int = 0, _run_dir: str = "") -> NetlinkSource:
-    """Open a source that is attached and has passed its self-test; its first refresh scans. Takes some 0.2 s.
-
-    Raises `CannotKnow` with reason and fix.
-    """
+    """Attach in some 0.2 s. Raises `CannotKnow` with reason and fix."""
     from resolver.pids.netlink_attach import attach
 
     return NetlinkSource(procfs, attach(procfs, BUFFER_BYTES))

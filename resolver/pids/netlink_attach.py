@@ -1,6 +1,6 @@
-"""Attaches to the proc connector: the socket from the opener, the acknowledgement, the self-test.
+"""Attaches to the proc connector: a socket from the opener, and the kernel's acknowledgement on it.
 
-The kernel ignores a refused request silently, so only an observed success counts. System errors are translated here.
+The kernel ignores a refused request silently, so only the acknowledgement counts: it takes the same way as the events.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import errno
 import os
 import socket
 import sysconfig
-import time
 from typing import TYPE_CHECKING
 
 from resolver.base.errors import CannotKnow
@@ -19,8 +18,6 @@ from resolver.pids.proc_events import NEEDS_NET_ADMIN, NOT_HOST_NETWORK, EventSt
 from resolver.workers.spawn import child, spawn
 
 if TYPE_CHECKING:
-    import subprocess
-
     from resolver.linux.procfs import Procfs
 
 _ACK_SECONDS = 1.0
@@ -37,32 +34,21 @@ _REFUSALS = {
 
 
 def attach(procfs: Procfs, buffer_bytes: int) -> EventStream:
-    """Return a stream that delivers, proven by a process seen to start and end; `CannotKnow` otherwise."""
-    _require_initial_namespaces(procfs)
-    opener, channel = _start_opener()
-    try:
-        stream = EventStream(_receive_socket(opener.pid, channel, _host_network(procfs) or "ours"))
-        try:
-            stream.grow_buffer(buffer_bytes)
-            stream.listen(_ACK_SECONDS)
-            _test(stream, opener, channel)
-        except BaseException:
-            stream.close()
-            raise
-    finally:
-        channel.close()
-        opener.kill()
-        opener.wait()
-    return stream
-
-
-def _require_initial_namespaces(procfs: Procfs) -> None:
+    """Return a stream that the kernel has acknowledged. Raises `CannotKnow`."""
     require_host_view(procfs)
     if os.stat(f"{procfs.root}/self/ns/user").st_ino != _USER_NS_INIT:
         raise CannotKnow(
             "the proc connector ignores requests from a user namespace, and this process is in one: run it without "
             "(Kubernetes: hostUsers: true; Docker: --userns=host), or use --source scan"
         )
+    stream = EventStream(_open_socket(_host_network(procfs) or "ours"))
+    try:
+        stream.grow_buffer(buffer_bytes)
+        stream.listen(_ACK_SECONDS)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
 
 
 def _host_network(procfs: Procfs) -> str | None:
@@ -78,7 +64,7 @@ def _host_network(procfs: Procfs) -> str | None:
     return None if (ours.st_dev, ours.st_ino) == (hosts.st_dev, hosts.st_ino) else path
 
 
-def _start_opener() -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _open_socket(network: str) -> socket.socket:
     argv = child(
         "resolver.workers.netlink_opener", "netlink opener", _RIGHTS, sysconfig.get_paths()["purelib"]
     )
@@ -86,40 +72,20 @@ def _start_opener() -> tuple[subprocess.Popen[bytes], socket.socket]:
         opener, channel = spawn(argv)
     except OSError as error:
         raise CannotKnow(f"the netlink opener could not be started: {error.strerror}") from None
-    channel.settimeout(_OPENER_SECONDS)
-    return opener, channel
-
-
-def _receive_socket(host_pid: int, channel: socket.socket, network: str) -> socket.socket:
     try:
+        channel.settimeout(_OPENER_SECONDS)
         channel.send(network.encode())
         message, descriptors, _flags, _address = socket.recv_fds(channel, 256, 1)
         stage, _, number = message.decode().partition(":")
         if stage == "fetch":
-            descriptors = fetch(host_pid, [int(number)])
+            descriptors = fetch(opener.pid, [int(number)])
     except OSError as error:
         raise CannotKnow(f"the netlink opener did not answer: {error}; use --source scan") from None
+    finally:
+        channel.close()
+        opener.kill()
+        opener.wait()
     if descriptors:
         return socket.socket(fileno=descriptors[0])
     name = errno.errorcode.get(int(number or 0), "an unknown error")
     raise CannotKnow(_REFUSALS.get(stage, "the netlink opener ended without a socket").format(name))
-
-
-def _test(stream: EventStream, opener: subprocess.Popen[bytes], channel: socket.socket) -> None:
-    """Check that start and end of a known process are really reported."""
-    try:
-        channel.send(b"go")
-        host_pid = int(channel.recv(32))
-    except (OSError, ValueError):
-        raise CannotKnow(
-            f"the netlink opener ended early (code {opener.poll()}); use --source scan"
-        ) from None
-    deadline = time.monotonic() + _ACK_SECONDS
-    while stream.drain() or time.monotonic() < deadline:
-        if host_pid in stream.touched and host_pid in stream.ended:
-            return
-        time.sleep(0.001)
-    raise CannotKnow(
-        f"the kernel acknowledged, but did not report process {host_pid} within {_ACK_SECONDS:g} s: "
-        "process events do not work here; use --source scan"
-    )

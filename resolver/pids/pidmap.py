@@ -1,7 +1,4 @@
-"""The source in use, and the state that survives its replacement: counters, the limit on refreshes, containers.
-
-Look-ups go to ``pidmap.source`` (`resolver.pids.source.PidSource`); the caller verifies an answer.
-"""
+"""The source in use, and the state that survives its replacement: counters, the limit on refreshes, containers."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ _MOST_CONTAINERS = 8192
 
 
 class PidMap:
-    """Every process of the node, as of the last refresh of its ``source``. The owner of the map closes the source."""
+    """Every process of the node, as of the last refresh of its ``source``; the caller verifies an answer."""
 
     def __init__(self, source: PidSource) -> None:
         self.source = source
@@ -41,19 +38,16 @@ class PidMap:
         self._containers: OrderedDict[int, tuple[tuple[int, int], str]] = OrderedDict()
 
     def use(self, source: PidSource) -> None:
-        """Go over to another source, whatever the present one does that is closed then."""
+        """Close the source in use, whatever that raises, and take another one."""
         before, self.source = self.source, source
         self._generation += 1
         self._next_refresh = 0.0
-        with contextlib.suppress(Exception):  # it may have failed in a way that nobody foresaw
+        with contextlib.suppress(Exception):  # it has failed
             self._past.update(before.counters())
         close(before)
 
     async def catch_up(self, slices: Slices, *, unhurried: bool = True) -> bool:
-        """Learn of every process that exists now, in steps; False if the last refresh is too recent.
-
-        ``unhurried=False`` refreshes at any cost, for a single pass that isn't repeated.
-        """
+        """Learn of every process that exists now; False if ``unhurried`` and the last refresh is too recent."""
         # One after the other: a refresh that began before this call may lack a process that has started since.
         async with self._catching_up:
             if unhurried and time.monotonic() < self._next_refresh:
@@ -76,7 +70,7 @@ class PidMap:
             return True
 
     def _list_inits(self) -> Iterator[None]:
-        """Bring `inits` up to date; nothing of it shows before it is complete."""
+        """Bring `inits` up to date in steps; it shows when it is complete."""
         mark = self._generation, self.source.inits_mark()
         before = self._inits_mark
         if mark == before:
@@ -88,20 +82,20 @@ class PidMap:
             present[host_pid] = was if was == (generation, arrival) else (generation, arrival)
             if number % _AT_ONCE == 0:
                 yield
-        # If there is another mark now, somebody began after this and is through: that is younger.
+        # With another mark now, a younger call has ended already.
         if self._inits_mark is before and generation == self._generation:
             self._inits, self._inits_mark = present, mark
 
     def candidates_in(self, ns_pid: int, namespaces: frozenset[int]) -> list[int]:
-        """Processes with that number in these namespaces, and in others where the source doesn't know namespaces."""
+        """Return host PIDs with that number in these namespaces; in all of them if the source doesn't know any."""
         if not self.source.namespaced:
             return self.source.candidates(ns_pid)
         return sorted({each for pidns in namespaces for each in self.source.candidates(ns_pid, pidns)})
 
     def inits(self) -> Mapping[int, tuple[int, int]]:
-        """``{host_pid: arrival}`` of the first process of every PID namespace; that of the host may be left out.
+        """``{host_pid: arrival}`` of the first process of every PID namespace, maybe without the host's.
 
-        As of the last refresh, and the same object as long as none came or went.
+        The same object as long as none came or went.
         """
         return self._inits
 
@@ -110,7 +104,7 @@ class PidMap:
         return self._generation, self.source.arrival(host_pid)
 
     def namespaces_of(self, host_pid: int, arrival: tuple[int, int]) -> tuple[int, ...]:
-        """Ask the source about the process with that `arrival`."""
+        """Return the PID namespaces of the process with that `arrival`; empty if unknown."""
         generation, arrived = arrival
         return self.source.namespaces_of(host_pid, arrived) if generation == self._generation else ()
 
@@ -124,10 +118,7 @@ class PidMap:
                 self._containers.popitem(last=False)
 
     def container_of(self, host_pid: int) -> str:
-        """Return the container named for the last ended process with this PID, or for the living one.
-
-        Empty if that was another process, or if it ended more than a minute ago.
-        """
+        """Return the container named for the process with this PID, which may have ended within a minute; or empty."""
         arrival, container = self._containers.get(host_pid, ((0, 0), ""))
         last = self.source.ended(host_pid) or self.source.arrival(host_pid)
         return container if arrival == (self._generation, last) else ""

@@ -50,11 +50,10 @@ _MOST_EVENTS = 1 << 17
 
 
 class EventStream:
-    """Bound proc connector socket: the PIDs named since the last call, and an exact count of lost events.
+    """Bound proc connector socket. The reader empties ``touched`` and ``ended``, and resets ``incomplete``.
 
     ``touched`` are host PIDs of new processes, ``ended`` those with an exited leader, whose threads may run on.
-    ``incomplete``: an event was lost. The reader takes them out, and resets ``incomplete``. ``lost`` counts by CPU,
-    exactly as soon as that CPU's next event arrives.
+    ``incomplete``: an event was lost; ``lost`` counts by CPU, once that CPU's next event has arrived.
     """
 
     def __init__(self, channel: socket.socket) -> None:
@@ -66,15 +65,12 @@ class EventStream:
         self._answer: int | None = None
         self.touched: set[int] = set()
         self.ended: set[int] = set()
-        self.events = 0
-        self.overruns = 0
-        self.malformed = 0
+        self.events = self.overruns = self.malformed = 0
         self.lost: dict[int, int] = {}
-        self.incomplete = False
-        self.emptied = False
+        self.incomplete = self.emptied = False
 
     def grow_buffer(self, size: int) -> int:
-        """Request a receive buffer of ``size`` bytes; returns the granted size as the kernel counts it."""
+        """Request a receive buffer of ``size`` bytes; return the granted size."""
         import socket
 
         try:
@@ -86,7 +82,7 @@ class EventStream:
     # -- the request and its answer -----------------------------------------------------------------
 
     def listen(self, timeout: float) -> None:
-        """Ask for events and wait for the acknowledgement; `CannotKnow` when there is none within ``timeout`` s."""
+        """Ask for events; raise `CannotKnow` without an acknowledgement within ``timeout`` seconds."""
         number = secrets.randbits(31)
         # The acknowledgement goes to every listener. Only its ack number distinguishes ours from theirs: the
         # sequence number is overwritten since Linux 6.6 (cn_proc_ack in drivers/connector/cn_proc.c).
@@ -137,9 +133,9 @@ class EventStream:
     # -- events -------------------------------------------------------------------------------------
 
     def drain(self, most: int = _MOST_EVENTS) -> int:
-        """Read at most ``most`` events that have arrived; returns how many. Never waits.
+        """Read at most ``most`` events that have arrived; return how many. Raises OSError.
 
-        ``emptied`` is set if the socket was empty at the end. OSError if the socket is broken.
+        ``emptied``: the socket was empty at the end.
         """
         before, self.emptied = self.events, False
         while self.events - before < most:
@@ -158,7 +154,6 @@ class EventStream:
         return self.events - before
 
     def _receive(self, until: int) -> None:
-        """Run the loop of a flood, with everything possible moved outside."""
         receive, unpack, buffer = self._channel.recv_into, _EVENT.unpack_from, self._buffer
         touch, end, following = self.touched.add, self.ended.add, self._next
         events = self.events

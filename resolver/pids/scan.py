@@ -1,7 +1,7 @@
 """The ``/proc`` scan: works everywhere, costs most.
 
-A refresh lists ``/proc`` and reads the ``NSpid:`` line of new processes. They are distinguished by the inode of their
-directory (see `Procfs.entries`), so a PID that was used again is noticed too.
+A refresh lists ``/proc`` and reads the ``NSpid:`` line of new processes. The inode of its directory shows that a PID
+belongs to another process (see `Procfs.entries`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TOMBSTONES = 8192
 
 
 class Known(NamedTuple):
-    """A listed process: the inode of its directory, its ``NSpid:`` numbers, the order of its arrival."""
+    """A listed process; ``inode`` is its directory's."""
 
     inode: int
     ns_pids: tuple[int, ...]
@@ -64,7 +64,7 @@ class ScanSource(PidSource):
             self._forget_others(listed)
 
     def look(self, host_pid: int) -> None:
-        """Read one process, if it is not known yet, without listing ``/proc``."""
+        """Read one process, if it is not known yet."""
         inode = self._procfs.inode(host_pid)  # before the status: a reuse in between shows as another inode
         if host_pid in self.known and self.known[host_pid].inode == inode:
             return
@@ -118,7 +118,7 @@ class ScanSource(PidSource):
             stones.popitem(last=False)
 
     def candidates(self, ns_pid: int, _pidns: int | None = None) -> list[int]:
-        """Return the host PIDs of every process with the innermost number ``ns_pid``; namespaces are unknown."""
+        """Return the host PIDs with the innermost number ``ns_pid``, in any namespace."""
         return sorted(self._by_inner.get(ns_pid, ()))
 
     def inits_mark(self) -> object:
@@ -136,7 +136,7 @@ class ScanSource(PidSource):
         return known.arrival if known else 0
 
     def ended(self, host_pid: int) -> int:
-        """Return the arrival of a process that vanished less than a minute ago; 0 if there is none."""
+        """Return the arrival of a process that vanished within a minute; 0 if there is none."""
         return self._tombstones.get(host_pid, (0.0, 0))[1]
 
     def incomplete(self) -> str:

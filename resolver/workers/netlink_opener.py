@@ -1,17 +1,12 @@
 """Short-lived child that opens a proc connector socket with pyroute2 (13 MiB) and hands it over.
 
-Over the SOCK_SEQPACKET socket on descriptor 0:
-
-1. it gets the path of the network namespace to enter, or ``ours``, and answers ``ok`` with the bound socket,
-   ``fetch:<its number>`` if too many descriptors are in flight, or ``<failed step>:<errno>``; the steps are
-   ``import``, ``netns``, ``socket`` and ``bind``;
-2. after another message it produces the events of the self-test: one on every CPU that it may use, so that losses
-   can be counted from then on, and a child that ends. It answers with that child's PID, and ends.
+Over the SOCK_SEQPACKET socket on descriptor 0 it gets the path of the network namespace to enter, or ``ours``. It
+answers ``ok`` with the bound socket, ``fetch:<its number>`` if too many descriptors are in flight, or
+``<failed step>:<errno>``; the steps are ``import``, ``netns``, ``socket`` and ``bind``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
@@ -19,7 +14,7 @@ from typing import Any
 
 
 def main() -> int:
-    """Hand over a socket, make the self-test's events, end."""
+    """Hand over a socket, and end when the daemon has it."""
     from resolver.linux import seccomp
 
     seccomp.forbid(seccomp.dangerous_but("setns"))
@@ -50,24 +45,5 @@ def main() -> int:
         if error.errno != errno.ETOOMANYREFS:
             raise
         channel.send(b"fetch:%d" % descriptor)
-    if not channel.recv(16):
-        return 1
-    connector.close()
-    _show_every_cpu()
-    host_pid = os.fork()
-    if host_pid == 0:
-        os._exit(0)
-    os.waitpid(host_pid, 0)
-    channel.send(b"%d" % host_pid)
+    channel.recv(1)
     return 0
-
-
-def _show_every_cpu() -> None:
-    """Cause an event on each CPU by changing this process's name (PROC_EVENT_COMM)."""
-    with open("/proc/self/comm", "w") as comm:
-        for cpu in os.sched_getaffinity(0):
-            with contextlib.suppress(OSError):  # the CPU may be going away
-                os.sched_setaffinity(0, {cpu})
-                comm.write("netlink opener")
-                comm.flush()
-                comm.seek(0)

@@ -391,7 +391,7 @@ def test_a_map_without_its_probes_is_left_at_the_next_walk(kept_in: str) -> None
     """The scan goes on at once, and a new map is tried after five seconds."""
     source = Mapped(start(kept_in=kept_in), Procfs())
     assert source.tend_at <= time.monotonic() + 10
-    for hook in ("sched_process_fork", "sched_process_exec", "sched_process_exit"):
+    for hook in ("sched_process_fork", "sched_process_exit"):
         os.close(source.bpf._loaded.links.pop(hook))
     used: list[PidSource] = []
     ladder = Ladder("auto", Procfs(), 1024, used.append, lambda *_, **__: None)

@@ -365,7 +365,7 @@ OPEN: Final = """
     child.kill()
     child.wait()
     source.refresh()
-    print(child.pid in source, source.stream.events > 5, source.stream.grow_buffer(4096) > 0)
+    print(child.pid in source, source.stream.events > 1, source.stream.grow_buffer(4096) > 0)
 """
 
 

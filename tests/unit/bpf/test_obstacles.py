@@ -38,7 +38,6 @@ def told(
     to_the_call: int = errno.E2BIG,
     to_every_program: int = 0,
     to_programs_with: dict[int, int] | None = None,
-    release: str = "6.1.0",
     machine: str = "x86_64",
     profile: str = "",
     filtered: bool = False,
@@ -72,7 +71,7 @@ def told(
             return profile
 
     kernel = Answering()
-    kernel.release, kernel.machine = release, machine
+    kernel.machine = machine
     try:
         obstacles.require_kernel(kernel)
     except obstacles.LoadError as error:
@@ -95,12 +94,7 @@ def told(
         (
             {"to_the_call": errno.EPERM, "filtered": True, "profile": "cri (enforce)"},
             "seccomp",
-            "by the seccomp filter of this process. The filter",
-        ),
-        (
-            {"to_the_call": errno.EPERM, "filtered": True, "profile": "cri (enforce)", "release": "5.15.0-204"},
-            "seccomp",
-            "or by the security module that holds this process to 'cri (enforce)'",
+            "seccomp filter of this process, or by the security module that holds this process to 'cri (enforce)'",
         ),
         ({"to_the_call": errno.EPERM, "profile": "cri (enforce)"}, "module", "holds this process to 'cri (enforce)'"),
         ({"to_every_program": errno.EACCES, "profile": "spc_t"}, "module", "forbidden here (EACCES)"),
