@@ -1,7 +1,4 @@
-"""Offsets of kernel fields, read from the running kernel's BTF (Documentation/bpf/btf.rst).
-
-Standard library only: the loader uses it under any Python that has bcc.
-"""
+"""Offsets of kernel fields from BTF (Documentation/bpf/btf.rst). Standard library only, like the loader."""
 
 from __future__ import annotations
 
@@ -57,8 +54,7 @@ class Btf:
     def offset(self, name: str, *members: str) -> int:
         """Return the byte offset of a member of ``struct name``; several names descend into nested members.
 
-        Members of anonymous structures and unions count as the outer structure's. Raises `BtfError` if there is no such
-        structure or member, or if it doesn't start at a whole byte.
+        Members of anonymous structures and unions count as the outer one's. Raises `BtfError`, also for a bit field.
         """
         where: int | None = self.type_id(_STRUCT, name)
         total = 0
@@ -87,12 +83,12 @@ class Btf:
         return found
 
     def _name(self, text: str) -> int:
-        """Offset of a name in the string section; -1 if nothing is called so."""
+        """Return a name's offset in the string section; -1 if there is none."""
         found = self._strings.find(b"\0" + text.encode() + b"\0")
         return found + 1 if found >= 0 else -1
 
     def _structure(self, type_id: int) -> int | None:
-        """Resolve typedefs and qualifiers to a structure or union; None for another type."""
+        """Resolve typedefs and qualifiers to a structure or union, or None."""
         for _ in range(16):
             if type_id >= len(self._starts):
                 raise BtfError(f"it refers to type {type_id}, which is not there")
@@ -106,7 +102,7 @@ class Btf:
         return None
 
     def _member(self, at: int, wanted: int) -> tuple[int, int] | None:
-        """Bit offset and type of a member, also of one inside an anonymous member."""
+        """Return bit offset and type of a member, also inside an anonymous one."""
         words = self._words
         info = words[at + 1]
         for member in range(at + 3, at + 3 + 3 * (info & 0xFFFF), 3):

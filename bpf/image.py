@@ -1,7 +1,7 @@
 """Cache of the compiled program: the next start needs neither BCC nor LLVM, and 12 KiB instead of 100 MiB.
 
-It is for the same source, sizes, offsets and kernel. Root runs it in the kernel, so no other user may be able to write
-to the file or its directory. Standard library only, like the loader.
+It is for the same source, sizes, offsets and kernel. Root loads it, so no other user may be able to write it. Standard
+library only, like the loader.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def fingerprint(sources: str, constants: dict[str, int]) -> str:
 
 
 def image_of(program: Any, maps: Iterable[str], functions: dict[str, int], iterator: str) -> dict[str, Any]:
-    """Describe BCC's result. ``functions`` maps names to BTF ids of their hooks; one of them is an iterator."""
+    """Describe BCC's result. ``functions`` maps names to BTF ids of hooks."""
     found: list[dict[str, int | str]] = []
     places: dict[int, int] = {}
     for name in maps:
@@ -101,7 +101,7 @@ def save(directory: str, mark: str, image: dict[str, Any]) -> None:
 
 
 def find(directory: str, mark: str) -> dict[str, Any]:
-    """Find the program with this fingerprint that an earlier start kept. Raises `ImageError`."""
+    """Return the kept program with this fingerprint. Raises `ImageError`."""
     try:
         where = _open_directory(directory)
         try:
@@ -138,7 +138,7 @@ class Loaded:
     """Maps, programs and links by name, as descriptors of this process."""
 
     def __init__(self, kernel: Kernel, image: dict[str, Any]) -> None:
-        """Raises `ImageError` for whatever the kernel does not take; nothing stays then."""
+        """Load all, or raise `ImageError`."""
         self._kernel = kernel
         self.maps: dict[str, int] = {}
         self.programs: dict[str, int] = {}

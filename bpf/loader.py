@@ -1,19 +1,17 @@
 """Compiles pidmap.c with BCC, attaches it, seeds it, hands every descriptor to the daemon, and ends.
 
-Standard library and ``bcc`` only: it runs under the Python that has ``bcc``. LLVM ends with it. Descriptor 0 is a
-SOCK_SEQPACKET socket. One request comes::
+Standard library and ``bcc`` only. One request comes on the SOCK_SEQPACKET socket on descriptor 0::
 
     {"sizes": {"PROCESSES": 32768, ...}, "btf": "/sys/kernel/btf/vmlinux", "kept_in": "/run/resolver"}
 
-and one answer goes, with the descriptors in the order of ``maps``, then ``programs``, then ``links``::
+One answer goes, with the descriptors of ``maps``, ``programs`` and ``links``, in this order::
 
     {"maps": [{"name", "key_size", "value_size", "max_entries", ...}], "programs": [name], "links": [hook],
-     "bcc": version, or "kept" if an earlier start's program was used, "python": path,
-     "compile_ms", "seed_ms", "seeded": number of processes}
+     "bcc": version or "kept", "python": path, "compile_ms", "seed_ms", "seeded": number of processes}
 
-``fetch`` replaces the descriptors by their numbers in this process if too many are in flight. A failure is
-``{"error": a whole sentence, "cause": a word (see `LoadError`), "detail": for the debug log}``. With the cause ``bcc``
-another Python may succeed. ``kept_in`` is the directory of compiled programs (`image`); empty: not kept.
+If too many descriptors are in flight, ``fetch`` has their numbers in this process instead. A failure is
+``{"error": sentence, "cause": word, "detail": for the debug log}`` (`LoadError`). With the cause ``bcc`` another Python
+may succeed. ``kept_in`` is the directory of compiled programs (`image`), or empty.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ _MOST_WORDS = 1 << 15
 
 
 def main() -> int:
-    """Serve the one request on descriptor 0; always answers, and ends with 0 if it did."""
+    """Answer the request on descriptor 0, and end."""
     die_with_parent()
     channel = socket.socket(fileno=0)
     complaints = os.memfd_create("complaints")
@@ -88,7 +86,7 @@ def main() -> int:
 
 
 def hand_over(channel: socket.socket, answer: dict[str, Any], descriptors: list[int]) -> None:
-    """Answer with the descriptors, or with their numbers if too many of this user's are in flight."""
+    """Answer with the descriptors, or with their numbers."""
     try:
         socket.send_fds(channel, [json.dumps(answer).encode()], descriptors)
     except OSError as error:
@@ -99,7 +97,7 @@ def hand_over(channel: socket.socket, answer: dict[str, Any], descriptors: list[
 
 
 def die_with_parent() -> None:
-    """End with the daemon, even if it is killed: nothing must stay behind."""
+    """End with the daemon, even if it is killed."""
     import ctypes
     import signal
 
@@ -140,7 +138,7 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
 
 
 def from_image(kept: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
-    """Load, attach and seed. Raises `image.ImageError`, and then nothing is left of it."""
+    """Load, attach and seed. Raises `image.ImageError`, and leaves nothing then."""
     loaded = image.Loaded(Kernel(), kept)
     began = time.monotonic()
     try:
@@ -162,7 +160,7 @@ def from_image(kept: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
 
 
 def read_btf(path: str) -> tuple[dict[str, int], dict[str, int]]:
-    """Read field offsets, and each program's hook: a BTF id, which gives the verifier the types of its arguments."""
+    """Read field offsets, and each program's hook: a BTF id, which tells the verifier its arguments' types."""
     try:
         with open(path, "rb") as file:
             blob = file.read()
@@ -203,7 +201,7 @@ def import_bcc(headers: str) -> Any:
 
 
 def compile_program(bcc: Any, constants: dict[str, int]) -> Any:
-    """Compile, and make the maps. BCC gives no reason for a failure; its output goes to the debug log."""
+    """Compile, and make the maps. BCC prints the reason of a failure."""
     flags = [f"-D{name}={value}" for name, value in constants.items()]
     flags += [f"-I{HERE}", "-Wno-macro-redefined"]
     try:
@@ -220,7 +218,7 @@ def compile_program(bcc: Any, constants: dict[str, int]) -> Any:
 
 
 def not_taken(refused: image.Refused) -> LoadError:
-    """Build the error for a refused program after those of `obstacles` were accepted."""
+    """Build the error for a refused program; those of `obstacles` were accepted."""
     what, reason = refused.what, os.strerror(refused.code)
     if re.search(r"^processed \d+ insns", refused.log, re.MULTILINE):
         return LoadError(

@@ -67,7 +67,7 @@ class Kernel:
         return int(fd) if fd >= 0 else -ctypes.get_errno()
 
     def refusal(self, program: Sequence[Instruction]) -> tuple[int, str]:
-        """Load a tracepoint's program; return its error number (0: accepted) and the verifier's words."""
+        """Load a tracepoint's program; return an error number and the verifier's words."""
         code = b"".join(
             struct.pack("=BBhi", code, destination | source << 4, offset, immediate)
             for code, destination, source, offset, immediate in program
@@ -87,7 +87,7 @@ class Kernel:
         return -fd, log.value.decode("utf-8", "replace")
 
     def iterate(self, link: int) -> int:
-        """Open a descriptor that runs the iterator behind this link when it is read. Raises OSError."""
+        """Return a descriptor that runs a link's iterator when it is read. Raises OSError."""
         fd = self.call(_ITER_CREATE, struct.pack("=II", link, 0), 8)
         if fd < 0:
             raise OSError(-fd, os.strerror(-fd))
@@ -139,7 +139,7 @@ def require(kernel: Kernel) -> None:
 
 
 def require_kernel(kernel: Kernel) -> None:
-    """Require that the kernel loads programs of this process, with the instructions that the map needs."""
+    """Require that the kernel loads programs with the instructions that the map needs."""
     reached = -kernel.call(_PROG_LOAD, b"", _TOO_LARGE)
     if reached in (errno.EPERM, errno.EACCES) or (reached == errno.ENOSYS and kernel.filtered()):
         raise forbidden(kernel, reached, reached=False)
@@ -170,7 +170,7 @@ def require_kernel(kernel: Kernel) -> None:
 
 
 def forbidden(kernel: Kernel, code: int, *, reached: bool) -> LoadError:
-    """Find the cause of a refusal despite the capabilities. ``reached``: no filter keeps the call from the kernel."""
+    """Find the cause of a refusal despite the capabilities. ``reached``: the call passed any filter."""
     said, profile = errno.errorcode.get(code, str(code)), kernel.confinement()
     holder = f"the security module that holds this process to {profile!r}"
     if reached or not kernel.filtered():

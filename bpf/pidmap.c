@@ -1,11 +1,8 @@
-/* The map of a node's processes, kept by the kernel itself.
+/* The map of a node's processes, kept by the kernel itself; see README.md.
  *
- * Sees every process of the node from its fork to the end of its last thread, with its number in each of its PID
- * namespaces. Does not see: processes that exist before it is attached (the iterator at the end seeds those),
- * threads, and what a process does. It never wakes user space.
- *
- * Since Linux 5.12 (atomics that return the old value; task iterators and CAP_BPF are older), with BTF. It includes no kernel header: the TASK_,
- * SIGNAL_, PID_, UPID_ and PIDNS_ offsets come from the running kernel's BTF by -D, as do the sizes of the maps.
+ * Sees every process from its fork to the end of its last thread, with its number in each of its PID namespaces, but
+ * no threads. The iterator seeds processes that were there before. Since Linux 5.12 (atomics that return the old value),
+ * with BTF: the TASK_, SIGNAL_, PID_, UPID_ and PIDNS_ offsets and the sizes of the maps come by -D.
  */
 #include "pidmap.h"
 
@@ -40,7 +37,7 @@ static __always_inline void count_at(u32 offset)
         __sync_fetch_and_add((u64 *)((char *)all + offset), 1);
 }
 
-/* Keeps a loop's counter one that a verifier can follow: the compiler may not count down from `level` instead. */
+/* Keeps the compiler from counting down, which no verifier before Linux 6.8 follows. */
 #define COUNTED(i) asm volatile("" : "+r"(i))
 #define COUNT(what) count_at(__builtin_offsetof(struct counters, what))
 
@@ -52,8 +49,8 @@ static __always_inline void count_failure(int error)
         COUNT(update_failed);
 }
 
-/* A member of a kernel structure, read at once. The verifier knows what `base` points at, from the tracepoint's
- * signature on, and that this member is there; where no memory is, the kernel gives 0. A helper takes 40 ns for each.
+/* A member of a kernel structure. The verifier knows the type of `base` from the tracepoint's signature on; an invalid
+ * address reads as 0. A helper takes 40 ns.
  */
 #define MEMBER(type, base, offset) (*(volatile type *)((base) + (offset)))
 
@@ -68,9 +65,7 @@ static __always_inline int read_level(u64 pid, u64 level, struct level *to)
     u32 ns_pid = 0, pidns = 0;
     u64 ns = 0, upid;
     int error;
-    /* Nearly always; no verifier follows a pointer that was moved by a variable. Before Linux 6.5, where the array was said
-     * to have one element, none lets a program read the second.
-     */
+    /* Nearly always. Before Linux 6.5 the array has one element in BTF, and a verifier refuses to read the second. */
     if (level == 1 && PID_SIZE <= PID_NUMBERS) {
         ns = MEMBER(u64, pid, PID_NUMBERS + UPID_SIZE + UPID_NS);
         to->ns_pid = MEMBER(u32, pid, PID_NUMBERS + UPID_SIZE + UPID_NR);
@@ -95,22 +90,22 @@ static __always_inline int live_threads(u64 task)
     return signal ? MEMBER(int, signal, SIGNAL_LIVE) : -1;
 }
 
-/* Whether a task leads its group, and the number of the group. */
+/* If a task leads its group, and the group's number. */
 static __always_inline bool leads(u64 task, u32 *tgid)
 {
     *tgid = MEMBER(u32, task, TASK_TGID);
     return MEMBER(u32, task, TASK_PID) == *tgid;
 }
 
-/* Read anew wherever it is compared: a verifier would walk what follows a loop once for each value that it has left. */
+/* Read wherever it is compared: a verifier walks the rest once for each value that a variable may have. */
 #define LEVEL_OF(pid) MEMBER(u32, pid, PID_LEVEL)
 
-/* What is the same in all entries of a process, and its struct pid. `leader` points at the group leader's task_struct. */
+/* Fills in what all entries of a process share, and its struct pid. `leader` is the group leader's task_struct. */
 static __always_inline bool read_process(u64 leader, u32 host_tgid, struct process *process, u64 *pid)
 {
     u32 level;
     *pid = MEMBER(u64, leader, TASK_THREAD_PID);
-    /* Only the iterator meets this: a task that is being released has let go of its PID, and is no process any more. */
+    /* Only for the iterator: a task that is being released has no PID any more. */
     if (!*pid)
         return false;
     level = LEVEL_OF(*pid);
@@ -218,11 +213,10 @@ static __always_inline void leave_if(struct level *level, const struct process *
         overflow.delete(level);
 }
 
-/* Every level but the host's; afterwards `process` is what belongs to that.
+/* Every level except the host's, for which `process` is right afterwards.
  *
- * The iterator (`seeding`) leaves alone what is right already. `known`: the entry of the host's level, which is
- * written last, was there before, so that a level that is not there was lost and is not merely on its way; or the
- * process is ending and has just given it back, which is no loss either.
+ * The iterator (`seeding`) skips right entries. `known`: the host's entry, which is written last, was there before, so
+ * a missing level was lost, unless the process is ending.
  */
 static __always_inline void store_levels(u64 leader, u64 pid, struct process *process, bool seeding, bool known)
 {
@@ -344,9 +338,8 @@ int on_fork(struct bpf_raw_tracepoint_args *ctx)
     return 0;
 }
 
-/* args: struct task_struct *. Called by each thread; the last of the group finds signal->live at 0, because do_exit
- * counts down before it comes here. Two last threads may both find it so: the second repeats what the first did,
- * and the leader is reaped after both.
+/* args: struct task_struct *. The last thread of a group finds signal->live at 0, because do_exit counts down before. Two
+ * may find it so: the second repeats what the first did, and the leader is reaped after both.
  */
 int on_exit(struct bpf_raw_tracepoint_args *ctx)
 {

@@ -1,4 +1,4 @@
-"""Finds the containers that a name given by people may mean."""
+"""Finds containers by a name given by people."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HOST_CGROUPNS = "cgroup:[4026531835]"
 
 
 class FoundContainer(NamedTuple):
-    """A container with processes. ``keys`` holds its id, or, where its name is no id, its cgroup paths."""
+    """Container with processes. ``keys`` holds its id, or its cgroup paths if its name is no id."""
 
     keys: frozenset[str]
     directories: tuple[str, ...]
@@ -34,7 +34,7 @@ class FoundContainer(NamedTuple):
 
     @property
     def container_id(self) -> str:
-        """Return the id, or the name where there is no id."""
+        """Return the id, or else the name."""
         return name_in(min(self.keys, key=len).rsplit("/", 1)[-1])
 
 
@@ -58,11 +58,11 @@ class Wanted:
 
     @property
     def is_full_id(self) -> bool:
-        """Return True if no other container can have this name."""
+        """Check that no other container can have this name."""
         return self._prefix and len(self.text) == _FULL_ID
 
     def match(self, path: str, name: str, in_pod: bool) -> tuple[str | None, bool]:  # noqa: FBT001 - of Match
-        """Return the key of the container with cgroup ``path``, if it is wanted; see `find_directories`."""
+        """Return the wanted container's key for a cgroup ``path``; see `find_directories`."""
         if self.in_pod:
             in_pod = in_pod or (
                 any(needle in name for needle in self._needles) and pod_uid_of("/" + name) == self.pod_uid
@@ -83,7 +83,7 @@ class Wanted:
         return self.text in (name, name_in(name))
 
     def keys_in(self, cgroup_text: str) -> set[str]:
-        """Return the keys of the wanted containers of a process with this ``/proc/<pid>/cgroup``."""
+        """Return the wanted containers' keys in a ``/proc/<pid>/cgroup``."""
         keys: set[str] = set()
         if any(needle in cgroup_text for needle in self._needles):
             for path in cgroup_paths(cgroup_text):
@@ -126,8 +126,8 @@ def find_container(
 def container_name(mounts: Iterable[Mount], pod_uid: str | None) -> str | None:
     """Return a container's name in its pod, from the mount table of its main process; None if unknown.
 
-    It is in ``<kubelet>/pods/<podUID>/containers/<containerName>/<hash>``, or else in HAMi's
-    ``<hook>/containers/<podUID>_<containerName>``, which may be an init container's. The runtime's mounts come first.
+    In order: ``<kubelet>/pods/<podUID>/containers/<containerName>/<hash>``, and HAMi's
+    ``<hook>/containers/<podUID>_<containerName>``, which may be an init container's.
     """
     if pod_uid is None:
         return None
@@ -137,7 +137,7 @@ def container_name(mounts: Iterable[Mount], pod_uid: str | None) -> str | None:
         before, found, name = mount.root.partition(in_hami)
         if found and name and "/" not in name and in_kubelet not in before:
             of_hami = of_hami or name
-        # What a tenant keeps in its own volumes is below this pod's directory as well, but not at once.
+        # A tenant's own volumes are deeper below this pod's directory.
         _, found, below = mount.root.partition(in_kubelet)
         if found:
             kind, _, rest = below.partition("/")
@@ -148,14 +148,14 @@ def container_name(mounts: Iterable[Mount], pod_uid: str | None) -> str | None:
 
 
 def name_by_mounts(procfs: Procfs, host_pid: int, pod_uid: str | None) -> str:
-    """Return the container's name by the mounts of its main process, for a lane; empty if unknown."""
+    """Return the container's name by its main process's mounts, for a lane; empty if unknown."""
     return container_name(procfs.first_mounts(host_pid), pod_uid) or ""
 
 
 def name_of(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str | None:
     """Return a container's name from the mount table of its main process: outermost, with the lowest number."""
     if pod_uid is None:
-        return None  # nothing in a mount table could be distinguished from another pod's
+        return None
     for member in sorted(members, key=lambda member: (len(member.ns_pids), member.ns_pids[-1])):
         try:
             name = container_name(procfs.mounts(member.host_pid), pod_uid)
@@ -167,7 +167,7 @@ def name_of(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str |
 
 
 def _by_directories(wanted: Wanted, roots: Sequence[str]) -> list[FoundContainer]:
-    """Containers with processes, by their directories: a hybrid may have one in a single hierarchy."""
+    """Find containers with processes by their directories, in each hierarchy."""
     by_key: dict[str, list[str]] = {}
     tops: list[str] = []
     for root in roots:
@@ -187,7 +187,7 @@ def _tops(directories: list[str]) -> list[str]:
 
 
 def _merged(parts: Iterable[tuple[str, list[str], dict[int, None]]]) -> list[FoundContainer]:
-    """Containers; those with a name and another path in each hierarchy are one if they share processes."""
+    """Merge containers with a name and another path in each hierarchy if they share processes."""
     containers: list[FoundContainer] = []
     for key, directories, host_pids in parts:
         if not host_pids:
@@ -219,7 +219,7 @@ def _by_scan(procfs: Procfs, wanted: Wanted) -> list[FoundContainer]:
 
 
 def _is_dead(procfs: Procfs, host_pid: int) -> bool:
-    """Check if it only waits for its parent; ``cgroup.procs`` leaves such processes out."""
+    """Check for a zombie, which ``cgroup.procs`` leaves out."""
     if procfs.status(host_pid).state not in "ZX":
         return False
     try:
@@ -229,7 +229,7 @@ def _is_dead(procfs: Procfs, host_pid: int) -> bool:
 
 
 def _named(procfs: Procfs, wanted: Wanted, containers: list[FoundContainer]) -> list[FoundContainer]:
-    """Return a pod's containers with the wanted name; NotFound, with the existing names, if there is none."""
+    """Return a pod's containers with the wanted name. Raises NotFound."""
     names: dict[str, list[FoundContainer]] = {}
     unnamed = 0
     for container in containers:
@@ -265,8 +265,8 @@ def _not_found(procfs: Procfs, wanted: Wanted) -> ResolverError:
 
 
 def in_private_cgroupns(procfs: Procfs) -> bool:
-    """Check if this process is in a private cgroup namespace, which hides the name of its container."""
+    """Check if a private cgroup namespace hides the name of this process's container."""
     try:
         return os.readlink(f"{procfs.root}/self/ns/cgroup") != _HOST_CGROUPNS
     except FileNotFoundError:
-        return False  # before Linux 4.6 there was but one
+        return False  # before Linux 4.6

@@ -1,9 +1,9 @@
 """Index of the node's PID namespaces by their first processes, with container and mounts.
 
-A PID namespace lives as long as its first process, whose cgroup shows the container and whose mount table shows the
-directories. Namespaces below it, or above it (except the host's), belong to the container, too. So does the namespace
-of a slot's verified owner. A first process exists before its runtime has made its cgroup and mounts, so it is read
-again, ever more rarely. A tenant can make thousands: the work goes in small steps that several tasks may take at once.
+A PID namespace lives as long as its first process, whose cgroup shows the container and whose mounts show the
+directories. Namespaces below it, or above it (except the host's), belong to the container, too. A first process exists
+before its cgroup and mounts, so it is read again, ever more rarely. A tenant can make thousands: the work goes in small
+steps that several tasks may take at once.
 """
 
 from __future__ import annotations
@@ -51,10 +51,9 @@ _AT_ONCE = 64  # processes between two steps
 
 
 class FirstProcess:
-    """First process of a PID namespace.
+    """First process of a PID namespace. ``made_by_runtime``: its parent was seen outside the container.
 
-    ``container_id`` is fixed once ``made_by_runtime``: its parent was seen outside. ``name``, for people, and the
-    fields next to it belong to `resolver.lookup.cached`.
+    ``name`` and the fields next to it belong to `resolver.lookup.cached`.
     """
 
     def __init__(self, host_pid: int, arrival: tuple[int, int]) -> None:
@@ -74,7 +73,7 @@ class FirstProcess:
 
 
 class Learned(NamedTuple):
-    """A namespace that a verified owner was in. ``init`` is None if its first process is not known."""
+    """Namespace of a verified owner. ``init`` is None if its first process is unknown."""
 
     init: tuple[int, tuple[int, int]] | None
     container_id: str
@@ -104,16 +103,16 @@ class KnownNamespaces:
         self._gone = 0
 
     def read_mounts(self, directories: Callable[[int], Coroutine[Any, Any, frozenset[Hashable]]]) -> None:
-        """Identify containers by ``directories(host_pid)``, the container directories in a process's mount table."""
+        """Identify containers by ``directories(host_pid)``, those in a process's mount table."""
         self._directories = directories
 
     @property
     def behind(self) -> bool:
-        """Return True while namespaces are still to be placed: one below another may be missing."""
+        """Check if namespaces are still to be placed."""
         return bool(self._unplaced)
 
     async def catch_up(self, slices: Slices, *, bounded: bool = True) -> None:
-        """Apply the changes of the map's last refresh, in a limited time if ``bounded``."""
+        """Apply the map's last refresh, in a limited time if ``bounded``."""
         if self._epoch != self._pidmap.refreshes:
             self._epoch = self._pidmap.refreshes
             self._of.clear()
@@ -141,7 +140,7 @@ class KnownNamespaces:
         return gone
 
     def _follow(self, inits: Mapping[int, tuple[int, int]]) -> Iterator[None]:
-        """Know of these first processes and no others; end as soon as there are newer ones to follow."""
+        """Know of these first processes and no others; end if there are newer ones."""
         gone = 0
         for number, known in enumerate(list(self._known.values())):
             if inits.get(known.host_pid) != known.arrival and self._lives(known):
@@ -179,7 +178,7 @@ class KnownNamespaces:
             yield partial(self._read_next, now)
 
     def _watching(self) -> Iterator[Callable[[], None]]:
-        """Yield the newest first: requests are usually about it."""
+        """Yield the newest first: requests are mostly about it."""
         for known in reversed(list(self._young.values())):
             if known.host_pid in self._young:
                 yield partial(self._watch, known)
@@ -194,7 +193,7 @@ class KnownNamespaces:
             self._not_placed.append(known)
 
     def _place(self, known: FirstProcess) -> bool:
-        """Determine its namespace and those above it, which never change; False if they are unknown."""
+        """Determine its namespace and those above, which never change; False if unknown."""
         chain = self._pidmap.namespaces_of(known.host_pid, known.arrival)
         try:
             depth = len(chain or self._procfs.ns_pids(known.host_pid))
@@ -246,7 +245,7 @@ class KnownNamespaces:
             self._of.clear()
 
     def _identify(self, known: FirstProcess) -> None:
-        """Determine its container. One made by a process of the same container is a nested namespace."""
+        """Determine its container; a process of the same container makes nested ones."""
         if known.made_by_runtime or not self._lives(known):
             return
         procfs, host_pid = self._procfs, known.host_pid
@@ -282,7 +281,7 @@ class KnownNamespaces:
             _discard(self._with, directory, known.pidns)
 
     def rightful(self, container_id: str) -> FirstProcess | None:
-        """Return the first process that a runtime made of this container; None if two of them claim its id."""
+        """Return the container's first process made by a runtime; None if two claim the id."""
         claims = self._by_id.get(container_id, ())
         if len(claims) != 1:
             return None
@@ -295,7 +294,7 @@ class KnownNamespaces:
         return (self._known[host_pid] for claims in self._by_id.values() for host_pid in claims)
 
     def of(self, key: Hashable) -> frozenset[int]:
-        """Return the container's PID namespaces, the host's only if it was seen to be one; empty: unknown."""
+        """Return the container's PID namespaces, the host's only if it was learned; empty: unknown."""
         known = self._of.get(key)
         if known is None:
             learned = (pidns for pidns, each in self._learned.get(key, {}).items() if self._still_there(each))
@@ -309,14 +308,14 @@ class KnownNamespaces:
         return known
 
     def container_ids(self, key: Hashable) -> set[str]:
-        """Return the ids of containers of processes that certainly have this key: seen with its mount, or learned."""
+        """Return the ids of containers of processes that have this key mounted, or were learned."""
         ids = {each.container_id for each in self._learned.get(key, {}).values()}
         for pidns in self._with.get(key, ()):
             ids.add(self._by_pidns[pidns].container_id)
         return ids - {""}
 
     def learn(self, key: Hashable, pidns: int, container_id: str) -> None:
-        """Note that a verified owner of a slot of this key is in that namespace."""
+        """Note that a verified owner of a slot is in that namespace."""
         init = self._by_pidns.get(pidns)
         learned = Learned((init.host_pid, init.arrival) if init else None, container_id)
         known = self._learned.setdefault(key, {})
@@ -328,11 +327,11 @@ class KnownNamespaces:
             self._of.pop(key, None)
 
     def first_processes(self, key: Hashable) -> list[int]:
-        """Host PIDs of the first processes that have this key mounted."""
+        """Return the host PIDs of first processes that have this key mounted."""
         return [self._by_pidns[pidns].host_pid for pidns in self._with.get(key, ())]
 
     def proven(self, key: Hashable) -> bool:
-        """Return True if one of its namespaces was learned: the numbers in its slots are this kernel's."""
+        """Check if a namespace was learned, so that the PIDs in its slots are this kernel's."""
         return key in self._learned
 
     def forget(self, key: Hashable) -> None:
@@ -352,7 +351,7 @@ class KnownNamespaces:
 
 
 def _discard(sets: dict[_K, set[int]], key: _K, number: int) -> None:
-    """Take a number out of one of the sets, and the set with its last one."""
+    """Take a number out of a set, and the set with its last one."""
     numbers = sets.get(key)
     if numbers is not None:
         numbers.discard(number)
@@ -361,7 +360,7 @@ def _discard(sets: dict[_K, set[int]], key: _K, number: int) -> None:
 
 
 def _work_off(works: Iterable[Callable[[], None]], seconds: float) -> Iterator[None]:
-    """Do them for so many seconds, giving way after each."""
+    """Do them for so many seconds, one in each step."""
     for work in works:
         if seconds < 0:
             return

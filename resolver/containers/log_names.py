@@ -26,7 +26,7 @@ class LogName(NamedTuple):
 
 
 class ContainerNames:
-    """Kubelet's containers of this node. ``refresh`` reads changes; the rest answers from memory."""
+    """Kubelet's containers of this node, as of the last ``refresh``."""
 
     def __init__(self, containers_dir: str, pods_dir: str) -> None:
         self.directory = containers_dir
@@ -37,7 +37,7 @@ class ContainerNames:
         self._mtime_ns = -1
 
     def refresh(self) -> None:
-        """Read both directories again if they changed. ``trouble`` says why there are no names; empty: there are."""
+        """Read both directories again if they changed. ``trouble`` explains why there are no names."""
         self.pods.refresh()
         try:
             mtime_ns = os.stat(self.directory).st_mtime_ns
@@ -56,11 +56,11 @@ class ContainerNames:
             self._by_pod.setdefault((name.namespace, name.pod), set()).add(name.container)
 
     def of(self, container_id: str) -> LogName | None:
-        """Return kubelet's name of the container with that id; None if it has no log."""
+        """Return the container's name; None if it has no log."""
         return self._by_id.get(container_id)
 
     def has(self, pod_uid: str, container: str) -> bool:
-        """Check if this node has, or recently had, such a container of such a pod."""
+        """Check if this node has, or recently had, the container."""
         return container in self._by_pod.get(self.pods.of(pod_uid), ())
 
     def pairs(self) -> Iterable[tuple[str, str]]:

@@ -51,11 +51,10 @@ def members_of(procfs: Procfs, host_pids: Iterable[int]) -> list[Member]:
 
 
 def own_namespace(procfs: Procfs, members: list[Member]) -> Namespace:
-    """Return the PID namespace of the container's main process.
+    """Return the PID namespace of the container's main process: number 1 at the least depth.
 
-    That is number 1 at the least depth of its processes. Without one, the container shares its pod's or the host's. A
-    host process in the container's cgroup and a namespace made inside look alike: parentage decides, or age. Raises
-    Ambiguous if neither does, and CannotKnow under gVisor, which has PIDs of its own.
+    Without one, the container shares its pod's or the host's. A host process in the container's cgroup and a namespace
+    made inside look alike: parentage decides, or age. Raises Ambiguous if neither does, and CannotKnow under gVisor.
     """
     least = min(len(member.ns_pids) for member in members)
     top = [member for member in members if len(member.ns_pids) == least]
@@ -77,10 +76,8 @@ def own_namespace(procfs: Procfs, members: list[Member]) -> Namespace:
 
 
 def is_gvisor(procfs: Procfs, host_pid: int, name: str | None = None) -> bool:
-    """Recognize a process of gVisor by its executable. ``name`` is its command name, if known.
-
-    Its parts start themselves through ``/proc/self/exe``; number 1 is the gofer (runsc/cmd/gofer.go).
-    """
+    """Recognize a process of gVisor by its executable. ``name`` is its command name, if known."""
+    # Its parts start themselves through /proc/self/exe; number 1 is the gofer (runsc/cmd/gofer.go).
     try:
         name = procfs.status(host_pid).name if name is None else name
         return name == "exe" and procfs.program(host_pid).startswith("runsc")
@@ -89,7 +86,7 @@ def is_gvisor(procfs: Procfs, host_pid: int, name: str | None = None) -> bool:
 
 
 def nested_namespace(procfs: Procfs, members: list[Member], pidns: int) -> Namespace:
-    """Return the namespace with this inode, if a process of the container is in it, at any depth."""
+    """Return the namespace with this inode of a process of the container. Raises NotFound."""
     seen: dict[int, None] = {}
     for member in members:
         try:
@@ -110,7 +107,7 @@ def nested_namespace(procfs: Procfs, members: list[Member], pidns: int) -> Names
 
 
 def numbered(procfs: Procfs, members: Iterable[Member], namespace: Namespace, ns_pid: int) -> list[Member]:
-    """Return those with number ``ns_pid`` in the namespace; more than one only if the first has just ended."""
+    """Return those with number ``ns_pid`` in the namespace; two if the first has just ended."""
     fitting = []
     for member in members:
         with suppress(ProcessGone):
@@ -120,13 +117,13 @@ def numbered(procfs: Procfs, members: Iterable[Member], namespace: Namespace, ns
 
 
 def has_number(procfs: Procfs, member: Member | ProcessIdentity, namespace: Namespace, ns_pid: int) -> bool:
-    """Check that the process's number in the namespace is ``ns_pid``. Raises ProcessGone and AccessDenied."""
+    """Check a process's number in the namespace. Raises ProcessGone and AccessDenied."""
     same = member.ns_pids[namespace.level : namespace.level + 1] == (ns_pid,)
     return same and goes_through(procfs, member, namespace)
 
 
 def goes_through(procfs: Procfs, member: Member | ProcessIdentity, namespace: Namespace) -> bool:
-    """Check that the number at this level belongs to this very namespace, not to a sibling."""
+    """Check that the number at this level isn't of a sibling namespace."""
     if namespace == HOST:
         return True
     if len(member.ns_pids) == namespace.level + 1:
@@ -135,7 +132,7 @@ def goes_through(procfs: Procfs, member: Member | ProcessIdentity, namespace: Na
 
 
 def _only(procfs: Procfs, members: list[Member]) -> Namespace:
-    """Return the only namespace that all of these are in, at their common depth."""
+    """Return the only namespace of these, at their common depth."""
     level = len(members[0].ns_pids) - 1
     if level == 0:
         return HOST
@@ -156,7 +153,7 @@ def _only(procfs: Procfs, members: list[Member]) -> Namespace:
 
 
 def _made_inside(procfs: Procfs, top: list[Member], inits: list[Member]) -> bool:
-    """Check that these namespaces were made by the container, rather than for it."""
+    """Check that the container made these namespaces."""
     outer = {member.host_pid for member in top}
     if any(_parent(procfs, member.host_pid) in outer for member in inits):
         return True
@@ -174,7 +171,7 @@ def _made_inside(procfs: Procfs, top: list[Member], inits: list[Member]) -> bool
 
 
 def _from_outside(procfs: Procfs, members: list[Member]) -> bool:
-    """Check that all have the host's mounts (kthreadd's): no runtime leaves them to a container."""
+    """Check that all have the host's mounts (kthreadd's), which no container has."""
     try:
         host = os.readlink(f"{procfs.root}/2/ns/mnt")
         return all(os.readlink(f"{procfs.root}/{member.host_pid}/ns/mnt") == host for member in members)

@@ -12,7 +12,7 @@ _UNKNOWN = ("", "")
 
 
 class PodNames:
-    """``(namespace, pod)`` by pod UID; empty strings where it is not known, or where two directories disagree."""
+    """``(namespace, pod)`` by pod UID; empty strings if unknown, or if two directories disagree."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -21,7 +21,7 @@ class PodNames:
         self.version = 0  # another one when a name may be different
 
     def refresh(self) -> None:
-        """Read the directory again if it changed. One that is not there gives no names."""
+        """Read the directory again if it changed."""
         try:
             mtime_ns = os.stat(self.directory).st_mtime_ns
             if mtime_ns == self._mtime_ns:
@@ -44,7 +44,7 @@ class PodNames:
 
 
 def parse_names(entries: list[str]) -> dict[str, tuple[str, str]]:
-    """``{podUID: (namespace, pod)}``; neither of the three may contain an underscore (RFC 1123 names)."""
+    """``{podUID: (namespace, pod)}``; no part contains an underscore (RFC 1123 names)."""
     names: dict[str, tuple[str, str]] = {}
     for entry in entries:
         parts = entry.split("_")

@@ -1,7 +1,4 @@
-"""Runs ``bpf/loader.py``, which loads the BPF program, and takes over its descriptors.
-
-The loader is a child under a Python that has ``bcc``; BCC and LLVM end with it.
-"""
+"""Runs ``bpf/loader.py``, a child under a Python that has ``bcc``, and takes over its descriptors."""
 
 from __future__ import annotations
 
@@ -30,10 +27,7 @@ _MAX_DESCRIPTORS = 32
 
 
 class BpfUnavailable(CannotKnow):
-    """The map cannot be kept by the kernel here; ``str()`` says why. ``detail`` is for the debug log.
-
-    ``cause`` is a word of ``LoadError`` in ``bpf/obstacles.py``.
-    """
+    """Raised if the kernel can't keep the map here; ``cause`` and ``detail`` as in ``bpf/loader.py``."""
 
     def __init__(self, message: str, detail: str = "", cause: str = "other") -> None:
         super().__init__(message)
@@ -42,7 +36,7 @@ class BpfUnavailable(CannotKnow):
 
 
 class Loaded(NamedTuple):
-    """Result of the loader. Descriptors by name; ``report`` is its answer, see ``bpf/loader.py``."""
+    """Descriptors by name; ``report`` is the answer of ``bpf/loader.py``."""
 
     maps: dict[str, int]
     programs: dict[str, int]
@@ -50,7 +44,7 @@ class Loaded(NamedTuple):
     report: dict[str, Any]
 
     def close(self) -> None:
-        """Give every descriptor back; the kernel takes programs, maps and links apart with the last one."""
+        """Close all; the kernel removes programs, maps and links with the last descriptor."""
         for group in (self.links, self.programs, self.maps):
             for fd in group.values():
                 os.close(fd)
@@ -58,7 +52,7 @@ class Loaded(NamedTuple):
 
 
 def bpf_directory() -> str:
-    """Find the directory with ``loader.py`` and ``pidmap.c``: inside an installed package, next to it in a checkout."""
+    """Find the directory of ``loader.py``: inside an installed package, next to it in a checkout."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for place in (os.path.join(package, "_bpf"), os.path.join(os.path.dirname(package), "bpf")):
         if os.path.exists(os.path.join(place, "loader.py")):
@@ -70,7 +64,7 @@ def bpf_directory() -> str:
 
 
 def default_pythons() -> tuple[str, ...]:
-    """Return the distribution's Python, which has ``bcc``, then our own."""
+    """Return the distribution's Python, which has ``bcc``, then this one."""
     return tuple(dict.fromkeys(("/usr/bin/python3", sys.executable)))
 
 
@@ -79,51 +73,48 @@ def load(
 ) -> Loaded:
     """Run the loader under the first Python that has bcc; blocks up to ``timeout`` seconds.
 
-    ``kept_in`` is the directory for the compiled program. Raises `BpfUnavailable`, the first Python's if none has bcc.
+    Raises `BpfUnavailable`, the first Python's if none has bcc.
     """
     request = json.dumps({"sizes": constants, "btf": btf, "kept_in": kept_in}).encode()
     script = os.path.join(bpf_directory(), "loader.py")
-    first: BpfUnavailable | None = None
+    failures = []
     for python in pythons:
-        answer, descriptors = _ask([python, "-I", script], request, timeout)
-        if "error" not in answer:
-            return _take(answer, descriptors)
-        failure = BpfUnavailable(answer["error"], answer["detail"], answer["cause"])
-        if failure.cause != "bcc":
-            raise failure
-        first = first or failure
-    raise first or BpfUnavailable("no Python was given to run the BPF loader")
+        try:
+            return _run([python, "-I", script], request, timeout)
+        except BpfUnavailable as failure:
+            if failure.cause != "bcc":
+                raise
+            failures.append(failure)
+    raise failures[0]
 
 
-def _ask(argv: list[str], request: bytes, timeout: float) -> tuple[dict[str, Any], list[int]]:
+def _run(argv: list[str], request: bytes, timeout: float) -> Loaded:
     try:
         # No variables of ours: BCC takes several of them (BCC_KERNEL_SOURCE, BCC_LINUX_VERSION_CODE).
         process, channel = spawn(argv, environment={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, quiet=True)
     except OSError as error:
-        reason = f"{argv[0]} could not be started: {error.strerror}"
-        return {"error": f"the BPF loader failed: {reason}", "cause": "bcc", "detail": ""}, []
+        why = f"the BPF loader failed: {argv[0]} could not be started: {error.strerror}"
+        raise BpfUnavailable(why, cause="bcc") from None
+    answer, descriptors = None, list[int]()
     try:
         channel.settimeout(timeout)
         with contextlib.suppress(BrokenPipeError):  # it ended already, maybe with an answer
             channel.send(request)
-        message, descriptors, _, _ = socket.recv_fds(
-            channel, _MAX_MESSAGE, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-        )
-        answer = json.loads(message) if message else None
-        if answer and "fetch" in answer:
-            descriptors = fetch(process.pid, answer["fetch"])
+        with contextlib.suppress(ConnectionResetError):  # it ended before it took the request
+            message, descriptors, _, _ = socket.recv_fds(
+                channel, _MAX_MESSAGE, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
+            answer = json.loads(message) if message else None
+            if answer and "fetch" in answer:
+                descriptors = fetch(process.pid, answer["fetch"])
     except TimeoutError:
         raise BpfUnavailable(
             f"the BPF loader was not done within {timeout:g} s and was stopped: the machine is overloaded, or the "
             "compiler hangs; use --source netlink or scan meanwhile"
         ) from None
-    except ConnectionResetError:
-        answer, descriptors = None, []  # it ended before it took the request
     except OSError as error:
         raise BpfUnavailable(f"the BPF loader broke off: {error.strerror}") from None
     except ValueError as error:
-        for fd in descriptors:
-            os.close(fd)
         raise BpfUnavailable(f"the BPF loader's answer is not JSON: {error}") from None
     finally:
         channel.close()
@@ -137,24 +128,20 @@ def _ask(argv: list[str], request: bytes, timeout: float) -> tuple[dict[str, Any
         )
     if answer is None:
         raise BpfUnavailable(f"the BPF loader ended with code {code} and gave no answer")
-    return answer, list(descriptors)
+    if "error" in answer:
+        raise BpfUnavailable(answer["error"], answer["detail"], answer["cause"])
+    return _named(answer, descriptors)
 
 
-def _take(answer: dict[str, Any], descriptors: list[int]) -> Loaded:
-    maps = [each["name"] for each in answer["maps"]]
-    names = [*maps, *answer["programs"], *answer["links"]]
-    if len(names) != len(descriptors):
+def _named(answer: dict[str, Any], descriptors: list[int]) -> Loaded:
+    names = [each["name"] for each in answer["maps"]], answer["programs"], answer["links"]
+    named, fds = sum(map(len, names)), iter(descriptors)
+    if named != len(descriptors):
         for fd in descriptors:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+            os.close(fd)
         raise BpfUnavailable(
-            f"the BPF loader named {len(names)} descriptors and sent {len(descriptors)}: the limit of open files "
+            f"the BPF loader named {named} descriptors and sent {len(descriptors)}: the limit of open files "
             "(ulimit -n) may be too low"
         )
-    fds = iter(descriptors)
-    return Loaded(
-        maps=dict(zip(maps, fds, strict=False)),
-        programs=dict(zip(answer["programs"], fds, strict=False)),
-        links=dict(zip(answer["links"], fds, strict=False)),
-        report=answer,
-    )
+    maps, programs, links = ({name: next(fds) for name in some} for some in names)
+    return Loaded(maps, programs, links, answer)

@@ -56,16 +56,6 @@ class Record(NamedTuple):
     start_ns: int
     levels: tuple[Level, ...]
 
-    @property
-    def start_time(self) -> int:
-        """Start in clock ticks since boot, as field 22 of ``/proc/<pid>/stat``."""
-        return self.start_ns // TICK
-
-    @property
-    def ns_pids(self) -> tuple[int, ...]:
-        """Numbers of the ``NSpid:`` line."""
-        return tuple(ns_pid for _, ns_pid in self.levels)
-
 
 class Ended(NamedTuple):
     """A process that ended."""
@@ -147,10 +137,7 @@ class BpfPidMap:
         return None
 
     def identity(self, pidns: int, ns_pid: int) -> _Identity | None:
-        """Return start time and host PID of that process, at half the price of `lookup`.
-
-        An entry that is reused meanwhile may give a mix of two processes; two equal answers are no mix.
-        """
+        """Return start time and host PID of that process, maybe a mix of two; two equal answers are no mix."""
         slot = self._levels.lookup(pidns, ns_pid)
         return (slot[2], slot[3]) if slot else None
 
@@ -182,7 +169,7 @@ class BpfPidMap:
         return ((HOST_PIDNS, host_pid), *reversed(found))
 
     def everywhere(self, ns_pid: int) -> Iterator[int]:
-        """Yield the host PID in one namespace after the other, the host's first; 0 for none."""
+        """Yield the host PID in each namespace, the host's first; 0 for none."""
         host = self.by_host(ns_pid)
         if host and len(host.levels) == 1:
             yield ns_pid
@@ -193,7 +180,7 @@ class BpfPidMap:
                 yield slot[3] if slot and innermost else 0
 
     def tombstone(self, host_pid: int) -> Ended | None:
-        """Return the last ended process with this host PID; its end is rounded down to an eighth of a second."""
+        """Return the last ended process with this PID; its end is rounded down to 1/8 s."""
         slot = self._levels.ended(HOST_PIDNS, host_pid)
         if slot is None or slot[3] != host_pid:
             return None
@@ -234,7 +221,7 @@ class BpfPidMap:
     def reconciling(self, *, stale: bool = True) -> Iterator[Drift | None]:
         """Walk over all processes and add missing entries. Yield None between steps, then the drift.
 
-        ``stale`` also drops entries that two walks didn't meet, which takes milliseconds for each 1000 processes.
+        ``stale`` also drops entries that two walks didn't meet.
         """
         lost, before, dropped = self._lost(), self._missing(), 0
         entries = []

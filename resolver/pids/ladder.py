@@ -1,7 +1,6 @@
 """The ladder of sources: use the best that works here, fall when it fails, climb back later.
 
-``auto`` starts on the scan, so that no repair waits for a compiler, and climbs. A source works when it finds the
-canary: a process in a new PID namespace, or its substitutes.
+``auto`` starts on the scan, because no repair may wait for a compiler. A source works if it finds the canary.
 """
 
 from __future__ import annotations
@@ -30,25 +29,19 @@ _FIRST_CLIMB, _LONGEST_CLIMB = 5.0, 3600.0
 _FIRST_GROWTH = 60.0
 _CANARY_SECONDS = 5.0
 _LEAST_ROOM = 32_768
-#: To make a PID namespace, where it is there, and to see everybody under ``hidepid``.
+#: To make a PID namespace, and to see all processes under ``hidepid``.
 _CANARY_RIGHTS = frozenset({"SYS_ADMIN", "SYS_PTRACE"})
 
 
 def open_source(name: str, procfs: Procfs, map_size: int, run_dir: str = "") -> PidSource:
-    """Start one source. Blocks for up to 60 s (``bpf`` compiles). Raises `CannotKnow` with the missing requirement.
-
-    ``run_dir`` keeps a compiled program for the next start; empty: not kept.
-    """
+    """Start a source; ``bpf`` compiles for up to 60 s, and keeps the program in ``run_dir``. Raises `CannotKnow`."""
     module = import_module(SOURCE_RECORDS[name].module)
     source: PidSource = module.open_source(procfs, room(procfs, map_size), run_dir)
     return source
 
 
 def room(procfs: Procfs, map_size: int) -> int:
-    """Return how many processes a new map must hold; ``map_size`` is the setting, 0 if the node decides.
-
-    Half as many again as there are, but never more than ``kernel.pid_max``, which bounds processes and threads.
-    """
+    """Return a new map's size: ``map_size``, or 1.5 times the processes, at most ``kernel.pid_max``."""
     if map_size:
         return map_size
     wanted = max(_LEAST_ROOM, len(procfs.entries()) * 3 // 2)
@@ -60,14 +53,14 @@ def room(procfs: Procfs, map_size: int) -> int:
 
 
 class Canary(NamedTuple):
-    """A search for a canary; both are empty if it was found. ``unmade``: why there was none, no fault of the source."""
+    """Search for a canary; ``unmade``: why none could be made."""
 
     trouble: str
     unmade: str
 
 
 async def find_canary(source: PidSource) -> Canary:
-    """Make a process in a new PID namespace and search for it; see `resolver.workers.canary`."""
+    """Make a process (`resolver.workers.canary`) and search for it."""
     canary = WorkerProcess(
         "canary", "resolver.workers.canary", timeout=_CANARY_SECONDS, rights=_CANARY_RIGHTS
     )
@@ -102,7 +95,7 @@ def _explanation(error: Exception) -> str:
 
 
 class Ladder:
-    """Keeps the best working source in use, or the ``wanted`` one. ``use(source)`` takes it over, ``say`` logs."""
+    """Keeps the best working source in use, or the ``wanted`` one, by ``use(source)``; ``say`` logs."""
 
     def __init__(
         self,
@@ -115,18 +108,14 @@ class Ladder:
     ) -> None:
         self.wanted = wanted
         self.why_not: dict[str, str] = {}  # by source: why it is not in use
-        self._procfs = procfs
-        self._map_size = map_size
-        self._use = use
-        self._say = say
-        self._open = opener
+        self._procfs, self._map_size = procfs, map_size
+        self._use, self._say, self._open = use, say, opener
         self._present = "scan"
         self._no_canary = "the self-test has not run yet"
         self._broken = ""  # why the source in use is no good, where it could not even say so
         self._next_check = 0.0
         self._missed = 0  # processes that the source in use was seen to have missed
-        self._next_climb = 0.0
-        self._wait = 0.0
+        self._next_climb = self._wait = 0.0
         self._used_at = 0.0  # since when the source in use is
         self._next_growth, self._growth_wait = 0.0, _FIRST_GROWTH  # 0: the source in use needs none
 
@@ -136,18 +125,18 @@ class Ladder:
         return steps(self.wanted)
 
     def not_ready(self, source: PidSource) -> str:
-        """Explain why the source in use isn't trusted yet; empty once it has found the canary."""
+        """Explain why the source in use isn't trusted yet; empty after a canary."""
         return self.trouble(source) or self._no_canary
 
     def trouble(self, source: PidSource) -> str:
-        """Explain why the source in use must be left; a source that breaks when asked has trouble, too."""
+        """Explain why the source in use must be left."""
         try:
             return self._broken or source.trouble()
-        except Exception as error:  # noqa: BLE001 - nothing that a failed source does may stop the fall
+        except Exception as error:  # noqa: BLE001 - no error of a failed source may stop the fall
             return _explanation(error)
 
     def keep_up(self, source: PidSource) -> str:
-        """Cheap upkeep, with every pass; returns its `trouble`."""
+        """Tend the source, with every pass; return its `trouble`."""
         try:
             source.tend()
         except Exception as error:  # noqa: BLE001 - as above
@@ -155,7 +144,7 @@ class Ladder:
         return self.trouble(source)
 
     async def start(self) -> None:
-        """Use the best that works. A source requested by name has to work, or `CannotKnow` is raised."""
+        """Use the best that works. Raises `CannotKnow` if a source requested by name doesn't."""
         await self._climb()
         if self.wanted == "auto" and self._present == "scan":
             self._say("source", source="scan", not_used=dict(self.why_not))  # nothing better works: it stays
@@ -168,7 +157,7 @@ class Ladder:
         self._next_check = time.monotonic() + (_CHECK_EVERY if not self._no_canary else 0.0)
 
     async def tend(self, source: PidSource) -> None:
-        """Check the source in use and fall if it fails; from time to time try to climb."""
+        """Check the source in use, and fall, climb or grow."""
         now = time.monotonic()
         trouble = self.trouble(source)
         if not trouble and self._missed_more(source):
@@ -183,19 +172,22 @@ class Ladder:
         if trouble and (self.wanted == "auto" or now >= self._next_climb):
             self._say("source_failed", source=source.name, why=trouble)
             self.why_not[source.name] = trouble
-            await self._fall()
+            if now - self._used_at > _CHECK_EVERY:
+                self._wait = 0.0  # a source that fails again and again is tried less often
+            await self._try(self.steps[-1])  # the scan; a source requested by name is restarted
+            self._climb_later()
         elif now >= self._next_climb and self._present != self.steps[0]:
             await self._climb()
         elif not self._map_size:
             await self._grow(source, now)
 
     def _missed_more(self, source: PidSource) -> bool:
-        """Check if its comparison with running processes has found missed ones since the last call."""
+        """Check if its comparisons have found missing processes since the last call; a full map has some."""
         try:
             before, self._missed = self._missed, source.counters().get("drift_missing", 0)
+            return self._missed > before and not source.shortage()
         except Exception:  # noqa: BLE001 - as above; the canary tells what is wrong
             return True
-        return self._missed > before
 
     async def _climb(self) -> None:
         for name in self.steps:
@@ -210,10 +202,7 @@ class Ladder:
         self._next_climb = time.monotonic() + self._wait
 
     async def _grow(self, source: PidSource, now: float) -> None:
-        """Reopen a source that doesn't hold every process, with room for those there are now, and some more.
-
-        Not at once: until it is compared with the kernel's tasks, after a minute, a peak may have passed.
-        """
+        """Reopen a source that doesn't hold every process; not at once, because a peak may pass."""
         if not source.shortage():
             self._next_growth, self._growth_wait = 0.0, _FIRST_GROWTH
         elif not self._next_growth:
@@ -222,13 +211,6 @@ class Ladder:
             self._growth_wait = longer(self._growth_wait, _FIRST_GROWTH, _LONGEST_CLIMB)
             self._next_growth = now + self._growth_wait
             await self._try(source.name)
-
-    async def _fall(self) -> None:
-        """Go on with the scan at once, and climb soon. A source requested by name is restarted."""
-        if time.monotonic() - self._used_at > _CHECK_EVERY:
-            self._wait = 0.0  # a source that fails again and again is tried less often
-        await self._try(self.steps[-1])
-        self._climb_later()
 
     async def _try(self, name: str) -> bool:
         try:

@@ -1,6 +1,6 @@
 """Attaches to the proc connector: a socket from the opener, and the kernel's acknowledgement on it.
 
-The kernel ignores a refused request silently, so only the acknowledgement counts: it takes the same way as the events.
+The kernel ignores a refused request silently. The acknowledgement takes the same way as the events.
 """
 
 from __future__ import annotations
@@ -52,10 +52,8 @@ def attach(procfs: Procfs, buffer_bytes: int) -> EventStream:
 
 
 def _host_network(procfs: Procfs) -> str | None:
-    """Return the host's network namespace to enter, None if this process is, or may be, already in it.
-
-    It is read from kthreadd, always PID 2 (rest_init in init/main.c): it never leaves the initial namespaces.
-    """
+    """Return the host's network namespace, if this process is in another one for certain."""
+    # kthreadd, always PID 2 (rest_init in init/main.c), never leaves the initial namespaces.
     path = f"{procfs.root}/2/ns/net"
     try:
         ours, hosts = os.stat(f"{procfs.root}/self/ns/net"), os.stat(path)

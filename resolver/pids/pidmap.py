@@ -71,32 +71,27 @@ class PidMap:
 
     def _list_inits(self) -> Iterator[None]:
         """Bring `inits` up to date in steps; it shows when it is complete."""
-        mark = self._generation, self.source.inits_mark()
-        before = self._inits_mark
-        if mark == before:
-            return
         generation, known = self._generation, self._inits
+        mark = generation, self.source.inits_mark()
+        if mark == self._inits_mark:
+            return
         present = {}
         for number, (host_pid, arrival) in enumerate(self.source.inits()):
             was = known.get(host_pid)
             present[host_pid] = was if was == (generation, arrival) else (generation, arrival)
             if number % _AT_ONCE == 0:
                 yield
-        # With another mark now, a younger call has ended already.
-        if self._inits_mark is before and generation == self._generation:
+        if generation == self._generation:
             self._inits, self._inits_mark = present, mark
 
     def candidates_in(self, ns_pid: int, namespaces: frozenset[int]) -> list[int]:
-        """Return host PIDs with that number in these namespaces; in all of them if the source doesn't know any."""
+        """Return host PIDs with that number in these namespaces, or in all if the source knows none."""
         if not self.source.namespaced:
             return self.source.candidates(ns_pid)
         return sorted({each for pidns in namespaces for each in self.source.candidates(ns_pid, pidns)})
 
     def inits(self) -> Mapping[int, tuple[int, int]]:
-        """``{host_pid: arrival}`` of the first process of every PID namespace, maybe without the host's.
-
-        The same object as long as none came or went.
-        """
+        """``{host_pid: arrival}`` of first processes; the same object as long as none came or went."""
         return self._inits
 
     def arrival(self, host_pid: int) -> tuple[int, int]:
@@ -118,7 +113,7 @@ class PidMap:
                 self._containers.popitem(last=False)
 
     def container_of(self, host_pid: int) -> str:
-        """Return the container named for the process with this PID, which may have ended within a minute; or empty."""
+        """Return the container of a process that runs, or ended within a minute; or empty."""
         arrival, container = self._containers.get(host_pid, ((0, 0), ""))
         last = self.source.ended(host_pid) or self.source.arrival(host_pid)
         return container if arrival == (self._generation, last) else ""

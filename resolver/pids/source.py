@@ -1,7 +1,4 @@
-"""Sources of PIDs behind one interface; `resolver.pids.ladder` uses the best one that works here.
-
-A source never guesses; a caller that writes or prints an answer verifies it first.
-"""
+"""Sources of PIDs behind one interface. A caller that writes or prints an answer verifies it first."""
 
 from __future__ import annotations
 
@@ -27,20 +24,20 @@ class PidSource(ABC):
 
     @abstractmethod
     def refreshing(self) -> Iterator[None]:
-        """Learn of every process that exists at the time of the call, in steps; may be left at any point."""
+        """Learn of every process that exists now, in steps; may be left at any point."""
 
     def refresh(self) -> None:
-        """Learn of every process that exists at the time of the call."""
+        """Learn of every process that exists now."""
         for _ in self.refreshing():
             pass
 
     @abstractmethod
     def look(self, host_pid: int) -> None:
-        """Learn of the process with that host PID, if there is one."""
+        """Learn of one process, if it exists."""
 
     @property
     def tend_at(self) -> float:
-        """Return when `tend` is due even without a pass, on the monotonic clock."""
+        """Return when `tend` is due without a pass, on the monotonic clock."""
         return math.inf
 
     def tend(self) -> None:  # noqa: B027 - not every source needs it
@@ -51,46 +48,43 @@ class PidSource(ABC):
         """Return the host PIDs with the innermost number ``ns_pid``, in ``pidns`` if the source knows namespaces."""
 
     def everywhere(self, ns_pid: int) -> Iterator[int]:
-        """Yield them one namespace after the other: 0 for one without that number; may be left at any point.
-
-        A process that lives all the while is among them.
-        """
+        """Yield them one namespace after the other, 0 for none; complete for processes that live all the while."""
         return iter(self.candidates(ns_pid))
 
     def namespaces_of(self, _host_pid: int, _arrival: int) -> tuple[int, ...]:
-        """Return the PID namespace inodes of the process that arrived then, the host's first; empty if unknown."""
+        """Return a process's PID namespace inodes, the host's first; empty if unknown."""
         return ()
 
     @abstractmethod
     def inits_mark(self) -> object:
-        """Return a cheap value that stays equal as long as `inits` is unchanged."""
+        """Return a cheap value that is equal as long as `inits` is."""
 
     @abstractmethod
     def inits(self) -> Iterator[tuple[int, int]]:
-        """Host PID and arrival of the first process of every PID namespace, maybe without the host's."""
+        """Yield host PID and arrival of every PID namespace's first process, maybe without the host's."""
 
     @abstractmethod
     def arrival(self, host_pid: int) -> int:
-        """Return a number that no other process with that PID ever gets; 0 if it is unknown."""
+        """Return a number that no other process with that PID gets; 0 if unknown."""
 
     @abstractmethod
     def ended(self, host_pid: int) -> int:
-        """Return the `arrival` of the last process with that host PID that ended within a minute; 0 if none did."""
+        """Return the `arrival` of the last process with that PID that ended within a minute, or 0."""
 
     def shortage(self) -> str:
-        """Explain why it needs help to know every process, and the fix; empty if it doesn't."""
+        """Explain why it needs help to know every process, with the fix; or empty."""
         return ""
 
     def incomplete(self) -> str:
-        """Explain why a process that is not found may exist all the same; empty if it does not."""
+        """Explain why a process that is not found may exist; or empty."""
         return ""
 
     def exact(self) -> BpfPidMap | None:
-        """Return the kernel's map while it holds every process and an absence is proof; None for other sources."""
+        """Return the kernel's map while its absences are proof; or None."""
         return None
 
     def trouble(self) -> str:
-        """Explain why this source must not be used any more; empty while it works."""
+        """Explain why this source must be left; or empty."""
         return ""
 
     def counters(self) -> Mapping[str, int]:

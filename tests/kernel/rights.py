@@ -91,12 +91,12 @@ def held(go: Path) -> tuple[str, ...]:
         """
         import os, time
         from resolver.pids import bpf_load
-        ask, go = bpf_load._ask, sys.argv[1]
+        ask, go = bpf_load._run, sys.argv[1]
         def slowly(*arguments):
             while not os.path.exists(go):
                 time.sleep(0.02)
             return ask(*arguments)
-        bpf_load._ask = slowly
+        bpf_load._run = slowly
         """,
         str(go),
     )

@@ -16,7 +16,7 @@ import pytest
 
 from resolver.linux.procfs import Procfs
 from resolver.pids.bpf_map import BpfPidMap, Sizes, start
-from tests.fakes.bpf.lives import reconcile
+from tests.fakes.bpf.lives import ns_pids, reconcile
 
 _SPEC = importlib.util.spec_from_file_location("image", Path(__file__).parents[2] / "bpf" / "image.py")
 assert _SPEC
@@ -89,7 +89,7 @@ def _agree_about(first: BpfPidMap, second: BpfPidMap, outer: int) -> None:
     assert Procfs().ns_pids(host_pid) == (host_pid, 1)
     record = second.by_host(host_pid)
     assert record is not None
-    assert record.ns_pids == (host_pid, 1)
+    assert ns_pids(record) == (host_pid, 1)
     assert record == first.by_host(host_pid)
     assert second.lookup(*record.levels[-1]) == record
 
@@ -121,18 +121,6 @@ def test_another_size_is_another_program(kept_in: Path) -> None:
         assert ("overflow", 65_536) in [(each["name"], each["max_entries"]) for each in other.report["maps"]]
 
 
-def _readable(file: Path) -> None:
-    file.chmod(0o644)
-
-
-def _anothers(file: Path) -> None:
-    os.chown(file, 65534, -1)
-
-
-def _linked(file: Path) -> None:
-    os.link(file, file.parent / "more")
-
-
 def _symbolic(file: Path) -> None:
     file.rename(file.parent / "elsewhere")
     file.symlink_to("elsewhere")
@@ -143,28 +131,24 @@ def _pipe(file: Path) -> None:
     os.mkfifo(file, 0o600)
 
 
-def _open_directory(file: Path) -> None:
-    file.parent.chmod(0o777)
+SPOILED: dict[str, Callable[[Path], object]] = {
+    "readable": lambda file: file.chmod(0o644),
+    "another's": lambda file: os.chown(file, 65534, -1),
+    "linked": lambda file: os.link(file, file.parent / "more"),
+    "symbolic": _symbolic,
+    "pipe": _pipe,
+    "open directory": lambda file: file.parent.chmod(0o777),
+    "another's directory": lambda file: os.chown(file.parent, 65534, -1),
+    "deep": lambda file: file.write_text("[" * 100_000),
+}
 
 
-def _anothers_directory(file: Path) -> None:
-    os.chown(file.parent, 65534, -1)
-
-
-def _deep(file: Path) -> None:
-    file.write_text("[" * 100_000)
-
-
-@pytest.mark.parametrize(
-    "spoil", [_readable, _anothers, _linked, _symbolic, _pipe, _open_directory, _anothers_directory, _deep]
-)
-def test_a_file_that_somebody_else_may_have_written_is_not_taken(
-    kept_in: Path, spoil: Callable[[Path], None]
-) -> None:
+@pytest.mark.parametrize("spoil", SPOILED)
+def test_a_file_that_somebody_else_may_have_written_is_not_taken(kept_in: Path, spoil: str) -> None:
     made: dict[str, list[Any]] = {"maps": [], "programs": []}
     image.save(str(kept_in), "mark", made)
     assert image.find(str(kept_in), "mark") == made
-    spoil(kept_in / image.NAME)
+    SPOILED[spoil](kept_in / image.NAME)
     with pytest.raises(image.ImageError):
         image.find(str(kept_in), "mark")
 

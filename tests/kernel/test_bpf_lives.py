@@ -10,7 +10,17 @@ import pytest
 
 from resolver.linux.procfs import HOST_PIDNS, Procfs
 from resolver.pids.bpf_map import BpfPidMap, Drift, Record, start
-from tests.fakes.bpf.lives import candidates, child_of, compile_lives, everybody, firsts, life, reconcile
+from tests.fakes.bpf.lives import (
+    candidates,
+    child_of,
+    compile_lives,
+    everybody,
+    firsts,
+    life,
+    ns_pids,
+    reconcile,
+    start_time,
+)
 from tests.patience import until
 
 
@@ -39,10 +49,10 @@ def found(pidmap: BpfPidMap, host_pid: int) -> Record:
     record = pidmap.by_host(host_pid)
     assert record is not None, f"process {host_pid} is not in the map"
     process = Procfs().process(host_pid)
-    assert (record.host_pid, record.start_time, record.ns_pids) == process
+    assert (record.host_pid, start_time(record), ns_pids(record)) == process
     for level in record.levels:
         assert pidmap.lookup(*level) == record
-    assert host_pid in candidates(pidmap, record.ns_pids[-1])
+    assert host_pid in candidates(pidmap, ns_pids(record)[-1])
     assert everybody(pidmap)[host_pid] == record
     return record
 

@@ -30,7 +30,9 @@ from tests.fakes.bpf.lives import (
     everybody,
     firsts,
     life,
+    ns_pids,
     reconcile,
+    start_time,
     truth,
 )
 from tests.patience import until
@@ -57,7 +59,7 @@ def pidmap(kept_in: str) -> Iterator[BpfPidMap]:
 def by_identity(pidmap: BpfPidMap) -> dict[Identity, Levels]:
     """Without PID 1, as `truth`: some kernels of small virtual machines keep it from the map and from /proc."""
     found = everybody(pidmap).items()
-    return {(host_pid, record.start_time): record.levels for host_pid, record in found if host_pid != 1}
+    return {(host_pid, start_time(record)): record.levels for host_pid, record in found if host_pid != 1}
 
 
 def compare(pidmap: BpfPidMap) -> int:
@@ -109,8 +111,8 @@ def test_forks_in_a_namespace_that_uses_its_numbers_again(pidmap: BpfPidMap, liv
             record = pidmap.by_host(host_pid)
             assert record is not None
             assert pidmap.lookup(*record.levels[-1]) == record
-            assert record.ns_pids == Procfs().ns_pids(host_pid)
-            assert host_pid in candidates(pidmap, record.ns_pids[-1])
+            assert ns_pids(record) == Procfs().ns_pids(host_pid)
+            assert host_pid in candidates(pidmap, ns_pids(record)[-1])
     assert checks > 1
     # A hundred are kept alive; one that was replaced between two readings is not compared.
     assert seen > 50 * checks
@@ -136,7 +138,7 @@ def test_who_finds_its_slot_taken_is_in_the_map_as_well(lives: Path, monkeypatch
             for host_pid in children_of(many.host_pid):
                 record = crowded.by_host(host_pid)
                 assert record is not None
-                assert record.ns_pids == Procfs().ns_pids(host_pid)
+                assert ns_pids(record) == Procfs().ns_pids(host_pid)
                 assert crowded.lookup(*record.levels[-1]) == record
             compare(crowded)
             many.end()
@@ -314,7 +316,7 @@ def test_a_map_that_is_too_small_is_counted_and_nothing_in_it_is_wrong(
             children = children_of(many.host_pid)
             found: list[Record] = [record for record in map(small.by_host, children) if record]
             assert 0 < len(found) < len(children)
-            assert all(record.ns_pids == Procfs().ns_pids(record.host_pid) for record in found)
+            assert all(ns_pids(record) == Procfs().ns_pids(record.host_pid) for record in found)
             assert small.counters()["full"] >= len(children) - len(found)
             assert not small.complete()
             drift = reconcile(small)

@@ -45,7 +45,7 @@ print(json.dumps({
     "uid": os.getuid(),
     "own": own.host_pid,
     "listed": pidmap.living > 0,
-    "candidate": os.getpid() in pidmap.everywhere(own.ns_pids[-1]),
+    "candidate": os.getpid() in pidmap.everywhere(own.levels[-1][1]),
     "drift": next(filter(None, pidmap.reconciling())),
     "counters": pidmap.counters(),
     "complete": pidmap.complete(),

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from resolver.base.errors import CannotKnow
 from resolver.pids.bpf_map import BpfPidMap, start
-from tests.fakes.bpf.lives import everybody, truth
+from tests.fakes.bpf.lives import everybody, start_time, truth
 
 _DETAIL = 1500
 _FORKS = 300
@@ -63,7 +63,7 @@ def namespaced() -> Iterator[None]:
 def compare(pidmap: BpfPidMap) -> tuple[list[str], int]:
     """What is wrong about processes that lived all the while, and how many those were."""
     before = truth()
-    mapped = {(record.host_pid, record.start_time): record.levels for record in everybody(pidmap).values()}
+    mapped = {(record.host_pid, start_time(record)): record.levels for record in everybody(pidmap).values()}
     after = truth()
     lasted = before.living.keys() & after.living.keys()
     wrong = [f"{process} lives and is not in the map" for process in sorted(lasted - mapped.keys())]

@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.linux.procfs import HOST_PIDNS, Procfs, parse_start_time
-from resolver.pids.bpf_map import BpfPidMap, Drift, Record, first_processes_in
+from resolver.pids.bpf_map import TICK, BpfPidMap, Drift, Record, first_processes_in
 from resolver.pids.bpf_syscall import LAYOUTS
 
 SOURCE = Path(__file__).with_name("lives.c")
@@ -108,6 +108,16 @@ def firsts(pidmap: BpfPidMap) -> dict[int, tuple[int, int]]:
             LAYOUTS["u32"].iter_unpack(keys), first_processes_in(bytes(values)), strict=True
         )
     }
+
+
+def start_time(record: Record) -> int:
+    """In clock ticks since boot, as field 22 of ``/proc/<pid>/stat``."""
+    return record.start_ns // TICK
+
+
+def ns_pids(record: Record) -> tuple[int, ...]:
+    """The numbers of the ``NSpid:`` line."""
+    return tuple(ns_pid for _, ns_pid in record.levels)
 
 
 def candidates(pidmap: BpfPidMap, ns_pid: int) -> list[int]:

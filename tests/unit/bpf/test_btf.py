@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from resolver.pids.bpf_load import BTF, bpf_directory
+from resolver.pids.bpf_load import bpf_directory
 
 INT, PTR, STRUCT, UNION, TYPEDEF, CONST, FWD, ENUM = 1, 2, 4, 5, 8, 10, 7, 6
 PATIENT: Final = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -121,16 +121,6 @@ def test_a_broken_description_is_refused(btf: ModuleType, blob: Blob, how: str) 
     }.get(how, blob.bytes())
     with pytest.raises(btf.BtfError):
         btf.Btf(broken).offset("far", "away", "x")
-
-
-def test_the_running_kernel_as_a_c_compiler_would_see_it(btf: ModuleType) -> None:
-    read = btf.Btf(Path(BTF).read_bytes())
-    assert read.offset("upid", "nr") == 0
-    assert read.offset("upid", "ns") == 8
-    assert read.size("upid") == 16
-    assert read.offset("task_struct", "tgid") == read.offset("task_struct", "pid") + 4
-    inum = read.offset("pid_namespace", "ns", "inum")
-    assert inum == read.offset("pid_namespace", "ns") + read.offset("ns_common", "inum")
 
 
 def test_the_reader_needs_nothing_but_the_standard_library(root: Path) -> None:

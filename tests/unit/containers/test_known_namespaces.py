@@ -98,17 +98,6 @@ def test_what_neither_came_nor_went_is_listed_once(room: Room) -> None:
     assert len(first) == 300  # who holds it sees nothing change
 
 
-def test_nothing_shows_of_a_list_that_is_half_made(room: Room) -> None:
-    room.lives(range(1000, 1300))
-    room.source.now = dict.fromkeys(range(2000, 2300), 1)
-    steps = room.pidmap._list_inits()
-    next(steps)
-    assert min(room.pidmap.inits()) == 1000
-    room.lives(range(3000, 3300))  # begun later, and through
-    list(steps)
-    assert min(room.pidmap.inits()) == 3000
-
-
 def test_where_the_map_tells_the_namespaces_they_are_not_read(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:

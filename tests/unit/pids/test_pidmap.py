@@ -66,16 +66,6 @@ def told(*processes: tuple[int, ...]) -> tuple[Told, PidMap]:
     return source, pidmap
 
 
-def test_candidates_are_found_by_their_own_number() -> None:
-    _, pidmap = told((100, 7), (200, 7), (300, 9, 7), (7,), (400, 7, 1))
-    assert pidmap.source.candidates(7) == [7, 100, 200, 300]
-    assert pidmap.source.candidates(1) == [400]
-    assert pidmap.source.candidates(2) == []
-    assert len(pidmap.source) == 5
-    assert 300 in pidmap.source
-    assert 9 not in pidmap.source
-
-
 def test_an_end_is_remembered_for_a_minute(clock: Clock) -> None:
     source, pidmap = told((100, 7), (200, 7))
     del source.now[100]
@@ -90,16 +80,6 @@ def test_an_end_is_remembered_for_a_minute(clock: Clock) -> None:
     clock.now += 2
     catch_up(pidmap)
     assert not pidmap.source.ended(100)
-
-
-def test_a_number_that_is_used_again_is_another_process() -> None:
-    source, pidmap = told((100, 7))
-    first = pidmap.arrival(100)
-    source.reuse(100, 8)
-    catch_up(pidmap)
-    assert pidmap.arrival(100) > first > (0, 0)
-    assert (pidmap.source.candidates(7), pidmap.source.candidates(8)) == ([], [100])
-    assert not pidmap.source.ended(100)  # who has the number now runs
 
 
 def test_the_container_of_a_process_is_known_after_its_end(clock: Clock) -> None:
