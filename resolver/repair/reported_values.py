@@ -54,6 +54,7 @@ class ReportedValue:
 
     def __init__(self, present: int) -> None:
         self.seen = self.own = present  # own: the last value that was not ours
+        self.fault = present  # and the last of those that was wrong: it shows what the watcher does
         self.actual: int | None = None  # NVML's, when it was last judged
         self.moved_at = _NEVER  # by itself
         self.answered = _NEVER
@@ -77,6 +78,8 @@ class ReportedValue:
             self.ours = False
             self.seen = self.own = present
             self.moved_at, self.contradicted = now, None
+            if present != MARK and differs(present, self.actual or 0):
+                self.fault = present
 
     def judge(self, present: int, actual: int, answered: float, since: float, now: float) -> Verdict:
         """Return the verdict on ``present``, given NVML's value ``actual`` from its answer at ``answered``.
@@ -84,8 +87,8 @@ class ReportedValue:
         A watcher could have worked from ``since`` on, when its slot's ``hostpid`` became right.
         """
         before, new = self.seen, answered > self.answered
-        self.see(present, now)
         self.answered, self.actual = answered, actual
+        self.see(present, now)
         if new and self.contested:
             self._make_peace(actual, now)
         if self._grows(before, present, actual, new=new, now=now) or present > MARK:
@@ -128,9 +131,9 @@ class ReportedValue:
 
     def ways(self) -> str:
         """Describe the effect of its watcher."""
-        if self.own > (self.actual or 0):
+        if self.fault > (self.actual or 0):
             return "a watcher adds to sm_util instead of setting it, as HAMi 2.5 and 2.6 do"
-        if self.own == 0:
+        if self.fault == 0:
             return "a watcher sets sm_util to 0 at every tick and fills nothing in, as HAMi 2.4.1 does"
         return "another program writes sm_util, too"
 
@@ -192,9 +195,9 @@ class Evidence:
         mixed = "HAMi's watcher mixes the numbers of CUDA and of NVML up"
         if self.visible:
             return f"{mixed}, as CUDA_VISIBLE_DEVICES is {self.visible} in that process"
-        own = self.words[device].own
+        fault = self.words[device].fault
         for other, word in self.words.items():
-            if other != device and own and word.actual and not differs(own, word.actual):
+            if other != device and fault and word.actual and not differs(fault, word.actual):
                 place = f"it says the load of the GPU at place {other}"
                 return f"{mixed}: {place}, as with CUDA_VISIBLE_DEVICES in another order"
         return ""
@@ -202,7 +205,7 @@ class Evidence:
 
 def _doubt(word: ReportedValue, hostpid: int, policy: HostpidPolicy) -> str:
     """Explain why a watcher that finds no samples may be right and the policy wrong."""
-    if word.own or policy.origin not in (Origin.BY_VERSION, Origin.FORCED):
+    if word.fault or policy.origin not in (Origin.BY_VERSION, Origin.FORCED):
         return ""
     namespace = "host" if policy.namespace is HostpidNamespace.HOST else "container"
     why = f"; or it works, and finds no sample of {hostpid}, which this slot's hostpid is: "

@@ -146,6 +146,21 @@ def test_what_is_set_to_0_after_each_write_is_contested_at_the_second_answer() -
     assert "HAMi 2.4.1" in scene.word.ways()
 
 
+def test_the_cause_is_told_by_the_last_wrong_value() -> None:
+    """A view that was read before our value was replaced shows it again; it is no other program's, nor a GPU's."""
+    evidence = Evidence()
+    for device in (0, 1):
+        word = evidence.word(device, 0)
+        word.judge(0, 40, 99.0, 0.0, 100.0)
+        word.wrote(40)
+        word.see(0, 101.0)
+        assert word.judge(40, 40, 99.0, 0.0, 101.0) is RIGHT
+        word.contested, word.contested_since = True, 100.0
+    why = evidence.why(4711, FORCED, 101.0 + TOLD_AFTER)
+    assert why.startswith("a watcher sets sm_util to 0 at every tick and fills nothing in")
+    assert why.endswith("is wrong for this driver: try auto")
+
+
 @pytest.mark.parametrize("load", [5, 12, 40])
 def test_what_is_added_is_contested_before_the_next_answer_is_over(load: int) -> None:
     """As 2.5.0 from its second device on: two ticks in a pass."""
