@@ -89,7 +89,7 @@ class SlotCounts(NamedTuple):
     dead: int
     repaired: int
     stuck: int
-    unresolved: Mapping[UnresolvedReason, int]
+    unresolved: Counter[UnresolvedReason]
 
 
 class SlotReports(Sequence[SlotReport]):
@@ -386,9 +386,19 @@ class Snapshot(NamedTuple):
             return f"the last pass over the slots is {age:.0f} s old"
         return f"no pass over the slots was made in the {age:.0f} s since the start"
 
-    def tallies(self) -> Iterator[SlotCounts]:
-        """Yield the slot counts by state, region by region."""
-        return (tally(region.slots) for region in self.regions)
+    def slot_counts(self) -> SlotCounts:
+        """Count all slots by state."""
+        tallies = [tally(region.slots) for region in self.regions]
+        unresolved = Counter[UnresolvedReason]()
+        for each in tallies:
+            unresolved.update(each.unresolved)
+        return SlotCounts(
+            in_use=sum(each.in_use for each in tallies),
+            dead=sum(each.dead for each in tallies),
+            repaired=sum(each.repaired for each in tallies),
+            stuck=sum(each.stuck for each in tallies),
+            unresolved=unresolved,
+        )
 
     def unresolved(self) -> Iterator[tuple[RegionReport, SlotReport]]:
         """Yield every unresolved slot with its region."""

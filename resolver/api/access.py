@@ -89,18 +89,13 @@ class Tenant(NamedTuple):
             raise Problem(403, Reason.PEER_UNKNOWN, _ENDED)
 
 
-class Access:
+class Access(NamedTuple):
     """Rights of one connection. ``tenant`` is None for root and the group; ``refusal`` refuses all requests."""
 
-    __slots__ = ("gatekeeper", "key", "refusal", "tenant")
-
-    def __init__(
-        self, gatekeeper: ApiGatekeeper, key: _Key, tenant: Tenant | None, refusal: Problem | None = None
-    ) -> None:
-        self.gatekeeper = gatekeeper
-        self.key = key
-        self.tenant = tenant
-        self.refusal = refusal
+    gatekeeper: ApiGatekeeper
+    key: _Key
+    tenant: Tenant | None = None
+    refusal: Problem | None = None
 
     @property
     def everything(self) -> bool:
@@ -213,7 +208,7 @@ class ApiGatekeeper(Gatekeeper):
             host, who = pidns == self._procfs.pidns("self"), peer.credentials
             if not self.tenants:
                 if host and (who.uid == 0 or self._group in (who.gid, *who.groups)):
-                    return Access(self, ("user", who.uid), None)
+                    return Access(self, ("user", who.uid))
                 return self._refused(Reason.NOT_YOURS, _NOT_FOR_CONTAINERS)
             if host:
                 return self._refused(Reason.NOT_YOURS, _NOT_FOR_THE_HOST)

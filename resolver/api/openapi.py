@@ -44,10 +44,7 @@ def describe(routes: Iterable[Route]) -> dict[str, Any]:
             "responses": _responses(route, of),
         }
         if route.body is not None:
-            operation["requestBody"] = {
-                "required": True,
-                "content": {JSON: {"schema": of[id(route.body)]}},
-            }
+            operation["requestBody"] = {"required": True, "content": {JSON: {"schema": of[id(route.body)]}}}
         paths.setdefault(route.path, {})[route.method.lower()] = operation
     return {
         "openapi": "3.1.0",

@@ -307,7 +307,7 @@ class Events(Struct, frozen=True):
 
 def status(picture: Snapshot, api: dict[str, int]) -> Status:
     """Return the daemon's state. ``api`` has the API's own counters."""
-    tallies = list(picture.tallies())
+    slots = picture.slot_counts()
     gpus, joined, used = picture.inventory.gpus, picture.joined, picture.used()
     return Status(
         at=picture.at,
@@ -344,10 +344,10 @@ def status(picture: Snapshot, api: dict[str, int]) -> Status:
             containers=len(picture.containers),
             regions=len(picture.regions),
             regions_rejected=len(picture.rejected),
-            slots=sum(each.in_use for each in tallies),
-            slots_dead=sum(each.dead for each in tallies),
-            slots_repaired=sum(each.repaired for each in tallies),
-            slots_unresolved=sum(sum(each.unresolved.values()) for each in tallies),
+            slots=slots.in_use,
+            slots_dead=slots.dead,
+            slots_repaired=slots.repaired,
+            slots_unresolved=slots.unresolved.total(),
             samples_unresolved=len(joined.orphans),
             processes=len(picture.gpu_processes),
         ),
@@ -370,15 +370,6 @@ def _found(picture: Snapshot) -> list[Found]:
         for region in picture.regions
     )
     return [Found(name, where or None, count) for (name, where), count in sorted(counts.items())]
-
-
-def unresolved_counts(picture: Snapshot) -> UnresolvedCounts:
-    """Count unresolved slots and samples."""
-    slots = Counter[str]()
-    for each in picture.tallies():
-        slots.update(each.unresolved)
-    samples = Counter[str](picture.joined.orphan_reasons())
-    return UnresolvedCounts(slots, samples)
 
 
 # ---- lists, as a head with an empty list at its end, and the items of that list ------------------------------------
@@ -425,8 +416,10 @@ def processes(picture: Snapshot) -> Parts:
 
 def unresolved(picture: Snapshot) -> Parts:
     """``/v1/unresolved``."""
-    samples = list(picture.joined.orphans)
-    head = Unresolved(picture.at, unresolved_counts(picture), samples, [])
+    counts = UnresolvedCounts(
+        Counter(picture.slot_counts().unresolved), Counter(picture.joined.orphan_reasons())
+    )
+    head = Unresolved(picture.at, counts, list(picture.joined.orphans), [])
     return head, (Slot.of(region, slot) for region, slot in picture.unresolved())
 
 

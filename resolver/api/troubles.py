@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -53,13 +52,8 @@ def _wrong(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     yield TroubleReason.NVML_UNAVAILABLE, snapshot.joined.error
     yield TroubleReason.SOURCE_INCOMPLETE, snapshot.incomplete
     yield TroubleReason.DRY_RUN, "so it writes nothing" if snapshot.dry_run else ""
-    unresolved = Counter[str]()
-    for each in snapshot.tallies():
-        unresolved.update(each.unresolved)
-    yield (
-        TroubleReason.SLOTS_UNRESOLVED,
-        ", ".join(f"{count} {why}" for why, count in unresolved.most_common()),
-    )
+    unresolved = snapshot.slot_counts().unresolved.most_common()
+    yield TroubleReason.SLOTS_UNRESOLVED, ", ".join(f"{count} {why}" for why, count in unresolved)
     for reason, name in (
         (TroubleReason.OVER_BUDGET, CounterName.OVER_BUDGET),
         (TroubleReason.INTERNAL_ERRORS, CounterName.INTERNAL_ERRORS),

@@ -40,7 +40,11 @@ class Walks:
         try:
             async with asyncio.timeout(_SECONDS):
                 await self._turns.acquire()
-                done = in_a_thread(lambda: walk(*arguments), name="walk", ended=self._finished)
+                try:
+                    done = in_a_thread(lambda: walk(*arguments), name="walk", ended=self._finished)
+                except RuntimeError:  # no further thread is allowed
+                    self._turns.release()
+                    raise
                 begun = True
                 return await done
         except TimeoutError:

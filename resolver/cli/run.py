@@ -144,8 +144,7 @@ def summary(snapshot: Snapshot, *, dry_run: bool) -> str:
     from resolver.base.reasons import RepairReason
     from resolver.hami.placements import searched
 
-    counts = list(snapshot.tallies())
-    in_use, dead = sum(each.in_use for each in counts), sum(each.dead for each in counts)
+    in_use, dead, *_ = snapshot.slot_counts()
     counted = CounterByReason.WOULD_REPAIR if dry_run else CounterByReason.REPAIRS
     done = counted.counts(snapshot.counters, RepairReason)
     lines = [

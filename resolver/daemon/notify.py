@@ -77,6 +77,6 @@ def summary(snapshot: Snapshot) -> str:
     """Summarize the daemon's state in one line for people."""
     if snapshot.holder:
         return f"waits for the end of the daemon with PID {snapshot.holder}; source {snapshot.source}"
-    slots = sum(each.in_use for each in snapshot.tallies())
-    parts = [f"source {snapshot.source}", f"{len(snapshot.regions)} cache files", f"{slots} slots in use"]
+    slots = f"{snapshot.slot_counts().in_use} slots in use"
+    parts = [f"source {snapshot.source}", f"{len(snapshot.regions)} cache files", slots]
     return "; ".join((", ".join(parts), *map(str, troubles(snapshot))))

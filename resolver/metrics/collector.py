@@ -154,7 +154,7 @@ def _times(number: float | None, factor: float) -> float | None:
     return None if number is None else number * factor
 
 
-def _by(family: Family, reasons: Iterable[str], counted: Counter[Any]) -> Metric:
+def _by(family: Family, reasons: Iterable[str], counted: Mapping[Any, int]) -> Metric:
     """Give each reason a series, including 0, so that a rate sees the first increment."""
     values = {str(reason): 0 for reason in reasons} | {str(reason): n for reason, n in counted.items()}
     return family.metric(((reason,), count) for reason, count in values.items())
@@ -172,21 +172,21 @@ def _claims(snapshot: Snapshot) -> Iterator[Row]:
 
 
 def _slots(snapshot: Snapshot) -> Iterator[Metric]:
-    states, reasons, stuck = Counter[str](), Counter[str](), 0
-    for each in snapshot.tallies():
-        unresolved = sum(each.unresolved.values())
-        resolved = each.in_use - each.dead - unresolved
-        states += {"unresolved": unresolved, "dead": each.dead, "resolved": resolved}
-        reasons += each.unresolved
-        stuck += each.stuck
+    counts = snapshot.slot_counts()
+    unresolved = counts.unresolved.total()
+    states = {
+        "resolved": counts.in_use - counts.dead - unresolved,
+        "unresolved": unresolved,
+        "dead": counts.dead,
+    }
     regions = snapshot.regions
     yield _by(f.REGIONS, LAYOUTS, Counter(region.layout for region in regions))
     placements = Counter(region.placement or "" for region in regions)
     yield _by(f.PLACEMENT_REGIONS, [row.name for row in PLACEMENTS], placements)
     yield f.CLAIM.metric(_claims(snapshot))
-    yield _by(f.SLOTS, ("resolved", "unresolved", "dead"), states)
-    yield _by(f.UNRESOLVED_SLOTS, UnresolvedReason, reasons)
-    yield f.STUCK_SLOTS.single(stuck)
+    yield _by(f.SLOTS, (), states)
+    yield _by(f.UNRESOLVED_SLOTS, UnresolvedReason, counts.unresolved)
+    yield f.STUCK_SLOTS.single(counts.stuck)
     yield _by(f.REJECTED_REGIONS, RegionReason, Counter(snapshot.rejected.values()))
     yield f.QUARANTINED_REGIONS.single(sum(region.quarantined for region in regions))
     yield f.UNWATCHED_REGIONS.single(snapshot.unwatched)

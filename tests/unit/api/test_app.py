@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from resolver import client
 from resolver.api import access, lookups, stream
 from resolver.api.problems import Reason
 from resolver.api.request import MOST_BODY_BYTES
+from resolver.api.walks import Walks
 from resolver.base.errors import AccessDenied, Ambiguous, CannotKnow, NoDaemon, NotFound, UsageError
 from resolver.base.reasons import RepairReason
 from tests.fakes.pictures import CID, FULL, GPU, SLOTS
@@ -234,10 +236,7 @@ def test_other_refusals(served: Served) -> None:
         (b"GET /v1/status HTTP/1.1\r\nHost: r\r\nX: " + b"y" * 20_000, 431),
         (b"GET /" + b"y" * 20_000, 431),
         (b"POST /v1/lookup HTTP/1.1\r\nHost: r\r\nContent-Length: x\r\n\r\n", 400),
-        (
-            POST_HEAD + b"Content-Length: 999999999\r\n\r\n",
-            413,
-        ),
+        (POST_HEAD + b"Content-Length: 999999999\r\n\r\n", 413),
         (b"GET /v1/status HTTP/1.1\r\nHost: r\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n", 200),
     ],
 )
@@ -492,6 +491,10 @@ def test_look_ups_of_the_client(served: Served) -> None:
     assert [answer["reason"] for answer in many["answers"]] == ["no_such_container"] * 2
 
 
-def test_what_the_client_promises_is_there() -> None:
-    assert [name for name in client.__all__ if not hasattr(client, name)] == []
-    assert sorted(client.__all__) == sorted(set(client.__all__))
+async def test_a_walk_whose_thread_cannot_start_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks = Walks(1, 0)
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError))
+        with pytest.raises(RuntimeError):
+            await walks.run(int)
+    assert await walks.run(int) == 0

@@ -63,7 +63,7 @@ class Daemon(SocketServer):
     def show(self, snapshot: Snapshot) -> None:
         """What a daemon with this picture answers."""
         self.documents |= {f"/v1/{name}": told() for name, told in answers_of(snapshot).items()}
-        self.documents["/v1/unresolved"] = {"by_reason": shapes.unresolved_counts(snapshot)}
+        self.documents["/v1/unresolved"] = shapes.unresolved(snapshot)[0]
 
 
 @pytest.fixture

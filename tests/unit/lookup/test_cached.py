@@ -82,17 +82,6 @@ def host_pid(found: ContainerProcess | None) -> int | None:
     return found.host_pid if found else None
 
 
-def test_every_field_is_what_the_walk_says(room: Room) -> None:
-    container = room.node.container(name="trainer")
-    process = container.spawn(SLEEP)
-    for ns_pid in (1, process.ns_pid):
-        found = room.find(container, ns_pid)
-        assert found is not None
-        walked = lookup(Procfs(), container.container_id, ns_pid)
-        assert found._replace(source="") == walked._replace(source="")
-        assert (found.source, found.container_name, found.pod_uid) == ("scan", "trainer", container.pod_uid)
-
-
 def test_only_full_ids_and_numbers_that_can_be(room: Room) -> None:
     container = room.node.container()
     cid = container.container_id
@@ -102,21 +91,6 @@ def test_only_full_ids_and_numbers_that_can_be(room: Room) -> None:
         assert room.find(text, 1) is None
     for ns_pid in (0, -1, 2**31, 4000):
         assert room.find(container, ns_pid) is None
-
-
-def test_namespaces_that_are_not_the_containers_own(room: Room) -> None:
-    first = room.node.container(name="a")
-    sharing = room.node.container(first.pod_uid, "b", pid_namespace=first)
-    on_host = room.node.container(name="host", pid_namespace="host")
-    nested = first.spawn(SLEEP, nested=True)
-    process, guest, far = first.spawn(SLEEP), sharing.spawn(SLEEP), on_host.spawn(SLEEP)
-    assert host_pid(room.find(first, 1)) == first.init_host_pid
-    assert host_pid(room.find(first, process.ns_pid)) == process.host_pid
-    assert room.find(first, guest.ns_pid) is None  # of the other container
-    assert room.find(sharing, guest.ns_pid) is None  # who has no first process of its own
-    assert room.find(on_host, far.host_pid) is None
-    (outer,) = room.procfs.ns_pids(nested.host_pid)[1:2]
-    assert room.find(first, outer) is None  # for the walk
 
 
 def test_a_source_that_lies_misleads_nobody(node: Node) -> None:
@@ -169,15 +143,6 @@ def test_one_that_moves_to_another_container_is_nobody(room: Room) -> None:
     procs = other.cgroup / "cgroup.procs"
     room.procfs.before = lambda host_pid: procs.write_text(str(host_pid))
     assert room.find(container, process.ns_pid) is None
-
-
-def test_a_restarted_container_is_another(room: Room) -> None:
-    container = room.node.container()
-    before, old = container.container_id, container.init_host_pid
-    assert host_pid(room.find(before, 1)) == old
-    container.restart()
-    assert room.find(before, 1) is None
-    assert host_pid(room.find(container, 1)) == container.init_host_pid != old
 
 
 def test_one_that_may_not_be_looked_at_is_nobody(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from resolver.base.errors import UsageError
 from resolver.base.journal import Journal
 from resolver.config import Settings
 from resolver.serve import pages
-from resolver.serve.server import Server
+from resolver.serve.server import Server, serve
 from resolver.state import Snapshot
 from tests.fakes.pictures import picture
 
@@ -29,10 +29,11 @@ async def hello(path: str, _accept: str) -> tuple[int, str, bytes]:
 
 
 @contextlib.asynccontextmanager
-async def serving(answer: Any = hello) -> AsyncIterator[int]:
-    """A server on a port of its own."""
+async def serving(answer: Any = hello, **limits: float) -> AsyncIterator[int]:
+    """A server on a port of its own, with these limits instead."""
     listener = pages.listen("127.0.0.1", 0)
-    task = asyncio.create_task(pages.serve(listener, answer))
+    chosen = pages.LIMITS._replace(**limits)  # type: ignore[arg-type]
+    task = asyncio.create_task(serve(pages.application(answer), pages._OpenToAll(), listener, chosen))
     try:
         async with asyncio.timeout(60):
             yield listener.getsockname()[1]
@@ -151,20 +152,16 @@ async def test_no_connection_is_left_open_by_who_was_turned_out_or_by_the_end() 
 @pytest.mark.parametrize(
     "said", [b"", b"GET /metr", b"GET / HTTP/1.1\r\nHost: x\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"]
 )
-async def test_who_falls_silent_is_hung_up_on(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "LIMITS", pages.LIMITS._replace(seconds=0.3, idle_seconds=1))
-
-    async with serving() as port:
+async def test_who_falls_silent_is_hung_up_on(said: bytes) -> None:
+    async with serving(seconds=0.3, idle_seconds=1) as port:
         began = time.monotonic()
         heard = await all_of(await say(port, said))
         assert heard.count(b"200 OK") == said.endswith(b"\r\n\r\n")
         assert time.monotonic() - began > 0.2
 
 
-async def test_one_byte_now_and_then_buys_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "LIMITS", pages.LIMITS._replace(seconds=0.4))
-
-    async with serving() as port:
+async def test_one_byte_now_and_then_buys_no_time() -> None:
+    async with serving(seconds=0.4) as port:
         reader, writer = await say(port)
         with contextlib.suppress(ConnectionError):
             while not reader.at_eof() and reader.exception() is None:
@@ -178,16 +175,13 @@ def resident() -> int:
         return int(file.read().split()[1]) * 4096
 
 
-async def test_who_does_not_read_costs_neither_memory_nor_others_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pages, "LIMITS", pages.LIMITS._replace(seconds=1.5))
+async def test_who_does_not_read_costs_neither_memory_nor_others_time() -> None:
     text = b"x" * (16 << 20)
 
     async def answer(path: str, _accept: str) -> tuple[int, str, bytes]:
         return (200, "text/plain", text) if path == "/metrics" else await hello(path, "")
 
-    async with serving(answer) as port:
+    async with serving(answer, seconds=1.5) as port:
         before = resident()
         request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
         slow = [await say(port, request, receive_buffer=4096) for _ in range(8)]
@@ -197,7 +191,7 @@ async def test_who_does_not_read_costs_neither_memory_nor_others_time(
         assert resident() - before < 64 << 20, "a copy of the answer for each of them"
         assert b"you asked for /healthz" in await get(port, "/healthz")
         reader, writer = slow[0]
-        await asyncio.sleep(pages.LIMITS.seconds + 0.5)
+        await asyncio.sleep(2)
         reader._transport.resume_reading()  # type: ignore[attr-defined]
         assert len(await all_of((reader, writer))) < len(text)  # broken off in the middle
 
@@ -214,17 +208,14 @@ async def test_a_flood_of_silent_connections_closes_the_oldest_and_no_other() ->
             assert b"you asked for /late" in await all_of(streams)
 
 
-async def test_who_waits_for_an_answer_is_not_closed_for_who_does_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pages, "LIMITS", pages.LIMITS._replace(connections=4))
+async def test_who_waits_for_an_answer_is_not_closed_for_who_does_not() -> None:
     go_on = asyncio.Event()
 
     async def answer(path: str, _accept: str) -> tuple[int, str, bytes]:
         await go_on.wait()
         return await hello(path, "")
 
-    async with serving(answer) as port:
+    async with serving(answer, connections=4) as port:
         waiting = asyncio.create_task(get(port))
         await asyncio.sleep(0.1)
         crowd = [await say(port) for _ in range(40)]
@@ -262,10 +253,8 @@ async def test_who_asks_without_end_on_one_connection_is_asked_to_connect_again(
         assert heard.count(b"connection: close") == 1
 
 
-async def test_beyond_those_that_may_wait_is_told_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "LIMITS", pages.LIMITS._replace(waiting=8, apart=0.2))
-
-    async with serving() as port:
+async def test_beyond_those_that_may_wait_is_told_when_to_come_back() -> None:
+    async with serving(waiting=8, apart=0.2) as port:
         heard = await asyncio.gather(*(get(port) for _ in range(16)))
         told = [each for each in heard if b"503 Service Unavailable" in each]
         assert told
@@ -273,13 +262,9 @@ async def test_beyond_those_that_may_wait_is_told_when_to_come_back(monkeypatch:
         assert sum(b"200 OK" in each for each in heard) + len(told) == 16
 
 
-async def test_a_request_that_is_there_goes_before_those_that_are_begun(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pages, "LIMITS", pages.LIMITS._replace(waiting=8, apart=0.5))
-
-    async with serving() as port:
-        slow = [await say(port, b"GET /slow HTTP/1.1\r\n") for _ in range(pages.LIMITS.waiting + 4)]
+async def test_a_request_that_is_there_goes_before_those_that_are_begun() -> None:
+    async with serving(waiting=8, apart=0.5) as port:
+        slow = [await say(port, b"GET /slow HTTP/1.1\r\n") for _ in range(12)]
         assert b"you asked for /metrics" in await get(port)
         assert b"503 Service Unavailable" in await all_of(slow[1])
         first = slow[0]  # it was let in, and has its time
