@@ -13,8 +13,7 @@ from tests.bench import repairs
 from tests.bench.crowd import crowd, make_regions
 from tests.bench.timing import Progress, RowValues
 from tests.bench.usage import memory
-from tests.bench.watched import free_port
-from tests.fakes.daemon import BOUND, Daemon
+from tests.fakes.daemon import BOUND, Daemon, free_port
 from tests.fakes.node import Node
 
 

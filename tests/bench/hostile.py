@@ -26,7 +26,8 @@ from typing import Any, NamedTuple, Self
 from tests.bench.attacks import ATTACKS, Attack, Scene
 from tests.bench.timing import Progress, RowValues
 from tests.bench.usage import Cpu, cpu, rss
-from tests.bench.watched import WatchedDaemon, free_port
+from tests.bench.watched import WatchedDaemon
+from tests.fakes.daemon import free_port
 from tests.fakes.node import Node
 from tests.patience import until
 

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from tests.bench.timing import Progress, RowValues
 from tests.bench.usage import Cpu, children, cpu
-from tests.bench.watched import free_port
-from tests.fakes.daemon import BOUND, Daemon
+from tests.fakes.daemon import BOUND, Daemon, free_port
 from tests.fakes.gpu import DEFAULT_DEVICES, Device
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -100,9 +99,3 @@ class WatchedDaemon(Daemon):
             self.stop(within_s=_GIVE_UP_SECONDS)
             return time.monotonic() - began
         return None
-
-
-def free_port() -> int:
-    """A TCP port of the loopback's that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -204,3 +205,9 @@ def runs(host_pid: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{host_pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def free_port() -> int:
+    """A TCP port of the loopback's that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

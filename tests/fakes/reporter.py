@@ -6,12 +6,12 @@ import http.client
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.daemon import free_port
 from tests.fakes.kube import KubeServer
 from tests.fakes.reported import NODE
 
@@ -20,8 +20,7 @@ class Reporter:
     """The process."""
 
     def __init__(self, kube: KubeServer, daemon: str, *options: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            self.port = taken.getsockname()[1]
+        self.port = free_port()
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "resolver", "report-devices", "--node", NODE, "--spread", "0s"),

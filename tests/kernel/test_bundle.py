@@ -8,6 +8,7 @@ import socket
 import tarfile
 from pathlib import Path
 
+from tests.fakes.daemon import free_port
 from tests.fakes.node import Node
 from tests.fakes.regions import LAYOUTS
 from tests.kernel.conftest import Start, command
@@ -27,9 +28,7 @@ def test_a_whole_node_in_a_file_and_without_its_names(node: Node, start: Start, 
     tenant = container.tenant(load=40)
     pods = tmp_path / "pods"
     (pods / f"genomics_assembly-0_{container.pod_uid}" / "sequencer").mkdir(parents=True)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    metrics = ("--metrics-addr", f"127.0.0.1:{port}", "--pod-logs-dir", str(pods))
+    metrics = ("--metrics-addr", f"127.0.0.1:{free_port()}", "--pod-logs-dir", str(pods))
     daemon = start(node, "--interval", "50ms", "--nvml-interval", "200ms", *metrics)
     daemon.wait_for("repair")
     until(daemon.socket.exists, "its socket")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 
 from tests.fakes import cachefiles
 from tests.fakes.command import run
-from tests.fakes.daemon import Daemon
+from tests.fakes.daemon import Daemon, free_port
 from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.node import Node
 from tests.kernel.conftest import NVML, ROOT, WRITER, Start
@@ -214,11 +213,6 @@ def served(daemon: Daemon) -> bool:
     return bool(daemon.socket.exists() and daemon.said("metrics_on"))
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.parametrize("beside", ["auto"], indirect=True)
 def test_beside_a_daemon_it_disturbs_nothing_and_all_is_well(
     beside: tuple[Daemon, dict[str, Any]], node: Node
@@ -312,11 +306,9 @@ def test_a_lock_that_is_looked_at_stays_free(tmp_path: Path) -> None:
         "sys.exit(main(sys.argv[1:]))"
     )
     only = ("--only", "instances", "--only", "daemon")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        free = f"127.0.0.1:{taken.getsockname()[1]}"
     done = subprocess.run(
         [sys.executable, "-c", code, "doctor", *only, "--run-dir", str(tmp_path), "--containers-dir", str(tmp_path)],
-        env=os.environ | {"RESOLVER_METRICS_ADDR": free},
+        env=os.environ | {"RESOLVER_METRICS_ADDR": f"127.0.0.1:{free_port()}"},
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
-import socket
 
 import pytest
 
+from resolver import client
 from tests.fakes.cachefiles import recorded, write
-from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.kernel.conftest import Start, command, hostpid_of
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 
 _LISTS = ("containers", "regions", "slots", "processes", "gpus", "unresolved", "status", "events")
-
-
-def asked(daemon: Daemon, path: str) -> tuple[int, object]:
-    connection = http.client.HTTPConnection("localhost")
-    with socket.socket(socket.AF_UNIX) as connection.sock:
-        connection.sock.connect(str(daemon.socket))
-        connection.request("GET", path, headers={"Accept": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
 
 
 @pytest.mark.parametrize("name", [b"\xff.cache", b"\x1b]0;owned\x07.cache", "\u202egnp.cache".encode()])
@@ -42,8 +30,7 @@ def test_no_name_of_a_file_stops_an_answer(node: Node, start: Start, name: bytes
     assert line["reason"] == "bad_name"
     assert line["path"].isprintable()
     for each in _LISTS:
-        status, answer = asked(daemon, f"/v1/{each}")
-        assert status == 200, (each, answer)
+        assert client.get_json(f"/v1/{each}", str(daemon.socket), seconds=PATIENCE_S)
     for words in (
         ("status",),
         ("slots",),

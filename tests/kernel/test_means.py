@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import os
 import resource
 import signal
@@ -18,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from resolver import client
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.kernel.conftest import NVML, ROOT, USUAL, Start, hostpid_of, slot_of, write_hostpid
@@ -55,11 +54,8 @@ def limit(daemon: Daemon) -> None:
 
 def not_ready(daemon: Daemon) -> str:
     """What `/v1/status` says."""
-    connection = http.client.HTTPConnection("localhost")
-    with socket.socket(socket.AF_UNIX) as connection.sock:
-        connection.sock.connect(str(daemon.socket))
-        connection.request("GET", "/v1/status")
-        return str(json.loads(connection.getresponse().read())["source"]["not_ready"] or "")
+    told = client.get_json("/v1/status", str(daemon.socket), seconds=PATIENCE_S)
+    return str(told["source"]["not_ready"] or "")
 
 
 def test_descriptors_in_flight_stop_no_repair(node: Node, start: Start) -> None:

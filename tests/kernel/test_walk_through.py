@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
@@ -16,6 +15,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
+from tests.fakes.daemon import free_port
 from tests.fakes.node import Node
 from tests.fakes.scene import DRIVERS, Case, full_scene, settle
 from tests.kernel.conftest import ROOT, SOURCES, hostpid_of
@@ -91,8 +91,6 @@ def user(tmp_path: Path) -> Iterator[User]:
         settle(cases)
         train = cases[0].container
         (tmp_path / f"pods/research_train-0_{train.pod_uid}/train").mkdir(parents=True)
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
         environment = node.environment() | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HOME": str(tmp_path),
@@ -100,7 +98,7 @@ def user(tmp_path: Path) -> Iterator[User]:
             "RESOLVER_POD_LOGS_DIR": str(tmp_path / "pods"),
             "RESOLVER_RUN_DIR": str(tmp_path / "run"),
             "RESOLVER_SOCKET": str(tmp_path / "s"),
-            "RESOLVER_METRICS_ADDR": f"127.0.0.1:{port}",
+            "RESOLVER_METRICS_ADDR": f"127.0.0.1:{free_port()}",
             "RESOLVER_SOURCE": SOURCES[-1],
         }
         user = User(tmp_path, environment, cases, [])

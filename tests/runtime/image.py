@@ -12,13 +12,14 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
+
+from tests.runtime.debian import bootstrap
 
 ROOT: Final = Path(__file__).parent.parent.parent
 KEEP: Final = Path(os.environ.get("IMAGE_CACHE", "/var/cache/resolver-image"))
@@ -130,19 +131,9 @@ class Builder:
         if name in self._tell("images", "--format", "{{.Name}}:{{.Tag}}").split():
             return name
         archive = self._work / f"{suite}.tar"
-        command = [
-            "mmdebstrap",
-            "--quiet",
-            "--skip=check/qemu",
-            "--variant=minbase",
-            f"--architectures={architecture}",
-        ]
-        command += [f"--dpkgopt=path-exclude=/usr/share/{each}/*" for each in _SLIM]
-        command += ["--dpkgopt=path-include=/usr/share/doc/*/copyright", "--dpkgopt=force-unsafe-io"]
-        if suite == "bookworm":  # otherwise /usr is merged by a package that brings the whole of Perl
-            command.append("--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr")
-        command += [suite, str(archive)]
-        _run([*command, *filter(None, [os.environ.get("DEBIAN_MIRROR")])])
+        without = [f"--dpkgopt=path-exclude=/usr/share/{each}/*" for each in _SLIM]
+        without.append("--dpkgopt=path-include=/usr/share/doc/*/copyright")
+        bootstrap(suite, archive, "--skip=check/qemu", f"--architectures={architecture}", *without)
         container = self._tell("from", f"--arch={architecture}", "scratch")
         self._tell("config", f"--arch={architecture}", container)
         self._tell("add", "--quiet", container, str(archive), "/")
@@ -155,26 +146,6 @@ class Builder:
 
     def _tell(self, *arguments: str, store: Path | None = None) -> str:
         return _run([*self._buildah(store or self._store), *arguments])
-
-
-def parts(image: Image) -> dict[str, float]:
-    """What the image takes, unpacked, in MiB, and its largest parts."""
-    of_llvm = re.compile(r"lib(LLVM|clang|z3|bcc)")
-    root = image.root
-    libraries = [*root.glob("usr/lib/*-linux-gnu*/lib*"), *root.glob("usr/lib/llvm-*/lib/lib*")]
-    return {
-        "all": _mebibytes(root),
-        "LLVM and bcc": _mebibytes(*(path for path in libraries if of_llvm.match(path.name))),
-        "Python": _mebibytes(*root.glob("usr/lib/python3*"), *root.glob("usr/bin/python3*")),
-        "resolver and its packages": _mebibytes(root / "opt/resolver"),
-    }
-
-
-def _mebibytes(*paths: Path) -> float:
-    if not paths:
-        return 0
-    lines = _run(["du", "-sxk", "--total", *map(str, paths)]).splitlines()
-    return int(lines[-1].split()[0]) / 1024
 
 
 def _run(command: list[str]) -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from resolver.cli import COMMANDS
+from tests.runtime.debian import bootstrap
 from tests.runtime.image import KEEP, ROOT
 from tests.vm import __main__ as vm
 from tests.vm import machine
@@ -162,15 +163,9 @@ def _bare(package: Path, suite: str) -> Path:
         KEEP.mkdir(parents=True, exist_ok=True)
         for old in KEEP.glob(f"package-{suite}-*"):
             old.unlink()
-        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(names)}"]
-        command += ["--dpkgopt=force-unsafe-io"]
-        command += ['--aptopt=Acquire::Check-Valid-Until "false"']  # a mirror may stand still
-        if suite == "bookworm":
-            command.append("--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr")
-        command += [suite, f"{kept}.new.tar", *filter(None, [os.environ.get("DEBIAN_MIRROR")])]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-4000:]
-        os.rename(f"{kept}.new.tar", kept)
+        fresh = kept.with_name(f"{kept.name}.new.tar")
+        bootstrap(suite, fresh, packages=names)
+        fresh.rename(kept)
     return kept
 
 

@@ -20,7 +20,7 @@ from tests.kernel.rights import rights, works
 from tests.manifests import KUSTOMIZE, container_of, merge, pod_of, render
 from tests.patience import until
 from tests.runtime.conftest import StartPod, fast
-from tests.runtime.image import ARCHITECTURES, KEEP, Builder, Image
+from tests.runtime.image import ARCHITECTURES, KEEP, SUITES, Builder, Image
 from tests.runtime.pods import confined
 
 #: Building it from nothing takes most of a minute, and longer beside other work.
@@ -107,6 +107,11 @@ def test_no_start_has_to_compile(image: Image) -> None:
         (compiled,) = (source.parent / "__pycache__").glob(f"{source.stem}.cpython-*.pyc")
         flags = int.from_bytes(compiled.read_bytes()[4:8], "little")
         assert flags == 1, f"{compiled} is checked against its source at every start"
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_every_locked_package_is_published_for_both_machines(builder: Builder, machine: str) -> None:
+    assert list(builder.wheels(SUITES[SUITE], machine).iterdir())
 
 
 def test_only_root_can_change_what_runs(image: Image) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
-import threading
 from pathlib import Path
-from typing import Self
 
 import pytest
 
@@ -21,8 +17,6 @@ from tests.patience import until
 from tests.runtime.conftest import StartPod, fast
 from tests.runtime.pods import Pod
 
-#: Between two passes, in seconds: the default.
-INTERVAL = 0.25
 #: What a tenant, or another writer, may have made of its slot before it is repaired.
 WRONG = 1
 
@@ -40,39 +34,6 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-class Watch:
-    """Looks at slots without pause. Whatever is neither nobody's, nor wrong already, nor the owner's, is in `bad`."""
-
-    def __init__(self, container: Container) -> None:
-        self._container = container
-        self._known: dict[int, int] = {}
-        self._over = threading.Event()
-        self.bad: list[tuple[int, int]] = []
-        self.looks = 0
-        self._thread = threading.Thread(target=self._look)
-
-    def add(self, tenant: Tenant) -> Tenant:
-        self._known[tenant.ns_pid] = tenant.host_pid
-        return tenant
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._over.is_set():
-            known = dict(self._known)
-            for slot in self._container.region().slots:
-                if slot.hostpid not in (0, WRONG, known.get(slot.pid, slot.hostpid)):
-                    self.bad.append((slot.pid, slot.hostpid))
-            self.looks += 1
-            self._over.wait(0.002)
-
-
 def on_the_node(*places: Path) -> dict[str, tuple[int, int, int]]:
     """Everything below: mode, owner and size by path."""
     found = {}
@@ -83,35 +44,29 @@ def on_the_node(*places: Path) -> dict[str, tuple[int, int, int]]:
     return found
 
 
-def version_of(pod: Pod) -> str:
-    """Of the daemon that answers at the node's socket, asked by a program in that pod."""
-    told: str = json.loads(pod.inside(sys.executable, "-m", "resolver", "status", "--json"))["version"]
-    return told
-
-
 def ready(pod: Pod) -> None:
     until(lambda: pod.get("/readyz") == 200, f"ready: {pod.tail()}")
     assert pod.get("/healthz") == 200
 
 
-def replace(old: Pod, new: Pod, container: Container, tenants: list[Tenant]) -> float:
-    """What the DaemonSet's controller does; returns how long after the end of the old one the new one began."""
+def repaired(container: Container, tenants: list[Tenant]) -> None:
+    until(lambda: all(hostpid_of(container, each) == each.host_pid for each in tenants), "the repairs")
+
+
+def replace(old: Pod, new: Pod, container: Container, tenants: list[Tenant]) -> None:
+    """What the DaemonSet's controller does."""
     assert new.wait_for("waiting")["holder"] == str(old.host_pid)
     ready(new)  # only now is the old one ended
     assert new.said("repair") == new.said("region_found") == []
     assert "slot writer" not in children_of(new.host_pid)
     assert old.stop() == 0
     write_hostpid(container, tenants[0], WRONG)
-    until(
-        lambda: all(hostpid_of(container, each) == each.host_pid for each in tenants), "the new one's repairs"
-    )
-    began = new.wait_for("region_found")  # by its first pass
-    return float(began["at"] - old.said("stopped")[0]["at"])
+    repaired(container, tenants)
 
 
 @pytest.fixture
 def pod() -> Manifest:
-    return fast(pod_of(render(KUSTOMIZE / "base")), RESOLVER_INTERVAL=f"{INTERVAL}s")
+    return fast(pod_of(render(KUSTOMIZE / "base")))
 
 
 @pytest.mark.long
@@ -122,29 +77,18 @@ def test_upgrade_rollback_and_removal(
     tenants = [container.tenant(load=5, guess="none") for _ in range(3)]
     places = list(node_paths.values())
     before = on_the_node(*[place for place in places if place.exists()], node_paths["/run/resolver"].parent)
-    first, second = versions
-    with Watch(container) as watch:
-        for tenant in tenants:
-            watch.add(tenant)
-        old = start_pod(pod, source=versions[first])
-        until(lambda: all(hostpid_of(container, each) == each.host_pid for each in tenants), "repairs")
-        ready(old)
-        new = start_pod(pod, source=versions[second])
-        taken = [replace(old, new, container, tenants)]
-        tenants.append(
-            watch.add(container.tenant(guess="none"))
-        )  # of a slot that only the new one has ever seen
-        until(lambda: hostpid_of(container, tenants[-1]) == tenants[-1].host_pid, "a repair")
-        assert version_of(new) == second
-        back = start_pod(pod, source=versions[first])
-        taken.append(replace(new, back, container, tenants))
-        assert version_of(back) == first
-        assert back.stop() == 0
-    assert [each.said("started")[0]["version"] for each in (old, new, back)] == [first, second, first]
-    assert watch.looks > 100
-    assert watch.bad == []
-    print(f"at work {', '.join(f'{each:.3f}' for each in taken)} s after the other one's last word")
-    assert max(taken) < INTERVAL
+    pods = [start_pod(pod, source=versions["1.2.3"])]
+    repaired(container, tenants)
+    ready(pods[0])
+    for version in ("1.3.0", "1.2.3"):
+        pods.append(start_pod(pod, source=versions[version]))
+        replace(pods[-2], pods[-1], container, tenants)
+        tenants.append(container.tenant(guess="none"))  # of a slot that only this one has ever seen
+        repaired(container, tenants)
+    assert pods[-1].stop() == 0
+    assert [each.said("started")[0]["version"] for each in pods] == ["1.2.3", "1.3.0", "1.2.3"]
+    written = {(line["ns_pid"], line["after"]) for each in pods for line in each.said("repair")}
+    assert written == {(tenant.ns_pid, tenant.host_pid) for tenant in tenants}
     # The kubelet's directory for the lock, the socket and the compiled probes stays, in memory: the node's next start
     # is without it.
     after = on_the_node(*[place for place in places if place.exists()])
@@ -163,11 +107,11 @@ def test_a_new_version_that_fails_leaves_the_old_one_at_work(
     container = node.container()
     tenant = container.tenant(guess="none")
     old = start_pod(pod)
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
+    repaired(container, [tenant])
     broken = start_pod(fast(pod, RESOLVER_INTERVAL="never"))
     assert broken.wait() == 2
     assert any("RESOLVER_INTERVAL" in text for text in broken.other_output)
     broken.other_output.clear()
     write_hostpid(container, tenant, WRONG)
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
+    repaired(container, [tenant])
     assert old.stop() == 0

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runtime.debian import Missing
 from tests.runtime.engines import debian, report
 from tests.runtime.engines.report import Row
 
@@ -72,7 +73,7 @@ def main() -> int:
     print(f"engines: Debian {options.suite}, made once in a minute", file=sys.stderr, flush=True)
     try:
         versions = debian.versions(debian.root(options.suite))
-    except debian.Missing as error:
+    except Missing as error:
         print(f"engines: {error}", file=sys.stderr)
         return 2
     os.environ["ENGINES_SUITE"] = options.suite

@@ -10,6 +10,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+from tests.runtime.debian import bootstrap
+
 #: The releases that this was tried with.
 SUITES: Final = ("bookworm", "trixie")
 #: What the table tells the version of, and what the engines and the tests take beside it.
@@ -17,10 +19,6 @@ ENGINES: Final = ("containerd", "docker.io", "podman", "crun", "runc", "runsc", 
 _BESIDE: Final = ("busybox-static", "uidmap", "btrfs-progs", "iproute2", "python3-grpcio")
 #: In Debian 13 these are packages of their own.
 _SPLIT: Final = {"trixie": ("docker-cli",)}
-
-
-class Missing(Exception):
-    """What this machine lacks: a sentence."""
 
 
 def root(suite: str) -> Path:
@@ -34,7 +32,9 @@ def root(suite: str) -> Path:
         if not place.is_dir():
             for old in base.glob(f"{suite}-*"):
                 shutil.rmtree(old)
-            _make(suite, packages, fresh := base / f"{suite}-new")
+            fresh = base / f"{suite}-new"
+            without = [f"--dpkgopt=path-exclude=/usr/share/{each}/*" for each in ("doc", "man", "locale")]
+            bootstrap(suite, fresh, "--format=directory", *without, packages=packages)
             fresh.rename(place)
     return place
 
@@ -44,18 +44,3 @@ def versions(place: Path) -> dict[str, str]:
     command = ["chroot", str(place), "dpkg-query", "--show", *ENGINES]
     lines = subprocess.check_output(command, text=True).splitlines()
     return dict(line.split("\t") for line in lines)
-
-
-def _make(suite: str, packages: tuple[str, ...], place: Path) -> None:
-    if shutil.which("mmdebstrap") is None:
-        raise Missing("mmdebstrap is not there: run `make setup-dev` as root")
-    command = ["mmdebstrap", "--quiet", "--variant=minbase", "--format=directory"]
-    command += [f"--include={','.join(packages)}", '--aptopt=APT::Install-Recommends "false"']
-    command += ["--dpkgopt=force-unsafe-io"]
-    command += [f"--dpkgopt=path-exclude=/usr/share/{each}/*" for each in ("doc", "man", "locale")]
-    if suite == "bookworm":  # otherwise /usr is merged by a package that brings the whole of Perl
-        command.append("--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr")
-    command += [suite, str(place), *filter(None, [os.environ.get("DEBIAN_MIRROR")])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise Missing(f"mmdebstrap could not make a Debian {suite}: {done.stderr.strip()[-1500:]}")
