@@ -13,6 +13,7 @@ import inspect
 import os
 import random
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -192,6 +193,14 @@ def the_machine(request: pytest.FixtureRequest, doors: tuple[Path, Path]) -> Ite
 def root() -> Path:
     """The checkout."""
     return ROOT
+
+
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """A directory with a short path that every user can reach, unlike pytest's."""
+    with tempfile.TemporaryDirectory(prefix="resolver-") as name:
+        os.chmod(name, 0o755)  # noqa: S103 - that is its use
+        yield Path(name)
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,8 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,19 +127,13 @@ def roots(path: Path) -> Path:
 
 
 @pytest.fixture
-def open_to_all(node: Node, start: Start, source: str) -> Iterator[tuple[Daemon, Path]]:
+def open_to_all(open_place: Path, node: Node, start: Start, source: str) -> tuple[Daemon, Path]:
     """A daemon with a socket that containers can reach, which is this path; that of root is `roots`."""
-    assert source
-    with tempfile.TemporaryDirectory(
-        prefix="resolver-"
-    ) as directory:  # pytest's own are closed to all but root
-        os.chmod(directory, 0o755)  # noqa: S103 - clients that are not root have to get there
-        path = Path(directory) / "tenants" / "resolver.sock"
-        options = ["--socket", str(roots(path)), "--socket-group", str(GROUP), "--tenant-socket", str(path)]
-        daemon = start(node, "--interval", "50ms", "--nvml-interval", "200ms", *options)
-        until(lambda: path.exists() and roots(path).exists(), "its sockets")
-        yield daemon, path
-        daemon.stop()
+    path = open_place / "tenants" / "resolver.sock"
+    options = ["--socket", str(roots(path)), "--socket-group", str(GROUP), "--tenant-socket", str(path)]
+    daemon = start(node, "--interval", "50ms", "--nvml-interval", "200ms", *options)
+    until(lambda: path.exists() and roots(path).exists(), "its sockets")
+    return daemon, path
 
 
 EVERYTHING = (

@@ -10,8 +10,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,22 +33,13 @@ PROBE = "driver probe"
 NOBODY = "65534"
 
 
-@pytest.fixture
-def open_root() -> Iterator[Path]:
-    """A directory that every user can reach, unlike pytest's."""
-    root = Path(tempfile.mkdtemp(prefix="resolver-truth-"))
-    root.chmod(0o755)
-    yield root
-    shutil.rmtree(root)
-
-
 def says(node: Node, version: str) -> dict[str, str]:
     """An environment in which the driver gives that version as its own."""
     return {**node.environment(), "NVML_STANDIN_SAYS": version}
 
 
 def for_everybody(node: Node) -> dict[str, str]:
-    """An environment with a library that nobody can read, as on a real node; the node is in `open_root`."""
+    """An environment with a library that nobody can read, as on a real node; the node is in `open_place`."""
     library = node.root / "lib"
     library.mkdir()
     shutil.copy(node.library_dir / "libnvidia-ml.so.1", library)
@@ -232,10 +221,10 @@ def test_without_the_rights_to_become_nobody_it_asks_as_root_without_any(node: N
 
 @pytest.mark.parametrize("uid", ["0", NOBODY])
 def test_no_process_of_the_container_can_reach_into_the_probe(
-    open_root: Path, start: Start, uid: str
+    open_place: Path, start: Start, uid: str
 ) -> None:
     """Root with what a container has by default, and one of the probe's own user."""
-    with driver(open_root, "535.183.01") as node:
+    with driver(open_place, "535.183.01") as node:
         container, tenant = busy(node, load=0)
         reach, look = spy(container, "reach", uid=uid), spy(container, "look")
         daemon = start(node, *FAST, environment=for_everybody(node))
@@ -246,7 +235,7 @@ def test_no_process_of_the_container_can_reach_into_the_probe(
         # The table of its mounts is everybody's to read: there is next to nothing in it.
         told = {ways.pop("mountinfo"), ways.pop("mounts")}
         assert told == {"reached"}
-        allowed = ("/proc", "/sys", "/dev", "/lib", "/usr", "/etc", str(open_root))
+        allowed = ("/proc", "/sys", "/dev", "/lib", "/usr", "/etc", str(open_place))
         assert [mount for mount in seen["mounts"] if mount != "/" and not mount.startswith(allowed)] == []
         assert seen["interfaces"] == ["lo"]
         assert len(ways) > 20
@@ -263,7 +252,7 @@ def test_no_process_of_the_container_can_reach_into_the_probe(
 
 @pytest.mark.parametrize("nobody", [True, False])
 def test_nor_can_one_with_every_capability_in_a_user_namespace_of_its_own(
-    open_root: Path, monkeypatch: pytest.MonkeyPatch, *, nobody: bool
+    open_place: Path, monkeypatch: pytest.MonkeyPatch, *, nobody: bool
 ) -> None:
     """Its root is the host's, by number; what it may do, it may do below its own namespace only."""
     # With the host's mounts: below others that lie over /proc, its root could not mount one.
@@ -272,7 +261,7 @@ def test_nor_can_one_with_every_capability_in_a_user_namespace_of_its_own(
     worker = WorkerProcess(
         PROBE, "resolver.workers.driver_probe", sysconfig.get_paths()["purelib"], timeout=60, rights=RIGHTS
     )
-    with driver(open_root, "535.183.01") as node:
+    with driver(open_place, "535.183.01") as node:
         for name, value in for_everybody(node).items():
             monkeypatch.setenv(name, value)
         node.gpu.set_faults(hang=Hang.INIT)
@@ -335,8 +324,8 @@ IMPATIENT = patched("""
 LATE = "it did not answer within 1 s"
 
 
-def test_a_tenant_that_kills_the_probe_only_puts_it_off(open_root: Path, start: Start) -> None:
-    with driver(open_root, "535.183.01") as node:
+def test_a_tenant_that_kills_the_probe_only_puts_it_off(open_place: Path, start: Start) -> None:
+    with driver(open_place, "535.183.01") as node:
         container, tenant = busy(node, load=0)
         killer = spy(container, "kill")
         daemon = start(node, *FAST, wrapper=IMPATIENT, environment=for_everybody(node))

@@ -7,24 +7,16 @@ far above what is aimed at. Each fails on a daemon without budgets, by a factor.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.bench.attacks import ATTACKS
-from tests.bench.hostile import Stage, by_container, open_directory
+from tests.bench.hostile import Stage, by_container
 from tests.bench.usage import rss
 from tests.patience import until
 
 _SECONDS = 2.0
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory that containers get through."""
-    with open_directory() as path:
-        yield path
 
 
 def _repaired(stage: Stage, seconds: float) -> None:
@@ -47,9 +39,9 @@ def _repaired(stage: Stage, seconds: float) -> None:
         ("tree", 10),
     ],
 )
-def test_the_loop_gives_way(name: str, size: int, place: Path) -> None:
+def test_the_loop_gives_way(name: str, size: int, open_place: Path) -> None:
     """50 ms of CPU in one go are promised. It was 350 ms to 1.5 s."""
-    with Stage(place, everywhere=ATTACKS[name].everywhere) as stage:
+    with Stage(open_place, everywhere=ATTACKS[name].everywhere) as stage:
         stage.good.repair()
         stage.daemon.reset_longest()
         with ATTACKS[name].begin(stage.scene, size):
@@ -65,18 +57,18 @@ def test_the_loop_gives_way(name: str, size: int, place: Path) -> None:
     assert max(lines.values(), default=0) < 100
 
 
-def test_sigterm_is_obeyed_among_thousands_of_namespaces(place: Path) -> None:
+def test_sigterm_is_obeyed_among_thousands_of_namespaces(open_place: Path) -> None:
     """Within a second is promised, which the bench measures; here it has to end at all."""
-    with Stage(place) as stage, ATTACKS["namespaces"].begin(stage.scene, 2000):
+    with Stage(open_place) as stage, ATTACKS["namespaces"].begin(stage.scene, 2000):
         time.sleep(_SECONDS)
         ended = stage.daemon.stopped_after()
     print(f"ended {ended} s after SIGTERM")
     assert ended is not None
 
 
-def test_who_hangs_up_on_a_scrape_leaves_nothing_behind(place: Path) -> None:
+def test_who_hangs_up_on_a_scrape_leaves_nothing_behind(open_place: Path) -> None:
     """2 MiB are promised. 3,000 such clients took 20 MiB, and the next scrape waited for all of them."""
-    with Stage(place) as stage:
+    with Stage(open_place) as stage:
         stage.good.repair()
         first = stage.client("scrape", str(stage.port))
         time.sleep(1.5)
@@ -93,9 +85,9 @@ def test_who_hangs_up_on_a_scrape_leaves_nothing_behind(place: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "size"), [("knocks", 2), ("holds", 9)])
-def test_tenants_at_the_socket_keep_nobody_from_it(name: str, size: int, place: Path) -> None:
+def test_tenants_at_the_socket_keep_nobody_from_it(name: str, size: int, open_place: Path) -> None:
     """Root was refused every time by two tenants; a good container by one with nine PID namespaces."""
-    with Stage(place) as stage:
+    with Stage(open_place) as stage:
         root, own = stage.root_client(), stage.own_client()
         with ATTACKS[name].begin(stage.scene, size):
             _repaired(stage, _SECONDS)

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,17 +43,8 @@ LEFT = {
 
 
 @pytest.fixture
-def work() -> Iterator[Path]:
-    """A directory that every user can reach, as those of a real node, unlike pytest's."""
-    work = Path(tempfile.mkdtemp(prefix="resolver-unit-"))
-    work.chmod(0o755)
-    yield work
-    shutil.rmtree(work)
-
-
-@pytest.fixture
-def node(work: Path) -> Iterator[Node]:
-    with Node(work / "node", DRIVER) as node:
+def node(open_place: Path) -> Iterator[Node]:
+    with Node(open_place / "node", DRIVER) as node:
         assert node.left_out == []
         yield node
 
@@ -123,8 +113,8 @@ def test_no_setting_brings_a_filter_of_devices() -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_it_does_the_whole_job(node: Node, work: Path, source: str) -> None:
-    unit = Unit(node, work, environment={"RESOLVER_SOURCE": source})
+def test_it_does_the_whole_job(node: Node, open_place: Path, source: str) -> None:
+    unit = Unit(node, open_place, environment={"RESOLVER_SOURCE": source})
     try:
         works(node, unit, source)
         own = rights(unit.host_pid)
@@ -141,8 +131,8 @@ def test_it_does_the_whole_job(node: Node, work: Path, source: str) -> None:
         unit.close()
 
 
-def test_it_climbs_to_the_best_source_and_keeps_it(node: Node, work: Path) -> None:
-    unit = Unit(node, work)
+def test_it_climbs_to_the_best_source_and_keeps_it(node: Node, open_place: Path) -> None:
+    unit = Unit(node, open_place)
     try:
         assert unit.wait_for("source", source="bpf")["not_used"] == {}
         never(lambda: unit.said("source_failed"), "a failure")
@@ -151,8 +141,8 @@ def test_it_climbs_to_the_best_source_and_keeps_it(node: Node, work: Path) -> No
         unit.close()
 
 
-def test_it_sees_the_system_read_only(node: Node, work: Path) -> None:
-    unit = Unit(node, work, environment={"RESOLVER_SOURCE": "scan"})
+def test_it_sees_the_system_read_only(node: Node, open_place: Path) -> None:
+    unit = Unit(node, open_place, environment={"RESOLVER_SOURCE": "scan"})
     try:
         unit.wait_for("source")
         inside = ["nsenter", "--mount", "--target", str(unit.host_pid)]
@@ -178,8 +168,8 @@ def test_it_sees_the_system_read_only(node: Node, work: Path) -> None:
 
 
 @pytest.mark.long
-def test_with_the_drop_in_the_driver_is_measured(node: Node, work: Path) -> None:
-    unit = Unit(node, work, "measure-driver.conf", environment={"RESOLVER_SOURCE": "scan"})
+def test_with_the_drop_in_the_driver_is_measured(node: Node, open_place: Path) -> None:
+    unit = Unit(node, open_place, "measure-driver.conf", environment={"RESOLVER_SOURCE": "scan"})
     try:
         container = node.container(rights=0xA80425FB)
         tenant = container.tenant(load=5, guess="wrong")
@@ -191,8 +181,8 @@ def test_with_the_drop_in_the_driver_is_measured(node: Node, work: Path) -> None
         unit.close()
 
 
-def test_systemd_is_told_that_it_is_ready_and_how_it_is(node: Node, work: Path) -> None:
-    unit = Unit(node, work, environment={"RESOLVER_SOURCE": "scan"})
+def test_systemd_is_told_that_it_is_ready_and_how_it_is(node: Node, open_place: Path) -> None:
+    unit = Unit(node, open_place, environment={"RESOLVER_SOURCE": "scan"})
 
     def shown(name: str) -> str:
         return unit.systemctl("show", "--property", name, "--value", UNIT)
@@ -214,8 +204,8 @@ def test_systemd_is_told_that_it_is_ready_and_how_it_is(node: Node, work: Path) 
         unit.close()
 
 
-def test_one_that_stands_still_is_started_again(node: Node, work: Path) -> None:
-    unit = Unit(node, work, environment={"RESOLVER_SOURCE": "scan"}, lines=("WatchdogSec=4s",))
+def test_one_that_stands_still_is_started_again(node: Node, open_place: Path) -> None:
+    unit = Unit(node, open_place, environment={"RESOLVER_SOURCE": "scan"}, lines=("WatchdogSec=4s",))
     try:
         unit.wait_for("source")
         show = ("show", "--value", UNIT, "--property")
@@ -232,9 +222,9 @@ def test_one_that_stands_still_is_started_again(node: Node, work: Path) -> None:
 
 
 def test_settings_are_read_again_on_reload_and_it_is_started_again_after_a_crash(
-    node: Node, work: Path
+    node: Node, open_place: Path
 ) -> None:
-    unit = Unit(node, work, environment={"RESOLVER_SOURCE": "scan"})
+    unit = Unit(node, open_place, environment={"RESOLVER_SOURCE": "scan"})
     try:
         unit.wait_for("source")
         first = unit.host_pid

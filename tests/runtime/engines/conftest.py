@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,33 +36,24 @@ def engines_root() -> Path:
 
 
 @pytest.fixture
-def work() -> Iterator[Path]:
-    """A directory of the host's file system; a short path, as the kernel takes 107 bytes for that of a socket."""
-    place = Path(tempfile.mkdtemp(prefix="engines-"))
-    place.chmod(0o755)
-    yield place
-    shutil.rmtree(place)
-
-
-@pytest.fixture
-def node(work: Path) -> Iterator[Node]:
+def node(open_place: Path) -> Iterator[Node]:
     """A node with the driver that makes every guess of HAMi's wrong."""
-    with Node(work / "node", DRIVER) as node:
+    with Node(open_place / "node", DRIVER) as node:
         yield node
 
 
 @pytest.fixture
-def start(work: Path) -> Iterator[Start]:
+def start(open_place: Path) -> Iterator[Start]:
     """Starts daemons."""
-    starter = Start(work / "run")
+    starter = Start(open_place / "run")
     yield starter
     starter.close()
 
 
 @pytest.fixture
-def machine(work: Path, node: Node, engines_root: Path, view: str) -> Iterator[Machine]:
+def machine(open_place: Path, node: Node, engines_root: Path, view: str) -> Iterator[Machine]:
     """Where an engine runs."""
-    place = work / "m"
+    place = open_place / "m"
     rootfs = image.fill(place / "rootfs", engines_root, node.built)
     image.archive(rootfs, place / "image.tar", os.uname().machine)
     with Machine(engines_root, place, [node.root, node.built], view) as machine:

@@ -62,9 +62,9 @@ def test_in_a_user_namespace(machine: Machine, node: Node, start: Start, tell: T
 
 
 @pytest.fixture
-def btrfs(work: Path) -> Iterator[Path]:
+def btrfs(open_place: Path) -> Iterator[Path]:
     """A btrfs where Docker has its data."""
-    image, place = work / "btrfs.img", work / "m/docker"
+    image, place = open_place / "btrfs.img", open_place / "m/docker"
     with image.open("wb") as file:
         file.truncate(256 << 20)
     subprocess.check_call(["mkfs.btrfs", "--quiet", image])
