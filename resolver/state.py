@@ -322,7 +322,7 @@ class Worker(Struct, frozen=True):
 
 
 class PassSeconds(Struct, frozen=True):
-    """Durations of passes: ``counts`` is how many took at most each bound, in seconds."""
+    """Durations of a step: ``counts`` is how many took at most each bound, in seconds."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -373,6 +373,7 @@ class Snapshot(NamedTuple):
     hami_counts: Mapping[str, HamiCounts] = MappingProxyType(
         {}
     )  # by region's path; with ``--hami-metrics`` only
+    nvml_seconds: PassSeconds = PassSeconds(bounds=(), counts=(), observations=0, total=0.0)  # of collections
     used: Callable[[], UsageReport] = UsageReport  # the accounts, as of the call
 
     def standstill(self) -> str:

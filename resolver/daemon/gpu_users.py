@@ -12,6 +12,7 @@ from resolver.base.counters import CounterName
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import SampleReason
 from resolver.daemon.accounts import Accounts
+from resolver.daemon.durations import Durations
 from resolver.gpu.attribution import NOTHING, join
 from resolver.gpu.inventory import NONE as NO_INVENTORY
 from resolver.gpu.inventory import changes, new_xids
@@ -57,6 +58,7 @@ class GpuUsers:
         self.joined: Joined = NOTHING
         self.inventory = NO_INVENTORY
         self.accounts = Accounts()
+        self.durations = Durations(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.12, 0.25, 1.0, 5.0)
         self.collected_at = 0.0
         #: Replaced together: a container without its processes would be reported as idle.
         self.processes: tuple[Process, ...] = ()
@@ -77,7 +79,9 @@ class GpuUsers:
 
     async def collect(self, interval: float) -> Collection:
         """Ask NVML, and join the answer; see `Sampler.collect`."""
+        began = time.perf_counter()
         collection = await self.sampler.collect(max(_DRIVER_SECONDS, interval))
+        self.durations.add(time.perf_counter() - began)
         trouble = self._journal.trouble
         self._counters[CounterName.IMPLAUSIBLE_SAMPLES] = self.sampler.implausible
         for kind, fields in changes(self.inventory, collection.inventory):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from resolver.base.counters import CounterByReason
 from resolver.base.event_log import EventLog
-from resolver.state import PassSeconds, Snapshot, UsageReport, Worker
+from resolver.daemon.durations import Durations
+from resolver.state import Snapshot, UsageReport, Worker
 from resolver.workers.means import Means
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 #: Age in seconds at which a reader gets a new snapshot only for its counters and times.
 _SHOWN_SECONDS = 0.25
-#: Of the histogram of passes, in seconds.
-BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
 
 class Snapshots:
@@ -53,14 +52,11 @@ class Snapshots:
         self._decision, self._gpus, self._repairer, self._counters = decision, gpus, repairer, counters
         self._journal = journal
         self._started_at = time.time()
-        self._counts = [0] * len(BOUNDS)
-        self._seconds = 0.0
+        self._durations = Durations(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
     def after_pass(self, seconds: float, *, news: bool = True) -> None:
         """Count a pass's seconds, and take a snapshot; without news only on request."""
-        self._seconds += seconds
-        for index, bound in enumerate(BOUNDS):
-            self._counts[index] += seconds <= bound
+        self._durations.add(seconds)
         self.passes += 1
         if news or self.latest is None:
             self.renew()
@@ -107,9 +103,8 @@ class Snapshots:
             at=time.time(),
             started_at=self._started_at,
             passes=self.passes,
-            pass_seconds=PassSeconds(
-                bounds=BOUNDS, counts=tuple(self._counts), observations=self.passes, total=self._seconds
-            ),
+            pass_seconds=self._durations.seen(),
+            nvml_seconds=self._gpus.durations.seen(),
             source=source.name,
             sources_not_used=dict(ladder.why_not),
             source_counters=self._upkeep.pidmap.counters(),

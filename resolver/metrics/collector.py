@@ -194,6 +194,7 @@ def _slots(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def _nvml(snapshot: Snapshot, trouble: Unknown | None, now: float) -> Iterator[Metric]:
+    yield f.NVML_SECONDS.histogram(snapshot.nvml_seconds)
     yield f.NVML_UP.single(trouble is None)
     at = snapshot.collected_at or None
     yield f.NVML_LAST_SUCCESS.single(at)

@@ -195,6 +195,9 @@ _counted(CounterName.WRITER_FAILURES, "Requests to the slot writer that failed."
 
 # -- NVML -----------------------------------------------------------------------------------------------------------
 
+NVML_SECONDS = _family(
+    "histogram", "nvml_collection_seconds", "Durations of the collections from NVML, of all GPUs.", ()
+)
 NVML_UP = _gauge("nvml_up", "1 if NVML answered when it was last asked, and not long ago.")
 NVML_LAST_SUCCESS = _gauge("nvml_last_success_timestamp_seconds", "When NVML last answered, as Unix time.")
 NVML_AGE = _gauge("nvml_sample_age_seconds", "Age of NVML's newest answer.")

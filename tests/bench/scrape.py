@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from resolver.config import Settings
-from resolver.daemon.snapshots import BOUNDS
 from resolver.gpu.attribution import Joined
 from resolver.gpu.inventory import Gpu, Inventory
 from resolver.metrics import Page
@@ -98,7 +97,7 @@ def node(shape: tuple[int, int, int, int]) -> Snapshot:
     values = {(process.host_pid, process.device_uuid): 17 for process in running}
     return picture(
         at=now,
-        pass_seconds=PassSeconds(BOUNDS, (7_000,) * len(BOUNDS), 7_000, 7.7),
+        pass_seconds=PassSeconds((0.001, 0.01, 0.1, 1.0), (7_000,) * 4, 7_000, 7.7),
         source="bpf",
         source_counters=dict.fromkeys((*COUNTERS, *_DRIFT), 0),
         inventory=Inventory(1, now, "550.54.15", gpus),
