@@ -361,31 +361,6 @@ def test_a_lost_device_is_known_by_its_place_while_the_others_have_theirs(
     assert uuids(first, second, third) == [FIRST, SECOND, "GPU-third"]
 
 
-def test_errors_that_could_not_be_corrected_are_an_illness_until_the_driver_is_loaded_anew(
-    driver: Driver, bench: Bench, always_again: None
-) -> None:
-    def counted(volatile: int, errors: dict[Answer, int] | None = None) -> list[str]:
-        device = replace(DEFAULT_DEVICES[0], ecc=(volatile, 40), errors=errors or {})
-        driver.gpu.set_devices([device, DEFAULT_DEVICES[1]])
-        return bench.reasons()
-
-    assert [counted(0), counted(2)] == [[], ["ecc_uncorrected"]]
-    assert counted(2, {Answer.ECC: 999}) == ["ecc_uncorrected"]
-    assert counted(0) == []
-    driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], ecc=None), DEFAULT_DEVICES[1]])
-    assert (bench.gpu().ecc_uncorrected, bench.gpu().illnesses) == (None, ())
-
-
-def test_a_memory_query_that_fails_is_an_illness_and_one_that_is_not_supported_is_none(
-    driver: Driver, bench: Bench, always_again: None
-) -> None:
-    for code, reasons in ((999, ["memory_query_failed"]), (4, ["memory_query_failed"]), (3, []), (13, [])):
-        device = replace(DEFAULT_DEVICES[0], errors={Answer.MEMORY: code})
-        driver.gpu.set_devices([device, DEFAULT_DEVICES[1]])
-        assert bench.reasons() == reasons
-        assert (bench.gpu().memory_total, bench.gpu().memory_used) == (None, None)
-
-
 # ---- a driver that does not answer ---------------------------------------------------------------
 
 

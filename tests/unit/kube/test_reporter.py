@@ -401,29 +401,14 @@ async def test_a_server_with_another_ca_is_not_told_the_token(kube: KubeServer, 
 
 def test_rights_that_are_missing_are_said_and_used_when_they_are_there(kube: KubeServer) -> None:
     kube.rules = RULES - {Rule("scheduling.koordinator.sh", "devices", "create")}
-
-    async def whole() -> None:
-        async with reporting(kube) as run:
-            run.daemon.say(A)
-            await run.until(lambda: run.tally.writes["refused"] >= 2)
-            assert "forbidden" in run.tally.not_in_sync
-            kube.rules = RULES
-            await run.in_sync()
-
-    asyncio.run(whole())
+    said_and_mended(kube, "forbidden", lambda: setattr(kube, "rules", RULES))
 
 
 def test_a_cluster_without_koordinator_is_said(kube: KubeServer) -> None:
     kube.faults.no_definition = True
-
-    async def whole() -> None:
-        async with reporting(kube) as run:
-            run.daemon.say(A)
-            await run.until(lambda: "Koordinator's Device installed" in run.tally.not_in_sync)
-            kube.faults.no_definition = False
-            await run.in_sync()
-
-    asyncio.run(whole())
+    said_and_mended(
+        kube, "Koordinator's Device installed", lambda: setattr(kube.faults, "no_definition", False)
+    )
 
 
 def test_a_service_account_that_is_not_mounted_is_said(kube: KubeServer) -> None:
@@ -435,6 +420,17 @@ def test_a_service_account_that_is_not_mounted_is_said(kube: KubeServer) -> None
             await asyncio.sleep(0.5)
             assert kube.asked == []
             (kube.account / "token").write_text(kube.token)
+            await run.in_sync()
+
+    asyncio.run(whole())
+
+
+def said_and_mended(kube: KubeServer, why: str, mend: Callable[[], object]) -> None:
+    async def whole() -> None:
+        async with reporting(kube) as run:
+            run.daemon.say(A)
+            await run.until(lambda: why in run.tally.not_in_sync)
+            mend()
             await run.in_sync()
 
     asyncio.run(whole())
