@@ -228,21 +228,16 @@ def _check_together(settings: Settings) -> None:
     if not settings.tenant_socket:
         return
     tenants = os.path.dirname(os.path.normpath(settings.tenant_socket))
-    if not tenants.startswith("/") or tenants == "/":
+    roots = {"the run directory": settings.run_dir, "root's socket": os.path.dirname(settings.socket_path)}
+    why = "" if tenants.startswith("/") and tenants != "/" else ": write an absolute path"
+    for what, path in roots.items():
+        if not why and os.path.commonpath([tenants, os.path.abspath(path)]) == tenants:
+            why = f", and {what} is in there: write a path"
+    if why:
         raise UsageError(
-            f"tenant_socket: {settings.tenant_socket!r} is not possible (containers mount its directory): write an "
-            "absolute path in a directory of its own, such as /run/resolver/tenants/resolver.sock"
+            f"tenant_socket: {settings.tenant_socket!r} is not possible: containers mount its directory{why} in a "
+            "directory of its own, such as /run/resolver/tenants/resolver.sock"
         )
-    for what, path in (
-        ("the run directory", settings.run_dir),
-        ("root's socket", os.path.dirname(settings.socket_path)),
-    ):
-        if os.path.commonpath([tenants, os.path.abspath(path)]) == tenants:
-            raise UsageError(
-                f"tenant_socket: {settings.tenant_socket!r} is not possible (containers mount its directory, and "
-                f"{what} is in there): write a path in a directory of its own, such as "
-                f"{settings.run_dir}/tenants/resolver.sock"
-            )
 
 
 def _from_text(setting: Declared, text: str) -> Any:

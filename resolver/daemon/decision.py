@@ -24,17 +24,13 @@ class Decision:
 
     def decide(self, setting: HostpidNamespace, driver_version: str | None) -> bool:
         """Decide; return True if that changed anything."""
-        measurement = self.measurement
-        policy = decide(setting, driver_version, measurement.get(driver_version), measurement.unable)
+        measured, unable = self.measurement.get(driver_version), self.measurement.unable
+        policy = decide(setting, driver_version, measured, unable)
         if self._said and self.policy == policy:
             return False
         self.policy, self._said = policy, True
-        self._journal.record(
-            "policy",
-            hostpid_namespace=self.policy.namespace or "unknown",
-            why=self.policy.why,
-            origin=self.policy.origin,
-        )
+        namespace = policy.namespace or "unknown"
+        self._journal.record("policy", hostpid_namespace=namespace, why=policy.why, origin=policy.origin)
         return True
 
     def measured(self, driver_version: str | None) -> bool:

@@ -19,7 +19,7 @@ from resolver.workers.lane import ALL
 from resolver.workers.lanes import Direct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from resolver.base.journal import Journal
     from resolver.containers.log_names import ContainerNames
@@ -35,8 +35,6 @@ _SCAN_SECONDS = 5.0
 _LOOKS = 5
 #: Seconds after which all are checked again though none came or went.
 _LOOK_AGAIN = 30.0
-
-
 #: What runs in a pod's sandbox; every container of the pod has mounts that show its name, and this has none.
 _SANDBOX = "pause"
 
@@ -113,7 +111,7 @@ class Census:
             if (seen.namespace, seen.pod, seen.regions) != (namespace, pod, paths):
                 report = structs.replace(seen, namespace=namespace, pod=pod, regions=paths)
                 self._known[container_id] = known._replace(report=report)
-        # Of what is not known yet more may be known next time.
+        # Missing names may be known next time.
         complete = all(_named(known) or known.looks >= _LOOKS for known in self._known.values())
         self._made_of, self._look_again = (made_of if complete else ()), now + _LOOK_AGAIN
         return self.containers() != before
@@ -138,7 +136,7 @@ class Census:
         pod_uid, runtime, name = "", "", ""
         try:
             container = self._procfs.container(host_pid)
-            if not container.container_id or container.container_id != container_id:
+            if container.container_id != container_id:
                 return  # it ended, and its PID is another's: the next scan of all will show
             pod_uid, runtime = container.pod_uid or "", container.runtime or ""
             kubelets = self._names.of(container_id) if self._names is not None else None
@@ -153,8 +151,6 @@ class Census:
             return
         except (CannotKnow, WorkerFailed):
             pass
-        since = known.report.since if known else time.time()
-        init = host_pid if pidns is not None else None
         namespace, pod = self.pods.of(pod_uid)
         report = Container(
             container_id=container_id,
@@ -164,9 +160,9 @@ class Census:
             pod=pod or None,
             runtime=runtime or None,
             pidns=pidns,
-            init_host_pid=init,
+            init_host_pid=host_pid if pidns is not None else None,
             regions=(),
-            since=since,
+            since=known.report.since if known else time.time(),
         )
         if known is None:
             self._journal.record("container_started", level="debug", **_about(report))
@@ -187,5 +183,5 @@ def _named(known: _Known) -> bool:
 
 
 def _about(report: Container) -> dict[str, str]:
-    names: Iterable[str] = ("container_id", "pod_uid", "container_name", "namespace", "pod")
+    names = ("container_id", "pod_uid", "container_name", "namespace", "pod")
     return {name: getattr(report, name) or "" for name in names}

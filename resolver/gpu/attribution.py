@@ -135,25 +135,19 @@ def _listed(device: DeviceSamples) -> dict[int, None]:
 def _used(collection: Collection, place: Callable[[int], int | _Nowhere], joined: Joined) -> Iterator[Used]:
     """Yield every process on every device once; NVML may list several of its threads."""
     for uuid, device in collection.devices.items():
-        memory: dict[int, int | None] = {}
-        unplaced: dict[int, _Nowhere] = {}
-        samples: dict[int, int | None] = {}  # of those without a slot
+        found: dict[int, Used] = {}
         idle = 0 if uuid in joined.asked else None
         for nvml_pid in _listed(device):
-            found = place(nvml_pid)
-            host_pid = (found.host_pid or nvml_pid) if isinstance(found, _Nowhere) else found
-            if isinstance(found, _Nowhere):
-                unplaced[host_pid] = found
+            owner, memory = place(nvml_pid), (device.memory or {}).get(nvml_pid)
+            if isinstance(owner, _Nowhere):
                 sample = None if nvml_pid in device.dropped else device.newest.get(nvml_pid, (0, idle))[1]
-                samples[host_pid] = _most(samples.get(host_pid), sample)
-            # A process's threads share its memory.
-            memory[host_pid] = _most(memory.get(host_pid), (device.memory or {}).get(nvml_pid))
-        for host_pid, used in memory.items():
-            away = unplaced.get(host_pid)
-            if away is None:
-                yield Used(host_pid, uuid, "", joined.utilization(host_pid, uuid), used, None)
+                used = Used(owner.host_pid or nvml_pid, uuid, owner.container, sample, memory, owner.reason)
             else:
-                yield Used(host_pid, uuid, away.container, samples[host_pid], used, away.reason)
+                used = Used(owner, uuid, "", joined.utilization(owner, uuid), memory, None)
+            other = found.get(used.host_pid, used)  # a thread of the same process, with the same memory
+            sm_util, memory = _most(used.sm_util, other.sm_util), _most(memory, other.memory)
+            found[used.host_pid] = used._replace(sm_util=sm_util, memory=memory)
+        yield from found.values()
 
 
 def _most(one: int | None, other: int | None) -> int | None:
