@@ -210,10 +210,9 @@ class Service:
         """Correct values between passes, after the ticks of watchers that write wrong ones."""
         while True:
             await self._contested.wait()
-            pause = FOLLOW_EVERY
             with contextlib.suppress(OSError):  # such as no descriptors: the next pass logs it
-                pause = await self.repairer.follow()
-            await asyncio.sleep(pause)
+                await self.repairer.follow()
+            await asyncio.sleep(FOLLOW_EVERY)
 
     async def _serve(self) -> None:
         if self._sockets is not None:

@@ -137,7 +137,7 @@ class Snapshots:
             unwatched=repairer.unwatched(),
             not_measured=self._decision.not_measured(),
             used=self._used,
-            hami_counts=repairer.readings.hami_counts.known(),
+            hami_counts=repairer.hami_counts(),
         )
 
     def _used(self) -> UsageReport:

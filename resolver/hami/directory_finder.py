@@ -22,7 +22,6 @@ from resolver.containers.log_names import ContainerNames
 from resolver.hami.directory_listing import MAX_CACHES, MAX_CONTAINERS, MAX_ENTRIES, change_stamp
 from resolver.hami.directory_reads import hold_directory, list_entries, look_into, place_of, take
 from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS
-from resolver.hami.region_location import locate
 from resolver.hami.region_register import STRAY, RegionRegister
 from resolver.hami.searched_directories import NOWHERE, Candidate, Directory, Root
 from resolver.linux.inotify import OF_A_DIRECTORY
@@ -33,7 +32,7 @@ from resolver.workers.lanes import Direct, begin
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from resolver.hami.discovery import Location, RegionChanges, SharedDirectory
+    from resolver.hami.discovery import RegionChanges, SharedDirectory
     from resolver.hami.region import SharedRegion
     from resolver.hami.watches import Watches
     from resolver.linux.procfs import Procfs
@@ -165,10 +164,6 @@ class DirectoryFinder:
         if tasks := [each for each in asked if isinstance(each, asyncio.Task)]:
             await asyncio.wait(tasks)
         return any(asked)
-
-    async def locate(self, region: SharedRegion) -> Location:
-        """Return the directory as containers have it mounted. Raises `RegionRejected`."""
-        return await locate(self._reader, region, self._register.candidate(region))
 
     def reject(self, region: SharedRegion, why: RegionRejected) -> None:
         """Close a rejected region, and retry it later."""

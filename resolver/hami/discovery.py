@@ -1,6 +1,5 @@
-"""Facts about a shared region, from one of the ways to find them on a node.
+"""Facts about a shared region, found by `resolver.hami.directory_finder` or `resolver.hami.mapping_finder`.
 
-Directories are searched (`resolver.hami.directory_finder`), and processes (`resolver.hami.mapping_finder`).
 Schedulers differ only in data: the region's container (`Ownership`), and the proof that a process is in it (`Proof`).
 """
 
@@ -18,14 +17,14 @@ LONGEST_PAUSE = 30.0
 
 
 class SharedDirectory(NamedTuple):
-    """A process belongs to the region if it has this directory mounted: superblock and path inside it."""
+    """A process with this directory mounted belongs to the region: superblock and path inside it."""
 
     device: str
     root: str
 
 
 class MappedFile(NamedTuple):
-    """A process belongs to the region if it holds and maps this very file, and is in the container.
+    """A process of the container that holds and maps this very file belongs to the region.
 
     ``device`` and ``inode`` are those in ``maps``. ``container_id`` is empty if the cgroup has none.
     """
@@ -43,10 +42,10 @@ class ClaimDirectory(SharedDirectory):
 
 
 class PodFile(NamedTuple):
-    """A process belongs to the region if it is in the pod and the container, and holds and maps this very file.
+    """A process of pod and container that holds and maps this very file belongs to the region.
 
     For a ``tree`` that every container has as a whole: the pod is the cgroup's, the container's name is kubelet's.
-    ``opened`` is the inode that descriptors show (`mappings.Descriptor`).
+    ``opened`` is the inode that descriptors show.
     """
 
     file: SuperblockPath
@@ -65,11 +64,10 @@ Shown = tuple[str, int]
 
 
 class Ownership(NamedTuple):
-    """The container, pod and placement of a region, as far as they are known; else empty.
+    """Container, pod and placement of a region, empty where unknown.
 
-    All regions with one ``account`` share a budget, and the blame for a dead writer. ``container`` is its name in the
-    log. ``claim`` is the UID of a ResourceClaim, in place of a container. ``placement`` is a row of
-    `placements.PLACEMENTS`.
+    Regions with one ``account`` share a budget and the blame for a dead writer. ``container`` is the name in the
+    log, ``claim`` the UID of a ResourceClaim, ``placement`` a row of `placements.PLACEMENTS`.
     """
 
     account: str
@@ -80,23 +78,24 @@ class Ownership(NamedTuple):
     placement: str = ""
 
 
-class FoundRegion(NamedTuple):
-    """A region, open, and its ownership."""
-
-    region: SharedRegion
-    ownership: Ownership
-
-    @property
-    def path(self) -> str:
-        """Return the region's path, which identifies it."""
-        return self.region.path
-
-
 class Location(NamedTuple):
     """Proof that a process belongs to a region, and the file's numbers in its ``maps``."""
 
     proof: Proof
     shown: Shown
+
+
+class FoundRegion(NamedTuple):
+    """A region, open, with its ownership and location."""
+
+    region: SharedRegion
+    ownership: Ownership
+    location: Location
+
+    @property
+    def path(self) -> str:
+        """Return the region's path, which identifies it."""
+        return self.region.path
 
 
 class RegionChanges(NamedTuple):

@@ -1,7 +1,7 @@
-"""Judges one measurement of a driver, made inside a container, and remembers it as long as the node runs.
+"""Judges a measurement of a driver, made inside a container, and remembers it until the node reboots.
 
-In the host's view of the samples a busy process has its host PID; in its container's view
-(`resolver.workers.driver_probe`) it has that number, or its container PID. Any doubt voids the measurement.
+A busy process has its host PID in the host's view of the samples; in its container's view
+(`resolver.workers.driver_probe`) it has that number or its container PID. Any doubt voids the measurement.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_BYTES = 4096
 
 
 class Subject(NamedTuple):
-    """A process that was busy on a device when the look was taken, and its two numbers."""
+    """A process that was busy on a device during the measurement, and its two numbers."""
 
     host_pid: int
     ns_pid: int
@@ -39,9 +39,9 @@ class DriverVerdict(NamedTuple):
 
 
 def judge(subjects: Iterable[Subject], seen: Mapping[str, Collection[int]]) -> DriverVerdict:
-    """Return the verdict on the numbers in a container's samples. ``seen``: the numbers found there by device UUID.
+    """Return the verdict on the numbers ``seen`` in a container's samples, by device UUID.
 
-    Every subject has two different numbers, and neither is any other process's.
+    A subject's two numbers differ, and no other process has them.
     """
     votes = set()
     absent = 0
@@ -75,7 +75,7 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DriverMemory:
-    """Measured behaviour by driver version: in memory, and in a file for the next start.
+    """Measured behaviour by driver version, in memory and in a file for the next start.
 
     The file holds for one boot: the open and the closed kernel module can have the same version.
     """
@@ -96,7 +96,7 @@ class DriverMemory:
         return self._known.get(driver_version)
 
     def put(self, driver_version: str, namespace: HostpidNamespace) -> None:
-        """Remember a verdict. Raises OSError if it can't be stored on disk; it is kept in memory all the same."""
+        """Remember a verdict, also if it can't be stored on disk, which raises OSError."""
         self._known[driver_version] = namespace
         kept = _Kept(
             format=1,
@@ -116,7 +116,7 @@ class DriverMemory:
         os.rename(temporary, self.path)
 
     def _load(self) -> dict[str, HostpidNamespace]:
-        """Load the file. Raises OSError or ValueError unless `put` wrote it, as this user, since this boot."""
+        """Load the file. Raises OSError or ValueError unless this user wrote it since this boot."""
         fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             info = os.fstat(fd)
@@ -133,7 +133,7 @@ class DriverMemory:
 
 
 def _boot_id() -> str:
-    """Return the boot id; empty if the kernel hides it: then only this process's own measurements count."""
+    """Return the boot id; empty if the kernel hides it: then the file is never believed."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             text = file.read().strip()

@@ -1,4 +1,4 @@
-"""Policy for `hostpid`: the number that the tenant's watcher will find in its samples, by driver or measurement."""
+"""Policy for ``hostpid``: the number that the tenant's watcher finds in its samples."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _FORCE = "set --hostpid-namespace"
 class DriverRange(NamedTuple):
     """Releases of the driver with the same behaviour, ``first`` to ``last``; empty: without bound.
 
-    For a caller in a container: ``listed`` are the PIDs in NVML's process list, ``samples`` those in its samples.
-    ``measured`` is the release seen on hardware, if any.
+    In a container, ``listed`` are the PIDs in NVML's process list, ``samples`` those in its samples. ``measured``
+    is the release seen on hardware, if any.
     """
 
     first: str
@@ -125,7 +125,7 @@ def decide(
 ) -> HostpidPolicy:
     """Return the policy for a node. ``driver_version`` is None until NVML has answered.
 
-    ``measured`` is the driver's behaviour on this node; ``unmeasurable`` says why that can't be known.
+    ``measured`` is the behaviour on this node; ``unmeasurable`` says why it can't be known.
     """
     if setting is not HostpidNamespace.AUTO:
         return HostpidPolicy(setting, f"forced by hostpid_namespace = {setting.value}", Origin.FORCED)

@@ -1,7 +1,7 @@
 """Offsets of every field in each released layout of HAMi's shared region. Pure: bytes in, values out.
 
-Offsets are a C compiler's on x86-64, all fields little-endian. A file is ``sizeof(region) + 1`` bytes; its size and
-version name the layout, anything else is skipped.
+They are a C compiler's on x86-64, all fields little-endian. A file has ``sizeof(region) + 1`` bytes; its size and
+version name the layout.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SM_UTIL = 16  # in a device_util
 class Layout(NamedTuple):
     """One released layout. Offsets in bytes; ``None`` where the layout has no such field.
 
-    The first group counts from the start of the region, the second from the start of a slot.
+    The first group counts from the region's start, the second from a slot's.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Layout(NamedTuple):
 
     @property
     def file_bytes(self) -> int:
-        """Return the exact size of a file: the region and one byte, as upstream extends the file."""
+        """Return the exact size of a file: upstream extends it by one byte."""
         return self.size + 1
 
     def slot_offset(self, index: int) -> int:
-        """Return the offset of a slot, and so of the word that holds ``pid`` (low half) and ``hostpid`` (high half)."""
+        """Return the offset of a slot, and of the word with ``pid`` (low half) and ``hostpid`` (high half)."""
         return self.procs + index * self.slot_size
 
     def sm_util_offset(self, index: int, device: int) -> int | None:
@@ -166,7 +166,7 @@ class Header(NamedTuple):
 
 
 def identify(file_bytes: int, header: bytes) -> Layout:
-    """Recognize a file's layout by its exact size and the first `IDENTIFY_BYTES` of it.
+    """Recognize a layout by the file's exact size and first `IDENTIFY_BYTES`.
 
     Raises `RegionRejected`: ``unknown_size``, ``not_initialized``, ``unknown_version``, ``truncated``.
     """
@@ -193,10 +193,7 @@ def identify(file_bytes: int, header: bytes) -> Layout:
 
 
 def parse_header(layout: Layout, header: bytes) -> Header:
-    """Parse the fields before the slots; ``header`` is at least ``layout.procs`` bytes.
-
-    Raises `RegionRejected` with ``bad_header``, also for a UUID that is no printable C string.
-    """
+    """Parse the ``layout.procs`` bytes before the slots. Raises `RegionRejected` with ``bad_header``."""
     (device_num,) = unpack_from("<Q", header, layout.device_num)
     if device_num > MAX_DEVICES:
         raise RegionRejected(

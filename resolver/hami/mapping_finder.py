@@ -1,9 +1,9 @@
 """Shared regions inside containers, where HAMi-core runs without Kubernetes: ``/tmp/cudevshr.cache``.
 
-They are found through the processes that NVML lists and that hold a file of that name open for writing. The process's
-own descriptor leads to it, so no path of a tenant's is walked. Its mount and path identify it; inode numbers don't
-(btrfs). Files on other file systems than those below, whose servers may be a tenant's programs, and processes in their
-own user namespace are refused.
+They are found through processes that NVML lists and that hold a file of that name open for writing. The process's own
+descriptor leads to the file, so no tenant's path is walked. Mount and path identify it; inode numbers don't (btrfs).
+Other file systems than those below, which a tenant's program may serve, and processes in a separate user namespace are
+refused.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from resolver.hami.region import adopt_by
 from resolver.linux.mappings import SuperblockPath, opened_by_name
 from resolver.linux.procfs import TooLarge
 from resolver.linux.safe_open import check_plain, hold_opened, open_offered, translate
+from resolver.lookup.resolve import verify
 from resolver.workers.lane import ALL
 from resolver.workers.lanes import Direct
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from resolver.hami.region import SharedRegion
-    from resolver.linux.procfs import ProcessHandle, Procfs
+    from resolver.linux.procfs import ProcessIdentity, Procfs
     from resolver.workers.lanes import TenantReader
 
 NAME = BARE.file
@@ -66,17 +67,12 @@ class _Process:
 
 
 class _Found:
-    """A region, and handles of the processes that it was found through."""
+    """A region, and the processes that it was found through."""
 
     def __init__(self, region: SharedRegion, proof: MappedFile) -> None:
         self.region = region
         self.proof = proof
-        self.handles: list[ProcessHandle] = []
-
-    def close(self) -> None:
-        for handle in self.handles:
-            handle.close()
-        self.region.close()
+        self.processes: set[ProcessIdentity] = set()
 
 
 class MappingFinder:
@@ -94,7 +90,7 @@ class MappingFinder:
         clock: Callable[[], float] = time.monotonic,
         reader: TenantReader | None = None,
     ) -> None:
-        """Take ``host_pids()``: NVML's unknown processes. ``arrival`` differs for a reused PID.
+        """Take ``host_pids()``, NVML's unknown processes. ``arrival`` differs for a reused PID.
 
         ``in_use``: checks if a slot of the region with that name has a living owner.
         """
@@ -135,8 +131,7 @@ class MappingFinder:
         refused = {process.refused_as for process in self._processes.values()}
         self.rejected = {name: why for name, why in self.rejected.items() if name in refused}
         for name, found in list(self.found.items()):
-            self._forget_ended(found)
-            if not found.handles and not self._in_use(name):
+            if not self._in_use(name) and not any(map(self._lives, found.processes)):
                 changes.removed.append(found.region)
                 self._drop(name)
         # What ended before it was reported need not be reported.
@@ -176,20 +171,10 @@ class MappingFinder:
             if process is not None:
                 await self._check_one(host_pid, process)
 
-    def _knows(self, region: SharedRegion) -> _Found | None:
-        found = self.found.get(region.path)
-        return found if found is not None and found.region is region else None
-
-    async def locate(self, region: SharedRegion) -> Location:
-        """Return how the processes that led to it map it. Raises `RegionRejected`."""
-        found = self._knows(region)
-        if found is None:
-            raise RegionRejected(RegionReason.GONE, "its process ended")
-        return Location(found.proof, (found.proof.device, found.proof.inode))
-
     def reject(self, region: SharedRegion, why: RegionRejected) -> None:
         """Close a rejected region, and retry it later."""
-        if self._knows(region) is not None:
+        found = self.found.get(region.path)
+        if found is not None and found.region is region:
             self._drop(region.path)
             if why.reason is not RegionReason.GONE:
                 self.rejected[region.path] = why.reason
@@ -210,33 +195,23 @@ class MappingFinder:
         process.pause = longer(process.pause, FIRST_PAUSE, LONGEST_PAUSE)
         name = f"process {host_pid}"
         try:
-            handle = self._procfs.open_handle(host_pid)
-        except (ProcessGone, AccessDenied):
-            return
-        except OSError as error:  # no descriptors: what was found before must not be lost with it
-            self._report(name, translate(error))
-            return
-        kept = False
-        try:
-            opened = (each for each in opened_by_name(self._procfs, host_pid, NAME) if each.writable)
-            held = next(opened, None)
-            if held is not None:
-                container_id = self._procfs.container(host_pid).container_id
-                name = f"{container_id or 'host'}:{printable(held.path)}"
-                kept = await self._take(handle, held.number, name, container_id)
-                process.refused_as = ""
+            with verify(self._procfs, host_pid) as handle:
+                opened = (each for each in opened_by_name(self._procfs, host_pid, NAME) if each.writable)
+                held = next(opened, None)
+                if held is not None:
+                    container_id = self._procfs.container(host_pid).container_id
+                    name = f"{container_id or 'host'}:{printable(held.path)}"
+                    await self._take(handle.process, held.number, name, container_id)
+                    process.refused_as = ""
         except ProcessGone:
             pass
         except (RegionRejected, AccessDenied, TooLarge, CannotKnow, WorkerFailed, OSError) as error:
             process.refused_as = name
             self._report(name, _reason_of(error))
-        finally:
-            if not kept:
-                handle.close()
 
-    async def _take(self, handle: ProcessHandle, number: int, name: str, container_id: str) -> bool:
-        """Open the file that the process holds by that descriptor; True if its handle is kept."""
-        host_pid = handle.process.host_pid
+    async def _take(self, process: ProcessIdentity, number: int, name: str, container_id: str) -> None:
+        """Open the file that the process holds by that descriptor."""
+        host_pid = process.host_pid
         payer = container_id or f"process {host_pid}"
         hold = hold_opened(f"{self._procfs.root}/{host_pid}/fd/{number}")
         try:
@@ -261,14 +236,12 @@ class MappingFinder:
                 known = self.found[name] = _Found(region, proof)
                 # The path has no pod or container name.
                 ownership = Ownership(container_id or name, container_id, placement=BARE.name)
-                self._changes.added.append(FoundRegion(region, ownership))
+                location = Location(proof, (device, inode))
+                self._changes.added.append(FoundRegion(region, ownership, location))
                 self.rejected.pop(name, None)
         finally:
             os.close(hold)
-        if any(each.process == handle.process for each in known.handles):
-            return False
-        known.handles.append(handle)
-        return True
+        known.processes = {each for each in known.processes if self._lives(each)} | {process}
 
     def _make_room(self, name: str, container_id: str) -> None:
         in_container = sum(found.proof.container_id == container_id for found in self.found.values())
@@ -277,14 +250,14 @@ class MappingFinder:
         if len(self.found) >= self.max_regions:
             raise RegionRejected(RegionReason.IO_ERROR, "there are not enough descriptors for more regions")
 
-    def _forget_ended(self, found: _Found) -> None:
-        for handle in found.handles:
-            if not handle.alive():
-                handle.close()
-        found.handles = [handle for handle in found.handles if handle.fd >= 0]
+    def _lives(self, process: ProcessIdentity) -> bool:
+        try:
+            return self._procfs.start_time(process.host_pid) == process.start_time
+        except (ProcessGone, AccessDenied) as error:
+            return isinstance(error, AccessDenied)
 
     def _drop(self, name: str) -> None:
-        self.found.pop(name).close()
+        self.found.pop(name).region.close()
 
     def _report(self, name: str, why: RegionRejected) -> None:
         if self.rejected.get(name) is not why.reason:

@@ -1,10 +1,11 @@
-"""Check of one process: if it owns a slot, by its container, its mappings and its open files.
+"""Check if one process owns a slot, by its container, its mappings and its open files.
 
 Everything is checked again while the process is held, so a reused PID never counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.errors import ProcessGone, TooSlow, WorkerFailed
@@ -17,25 +18,26 @@ from resolver.lookup.resolve import verify
 from resolver.workers.lane import ALL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from resolver.containers.known_namespaces import KnownNamespaces
     from resolver.hami.process_facts import ProcessFacts
     from resolver.linux.procfs import ProcessHandle, Procfs
-    from resolver.pids.pidmap import PidMap
     from resolver.workers.lanes import TenantReader
-
-
-class Seen(NamedTuple):
-    """File as it appears in ``maps``, its last write (``st_mtime_ns``), and the container that pays for the search."""
-
-    shown: Shown
-    mtime_ns: int
-    payer: str = ""
 
 
 #: Proofs by which owners are searched through their containers' PID namespaces.
 Searched = SharedDirectory | MappedFile
+#: Awaited between two processes of a search, so that other searches can go on.
+Pause = Callable[[], Awaitable[None]]
+
+
+class Search(NamedTuple):
+    """A slot's PID, its container's proof, and its file as in ``maps``. ``payer`` is charged."""
+
+    proof: Searched
+    ns_pid: int
+    shown: Shown
+    payer: str
+    pause: Pause
 
 
 class Unfit(Exception):
@@ -47,51 +49,35 @@ class Unfit(Exception):
 
 
 class OwnerCheck:
-    """Checks processes; each failure is remembered until the next refresh of the map."""
+    """Checks processes."""
 
     def __init__(
-        self,
-        procfs: Procfs,
-        pidmap: PidMap,
-        facts: ProcessFacts,
-        index: KnownNamespaces,
-        reader: TenantReader,
+        self, procfs: Procfs, facts: ProcessFacts, index: KnownNamespaces, reader: TenantReader
     ) -> None:
-        self._procfs, self._pidmap, self._facts = procfs, pidmap, facts
-        self._index, self._reader = index, reader
-        self._failed: dict[tuple[int, Searched, Seen], UnresolvedReason] = {}
-        self._failed_in = -1  # which refresh
+        self._procfs, self._facts, self._index, self._reader = procfs, facts, index, reader
 
     async def examine(
-        self, host_pid: int, proof: Searched, seen: Seen, ns_pid: int, namespaces: frozenset[int]
+        self, host_pid: int, search: Search, namespaces: frozenset[int]
     ) -> ProcessHandle | None:
         """Return its handle if it fits, None if it is unrelated to the region; raises `Unfit` otherwise."""
-        if self._failed_in != self._pidmap.refreshes:
-            self._failed, self._failed_in = {}, self._pidmap.refreshes
-        asked = host_pid, proof, seen
-        if asked in self._failed:
-            raise Unfit(self._failed[asked])
         try:
-            if not await self.may_fit(host_pid, proof, namespaces, seen.payer):
+            if not await self.may_fit(host_pid, search, namespaces):
                 return None
-            return await self._hold(host_pid, proof, seen, ns_pid, namespaces)
+            return await self._hold(host_pid, search, namespaces)
         except (TooSlow, WorkerFailed):
-            reason = UnresolvedReason.TOO_SLOW
+            raise Unfit(UnresolvedReason.TOO_SLOW) from None
         except TooLarge:
-            reason = UnresolvedReason.TOO_LARGE
-        except Unfit as unfit:
-            reason = unfit.reason
-        self._failed[asked] = reason
-        raise Unfit(reason)
+            raise Unfit(UnresolvedReason.TOO_LARGE) from None
 
-    async def may_fit(self, host_pid: int, proof: Searched, namespaces: frozenset[int], payer: str) -> bool:
+    async def may_fit(self, host_pid: int, search: Search, namespaces: frozenset[int]) -> bool:
         """Check if the process is related to the region."""
+        proof, payer = search.proof, search.payer
         if isinstance(proof, MappedFile):
             return await self._ask(payer, maps_shared, host_pid, proof.device, proof.inode)
         # In the host's namespace a process has that number by chance, unless the container is there.
         if namespaces and (HOST_PIDNS in namespaces or self._facts.pidns(host_pid) != HOST_PIDNS):
             return True
-        return proof in await self._facts.directories(host_pid, proof, payer)
+        return proof in await self._facts.directories(host_pid, payer)
 
     async def _ask(
         self, payer: str, question: Callable[..., bool], host_pid: int, device: str, inode: int
@@ -101,22 +87,20 @@ class OwnerCheck:
         )
         return answer
 
-    async def _hold(
-        self, host_pid: int, proof: Searched, seen: Seen, ns_pid: int, namespaces: frozenset[int]
-    ) -> ProcessHandle:
-        """Take hold of the process, then check everything again; `Unfit` if it is not the owner after all."""
-        procfs = self._procfs
+    async def _hold(self, host_pid: int, search: Search, namespaces: frozenset[int]) -> ProcessHandle:
+        """Hold the process and check everything again; raises `Unfit` and ProcessGone."""
+        procfs, proof, payer = self._procfs, search.proof, search.payer
         with verify(procfs, host_pid, keep=True) as handle:
-            if handle.process.ns_pids[-1:] != (ns_pid,):
+            if handle.process.ns_pids[-1:] != (search.ns_pid,):
                 raise ProcessGone(f"{host_pid} is another process now")
             if namespaces and len(handle.process.ns_pids) > 1 and procfs.pidns(host_pid) not in namespaces:
                 raise ProcessGone(f"{host_pid} is another process now")
             if isinstance(proof, MappedFile):
-                mapped = await self._ask(seen.payer, maps_shared, host_pid, proof.device, proof.inode)
-                await self._check_file(host_pid, proof, seen.payer)
+                mapped = await self._ask(payer, maps_shared, host_pid, proof.device, proof.inode)
+                await self._check_file(host_pid, proof, payer)
             else:
-                await self._check_container(host_pid, proof, namespaces, seen.payer)
-                mapped = await self._ask(seen.payer, maps, host_pid, *seen.shown)
+                await self._check_container(host_pid, proof, namespaces, payer)
+                mapped = await self._ask(payer, maps, host_pid, *search.shown)
             if not mapped:
                 raise Unfit(UnresolvedReason.NOT_MAPPED)
         return handle
@@ -126,8 +110,7 @@ class OwnerCheck:
     ) -> None:
         """Raise `Unfit` unless its cgroup has the id of a process with the mount, or it has the mount itself.
 
-        The cgroup is checked first: it costs a tenth, and a process of the container has no such mount after a chroot
-        or in private mounts.
+        The cgroup costs a tenth, and a process in a chroot or with private mounts shows no such mount.
         """
         if namespaces and self._facts.container_id(host_pid) in self._index.container_ids(proof):
             return
@@ -138,7 +121,7 @@ class OwnerCheck:
         raise Unfit(UnresolvedReason.OTHER_CONTAINER)
 
     async def _check_file(self, host_pid: int, proof: MappedFile, payer: str) -> None:
-        """Raise `Unfit` unless the process holds this very file open: maps alone can't distinguish it from another."""
+        """Raise `Unfit` unless the process holds this very file open: maps can't tell it from another."""
         name = proof.file.path.rsplit("/", 1)[-1]
         held = await self._reader.ask(payer, ALL, written_by_name, host_pid, name)
         places = {SuperblockPath(*each) if each else None for each in held}

@@ -1,4 +1,4 @@
-"""Every slot of a region as it was read, packed: a tenant can fill 1,024 of them in each of its files."""
+"""Every slot of a region as it was read, packed: a tenant can fill 1,024 in each file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _HALF_COLUMNS = 3  # the first ones: pid, hostpid, status
 
 
 class SlotRecord(NamedTuple):
-    """One proc_slot as it was read. ``pid`` is a number of the tenant's own PID namespace.
+    """One proc_slot as it was read. ``pid`` is a number of the tenant's PID namespace.
 
-    ``sm_util`` in per cent per used device; empty where the layout has none (``v0-no-util``).
+    ``sm_util`` is in per cent per used device; empty in ``v0-no-util``.
     """
 
     index: int  # type: ignore[assignment]  # hides tuple.index, of no use on a slot
@@ -27,7 +27,7 @@ class SlotRecord(NamedTuple):
 
 
 class Columns:
-    """Offsets of the relevant words in a layout's slots, by kind; made once and used for every read."""
+    """Offsets of the relevant words in a layout's slots, by kind; made once for all reads."""
 
     __slots__ = ("_halves", "_words")
 
@@ -40,7 +40,7 @@ class Columns:
         self._words = [slice((start + at) // 8, None, words) for at in found]
 
     def of(self, data: bytes) -> tuple[bytes, ...]:
-        """Extract the columns of whole slots, one after the other, to the end of the buffer."""
+        """Extract the columns of whole slots, to the end of the buffer."""
         view = memoryview(data)
         halves, words = view.cast("i"), view.cast("Q")
         # Not as comprehensions: those are calls, and this is done with every read.
@@ -53,7 +53,7 @@ class Columns:
 
 
 def without_idle(columns: tuple[bytes, ...], proc_num: int) -> tuple[int, tuple[bytes, ...]]:
-    """Return how many slots there are up to the last below ``proc_num`` or with a load, and their columns."""
+    """Return the number of slots up to the last below ``proc_num`` or with a load, and their columns."""
     words = columns[_HALF_COLUMNS:]
     end = max([proc_num, *((len(column.rstrip(b"\0")) + 7) // 8 for column in words)])
     halves = [column[: end * 4] for column in columns[:_HALF_COLUMNS]]
@@ -63,7 +63,7 @@ def without_idle(columns: tuple[bytes, ...], proc_num: int) -> tuple[int, tuple[
 class PackedSlots:
     """Slots of one region: 12 bytes each, and 8 for each device. A `SlotRecord` is made on request.
 
-    Those from ``proc_num`` on belong to no process: copies that HAMi left behind when it moved a slot.
+    Those from ``proc_num`` on belong to no process: copies left behind by moves.
     """
 
     __slots__ = ("_crowded", "_hostpids", "_pids", "_sm_util", "_statuses", "columns", "proc_num")
@@ -120,7 +120,7 @@ class PackedSlots:
         return sorted(found)
 
     def left_behind(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the utilization left in unused slots, by device in per cent: below ``proc_num``, and above it."""
+        """Return the utilization in unused slots, by device in per cent: below ``proc_num``, and above."""
         below, above = [0] * len(self._sm_util), [0] * len(self._sm_util)
         for index in self.loaded():
             sums = above if index >= self.proc_num else below
@@ -130,7 +130,7 @@ class PackedSlots:
         return tuple(below) if any(below) else (), tuple(above) if any(above) else ()
 
     def vacant(self, index: int) -> bool:
-        """Check that no process has the slot: it was given back at the end, or is a copy of a moved one."""
+        """Check that no process has the slot: it was given back, or is a copy of a moved one."""
         return index >= self.proc_num or not self._pids[index]
 
     def crowded(self, hostpid: int) -> bool:

@@ -1,7 +1,7 @@
-"""Places of the cache files of each scheduler that slices GPUs with HAMi-core: one row per placement.
+"""Places of the cache files of each scheduler that slices GPUs with HAMi-core, one row each.
 
-The file's layout is the same in all of them; its place, its mount and the proof of its container differ. A new kind of
-proof adds a `ContainerProof`, a `Proof` in `resolver.hami.discovery`, and its check in `resolver.hami.slot_owner`.
+The file's layout is always the same; its place, its mount and the proof of its container differ. A new kind of proof
+adds a `ContainerProof`, a `Proof` in `resolver.hami.discovery`, and its check in `resolver.hami.slot_owner`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class ContainerProof(StrEnum):
 class Placement(NamedTuple):
     """One placement: ``auto`` searches ``dirs`` of the host; ``path`` matches ``<directory>/<entry>/<file>``.
 
-    ``open`` is set if containers make the entries themselves. ``file`` is the only accepted name, if not empty. The
-    rest is for people.
+    ``open``: containers make the entries themselves. ``file``: the only accepted name, if any. The rest is for
+    people.
     """
 
     name: str
@@ -143,7 +143,7 @@ _CLAIM = re.compile(rf"{_UUID}(?:_.+)?")
 def placement_of(path: str, *, mounted: bool = False) -> Placement | None:
     """Return the placement of a file with this path on the host; None if it matches none.
 
-    ``mounted``: a container has the file's directory mounted, and so not a whole tree as with ``open``.
+    ``mounted``: a container has the file's directory mounted, so it has no whole tree as with ``open``.
     """
     rows = (row for row in PLACEMENTS if row.proof is not ContainerProof.MAPPING)
     return next((row for row in rows if row.path.search(path) and not (mounted and row.open)), None)
@@ -158,7 +158,7 @@ def is_entry(directory: str, name: str) -> bool:
 
 
 def may_be_mounted(root: bytes) -> bool:
-    """Check cheaply if the root of a mount may be such an entry, by its path inside the superblock."""
+    """Check cheaply if the root of a mount may be such an entry."""
     above, _, name = root.rpartition(b"/")
     return b"_" in name or above.endswith(b"/claims")
 

@@ -1,6 +1,6 @@
 """Reads of a process that its tenant can delay in the kernel, made by a lane (`resolver.workers.lanes`).
 
-Mappings are behind a lock of the process; mount tables are behind one lock for the whole machine.
+Mappings are behind a lock of the process, mount tables behind one for the whole machine.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def directories_and_trees(procfs: Procfs, host_pid: int) -> tuple[list[Directory
 
 
 def container_directories(mount_table: bytes) -> Iterator[Directory]:
-    """Yield likely directories of containers or claims in a mount table, judged by the path inside the file system."""
+    """Yield likely directories of containers or claims, by the path inside the file system."""
     for line in mount_table.split(b"\n"):
         fields = line.split(b" ", 4)
         if len(fields) == 5 and may_be_mounted(fields[3]):
@@ -62,9 +62,9 @@ def container_directories(mount_table: bytes) -> Iterator[Directory]:
 
 
 def shared_trees(mount_table: bytes) -> Iterator[Directory]:
-    """Yield trees of container directories mounted as a whole into a container with HAMi-core preloaded.
+    """Yield trees of container directories mounted into a container with HAMi-core preloaded.
 
-    The runtime makes both mounts before it runs any of the container's programs. A monitor has no preload.
+    The runtime makes both mounts before the container runs. A monitor has no preload.
     """
     if b" /etc/ld.so.preload " in mount_table:
         lines = (line for line in mount_table.split(b"\n") if b"/vgpu" in line)
@@ -85,7 +85,7 @@ def mount_points(procfs: Procfs, host_pid: int, device: str, root: str) -> list[
 
 
 def mounts_near(procfs: Procfs, host_pid: int, device: str, path: str) -> bool:
-    """Whether the process has a directory mounted that is that one, above it (but for the root), or below it."""
+    """Check if it has that directory mounted, one above it (except the root), or one below it."""
     return any(
         each.device == device
         and each.root != "/"  # as the host itself has it
@@ -95,12 +95,12 @@ def mounts_near(procfs: Procfs, host_pid: int, device: str, path: str) -> bool:
 
 
 def files_of(procfs: Procfs, host_pid: int) -> tuple[set[tuple[str, int]], set[str]]:
-    """Return the files that the process maps for all to see, and the names of those that it has open."""
+    """Return the files that the process maps shared, and the names of those that it has open."""
     return shared_files(procfs, host_pid), open_names(procfs, host_pid)
 
 
 def written_by_name(procfs: Procfs, host_pid: int, name: str) -> list[SuperblockPath | None]:
-    """Return which files of that name it holds open for writing; None for one through a mount it does not have."""
+    """Return the places of files of that name open for writing; None through a mount it doesn't have."""
     opened = [each for each in opened_by_name(procfs, host_pid, name) if each.writable]
     return [where for _, where in _located(procfs, host_pid, opened)]
 
@@ -108,7 +108,7 @@ def written_by_name(procfs: Procfs, host_pid: int, name: str) -> list[Superblock
 def written_in(
     procfs: Procfs, host_pid: int, device: str, directory: str, inode: int
 ) -> list[SuperblockPath | None]:
-    """Return which files it holds open for writing that are in that directory, or may be the one with that inode.
+    """Return the places of files open for writing in that directory, or with possibly that inode.
 
     None for one that can't be located.
     """
@@ -137,7 +137,7 @@ def place_of_held(
 ) -> SuperblockPath:
     """Return the place of a file that ``holder`` has open, if the process holds it open for writing by this name.
 
-    Its mount must be in the process's mount table, of one of these ``file_systems``. Raises `RegionRejected`.
+    Raises `RegionRejected` unless the process's mount table has its mount, of one of these ``file_systems``.
     """
     if procfs.userns(host_pid) != procfs.userns("self"):
         raise RegionRejected(
@@ -160,7 +160,7 @@ def place_of_held(
 def _located(
     procfs: Procfs, host_pid: int, opened: list[Descriptor]
 ) -> Iterator[tuple[Descriptor, SuperblockPath | None]]:
-    """Yield each with its file's place; parses only the needed mounts, because tenants choose their number."""
+    """Yield each with its file's place; tenants choose the number of mounts, so only needed ones are parsed."""
     mounts: dict[int, Mount] = {}
     if opened:
         ids = {str(each.mount_id).encode() for each in opened}

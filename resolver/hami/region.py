@@ -2,7 +2,7 @@
 
 Read only with ``pread``: a truncated file gives a short read, where a mapped page would kill this process. The loop
 reads the page cache (RWF_NOWAIT); a lane does the rest, because a tenant can keep the file locked. No lock is taken, so
-a view may show a slot in the middle of a move: compare its ``(pid, hostpid)`` word again, atomically, before acting.
+a slot may be in the middle of a move: compare its ``(pid, hostpid)`` word again, atomically, before acting.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from resolver.linux.safe_open import check_plain, open_offered, open_plain, tran
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from resolver.hami.packed_slots import SlotRecord
     from resolver.linux.procfs import Procfs
     from resolver.workers.lanes import TenantReader
 
@@ -39,7 +38,7 @@ _MOST_REMEMBERED = 4096
 class RegionView(NamedTuple):
     """View of a region; lists cover the first ``device_num`` devices.
 
-    ``slots`` are those below ``proc_num``, then those above it up to the last one that holds a utilization.
+    ``slots`` are those below ``proc_num``, then up to the last one with a utilization.
     """
 
     device_num: int
@@ -67,7 +66,6 @@ class SharedRegion:
         self._numbers = 0, 0  # what it says: proc_num and utilization_switch
         #: So many slots are read, if there are not more in use: all of them at first.
         self._end = layouts.MAX_SLOTS if layout.device_util is not None else 0
-        self._length = 0  # of what is read at once: the header and the first slots
         self._start = self._rest = b""  # of the header, as it was read
         self._header = layouts.Header(0, (), ())
         self._columns = Columns(layout, 0, layout.procs)
@@ -81,11 +79,11 @@ class SharedRegion:
         return self.st_dev, self.inode
 
     def read(self) -> RegionView:
-        """Return the region's current view; the same object as last time if nothing changed.
+        """Return the region's view; the same object as last time if nothing changed.
 
-        Three system calls up to 32 slots; only the relevant words are kept and compared. Raises `RegionRejected`:
-        ``gone``, ``hard_link``, ``truncated``, ``unknown_size``, ``bad_header``, ``not_initialized``,
-        ``unknown_version``, ``io_error``. The caller must then close it.
+        Three system calls up to 32 slots; only the relevant words are kept and compared. Raises
+        `RegionRejected`: ``gone``, ``hard_link``, ``truncated``, ``unknown_size``, ``bad_header``,
+        ``not_initialized``, ``unknown_version``, ``io_error``. The caller must then close it.
         """
         layout, fd = self.layout, self.fd
         try:
@@ -96,7 +94,7 @@ class SharedRegion:
             tail = self._pread(layouts.TAIL_START_BYTES, self._tail_at)
             if tail != self._tail:
                 self._take_tail(tail)
-            data = self._bytes(0, self._length)
+            data = self._bytes(0, layout.procs + min(self._end, _CHUNK) * layout.slot_size)
             if not (
                 self.view is not None
                 and data.startswith(self._start)
@@ -108,7 +106,7 @@ class SharedRegion:
             if self._end > _CHUNK:
                 columns = self._further(columns, self._end)
             if self._end > proc_num:
-                columns = self._without_idle(columns, proc_num)
+                self._end, columns = without_idle(columns, proc_num)
         except BlockingIOError:
             raise
         except OSError as error:
@@ -133,7 +131,7 @@ class SharedRegion:
             self._nowait = False
 
     async def read_by(self, reader: TenantReader, payer: str) -> RegionView:
-        """Read by a lane at that container's expense. Raises as `read` does, and `TooSlow` and `WorkerFailed`."""
+        """Read by a lane at that container's expense. Raises as `read` does, `TooSlow` and `WorkerFailed`."""
         where = f"/proc/{os.getpid()}/fd/{self.fd}"
         found = await reader.ask(payer, payer, read_open, where, self.path, self._serial, self._end)
         if found is not None:
@@ -190,27 +188,16 @@ class SharedRegion:
     def _take_tail(self, tail: bytes) -> None:
         was = self._numbers[0]
         self._numbers = layouts.parse_tail_start(tail)
-        self._read_to(max(self._end, was, self._numbers[0]))  # a move leaves its slot behind, above proc_num
+        self.read_to(max(was, self._numbers[0]))  # a move leaves its slot behind, above proc_num
         self._tail = tail
 
     def read_to(self, end: int) -> None:
         """Include at least the first ``end`` slots in the next read."""
-        self._read_to(max(end, self._end))
-
-    def _read_to(self, end: int) -> None:
-        self._end = end
-        self._length = self.layout.procs + min(end, _CHUNK) * self.layout.slot_size
+        self._end = max(end, self._end)
 
     def read_all(self) -> None:
-        """Include all slots in the next read, to find copies that unseen moves left above ``proc_num``."""
+        """Include all slots in the next read: unseen moves may have left copies above ``proc_num``."""
         self.read_to(layouts.MAX_SLOTS)
-
-    def _without_idle(self, columns: tuple[bytes, ...], proc_num: int) -> tuple[bytes, ...]:
-        """Return the columns without trailing slots that are neither in use nor hold a utilization."""
-        end, columns = without_idle(columns, proc_num)
-        if end != self._end:
-            self._read_to(end)
-        return columns
 
     def _take_header(self, data: bytes) -> None:
         layout, self.view = self.layout, None
@@ -262,18 +249,6 @@ class SharedRegion:
             if len(each) == length
         }
 
-    def where_used(self, slot: SlotRecord, device_num: int) -> tuple[int, int]:
-        """Return the offset and length of the data for `used`."""
-        return self.layout.slot_offset(slot.index), self.layout.used + device_num * self.layout.used_size
-
-    def used(
-        self, data: bytes, slot: SlotRecord, device_num: int
-    ) -> tuple[tuple[int, int, int, int], ...] | None:
-        """Return HAMi-core's counts for the slot's process, see `layout.parse_used`; None if its PID changed."""
-        if int.from_bytes(data[:4], "little", signed=True) != slot.pid:
-            return None
-        return layouts.parse_used(self.layout, data, device_num)
-
     def dump(self) -> dict[str, Any]:
         """Return everything in the region for display, see `layout.parse_region`. Raises as `read` does."""
         layout = self.layout
@@ -309,7 +284,7 @@ class SharedRegion:
 
 
 def open_region(dir_fd: int, file_name: str, path: str) -> SharedRegion:
-    """Open ``file_name`` in an open directory as a shared region; ``path`` is where that is, for people.
+    """Open ``file_name`` in an open directory as a shared region, shown as ``path``.
 
     Raises `RegionRejected`, see `safe_open.open_plain` and `layout.identify`.
     """
@@ -317,7 +292,7 @@ def open_region(dir_fd: int, file_name: str, path: str) -> SharedRegion:
 
 
 def adopt_region(fd: int, path: str) -> SharedRegion:
-    """Return the shared region open as ``fd``; close ``fd`` if it is none. Raises as `open_region` does."""
+    """Return the shared region open as ``fd``; close ``fd`` on an error. Raises as `open_region` does."""
     try:
         info = os.fstat(fd)
         # By size first, so that nothing is read of a file that cannot be a region.
@@ -351,9 +326,9 @@ _remembered: dict[str, tuple[int, SharedRegion]] = {}
 
 
 def read_open(_procfs: Procfs, where: str, path: str, serial: int, end: int) -> Any:
-    """Return layout, serial number, file time, header, numbers and columns of a region that the daemon has open.
+    """Return layout, serial number, file time, header, numbers and columns of a region open in the daemon.
 
-    At least ``end`` slots are read. None if the daemon has this view already, by its ``serial`` number.
+    At least ``end`` slots are read. None if the view of this ``serial`` number is still right.
     """
     fd = open_offered(where)
     known = _remembered.get(where)
@@ -384,7 +359,7 @@ def _is_same(region: SharedRegion, fd: int, path: str) -> bool:
 
 
 def pieces_of_open(_procfs: Procfs, where: str, places: list[tuple[int, int]]) -> list[str]:
-    """Read some bytes of a file that the daemon has open, at these offsets and of these lengths."""
+    """Read bytes of a file that the daemon has open, at these offsets and of these lengths."""
     fd = open_offered(where)
     try:
         return [_text(os.pread(fd, length, start)) for start, length in places]

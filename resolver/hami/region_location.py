@@ -1,4 +1,4 @@
-"""Location of a region's file in the kernel's terms, to recognize the processes that have it."""
+"""Location of a region's file in the kernel's terms, to recognize its processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def shared_directory(procfs: Procfs, directory_fd: int) -> SharedDirectory:
-    """Return how the open directory shows in the mount table of a container that has it bind-mounted.
+    """Return how the open directory shows in the mount table of a container that has it mounted.
 
     Not from ``stat``: on btrfs the superblocks differ. Raises ResolverError if no visible mount has it.
     """
@@ -34,31 +34,25 @@ def shared_directory(procfs: Procfs, directory_fd: int) -> SharedDirectory:
     return SharedDirectory(*path)
 
 
-async def locate(reader: TenantReader, region: SharedRegion, candidate: Candidate | None) -> Location:
+async def locate(reader: TenantReader, region: SharedRegion, candidate: Candidate) -> Location:
     """Return the directory as containers have it mounted, by a lane. Raises `RegionRejected`."""
-    held, directory = f"/proc/{os.getpid()}/fd", candidate.directory if candidate is not None else None
-    tree = (
-        [f"{held}/{directory.root.fd}", directory.name]
-        if directory and candidate and candidate.shared
-        else None
-    )
-    payer = directory.path if directory is not None else region.path
+    held, directory = f"/proc/{os.getpid()}/fd", candidate.directory
+    tree = [f"{held}/{directory.root.fd}", directory.name] if candidate.shared else None
     try:
-        file = f"{held}/{region.fd}"
         superblock, shown, opened, of_tree = await reader.ask(
-            payer, ALL, locate_open, file, region.path, tree
+            directory.path, ALL, locate_open, f"{held}/{region.fd}", region.path, tree
         )
     except (OSError, CannotKnow, WorkerFailed) as error:
         detail = f"its directory cannot be used: {error}"
         raise RegionRejected(RegionReason.IO_ERROR, detail) from None
-    shown = (shown[0], shown[1])
-    if tree is not None and directory is not None:
+    shown = shown[0], shown[1]
+    if tree is not None:
         pod_uid, _, name = directory.name.partition("_")
         place, above = SuperblockPath(*superblock), SuperblockPath(*of_tree)
         proof = PodFile(place, *shown, opened=opened, tree=above, pod_uid=pod_uid, container_name=name)
         return Location(proof, shown)
-    claim = candidate is not None and directory is not None and directory.ownership(candidate).claim
-    return Location((ClaimDirectory if claim else SharedDirectory)(*superblock), shown)
+    kind = ClaimDirectory if directory.ownership(candidate).claim else SharedDirectory
+    return Location(kind(*superblock), shown)
 
 
 def locate_open(
@@ -66,7 +60,7 @@ def locate_open(
 ) -> tuple[tuple[str, str], Shown, int, tuple[str, str]]:
     """Locate a region's directory or, in a ``tree`` of all containers, the file itself.
 
-    Also how it shows in ``maps``, its inode as descriptors show it, and where the tree is.
+    Also how it shows in ``maps``, its inode as descriptors show it, and the tree's place.
     """
     fd = open_offered(where)
     try:

@@ -21,6 +21,7 @@ from resolver.hami.discovery import (
 )
 from resolver.hami.placements import KAI
 from resolver.hami.region import adopt_by
+from resolver.hami.region_location import locate
 from resolver.hami.searched_directories import NOWHERE
 from resolver.linux.safe_open import translate
 from resolver.workers.lanes import begin
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from resolver.base.budget import Budgets
     from resolver.containers.log_names import ContainerNames
+    from resolver.hami.discovery import Location
     from resolver.hami.region import SharedRegion
     from resolver.hami.searched_directories import Candidate, Directory
     from resolver.workers.lanes import TenantReader
@@ -116,13 +118,14 @@ class RegionRegister:
         candidate.reading = begin(self._read(candidate))
         self.in_flight += 1
 
-    async def _read(self, candidate: Candidate) -> SharedRegion:
+    async def _read(self, candidate: Candidate) -> tuple[SharedRegion, Location]:
         directory = candidate.directory
         account, where = directory.path, f"/proc/{os.getpid()}/fd/{directory.root.fd}"
         held = await self._reader.ask(account, account, hold_file, where, directory.name, candidate.name)
         fd = take(*held)
         try:
-            return await adopt_by(self._reader, account, fd, candidate.path)
+            region = await adopt_by(self._reader, account, fd, candidate.path)
+            return region, await locate(self._reader, region, candidate)
         except BaseException:
             os.close(fd)
             raise
@@ -135,7 +138,7 @@ class RegionRegister:
         candidate.reading = None
         self.in_flight -= 1
         try:
-            region = reading.result()
+            region, location = reading.result()
         except RegionRejected as why:
             self.refuse(candidate, why, now)
         except OSError as error:
@@ -144,7 +147,7 @@ class RegionRegister:
             detail = f"it cannot be read now: {error}"
             self.refuse(candidate, RegionRejected(RegionReason.IO_ERROR, detail), now)
         else:
-            self._accept(candidate, region, now)
+            self._accept(candidate, region, location, now)
 
     def _check_owner(self, candidate: Candidate, place: Sequence[str] | None) -> None:
         """Raise `RegionRejected` for a file that every container can reach, unless kubelet has its container."""
@@ -173,12 +176,12 @@ class RegionRegister:
         candidate.mounted = place is not None and bool(self._mounted(SharedDirectory(*place)))
         return candidate.mounted
 
-    def _accept(self, candidate: Candidate, region: SharedRegion, now: float) -> None:
+    def _accept(self, candidate: Candidate, region: SharedRegion, location: Location, now: float) -> None:
         candidate.region, candidate.identity, candidate.accepted_at = region, region.identity, now
         self.rejected.pop(candidate.path, None)
         self.regions[candidate.path] = region
         self._candidates[candidate.path] = candidate
-        self.changes.added.append(FoundRegion(region, candidate.directory.ownership(candidate)))
+        self.changes.added.append(FoundRegion(region, candidate.directory.ownership(candidate), location))
 
     def refuse(self, candidate: Candidate, why: RegionRejected, now: float) -> None:
         """Reject a file for now, and schedule the retry."""
@@ -221,7 +224,7 @@ class RegionRegister:
         if reading is not None:
             self.in_flight -= 1
             if not reading.cancel() and not reading.cancelled() and reading.exception() is None:
-                reading.result().close()
+                reading.result()[0].close()
         region, candidate.region = candidate.region, None
         if region is not None:
             region.close()

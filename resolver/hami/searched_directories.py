@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
 
+    from resolver.hami.discovery import Location
     from resolver.hami.region import SharedRegion
+
+    Opened = tuple[SharedRegion, Location]
 
 NOWHERE: Final = (0, 0)  # the device and inode of what is not there
 HALF_MADE_SECONDS = 2.0  # after a file was made, HAMi may not have written its size and header yet
@@ -28,7 +31,7 @@ class Candidate:
         self.path = f"{directory.path}/{printable(name)}"
         self.region: SharedRegion | None = None
         #: While a lane opens and reads it, before it is accepted.
-        self.reading: Future[SharedRegion] | asyncio.Task[SharedRegion] | None = None
+        self.reading: Future[Opened] | asyncio.Task[Opened] | None = None
         self.pause = FIRST_PAUSE
         self.accepted_at = 0.0
         self.is_news = False  # its refusal was not reported yet

@@ -1,8 +1,8 @@
 """Finds a slot's process: right PID, right container, maps the very file, held so it cannot change.
 
-The mount table shows the container: a HAMi container has ``<hook>/containers/<podUID>_<containerName>`` bind-mounted.
-Superblock and path inside it are compared exactly. An absent mount proves nothing: the control group may still show the
-container. A tree that every container has as a whole is `resolver.hami.pod_owner`'s.
+A HAMi container has ``<hook>/containers/<podUID>_<containerName>`` bind-mounted: superblock and path inside it are
+compared exactly. An absent mount proves nothing, because the control group may still show the container. For trees that
+every container has as a whole see `resolver.hami.pod_owner`.
 
 The owner of a region inside a container is in that container, holds the very file open for writing, and has a shared
 mapping of it, which the kernel grants only to processes that may write to the file.
@@ -11,17 +11,17 @@ mapping of it, which the kernel grants only to processes that may write to the f
 from __future__ import annotations
 
 import contextlib
-import itertools
+import math
 import time
 from typing import TYPE_CHECKING
 
+from resolver.base.budget import Slices
 from resolver.base.errors import AccessDenied, ProcessGone, TooSlow, WorkerFailed
 from resolver.base.reasons import UnresolvedReason
 from resolver.containers.known_namespaces import MAX_NAMESPACES, KnownNamespaces
 from resolver.containers.log_names import ContainerNames
 from resolver.hami.discovery import ClaimDirectory, MappedFile, PodFile, Proof, SharedDirectory, Shown
-from resolver.hami.owner_check import OwnerCheck, Searched, Seen, Unfit
-from resolver.hami.owner_walks import OwnerWalks
+from resolver.hami.owner_check import OwnerCheck, Pause, Search, Searched, Unfit
 from resolver.hami.pod_owner import PodOwner
 from resolver.hami.process_facts import ProcessFacts
 from resolver.hami.process_reads import mount_points
@@ -32,16 +32,16 @@ from resolver.workers.lanes import Direct
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from resolver.base.budget import Slices
     from resolver.pids.pidmap import PidMap
     from resolver.workers.lanes import TenantReader
+
+_UNREADABLE = AccessDenied, TooLarge, TooSlow, WorkerFailed
 
 
 class OwnerFinder:
     """Finder of a slot's owner, verified.
 
-    It searches by key: in the PID namespaces of the slot's container (`KnownNamespaces`) and in the host's. If none is
-    known, every process with that number is checked, one slot of a region with each refresh of the map.
+    It searches the PID namespaces of the slot's container and the host's, or all processes if none is known.
     """
 
     def __init__(
@@ -53,64 +53,53 @@ class OwnerFinder:
         known: KnownNamespaces | None = None,
         reader: TenantReader | None = None,
     ) -> None:
-        """Take kubelet's ``names``; without them no file in a tree of all containers has an owner."""
-        self._procfs = procfs
+        """Without kubelet's ``names`` no file in a tree of all containers has an owner."""
+        self._procfs, self._pidmap = procfs, pidmap
         self._reader = reader or Direct(procfs)
-        self._in_pod = PodOwner(procfs, pidmap, names or ContainerNames("", ""), self._reader, clock)
-        self._pidmap = pidmap
-        self._clock = clock
-        self._facts = ProcessFacts(procfs, pidmap, clock, self._reader)
+        self._in_pod = PodOwner(procfs, pidmap, names or ContainerNames("", ""), self._reader)
+        self._facts = ProcessFacts(procfs, pidmap, self._reader)
         self._index = known or KnownNamespaces(procfs, pidmap, clock)
         self._index.read_mounts(self._facts.read_directories)
-        self._check = OwnerCheck(procfs, pidmap, self._facts, self._index, self._reader)
-        self._walks = OwnerWalks(pidmap, clock)
+        self._check = OwnerCheck(procfs, self._facts, self._index, self._reader)
 
     async def catch_up(self, slices: Slices, *, bounded: bool = True) -> None:
-        """Apply the changes of the map's last refresh, in a limited time if ``bounded``, as searches from then on."""
-        self._walks.bounded = self._in_pod.bounded = bounded
+        """Apply the changes of the map's last refresh, in a limited time if ``bounded``."""
         await self._index.catch_up(slices, bounded=bounded)
-
-    @property
-    def later(self) -> float:
-        """Return the time before which an `OVER_BUDGET` search need not be repeated."""
-        return self._in_pod.later
 
     async def owner(
         self,
         proof: Proof,
         shown: Shown,
         ns_pid: int,
-        mtime_ns: int = 0,
         payer: str = "",
         rival: int = 0,
+        pause: Pause | None = None,
     ) -> ProcessHandle | UnresolvedReason:
         """Return the only process with the PID ``ns_pid`` in the container of ``proof`` that maps its file.
 
-        ``shown`` is the file as in ``maps``, ``mtime_ns`` its last write: an attaching process writes, so earlier
-        failures don't count. ``payer`` is charged. ``rival`` is the host PID in the slot if it is another one than the
-        owner's: it is checked wherever it is, because its namespace may be too new to be known. The caller closes the
-        handle. A PID reused in between gives NO_SUCH_PROCESS.
+        ``shown`` is the file as in ``maps``. ``payer`` is charged. ``rival`` is the host PID in the slot if it
+        isn't the owner's: it is checked even if its namespace is too new to be known. ``pause`` is awaited
+        between processes. The caller closes the handle. A PID reused in between gives NO_SUCH_PROCESS.
         """
+        pause = pause or Slices(math.inf).breathe
         if isinstance(proof, PodFile):
-            return await self._owner_in_pod(proof, ns_pid, mtime_ns, payer)
+            return await self._owner_in_pod(proof, ns_pid, payer, pause)
         namespaces = self._index.of(proof)
         refused = self._refused(proof, namespaces)
         if refused is not None:
             return refused
-        seen, found = Seen(shown, mtime_ns, payer), _Findings()
+        search, found = Search(proof, ns_pid, shown, payer, pause), _Findings()
         if self._index.behind:
             # One of them may be missing, so only all processes prove that one alone fits.
             namespaces = frozenset()
         if namespaces:
-            found = await self._search(self._by_key(namespaces, ns_pid), proof, seen, ns_pid, namespaces)
+            found = await self._search(self._by_key(namespaces, ns_pid), search, namespaces)
         # Not all containers that share a file are known, so every process with that number is asked once it matters.
         shared = len(found.fitting) == 1 and isinstance(proof, MappedFile | ClaimDirectory)
         if not namespaces or shared:
-            found.add(await self._walk(proof, seen, ns_pid, besides=found.asked))
-        else:
-            self._walks.ended(proof)
-            if rival and rival not in found.asked:
-                found.add(await self._rival(rival, proof, seen, ns_pid))
+            found.add(await self._walk(search, besides=found.asked))
+        elif rival and rival not in found.asked:
+            found.add(await self._rival(rival, search))
         if found.cut:
             found.close()
             return UnresolvedReason.OVER_BUDGET
@@ -125,10 +114,10 @@ class OwnerFinder:
         return None
 
     async def _owner_in_pod(
-        self, proof: PodFile, ns_pid: int, mtime_ns: int, payer: str
+        self, proof: PodFile, ns_pid: int, payer: str, pause: Pause
     ) -> ProcessHandle | UnresolvedReason:
         """Find it among all processes with that number, because all have the whole tree."""
-        found = await self._in_pod.owner(proof, ns_pid, mtime_ns, payer)
+        found = await self._in_pod.owner(proof, ns_pid, payer, pause)
         if self._pidmap.source.incomplete():
             if isinstance(found, ProcessHandle):
                 found.close()
@@ -158,7 +147,7 @@ class OwnerFinder:
         )
 
     def learn(self, proof: Proof, host_pid: int) -> None:
-        """Note that this process certainly belongs to the region: its namespace is searched from now on."""
+        """Note that this process certainly belongs to the region, and so does its namespace."""
         with contextlib.suppress(AccessDenied, ProcessGone):
             pidns = self._facts.pidns(host_pid)
             if pidns:
@@ -169,13 +158,12 @@ class OwnerFinder:
         if isinstance(proof, PodFile):
             self._in_pod.forget(proof)
         self._index.forget(proof)
-        self._walks.forget(proof)
 
     async def vacant(self, proof: Proof, ns_pid: int, payer: str = "") -> bool:
         """Check that no process of the container has that number, by the kernel; True is never a guess.
 
-        The container's PID namespace must be known, by a verified owner or by its first process with the directory at
-        HAMi's path: the numbers may be a virtual machine's. The map must hold every process.
+        The map must hold every process, and the PID namespace must be known by a verified owner or by the first
+        process with the directory at HAMi's path: the numbers may be a virtual machine's.
         """
         if not isinstance(proof, SharedDirectory) or isinstance(proof, ClaimDirectory):
             return False
@@ -201,12 +189,12 @@ class OwnerFinder:
         return True
 
     async def _learn_by_mount(self, proof: SharedDirectory, payer: str) -> bool:
-        """Learn the namespace of a container's first process with the directory at HAMi's path; False if there is none.
+        """Learn the namespace of the container's first process with the directory at HAMi's path, if any.
 
-        The servers of virtual machines have it elsewhere, and gVisor's is known by its program.
+        Servers of virtual machines have it elsewhere; gVisor's is known by its program.
         """
         for host_pid in self._index.first_processes(proof):
-            with contextlib.suppress(AccessDenied, ProcessGone, TooLarge, TooSlow, WorkerFailed):
+            with contextlib.suppress(ProcessGone, *_UNREADABLE):
                 points: list[str] = await self._reader.ask(payer, ALL, mount_points, host_pid, *proof)
                 if any(point.endswith("/vgpu") for point in points) and not self._procfs.program(
                     host_pid
@@ -216,7 +204,7 @@ class OwnerFinder:
         return False
 
     def _by_key(self, namespaces: frozenset[int], ns_pid: int) -> list[int]:
-        """Return the host PIDs of processes with that number in those namespaces, or in the host's."""
+        """Return the host PIDs of processes with that number in those namespaces or the host's."""
         searched = namespaces | {HOST_PIDNS}
         found = []
         for host_pid in self._pidmap.candidates_in(ns_pid, searched):
@@ -226,73 +214,48 @@ class OwnerFinder:
             found.append(host_pid)
         return found
 
-    async def _walk(self, proof: Searched, seen: Seen, ns_pid: int, besides: list[int]) -> _Findings:
-        """Check all other processes with that number, a while with each refresh; proves nothing before its end."""
-        found = _Findings()
-        found.cut = True
-        if not self._walks.may_go_on(proof, again=bool(besides)):
-            return found
-        walk = self._walks.walk(proof, seen, ns_pid)
-        if walk is None:
-            return found
-        until = self._walks.until()
-        for host_pid in itertools.chain(walk.held, walk.left):
-            if time.monotonic() > until:
-                walk.held = (host_pid,)
-                return found
-            if host_pid and host_pid not in besides and await self._concerns(host_pid, proof, seen.payer):
-                walk.concerned.add(host_pid)
-        walk.held = ()
-        # They are judged in one go: what was seen of the first ones may not be true any more. If there are too many for
-        # that, what was read of them is remembered, so the next refresh gets further.
-        concerned = sorted(walk.concerned)
-        found = await self._search(concerned, proof, seen, ns_pid, frozenset(), until=self._walks.until())
-        if not found.cut:
-            self._walks.ended(proof)
+    async def _walk(self, search: Search, besides: list[int]) -> _Findings:
+        """Check all other processes with that number."""
+        source, concerned = self._pidmap.source, set[int]()
+        for host_pid in source.everywhere(search.ns_pid):
+            await search.pause()
+            if host_pid and host_pid not in besides and await self._concerns(host_pid, search):
+                concerned.add(host_pid)
+        # They are judged in one go: what was seen of the first ones may not be true any more.
+        found = await self._search(sorted(concerned), search, frozenset())
+        found.cut = self._pidmap.source is not source  # it may have been closed meanwhile
         return found
 
-    async def _rival(self, host_pid: int, proof: Searched, seen: Seen, ns_pid: int) -> _Findings:
-        """Check that process by its mounts as they are now; one that can't be read leaves the search unfinished."""
+    async def _rival(self, host_pid: int, search: Search) -> _Findings:
+        """Check that process by its present mounts; if it can't be read, the search is unfinished."""
         found = _Findings()
         try:
-            if proof in await self._facts.read_directories(host_pid, seen.payer):
+            if search.proof in await self._facts.read_directories(host_pid, search.payer):
                 own = frozenset({self._facts.pidns(host_pid)})
-                found = await self._search([host_pid], proof, seen, ns_pid, own)
+                found = await self._search([host_pid], search, own)
                 found.cut = bool(found.hidden)
         except ProcessGone:
             pass
-        except (AccessDenied, TooLarge, TooSlow, WorkerFailed, OSError):
+        except (*_UNREADABLE, OSError):
             found.cut = True
         return found
 
-    async def _concerns(self, host_pid: int, proof: Searched, payer: str) -> bool:
+    async def _concerns(self, host_pid: int, search: Search) -> bool:
         """Check if that process is related to the region, as far as is known."""
         try:
-            return await self._check.may_fit(host_pid, proof, frozenset(), payer)
+            return await self._check.may_fit(host_pid, search, frozenset())
         except ProcessGone:
             return False
-        except (AccessDenied, TooLarge, TooSlow, WorkerFailed):
+        except _UNREADABLE:
             return True
 
-    async def _search(
-        self,
-        host_pids: list[int],
-        proof: Searched,
-        seen: Seen,
-        ns_pid: int,
-        namespaces: frozenset[int],
-        *,
-        until: float | None = None,
-    ) -> _Findings:
-        """Check these processes; if some are left at ``until``, the result is cut and proves nothing."""
+    async def _search(self, host_pids: list[int], search: Search, namespaces: frozenset[int]) -> _Findings:
+        """Check these processes."""
         found = _Findings()
         for host_pid in host_pids:
-            if until is not None and time.monotonic() > until:
-                found.cut = True
-                break
             found.asked.append(host_pid)
             try:
-                handle = await self._check.examine(host_pid, proof, seen, ns_pid, namespaces)
+                handle = await self._check.examine(host_pid, search, namespaces)
                 if handle is not None:
                     found.fitting.append(handle)
             except Unfit as unfit:
@@ -312,7 +275,7 @@ class OwnerFinder:
     def _any_beside(self, host_pid: int, others: list[int], beside: set[str]) -> bool:
         """Check if any of the others may, by its cgroup, be in that process's container or a sibling.
 
-        A tenant that makes itself unreadable (a mount table of many MiB) hides only the owner of its slots.
+        A tenant that makes itself unreadable hides only the owner of its slots.
         """
         if not others:
             return False
@@ -321,7 +284,7 @@ class OwnerFinder:
 
 
 class _Findings:
-    """Results of a search: handles of those that fit, and unreadable processes, which may fit, too."""
+    """Results of a search: handles of those that fit, and unreadable ones, which may fit."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []

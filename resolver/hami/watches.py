@@ -1,7 +1,7 @@
 """Callbacks for changes to tenants' files: `resolver.linux.inotify` for many containers.
 
 Each attaching process opens its cache file and writes a byte, so no polling is needed; lost events cost only time.
-Events are merged and charged to their container. One that causes too many is ignored for a while.
+Events are merged and charged to their container, which is ignored for a while if it causes too many.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class Watches:
 
     @property
     def fd(self) -> int:
-        """Return the descriptor, readable while there is something to `take`; -1 while nothing can be watched."""
+        """Return the descriptor, readable while there is something to `take`; -1 if nothing can be watched."""
         return self._inotify.fd if self._inotify is not None else -1
 
     def _open(self) -> None:
-        """Open the inotify instance; fails if others, such as root containers, have used up the user's quota."""
+        """Open the inotify instance; fails if the user's quota is used up."""
         try:
             self._inotify = self._make()
         except OSError as error:
@@ -89,9 +89,9 @@ class Watches:
             self._full_until, self.why_not = 0.0, ""
 
     def watch(self, key: str, account: str, fd: int, mask: int, on_event: Callable[[int], None]) -> bool:
-        """Call ``on_event`` for events of the file open as ``fd``, charged to ``account``.
+        """Call ``on_event`` for events of the file open as ``fd``, charged to ``account``; True if it is watched now.
 
-        Returns True if it is watched now. Call it with each check; it costs nothing if it is watched already.
+        Call it with each check; it costs nothing if it is watched already.
         """
         if key in self._watched:
             return True
@@ -132,7 +132,7 @@ class Watches:
             self._inotify.remove(watched.number)
 
     def take(self) -> bool:
-        """Read some of the events and call back; True if some were lost, so that everything has to be checked.
+        """Read some of the events and call back; True if some were lost and everything has to be checked.
 
         The rest comes with the next call: ``fd`` stays readable.
         """
@@ -167,7 +167,7 @@ class Watches:
         return lost
 
     def _charge(self, accounts: Counter[str], seconds: float) -> None:
-        """Charge each container for its part; one that caused too many is ignored for a while."""
+        """Charge each container for its part, and silence one that caused too many."""
         now, total = self._clock(), accounts.total()
         for account, count in accounts.items():
             self._budgets.spend(account, seconds * count / total)

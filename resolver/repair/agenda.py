@@ -1,8 +1,8 @@
-"""Schedule of region reads, directory listings and passes; no other part of a repair keeps time.
+"""Schedule of region reads, directory listings and passes.
 
-An attaching process takes its slot within milliseconds. It guesses its host PID when CUDA has started: up to seconds
-later, and with a store through its mapping, which the kernel does not report. The region is read often for that long.
-After that it is read every interval if something is pending or the next process would go unreported, else rarely.
+An attaching process takes its slot within milliseconds. It guesses its host PID when CUDA has started, up to seconds
+later, with a store through its mapping, which the kernel does not report. For that long the region is read often. Later
+it is read every interval if work is pending or attaching processes go unreported, else rarely.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ class Agenda:
         self._listed_at = 0.0  # when every directory was listed
         self._lost_at = 0.0  # when everything was, or is to be, checked for want of events
 
-    # -- passes and directories ---------------------------------------------------------------------
-
     def start_over(self) -> None:
         """Search all directories and read every region in the next pass."""
         self._next_discovery = self._next_refresh = 0.0
@@ -78,11 +76,9 @@ class Agenda:
         self._next_discovery = min(self._next_discovery, max(when, self._listed_at + _DISCOVER_EVERY))
 
     def next_pass(self, wait: float, wanted: float, now: float) -> float:
-        """Return the time of the next pass: in ``wait`` seconds, or at ``wanted`` if that is earlier."""
+        """Return the time of the next pass: in ``wait`` seconds, or earlier at ``wanted``."""
         clock = min(self._next_refresh, self._next_discovery, now + wait)
         return max(min(clock, self.next(), wanted), self.not_before)
-
-    # -- regions ------------------------------------------------------------------------------------
 
     def attached(self, path: str, now: float) -> None:
         """Note a write to the file, which means that a process attached."""
@@ -125,8 +121,8 @@ class Agenda:
     def looked(self, path: str, now: float, interval: float, *, watched: bool, quiet_until: float) -> None:
         """Note a read and schedule the next one.
 
-        ``watched``: the kernel reports attaching processes. ``quiet_until``: no work is expected before; 0 if there is
-        work now.
+        ``watched``: the kernel reports attaching processes. No work is expected before ``quiet_until``; 0 is
+        now.
         """
         known = self._looks.get(path)
         if known is None:

@@ -125,18 +125,12 @@ class KnownRegions:
             self.drop(region.path)
         for found in changes.added:
             await this.slices.breathe()
-            await self._add(discovery, found)
+            self._add(found)
         for path, why in changes.rejected:
             self._count_rejected(path, why)
 
-    async def _add(self, discovery: Discovery, found: FoundRegion) -> None:
-        parts, (region, ownership) = self._parts, found
-        try:
-            location = await discovery.locate(region)
-        except RegionRejected as why:
-            self._count_rejected(region.path, why)
-            discovery.reject(region, why)  # and tried again later
-            return
+    def _add(self, found: FoundRegion) -> None:
+        parts, (region, ownership, location) = self._parts, found
         parts.changes += 1
         age = max(0.0, time.time() - region.mtime_ns / 1e9)  # since a process attached: it writes a byte
         parts.agenda.found(region.path, time.monotonic() - age)

@@ -1,4 +1,4 @@
-"""Execution of orders by the slot writer, one batch at a time, and handling of their outcomes."""
+"""Execution of orders by the slot writer in batches, and handling of their outcomes."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class Writing:
 
 
 def directory_of(path: str) -> str:
-    """Return the key for limiting log lines about a file: its directory, or a mapped file's container id."""
+    """Return the key that limits log lines: the file's directory, or the container id of a mapped file."""
     return os.path.dirname(path) if path.startswith("/") else path.partition(":")[0]
 
 

@@ -98,6 +98,11 @@ class Parts:
         """Check that the region was not dropped during an await."""
         return self.regions.get(repairs.region.path) is repairs
 
+    def looked(self, repairs: RegionRepairs, now: float, quiet_until: float) -> None:
+        """Schedule the region's next read."""
+        path, watched = repairs.region.path, repairs.region.path in self.watches
+        self.agenda.looked(path, now, self.settings.interval, watched=watched, quiet_until=quiet_until)
+
     def report(self, repairs: RegionRepairs, joined: Joined) -> None:
         """Update the region's report."""
         path = repairs.region.path

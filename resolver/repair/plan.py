@@ -1,13 +1,12 @@
-"""Plan of repairs: determines, slot by slot, the errors in one region and the words to write. Does no I/O.
+"""Plan of repairs: the errors in one region, slot by slot, and the words to write. Does no I/O.
 
 A slot *generation* is one process holding one slot, at any index, because slots move. Within a generation ``hostpid``
-is written once, and once more after the process's own guess: HAMi takes the slot before CUDA starts and guesses after
-it, up to seconds after the repair. Any further change is a conflict, and the next attempt is delayed.
+is written once, and once more after the process's own guess: HAMi takes the slot before CUDA starts and guesses seconds
+later. Any further change is a conflict, and delays the next attempt.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.reasons import RepairReason, UnresolvedReason
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from resolver.hami.layout import Layout
     from resolver.hami.region import RegionView, SharedRegion
     from resolver.linux.procfs import ProcessHandle
+    from resolver.state import HamiCounts
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 300.0
 #: The owner is not known yet.
@@ -41,9 +41,8 @@ _NOT_LOOKED = {
 }
 #: Seconds after an end in which other processes' watchers may fill its slot again, from older samples.
 _REFILLED_SECONDS = 2.0
-#: Seconds between two reads of contested values, and around a watcher's next tick: so many seconds after its last one.
-FOLLOW_EVERY, _FOLLOW_CLOSELY, _TICK_SECONDS = 0.01, 0.0015, (0.117, 0.14)
-_TICKS = 8  # kept of a region: each of its processes has a watcher
+#: Seconds between two reads of contested values.
+FOLLOW_EVERY = 0.005
 #: So many contested values of one region are put right between passes, too.
 FOLLOWED = 16
 
@@ -78,17 +77,16 @@ class RegionRepairs(RegionSlots):
         self.blame = blame or Blame()
         self._vacant: dict[int, SlotState] = {}  # slots of no process that say a load, at the last plan
         self._refilled_until = 0.0
-        self._ticks: deque[float] = deque(maxlen=_TICKS)  # when values were seen to be replaced
         self._inputs: tuple[object, ...] = ()  # of the last plan
         self._unwritable_until = 0.0
         #: The file certainly belongs to its container: not while another pod uses one that all can reach.
         self._certain = not isinstance(self.proof, PodFile)
+        self.counts: HamiCounts | None = None  # of HAMi-core
+        self.counts_due = 0.0
         self.contested = False  # a watcher writes wrong values here, whenever it ticks
 
-    # -- whether there is anything to do ------------------------------------------------------------
-
     def stirs(self, now: float, *inputs: object, ahead: float = 0.0) -> bool:
-        """Check if there is any work, or a search due within ``ahead`` seconds; new ``inputs`` recheck every slot."""
+        """Check for work, or a search due within ``ahead`` seconds; new ``inputs`` recheck every slot."""
         inputs = (*inputs, self._paused(now))
         if inputs != self._inputs:
             self._inputs = inputs
@@ -98,7 +96,7 @@ class RegionRepairs(RegionSlots):
         return self._settled != self._changes or now + ahead >= self._next_look
 
     def quiet_until(self) -> float:
-        """Return the monotonic time before which no work is expected without an event; 0 is now."""
+        """Return the monotonic time before which only events cause work; 0 is now."""
         return 0.0 if self._settled != self._changes or self._refilled_until else self._next_look
 
     def unwritable(self, now: float, seconds: float) -> None:
@@ -115,10 +113,10 @@ class RegionRepairs(RegionSlots):
         return UnresolvedReason.WRITE_FAILED if now < self._unwritable_until else None
 
     def _uncertain(self) -> UnresolvedReason | None:
-        """Return the reason to doubt that the file belongs to the container in its name; None once that was certain.
+        """Return the reason to doubt that the file belongs to its container; None once that was certain.
 
-        Directories may have been exchanged before the daemon started. If no process of another pod had a slot while one
-        of the container did, later ones are only guests.
+        Directories may have been exchanged before the daemon started. After a slot of the container without one
+        of another pod, other pods are only guests.
         """
         if not self._certain:
             states = self.distinguished()
@@ -129,8 +127,6 @@ class RegionRepairs(RegionSlots):
                 return UnresolvedReason.OVER_BUDGET
             self._certain = any(state.owner is not None for state in states)
         return None
-
-    # -- the plan -----------------------------------------------------------------------------------
 
     def plan(
         self,
@@ -143,9 +139,8 @@ class RegionRepairs(RegionSlots):
     ) -> Iterator[Order | None]:
         """Yield the words to change now, every ``hostpid`` first, and set each state's reason for not writing.
 
-        Each None is a chance to yield to other work. ``actual_utilization(host_pid, uuid)`` returns per cent: 0 is
-        idle, None is unknown. ``answered`` is the time of NVML's answer, on the clock of ``now``. ``on_conflict``
-        receives the state and the seconds until the next attempt.
+        None is a chance to yield to other work. ``actual_utilization(host_pid, uuid)`` is in per cent, None if
+        unknown, from NVML's answer at ``answered``. ``on_conflict`` gets the seconds until the next attempt.
         """
         changes, settled = self._changes, True  # `_settled` stays behind what changes meanwhile
         self.contested, self._settled = False, -1
@@ -185,9 +180,9 @@ class RegionRepairs(RegionSlots):
         yield from self._zero_unowned(view, writes, now)
 
     def _zero_unowned(self, view: RegionView, writes: WriteUtilization, now: float) -> Iterator[Order | None]:
-        """Yield orders to zero slots of ended processes and copies left behind by moves, until none is left.
+        """Yield orders to zero slots of ended processes and copies left by moves.
 
-        HAMi's monitors up to 2.9 add these values to the sum.
+        HAMi's monitors up to 2.9 add them up.
         """
         slots, before, found = view.slots, self._vacant, False
         self._vacant = {}
@@ -276,9 +271,9 @@ class RegionRepairs(RegionSlots):
         answered: float,
         writes: WriteUtilization,
     ) -> tuple[list[Order], bool]:
-        """Return orders that copy NVML's values to a living owner's slot, and True if the slot is settled.
+        """Return orders that copy NVML's values to an owned slot, and True if each value is right and uncontested.
 
-        Values that a watcher updates are not ordered. A slot is settled while each value is right and uncontested.
+        Values that a watcher updates are not ordered.
         """
         orders: list[Order] = []
         if state.owner is None or state.evidence is None:
@@ -301,7 +296,7 @@ class RegionRepairs(RegionSlots):
         return orders, calm and evidence.calm()
 
     def lingering(self) -> Iterator[tuple[int, str]]:
-        """Yield host PID and device of nonzero values that we wrote, or that no release up to 2.9.0 zeroes."""
+        """Yield host PID and device of nonzero values that are ours, or that no release up to 2.9.0 zeroes."""
         for state in self.distinguished():
             if self.view is None or state.owner is None or state.evidence is None:
                 continue
@@ -309,15 +304,8 @@ class RegionRepairs(RegionSlots):
                 if word.seen and (device > 0 or word.ours) and device < len(self.view.uuids):
                     yield state.owner.process.host_pid, self.view.uuids[device]
 
-    def next_follow(self, now: float) -> float:
-        """Return the seconds until contested values are read again: soon after a watcher's next tick."""
-        ages = [now - tick for tick in self._ticks]
-        if any(_TICK_SECONDS[0] <= age <= _TICK_SECONDS[1] for age in ages):
-            return _FOLLOW_CLOSELY
-        return min([FOLLOW_EVERY, *(_TICK_SECONDS[0] - age for age in ages if age < _TICK_SECONDS[0])])
-
     def follow(self, read: Callable[[int], int | None], now: float) -> Iterator[Order]:
-        """Yield corrections of at most `FOLLOWED` contested values; ``read`` returns the 8-byte word at an offset."""
+        """Yield corrections of at most `FOLLOWED` contested values; ``read`` returns the word at an offset."""
         followed = 0
         for state in self.distinguished():
             if state.owner is None or state.evidence is None or state.reason is not None:
@@ -332,7 +320,6 @@ class RegionRepairs(RegionSlots):
                 if present is None or word.actual is None or present == word.seen:
                     continue
                 word.see(present, now)
-                self._ticks.append(now)
                 if differs(present, word.actual):
                     yield self._value(state, device, present, word.actual)
 
@@ -360,7 +347,7 @@ class RegionRepairs(RegionSlots):
 
 
 def slot_word(pid: int, hostpid: int) -> int:
-    """Return a slot's 8-byte word as the writer compares it: ``pid`` is the low half, ``hostpid`` the high half."""
+    """Return a slot's 8-byte word: ``pid`` is the low half, ``hostpid`` the high half."""
     return (pid & 0xFFFFFFFF) | (hostpid & 0xFFFFFFFF) << 32
 
 

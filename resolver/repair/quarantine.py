@@ -1,7 +1,7 @@
-"""Record of slot writer failures caused by one container's cache files, and the resulting quarantine.
+"""Slot writer failures caused by one container's cache files, and the resulting quarantine.
 
-A death that a file can cause (SIGBUS, SIGSEGV) is blamed on the file at once. A late or killed writer proves nothing,
-since the machine may be slow: only several failures in a row count.
+SIGBUS and SIGSEGV are blamed on the file at once. A late or killed writer may only show a slow machine: several
+failures in a row count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Blame:
         self._last = self.until = float("-inf")  # the files are skipped before the second one
 
     def died(self, now: float, *, guilty: bool) -> float:
-        """Note a writer failure on one of the files; return the seconds of quarantine, 0 for none yet.
+        """Note a writer failure; return the seconds of quarantine, 0 for none yet.
 
         ``guilty``: the writer died of a signal that a file can cause.
         """

@@ -1,4 +1,4 @@
-"""Region reads: directly from the page cache, or by a lane if the kernel may have to wait."""
+"""Region reads: from the page cache, or by a lane if the kernel may have to wait."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from resolver.base.errors import RegionRejected, TooSlow, WorkerFailed
 from resolver.base.reasons import UnresolvedReason
+from resolver.hami.layout import parse_used
 from resolver.linux.inotify import MODIFY, OF_A_FILE
-from resolver.repair.hami_counts import CountsOfRegions
 from resolver.repair.turns import Work
+from resolver.state import Counted, HamiCounts
 from resolver.workers.lanes import LATE_SECONDS
 
 if TYPE_CHECKING:
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
     from resolver.hami.region import RegionView, SharedRegion
     from resolver.repair.parts import Parts, Pass
     from resolver.repair.plan import RegionRepairs
+    from resolver.workers.lanes import TenantReader
 
 #: Seconds after which a pass reads no more regions.
 _READ_SECONDS = 0.05
+_COUNTS_SECONDS = 1.0
 
 
 class Readings:
@@ -32,9 +35,7 @@ class Readings:
         self, parts: Parts, going: Container[str], reject: Callable[[SharedRegion, RegionRejected], None]
     ) -> None:
         """Skip containers in ``going``; call ``reject`` for files that can't be used."""
-        self.hami_counts = CountsOfRegions()
         self._parts, self._going, self._reject = parts, going, reject
-        self._by_lane: dict[str, tuple[RegionRepairs, asyncio.Task[RegionView]]] = {}
 
     async def read_due(self, this: Pass) -> dict[str, deque[Work]]:
         """Read every due region; return the work by container, most budget left first."""
@@ -45,17 +46,18 @@ class Readings:
             [regions[path] for path in due], lambda each: each.ownership.account
         )
         late = await self._read_some(waiting, this, busy)
-        tasks = [self._by_lane[path][1] for path in late if path in self._by_lane]
+        tasks = [each.reading for each in late if each.reading is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=LATE_SECONDS if this.patient else None)
-            await self._read_some([regions[path] for path in late if path in regions], this, busy)
+            await self._read_some(late, this, busy)
         return busy
 
     async def _read_some(
         self, waiting: Iterable[RegionRepairs], this: Pass, busy: dict[str, deque[Work]]
-    ) -> list[str]:
-        """Read these regions and collect their work in ``busy``; return the paths that a lane reads."""
-        parts, late = self._parts, list[str]()
+    ) -> list[RegionRepairs]:
+        """Read these regions and collect their work in ``busy``; return those that a lane reads."""
+        parts = self._parts
+        late: list[RegionRepairs] = []
         since = began = time.monotonic()
         for repairs in waiting:
             container = repairs.ownership.account
@@ -80,7 +82,7 @@ class Readings:
             since = now
         return late
 
-    def _read(self, repairs: RegionRepairs, this: Pass, late: list[str]) -> RegionView | None:
+    def _read(self, repairs: RegionRepairs, this: Pass, late: list[RegionRepairs]) -> RegionView | None:
         region, parts = repairs.region, self._parts
         if region.path not in parts.watches.keys:
             self._watch(repairs)
@@ -94,49 +96,47 @@ class Readings:
             return None
         if view is None:
             parts.agenda.put_off(region.path, time.monotonic() + parts.settings.interval)
-            late.append(region.path)
+            late.append(repairs)
         return view
 
     def _view(self, repairs: RegionRepairs) -> RegionView | None:
-        """Return the region's view, or None while a lane reads it.
-
-        Raises `RegionRejected`, `TooSlow` and `WorkerFailed`.
-        """
-        path = repairs.region.path
-        of, task = self._by_lane.get(path, (None, None))
+        """Return the region's view, or None while a lane reads it. Raises `RegionRejected` and `WorkerFailed`."""
+        task = repairs.reading
         if task is not None:
             if not task.done():
                 return None
-            del self._by_lane[path]
-            if of is repairs:
-                return task.result()
-            task.cancelled() or task.exception()
-        view = repairs.region.read_at_once()
+            repairs.reading = None
+            return task.result()
+        region, parts = repairs.region, self._parts
+        view = region.read_at_once()
         if view is None:
-            task = asyncio.ensure_future(
-                repairs.region.read_by(self._parts.reader, repairs.ownership.account)
-            )
-            self._by_lane[path] = repairs, task
-            task.add_done_callback(lambda _: self._was_read(path))
-        return view
 
-    def _was_read(self, path: str) -> None:
-        self._parts.agenda.by(path, time.monotonic())
-        self._parts.wake()
+            def was_read(_: object) -> None:
+                parts.agenda.by(region.path, time.monotonic())
+                parts.wake()
+
+            reading = region.read_by(parts.reader, repairs.ownership.account)
+            repairs.reading = asyncio.ensure_future(reading)
+            repairs.reading.add_done_callback(was_read)
+        return view
 
     async def _look(self, repairs: RegionRepairs, view: RegionView, this: Pass) -> bool:
         """Process a region's view; return True if the region has work."""
-        parts, settings, path = self._parts, self._parts.settings, repairs.region.path
-        watched = path in parts.watches.keys
-        for state in repairs.observe(view, watched=watched):
+        parts, settings = self._parts, self._parts.settings
+        for state in repairs.observe(view, watched=repairs.region.path in parts.watches.keys):
             parts.owners.unwatch(state)
         if settings.hami_metrics:
-            await self.hami_counts.take(parts.reader, repairs, this.now)
+            await self._take_counts(repairs, this.now)
         inputs = this.policy, settings.write_utilization, settings.dry_run
         stirs = repairs.stirs(this.now, *inputs, ahead=this.ahead)
-        quiet_until = 0.0 if stirs else repairs.quiet_until()
-        parts.agenda.looked(path, this.now, settings.interval, watched=watched, quiet_until=quiet_until)
+        parts.looked(repairs, this.now, 0.0 if stirs else repairs.quiet_until())
         return stirs
+
+    async def _take_counts(self, repairs: RegionRepairs, now: float) -> None:
+        """Read HAMi-core's counts once a second. They are unknown while any slot's owner is."""
+        if now >= repairs.counts_due:
+            repairs.counts_due = now + _COUNTS_SECONDS
+            repairs.counts = await _count(self._parts.reader, repairs)
 
     def _watch(self, repairs: RegionRepairs) -> None:
         """Subscribe to the kernel's events on the file."""
@@ -153,14 +153,25 @@ class Readings:
         if self._parts.watches.watch(region.path, repairs.ownership.account, region.fd, OF_A_FILE, on_event):
             repairs.attached()  # maybe, while it was not watched
 
-    def forget(self, path: str) -> None:
-        """Cancel the read of a removed region."""
-        self.hami_counts.forget(path)
-        _, task = self._by_lane.pop(path, (None, None))
-        if task is not None:
-            task.cancel()
 
-    def close(self) -> None:
-        """Cancel all reads."""
-        for path in list(self._by_lane):
-            self.forget(path)
+async def _count(reader: TenantReader, repairs: RegionRepairs) -> HamiCounts:
+    region, view, layout = repairs.region, repairs.view, repairs.region.layout
+    owned = [state.slot for state in repairs.distinguished() if state.owner is not None]
+    device_num = view.device_num if view is not None else 0
+    length = layout.used + device_num * layout.used_size
+    places = [(layout.slot_offset(slot.index), length) for slot in owned]
+    at = layout.last_kernel_time
+    places += [(at, 8)] if at is not None else []
+    found = await region.pieces(reader, repairs.ownership.account, places)
+    last_kernel = int.from_bytes(found.get(at, b""), "little") if at is not None else 0
+    sums = [(0, 0, 0, 0)] * device_num
+    unknown = HamiCounts((), last_kernel)
+    if view is None or repairs.unclear():
+        return unknown
+    for slot in owned:
+        data = found.get(layout.slot_offset(slot.index), b"")
+        if int.from_bytes(data[:4], "little", signed=True) != slot.pid:
+            return unknown
+        used = parse_used(layout, data, device_num)
+        sums = [(a + e, b + f, c + g, d + h) for (a, b, c, d), (e, f, g, h) in zip(sums, used, strict=True)]
+    return HamiCounts(tuple(Counted(*each) for each in sums), last_kernel)

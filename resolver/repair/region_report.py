@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def region_report(
     repairs: RegionRepairs, joined: Joined, container_id: Callable[[int], str], now: float
 ) -> RegionReport:
-    """Return a region's report with its slots in use; ``container_id`` maps an owner's host PID to a container."""
+    """Return a region's report with its slots in use; ``container_id`` maps a host PID to a container."""
     region, view = repairs.region, repairs.view
     uuids = view.uuids if view else ()
     states = repairs.distinguished()

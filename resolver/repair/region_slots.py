@@ -1,4 +1,4 @@
-"""Slots of one region: their owners, searches for them, and changes since the last plan. Does no I/O."""
+"""Slots of one region: owners, searches for them, and changes since the last plan. Does no I/O."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from resolver.base.reasons import UnresolvedReason
 from resolver.repair.slot_states import NOT_FOUND, SlotState, UnownedSlots
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Container
 
     from resolver.hami.discovery import Location, Ownership
@@ -32,18 +33,17 @@ class RegionSlots:
         self._next_look = 0.0
         self._mtime_ns = region.mtime_ns
         self._attached = False  # since the last look
-
-    # -- changes ------------------------------------------------------------------------------------
+        self.reading: asyncio.Task[RegionView] | None = None  # by a lane
 
     def attached(self) -> None:
-        """Note a write by a process; it may have reused a dead slot without changing any of its bytes."""
+        """Note a write by a process, which may have reused a dead slot without changing a byte of it."""
         self._attached = True
 
     def observe(self, view: RegionView, *, watched: bool = False) -> list[SlotState]:
         """Update the slots from a view; return the states of slots that are gone.
 
-        ``watched``: the kernel reports attaching processes. Stores change the file's time, too, but only a process that
-        attaches can hide a move.
+        ``watched``: the kernel reports attaching processes. Only they can hide a move; stores change the file's
+        time, too.
         """
         gone: list[SlotState] = []
         if self._attached or self.region.mtime_ns != self._mtime_ns:
@@ -63,7 +63,7 @@ class RegionSlots:
         return gone
 
     def _sort(self, view: RegionView, before: RegionView | None) -> list[SlotState]:
-        """Match slots to states by PID, and mark ambiguous or invalid ones as odd; return states that are gone."""
+        """Match slots to states by PID, and mark ambiguous or invalid ones; return states that are gone."""
         slots, unowned = view.slots, UnownedSlots(len(view.slots))
         found: dict[int, int] = {}  # index by PID
         twice: set[int] = set()
@@ -96,7 +96,7 @@ class RegionSlots:
         return gone
 
     def values_changed(self, host_pids: Container[int] | None) -> bool:
-        """Note new NVML values (None: of all processes); return True if a listed process owns a slot here."""
+        """Note new NVML values (None: of all processes); return True if one of them owns a slot here."""
         owners = (state.owner for state in self.states.values() if state.owner is not None)
         known = any(host_pids is None or owner.process.host_pid in host_pids for owner in owners)
         if known:
@@ -104,7 +104,7 @@ class RegionSlots:
         return known
 
     def ended(self, state: SlotState) -> bool:
-        """Note that a slot's owner ended; return False if the slot is not in this region."""
+        """Note the end of a slot's owner; return False if the slot is in another region."""
         if self.states.get(state.slot.pid) is not state:
             return False
         self.unsettle()
@@ -125,8 +125,6 @@ class RegionSlots:
         if any(state.doubted for state in self.states.values()):
             self._next_look = 0.0
 
-    # -- knowledge ----------------------------------------------------------------------------------
-
     @property
     def odd(self) -> dict[int, UnresolvedReason]:
         """Return the slots without a state, by index."""
@@ -145,8 +143,6 @@ class RegionSlots:
     def unowned_codes(self) -> bytes:
         """Return the code of each slot without a state, by index; see `UnownedCode`."""
         return self._unowned.codes()
-
-    # -- searches for owners ------------------------------------------------------------------------
 
     def due(self, now: float) -> array[int]:
         """Return the indexes of slots with a due search for an owner, last first."""
@@ -193,4 +189,6 @@ class RegionSlots:
         for state in self.states.values():
             state.release()
         self.states.clear()
+        if self.reading is not None:
+            self.reading.cancel()
         self.region.close()

@@ -1,4 +1,4 @@
-"""Pass over the slots: find regions, read them, find owners, and let the slot writer repair errors."""
+"""Pass over the slots: find regions, read them, find owners, repair errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from resolver.repair.abandoned import Abandoned
 from resolver.repair.known_regions import KnownRegions
 from resolver.repair.orders import ORDER_SECONDS
 from resolver.repair.parts import Parts, Pass
-from resolver.repair.plan import FOLLOW_EVERY
 from resolver.repair.reading import Readings
 from resolver.repair.turns import Turns
 from resolver.workers.lanes import Lanes
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from resolver.linux.procfs import Procfs
     from resolver.pids.pidmap import PidMap
     from resolver.repair.plan import RegionRepairs
-    from resolver.state import RegionReport
+    from resolver.state import HamiCounts, RegionReport
     from resolver.workers.lanes import Lane, TenantReader
     from resolver.workers.supervisor import WorkerProcess
 
@@ -81,9 +80,9 @@ class Repairer:
     async def pass_once(
         self, policy: HostpidPolicy, joined: Joined, *, patient: bool = True, everything: bool = True
     ) -> None:
-        """Run one pass; without ``everything`` only over regions that are due. ``patient=False`` ignores budgets.
+        """Run one pass over due regions, or ``everything``. ``patient=False`` ignores budgets.
 
-        Containers with the most budget left come first. None waits for another turn.
+        Containers with the most budget left come first.
         """
         this = Pass(policy, joined, self.budgets, patient=patient, everything=everything)
 
@@ -133,7 +132,6 @@ class Repairer:
         self._unused += len(repairs.view.slots) if repairs.view is not None else 0
         self._unused_since = time.monotonic()
         self.turns.owner_finder.forget(repairs.proof)
-        self.readings.forget(path)
         self._abandoned.forget(path)
 
     def _take_in(self, this: Pass) -> None:
@@ -177,16 +175,13 @@ class Repairer:
         self.turns.close()
         if self._judging is not None:
             self._judging.cancel()
-        self.readings.close()
         self.writing.worker.stop()
         self.found.close()
         self.watches.close()
         self.owners.close()
 
-    # -- between two passes -------------------------------------------------------------------------
-
     def lingering(self) -> Iterator[tuple[int, str]]:
-        """Yield owners and devices with a value that no known watcher will zero when they idle."""
+        """Yield owners and devices with a value that no known watcher zeroes."""
         for repairs in self.regions.values():
             yield from repairs.lingering()
 
@@ -194,9 +189,8 @@ class Repairer:
         """Check if a tenant's watcher writes wrong values, so that `follow` has work."""
         return not self.settings.dry_run and any(repairs.contested for repairs in self.regions.values())
 
-    async def follow(self) -> float:
-        """Correct values that tenants' watchers get wrong, at their expense; return the seconds to the next call."""
-        pause = FOLLOW_EVERY
+    async def follow(self) -> None:
+        """Correct values that tenants' watchers get wrong, at their expense."""
         for repairs in [each for each in self.regions.values() if each.contested]:
             container, now = repairs.ownership.account, time.monotonic()
             if self.budgets.over(container):
@@ -212,10 +206,6 @@ class Repairer:
             if orders:
                 self.budgets.spend(container, len(orders) * ORDER_SECONDS)
                 await self.writing.carry_out(repairs, orders)
-            pause = min(pause, repairs.next_follow(time.monotonic()))
-        return pause
-
-    # -- when ----------------------------------------------------------------------------------------
 
     def take_events(self) -> None:
         """Read some kernel events on tenants' files; this may bring `next_pass` forward."""
@@ -244,6 +234,11 @@ class Repairer:
     def unwatched(self) -> int:
         """Count the regions of which the kernel reports no changes."""
         return sum(path not in self.watches for path in self.regions)
+
+    def hami_counts(self) -> dict[str, HamiCounts]:
+        """Return HAMi-core's counts by path, as far as they were read."""
+        counts = {path: repairs.counts for path, repairs in self.regions.items()}
+        return {path: each for path, each in counts.items() if each is not None}
 
     def reports(self) -> tuple[RegionReport, ...]:
         """Return every region's report as of its last turn."""

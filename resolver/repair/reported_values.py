@@ -1,16 +1,15 @@
 """Feedback check: compares a slot's value for a device with NVML's and finds the cause of a difference.
 
-HAMi's watcher wakes about every 120 ms and writes ``sm_util`` of its container's slots. Up to 2.9.0 it zeroes only the
-first device; 2.5 and 2.6 add on the others; 2.4.1 zeroes and fills nothing in. NVML's value is up to a second old, so
-a difference alone proves nothing. Two cases count, for each slot and device:
+HAMi's watcher writes ``sm_util`` of its container's slots every 120 ms. Up to 2.9.0 it zeroes only the first device;
+2.5 and 2.6 add on the others; 2.4.1 zeroes and fills nothing in. NVML's value is up to a second old, so a difference
+alone proves nothing. Two cases count, for each slot and device:
 
-*stale*: the value differs, and has not changed since NVML's answer nor in two of a watcher's ticks after it. Corrected
-  once; values that change by themselves are not touched.
-*contested*: our value was replaced by one that NVML's next answer contradicts too; or the value is more than a device
-  can do; or it kept growing above NVML's values. Corrected whenever it differs, until that watcher was right by itself
-  at two of NVML's answers in a row.
+*stale*: the value differs, and has not changed since NVML's answer nor in two ticks after it. Corrected once.
+*contested*: our value was replaced by one that NVML's next answer contradicts; or the value is more than a device can
+  do; or it kept growing above NVML's. Corrected whenever it differs, until that watcher was right at two of NVML's
+  answers in a row.
 
-Values within `NEAR` points are equal because samples jitter, but 0 equals only 0. A value that we wrote is kept equal.
+Values within `NEAR` points are equal because samples jitter, but 0 equals only 0. Our own values are kept exact.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class ReportedValue:
         self.seen, self.ours, self.rising, self.contradicted, self.wrong_since = value, True, None, None, None
 
     def see(self, present: int, now: float) -> None:
-        """Note the present value; if it is not the last known one, another program wrote it."""
+        """Note the present value; one that is not the last known was written by another program."""
         if present != self.seen:
             self.lost = self.lost or self.ours
             self.ours = False
@@ -84,7 +83,7 @@ class ReportedValue:
     def judge(self, present: int, actual: int, answered: float, since: float, now: float) -> Verdict:
         """Return the verdict on ``present``, given NVML's value ``actual`` from its answer at ``answered``.
 
-        A watcher could have worked from ``since`` on, when its slot's ``hostpid`` became right.
+        Since ``since``, when its slot's ``hostpid`` became right, a watcher could have worked.
         """
         before, new = self.seen, answered > self.answered
         self.answered, self.actual = answered, actual
@@ -148,17 +147,13 @@ def reordered(visible: str, uuids: Sequence[str]) -> bool:
 
 
 class Evidence:
-    """History of the values in one process's slot.
-
-    ``visible`` is the process's CUDA_VISIBLE_DEVICES if that numbers its GPUs differently from NVML.
-    """
+    """History of one slot's values. ``visible``: CUDA_VISIBLE_DEVICES if its order differs from NVML's."""
 
     def __init__(self) -> None:
         self.words: dict[int, ReportedValue] = {}  # by device
         self.since: float | None = None  # its hostpid is right from then on
         self.logged = False
         self.visible = ""
-        self.asked = False  # its environment was read
 
     def word(self, device: int, present: int) -> ReportedValue:
         """Return a device's value, creating it from ``present`` if it is new."""
@@ -176,30 +171,19 @@ class Evidence:
         return [device for device, word in self.words.items() if word.contested and word.actual]
 
     def why(self, hostpid: int, policy: HostpidPolicy, now: float) -> str:
-        """Explain why values of this slot don't stay right; empty if they do or it is too early to tell."""
-        for device, word in self.words.items():
+        """Explain why values of this slot don't stay right; empty if they do or it is too early."""
+        mixed = ""
+        if self.visible:
+            mixed = "HAMi's watcher mixes the numbers of CUDA and of NVML up"
+            mixed = f"{mixed}, as CUDA_VISIBLE_DEVICES is {self.visible} in that process"
+        for word in self.words.values():
             if word.contested and now - word.contested_since >= TOLD_AFTER:
-                mixed = self._mixed_up(device)
-                ways = mixed or word.ways()
                 doubt = "" if mixed else _doubt(word, hostpid, policy)
-                return f"{ways}; it is put right after each tick{doubt}"
-        for device, word in self.words.items():
+                return f"{mixed or word.ways()}; it is put right after each tick{doubt}"
+        for word in self.words.values():
             if not word.contested and word.wrong_since is not None and now - word.wrong_since >= TOLD_AFTER:
-                mixed = self._mixed_up(device)
                 said = f"it says {word.seen} % where NVML says {word.actual} %, and is not written to"
                 return f"{said}; {mixed}" if mixed else said
-        return ""
-
-    def _mixed_up(self, device: int) -> str:
-        """Explain that the watcher takes one GPU for another; empty without evidence of that."""
-        mixed = "HAMi's watcher mixes the numbers of CUDA and of NVML up"
-        if self.visible:
-            return f"{mixed}, as CUDA_VISIBLE_DEVICES is {self.visible} in that process"
-        fault = self.words[device].fault
-        for other, word in self.words.items():
-            if other != device and fault and word.actual and not differs(fault, word.actual):
-                place = f"it says the load of the GPU at place {other}"
-                return f"{mixed}: {place}, as with CUDA_VISIBLE_DEVICES in another order"
         return ""
 
 

@@ -1,6 +1,6 @@
-"""State of slots: an object for each slot owned by a process, a few bytes for each without a known owner.
+"""State of slots: an object for each owned slot, a few bytes for each without a known owner.
 
-A process costs its tenant something. A filled-in slot costs nothing, and each file has 1,024 of them.
+A tenant fills 1,024 slots of a file at no cost.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ EAGER_LOOKS, _LONGEST_LOOK = 4, 30.0
 #: A dead slot can be taken again without a byte or the file's time changing. Where the kernel reports each process that
 #: attaches, only lost events are found so late: in an ended container a search walks over all processes.
 _DEAD_LOOK, _WATCHED_DEAD_LOOK = 1.0, 60.0
-#: A search that can only confirm that a slot is dead does not go on with each pass: it would make the next one later.
-_DEAD_SEARCH = 0.25
 _SETTLED_LOOKS = EAGER_LOOKS + 6  # from then on the pauses are as long as they get
 #: Answers without a search, and seconds until a container that makes the kernel wait is asked again.
 _NOT_SEARCHED, _SLOW_SEARCH = {UnresolvedReason.OVER_BUDGET, UnresolvedReason.TOO_SLOW}, 1.0
@@ -75,8 +73,8 @@ class SlotState:
     def observe(self, slot: SlotRecord) -> None:
         """Update the slot's content.
 
-        If containers share a file, a process with the same PID can take over the slot: an unknown number in ``hostpid``
-        may be the new owner's.
+        Where containers share a file, a process with the same PID can take over the slot: an unknown
+        ``hostpid`` may be its.
         """
         if self.owner is not None and slot.hostpid not in (self.slot.hostpid, 0, slot.pid):
             self.doubted = self.doubted or slot.hostpid != self.owner.process.host_pid
@@ -102,8 +100,6 @@ class SlotState:
         if result in _NOT_SEARCHED:  # or not among all processes
             if result is UnresolvedReason.TOO_SLOW:
                 self.next_look = now + _SLOW_SEARCH
-            if self.dead and not self.unsure:
-                self.next_look = now + _DEAD_SEARCH
             return
         self.unsure = False
         if result in _MAY_LIVE:
@@ -128,9 +124,9 @@ class SlotState:
         self.owner, self.doubted = None, False
 
     def owner_ended(self) -> None:
-        """Mark the slot dead after its owner ended; one search shows if another process took it.
+        """Mark the slot dead after its owner's end. One search shows if another process took it.
 
-        Later searches are rare unless a process has attached: after a container's end each may walk all processes.
+        Later searches are rare unless a process has attached, because each may walk all processes.
         """
         self.disowned()
         looks = EAGER_LOOKS if self.followed else _SETTLED_LOOKS
@@ -146,8 +142,8 @@ class SlotState:
     def touched(self, *, attached: bool = False) -> None:
         """Note a write to the file, after which a process may have reused this slot.
 
-        ``attached``: the kernel reported the write that every attaching process makes. A change of the slot's bytes
-        triggers no search, because a tenant can flip them at any rate.
+        ``attached``: the write that every attaching process makes. Changed bytes alone trigger no search: a
+        tenant can flip them at any rate.
         """
         self.next_look = 0.0
         self.looks = min(self.looks, EAGER_LOOKS)
@@ -158,10 +154,7 @@ class SlotState:
 
 
 class UnownedSlots:
-    """Slots without a known owner, by index: a `SlotState` in eleven bytes each.
-
-    Slots that can't have a state (``odd``) are in here, too.
-    """
+    """Slots without a known owner, by index, in eleven bytes each; also those that can't have a state (``odd``)."""
 
     __slots__ = ("_codes", "_looks", "_next")
 

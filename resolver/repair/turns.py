@@ -1,6 +1,6 @@
-"""Containers' turns: finding owners and sending orders for each container independently.
+"""Containers' turns: owners are found and orders sent for each container independently.
 
-A turn may outlive its pass if its container makes it wait. A few run at a time; a long one goes behind waiting ones.
+A few turns run at a time; a long one goes behind waiting ones, and may outlive its pass.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Iterator, Mapping
 
+    from resolver.hami.owner_check import Pause
     from resolver.hami.slot_owner import OwnerFinder
     from resolver.repair.parts import Parts, Pass
     from resolver.repair.plan import Order, RegionRepairs
@@ -66,7 +67,7 @@ class Turns:
         self._failure: BaseException | None = None  # of a turn that outlived its pass
 
     async def take(self, busy: Mapping[str, deque[Work]], this: Pass) -> None:
-        """Start a turn for each container; wait for all of them, or only briefly in a patient pass."""
+        """Start a turn for each container; wait for all, or only briefly in a patient pass."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -122,6 +123,15 @@ class Turns:
 
     async def _turn(self, container: str, works: deque[Work], this: Pass) -> None:
         parts, slices, since = self._parts, Slices(), time.monotonic()
+
+        async def pause() -> None:
+            nonlocal since
+            if self._gate.locked() and time.monotonic() - since >= _TURN_SECONDS:
+                self._gate.release()
+                await self._gate.acquire()  # others come before
+                since = time.monotonic()
+            await slices.breathe()
+
         while works:
             work = works[0]
             over = this.over(container)
@@ -130,21 +140,17 @@ class Turns:
             elif over and not work.begun:
                 works.popleft()
                 parts.put_off(work.repairs, this)
-            elif self._gate.locked() and time.monotonic() - since >= _TURN_SECONDS:
-                self._gate.release()
-                await self._gate.acquire()  # others come before
-                since = time.monotonic()
             elif work.due and not over:
                 work.begun = True
-                await self._find_owner(work.repairs, work.due.pop(), this.now)
+                await self._find_owner(work.repairs, work.due.pop(), this.now, pause)
             elif not await self._write(work, this) or over:
                 works.popleft()
                 await self._finish(work, this)
                 if over:
                     parts.put_off(work.repairs, this)
-            await slices.breathe()
+            await pause()
 
-    async def _find_owner(self, repairs: RegionRepairs, index: int, now: float) -> None:
+    async def _find_owner(self, repairs: RegionRepairs, index: int, now: float, pause: Pause) -> None:
         parts, proof = self._parts, repairs.proof
         state = repairs.at(index)
         ns_pid, region = state.slot.pid, repairs.region
@@ -153,7 +159,7 @@ class Turns:
             state.doubted = False  # no process of that number has the slot's own PID
             return
         rival = state.slot.hostpid if state.doubted else 0
-        found = await finder.owner(proof, repairs.shown, ns_pid, region.mtime_ns, payer, rival)
+        found = await finder.owner(proof, repairs.shown, ns_pid, payer, rival, pause)
         if not parts.is_here(repairs):
             if isinstance(found, ProcessHandle):
                 found.close()
@@ -175,8 +181,7 @@ class Turns:
         """Decide if the slot is dead, or the file may be abandoned."""
         finder, proof, undecided = self.owner_finder, repairs.proof, False
         if why is UnresolvedReason.OVER_BUDGET:
-            state.next_look = max(state.next_look, finder.later)
-            undecided = not state.dead  # a search among all processes may take long, and this needs none
+            undecided = not state.dead
         elif why is UnresolvedReason.OTHER_CONTAINER and isinstance(proof, PodFile):
             state.dead = False  # one of the same pod uses a file that it can reach, too
         elif why is UnresolvedReason.NO_SUCH_PROCESS and state.looks > 1 and not state.dead:
@@ -186,10 +191,7 @@ class Turns:
             self._suspect(repairs)
 
     def _own(self, repairs: RegionRepairs, state: SlotState, owner: ProcessHandle) -> None:
-        """Watch a slot's owner, and remember its container.
-
-        A claim is none, and a directory may be named after an init container whose file another one uses.
-        """
+        """Watch a slot's owner, and remember its container: the directory may be named after an init container."""
         parts, host_pid, ownership = self._parts, owner.process.host_pid, repairs.ownership
         parts.owners.watch(state, owner)
         container_id = parts.owners.container_id(host_pid)
@@ -249,14 +251,7 @@ class Turns:
             if not parts.is_here(repairs):
                 return
         repairs.rest()
-        path = repairs.region.path
-        parts.agenda.looked(
-            path,
-            this.now,
-            parts.settings.interval,
-            watched=path in parts.watches,
-            quiet_until=repairs.quiet_until(),
-        )
+        parts.looked(repairs, this.now, repairs.quiet_until())
         parts.report(repairs, this.joined)
 
     async def _log_stuck(self, repairs: RegionRepairs, this: Pass) -> None:
@@ -267,12 +262,10 @@ class Turns:
             if evidence is None:
                 continue
             state.stuck = evidence.why(state.slot.hostpid, this.policy, this.now)
-            if state.stuck and owner is not None and not evidence.asked:
-                evidence.asked = True
+            if state.stuck and owner is not None and not evidence.logged:
+                evidence.logged = True
                 evidence.visible = await self._other_order(repairs, owner)
                 state.stuck = evidence.why(state.slot.hostpid, this.policy, this.now)
-            if state.stuck and not evidence.logged:
-                evidence.logged = True
                 parts.counters[CounterName.SLOTS_STUCK] += 1
                 parts.journal.record(
                     "slot_stuck", level="warning", **of_slot(repairs, state), why=state.stuck

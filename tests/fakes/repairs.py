@@ -44,20 +44,18 @@ class ToldOwners:
         self.reasons: dict[int, UnresolvedReason] = {}
         self.runs = False
         self.asked: Counter[int] = Counter()
-        self.later = 0.0
 
     async def owner(
         self,
         directory: SharedDirectory,
         shown: tuple[str, int],
         ns_pid: int,
-        mtime_ns: int = 0,
         _payer: str = "",
         _rival: int = 0,
+        _pause: object = None,
     ) -> ProcessHandle | UnresolvedReason:
         assert directory.root
         assert all(shown)
-        assert mtime_ns
         self.asked[ns_pid] += 1
         if ns_pid in self.host_pids:
             return Procfs().open_handle(self.host_pids[ns_pid])

@@ -61,7 +61,7 @@ def test_a_fifo_with_a_writer_and_a_device_are_never_even_opened(
 
 def test_a_region_stays_when_its_directory_is_flooded(find: CountingFinder, containers: Path) -> None:
     path = write(containers / HOSTILE / "first.cache", recorded("v1.2"))
-    ((region, _),) = find.refresh(full=True).added
+    ((region, *_),) = find.refresh(full=True).added
     for number in range(1000):
         (containers / HOSTILE / f"flood{number}").touch()
     assert find.refresh(full=True).removed == []

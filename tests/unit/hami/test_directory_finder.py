@@ -17,7 +17,7 @@ from resolver.hami import directory_finder
 from resolver.hami.directory_finder import MAX_STRAYS, DirectoryFinder
 from resolver.hami.discovery import PodFile, SharedDirectory
 from resolver.hami.placements import AUTO
-from resolver.hami.region_location import shared_directory
+from resolver.hami.region_location import locate, shared_directory
 from resolver.linux.procfs import Procfs
 from resolver.workers.lanes import Direct
 from tests.fakes import cachefiles
@@ -80,7 +80,7 @@ def test_only_entries_of_kubelets_containers_are_opened(
     )
     assert found.ownership.account == str(mine.parent)  # its own: nobody else's name is charged
     assert find.rejected == {str(forged.parent): RegionReason.NOT_ON_NODE}
-    place = at_once(find.locate(found.region)).proof
+    place = found.location.proof
     assert isinstance(place, PodFile)
     assert (place.pod_uid, place.container_name) == (POD, "main")
     assert place.file.path.endswith(f"/{POD}_main/usage.cache")
@@ -111,10 +111,12 @@ def test_a_file_that_was_moved_while_it_was_opened(
     kubelet.has(POD, "side", "b" * 64)
     mine, other = usage(tree, f"{POD}_main"), usage(tree, f"{POD}_side")
     regions = {found.path: found.region for found in find.refresh(full=True).added}
+    candidate = find._register.candidate(regions[str(mine)])
+    assert candidate is not None
     mine.parent.rename(tree / "between")
     other.parent.rename(mine.parent)
     with pytest.raises(RegionRejected) as refused:
-        at_once(find.locate(regions[str(mine)]))
+        at_once(locate(Direct(Procfs()), regions[str(mine)], candidate))
     assert refused.value.reason is RegionReason.GONE
 
 
@@ -137,7 +139,7 @@ def test_kais_name_is_told_by_the_pod_also_where_the_directory_is_closed(
     kubelet.has(POD, "main")
     (found,) = find.refresh(full=True).added
     assert found.path == str(mine)
-    assert isinstance(at_once(find.locate(found.region)).proof, PodFile)
+    assert isinstance(found.location.proof, PodFile)
     assert find.rejected == {str(forged): RegionReason.NOT_ON_NODE}
 
 
@@ -158,7 +160,7 @@ def test_kais_name_in_a_directory_that_a_container_has_mounted(
     os.close(fd)
     (found,) = finder.refresh(full=True).added
     assert found.ownership.placement == "hami"
-    proof = at_once(finder.locate(found.region)).proof
+    proof = found.location.proof
     assert isinstance(proof, PodFile if mode == 0o1777 else SharedDirectory)
     finder.close()
 

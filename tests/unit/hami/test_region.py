@@ -18,7 +18,7 @@ from resolver.base.reasons import RegionReason
 from resolver.hami import directory_listing, directory_reads
 from resolver.hami.directory_finder import DirectoryFinder
 from resolver.hami.discovery import Ownership
-from resolver.hami.layout import LAYOUTS
+from resolver.hami.layout import LAYOUTS, parse_used
 from resolver.hami.region import SharedRegion, open_region
 from resolver.hami.watches import Watches
 from resolver.linux.procfs import Procfs
@@ -319,7 +319,7 @@ def test_a_new_directory_does_not_wait_for_those_that_are_listed_anew(
 
 def test_a_replaced_file_is_another_region(find: DirectoryFinder, tmp_path: Path) -> None:
     path = container(tmp_path)
-    ((old, _),) = find.refresh(full=True).added
+    ((old, *_),) = find.refresh(full=True).added
     write(path.parent / "new", recorded("v1.1")).rename(path)
     changes = find.refresh(full=False)
     assert changes.removed == [old]
@@ -388,7 +388,7 @@ def test_a_region_that_a_reader_refused_is_closed_and_tried_again(
     find: DirectoryFinder, tmp_path: Path, clock: Clock
 ) -> None:
     path = container(tmp_path)
-    ((region, _),) = find.refresh(full=True).added
+    ((region, *_),) = find.refresh(full=True).added
     poke(path, V1_2.device_num, "Q", 99)
     with pytest.raises(RegionRejected) as caught:
         region.read()
@@ -486,11 +486,11 @@ def test_what_hami_core_counted_is_read_in_every_layout(tmp_path: Path, name: st
     with opened(write(tmp_path / "a.cache", recorded(name))) as region:
         view = region.read()
         for slot, said in zip(view.slots, content["slots"], strict=True):
-            start, length = region.where_used(slot, view.device_num)
+            start = region.layout.slot_offset(slot.index)
+            length = region.layout.used + view.device_num * region.layout.used_size
             data = at_once(region.pieces(Direct(Procfs()), "", [(start, length)]))[start]
-            counted = region.used(data, slot, view.device_num)
+            counted = parse_used(region.layout, data, view.device_num)
             kinds = ("context_size", "module_size", "data_size", "total")
             assert counted == tuple(tuple(device[kind] for kind in kinds) for device in said["used"])
-            assert region.used(data, slot._replace(pid=999), view.device_num) is None, "another's by now"
         os.truncate(region.path, 100)
         assert at_once(region.pieces(Direct(Procfs()), "", [(start, length)])) == {}

@@ -16,7 +16,6 @@ from resolver.base.budget import Slices
 from resolver.base.errors import ResolverError
 from resolver.base.reasons import UnresolvedReason
 from resolver.containers.known_namespaces import FirstProcess
-from resolver.hami import owner_walks
 from resolver.hami.discovery import SharedDirectory
 from resolver.hami.region_location import shared_directory
 from resolver.hami.slot_owner import OwnerFinder
@@ -31,16 +30,8 @@ from tests.fakes.procs import DEVICE, HOOK, INODE, OTHERS, OURS, FakeProc, maps,
 
 
 @pytest.fixture
-def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
-    monkeypatch.setattr(owner_walks, "_LEAST_SECONDS", 60.0)  # a busy machine cuts no walk
+def proc(tmp_path: Path) -> FakeProc:
     return FakeProc(tmp_path)
-
-
-@pytest.fixture
-def walks_are_cut(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After some milliseconds, and gone on with by the next refresh."""
-    assert proc
-    monkeypatch.setattr(owner_walks, "_LEAST_SECONDS", 0.01)
 
 
 class Counting(Procfs):
@@ -64,14 +55,6 @@ def counting(proc: FakeProc, seconds: float = 0.0) -> Counting:
     procfs = Counting(str(proc.root), seconds)
     proc.containers = OwnerFinder(procfs, proc.pidmap)
     return procfs
-
-
-def to_its_end(proc: FakeProc) -> list[object]:
-    """The answers of a walk, one with each refresh."""
-    answers = [proc.find(7)]
-    while answers[-1] is UnresolvedReason.OVER_BUDGET:
-        answers.append(proc.find(7))
-    return answers
 
 
 def test_the_owner_has_the_number_the_mount_and_the_mapping(proc: FakeProc) -> None:
@@ -280,16 +263,6 @@ def test_mount_tables_are_read_once_per_process_not_once_per_slot(proc: FakeProc
     assert procfs.tables == dict.fromkeys(range(100, 130), 2)
 
 
-def test_what_is_remembered_is_bounded(proc: FakeProc) -> None:
-    for turn in range(40):
-        for host_pid in range(100, 110):
-            if turn:
-                (proc.root / str(host_pid)).rename(proc.root / f"old-{turn}-{host_pid}")
-            proc.put(host_pid, 7, mounts=mountinfo())
-        proc.find(7)
-    assert len(proc.containers._facts._mounted) <= 2 * 10 + 65
-
-
 # ---- by key ------------------------------------------------------------------------------------
 
 CONTAINER, OTHER = f"0::/docker/{'a' * 64}\n", f"0::/docker/{'b' * 64}\n"
@@ -362,118 +335,46 @@ def test_the_process_that_the_slot_names_is_checked_though_its_namespace_is_unkn
     assert beside(201) == 101
 
 
-@pytest.mark.usefixtures("walks_are_cut")
-def test_without_a_known_namespace_one_slot_with_each_refresh_is_looked_for_everywhere(
-    proc: FakeProc,
-) -> None:
-    proc.put(101, 7)
-    proc.put(102, 8)
-    assert proc.find(7) == 101
-    proc.containers.forget(OURS)
-    proc.refresh()
-    first, second = (at_once(proc.containers.owner(OURS, (DEVICE, INODE), number)) for number in (9, 8))
-    assert (first, second) == (UnresolvedReason.NO_SUCH_PROCESS, UnresolvedReason.OVER_BUDGET)
-    proc.refresh(bounded=False)  # a single pass takes the time that it takes
-    again = at_once(proc.containers.owner(OURS, (DEVICE, INODE), 10))
-    assert again is UnresolvedReason.NO_SUCH_PROCESS
-    assert proc.find(8) == 102
-
-
-def strangers(proc: FakeProc, count: int = 60) -> Counting:
-    """So many that have the number 7 and nothing to do with the place."""
-    procfs = counting(proc, seconds=0.001)
-    for host_pid in range(1000, 1000 + count):
+def test_a_walk_among_all_processes_gives_way_after_each(proc: FakeProc) -> None:
+    for host_pid in range(1000, 1010):
         proc.put(host_pid, 7, mounts=mountinfo(OTHERS))
-    return procfs
-
-
-@pytest.mark.usefixtures("walks_are_cut")
-def test_a_walk_goes_on_where_it_was_and_says_nothing_before_its_end(proc: FakeProc) -> None:
-    procfs = strangers(proc)
     proc.put(100, 7)
-    answers, read = list[object](), 0
-    while not answers or answers[-1] is UnresolvedReason.OVER_BUDGET:
-        answers.append(proc.find(7))
-        assert procfs.tables.total() - read < 30
-        read = procfs.tables.total()
-    assert answers[-1] == 100
-    assert len(answers) > 3
-    assert all(procfs.tables[host_pid] == 1 for host_pid in range(1000, 1060))
-    assert not proc.containers._walks.going
+    proc.refresh()
+    paused = Counter[None]()
 
+    async def pause() -> None:
+        paused[None] += 1
 
-@pytest.mark.usefixtures("walks_are_cut")
-def test_two_that_are_met_by_a_walk_in_different_refreshes_are_ambiguous(proc: FakeProc) -> None:
-    strangers(proc)
-    proc.put(100, 7)
-    proc.put(2000, 9, 7)
-    answers = to_its_end(proc)
-    assert len(answers) > 3
-    assert answers[-1] is UnresolvedReason.AMBIGUOUS
-
-
-@pytest.mark.usefixtures("walks_are_cut")
-def test_who_has_ended_since_a_walk_met_it_owns_nothing(proc: FakeProc) -> None:
-    strangers(proc)
-    place = proc.put(100, 7)
-    assert proc.find(7) is UnresolvedReason.OVER_BUDGET
-    (place / "stat").unlink()
-    answers = to_its_end(proc)
-    assert answers[-1] is UnresolvedReason.NO_SUCH_PROCESS
-
-
-@pytest.mark.usefixtures("walks_are_cut")
-def test_another_question_and_another_source_begin_a_walk_anew(proc: FakeProc) -> None:
-    strangers(proc)
-    assert proc.find(7) is UnresolvedReason.OVER_BUDGET
-    first = proc.containers._walks.going[OURS]
-    assert proc.find(7) is UnresolvedReason.OVER_BUDGET
-    assert proc.containers._walks.going[OURS] is first
-    assert proc.find(7, inode=INODE + 1) is UnresolvedReason.OVER_BUDGET
-    second = proc.containers._walks.going[OURS]
-    assert second is not first
-    proc.pidmap.use(ScanSource(proc.procfs))
-    strangers_of_it = proc.find(7, inode=INODE + 1)  # it has let go of the other one's descriptors
-    assert strangers_of_it is UnresolvedReason.OVER_BUDGET
-    assert proc.containers._walks.going[OURS] is not second
-    proc.containers.forget(OURS)
-    assert not proc.containers._walks.going
-
-
-@pytest.mark.usefixtures("walks_are_cut")
-def test_walks_that_nobody_goes_on_with_make_room(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner_walks, "_MOST_WALKS", 2)
-    now, procfs = [0.0], strangers(proc, 30)
-    proc.containers = OwnerFinder(procfs, proc.pidmap, lambda: now[0])
-    procfs.tables.clear()
-    places = [SharedDirectory(DEVICE, f"{HOOK}/uid-{number}_main") for number in range(3)]
-    for place in places[:2]:
-        assert proc.find(7, place) is UnresolvedReason.OVER_BUDGET
-        proc.containers._facts._mounted.clear()  # each of them has as much to do
-    assert list(proc.containers._walks.going) == places[:2]
-    for _ in range(3):
-        assert proc.find(7, places[2]) is UnresolvedReason.OVER_BUDGET
-    assert list(proc.containers._walks.going) == places[:2]
-    now[0] += 61.0
-    assert proc.find(7, places[2]) is UnresolvedReason.OVER_BUDGET
-    assert list(proc.containers._walks.going) == [places[2]]
-
-
-def test_what_failed_is_not_read_again_before_the_next_refresh(proc: FakeProc) -> None:
-    """A tenant may have a thousand slots with one number; each of them is searched ever more rarely."""
-    procfs = counting(proc)
-    with_container(proc)
-    place = in_namespace(proc.put(101, 7, mapped=maps(inode=1)), 5001)
-    assert proc.find(7) is UnresolvedReason.NOT_MAPPED
-    for _ in range(600):
-        found = at_once(proc.containers.owner(OURS, (DEVICE, INODE), 7))
-        assert found is UnresolvedReason.NOT_MAPPED
-    assert procfs.handles[101] == 1
-    (place / "maps").write_text(maps())
-    found = at_once(proc.containers.owner(OURS, (DEVICE, INODE), 7, 2))  # a process has attached meanwhile
+    found = at_once(proc.containers.owner(OURS, (DEVICE, INODE), 7, pause=pause))
     assert isinstance(found, ProcessHandle)
     found.close()
-    assert proc.find(7) == 101
+    assert paused.total() >= 11
+
+
+def test_who_has_ended_since_a_walk_met_it_owns_nothing(proc: FakeProc) -> None:
+    place = proc.put(100, 7)
+    proc.put(200, 7, mounts=mountinfo(OTHERS))
+    proc.refresh()
+    paused = Counter[None]()
+
+    async def pause() -> None:
+        paused[None] += 1
+        if paused.total() == 2:
+            (place / "stat").unlink()
+
+    found = at_once(proc.containers.owner(OURS, (DEVICE, INODE), 7, pause=pause))
+    assert found is UnresolvedReason.NO_SUCH_PROCESS
+
+
+def test_a_source_that_is_replaced_during_a_walk_proves_nothing(proc: FakeProc) -> None:
+    proc.put(100, 7)
+    proc.refresh()
+
+    async def pause() -> None:
+        proc.pidmap.source = ScanSource(proc.procfs)
+
+    found = at_once(proc.containers.owner(OURS, (DEVICE, INODE), 7, pause=pause))
+    assert found is UnresolvedReason.OVER_BUDGET
 
 
 class Steady:
@@ -643,25 +544,6 @@ def test_the_path_inside_the_file_system(
     (place / "mountinfo").write_text(lines[0] + "\n")
     with pytest.raises(ResolverError, match="on no mount"):
         shared_directory(Procfs(str(tmp_path)), 5)
-
-
-def test_a_map_that_has_not_counted_its_processes_yet_makes_nothing_quadratic(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for host_pid in range(1000, 1300):
-        proc.put(host_pid, 1, mounts=mountinfo(OTHERS))
-    proc.refresh(bounded=False)
-    arrival, asked = proc.pidmap.arrival, Counter[int]()
-
-    def counted(host_pid: int) -> tuple[int, int]:
-        asked[host_pid] += 1
-        return arrival(host_pid)
-
-    monkeypatch.setattr(proc.pidmap, "arrival", counted)
-    monkeypatch.setattr(ScanSource, "__len__", lambda _self: 0)
-    assert at_once(proc.containers.owner(OURS, (DEVICE, INODE), 1)) is UnresolvedReason.NO_SUCH_PROCESS
-    assert len(asked) == 300
-    assert asked.total() < 10 * 300
 
 
 def test_while_new_namespaces_are_placed_an_owner_is_found_among_all_processes(proc: FakeProc) -> None:

@@ -17,7 +17,7 @@ from resolver.hami.packed_slots import SlotRecord
 from resolver.hami.process_reads import files_of
 from resolver.hami.region import RegionView, SharedRegion
 from resolver.linux.procfs import Procfs
-from resolver.repair.abandoned import FIRST_PAUSE, Abandoned, nobody_writes
+from resolver.repair.abandoned import FIRST_PAUSE, Abandoned
 from resolver.repair.plan import RegionRepairs
 from resolver.workers.lanes import Direct
 from tests.fakes.direct import at_once
@@ -30,7 +30,7 @@ READ_ONLY = MAPPED.replace("rw-s", "r--p")
 
 
 class Scene:
-    """A claim without a process, in a file that somebody has open for writing, so that no lease is given."""
+    """A claim without a process."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.file = tmp_path / f"{OURS}_main" / "a.cache"
@@ -188,14 +188,3 @@ def test_a_change_of_the_file_takes_it_back(scene: Scene) -> None:
     assert scene.judge()
     scene.state.touched()
     assert not scene.state.dead
-
-
-def test_a_lease_is_given_only_while_nobody_writes(tmp_path: Path) -> None:
-    path = tmp_path / "a.cache"
-    path.write_bytes(b"x")
-    with path.open("rb") as reader:
-        with path.open("r+b"):
-            assert not nobody_writes(reader.fileno())
-        assert nobody_writes(reader.fileno())
-        with path.open("r+b") as again:  # nothing is left of the lease that could hold up an open
-            again.write(b"y")

@@ -352,9 +352,6 @@ def test_contested_values_are_followed_between_passes_as_many_as_a_region_may_ha
         order.state.evidence.words[order.device].wrote(order.new)
     again = list(bench.repairs.follow(lambda _offset: 20, bench.now))
     assert [(order.expected, order.new) for order in again] == [(20, 10)] * FOLLOWED
-    # The next tick comes 120 ms after the one that was seen: it is met, and what else ticks is not forgotten.
-    waits = [bench.repairs.next_follow(bench.now + after) for after in (0.0, 0.112, 0.12, 0.139, 0.2)]
-    assert waits == pytest.approx([0.01, 0.005, 0.0015, 0.0015, 0.01])
     assert list(bench.repairs.follow(lambda _offset: None, bench.now)) == []
     bench.load = {}
     bench.plan()

@@ -525,7 +525,8 @@ class InMemory:
             path = self.paths.pop()
             region = adopt_region(os.open(path, os.O_RDONLY), f"claim:{path}")
             self.regions[region.path] = region
-            added.append(FoundRegion(region, Ownership(account="claim-1", container="")))
+            location = Location(SharedDirectory("8:1", "/claims/1"), ("8:1", region.inode))
+            added.append(FoundRegion(region, Ownership(account="claim-1", container=""), location))
             refused = [("/odd", RegionRejected(RegionReason.UNPROVEN, "it is odd"))]
         return RegionChanges(added, [], refused)
 
@@ -537,9 +538,6 @@ class InMemory:
 
     def wants(self) -> float:
         return 0.0
-
-    async def locate(self, region: SharedRegion) -> Location:
-        return Location(SharedDirectory("8:1", "/claims/1"), ("8:1", region.inode))
 
     def reject(self, region: SharedRegion, why: RegionRejected) -> None:
         if self.regions.get(region.path) is region:

@@ -254,11 +254,9 @@ def test_which_cuda_visible_devices_give_gpus_other_numbers(visible: str, *, ano
 
 def test_a_watcher_that_takes_one_gpu_for_another_is_told_as_that() -> None:
     evidence, now = Evidence(), 100.0
-    for device, (own, actual) in enumerate(((60, 20), (20, 60), (0, 0))):
-        word = evidence.word(device, own)
-        word.actual, word.contested, word.contested_since = actual, device < 2, now
+    word = evidence.word(0, 60)
+    word.actual, word.contested, word.contested_since = 20, True, now
     now += TOLD_AFTER
-    assert "it says the load of the GPU at place 1" in evidence.why(4711, BY_VERSION, now)
     evidence.visible = "1,0"
     assert evidence.why(4711, BY_VERSION, now) == (
         "HAMi's watcher mixes the numbers of CUDA and of NVML up, as CUDA_VISIBLE_DEVICES is 1,0 in that process; "

@@ -76,14 +76,6 @@ def test_a_touched_file_makes_a_dead_slot_unsure_and_one_that_was_abandoned_aliv
         assert state.next_look == 101.0, "it begins to wait again"
 
 
-def test_a_search_that_was_put_off_is_made_soon_where_the_slot_is_dead_and_at_once_elsewhere() -> None:
-    for dead, unsure, wait in ((True, False, 100.25), (True, True, 0.0), (False, False, 0.0)):
-        state = SlotState(slot())
-        state.dead, state.unsure = dead, unsure
-        state.found(UnresolvedReason.OVER_BUDGET, 100.0)
-        assert (state.next_look, state.unsure) == (wait, unsure)
-
-
 @pytest.mark.parametrize(
     "more", [{"repaired": "stale"}, {"wrong_since": 1.0}, {"stuck": "x"}, {"announced": {0: 5}}], ids=str
 )

@@ -41,12 +41,12 @@ class Expensive(ToldOwners):
         directory: SharedDirectory,
         shown: tuple[str, int],
         ns_pid: int,
-        mtime_ns: int = 0,
         _payer: str = "",
         _rival: int = 0,
+        _pause: object = None,
     ) -> ProcessHandle | UnresolvedReason:
         burn(self.seconds.get(ns_pid, 0.0))
-        return await super().owner(directory, shown, ns_pid, mtime_ns)
+        return await super().owner(directory, shown, ns_pid)
 
 
 class Patient(Bench):
