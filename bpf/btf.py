@@ -7,7 +7,6 @@ import struct
 _MAGIC = 0xEB9F
 _STRUCT, _UNION = 4, 5
 TYPEDEF, FUNCTION = 8, 12
-_NAMES = (TYPEDEF, 9, 10, 11, 18)  # typedef, volatile, const, restrict, type tag
 #: Words after the three of every type, by its kind: fixed ones, and some for each of vlen.
 _FIXED = {1: 1, 3: 3, 14: 1, 17: 1}  # int, array, variable, declaration tag
 _EACH = {4: 3, 5: 3, 6: 2, 13: 2, 15: 3, 19: 3}  # struct, union, enum, prototype, section, 64-bit enum
@@ -51,25 +50,14 @@ class Btf:
         if at > len(words):
             raise BtfError("its last type goes on beyond the end")
 
-    def offset(self, name: str, *members: str) -> int:
-        """Return the byte offset of a member of ``struct name``; several names descend into nested members.
-
-        Members of anonymous structures and unions count as the outer one's. Raises `BtfError`, also for a bit field.
-        """
-        where: int | None = self.type_id(_STRUCT, name)
-        total = 0
-        for member in members:
-            if where is None:
-                raise BtfError(f"struct {name} has no structure on the way to {'.'.join(members)}")
-            found = self._member(self._starts[where], self._name(member))
-            if found is None:
-                raise BtfError(f"struct {name} has no member {'.'.join(members)}")
-            bits, type_id = found
-            total += bits
-            where = self._structure(type_id)
-        if total % 8:
-            raise BtfError(f"struct {name} has {'.'.join(members)} as a bit field")
-        return total // 8
+    def offset(self, name: str, member: str) -> int:
+        """Return the byte offset of a member of ``struct name``, also one of an anonymous member. Raises `BtfError`."""
+        bits = self._member(self.type_id(_STRUCT, name), self._name(member))
+        if bits is None:
+            raise BtfError(f"struct {name} has no member {member}")
+        if bits % 8:
+            raise BtfError(f"struct {name} has {member} as a bit field")
+        return bits // 8
 
     def size(self, name: str) -> int:
         """Return the size of ``struct name`` in bytes."""
@@ -87,32 +75,21 @@ class Btf:
         found = self._strings.find(b"\0" + text.encode() + b"\0")
         return found + 1 if found >= 0 else -1
 
-    def _structure(self, type_id: int) -> int | None:
-        """Resolve typedefs and qualifiers to a structure or union, or None."""
-        for _ in range(16):
-            if type_id >= len(self._starts):
-                raise BtfError(f"it refers to type {type_id}, which is not there")
-            at = self._starts[type_id]
-            kind = self._words[at + 1] >> 24 & 0x1F
-            if kind in (_STRUCT, _UNION):
-                return type_id
-            if kind not in _NAMES:
-                return None
-            type_id = self._words[at + 2]
-        return None
-
-    def _member(self, at: int, wanted: int) -> tuple[int, int] | None:
-        """Return bit offset and type of a member, also inside an anonymous one."""
-        words = self._words
+    def _member(self, type_id: int, wanted: int) -> int | None:
+        """Return the bit offset of a member of a structure or union."""
+        if type_id >= len(self._starts):
+            raise BtfError(f"it refers to type {type_id}, which is not there")
+        words, at = self._words, self._starts[type_id]
         info = words[at + 1]
+        if info >> 24 & 0x1F not in (_STRUCT, _UNION):
+            return None
         for member in range(at + 3, at + 3 + 3 * (info & 0xFFFF), 3):
-            name, type_id, bits = words[member], words[member + 1], words[member + 2]
+            name, inner, bits = words[member], words[member + 1], words[member + 2]
             if info >> 31:  # the offset shares its word with the width of a bit field
                 bits &= 0xFFFFFF
             if name == wanted:
-                return bits, type_id
-            if name == 0 and (inner := self._structure(type_id)) is not None:
-                found = self._member(self._starts[inner], wanted)
-                if found is not None:
-                    return bits + found[0], found[1]
+                return bits
+            found = self._member(inner, wanted) if name == 0 else None
+            if found is not None:
+                return bits + found
         return None

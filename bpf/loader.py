@@ -42,7 +42,7 @@ MAPS = ("slots", "overflow", "namespaces", "counters")
 PROBES = {"on_exit": "sched_process_exit", "on_fork": "sched_process_fork"}
 ITERATOR = "bpf_iter__task"
 
-#: -D name: structure and members.
+#: -D name: structure and member.
 OFFSETS = {
     "TASK_PID": ("task_struct", "pid"),
     "TASK_TGID": ("task_struct", "tgid"),
@@ -55,7 +55,7 @@ OFFSETS = {
     "PID_NUMBERS": ("pid", "numbers"),
     "UPID_NR": ("upid", "nr"),
     "UPID_NS": ("upid", "ns"),
-    "PIDNS_INUM": ("pid_namespace", "ns", "inum"),
+    "PIDNS_INUM": ("ns_common", "inum"),
 }
 
 _PRESENT = 16  # sizeof(struct present)
@@ -173,6 +173,7 @@ def read_btf(path: str) -> tuple[dict[str, int], dict[str, int]]:
     try:
         btf = Btf(blob)
         found = {name: btf.offset(*names) for name, names in OFFSETS.items()}
+        found["PIDNS_INUM"] += btf.offset("pid_namespace", "ns")
         found |= {"UPID_SIZE": btf.size("upid"), "PID_SIZE": btf.size("pid")}
         traced = {name: btf.type_id(TYPEDEF, f"btf_trace_{hook}") for name, hook in PROBES.items()}
         traced[ITERATOR] = btf.type_id(FUNCTION, f"bpf_iter_{ITERATOR.removeprefix('bpf_iter__')}")

@@ -64,13 +64,10 @@ def own_namespace(procfs: Procfs, members: list[Member]) -> Namespace:
             "the container runs under gVisor: the PIDs in it are those of a kernel of its own, and no process of this "
             "host has them"
         )
-    top_inits = [member for member in inits if len(member.ns_pids) == least]
-    if top_inits:
-        return _only(procfs, top_inits)
     if inits:
-        deeper = min(len(member.ns_pids) for member in inits)
-        first = [member for member in inits if len(member.ns_pids) == deeper]
-        if not _made_inside(procfs, top, first):
+        depth = min(len(member.ns_pids) for member in inits)
+        first = [member for member in inits if len(member.ns_pids) == depth]
+        if depth == least or not _made_inside(procfs, top, first):
             return _only(procfs, first)
     return _only(procfs, top)
 
@@ -138,10 +135,8 @@ def _only(procfs: Procfs, members: list[Member]) -> Namespace:
         return HOST
     by_pidns: dict[int, Member] = {}
     for member in members:
-        try:
+        with suppress(ProcessGone):
             by_pidns.setdefault(procfs.pidns(member.host_pid), member)
-        except ProcessGone:
-            continue
     if not by_pidns:
         raise ProcessGone("the container ended while it was checked")
     if len(by_pidns) > 1:
@@ -189,10 +184,8 @@ def _parent(procfs: Procfs, host_pid: int) -> int:
 def _first_start(procfs: Procfs, members: list[Member]) -> int:
     starts = []
     for member in members:
-        try:
+        with suppress(ProcessGone):
             starts.append(procfs.start_time(member.host_pid))
-        except ProcessGone:
-            continue
     if not starts:
         raise ProcessGone("the container's processes ended while they were checked")
     return min(starts)

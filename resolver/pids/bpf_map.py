@@ -147,10 +147,10 @@ class BpfPidMap:
             slot = self._levels.lookup(HOST_PIDNS, host_pid)
             if slot is None:
                 return None
-            _, _, start_ns, found, _, levels, *inner = slot
+            _, _, start_ns, found, _, levels, pidns, ns_pid = slot
             if found != host_pid:
                 continue  # the entry was taken for another process while it was copied
-            followed = self._outwards(host_pid, start_ns, levels, (inner[0], inner[1]))
+            followed = self._outwards(host_pid, start_ns, levels, (pidns, ns_pid))
             if followed:
                 return Record(host_pid, start_ns, followed)
         return None

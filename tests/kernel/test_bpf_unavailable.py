@@ -192,18 +192,6 @@ def test_the_verifier_refuses_and_doctor_has_its_last_lines(
     assert re.search(r"^ +\| processed \d+ insns", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_what_is_no_rights_matter_is_not_called_one(copied: Path) -> None:
-    """A call of something that no kernel has is refused with EINVAL."""
-    text = copied.read_text()
-    changed = text.replace(
-        "    u64 task = ctx->args[0];\n", "    u64 task = ctx->args[0];\n    ((void (*)(void))9999)();\n"
-    )
-    assert changed != text
-    copied.write_text(changed)
-    error = refusal()
-    assert (error.cause, "(on_exit: Invalid argument)" in str(error)) == ("verifier", True)
-
-
 def test_a_program_that_does_not_compile(copied: Path) -> None:
     """The sentence is for people, the compiler's words are for the debug log."""
     copied.write_text(copied.read_text() + "\nint broken(void) { return nonsense; }\n")

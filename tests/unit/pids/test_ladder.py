@@ -94,12 +94,6 @@ def run(*steps: Coroutine[Any, Any, None]) -> None:
     asyncio.run(all_of_them())
 
 
-def test_the_best_is_taken(room: Callable[[str], Room]) -> None:
-    made = room("auto")
-    run(made.ladder.start())
-    assert (made.name, made.opened, made.ladder.why_not) == ("bpf", ["bpf"], {})
-
-
 def test_what_cannot_be_opened_or_is_blind_is_passed_over_and_said_why(room: Callable[[str], Room]) -> None:
     made = room("auto")
     made.broken["bpf"] = "this kernel has no BTF"

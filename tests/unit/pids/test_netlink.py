@@ -1,12 +1,10 @@
-"""Process events as bytes: what each one means, what is lost and how that is known; the kernel's own layout."""
+"""Process events as bytes: what each one means, what is lost and how that is known."""
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import socket
 import struct
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -260,41 +258,3 @@ def test_a_socket_that_breaks_is_no_reason_to_fall_behind(fixture: Fixture) -> N
     fixture.stop(100)
     assert fixture.refresh() == ([], [100])
     assert "socket failed" in fixture.source.trouble()
-
-
-# ---- the kernel's layout ------------------------------------------------------------------------------------------
-
-
-def test_the_layout_is_that_of_the_kernels_header(tmp_path: Path) -> None:
-    """Offsets as a C compiler sees them, against the two structs of the stream."""
-    offsets = {
-        "sizeof(struct nlmsghdr)": 16,
-        "offsetof(struct cn_msg, id.val)": 4,
-        "offsetof(struct cn_msg, seq)": 8,
-        "offsetof(struct cn_msg, ack)": 12,
-        "sizeof(struct cn_msg)": 20,
-        "offsetof(struct proc_event, what)": 0,
-        "offsetof(struct proc_event, cpu)": 4,
-        "offsetof(struct proc_event, event_data)": 16,
-        "sizeof(struct proc_event)": 40,
-        "offsetof(struct proc_event, event_data.fork.child_pid)": 24,
-        "offsetof(struct proc_event, event_data.fork.child_tgid)": 28,
-        "offsetof(struct proc_event, event_data.exec.process_tgid)": 20,
-        "offsetof(struct proc_event, event_data.exit.process_pid)": 16,
-        "offsetof(struct proc_event, event_data.exit.process_tgid)": 20,
-        "offsetof(struct proc_event, event_data.ack.err)": 16,
-        "(unsigned)PROC_EVENT_EXIT": EXIT,
-        "PROC_EVENT_EXEC": EXEC,
-        "PROC_EVENT_FORK": FORK,
-        "CN_IDX_PROC": 1,
-        "CN_VAL_PROC": 1,
-        "NETLINK_CONNECTOR": 11,
-    }
-    lines = [f'_Static_assert({name} == {value}u, "{name}");' for name, value in offsets.items()]
-    source = tmp_path / "layout.c"
-    includes = ("stddef.h", "linux/netlink.h", "linux/connector.h", "linux/cn_proc.h")
-    source.write_text("\n".join(itertools.chain((f"#include <{name}>" for name in includes), lines)))
-    done = subprocess.run(
-        ["gcc", "-fsyntax-only", "-Werror", source], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
