@@ -87,7 +87,7 @@ def _by_kernel(text: str) -> set[str]:
 
     procfs = Procfs()
     try:
-        return {find_container(procfs, Wanted(text), procfs.mounts("self"), None)[0].container_id}
+        return {find_container(procfs, Wanted(text), procfs.mounts("self"))[0].container_id}
     except Ambiguous as error:
         return {candidate.partition(" ")[0] for candidate in error.candidates}
     except ResolverError:

@@ -96,15 +96,13 @@ class Wanted:
         return keys
 
 
-def find_container(
-    procfs: Procfs, wanted: Wanted, mounts: Iterable[Mount], roots: Sequence[str] | None
-) -> tuple[FoundContainer, str]:
+def find_container(procfs: Procfs, wanted: Wanted, mounts: Iterable[Mount]) -> tuple[FoundContainer, str]:
     """Return the only wanted container, and where it was found: ``"cgroup"`` or ``"scan"``.
 
     Raises NotFound, Ambiguous, CannotKnow and UsageError.
     """
     source = "cgroup"
-    found = _by_directories(wanted, cgroup_roots(mounts) if roots is None else roots)
+    found = _by_directories(wanted, cgroup_roots(mounts))
     if not found:
         found, source = _by_scan(procfs, wanted), "scan"
     if any(wanted.is_exact(key) for container in found for key in container.keys):

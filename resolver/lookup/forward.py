@@ -27,7 +27,7 @@ from resolver.lookup.resolve import ContainerOf, any_container, resolve
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from resolver.linux.procfs import Procfs
     from resolver.lookup.resolve import ContainerProcess
@@ -36,14 +36,7 @@ if TYPE_CHECKING:
 _MOST_THREADS = 20_000
 
 
-def lookup(
-    procfs: Procfs,
-    cid: str,
-    ns_pid: int,
-    *,
-    pidns: int | None = None,
-    cgroup_roots: Sequence[str] | None = None,
-) -> ContainerProcess:
+def lookup(procfs: Procfs, cid: str, ns_pid: int, *, pidns: int | None = None) -> ContainerProcess:
     """Return the process with the PID ``ns_pid`` in container ``cid``, or in its nested PID namespace ``pidns``.
 
     ``cid`` is an id or its first 6 or more characters, with or without a scheme such as ``containerd://``, or
@@ -52,7 +45,7 @@ def lookup(
     wanted = Wanted(cid)
     if ns_pid < 1:
         raise UsageError(f"{ns_pid} is not a PID: PIDs start at 1")
-    container, source, members = _found(procfs, wanted, cgroup_roots)
+    container, source, members = _found(procfs, wanted)
     namespace = own_namespace(procfs, members) if pidns is None else nested_namespace(procfs, members, pidns)
     fitting = numbered(procfs, members, namespace, ns_pid)
     if not fitting:
@@ -73,7 +66,7 @@ def lookup(
 def lookup_many(procfs: Procfs, cid: str, ns_pids: Iterable[int]) -> dict[int, ContainerProcess | None]:
     """Look several PIDs of one container up, without names; a missing process is None. Raises as `lookup`."""
     wanted = Wanted(cid)
-    container, source, members = _found(procfs, wanted, None)
+    container, source, members = _found(procfs, wanted)
     namespace = own_namespace(procfs, members)
     by_number: dict[int, list[Member]] = {}
     for member in members:
@@ -100,14 +93,12 @@ def walk_own(procfs: Procfs, own: Namespace, ns_pids: Iterable[int]) -> dict[int
     return answers
 
 
-def _found(
-    procfs: Procfs, wanted: Wanted, cgroup_roots: Sequence[str] | None
-) -> tuple[FoundContainer, str, list[Member]]:
+def _found(procfs: Procfs, wanted: Wanted) -> tuple[FoundContainer, str, list[Member]]:
     """Return the container, the source, and its processes. Raises CannotKnow if some may be hidden."""
     require_host_view(procfs)
     mounts = procfs.mounts("self")
     require_all_processes(procfs, mounts)
-    container, source = find_container(procfs, wanted, mounts, cgroup_roots)
+    container, source = find_container(procfs, wanted, mounts)
     members = members_of(procfs, container.host_pids)
     if not members:
         raise ProcessGone(f"container {container.container_id} ended while it was checked")

@@ -135,7 +135,7 @@ def _inside(
 ) -> tuple[str | None, int | None]:
     """Return the container's name and the process's number in it, each None if unknown."""
     try:
-        container, _ = find_container(procfs, Wanted(container_id), procfs.mounts("self"), None)
+        container, _ = find_container(procfs, Wanted(container_id), procfs.mounts("self"))
         members = members_of(procfs, container.host_pids)
         name = name_of(procfs, members, pod_uid)
     except (CannotKnow, NotFound, ProcessGone, Ambiguous):

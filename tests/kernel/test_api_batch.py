@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import random
 import socket
@@ -33,14 +34,11 @@ def post(daemon: Daemon, body: bytes) -> tuple[int, Any]:
             "POST /v1/lookup HTTP/1.1\r\nHost: r\r\nConnection: close\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
-        said = b""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may hang up on what is too long
             channel.sendall(head.encode() + body)
-        with contextlib.suppress(ConnectionResetError):
-            while more := channel.recv(1 << 18):
-                said += more
-    head_of_answer, _, text = said.partition(b"\r\n\r\n")
-    return int(head_of_answer.split()[1]), json.loads(text)
+        answer = http.client.HTTPResponse(channel)
+        answer.begin()
+        return answer.status, json.load(answer)
 
 
 def ask(daemon: Daemon, pairs: Sequence[Pair]) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ PYTHON = (sys.executable, "-c")
 #: Asks what it is told, one question a line, on one connection; answers with status and body.
 ASKER = textwrap.dedent(
     """
-    import json, os, socket, sys
+    import http.client, json, os, socket, sys
     def connect(path):
         channel = socket.socket(socket.AF_UNIX)
         channel.connect(path)
@@ -41,20 +41,12 @@ ASKER = textwrap.dedent(
             channel.sendall((head + body).encode())
         except BrokenPipeError:
             pass  # it said why before it hung up
-        said = b""
-        while b"\\r\\n\\r\\n" not in said:
-            try:
-                more = channel.recv(65536)
-            except ConnectionResetError:
-                more = b""  # hung up before it had read the question
-            if not more:
-                return [0, ""]
-            said += more
-        head, _, said = said.partition(b"\\r\\n\\r\\n")
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\\r\\n")[0])
-        while len(said) < length:
-            said += channel.recv(65536)
-        return [int(head.split()[1]), said.decode()]
+        answer = http.client.HTTPResponse(channel, method=method)
+        try:
+            answer.begin()
+        except ConnectionResetError:
+            return [0, ""]  # hung up before it had read the question
+        return [answer.status, answer.read().decode()]
     def serve(channel):
         print("ready", flush=True)
         for line in sys.stdin:
