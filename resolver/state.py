@@ -266,7 +266,7 @@ class LimitState(StrEnum):
         "switched_off"  # HAMi's monitor cleared utilization_switch, because of a policy or a priority
     )
     WAITING = "waiting"  # a slot's owner is unknown, so HAMi-core counts none of its use
-    EXCEEDED = "exceeded"  # in force, and used more over the last minute
+    EXCEEDED = "exceeded"  # HAMi-core should enforce it, and the last minute was above it
 
 
 class ContainerUse(Struct, frozen=True):

@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from resolver.base.reasons import SampleReason
-from resolver.state import ContainerUse, LimitState, WithoutSlot
+from resolver.state import ContainerUse, LimitState, WithoutSlot, tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -189,8 +189,9 @@ class Accounts:
         for key, entry in self._entries.items():
             limit, state = limits.get(key, (None, LimitState.NO_LIMIT))
             minute = entry.mean(_MINUTE, now)
-            if limit is not None and state is LimitState.IN_FORCE and minute is not None:
-                state = LimitState.EXCEEDED if minute > limit / 100 + _TOLERANCE else state
+            enforced = state in (LimitState.IN_FORCE, LimitState.WAITING)
+            if limit is not None and enforced and minute is not None and minute > limit / 100 + _TOLERANCE:
+                state = LimitState.EXCEEDED
             idle = entry.idle_since
             found.append(
                 ContainerUse(
@@ -245,7 +246,7 @@ def _limits(
             region = by_path.get(path)
             if region is None:
                 continue
-            waiting = any(slot.unresolved is not None for slot in region.slots)
+            waiting = bool(tally(region.slots).unresolved)
             for position, uuid in enumerate(region.device_uuids):
                 limit, state = region.core_limit(position), LimitState.IN_FORCE
                 if limit is None:

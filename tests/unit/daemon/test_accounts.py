@@ -101,8 +101,14 @@ def test_more_than_the_limit_is_said_after_a_minute_only(clock: Clock) -> None:
 def test_a_limit_that_does_not_hold_has_a_reason(
     clock: Clock, changes: dict[str, Any], state: LimitState
 ) -> None:
-    clock.collect(replace(PROCESS, sm_util=95), times=90)
+    clock.collect(replace(PROCESS, sm_util=45), times=90)
     assert clock.use(replace(REGION, **changes)).limit_state is state
+
+
+def test_a_tenant_cannot_hide_use_above_its_limit_behind_a_slot_without_an_owner(clock: Clock) -> None:
+    clock.collect(replace(PROCESS, sm_util=95), times=90)
+    false = replace(SLOT, slot=1, host_pid=None, unresolved=UnresolvedReason.NOT_MAPPED)
+    assert clock.use(replace(REGION, slots=(SLOT, false))).limit_state is LimitState.EXCEEDED
 
 
 def test_idle_is_who_holds_memory_and_does_nothing(clock: Clock) -> None:
