@@ -33,24 +33,15 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 def setup_logging(log_format: str, level: str = "info") -> None:
     """Configure the process's logging. ``log_format`` is ``auto``, ``json`` or ``console``."""
     terminal = sys.stderr.isatty()
-    if log_format == "auto":
-        log_format = "console" if terminal else "json"
-    shape: list[Any]
-    if log_format == "json":
-        # A traceback as text, in one field: the renderer alone would say no more than "exc_info": true.
-        shape = [structlog.processors.format_exc_info, _event_first, structlog.processors.JSONRenderer()]
-    else:
-        colors = terminal and "NO_COLOR" not in os.environ
-        plain = structlog.dev.plain_traceback
-        shape = [
-            structlog.processors.format_exc_info,
-            _printable,
-            structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain),
-        ]
+    shape: list[Any] = [_event_first, structlog.processors.JSONRenderer()]
+    if log_format == "console" or (log_format == "auto" and terminal):
+        colors, plain = terminal and "NO_COLOR" not in os.environ, structlog.dev.plain_traceback
+        shape = [_printable, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,  # a traceback as text: JSON would have "exc_info": true
             *shape,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
@@ -130,7 +121,8 @@ class Journal:
                 del self._quotas[key]
 
     def _say(self, event: str, level: str, fields: dict[str, Any]) -> None:
-        self._also(event, fields)
+        if self._events is not None and event in KINDS:
+            self._events.publish(event, fields)
         getattr(self.log, level)(event, **fields)
 
     def trouble(self, what: str, why: str, begins: str, ends: str, *, about: str = "", **where: str) -> None:
@@ -150,7 +142,3 @@ class Journal:
     def forget(self, what: str) -> None:
         """Forget a trouble with a subject that no longer exists."""
         self._troubles.pop(what, None)
-
-    def _also(self, event: str, fields: dict[str, Any]) -> None:
-        if self._events is not None and event in KINDS:
-            self._events.publish(event, fields)

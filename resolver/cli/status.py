@@ -17,7 +17,6 @@ from resolver.cli.ask_daemon import add_socket, ask, duration, understood
 from resolver.cli.process_summary import facts_of
 from resolver.cli.show import print_json, print_pairs
 from resolver.hami.placements import BY_NAME
-from resolver.state import LimitState
 
 if TYPE_CHECKING:
     import argparse
@@ -128,6 +127,8 @@ def _work(status: Mapping[str, Any]) -> Iterator[Line]:
 
 def _use(status: Mapping[str, Any]) -> Iterator[Line]:
     """Yield what an operator should look at; `resolver usage` has all of it."""
+    from resolver.state import LimitState  # msgspec is not for those without a daemon
+
     states, without = status["core_limits"], status["without_slot"]
     text = _list({state.replace("_", " "): n for state, n in states.items()})
     yield "core limits", text or "none", "yellow" if LimitState.EXCEEDED in states else ""

@@ -107,9 +107,9 @@ class ApiServer:
         if client is not None:
             await client.aclose()
 
-    async def get(self, path: str, **params: str) -> Json:
-        """Return an object."""
-        return await self._ask("GET", path, params)
+    async def get(self, path: str) -> Json:
+        """Return an object as it is, not as the server's cache has it."""
+        return await self._ask("GET", path, {})
 
     async def create(self, path: str, body: Json) -> Json:
         """Create an object and return it; 409 if the name exists."""

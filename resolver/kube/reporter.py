@@ -76,7 +76,6 @@ class Reporter:
         self._cordoned: frozenset[str] = frozenset()
         self._device: Json | None = None  # as last read or written; None: there is none
         self._to_read = True
-        self._from_cache = True  # whether a read may be answered from the API server's cache
         self._condition: tuple[str, str] | None = None  # status and reason, as last written
 
     async def run(self) -> None:
@@ -212,9 +211,8 @@ class Reporter:
             except ApiServerFailed as error:
                 wait = backoff.seconds(error, began)
                 self._changed(str(error))
-                if error.status == 409:
-                    # Another program wrote it meanwhile. The cache may not have that yet.
-                    self._to_read, self._from_cache = True, False
+                if error.status == 409:  # another program wrote it meanwhile
+                    self._to_read = True
                 else:
                     self._journal.trouble("device", str(error), "report_failed", "report_works")
             await asyncio.sleep(wait)
@@ -249,15 +247,12 @@ class Reporter:
             self._tally.in_sync()
 
     async def _read(self) -> Json | None:
-        params = {"resourceVersion": "0"} if self._from_cache else {}
         try:
-            device = await self._server.get(self._path, **params)
+            return await self._server.get(self._path)
         except ApiServerFailed as error:
             if error.status != 404:
                 raise
-            device = None
-        self._from_cache = True
-        return device
+            return None
 
     async def _write(self, before: Json | None, wanted: Json) -> None:
         try:

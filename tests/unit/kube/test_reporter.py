@@ -244,16 +244,6 @@ async def test_a_conflict_is_read_again_and_written(kube: KubeServer, run: Run) 
     assert run.device["metadata"]["labels"]["theirs"] == "y"
 
 
-def test_an_object_that_the_cache_does_not_have_yet(kube: KubeServer) -> None:
-    async def nothing(run: Run) -> None:
-        await asyncio.sleep(0)
-
-    play(kube, nothing)
-    kube.faults.stale = {}
-    play(kube, falls_ill)
-    assert kube.devices[NODE]["metadata"]["resourceVersion"]
-
-
 @in_sync
 async def test_too_many_requests_are_waited_for_as_long_as_the_server_says(
     kube: KubeServer, run: Run
