@@ -25,7 +25,7 @@ from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS
 from resolver.hami.region_register import STRAY, RegionRegister
 from resolver.hami.searched_directories import NOWHERE, Candidate, Directory, Root
 from resolver.linux.inotify import OF_A_DIRECTORY
-from resolver.linux.safe_open import translate
+from resolver.linux.safe_open import let_go, translate
 from resolver.workers.lane import ALL
 from resolver.workers.lanes import Direct, begin
 
@@ -328,7 +328,7 @@ class DirectoryFinder:
                 offered, *held = await self._reader.ask(payer, payer, hold_directory, where, name)
                 fd = take(offered, *held)
                 self._watch(payer, payer, fd, lambda _: self._news_in(directory))
-                os.close(fd)
+                let_go(fd)
             found = await self._reader.ask(payer, payer, look_into, where, name, known)
         except (OSError, CannotKnow, WorkerFailed) as error:
             raise _unreadable(error) from None

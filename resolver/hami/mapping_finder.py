@@ -33,7 +33,7 @@ from resolver.hami.process_reads import maps_shared, place_of_held, shown_in_map
 from resolver.hami.region import adopt_by
 from resolver.linux.mappings import SuperblockPath, opened_by_name
 from resolver.linux.procfs import TooLarge
-from resolver.linux.safe_open import check_plain, hold_opened, open_offered, translate
+from resolver.linux.safe_open import check_plain, hold_opened, let_go, open_offered, translate
 from resolver.lookup.resolve import verify
 from resolver.workers.lane import ALL
 from resolver.workers.lanes import Direct
@@ -231,7 +231,7 @@ class MappingFinder:
                 try:
                     region = await adopt_by(self._reader, payer, fd, name)
                 except BaseException:
-                    os.close(fd)
+                    let_go(fd)
                     raise
                 known = self.found[name] = _Found(region, proof)
                 # The path has no pod or container name.
@@ -240,7 +240,7 @@ class MappingFinder:
                 self._changes.added.append(FoundRegion(region, ownership, location))
                 self.rejected.pop(name, None)
         finally:
-            os.close(hold)
+            let_go(hold)
         known.processes = {each for each in known.processes if self._lives(each)} | {process}
 
     def _make_room(self, name: str, container_id: str) -> None:

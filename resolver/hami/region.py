@@ -17,7 +17,7 @@ from resolver.base.errors import RegionRejected, ResolverError, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.hami import layout as layouts
 from resolver.hami.packed_slots import Columns, PackedSlots, without_idle
-from resolver.linux.safe_open import check_plain, open_offered, open_plain, translate
+from resolver.linux.safe_open import check_plain, let_go, open_offered, open_plain, translate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -273,7 +273,7 @@ class SharedRegion:
     def close(self) -> None:
         """Close the descriptor; may be called twice."""
         if self.fd >= 0:
-            os.close(self.fd)
+            let_go(self.fd)
             self.fd = -1
 
     def __enter__(self) -> Self:

@@ -23,7 +23,7 @@ from resolver.hami.placements import KAI
 from resolver.hami.region import adopt_by
 from resolver.hami.region_location import locate
 from resolver.hami.searched_directories import NOWHERE
-from resolver.linux.safe_open import translate
+from resolver.linux.safe_open import let_go, translate
 from resolver.workers.lanes import begin
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class RegionRegister:
             region = await adopt_by(self._reader, account, fd, candidate.path)
             return region, await locate(self._reader, region, candidate)
         except BaseException:
-            os.close(fd)
+            let_go(fd)
             raise
 
     def finish(self, candidate: Candidate, now: float) -> None:

@@ -23,6 +23,7 @@ from importlib import import_module
 from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone, RegionRejected
 from resolver.linux import seccomp
 from resolver.linux.procfs import Procfs, TooLarge
+from resolver.linux.safe_open import let_go
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def _offer(value: Any) -> Any:
         return list(value)
     _held.append(value.fd)
     if len(_held) > _MOST_HELD:
-        os.close(_held.popleft())
+        let_go(_held.popleft())
     return f"/proc/{os.getpid()}/fd/{value.fd}"
 
 
