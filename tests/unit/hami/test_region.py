@@ -331,7 +331,7 @@ def test_a_removed_file_is_closed_in_a_thread(
         closed[fd] = threading.get_ident()
 
     container(tmp_path)
-    ((region, _),) = find.refresh(full=True).added
+    region = find.refresh(full=True).added[0].region
     fd = region.fd
     monkeypatch.setattr(os, "close", noted)
     Path(region.path).unlink()
