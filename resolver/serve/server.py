@@ -45,12 +45,12 @@ class Server:
         self, application: Application, gatekeeper: Gatekeeper, listener: socket.socket, limits: Limits
     ) -> None:
         self._application, self._gatekeeper, self._limits = application, gatekeeper, limits
+        #: With their owners.
         self._silent: Waiting[Hashable] = Waiting(
-            limits.seconds, self._readable, self._dismiss
-        )  # with its owner
+            limits.seconds, self._readable, late=lambda channel, _: channel.close()
+        )
         #: By owner, the next one first; of each, whole requests first.
         self._ready: OrderedDict[Hashable, list[_Guest]] = OrderedDict()
-        self._held: Counter[Hashable] = Counter()  # silent or ready
         self._inside: dict[asyncio.Task[None], tuple[Connection, Hashable]] = {}  # oldest first
         self._next_at = 0.0
         self._turn: asyncio.TimerHandle | None = None
@@ -79,25 +79,24 @@ class Server:
 
     def _take(self, channel: socket.socket) -> None:
         state = _state(channel)
-        owner = None
         try:
-            if state & _GONE or (owner := self._gatekeeper.owner(channel)) is None:
-                return
-            self._held[owner] += 1
-        finally:
-            if owner is None:
-                channel.close()
-        if state:
+            owner = None if state & _GONE else self._gatekeeper.owner(channel)
+        except OSError:
+            channel.close()
+            raise
+        if owner is None:
+            channel.close()
+        elif state:
             self._make_ready(channel, owner)
         else:
             self._silent.add(channel, owner)
-        if self._held.total() > self._limits.waiting:
+        if len(self._silent) + sum(map(len, self._ready.values())) > self._limits.waiting:
             self._turn_one_away(channel)
 
     def _readable(self, channel: socket.socket, owner: Hashable) -> None:
         self._silent.remove(channel)
         if _state(channel) & _GONE:
-            self._dismiss(channel, owner)
+            channel.close()
         else:
             self._make_ready(channel, owner)
 
@@ -122,24 +121,16 @@ class Server:
             if guests:
                 self._ready[owner] = guests
             if not _state(channel) & _GONE:
-                self._release(owner)
                 self._charge()
                 self.let_in(channel, owner)
                 break
-            self._dismiss(channel, owner)
+            channel.close()
         self._await_turn()
 
-    def _release(self, owner: Hashable) -> None:
-        self._held[owner] -= 1
-        if not self._held[owner]:
-            del self._held[owner]
-
-    def _dismiss(self, channel: socket.socket, owner: Hashable, answer: bytes = b"") -> None:
-        self._release(owner)
-        _hang_up(channel, answer)
-
     def _turn_one_away(self, latest: socket.socket) -> None:
-        ((greedy, _),) = self._held.most_common(1)
+        held = Counter(owner for _, owner in self._silent)
+        held.update({owner: len(guests) for owner, guests in self._ready.items()})
+        ((greedy, _),) = held.most_common(1)
         guests = self._ready.get(greedy, [])
         begun = [guest for guest in guests if not guest.whole]
         channel = next((channel for channel, owner in self._silent if owner == greedy), None)
@@ -152,7 +143,7 @@ class Server:
                 del self._ready[greedy]
         else:
             self._silent.remove(channel)
-        self._dismiss(channel, greedy, self._busy)
+        _hang_up(channel, self._busy)
 
     # -- inside ---------------------------------------------------------------------------------------
 
