@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import zlib
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from resolver.api import shapes
 from resolver.api.request import Answer, Request, Route, Routes, encode, integer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
     from resolver.api.context import Context
     from resolver.state import Snapshot
@@ -56,7 +57,10 @@ async def gpus(context: Context, request: Request) -> Answer:
     known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
     wait = request.number("wait")
     if wait is not None:
-        await _wait_for_gpus(context, known, wait)
+        with context.gatekeeper.stream(), contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                while _gpus_tag(context.view.snapshot()) in known:
+                    await context.view.inventories.wait(context.view.inventories.number)
     picture = context.view.snapshot()
     tag = _gpus_tag(picture)
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
@@ -70,17 +74,6 @@ def _gpus_tag(picture: Snapshot) -> str:
     error = picture.joined.error
     failed = f"-{zlib.crc32(error.encode()):x}" if error else ""
     return f'"{picture.started_at:.3f}-{picture.inventory.version}{failed}"'
-
-
-async def _wait_for_gpus(context: Context, known: Collection[str], seconds: int) -> None:
-    """Wait for other GPUs than the known ones, that long at most."""
-    with context.gatekeeper.stream():
-        try:
-            async with asyncio.timeout(seconds):
-                while _gpus_tag(context.view.snapshot()) in known:
-                    await context.view.inventories.wait(context.view.inventories.number)
-        except TimeoutError:
-            pass
 
 
 @ROUTES.add("/v1/status", shapes.Status, "How the daemon is")

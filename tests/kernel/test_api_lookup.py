@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import signal
 import socket
-import stat
 import time
 from collections import Counter
 from pathlib import Path
@@ -182,31 +180,7 @@ def test_without_a_daemon_the_kernel_is_asked(node: Node, tmp_path: Path) -> Non
             assert took < PATIENCE_S
 
 
-def test_a_daemon_that_stands_still_is_not_waited_for(node: Node, start: Start, source: str) -> None:
-    container = node.container()
-    process = container.spawn(SLEEP)
-    daemon = serving(start, node)
-    daemon.signal(signal.SIGSTOP)
-    try:
-        began = time.monotonic()
-        assert command(daemon, container, process.ns_pid) == (0, f"{process.host_pid}\n")
-        assert time.monotonic() - began < PATIENCE_S
-        code, text = command(daemon, container, process.ns_pid, "--json")
-        assert (code, json.loads(text)["source"]) == (0, "cgroup")  # whose answer it is
-    finally:
-        daemon.signal(signal.SIGCONT)
-
-
 # ---- the socket ---------------------------------------------------------------------------------------------------
-
-
-def test_the_socket_is_closed_to_others_and_goes_with_the_daemon(node: Node, start: Start) -> None:
-    daemon = serving(start, node)
-    info = daemon.socket.stat()
-    assert (stat.S_ISSOCK(info.st_mode), stat.S_IMODE(info.st_mode), info.st_uid) == (True, 0o660, 0)
-    assert sorted(path.name for path in daemon.run_dir.iterdir() if "sock" in path.name) == ["resolver.sock"]
-    daemon.stop()
-    assert not daemon.socket.exists()
 
 
 @pytest.mark.parametrize("path", ["/proc/resolver.sock", "/" + "x" * 120], ids=["no place", "too long"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -162,21 +160,6 @@ def test_the_linter_of_prometheus_has_nothing_to_say(
         [program("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
-
-
-def test_a_daemon_that_stands_still_does_not_say_it_is_well(
-    node: Node, scraping: Callable[..., Scraper], source: str
-) -> None:
-    scraper = scraping()
-    scraper.daemon.signal(signal.SIGSTOP)
-    try:
-        with socket.create_connection((scraper.host, scraper.port), timeout=1) as channel:
-            channel.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-            with pytest.raises(TimeoutError):
-                channel.recv(100)
-    finally:
-        scraper.daemon.signal(signal.SIGCONT)
-    until(lambda: scraper.get("/healthz") == (200, "ok\n"), "health")
 
 
 def test_the_next_daemon_takes_the_port_over(
