@@ -44,12 +44,11 @@ def daemon(node: Node) -> Finding:
         )
     host_pid = node.lock_holder or min(running)
     other = running.get(host_pid)
-    elsewhere = other.settings.socket_path if other and other.settings else where
-    if elsewhere != where:
+    if other and other.run_dir not in ("", node.settings.run_dir):
         return unknown(
             f"PID {host_pid} runs, but does not answer at {where}",
-            f"it listens at {elsewhere}",
-            f"resolver doctor --socket {elsewhere}",
+            f"its run directory is {other.run_dir}",
+            f"resolver doctor --run-dir {other.run_dir}",
         )
     if os.path.exists(where) and not os.access(where, os.W_OK):
         return unknown(f"PID {host_pid} runs", "its socket is refused to this user", "run this as root")
@@ -105,11 +104,14 @@ def _content(status: dict[str, Any]) -> Finding:
 def instances(node: Node) -> Finding:
     """Check that no more than one daemon writes to the same directories."""
     # Each that writes holds a lock in its own run directory; a dry run, or one that waits for its turn, holds none.
-    writing = {host_pid: other for host_pid, other in sorted(node.daemons.items()) if other.locked}
+    writing = {host_pid: other for host_pid, other in sorted(node.daemons.items()) if other.run_dir}
     same = [
         host_pid
         for host_pid, other in writing.items()
-        if any(each is not other and each.directories & other.directories for each in writing.values())
+        if any(
+            each is not other and each.may_serve(other.directories or frozenset())
+            for each in writing.values()
+        )
     ]
     if same:
         return failed(
@@ -122,7 +124,7 @@ def instances(node: Node) -> Finding:
         return ok(f"one, PID {node.lock_holder}, holds {node.settings.run_dir}/lock")
     for host_pid, other in writing.items():
         return warning(
-            f"PID {host_pid} writes, with --run-dir {other.settings.run_dir if other.settings else '?'}",
+            f"PID {host_pid} writes, with --run-dir {other.run_dir}",
             f"a daemon with --run-dir {node.settings.run_dir} would start beside it, and write its slots too",
             "give both the same --run-dir",
         )

@@ -85,7 +85,7 @@ class Node:
         """``{host_pid: daemon}`` of those that serve the files that a daemon with our settings would."""
         from resolver.doctor.others import directories_of, find
 
-        ours = directories_of("self", self.settings)
+        ours = directories_of(self.settings.containers_dir)
         return {host_pid: other for host_pid, other in find(self.procfs).items() if other.may_serve(ours)}
 
     @cached_property

@@ -1,37 +1,38 @@
-"""Which daemons run on this node, by their command lines, and with which settings."""
+"""Which daemons run on this node: by their command lines, and by what they have open."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+import stat
+from typing import TYPE_CHECKING, NamedTuple
 
-from resolver import config
-from resolver.base.errors import AccessDenied, ProcessGone, UsageError
+from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.lock_holder import lock_holder
-from resolver.config import options
 from resolver.hami.placements import searched
 
 if TYPE_CHECKING:
-    import psutil
+    from collections.abc import Iterable
 
     from resolver.linux.procfs import Procfs
 
 _PYTHON = re.compile(r"python[0-9.]*")
+Directories = frozenset[tuple[int, int]]
 
 
 class Other(NamedTuple):
-    """Process that is ``resolver run``. ``settings`` are None if unreadable; ``locked``: it holds its lock."""
+    """Process that is ``resolver run``: its open directories by device and inode, and where it holds the lock.
 
-    settings: config.Settings | None
-    directories: frozenset[object] = frozenset()
-    locked: bool = False
+    ``directories`` are None if unreadable; ``run_dir`` is empty for one that does not write.
+    """
 
-    def may_serve(self, directories: frozenset[object]) -> bool:
+    directories: Directories | None
+    run_dir: str = ""
+
+    def may_serve(self, directories: Directories) -> bool:
         """Check if it serves one of these directories, as far as is known."""
-        return self.settings is None or bool(self.directories & directories)
+        return self.directories is None or bool(self.directories & directories)
 
 
 def find(procfs: Procfs) -> dict[int, Other]:
@@ -42,23 +43,20 @@ def find(procfs: Procfs) -> dict[int, Other]:
     found = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError, ProcessGone, AccessDenied):
-            argv = process.cmdline()
-            if not runs_daemon(argv) or process.uids().effective != 0:
+            if not runs_daemon(process.cmdline()) or process.uids().effective != 0:
                 continue
             if len(procfs.ns_pids(process.pid)) == 1:  # in a namespace of its own it does not start
-                found[process.pid] = _daemon(procfs, process, argv)
+                found[process.pid] = _daemon(f"{procfs.root}/{process.pid}", process.pid)
     return found
 
 
-def directories_of(process: int | str, settings: config.Settings) -> frozenset[object]:
-    """Return the directories of cache files as that process sees them: each by device and inode, else by its path."""
-    found: set[object] = set()
-    for path in map(os.path.normpath, searched(settings.containers_dir)):
-        try:
-            info = os.stat(f"/proc/{process}/root{path}")
+def directories_of(paths: Iterable[str]) -> Directories:
+    """Return the directories of cache files by device and inode."""
+    found = set()
+    for path in searched(tuple(paths)):
+        with contextlib.suppress(OSError):
+            info = os.stat(path)
             found.add((info.st_dev, info.st_ino))
-        except OSError:
-            found.add(path)
     return frozenset(found)
 
 
@@ -73,25 +71,18 @@ def runs_daemon(argv: list[str]) -> bool:
     return len(argv) > 1 and os.path.basename(argv[0]) == "resolver" and argv[1] == "run"
 
 
-def flags_in(argv: list[str]) -> dict[str, Any]:
-    """Return the settings on a command line, as `resolver.config.load` takes them, and ``config``."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    options.add_arguments(parser)
-    args, _other = parser.parse_known_args(argv)
-    return options.given(args) | ({"config": args.config} if args.config else {})
-
-
-def _daemon(procfs: Procfs, process: psutil.Process, argv: list[str]) -> Other:
-    import psutil
-
+def _daemon(process: str, host_pid: int) -> Other:
+    """Read what a daemon has open; it keeps the directories that it searches, and its lock."""
+    directories, run_dir = set(), ""
     try:
-        environ, flags = process.environ(), flags_in(argv)
-        file = flags.pop("config", None) or environ.pop("RESOLVER_CONFIG", None)
-        # A file by its path from there: the daemon may be in a container, with another root and directory.
-        if file:
-            file = f"{procfs.root}/{process.pid}/{'root' if file.startswith('/') else 'cwd/'}{file}"
-        settings = config.load(flags, file, environ)
-    except (psutil.Error, OSError, UsageError, argparse.ArgumentError):
+        descriptors = os.listdir(f"{process}/fd")
+    except OSError:
         return Other(None)
-    locked = lock_holder(f"/proc/{process.pid}/root{settings.run_dir}") == process.pid
-    return Other(settings, directories_of(process.pid, settings), locked)
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            info, path = os.stat(f"{process}/fd/{descriptor}"), os.readlink(f"{process}/fd/{descriptor}")
+            if stat.S_ISDIR(info.st_mode):
+                directories.add((info.st_dev, info.st_ino))
+            elif path.endswith("/lock") and lock_holder(f"{process}/root{path[:-5]}") == host_pid:
+                run_dir = path[:-5]
+    return Other(frozenset(directories), run_dir)

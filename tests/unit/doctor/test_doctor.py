@@ -24,7 +24,7 @@ from resolver.config import HostpidNamespace, Settings
 from resolver.doctor import CHECKS, Check, bounded, daemon, gpu, hami
 from resolver.doctor.findings import Finding, State, failed, ok, together, warning
 from resolver.doctor.node import Node
-from resolver.doctor.others import Other, directories_of, flags_in, runs_daemon
+from resolver.doctor.others import Other, directories_of, runs_daemon
 from tests.fakes import cachefiles
 from tests.fakes.command import called, on_terminal
 from tests.fakes.gpu import DEFAULT_DEVICES
@@ -375,19 +375,6 @@ def test_command_lines(command: str, *, is_one: bool) -> None:
     assert runs_daemon(command.split()) == is_one
 
 
-def test_settings_on_a_command_line() -> None:
-    words = (
-        "resolver run --containers-dir /a --containers-dir=/b --dry-run --source scan --run-dir /r --config c"
-    )
-    assert flags_in(words.split()) == {
-        "containers_dir": ["/a", "/b"],
-        "dry_run": True,
-        "source": "scan",
-        "run_dir": "/r",
-        "config": "c",
-    }
-
-
 def test_daemons_are_compared_by_their_directories(node: Node, tmp_path: Path) -> None:
     """One that writes elsewhere is no second writer; a directory with two names is one."""
     for name in ("a", "b", "c"):
@@ -395,10 +382,9 @@ def test_daemons_are_compared_by_their_directories(node: Node, tmp_path: Path) -
     (tmp_path / "link").symlink_to(tmp_path / "a")
 
     def writes(*names: str) -> Other:
-        told = Settings(containers_dir=tuple(str(tmp_path / name) for name in names))
-        return Other(told, directories_of("self", told), locked=True)
+        return Other(directories_of(str(tmp_path / name) for name in names), f"/run/{names[0]}")
 
-    ours = directories_of("self", Settings(containers_dir=(str(tmp_path / "a"), f"{tmp_path}/b/")))
+    ours = directories_of((str(tmp_path / "a"), f"{tmp_path}/b/"))
     assert writes("c", "b").may_serve(ours)
     assert writes("link").may_serve(ours)
     assert not writes("c").may_serve(ours)
