@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from resolver import __version__, config
 from resolver.api import shapes
 from resolver.base.reasons import RegionReason, SampleReason
-from resolver.base.text import printable
 from resolver.cli._explain.known import _documents as answers_of
 from resolver.cli.ask_daemon import duration, moment
 from resolver.gpu.attribution import NOTHING, Sample
@@ -80,7 +79,7 @@ def pairs_of(text: str) -> dict[str, str]:
 # ---- nobody there -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["status", "containers", "events"])
+@pytest.mark.parametrize("command", ["status", "containers", "events", "devices", "top"])
 def test_without_a_daemon_it_is_4_and_says_what_to_do(command: str, tmp_path: Path) -> None:
     done = resolver(command, "--socket", str(tmp_path / "none.sock"))
     assert (done.returncode, done.stdout) == (4, "")
@@ -97,26 +96,18 @@ ODD = {"events": 3, "containers": [{}], "source": []}
 NONSENSE: tuple[Any, ...] = ({}, [], None, 7, ODD, {"events": [[]]})
 
 
-@pytest.mark.parametrize("command", ["status", "containers", "events", "top"])
+@pytest.mark.parametrize("command", ["status", "containers", "events", "devices", "top"])
 @pytest.mark.parametrize("document", NONSENSE, ids=str)
 def test_a_daemon_of_another_kind_is_told_and_no_traceback(
     daemon: Daemon, command: str, document: Any
 ) -> None:
     """None: it does not know the route at all."""
-    for path in ("/v1/status", "/v1/unresolved", "/v1/containers", "/v1/events"):
+    for path in ("/v1/status", "/v1/unresolved", "/v1/containers", "/v1/events", "/v1/gpus"):
         daemon.documents[path] = document
     done = resolver(command, "--socket", str(daemon.path))
     assert "Traceback" not in done.stderr
     assert (done.returncode, done.stdout) == (4, "")
     assert "of this version" in done.stderr
-
-
-def test_config_does_without_such_a_daemon(daemon: Daemon) -> None:
-    for document in (None, {"settings": 5}):
-        daemon.documents["/v1/status"] = document
-        done = resolver("config", "--json", "--socket", str(daemon.path))
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["daemon"] is None
 
 
 def test_the_daemons_version_or_that_it_does_not_say_it(daemon: Daemon) -> None:
@@ -434,14 +425,6 @@ def test_each_setting_with_its_place(tmp_path: Path) -> None:
     assert told["broker"] == ("-", "default")
 
 
-def test_what_is_printed_can_be_given_back(tmp_path: Path) -> None:
-    done = resolver("config", "--interval", "1.5s", "--containers-dir", "/a", "--containers-dir", "/b")
-    told = table(done.stdout)
-    environ = {f"RESOLVER_{name.upper()}": value for name, (value, _) in told.items() if value != "-"}
-    settings = config.load(environ=environ)
-    assert settings == config.Settings(interval=1.5, containers_dir=("/a", "/b"))
-
-
 def test_the_template_is_a_settings_file_of_defaults(tmp_path: Path) -> None:
     text = resolver("config", "--template").stdout
     settings = [line.removeprefix("# ") for line in text.splitlines() if " = " in line]
@@ -518,11 +501,6 @@ def test_durations_for_people(seconds: float, text: str) -> None:
 def test_a_moment_is_rounded_not_overflown() -> None:
     assert moment(0.9996) == "1970-01-01T00:00:01.000Z"
     assert moment(AT) == "2023-11-14T22:13:20.000Z"
-
-
-def test_only_what_can_be_seen_is_printable() -> None:
-    assert printable("pod-é 日本") == "pod-é 日本"
-    assert printable("a\tb\x7f") == r"a\tb\x7f"
 
 
 def test_a_file_that_is_named_goes_before_the_daemon(daemon: Daemon, tmp_path: Path) -> None:

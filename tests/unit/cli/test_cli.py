@@ -78,10 +78,6 @@ def test_an_option_is_spelt_out() -> None:
     assert (done.returncode, "unrecognized arguments: --dry --on" in done.stderr) == (2, True)
 
 
-def test_what_is_like_nothing_has_no_suggestion() -> None:
-    assert "did you mean" not in called("frobnicate").stderr + called("run", "--zzz").stderr
-
-
 def test_both_versions(tmp_path: Path) -> None:
     done = called("version", "--socket", str(tmp_path / "none.sock"))
     assert (done.returncode, done.stderr) == (0, "")

@@ -48,14 +48,6 @@ def test_a_directory_of_containers_one_container_and_a_single_file_are_all_paths
     assert [file["layout"] for file in as_json(lone, side)[1]] == ["v1.1", "v0"]
 
 
-def test_a_relative_path_is_taken_from_here(tmp_path: Path) -> None:
-    path = container(tmp_path)
-    done = subprocess.run(
-        [*RESOLVER, "--json", path.name], cwd=path.parent, capture_output=True, check=True, timeout=60
-    )
-    assert json.loads(done.stdout)[0]["proc_num"] == 4
-
-
 def test_a_broken_file_is_one_row_and_the_others_are_still_shown(tmp_path: Path) -> None:
     good = container(tmp_path, "good")
     broken = container(tmp_path, "broken")

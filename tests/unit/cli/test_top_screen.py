@@ -54,32 +54,6 @@ def left_as_it_was(terminal: Terminal, tmp_path: Path) -> None:
 # ---- what is on the screen ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 24), (200, 50)])
-@pytest.mark.parametrize("containers", [0, 1, 200])
-def test_narrow_and_wide_with_few_and_many(served: Served, containers: int, width: int, height: int) -> None:
-    served.shown = busy(containers)
-    with Terminal(top(served), width, height) as terminal:
-        terminal.wait("q quit")
-        lines = terminal.lines()
-        assert len(lines) == height
-        assert lines[0].startswith("resolver top")
-        assert "4 GPUs  " in lines[1]
-        assert lines[3].startswith("0 NVIDIA A100-SXM4-80GB")
-        assert "87% 41.0G/80.0G" in lines[3]
-        if containers == 0:
-            assert "no container uses it" in lines[4]
-        if containers == 1:
-            assert re.match(r"  ml-prod/bert-t", lines[4])
-            assert re.match(r"    python3 +", lines[5])
-        if containers == 200:
-            assert sum(bool(re.match("  [a-z]", line)) for line in lines) >= (height - 6) // 4
-            if width >= 80:
-                assert re.search(r" 1-\d\d of \d{3}$", lines[-1])
-        if width == 200:
-            assert "61C 312W" in lines[3]
-            assert f"{os.uname().nodename}  " in lines[0]
-
-
 def test_another_size_is_another_frame(served: Served) -> None:
     with Terminal(top(served), 200, 50) as terminal:
         terminal.wait("research/llm-serving-0/vllm")
@@ -268,13 +242,6 @@ def test_a_daemon_that_goes_away_is_told_and_waited_for(served: Served) -> None:
         assert "it does not answer in time" in terminal.wait("by utilization")
         served.recover()
         terminal.wait(lambda text: "no daemon" not in text)
-
-
-def test_no_daemon_at_all_is_a_sentence_and_no_screen(tmp_path: Path) -> None:
-    with Terminal(f"{TOP} --socket {tmp_path}/nowhere; echo ended with $?; exec cat", 200) as terminal:
-        text = terminal.wait("ended with 4")
-        assert "no daemon answers at" in text
-        assert terminal.get("alternate_on") == "0"
 
 
 # ---- looks --------------------------------------------------------------------------------------------------------
