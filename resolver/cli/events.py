@@ -17,7 +17,6 @@ from resolver.cli.show import on_terminal, styled, wrapped
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Collection
 
 _SHOWN_BEFORE = 10
 _BAD = frozenset(
@@ -51,14 +50,14 @@ def run(args: argparse.Namespace) -> int:
         _seconds(args.since)
     if args.pod and args.pod.count("/") > 1:
         raise UsageError(f"--pod {args.pod}: use NAMESPACE/POD, or a pod's UID")
-    # Numbers begin anew with each daemon: an event's id has the daemon's start in it.
+    # Numbers begin at 1 with each daemon: an event's id has the daemon's start in it.
     status = ask("/v1/status", args.socket) if args.follow else None
     kept = ask("/v1/events", args.socket)
     last = args.last if args.last is not None or not args.follow else _SHOWN_BEFORE
     with understood():
-        about = _About.of(args, kept)
-        lines = [about.line(event) for event in kept["events"] if about.wants(event)]
-        if args.pod and not args.follow and not lines and not about.knows(args.pod):
+        shown = _Shown(args, kept)
+        lines = [shown.line(event) for event in kept["events"] if shown.wants(event)]
+        if args.pod and not args.follow and not lines and not shown.knows_pod():
             raise NotFound(
                 f"no pod here is or was called {args.pod!r}: resolver containers lists those that run"
             )
@@ -70,79 +69,63 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.flush()
         for event in follow(args.socket, last_id, args.kind or ()):
             with understood():
-                about.learn(event)
-                line = about.line(event) if about.wants(event) else ""
-            if line:
-                print(line, flush=True)  # the reader of a pipe waits for it
+                shown.learn(event["fields"])
+                if shown.wants(event):
+                    print(shown.line(event), flush=True)  # the reader of a pipe waits for it
     return 0
 
 
-class _About:
+class _Shown:
     """Selection and format of events, with pod names by UID."""
 
-    def __init__(self, kinds: Collection[str], oldest: float, pod: str, *, as_json: bool) -> None:
-        self._kinds, self._oldest, self._pod, self._as_json = kinds, oldest, pod, as_json
-        self._compact = on_terminal() and not as_json
+    def __init__(self, args: argparse.Namespace, kept: dict[str, Any]) -> None:
+        self._kinds, self._pod, self._as_json = args.kind or (), args.pod or "", args.json
+        self._oldest = kept["at"] - _seconds(args.since) if args.since else 0.0
+        self._compact = on_terminal() and not args.json
         self._pods: dict[str, str] = {}  # UID -> NAMESPACE/POD
+        if self._pod or self._compact:
+            running = ask("/v1/containers", args.socket)["containers"]
+            for fields in (*running, *(event["fields"] for event in kept["events"])):
+                self.learn(fields)
 
-    @classmethod
-    def of(cls, args: argparse.Namespace, kept: dict[str, Any]) -> _About:
-        """Build it from the command line; ``kept`` is the daemon's answer."""
-        oldest = kept["at"] - _seconds(args.since) if args.since else 0.0
-        about = cls(args.kind or (), oldest, args.pod or "", as_json=args.json)
-        if args.pod or about._compact:
-            for container in ask("/v1/containers", args.socket)["containers"]:
-                about.learn({"fields": container})
-            for event in kept["events"]:
-                about.learn(event)
-        return about
-
-    def learn(self, event: dict[str, Any]) -> None:
-        """Remember the pod of an event, with its name if the event has it."""
-        fields = event["fields"]
+    def learn(self, fields: dict[str, Any]) -> None:
+        """Remember the pod of a container or an event, with its name if there is one."""
         if uid := fields.get("pod_uid"):
             name = f"{fields['namespace']}/{fields['pod']}" if fields.get("pod") else ""
             self._pods[uid] = name or self._pods.get(uid, "")
 
-    def knows(self, pod: str) -> bool:
-        """Check if a pod of that name, or with a UID that begins so, runs or has an event."""
-        return any(pod == name or uid.startswith(pod) for uid, name in self._pods.items())
+    def knows_pod(self) -> bool:
+        """Check if the chosen pod runs or has an event."""
+        return any(map(self._is_chosen, self._pods))
+
+    def _is_chosen(self, uid: str) -> bool:
+        return self._pods.get(uid) == self._pod or ("/" not in self._pod and uid.startswith(self._pod))
 
     def wants(self, event: dict[str, Any]) -> bool:
         """Check if an event is selected."""
         if (self._kinds and event["kind"] not in self._kinds) or event["at"] < self._oldest:
             return False
         uid = _pod_uid(event["fields"])
-        return not self._pod or (
-            bool(uid)
-            and (self._pods.get(uid) == self._pod or ("/" not in self._pod and uid.startswith(self._pod)))
-        )
+        return not self._pod or (bool(uid) and self._is_chosen(uid))
 
     def line(self, event: dict[str, Any]) -> str:
         """Format an event."""
         if self._as_json:
             return json.dumps({name: event[name] for name in ("number", "at", "kind", "fields")})
-        kind = printable(event["kind"])
+        kind, fields = printable(event["kind"]), event["fields"]
         color = "red" if kind in _BAD else "green" if kind in _GOOD else "bold"
-        if self._compact:
-            return self._short(event, kind, color)
-        fields = " ".join(
-            f"{styled(printable(name) + '=', 'dim')}{_value(value)}"
-            for name, value in event["fields"].items()
-        )
-        return f"{moment(event['at'])}  {styled(kind.ljust(18), color)}  {fields}".rstrip()
-
-    def _short(self, event: dict[str, Any], kind: str, color: str) -> str:
-        """Format it for a terminal: names instead of ids, broken at the line's end."""
-        fields, uid = event["fields"], _pod_uid(event["fields"])
+        if not self._compact:
+            values = " ".join(f"{printable(name)}={_value(value)}" for name, value in fields.items())
+            return f"{moment(event['at'])}  {kind.ljust(18)}  {values}".rstrip()
+        # At a terminal: names instead of ids, broken at the line's end.
+        uid, when = _pod_uid(fields), moment(event["at"])[5:19].replace("T", " ")
         name = fields.get("container_name") or str(fields.get("container", "")).partition("_")[2]
         whose = "/".join(filter(None, (self._pods.get(uid) or uid[:8], name)))
-        rest = [
+        rest = (
             f"{printable(each)}={_value(value)}"
             for each, value in fields.items()
             if each not in _NAMES and value is not None
-        ]
-        when = moment(event["at"])[5:19].replace("T", " ")
+        )
         text = " ".join(filter(None, (when, kind, printable(whose), *rest)))
         return "\n    ".join(wrapped(text, 4)).replace(kind, styled(kind, color), 1)
 

@@ -17,7 +17,6 @@ from resolver.linux.procfs import Procfs
 if TYPE_CHECKING:
     from resolver.doctor.others import Other
     from resolver.gpu.sampler import Collection
-    from resolver.hami.directory_finder import DirectoryFinder
     from resolver.linux.mounts import Mount
 
 #: More rounds of looking for regions are not made: each opens up to 256 files.
@@ -43,14 +42,13 @@ class Node:
         *,
         settings_from: str = "",
         settings_error: str = "",
-        proc: str = "/proc",
         nvml_seconds: float = 20.0,
     ) -> None:
-        """Take the settings. ``nvml_seconds`` limits the driver, which may have to open every GPU first."""
+        """Take the settings. ``nvml_seconds`` is the driver's time limit: it may open every GPU first."""
         self.settings = settings or Settings()
         self.settings_from = settings_from
         self.settings_error = settings_error
-        self.procfs = Procfs(proc)
+        self.procfs = Procfs()
         self.nvml_seconds = nvml_seconds
         self.no_answer = "its answer is not understood: it is of another version"
 
@@ -116,17 +114,14 @@ class Node:
                 changes = finder.refresh(full=True)
                 if not changes.added and not changes.rejected:
                     break
-            return _seen(finder)
+            found = sorted(finder.regions.items())
+            return NodeRegions(
+                regions=tuple((path, region.layout.name) for path, region in found),
+                rejected={path: str(reason) for path, reason in sorted(finder.rejected.items())},
+                missing_dirs=frozenset(finder.missing_dirs),
+                not_writable=tuple(
+                    path for path, region in found if not os.access(f"/proc/self/fd/{region.fd}", os.W_OK)
+                ),
+            )
         finally:
             finder.close()
-
-
-def _seen(finder: DirectoryFinder) -> NodeRegions:
-    regions = sorted(finder.regions.items())
-    closed = (path for path, region in regions if not os.access(f"/proc/self/fd/{region.fd}", os.W_OK))
-    return NodeRegions(
-        regions=tuple((path, region.layout.name) for path, region in regions),
-        rejected={path: str(reason) for path, reason in sorted(finder.rejected.items())},
-        missing_dirs=frozenset(finder.missing_dirs),
-        not_writable=tuple(closed),
-    )

@@ -129,18 +129,14 @@ def serving(path: Path, *, group: int | None = None, **changes: object) -> Serve
     return Served(path, picture(**changes), group, now=False)
 
 
-def tree_of(shown: Snapshot, *, without: tuple[str, ...] = ()) -> Tree:
-    """What `resolver top` makes of a picture, by way of the API; of a daemon whose regions lack these fields."""
+def tree_of(shown: Snapshot) -> Tree:
+    """What `resolver top` makes of a picture, by way of the API."""
     api, gatekeeper = _api(lambda: shown, None, EventLog(), EventLog(1))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         access = gatekeeper.enter(ours)
         try:
-            documents = documents_from(functools.partial(_answer, api, access))
-            for region in documents.regions:
-                for field in without:
-                    del region[field]
-            return build(documents)
+            return build(documents_from(functools.partial(_answer, api, access)))
         finally:
             gatekeeper.leave(access)
 

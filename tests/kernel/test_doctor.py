@@ -100,7 +100,7 @@ def test_a_source_that_was_asked_for_and_lacks_its_capability() -> None:
 def test_in_a_pid_namespace() -> None:
     wrapper = ("unshare", "--pid", "--fork", "--mount-proc")
     found = doctor("view", "netlink", "bpf", wrapper=wrapper)
-    names(found["view"], "failed", "not the host's pid:[4026531836]", "hostPID: true", "--pid=host")
+    names(found["view"], "failed", "not in the host's PID namespace", "hostPID: true", "--pid=host")
     names(found["netlink"], "warning", "PID namespace", "the daemon falls back to scan")
     names(found["bpf"], "warning", "PID namespace", "the daemon falls back to netlink")
 
@@ -118,7 +118,7 @@ def test_hidepid() -> None:
     names(
         blind,
         "failed",
-        "hides other users' processes",
+        "hides processes",
         "give it CAP_SYS_PTRACE",
         "mount -o remount,hidepid=0",
     )

@@ -19,7 +19,7 @@ _UNPLACED = (SampleReason.PID_UNKNOWN, SampleReason.PROCESS_ENDED)
 
 
 class Amount(NamedTuple):
-    """A sum. ``value`` is None if no part of it is known; ``at_least`` if some are not."""
+    """A sum. ``value`` is None if no part is known; ``at_least``: some parts are not."""
 
     value: int | None
     at_least: bool = False
@@ -121,7 +121,7 @@ def build(documents: Documents) -> Tree:
 
 
 def total(values: Iterable[int | None], *, missing: bool = False, most: int | None = None) -> Amount:
-    """Sum the known values, at most ``most``. ``missing``: there are unknown ones too."""
+    """Sum the known values, up to ``most``. ``missing``: there are others."""
     values = list(values)
     known = [value for value in values if value is not None]
     partly = missing or len(known) < len(values)
@@ -139,7 +139,7 @@ class _Spot:
         self.limits: tuple[int | None, int | None] = (None, None)
 
     def container(self, *, asked: bool) -> ContainerNode:
-        """Return its node. ``asked``: the driver listed the processes of that GPU, so that an empty list means none."""
+        """Return its node. ``asked``: the driver listed that GPU's processes, so an empty list means none."""
         processes, missing = self.processes, not asked and not self.processes
         fields = ("container_id", "namespace", "pod", "container_name", "pod_uid")
         # Samples of several processes are of several moments: together they can pass the whole.
@@ -201,10 +201,8 @@ class _Places:
         names, slots = self._names(region), self._slots.get(region["path"], ())
         for index, device in enumerate(region["device_uuids"]):
             place = self._at(device, names)
-            # An older daemon does not report them.
-            limits = (region.get(field) or () for field in ("sm_limit", "limit"))
-            core, memory = (each[index] if index < len(each) else None for each in limits)
-            place.limits = (core or place.limits[0], memory or place.limits[1])
+            core, memory = place.limits
+            place.limits = (region["sm_limit"][index] or core, region["limit"][index] or memory)
             place.processes += [
                 _process(slot["host_pid"], slot["pid"], device, slot)._replace(
                     utilization=slot["device_util"][index]["utilization"], listed=False
