@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from resolver.base.errors import CannotKnow, ResolverError
 from resolver.base.text import several
 from resolver.doctor.findings import Finding, failed, together, unknown, warning
-from resolver.linux.capabilities import held
 from resolver.linux.cgroup_directories import cgroup_roots
 from resolver.linux.host_view import require_all_processes, require_host_view
 
@@ -48,6 +47,8 @@ def view(node: Node) -> Finding:
 
 def _rights() -> Iterator[Finding]:
     """Yield what this process lacks of the daemon's rights."""
+    from resolver.linux.capabilities import held
+
     with open("/proc/self/uid_map", encoding="ascii") as file:
         initial = file.read().split() == ["0", "0", "4294967295"]
     if not initial:
