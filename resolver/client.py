@@ -79,7 +79,7 @@ _STREAM_SILENCE = 75.0
 
 
 def socket_of(given: str | None) -> str:
-    """Return the daemon's socket: the given one, RESOLVER_SOCKET, or the usual place."""
+    """Return the daemon's socket: the given one, RESOLVER_SOCKET, or the default."""
     return given or os.environ.get("RESOLVER_SOCKET") or DEFAULT_SOCKET
 
 
@@ -115,7 +115,7 @@ def look_up(
     socket_path: str | None = None,
     seconds: float = 5.0,
 ) -> dict[str, Any]:
-    """Return the process with the PID ``pid`` in a container, verified while it was held. Raises as `get_json`.
+    """Return the process with the PID ``pid`` in a container, verified while held. Raises as `get_json`.
 
     ``container`` is an id, at least its first 6 characters, or ``<podUID>/<containerName>``; empty for the caller's.
     ``pidns`` is the inode of another PID namespace in it.
@@ -143,7 +143,7 @@ def reverse(host_pid: int, *, socket_path: str | None = None, seconds: float = 5
 
 
 def _list(name: str, about: str) -> Callable[[str | None], dict[str, Any]]:
-    """Make the function of a route without parameters."""
+    """Make a route's function."""
 
     def ask(socket_path: str | None = None) -> dict[str, Any]:
         return get_json(f"/v1/{name}", socket_path)
@@ -349,7 +349,7 @@ def _group_of(where: str) -> str:
 
 
 def _listening(where: str) -> int:
-    """Return the listener's host PID; 0 if the kernel doesn't show it."""
+    """Return the listener's host PID, 0 if unknown."""
     import socket
 
     with socket.socket(socket.AF_UNIX) as channel:

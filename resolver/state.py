@@ -133,7 +133,7 @@ class SlotReports(Sequence[SlotReport]):
 
 
 def tally(slots: Iterable[SlotReport]) -> SlotCounts:
-    """Count the slots by state, without making the reports of unowned slots."""
+    """Count the slots by state, without reports of unowned slots."""
     codes = slots.codes if isinstance(slots, SlotReports) else b""
     listed = slots.owned if isinstance(slots, SlotReports) else tuple(slots)
     dead = sum(slot.dead for slot in listed)
@@ -189,11 +189,11 @@ class RegionReport(RegionFacts, frozen=True, kw_only=True):
     limiting: bool = True
 
     def memory_limit(self, device: int) -> int | None:
-        """Return the bytes allowed on one of ``device_uuids``, None without a limit."""
+        """Return the bytes allowed on a device, None without a limit."""
         return (self.limit[device] if device < len(self.limit) else 0) or None
 
     def core_limit(self, device: int) -> int | None:
-        """Return per cent of the cores of one of ``device_uuids``, None without a limit."""
+        """Return per cent of a device's cores, None without a limit."""
         limit = self.sm_limit[device] if device < len(self.sm_limit) else 0
         return limit if 0 < limit < 100 else None
 

@@ -29,16 +29,16 @@ class Slices:
         self._until = time.monotonic() + seconds
 
     def over(self) -> bool:
-        """Check if this thread's time slice has ended."""
+        """Check if the slice has ended."""
         return time.monotonic() >= self._until
 
     async def breathe(self) -> None:
-        """Yield to the loop's other tasks if the slice has ended."""
+        """Yield to other tasks if the slice has ended."""
         if self.over():
             await self.give_way()
 
     async def give_way(self) -> None:
-        """Yield to the loop's other tasks, and start a new slice."""
+        """Yield to other tasks, and start a new slice."""
         import asyncio  # `resolver slots` pays for every import
 
         await asyncio.sleep(0)
@@ -82,7 +82,7 @@ class Budgets:
         self._buckets: dict[str, Bucket] = {}
 
     def left(self, container: str) -> float:
-        """Return the container's remaining seconds; at 0 or less it must wait."""
+        """Return the container's remaining seconds; at 0 it must wait."""
         bucket = self._buckets.get(container)
         return bucket.left(self._clock()) if bucket else BURST_SECONDS
 
@@ -124,7 +124,7 @@ class Budgets:
 
 
 def give_back_memory() -> None:
-    """Return the allocator's unused memory to the system; takes some milliseconds."""
+    """Return unused memory to the system; takes some milliseconds."""
     import ctypes
     import gc
 

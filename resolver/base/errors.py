@@ -14,7 +14,7 @@ class ResolverError(Exception):
 
 
 class UsageError(ResolverError):
-    """The command line, the environment or the settings file is wrong."""
+    """A wrong command line, environment or settings file."""
 
 
 class CannotKnow(ResolverError):
@@ -26,15 +26,15 @@ class AccessDenied(CannotKnow):
 
 
 class TooSlow(CannotKnow):
-    """The kernel did not answer in time because a tenant holds a lock."""
+    """The kernel is late because a tenant holds a lock."""
 
 
 class NoDaemon(CannotKnow):
-    """Raised if no daemon answers at its socket."""
+    """No daemon answers at its socket."""
 
 
 class ProcessGone(ResolverError):
-    """The process ended: ENOENT between list and open, ESRCH between open and read."""
+    """The process ended (ENOENT at open, ESRCH at read)."""
 
 
 class NotFound(ResolverError):
@@ -77,8 +77,8 @@ class ApiServerFailed(ResolverError):
 class WorkerFailed(ResolverError):
     """A child process died, was late, or gave a malformed answer.
 
-    ``waiting``: its next start is delayed, so no request was sent. ``own_fault``: it died of a signal that its input
-    can cause (SIGBUS, SIGSEGV). ``late``: no answer in time. Only the last two say something about the input.
+    ``waiting``: its next start is delayed, so nothing was sent. ``own_fault``: it died of a signal that its input can
+    cause (SIGBUS, SIGSEGV). ``late``: no answer in time. Only the last two say something about the input.
     """
 
     def __init__(
@@ -91,5 +91,5 @@ class WorkerFailed(ResolverError):
 
 
 def no_descriptors(error: BaseException) -> bool:
-    """Check if this process, or the machine, has no descriptor left."""
+    """Check if this process or the machine is out of descriptors."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)

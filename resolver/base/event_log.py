@@ -20,7 +20,7 @@ class Event(Struct, frozen=True):
 
 
 class EventLog:
-    """The last events. Belongs to one event loop's thread."""
+    """The last events, for one event loop's thread."""
 
     def __init__(self, kept: int = 1024) -> None:
         self.number = 0  # of the last event

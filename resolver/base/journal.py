@@ -31,7 +31,7 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 def setup_logging(log_format: str, level: str = "info") -> None:
-    """Configure the process's logging. ``log_format`` is ``auto``, ``json`` or ``console``."""
+    """Configure logging; ``log_format`` is ``auto``, ``json`` or ``console``."""
     terminal = sys.stderr.isatty()
     shape: list[Any] = [_event_first, structlog.processors.JSONRenderer()]
     if log_format == "console" or (log_format == "auto" and terminal):
@@ -51,7 +51,7 @@ def setup_logging(log_format: str, level: str = "info") -> None:
 
 
 def _output() -> Any:
-    """Return standard error as an `Output`, the same one after a reload."""
+    """Return standard error's `Output`, the same after a reload."""
     try:
         fd = sys.stderr.fileno()
     except (OSError, ValueError):  # no file of the kernel's
@@ -86,7 +86,7 @@ class Journal:
 
     @property
     def log(self) -> Any:
-        """Return the logger; ``debug``, ``info``, ``warning``, ``error``, ``exception``, each with key=value pairs."""
+        """Return the logger: ``debug``, ``info``, ``warning``, ``error``, ``exception``, each with key=value pairs."""
         return structlog.get_logger()
 
     def record(self, event: str, *, level: str = "info", about: str = "", **fields: Any) -> None:
@@ -140,5 +140,5 @@ class Journal:
         return dict(self._troubles.values())
 
     def forget(self, what: str) -> None:
-        """Forget a trouble with a subject that no longer exists."""
+        """Forget a trouble whose subject is gone."""
         self._troubles.pop(what, None)

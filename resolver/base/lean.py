@@ -1,7 +1,7 @@
 """Imports packages without parts that are never used here: TLS, a web server, a parser of Python.
 
 A later import gets the real modules. Absent modules fail to import, which the package handles. In hollow ones every
-name is an empty class: enough to inherit from, and a loud failure if it is used.
+name is an empty class: enough to inherit from, a loud failure if used.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ class Bucket:
         return self._left
 
     def take(self, wanted: float, now: float | None = None) -> float:
-        """Take the tokens and return 0; if there are too few, take none and return the seconds to wait.
+        """Take the tokens and return 0; if there are too few, return the seconds to wait.
 
-        A request for more than ``burst`` empties the bucket.
+        More than ``burst`` empties the bucket.
         """
         needed, left = min(wanted, self.burst), self.left(now)
         if needed > left:
@@ -45,5 +45,5 @@ class Bucket:
         return max(0.0, -self._left / self.rate)
 
     def full(self, now: float | None = None) -> bool:
-        """Check if the bucket is full, and so can be forgotten."""
+        """Check if the bucket is full."""
         return self.left(now) >= self.burst

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ReasonWithWords(StrEnum):
-    """A fixed word for programs, with its ``meaning`` and ``fix`` for people."""
+    """A word for programs, with its ``meaning`` and ``fix`` for people."""
 
     meaning: str
     fix: str
@@ -112,7 +112,7 @@ class UnresolvedReason(ReasonWithWords):
 
     @property
     def of_writing(self) -> bool:
-        """Check if the write is at fault, with the slot's owner known."""
+        """Check if only the write failed: the owner is known."""
         return self in ("conflict", "quarantined", "write_failed")
 
 

@@ -47,7 +47,7 @@ def _git(root: str, *words: str) -> str:
 
 
 def _from_archive(root: str) -> str | None:
-    """Read the metadata at the top of an unpacked source archive."""
+    """Read the metadata of an unpacked source archive."""
     try:
         with open(f"{root}/PKG-INFO", encoding="utf-8") as file:
             lines = [line for line in file if line.startswith("Version: ")]

@@ -63,7 +63,7 @@ OTHER_VARIABLES = {f"{PREFIX}CONFIG", f"{PREFIX}NODE", f"{PREFIX}REPORT_METRICS_
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One setting in force, and where it comes from; durations in seconds."""
+    """One setting in force, with its origin; durations in seconds."""
 
     name: str
     value: Any
@@ -104,7 +104,7 @@ def load_with_origins(
 
 
 def described(settings: Settings, origins: Mapping[str, str]) -> tuple[Setting, ...]:
-    """Pair every setting with its origin; ``unknown`` if ``origins`` lacks it."""
+    """Pair every setting with its origin, or ``unknown``."""
     values = msgspec.to_builtins(settings).items()
     return tuple(Setting(name, value, origins.get(name, "unknown")) for name, value in values)
 
@@ -120,7 +120,7 @@ def changed(described: Iterable[Setting]) -> str:
 
 
 def from_status(status: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a daemon's ``/v1/status`` has in force, by name."""
+    """Return the settings in ``/v1/status`` by name."""
     return {each["name"]: each["value"] for each in status.get("settings") or ()}
 
 

@@ -30,6 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def given(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings that the command line names, for `resolver.config.load`."""
+    """Return the settings on the command line, for `resolver.config.load`."""
     flags = {name: getattr(args, name) for name in SETTINGS}
     return {name: value for name, value in flags.items() if value not in (None, False)}

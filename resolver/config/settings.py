@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class HostpidNamespace(StrEnum):
-    """Which number ``hostpid`` must be: decided by the driver's version, or forced."""
+    """Which number ``hostpid`` must be: the driver's, or a forced one."""
 
     AUTO = "auto"
     HOST = "host"
@@ -43,7 +43,7 @@ class BrokerAnswer(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """How log lines look; ``auto``: for people on a terminal, JSON otherwise."""
+    """Format of log lines; ``auto``: for people on a terminal, else JSON."""
 
     AUTO = "auto"
     JSON = "json"
@@ -78,7 +78,7 @@ class About(NamedTuple):
 
     @property
     def help(self) -> str:
-        """Return the meaning as plain text, for the command line and the chart."""
+        """Return the meaning as plain text."""
         return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", self.meaning).replace("`", "")
 
 
@@ -300,7 +300,7 @@ class Declared(NamedTuple):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Return the allowed words; empty if any text is allowed."""
+        """Return the allowed words; empty for any text."""
         known = isinstance(self.kind, type) and issubclass(self.kind, StrEnum)
         return tuple(map(str, self.kind)) if known else ()
 

@@ -78,7 +78,7 @@ class Broker:
         self._acceptor = Acceptor(listener, self._taken, share=_SHARE, refused=self._full)
 
     def stop(self) -> None:
-        """Drop every client; the listener stays with its owner."""
+        """Drop every client; the listener stays open."""
         self._acceptor.stop()
         for connection, _ in self._waiting.clear():
             connection.close()
@@ -260,7 +260,7 @@ async def serve(
     journal: Journal,
     counters: Counter[str],
 ) -> None:
-    """Answer until cancelled. While the socket is unavailable, report the reason and retry."""
+    """Answer until cancelled; while the socket is unavailable, report the reason and retry."""
 
     def off(why: str) -> None:
         journal.trouble("broker", why, "broker_off", "", socket=settings.broker)

@@ -1,4 +1,4 @@
-"""Joins NVML's answers with slot owners, containers, and processes without a slot."""
+"""Joins NVML's answers with slot owners, containers, and other processes."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class GpuUsers:
             asyncio.get_running_loop().call_later(wait, self.ask_again.set)
 
     async def count_containers(self) -> None:
-        """Update the list of containers and of their GPU processes."""
+        """Update the containers and their GPU processes."""
         made_of = self._repairer.parts.changes, self._repairer.owners.changes, self.joined.used
         if made_of != self._seen_of:
             self._seen, self._seen_of = self._see(), made_of

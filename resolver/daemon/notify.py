@@ -1,4 +1,4 @@
-"""Notifies systemd (sd_notify(3)): READY, STATUS, and WATCHDOG while passes are made."""
+"""Notifies systemd (sd_notify(3)): READY, STATUS, and WATCHDOG while well."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Systemd:
         return cls(path, int(micros) / 1e6 if ours else None)
 
     def send(self, **fields: str | int) -> None:
-        """Send one message; it is lost if the manager does not take it."""
+        """Send one message, unless the manager does not take it."""
         text = "\n".join(f"{name}={value}" for name, value in fields.items())
         with contextlib.suppress(OSError):
             self._socket.sendto(text.encode(), self._path)

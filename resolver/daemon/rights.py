@@ -53,7 +53,7 @@ class Rights:
         self._refuse(self._calls | (seccomp.OF_NAMESPACES | seccomp.OF_MOUNTS if to_measure else set()))
 
     def _refuse(self, needed: set[str]) -> None:
-        """Refuse all dangerous system calls except those needed; `capabilities.limit` has prepared it."""
+        """Refuse dangerous system calls except those needed; `capabilities.limit` has prepared it."""
         more = seccomp.dangerous_but(*needed, *self._refused)
         if not more:
             return

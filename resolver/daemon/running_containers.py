@@ -58,7 +58,7 @@ class Census:
         names: ContainerNames | None = None,
         reader: TenantReader | None = None,
     ) -> None:
-        """Take kubelet's ``names`` for containers with mounts that don't show them."""
+        """Take kubelet's ``names`` for containers whose mounts don't show them."""
         self._procfs, self._reader = procfs, reader or Direct(procfs)
         self._pidmap = pidmap
         self._live = live

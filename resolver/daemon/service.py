@@ -51,7 +51,7 @@ _TEND_INTERVALS = 5
 
 
 class Service:
-    """The daemon's life: it makes the parts, runs them, and ends them."""
+    """The daemon: makes the parts, runs them, and ends them."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class Service:
             loop.add_reader(watch_fd, self._on_watch_events)
 
     def _on_news(self) -> None:
-        """Schedule a pass after a lane, or a container's late turn, has ended."""
+        """Schedule a pass after a lane or a late turn has ended."""
         self._hurry.at(self.repairer.next_pass())
 
     def _owner_ended(self) -> None:
@@ -189,7 +189,7 @@ class Service:
         self._hurry.at(self.repairer.agenda.not_before)
 
     def _on_watch_events(self) -> None:
-        """Bring the next pass forward after a tenant changed its files."""
+        """Bring the next pass forward after a file event."""
         self.repairer.take_events()
         self._hurry.at(self.repairer.next_pass())
 
@@ -246,7 +246,7 @@ class Service:
             yield broker.serve(self.settings, self.procfs, self.pidmap, policy, self.journal, self.counters)
 
     def take_over(self) -> None:
-        """Start writing after the node's previous daemon has ended."""
+        """Start writing after the previous daemon has ended."""
         self.journal.log.info("took_over", holder=self.snapshots.holder)
         self.snapshots.holder = ""
         self._our_turn.set()
@@ -280,7 +280,7 @@ class Service:
         self._give_up_rights()
 
     async def collect_once(self) -> None:
-        """Ask NVML, join its answer, and decide on ``hostpid`` from the driver's version."""
+        """Ask NVML, join its answer, and decide on ``hostpid``."""
         collection = await self.gpus.collect(self.settings.nvml_interval)
         self._decide()
         self.decision.consider(collection)
@@ -293,7 +293,7 @@ class Service:
             self.snapshots.after_collection()
 
     async def pass_once(self, *, patient: bool = True, everything: bool = True) -> None:
-        """Make one pass over the slots that are due, and a new snapshot."""
+        """Make one pass over the due slots, and a new snapshot."""
         self._take_new_settings()
         self.source.keep_up()
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Snapshots of the daemon's knowledge: one after each pass, whole and immutable."""
+"""Snapshots of the daemon's knowledge, whole and immutable."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def judge(
 
 
 def _measured(device: dict[str, Any], *, hot_before: bool) -> tuple[dict[str, str], set[str]]:
-    """Return the visible illnesses of a device that answers, and the invisible ones."""
+    """Return the illnesses of a device that answers, and the unreadable ones."""
     found: dict[str, str] = {}
     failed = device["failed"]
     unread: set[str] = {

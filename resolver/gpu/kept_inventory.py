@@ -1,4 +1,4 @@
-"""Keeps the inventory of the node's GPUs over failures of the NVML worker."""
+"""Keeps the inventory of GPUs over failures of the NVML worker."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class InventoryKeeper:
         return True
 
     def driver_gone(self) -> None:
-        """Note that the driver was unloaded, which resets every GPU."""
+        """Forget XIDs: unloading the driver resets every GPU."""
         self._broken.clear()
 
     def take(self, answer: dict[str, Any], now: float) -> bool:

@@ -76,7 +76,7 @@ class Sampler:
     """Collector of every device's samples; owns the NVML worker."""
 
     def __init__(self, *, details: bool = False) -> None:
-        """Read optional ``details`` of each GPU, too, more often."""
+        """Read optional ``details`` of each GPU, more often."""
         purelib = sysconfig.get_paths()["purelib"]
         self.worker = WorkerProcess("nvml worker", "resolver.workers.nvml", purelib, timeout=_CALL_SECONDS)
         self.driver_version: str | None = None
@@ -153,7 +153,7 @@ class Sampler:
         return Collection(time.time(), error, self.driver_version, devices, self._keeper.inventory)
 
     def _none(self, why: Exception) -> Collection:
-        """Return an empty answer, and read the devices again next time."""
+        """Return an empty answer; the devices are read again next time."""
         self._devices_until, self._complete = 0.0, False
         if "(DriverNotLoaded)" in str(why):
             self._keeper.driver_gone()
@@ -238,7 +238,7 @@ class Sampler:
     def _merge(
         self, uuid: str, answer: dict[str, Any], watermark: int, now_us: int
     ) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
-        """Merge the driver's answer into the last second: (newest, dropped)."""
+        """Merge the answer into the last second: (newest, dropped)."""
         oldest = now_us - int(SAMPLE_SECONDS * 1e6)
         newest = {p: entry for p, entry in self._newest.get(uuid, {}).items() if oldest < entry[0] <= now_us}
         dropped = {p: stamp for p, stamp in self._dropped.get(uuid, {}).items() if oldest < stamp <= now_us}

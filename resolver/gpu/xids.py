@@ -29,5 +29,5 @@ OF_PROGRAMS = {
 
 
 def meaning(xid: int) -> str:
-    """Describe an XID in words, or say where to look it up."""
+    """Describe an XID, or say where to look it up."""
     return BROKEN.get(xid) or OF_PROGRAMS.get(xid) or "see NVIDIA's catalogue of XID errors"

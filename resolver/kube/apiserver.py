@@ -108,7 +108,7 @@ class ApiServer:
             await client.aclose()
 
     async def get(self, path: str) -> Json:
-        """Return an object as it is, not as the server's cache has it."""
+        """Return an object, never the server's cached one."""
         return await self._ask("GET", path, {})
 
     async def create(self, path: str, body: Json) -> Json:
@@ -169,7 +169,7 @@ class ApiServer:
         return {"Authorization": f"Bearer {token}", "Accept": accept, "User-Agent": FIELD_MANAGER}
 
     async def _connected(self) -> httpx2.AsyncClient:
-        """Return the client; a new one if the CA has changed."""
+        """Return the client, a new one after the CA has changed."""
         ca = self._read("ca.crt")
         if self._client is None or ca != self._ca:
             try:
@@ -248,7 +248,7 @@ def _decode(text: bytes) -> Json:
 
 
 def _failed(response: httpx2.Response, body: bytes) -> ApiServerFailed:
-    """Translate the answer, a Kubernetes ``Status`` or a proxy's page."""
+    """Translate a Kubernetes ``Status``, or a proxy's page."""
     try:
         status: Any = json.loads(body)
         message, details = str(status["message"]), status.get("details") or {}

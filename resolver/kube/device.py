@@ -25,7 +25,7 @@ CORDON = "hami-resolver/unhealthy-gpus"
 
 
 def camel(reason: str) -> str:
-    """``too_hot`` as Kubernetes writes reasons: ``TooHot``."""
+    """Return ``TooHot`` for ``too_hot``, as Kubernetes writes reasons."""
     return "".join(word.title() for word in reason.split("_"))
 
 
@@ -48,7 +48,7 @@ class OwnerReference(NamedTuple):
 
 
 class Health(NamedTuple):
-    """State of a GPU in the object; no reason while it is healthy."""
+    """State of a GPU in the object; without a reason while healthy."""
 
     healthy: bool
     reason: str = ""
@@ -72,7 +72,7 @@ def cordoned(value: str) -> frozenset[str]:
 
 
 def quantity(number: int) -> str:
-    """Format bytes as Kubernetes does: in the largest binary unit without a remainder."""
+    """Format bytes in the largest binary unit without a remainder."""
     for shift, unit in ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
         if number and number % (1 << shift) == 0:
             return f"{number >> shift}{unit}"
@@ -85,7 +85,7 @@ def label_value(text: str) -> str:
 
 
 def rfc3339(at: float) -> str:
-    """Unix time as Kubernetes has it."""
+    """Format Unix time as Kubernetes does."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
@@ -145,7 +145,7 @@ def _devices(device: Json | None) -> list[Json]:
 
 
 def left_out(report: Report, device: Json) -> int:
-    """Count the daemon's GPUs that aren't in the object."""
+    """Count the daemon's GPUs that the object lacks."""
     there = health(device).keys()
     return sum(gpu["uuid"] not in there for gpu in report.gpus["gpus"])
 
@@ -188,7 +188,7 @@ def _unknown(entry: Json, now: float) -> Json:
 
 
 def _condition(status: str, reasons: Sequence[str], known: Json, since: float) -> Json:
-    """Build the condition; its time is the last change of ``status``, even by an earlier reporter."""
+    """Build the condition; its time is the last change of ``status``, by any reporter."""
     before = _condition_of(known)
     at = before["lastTransitionTime"] if before.get("status") == status else rfc3339(since)
     message = "; ".join(MESSAGES.get(reason, reason) for reason in reasons)

@@ -58,7 +58,7 @@ class DaemonPod(NamedTuple):
 
 
 class Kubectl:
-    """The program, with the options that choose the cluster."""
+    """The kubectl program, for the chosen cluster."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.argv = [os.environ.get("KUBECTL", "kubectl")]

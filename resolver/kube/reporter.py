@@ -47,7 +47,7 @@ _WATCH_SECONDS = (3000, 4200)
 
 
 class Plan(NamedTuple):
-    """Node and options. ``spread``: seconds over which nodes that start together are spread."""
+    """Node and options. ``spread``: seconds over which simultaneous starts are spread."""
 
     node: str
     spread: float = 10.0
@@ -79,7 +79,7 @@ class Reporter:
         self._condition: tuple[str, str] | None = None  # status and reason, as last written
 
     async def run(self) -> None:
-        """Report until cancelled, through all failures of the daemon and the API server."""
+        """Report until cancelled, through all failures."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_daemon())
             # A thousand nodes that start at once are asked for one after the other.

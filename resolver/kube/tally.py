@@ -83,7 +83,7 @@ class ReporterPage:
         self._process = ProcessCollector(registry=None)
 
     async def answer(self, path: str, accept: str) -> tuple[int, str, bytes]:  # noqa: ARG002
-        """Status, content type and body."""
+        """Return status, content type and body."""
         if path == "/metrics":
             return 200, CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self)
         if path == "/healthz":
