@@ -33,8 +33,6 @@ COMMANDS = (
     *("doctor", "slots", "containers", "events", "devices", "config", "version"),
 )
 _AT_ONCE = 16
-#: How a line of kubectl's own log begins.
-_KLOG = re.compile(r"[EWI]\d{4} \d\d:\d\d:\d\d\.")
 #: kubectl's last line when the program in the container did not end with 0.
 _ENDED = re.compile(r"(?m)^command terminated with exit code (\d+)\n?")
 EXIT_WRONG, EXIT_USAGE, EXIT_CANNOT_KNOW = 1, 2, 4
@@ -77,10 +75,8 @@ class Kubectl:
             raise Trouble("the API server does not answer within 60 s") from None
         if not done.returncode:
             return json.loads(done.stdout)
-        # kubectl repeats a failed connection in lines of its own log (klog) before its error.
-        lines = [line for line in done.stderr.splitlines() if not _KLOG.match(line)]
-        why = "\n".join(lines).strip() or "kubectl failed"
-        if "(NotFound)" in done.stderr:
+        why = _last_line(done.stderr, "kubectl failed")  # after its log of failed connections
+        if "(NotFound)" in why:
             raise Trouble(why, EXIT_WRONG)
         raise Trouble(f"{why} (the cluster: kubectl config current-context)")
 
@@ -106,13 +102,17 @@ class Kubectl:
                 os.killpg(running.pid, signal.SIGKILL)
             running.communicate()
             return None, f"no answer within {seconds:g} s"
-        last = (_ENDED.sub("", err).strip().splitlines() or ["no answer"])[-1]
+        last = _last_line(_ENDED.sub("", err), "no answer")
         if running.returncode and not _ENDED.search(err):
             return None, f"unreachable: {last}"
         try:
             return json.loads(out), ""
         except ValueError:
             return None, last
+
+
+def _last_line(text: str, otherwise: str) -> str:
+    return (text.strip().splitlines() or [otherwise])[-1]
 
 
 def daemons(kubectl: Kubectl, selector: str) -> dict[str, DaemonPod]:
