@@ -21,6 +21,7 @@ from tests.fakes.placements import EVERY
 from tests.fakes.process import START_TIMEOUT_S, NodeError, Process, Tenant, readable
 from tests.fakes.regions import SLOTS, Region, monitor_view, monitor_views, read_file
 from tests.fakes.releases import Release
+from tests.patience import until
 
 if TYPE_CHECKING:
     from tests.fakes.node import Node
@@ -194,7 +195,10 @@ class Container:
     def spawn(self, arguments: Sequence[str], *, nested: bool = False) -> Process:
         """Starts any program in the container; `nested` gives it a PID namespace of its own below."""
         host_pid, stdin, stdout = self._spawn(arguments, nested=nested)
-        return self._keep(Process(host_pid, stdin, stdout))
+        until(lambda: not _is_init(host_pid), f"{arguments[0]} in container {self.name}")
+        process = Process(host_pid, stdin, stdout)
+        self.processes.append(process)
+        return process
 
     def tenant(
         self,
@@ -283,6 +287,10 @@ class Container:
             os.close(stdout_w)
         return self._started(f"{arguments[0]} in container {self.name}"), stdin_w, stdout_r
 
-    def _keep(self, process: Process) -> Process:
-        self.processes.append(process)
-        return process
+
+def _is_init(host_pid: int) -> bool:
+    """Check if a new process is still its container's first program and not its own."""
+    try:
+        return Path(f"/proc/{host_pid}/comm").read_text() == "container-init\n"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

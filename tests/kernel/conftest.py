@@ -29,6 +29,8 @@ from tests.patience import until
 ROOT: Final = Path(__file__).parent.parent.parent
 #: A driver whose samples carry host PIDs and whose process list carries the container's: the famous failure.
 DRIVER: Final = "535.183.01"
+#: One of each of the four kinds of driver, and whose PIDs its samples carry.
+ROWS: Final = (("535.104.05", "host"), ("560.35.03", "host"), ("565.77", "host"), ("570.86.15", "container"))
 #: The children's names as the kernel shows them: 15 bytes.
 WRITER: Final = "slot writer"
 NVML: Final = "nvml worker"

@@ -82,18 +82,6 @@ def test_exactly_two_capabilities_load_it() -> None:
     assert answer["drift"] == [0, 0]
 
 
-@pytest.mark.parametrize(
-    ("missing", "says"), [("bpf", "CAP_BPF is missing"), ("perfmon", "CAP_PERFMON is missing")]
-)
-def test_a_missing_capability_is_named(missing: str, says: str) -> None:
-    answer = in_a_child(
-        "setpriv", f"--bounding-set=-{missing},-sys_admin", f"--inh-caps=-{missing},-sys_admin"
-    )
-    assert answer["error"].startswith(says)
-    assert answer["cause"] == "rights"
-    assert "capabilities.add" in answer["error"]
-
-
 def test_everything_works_without_any_capability_once_it_is_loaded(kept_in: str) -> None:
     answer = in_a_child(kept_in=kept_in, words=("drop",))
     assert (answer["uid"], answer["capabilities"]) == (65534, 0)

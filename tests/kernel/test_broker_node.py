@@ -15,16 +15,9 @@ from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon, Line
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
-from tests.kernel.conftest import EVERY_SOURCE, ROOT, Start, driver, hostpid_of, right_number, slot_of
+from tests.kernel.conftest import EVERY_SOURCE, ROOT, ROWS, Start, driver, hostpid_of, right_number, slot_of
 from tests.patience import until
 
-#: One of each of the four kinds that facts are known of.
-ROWS = (
-    ("535.104.05", "host"),
-    ("560.35.03", "host"),
-    ("565.77", "host"),
-    ("570.86.15", "container"),
-)
 #: After its first pass it makes none: what is right then was right without a repair.
 LAZY = ("--interval", "60s", "--nvml-interval", "200ms")
 

@@ -33,6 +33,15 @@ INTERVALS = 2
 LOST, RESET, NOT_FOUND, NOT_SUPPORTED, NO_FUNCTION = 15, 16, 6, 3, 13
 LIBRARY = (1, 9, 18)  # errors of the library as a whole: UNINITIALIZED, DRIVER_NOT_LOADED, a version mismatch
 EVERY_ERROR = (*range(1, 31), 999)
+#: One of each kind, and all of them.
+CODES = pytest.mark.parametrize(
+    "codes",
+    [
+        (*LIBRARY, LOST, RESET, NOT_FOUND, NOT_SUPPORTED, NO_FUNCTION, 4, 999),
+        pytest.param(EVERY_ERROR, marks=pytest.mark.long),
+    ],
+    ids=["kinds", "all"],
+)
 
 
 class Bench:
@@ -154,11 +163,12 @@ def reasons(snapshot: Snapshot, uuid: str) -> list[str]:
     return [illness.reason for illness in gpu(snapshot, uuid).illnesses]
 
 
+@CODES
 @pytest.mark.parametrize("call", [Answer.ANY, Answer.HANDLE, Answer.UUID], ids=lambda call: call.name)
 def test_a_device_that_answers_each_error_is_unknown_and_its_neighbour_is_not(
-    bench: Bench, call: Answer
+    bench: Bench, call: Answer, codes: tuple[int, ...]
 ) -> None:
-    for code in EVERY_ERROR:
+    for code in codes:
         bench.node.gpu.set_devices([replace(FIRST, errors={call: code}), SECOND])
         if call is Answer.UUID:  # only asked when devices are looked at
             bench.seconds += 61
@@ -177,8 +187,9 @@ def test_a_device_that_answers_each_error_is_unknown_and_its_neighbour_is_not(
     assert bench.service.gpus.sampler.worker.failures == 0
 
 
-def test_samples_that_fail_with_each_error_are_unknown(bench: Bench) -> None:
-    for code in EVERY_ERROR:
+@CODES
+def test_samples_that_fail_with_each_error_are_unknown(bench: Bench, codes: tuple[int, ...]) -> None:
+    for code in codes:
         if code == NOT_FOUND:
             continue  # by which NVML says that nothing ran
         bench.node.gpu.set_devices([replace(FIRST, errors={Answer.UTILIZATION: code}), SECOND])
@@ -196,8 +207,11 @@ def test_samples_that_fail_with_each_error_are_unknown(bench: Bench) -> None:
         bench.right()
 
 
-def test_a_process_list_that_fails_with_each_error_says_nothing_of_memory(bench: Bench) -> None:
-    for code in EVERY_ERROR:
+@CODES
+def test_a_process_list_that_fails_with_each_error_says_nothing_of_memory(
+    bench: Bench, codes: tuple[int, ...]
+) -> None:
+    for code in codes:
         bench.node.gpu.set_devices([replace(FIRST, errors={Answer.PROCESS_LIST: code}), SECOND])
         snapshot = bench.intervals()
         if code not in (*LIBRARY, LOST, RESET):
@@ -208,12 +222,15 @@ def test_a_process_list_that_fails_with_each_error_says_nothing_of_memory(bench:
         bench.right()
 
 
+@CODES
 @pytest.mark.parametrize(
     "call", [Answer.INIT, Answer.COUNT, Answer.DRIVER_VERSION], ids=lambda call: call.name
 )
-def test_a_library_that_answers_each_error_leaves_everything_unknown(bench: Bench, call: Answer) -> None:
+def test_a_library_that_answers_each_error_leaves_everything_unknown(
+    bench: Bench, call: Answer, codes: tuple[int, ...]
+) -> None:
     known = bench.service.gpus.inventory
-    for code in EVERY_ERROR:
+    for code in codes:
         bench.node.gpu.set_errors({call: code})
         bench.service.gpus.sampler.worker.stop()  # the next one has to start the library
         bench.seconds += 61

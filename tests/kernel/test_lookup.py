@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from resolver.base.errors import ProcessGone
+from resolver.base.errors import NotFound, ProcessGone
 from resolver.linux.procfs import HOST_PIDNS, ProcessHandle, Procfs
 from resolver.lookup.forward import lookup
 from tests.fakes import container as container_module
@@ -75,10 +75,8 @@ def refused(code: int, *arguments: str | int, prefix: tuple[str, ...] = ()) -> s
 def test_every_format(node: Node, cgroup_format: str) -> None:
     container = node.container(name="trainer", cgroup_format=cgroup_format)
     process = container.spawn(SLEEP)
-    assert host_pid(container.container_id, 1) == container.init_host_pid
-    done = asked(container.container_id, process.ns_pid, "--json")
-    assert done.returncode == 0
-    found = json.loads(done.stdout)
+    assert lookup(Procfs(), container.container_id, 1).host_pid == container.init_host_pid
+    found = lookup(Procfs(), container.container_id, process.ns_pid)._asdict()
     alone = cgroup_format.startswith(("docker-alone", "podman"))
     assert found == {
         "container_id": container.container_id,
@@ -91,7 +89,8 @@ def test_every_format(node: Node, cgroup_format: str) -> None:
         "comm": "sleep",
         "source": "cgroup",
     }
-    assert "has no process 4000" in refused(1, container.container_id, 4000)
+    with pytest.raises(NotFound, match="has no process 4000"):
+        lookup(Procfs(), container.container_id, 4000)
 
 
 def test_a_prefix_that_fits_two_containers(start_as: StartAs) -> None:
@@ -131,7 +130,7 @@ def test_by_pod_and_name(node: Node) -> None:
     assert host_pid(f"{UID}/trainer", child.ns_pid) == child.host_pid
     assert host_pid(f"{UID}/sidecar", 1) == sidecar.init_host_pid
     assert "it has: sidecar, trainer" in refused(1, f"{UID}/trainer2", 1)
-    assert "is it running" in refused(1, f"{UID[:-1]}0/trainer", 1)
+    assert "is it running" in refused(1, f"{uuid.uuid4()}/trainer", 1)
 
 
 def test_a_container_and_its_successor_have_the_same_name(start_as: StartAs) -> None:

@@ -75,7 +75,7 @@ async def hammer(container: Container, mover: Process, slots: int) -> Counter[in
     return outcomes
 
 
-@pytest.mark.parametrize("moves", [200_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("moves", [100_000, pytest.param(1_000_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_write_lands_on_another_owner(node: Node, start: Start, layout: str, moves: int) -> None:
     bystander = node.container(name="bystander")
@@ -146,7 +146,7 @@ async def zero_what_nobody_has(container: Container, mover: Process) -> Counter[
     return outcomes
 
 
-@pytest.mark.parametrize("lives", [200_000, pytest.param(2_000_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("lives", [100_000, pytest.param(2_000_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("layout", WITH_UTILIZATION)
 def test_no_process_that_takes_a_slot_loses_what_it_says(node: Node, layout: str, lives: int) -> None:
     """Slots of ended processes, and copies above proc_num, are set to 0 while processes start, end and are moved."""

@@ -207,15 +207,3 @@ def test_2_4_1_zeroes_and_fills_nothing_in(node: Node) -> None:
         write_at(container.cache, at, struct.pack("<Q", 77))
     until(lambda: tenant.slot()["sm_util"] == [0, 77], "the first zeroed")
     never(lambda: tenant.slot()["sm_util"] != [0, 77], "utilization")
-
-
-def test_the_slot_comes_first_and_the_guess_long_after(node: Node) -> None:
-    container = node.container()
-    tenant = container.tenant(load=10, init_waits=True)
-    (slot,) = container.region().slots
-    assert (slot.pid, slot.hostpid, slot.status) == (tenant.ns_pid, 0, 1)
-    write_hostpid(container, tenant, tenant.host_pid)  # a daemon that is quick
-    tenant.init()
-    assert tenant.slot()["hostpid"] == tenant.ns_pid  # is overwritten
-    late = container.tenant(init_s=0.3)
-    assert late.slot()["hostpid"] == late.ns_pid
