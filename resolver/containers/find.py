@@ -39,7 +39,7 @@ class FoundContainer(NamedTuple):
 
 
 class Wanted:
-    """Requested container: an id, the start of one, a complete name, or a name in a pod."""
+    """Requested container: an id or its start, a name, or a name in a pod."""
 
     def __init__(self, text: str) -> None:
         self.text = strip_scheme(text.strip())
@@ -151,7 +151,7 @@ def name_by_mounts(procfs: Procfs, host_pid: int, pod_uid: str | None) -> str:
 
 
 def name_of(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str | None:
-    """Return a container's name from the mount table of its main process: outermost, with the lowest number."""
+    """Return a container's name from its main process: outermost, with the lowest number."""
     if pod_uid is None:
         return None
     for member in sorted(members, key=lambda member: (len(member.ns_pids), member.ns_pids[-1])):

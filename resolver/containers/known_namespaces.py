@@ -294,7 +294,7 @@ class KnownNamespaces:
         return (self._known[host_pid] for claims in self._by_id.values() for host_pid in claims)
 
     def of(self, key: Hashable) -> frozenset[int]:
-        """Return the container's PID namespaces, the host's only if it was learned; empty: unknown."""
+        """Return the container's PID namespaces; empty if unknown."""
         known = self._of.get(key)
         if known is None:
             learned = (pidns for pidns, each in self._learned.get(key, {}).items() if self._still_there(each))
@@ -308,7 +308,7 @@ class KnownNamespaces:
         return known
 
     def container_ids(self, key: Hashable) -> set[str]:
-        """Return the ids of containers of processes that have this key mounted, or were learned."""
+        """Return the ids of containers that have this key mounted, or were learned."""
         ids = {each.container_id for each in self._learned.get(key, {}).values()}
         for pidns in self._with.get(key, ()):
             ids.add(self._by_pidns[pidns].container_id)
@@ -327,11 +327,11 @@ class KnownNamespaces:
             self._of.pop(key, None)
 
     def first_processes(self, key: Hashable) -> list[int]:
-        """Return the host PIDs of first processes that have this key mounted."""
+        """Return first processes that have this key mounted."""
         return [self._by_pidns[pidns].host_pid for pidns in self._with.get(key, ())]
 
     def proven(self, key: Hashable) -> bool:
-        """Check if a namespace was learned, so that the PIDs in its slots are this kernel's."""
+        """Check if a namespace was learned: PIDs in its slots are this kernel's."""
         return key in self._learned
 
     def forget(self, key: Hashable) -> None:

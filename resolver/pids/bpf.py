@@ -52,7 +52,7 @@ class Mapped(PidSource):
         return self._scan.refreshing() if self._gaps else iter(())
 
     def look(self, host_pid: int) -> None:
-        """Read the process for the additional scan, while the map is incomplete."""
+        """Scan one process, while the map is incomplete."""
         if self._gaps:
             self._scan.look(host_pid)
 
@@ -96,7 +96,7 @@ class Mapped(PidSource):
         self._drift["drift_stale"] += drift.stale
 
     def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
-        """Look up the map, in one namespace or in all; also the scan while the map is incomplete."""
+        """Look up the map, and the scan while the map is incomplete."""
         if pidns is None:
             return sorted({*self.everywhere(ns_pid)} - {0})
         record = self._read(self.bpf.lookup, pidns, ns_pid)
@@ -131,7 +131,7 @@ class Mapped(PidSource):
         yield from first_processes_in(found or b"")
 
     def arrival(self, host_pid: int) -> int:
-        """Return the start in nanoseconds since boot; the scan's arrival if only it knows the process."""
+        """Return the start in nanoseconds since boot, or the scan's arrival."""
         record = self._read(self.bpf.by_host, host_pid)
         if record is not None:
             return record.start_ns
@@ -150,7 +150,7 @@ class Mapped(PidSource):
         return None if self._gaps else self.bpf
 
     def shortage(self) -> str:
-        """Explain that the map is too small or the kernel's programs failed."""
+        """Explain that the map lacks processes."""
         if self._trouble or self._unseen or not self._gaps:
             return ""
         return (
@@ -168,7 +168,7 @@ class Mapped(PidSource):
         return self._trouble
 
     def counters(self) -> Mapping[str, int]:
-        """Return the kernel programs' counters, and the drift."""
+        """Return the kernel's counters, and the drift."""
         try:
             return {**self.bpf.counters(), **self._drift}
         except OSError:
@@ -179,7 +179,7 @@ class Mapped(PidSource):
         self.bpf.close()
 
     def _ask_for_missed(self) -> None:
-        """Until the walk after a missed event, the map proves no absence."""
+        """Distrust absences from a missed event to the next walk."""
         missed = self._read(self.bpf.missed_events) or 0
         if missed > self._drift["missed"]:
             self._drift["missed"] = missed
@@ -208,5 +208,5 @@ class Mapped(PidSource):
 
 
 def open_source(procfs: Procfs, room: int, run_dir: str) -> Mapped:
-    """Have the kernel keep a map with room for so many processes."""
+    """Load a map for ``room`` processes."""
     return Mapped(start(Sizes(processes=room), kept_in=run_dir), procfs)

@@ -124,7 +124,7 @@ class BpfPidMap:
     # -- look-ups -----------------------------------------------------------------------------------
 
     def lookup(self, pidns: int, ns_pid: int) -> Record | None:
-        """Find the living process with this number in this namespace, at any level."""
+        """Find a living process by its number in a namespace, at any level."""
         if pidns == HOST_PIDNS:
             return self.by_host(ns_pid)
         slot = self._levels.lookup(pidns, ns_pid)
@@ -142,7 +142,7 @@ class BpfPidMap:
         return (slot[2], slot[3]) if slot else None
 
     def by_host(self, host_pid: int) -> Record | None:
-        """Find the living process with this host PID; None for a thread."""
+        """Find a living process; None for a thread."""
         for _ in range(3):  # it may end, and its number be used again, while its levels are followed
             slot = self._levels.lookup(HOST_PIDNS, host_pid)
             if slot is None:
@@ -201,12 +201,12 @@ class BpfPidMap:
         return dict(zip(COUNTERS, LAYOUTS["counters"].unpack(self._counters.value), strict=True))
 
     def missed_events(self) -> int:
-        """Count events that the probes weren't shown because one ran already on that CPU (Linux 5.12)."""
+        """Count events that a probe missed because one ran on that CPU (Linux 5.12)."""
         programs = self._loaded.programs
         return sum(run_stats(programs[name])["recursion_misses"] for name in _PROBES)
 
     def complete(self) -> bool:
-        """Check that every process has found room since the last walk, so that an absence is proof."""
+        """Check that every process has found room since the last walk."""
         return self._lost() == self._lost_then
 
     def _lost(self) -> int:
@@ -214,7 +214,7 @@ class BpfPidMap:
         return now["full"] + now["update_failed"] + now["read_failed"] + now["levels_truncated"]
 
     def _missing(self) -> int:
-        """Count what walks have put in, except processes whose fork event came just then."""
+        """Count repairs by walks, except processes whose fork event was on its way."""
         now = self.counters()
         return now["seeded"] - now["overtaken"] + now["levels_mended"]
 
@@ -245,7 +245,7 @@ class BpfPidMap:
         yield Drift(max(0, self._missing() - before) + now - lost, dropped)
 
     def _entries(self) -> Iterator[list[tuple[BpfMap | LevelMap, tuple[int, ...], _Identity]]]:
-        """Yield the maps' entries of living processes in batches: map, key, and claimed process."""
+        """Yield entries in batches: map, key, and claimed process."""
         for some in self._levels.entries():
             yield [(self._levels, entry[:2], (entry[2], entry[3])) for entry in some]
         for keys, values in self._namespaces.batches():
@@ -253,7 +253,7 @@ class BpfPidMap:
             yield [(self._namespaces, key, (init[0], init[1])) for key, init in inits]
 
     def _present(self) -> Generator[None, None, set[_Identity]]:
-        """Walk; return start time and host PID of every process that is not reaped."""
+        """Walk; return every process that is not reaped."""
         present, living = set[_Identity](), 0
         for some in self._kernel.run_iterator(self._loaded.links["iterator"]):
             for start_ns, host_pid, ends in _PRESENT.iter_unpack(some):
@@ -275,12 +275,9 @@ def first_processes_in(read: bytes) -> Iterator[tuple[int, int]]:
 
 def run_stats(program: int) -> dict[str, int]:
     """Return ``run_cnt``, ``run_time_ns`` (with kernel.bpf_stats_enabled) and ``recursion_misses``."""
-    with open(f"/proc/self/fdinfo/{program}", "rb", buffering=0) as file:
-        text = file.read(4096)
-    fields = dict(line.split(b":", 1) for line in text.splitlines() if b":" in line)
-    return {
-        name: int(fields.get(name.encode(), 0)) for name in ("run_cnt", "run_time_ns", "recursion_misses")
-    }
+    with open(f"/proc/self/fdinfo/{program}", encoding="ascii") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return {name: int(fields.get(name, 0)) for name in ("run_cnt", "run_time_ns", "recursion_misses")}
 
 
 def _identity(table: BpfMap | LevelMap, key: tuple[int, ...]) -> _Identity | None:

@@ -68,14 +68,14 @@ class Kernel:
         return -ctypes.get_errno() if result < 0 else result
 
     def run_iterator(self, link: int) -> Iterator[bytes]:
-        """Run a link's iterator; yield its output, up to 32 KiB at a time. Raises OSError."""
+        """Yield the output of a link's iterator, 32 KiB at a time. Raises OSError."""
         attributes = ctypes.create_string_buffer(Struct("=II").pack(link, 0), 8)
         fd = self.call(_ITER_CREATE, attributes)
         if fd < 0:
             raise OSError(-fd, f"{os.strerror(-fd)} (BPF_ITER_CREATE)")
         with open(fd, "rb", buffering=0) as written:
-            while some := written.read(1 << 15):
-                yield some
+            while (some := written.read(1 << 15)) != b"":
+                yield some or b""  # None after a million threads in a row: it goes on
 
 
 class BpfMap:
@@ -140,17 +140,17 @@ class BpfMap:
 
 
 class LevelMap:
-    """``slots`` and ``overflow`` of ``bpf/pidmap.c`` as one map: from a level to the process that has it."""
+    """``slots`` and ``overflow`` of ``bpf/pidmap.c`` as one map."""
 
     def __init__(self, kernel: Kernel, slots: int, count: int, overflow: int) -> None:
-        """Take two descriptors, and the number of slots: a power of two."""
+        """Take two descriptors; ``count`` slots are a power of two."""
         slot, process = LAYOUTS["slot"], LAYOUTS["process"]
         self._mask = count - 1
         self._slots = BpfMap(kernel, slots, LAYOUTS["u32"], slot.size)
         self.overflow = BpfMap(kernel, overflow, LAYOUTS["level"], process.size)
 
     def lookup(self, pidns: int, ns_pid: int) -> tuple[int, ...] | None:
-        """Return the ``struct slot`` fields of the process with this number. Raises OSError."""
+        """Return a process's ``struct slot`` fields. Raises OSError."""
         if not (0 < ns_pid < BUSY and 0 < pidns <= _U32):
             return None  # not the number of any process or namespace
         found = self._at(ns_pid + pidns * SPREAD & self._mask)
@@ -161,7 +161,7 @@ class LevelMap:
         return None
 
     def ended(self, pidns: int, ns_pid: int) -> tuple[int, ...] | None:
-        """Return the ``struct slot`` fields of the last tombstone under this number."""
+        """Return the last tombstone's ``struct slot`` fields."""
         if not (0 < ns_pid < ENDED and 0 < pidns <= _U32):
             return None
         own, quarter = ns_pid + pidns * SPREAD & self._mask, (self._mask + 1) // TOMBSTONE_PLACES
@@ -190,7 +190,7 @@ class LevelMap:
         return found or self.overflow.delete(pidns, ns_pid)
 
     def entries(self) -> Iterator[list[tuple[int, ...]]]:
-        """Yield everything in batches of ``struct slot`` fields, as `BpfMap.batches`. Raises OSError."""
+        """Yield batches of ``struct slot`` fields, as `BpfMap.batches`."""
         layout = LAYOUTS["slot"]
         for first in range(0, self._mask + 1, _SOME_SLOTS):
             size = min(_SOME_SLOTS, self._mask + 1 - first) * layout.size

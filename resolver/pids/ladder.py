@@ -95,7 +95,7 @@ def _explanation(error: Exception) -> str:
 
 
 class Ladder:
-    """Keeps the best working source in use, or the ``wanted`` one, by ``use(source)``; ``say`` logs."""
+    """Keeps the best working source in use; ``use`` takes it, ``say`` logs."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Ladder:
         return steps(self.wanted)
 
     def not_ready(self, source: PidSource) -> str:
-        """Explain why the source in use isn't trusted yet; empty after a canary."""
+        """Explain why the source isn't trusted yet; empty after a canary."""
         return self.trouble(source) or self._no_canary
 
     def trouble(self, source: PidSource) -> str:
@@ -144,7 +144,7 @@ class Ladder:
         return self.trouble(source)
 
     async def start(self) -> None:
-        """Use the best that works. Raises `CannotKnow` if a source requested by name doesn't."""
+        """Use the best that works. Raises `CannotKnow` without any."""
         await self._climb()
         if self.wanted == "auto" and self._present == "scan":
             self._say("source", source="scan", not_used=dict(self.why_not))  # nothing better works: it stays
@@ -182,7 +182,7 @@ class Ladder:
             await self._grow(source, now)
 
     def _missed_more(self, source: PidSource) -> bool:
-        """Check if its comparisons have found missing processes since the last call; a full map has some."""
+        """Check if comparisons have found missing processes; a full map has some."""
         try:
             before, self._missed = self._missed, source.counters().get("drift_missing", 0)
             return self._missed > before and not source.shortage()
@@ -202,7 +202,7 @@ class Ladder:
         self._next_climb = time.monotonic() + self._wait
 
     async def _grow(self, source: PidSource, now: float) -> None:
-        """Reopen a source that doesn't hold every process; not at once, because a peak may pass."""
+        """Reopen a full source; not at once, because a peak may pass."""
         if not source.shortage():
             self._next_growth, self._growth_wait = 0.0, _FIRST_GROWTH
         elif not self._next_growth:

@@ -49,7 +49,7 @@ class NetlinkSource(ScanSource):
         self.rescans = self.listings = self.drift = 0
 
     def trouble(self) -> str:
-        """Explain why events were not reliable: full buffers at the last refresh, drift, a broken socket."""
+        """Explain why events are unreliable."""
         if self._broken:
             return self._broken
         if self.drift:
@@ -75,11 +75,11 @@ class NetlinkSource(ScanSource):
 
     @property
     def tend_at(self) -> float:
-        """Return 0: events come in by themselves, and the buffer has its limits."""
+        """Return 0: the buffer fills by itself."""
         return 0.0
 
     def tend(self) -> None:
-        """Take in up to 131,072 events, 1.5 us each, so that the buffer does not overflow between refreshes."""
+        """Take in up to 131,072 events, 1.5 us each, before the buffer overflows."""
         stream = self.stream
         try:
             stream.drain()
@@ -124,7 +124,7 @@ class NetlinkSource(ScanSource):
         return iter(())
 
     def look(self, host_pid: int) -> None:
-        """Read one process, whether or not an event has named it yet."""
+        """Read one process before its event."""
         super().look(host_pid)
         if host_pid not in self.known:
             self.stream.ended.discard(host_pid)
@@ -137,7 +137,7 @@ class NetlinkSource(ScanSource):
         self.stream.ended &= self.known.keys()
 
     def _read(self, host_pid: int) -> tuple[int, ...]:
-        """Read one status file, and watch a zombie. A thread is unlisted, but readable: `ProcessGone`."""
+        """Read a status file, and watch a zombie. A thread is readable, but `ProcessGone`."""
         status = self._procfs.status(host_pid)
         if status.tgid != host_pid:
             raise ProcessGone(f"{self._procfs.root}/{host_pid} is a thread")

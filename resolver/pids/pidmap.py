@@ -24,7 +24,7 @@ _MOST_CONTAINERS = 8192
 
 
 class PidMap:
-    """Every process of the node, as of the last refresh of its ``source``; the caller verifies an answer."""
+    """Every process of the node, as of the last refresh; the caller verifies an answer."""
 
     def __init__(self, source: PidSource) -> None:
         self.source = source
@@ -47,7 +47,7 @@ class PidMap:
         close(before)
 
     async def catch_up(self, slices: Slices, *, unhurried: bool = True) -> bool:
-        """Learn of every process that exists now; False if ``unhurried`` and the last refresh is too recent."""
+        """Refresh the source; False if ``unhurried`` and the last refresh is recent."""
         # One after the other: a refresh that began before this call may lack a process that has started since.
         async with self._catching_up:
             if unhurried and time.monotonic() < self._next_refresh:
@@ -85,7 +85,7 @@ class PidMap:
             self._inits, self._inits_mark = present, mark
 
     def candidates_in(self, ns_pid: int, namespaces: frozenset[int]) -> list[int]:
-        """Return host PIDs with that number in these namespaces, or in all if the source knows none."""
+        """Return host PIDs in these namespaces, or in all if the source knows none."""
         if not self.source.namespaced:
             return self.source.candidates(ns_pid)
         return sorted({each for pidns in namespaces for each in self.source.candidates(ns_pid, pidns)})
@@ -95,11 +95,11 @@ class PidMap:
         return self._inits
 
     def arrival(self, host_pid: int) -> tuple[int, int]:
-        """Return a value that is never reused for another process with that host PID."""
+        """Return a value that no other process with that PID gets."""
         return self._generation, self.source.arrival(host_pid)
 
     def namespaces_of(self, host_pid: int, arrival: tuple[int, int]) -> tuple[int, ...]:
-        """Return the PID namespaces of the process with that `arrival`; empty if unknown."""
+        """Return a process's PID namespaces; empty if unknown."""
         generation, arrived = arrival
         return self.source.namespaces_of(host_pid, arrived) if generation == self._generation else ()
 
@@ -119,7 +119,7 @@ class PidMap:
         return container if arrival == (self._generation, last) else ""
 
     def counters(self) -> Mapping[str, int]:
-        """Return losses, misses and repairs of this source and the earlier ones."""
+        """Return the counters of this source and the earlier ones."""
         total = Counter(self.source.counters())
         total.update(self._past)  # not `+`, which would leave out what is still 0
         return total

@@ -49,7 +49,7 @@ class ScanSource(PidSource):
         return len(self.known)
 
     def refreshing(self) -> Iterator[None]:
-        """List ``/proc``, read new processes, forget vanished ones: 10,000 take some 0.3 s."""
+        """List ``/proc`` and read new processes: 10,000 take 0.3 s."""
         listed: dict[int, int] = {}
         self._listing = listed
         for number, (host_pid, inode) in enumerate(self._procfs.each_entry()):
@@ -118,7 +118,7 @@ class ScanSource(PidSource):
             stones.popitem(last=False)
 
     def candidates(self, ns_pid: int, _pidns: int | None = None) -> list[int]:
-        """Return the host PIDs with the innermost number ``ns_pid``, in any namespace."""
+        """Return host PIDs with that number in any namespace."""
         return sorted(self._by_inner.get(ns_pid, ()))
 
     def inits_mark(self) -> object:
@@ -131,12 +131,12 @@ class ScanSource(PidSource):
         return ((pid, self.arrival(pid)) for pid in self.candidates(1) if pid in self.known)
 
     def arrival(self, host_pid: int) -> int:
-        """Return the order of its first listing; 0 if it is unknown."""
+        """Return the order of its first listing, or 0."""
         known = self.known.get(host_pid)
         return known.arrival if known else 0
 
     def ended(self, host_pid: int) -> int:
-        """Return the arrival of a process that vanished within a minute; 0 if there is none."""
+        """Return the arrival of a process that vanished within a minute, or 0."""
         return self._tombstones.get(host_pid, (0.0, 0))[1]
 
     def incomplete(self) -> str:

@@ -16,7 +16,7 @@ TOMBSTONE_SECONDS = 60.0
 
 
 class PidSource(ABC):
-    """Interface of every source. PIDs are those of the reader's namespace (the host's, in production)."""
+    """Source of host PIDs."""
 
     name: str
     #: Whether `candidates` makes use of a namespace that it is given.
@@ -24,10 +24,10 @@ class PidSource(ABC):
 
     @abstractmethod
     def refreshing(self) -> Iterator[None]:
-        """Learn of every process that exists now, in steps; may be left at any point."""
+        """Learn of every process, in steps; may be left at any point."""
 
     def refresh(self) -> None:
-        """Learn of every process that exists now."""
+        """Learn of every process."""
         for _ in self.refreshing():
             pass
 
@@ -37,7 +37,7 @@ class PidSource(ABC):
 
     @property
     def tend_at(self) -> float:
-        """Return when `tend` is due without a pass, on the monotonic clock."""
+        """Return when `tend` is due, on the monotonic clock."""
         return math.inf
 
     def tend(self) -> None:  # noqa: B027 - not every source needs it
@@ -45,10 +45,10 @@ class PidSource(ABC):
 
     @abstractmethod
     def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
-        """Return the host PIDs with the innermost number ``ns_pid``, in ``pidns`` if the source knows namespaces."""
+        """Return host PIDs with the innermost number ``ns_pid``, in ``pidns`` if `namespaced`."""
 
     def everywhere(self, ns_pid: int) -> Iterator[int]:
-        """Yield them one namespace after the other, 0 for none; complete for processes that live all the while."""
+        """Yield them for each namespace, or 0; complete for processes that live all the while."""
         return iter(self.candidates(ns_pid))
 
     def namespaces_of(self, _host_pid: int, _arrival: int) -> tuple[int, ...]:
@@ -61,7 +61,7 @@ class PidSource(ABC):
 
     @abstractmethod
     def inits(self) -> Iterator[tuple[int, int]]:
-        """Yield host PID and arrival of every PID namespace's first process, maybe without the host's."""
+        """Yield host PID and arrival of first processes, maybe without the host's."""
 
     @abstractmethod
     def arrival(self, host_pid: int) -> int:
@@ -69,7 +69,7 @@ class PidSource(ABC):
 
     @abstractmethod
     def ended(self, host_pid: int) -> int:
-        """Return the `arrival` of the last process with that PID that ended within a minute, or 0."""
+        """Return the `arrival` of the last process that ended within a minute, or 0."""
 
     def shortage(self) -> str:
         """Explain why it needs help to know every process, with the fix; or empty."""
@@ -88,7 +88,7 @@ class PidSource(ABC):
         return ""
 
     def counters(self) -> Mapping[str, int]:
-        """Return losses, misses and repairs since the start."""
+        """Return losses and repairs since the start."""
         return {}
 
     def close(self) -> None:  # noqa: B027 - not every source holds something

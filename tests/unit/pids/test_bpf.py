@@ -181,26 +181,24 @@ def test_an_event_that_is_missed_during_a_comparison_brings_another(
     large: Mapped, child: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resolver.pids.bpf.SLICE_SECONDS", 0.0)
-    monkeypatch.setattr(large, "_next_walk", 0.0)
+    large._next_walk = 0.0
     large.tend()
     monkeypatch.setattr(large.bpf, "missed_events", lambda: 1)
     large.refresh()
     _tend(large)
     assert large.exact() is None
-    monkeypatch.setattr(large, "_next_walk", 0.0)
+    large._next_walk = 0.0
     _tend(large)
     assert large.exact() is large.bpf
 
 
-def test_what_was_taken_out_of_the_map_is_back_within_ten_seconds(
-    large: Mapped, child: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_taken_out_of_the_map_is_back_within_ten_seconds(large: Mapped, child: int) -> None:
     """By a missed fork, or by whoever changes the map."""
     large.tend()
     assert large.bpf._levels.delete(HOST_PIDNS, child)
     assert child not in large
     assert large.tend_at <= time.monotonic() + 10
-    monkeypatch.setattr(large, "_next_walk", 0.0)
+    large._next_walk = 0.0
     _tend(large)
     assert child in large
     assert large.counters()["drift_missing"] == 1
@@ -211,7 +209,7 @@ def test_a_map_that_is_to_be_compared_says_when(large: Mapped, monkeypatch: pyte
     monkeypatch.setattr("resolver.pids.bpf.SLICE_SECONDS", 0.0)
     large.tend()
     assert time.monotonic() < large.tend_at < time.monotonic() + 10
-    monkeypatch.setattr(large, "_next_walk", 0.0)
+    large._next_walk = 0.0
     large.tend()
     assert large.tend_at < time.monotonic()  # it goes on with each pass
     _tend(large)
@@ -229,7 +227,7 @@ def test_after_a_missed_event_no_absence_counts_before_the_map_was_compared(
     assert large.candidates(child) == [child]
     assert large.exact() is None
     assert large.shortage() == ""
-    monkeypatch.setattr(large, "_next_walk", 0.0)
+    large._next_walk = 0.0
     _tend(large)
     assert large.exact() is large.bpf
     assert child in large
@@ -254,12 +252,10 @@ def test_the_scan_stands_in_for_a_map_that_fails(large: Mapped, child: int) -> N
 
 
 @pytest.mark.parametrize("ask", ["candidates", "arrival", "ended", "__contains__", "tend"])
-def test_the_first_question_and_upkeep_find_the_trouble(
-    large: Mapped, monkeypatch: pytest.MonkeyPatch, ask: str
-) -> None:
+def test_the_first_question_and_upkeep_find_the_trouble(large: Mapped, ask: str) -> None:
     break_down(large)
     getattr(large, ask)(*([] if ask == "tend" else [os.getpid()]))
     assert large.trouble().startswith("the map cannot be read: Invalid argument")
-    monkeypatch.setattr(large, "_next_walk", 0.0)
+    large._next_walk = 0.0
     large.tend()
     assert large.trouble()

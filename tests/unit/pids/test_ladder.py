@@ -143,9 +143,7 @@ def test_one_that_was_asked_for_by_name_is_the_only_one_and_has_to_work(
             run(made.ladder.start())
 
 
-def test_it_falls_at_once_and_climbs_back_later(
-    room: Callable[[str], Room], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_falls_at_once_and_climbs_back_later(room: Callable[[str], Room]) -> None:
     made = room("auto")
     run(made.ladder.start())
     made.in_use().wrong = "the map cannot be read"
@@ -159,7 +157,7 @@ def test_it_falls_at_once_and_climbs_back_later(
     del made.broken["bpf"]
     run(made.ladder.tend(made.in_use()))
     assert made.name == "scan"  # not before its time
-    monkeypatch.setattr(made.ladder, "_next_climb", 0.0)
+    made.ladder._next_climb = 0.0
     run(made.ladder.tend(made.in_use()))
     assert (made.name, made.ladder.why_not) == ("bpf", {})
 
@@ -216,13 +214,13 @@ class Stubborn(Fickle):
 
 @pytest.mark.parametrize("breaks", ["close", "counters", "trouble"])
 def test_a_fall_is_stopped_by_nothing_that_the_failed_source_does(
-    room: Callable[[str], Room], monkeypatch: pytest.MonkeyPatch, breaks: str
+    room: Callable[[str], Room], breaks: str
 ) -> None:
     """Into the real map, which gives the failed source back."""
     made = room("auto")
     pidmap = PidMap(Stubborn("bpf", breaks))
-    monkeypatch.setattr(made.ladder, "_present", "bpf")
-    monkeypatch.setattr(made.ladder, "_use", pidmap.use)
+    made.ladder._present = "bpf"
+    made.ladder._use = pidmap.use
     assert isinstance(pidmap.source, Stubborn)
     pidmap.source.wrong = "the map cannot be read"
     run(made.ladder.tend(pidmap.source))
@@ -248,28 +246,24 @@ def test_one_that_is_refused_and_cannot_be_closed_keeps_nobody_from_the_next(
     assert (made.name, made.ladder.why_not) == ("netlink", {"bpf": "it is blind"})
 
 
-def test_a_source_that_goes_blind_is_left(
-    room: Callable[[str], Room], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_that_goes_blind_is_left(room: Callable[[str], Room]) -> None:
     made = room("auto")
     run(made.ladder.start())
     made.blind.add("bpf")
     run(made.ladder.tend(made.in_use()))
     assert made.name == "bpf"  # not looked at yet
-    monkeypatch.setattr(made.ladder, "_next_check", 0.0)
+    made.ladder._next_check = 0.0
     run(made.ladder.tend(made.in_use()))
     assert (made.name, made.ladder.why_not["bpf"]) == ("scan", "it is blind")
 
 
-def test_a_source_that_was_asked_for_is_started_anew_and_not_too_often(
-    room: Callable[[str], Room], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_that_was_asked_for_is_started_anew_and_not_too_often(room: Callable[[str], Room]) -> None:
     made = room("netlink")
     run(made.ladder.start())
     made.in_use().wrong = "the socket failed"
     run(*(made.ladder.tend(made.in_use()) for _ in range(3)))
     assert made.opened == ["netlink"]
-    monkeypatch.setattr(made.ladder, "_next_climb", 0.0)
+    made.ladder._next_climb = 0.0
     run(made.ladder.tend(made.in_use()))
     assert made.opened == ["netlink", "netlink"]
     assert made.in_use().wrong == ""
@@ -354,11 +348,11 @@ def test_a_map_that_stays_too_small_is_opened_anew_ever_less_often(monkeypatch: 
     assert made.opened == ["bpf"]  # a peak may pass
     made.broken["bpf"] = "no memory"
     for wait in (120.0, 240.0, 480.0):
-        monkeypatch.setattr(made.ladder, "_next_growth", 1.0)
+        made.ladder._next_growth = 1.0
         run(made.ladder.tend(small))
         assert (made.ladder._growth_wait, made.in_use()) == (wait, small)
     del made.broken["bpf"]
-    monkeypatch.setattr(made.ladder, "_next_growth", 1.0)
+    made.ladder._next_growth = 1.0
     run(made.ladder.tend(small))
     assert made.in_use() is not small
     run(made.ladder.tend(made.in_use()))
@@ -369,6 +363,6 @@ def test_a_map_whose_size_was_chosen_keeps_it(monkeypatch: pytest.MonkeyPatch) -
     made = Room("auto", monkeypatch, map_size=1024)
     run(made.ladder.start())
     made.in_use().short = "the map is full"
-    monkeypatch.setattr(made.ladder, "_next_growth", 1.0)
+    made.ladder._next_growth = 1.0
     run(made.ladder.tend(made.in_use()))
     assert made.opened == ["bpf"]
