@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from resolver.api import shapes
 from resolver.api.request import Answer, Request, Route, Routes, encode, integer
+from resolver.api.status import Status, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,11 +77,11 @@ def _gpus_tag(picture: Snapshot) -> str:
     return f'"{picture.started_at:.3f}-{picture.inventory.version}{failed}"'
 
 
-@ROUTES.add("/v1/status", shapes.Status, "How the daemon is")
+@ROUTES.add("/v1/status", Status, "How the daemon is")
 async def status(context: Context, _request: Request) -> Answer:
     """Add the counters of the API's sockets."""
     counted = dict(context.gatekeeper.counters) | {"connected": context.gatekeeper.inside}
     if context.tenants is not None:
         counted |= {f"tenants_{name}": count for name, count in context.tenants.counters.items()}
         counted["tenants_connected"] = context.tenants.inside
-    return Answer(encode(shapes.status(context.view.snapshot(), counted)))
+    return Answer(encode(state_of(context.view.snapshot(), counted)))

@@ -6,30 +6,23 @@ unknown. Fields of a shared region carry their upstream C names. ``/v1/openapi.j
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, structs
 
-from resolver import __version__
-from resolver.api.troubles import DaemonTrouble, troubles
 from resolver.base.event_log import Event
 from resolver.base.reasons import RegionReason
-from resolver.config import Setting
 from resolver.gpu.attribution import Sample
 from resolver.gpu.inventory import Gpu
-from resolver.hami.placements import BARE
 from resolver.state import (
     Container,
     ContainerUse,
-    PassSeconds,
     Process,
     RegionFacts,
     SlotFacts,
     WithoutSlot,
-    Worker,
     tally,
 )
 
@@ -211,165 +204,11 @@ class Unresolved(Struct, frozen=True):
     slots: list[Slot]
 
 
-class Driver(Struct, frozen=True):
-    """NVML: the driver's ``version``, the time of its last answer, and why it fails now (``error``)."""
-
-    version: str | None
-    collected_at: float | None
-    error: str | None
-    gpus: int
-    gpus_unhealthy: int
-
-
-class Source(Struct, frozen=True):
-    """Source of PIDs. ``not_used`` explains why others aren't used, ``incomplete`` why it needs help.
-
-    ``not_ready`` is why it isn't trusted yet, null once it has found the canary.
-    """
-
-    name: str
-    not_used: dict[str, str]
-    incomplete: str | None
-    not_ready: str | None
-    processes: int
-    map_size: int
-    counters: dict[str, int]
-
-
-class Policy(Struct, frozen=True):
-    """Which number ``hostpid`` must be: ``namespace`` is ``host``, ``container`` or ``unknown``.
-
-    ``origin`` is ``measured``, ``by version``, ``forced`` or ``unknown``; ``not_measured`` is why it is not the first.
-    """
-
-    namespace: str
-    why: str
-    origin: str
-    not_measured: str | None
-
-
-class Totals(Struct, frozen=True):
-    """How many there are now."""
-
-    containers: int
-    regions: int
-    regions_rejected: int
-    slots: int
-    slots_dead: int
-    slots_repaired: int
-    slots_unresolved: int
-    samples_unresolved: int
-    processes: int
-
-
-class Found(Struct, frozen=True):
-    """Number of repaired cache files of one scheduler in one directory, null for those inside containers."""
-
-    placement: str
-    directory: str | None
-    regions: int
-
-
-class Status(Struct, frozen=True):
-    """``/v1/status``: the daemon's state. ``counters`` and ``api`` only grow, except ``connected``.
-
-    ``core_limits`` counts containers with a core limit on a GPU by `LimitState`, ``without_slot`` processes that have
-    been on a GPU for 30 s without a slot, by reason.
-    """
-
-    at: float
-    version: str
-    started_at: float
-    host_pid: int
-    dry_run: bool
-    passes: int
-    pass_seconds: PassSeconds
-    source: Source
-    troubles: list[DaemonTrouble]
-    policy: Policy
-    driver: Driver
-    totals: Totals
-    core_limits: dict[str, int]
-    without_slot: dict[str, int]
-    found: list[Found]
-    workers: list[Worker]
-    counters: dict[str, int]
-    api: dict[str, int]
-    settings: list[Setting]
-
-
 class Events(Struct, frozen=True):
     """``/v1/events`` as JSON: the events that are still kept."""
 
     at: float
     events: list[Event]
-
-
-def status(picture: Snapshot, api: dict[str, int]) -> Status:
-    """Return the daemon's state. ``api`` has the API's own counters."""
-    slots = picture.slot_counts()
-    gpus, joined, used = picture.inventory.gpus, picture.joined, picture.used()
-    return Status(
-        at=picture.at,
-        version=__version__,
-        started_at=picture.started_at,
-        host_pid=os.getpid(),
-        dry_run=picture.dry_run,
-        passes=picture.passes,
-        pass_seconds=picture.pass_seconds,
-        source=Source(
-            name=picture.source,
-            not_used=dict(picture.sources_not_used),
-            incomplete=picture.incomplete or None,
-            not_ready=picture.not_ready or None,
-            processes=picture.processes,
-            map_size=picture.map_size,
-            counters=dict(picture.source_counters),
-        ),
-        troubles=troubles(picture),
-        policy=Policy(
-            namespace=picture.policy,
-            why=picture.policy_why,
-            origin=picture.policy_origin,
-            not_measured=picture.not_measured or None,
-        ),
-        driver=Driver(
-            version=picture.driver_version,
-            collected_at=picture.collected_at or None,
-            error=joined.error or None,
-            gpus=len(gpus),
-            gpus_unhealthy=sum(not gpu.healthy for gpu in gpus),
-        ),
-        totals=Totals(
-            containers=len(picture.containers),
-            regions=len(picture.regions),
-            regions_rejected=len(picture.rejected),
-            slots=slots.in_use,
-            slots_dead=slots.dead,
-            slots_repaired=slots.repaired,
-            slots_unresolved=slots.unresolved.total(),
-            samples_unresolved=len(joined.orphans),
-            processes=len(picture.gpu_processes),
-        ),
-        core_limits=Counter(use.limit_state.value for use in used.containers if use.core_limit is not None),
-        without_slot=Counter(each.process.no_slot or "" for each in used.without_slot),
-        found=_found(picture),
-        workers=list(picture.workers),
-        counters=dict(picture.counters),
-        api=api,
-        settings=list(picture.settings),
-    )
-
-
-def _found(picture: Snapshot) -> list[Found]:
-    counts = Counter(
-        (
-            region.placement or "",
-            "" if region.placement == BARE.name else os.path.dirname(os.path.dirname(region.path)),
-        )
-        for region in picture.regions
-    )
-    return [Found(name, where or None, count) for (name, where), count in sorted(counts.items())]
 
 
 # ---- lists, as a head with an empty list at its end, and the items of that list ------------------------------------

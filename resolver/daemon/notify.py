@@ -9,7 +9,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from resolver.api.troubles import troubles
+from resolver.api.status import troubles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping

@@ -53,6 +53,7 @@ def _by_ourselves(no_daemon: str, socket_path: str | None, file: str | None) -> 
 def _documents(picture: Snapshot) -> Mapping[str, Callable[[], Any]]:
     """Return the API's answers for a snapshot."""
     from resolver.api import shapes
+    from resolver.api.status import state_of
 
     lists = {
         "containers": shapes.containers,
@@ -61,6 +62,6 @@ def _documents(picture: Snapshot) -> Mapping[str, Callable[[], Any]]:
         "regions": shapes.regions,
     }
     return {name: lambda parts=parts: shapes.whole(parts(picture)) for name, parts in lists.items()} | {
-        "status": lambda: shapes.status(picture, {}),
+        "status": lambda: state_of(picture, {}),
         "gpus": lambda: shapes.Gpus.of(picture.inventory, picture.joined.error),
     }

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from resolver import __version__, config
 from resolver.api import shapes
+from resolver.api.status import state_of
 from resolver.base.reasons import RegionReason, SampleReason
 from resolver.cli._explain.known import _documents as answers_of
 from resolver.cli.ask_daemon import duration, moment
@@ -222,7 +223,7 @@ def test_status_as_json_is_the_daemons_with_the_reasons(daemon: Daemon) -> None:
     told = json.loads(done.stdout)
     assert done.returncode == 1
     assert told.pop("unresolved") == {"slots": {}, "samples": {"no_slot": 3}}
-    assert told == json.loads(msgspec.json.encode(shapes.status(sick(), {})))
+    assert told == json.loads(msgspec.json.encode(state_of(sick(), {})))
 
 
 def test_colour_is_for_terminals_and_only_if_nobody_minds(daemon: Daemon) -> None:

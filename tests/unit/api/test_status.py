@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from resolver.api.troubles import troubles
+from resolver.api.status import troubles
 from resolver.base.reasons import TroubleReason, UnresolvedReason
 from resolver.gpu.attribution import NOTHING
 from resolver.state import RegionReport, SlotReport

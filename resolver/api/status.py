@@ -1,0 +1,221 @@
+"""The daemon's state and its problems: ``/v1/status`` serves them, and commands, doctor and systemd show them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from resolver import __version__
+from resolver.base.counters import CounterName
+from resolver.base.reasons import TroubleReason
+from resolver.config import Setting
+from resolver.hami.placements import BARE
+from resolver.state import PassSeconds, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resolver.state import Snapshot
+
+
+class DaemonTrouble(Struct, frozen=True):
+    """Problem of the daemon: a fixed ``reason``, its meaning ``what``, the cause ``why``, and the ``fix``.
+
+    ``grave``: some of the daemon's work isn't done because of it.
+    """
+
+    reason: str
+    grave: bool
+    what: str
+    why: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}"
+
+
+def troubles(snapshot: Snapshot) -> list[DaemonTrouble]:
+    """Return all current problems, gravest first."""
+    why_by_reason = dict(_wrong(snapshot))
+    found = []
+    for reason in TroubleReason:
+        if why := why_by_reason.get(reason):
+            what, fix = reason.for_terminal()
+            fix = fix.replace("SOURCE", snapshot.source).replace("/PID/", f"/{os.getpid()}/")
+            found.append(DaemonTrouble(reason=reason, grave=reason.grave, what=what, why=why, fix=fix))
+    return found
+
+
+def _wrong(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """Yield each reason with its cause; an empty cause is no problem."""
+    yield from snapshot.standing.items()
+    yield TroubleReason.STALLED, snapshot.standstill()
+    yield TroubleReason.NOT_READY, snapshot.not_ready
+    yield TroubleReason.NVML_UNAVAILABLE, snapshot.joined.error
+    yield TroubleReason.SOURCE_INCOMPLETE, snapshot.incomplete
+    yield TroubleReason.DRY_RUN, "so it writes nothing" if snapshot.dry_run else ""
+    unresolved = snapshot.slot_counts().unresolved.most_common()
+    yield TroubleReason.SLOTS_UNRESOLVED, ", ".join(f"{count} {why}" for why, count in unresolved)
+    for reason, name in (
+        (TroubleReason.OVER_BUDGET, CounterName.OVER_BUDGET),
+        (TroubleReason.INTERNAL_ERRORS, CounterName.INTERNAL_ERRORS),
+    ):
+        count = snapshot.counters.get(name, 0)
+        yield reason, f"{count} time{'s' if count > 1 else ''} since its start" if count else ""
+
+
+class Driver(Struct, frozen=True):
+    """NVML: the driver's ``version``, the time of its last answer, and why it fails now (``error``)."""
+
+    version: str | None
+    collected_at: float | None
+    error: str | None
+    gpus: int
+    gpus_unhealthy: int
+
+
+class Source(Struct, frozen=True):
+    """Source of PIDs. ``not_used`` explains why others aren't used, ``incomplete`` why it needs help.
+
+    ``not_ready`` is why it isn't trusted yet, null once it has found the canary.
+    """
+
+    name: str
+    not_used: dict[str, str]
+    incomplete: str | None
+    not_ready: str | None
+    processes: int
+    map_size: int
+    counters: dict[str, int]
+
+
+class Policy(Struct, frozen=True):
+    """Which number ``hostpid`` must be: ``namespace`` is ``host``, ``container`` or ``unknown``.
+
+    ``origin`` is ``measured``, ``by version``, ``forced`` or ``unknown``; ``not_measured`` is why it is not the first.
+    """
+
+    namespace: str
+    why: str
+    origin: str
+    not_measured: str | None
+
+
+class Totals(Struct, frozen=True):
+    """How many there are now."""
+
+    containers: int
+    regions: int
+    regions_rejected: int
+    slots: int
+    slots_dead: int
+    slots_repaired: int
+    slots_unresolved: int
+    samples_unresolved: int
+    processes: int
+
+
+class Found(Struct, frozen=True):
+    """Number of repaired cache files of one scheduler in one directory, null for those inside containers."""
+
+    placement: str
+    directory: str | None
+    regions: int
+
+
+class Status(Struct, frozen=True):
+    """``/v1/status``: the daemon's state. ``counters`` and ``api`` only grow, except ``connected``.
+
+    ``core_limits`` counts containers with a core limit on a GPU by `LimitState`, ``without_slot`` processes that have
+    been on a GPU for 30 s without a slot, by reason.
+    """
+
+    at: float
+    version: str
+    started_at: float
+    host_pid: int
+    dry_run: bool
+    passes: int
+    pass_seconds: PassSeconds
+    source: Source
+    troubles: list[DaemonTrouble]
+    policy: Policy
+    driver: Driver
+    totals: Totals
+    core_limits: dict[str, int]
+    without_slot: dict[str, int]
+    found: list[Found]
+    workers: list[Worker]
+    counters: dict[str, int]
+    api: dict[str, int]
+    settings: list[Setting]
+
+
+def state_of(picture: Snapshot, api: dict[str, int]) -> Status:
+    """Return the daemon's state. ``api`` has the API's own counters."""
+    slots = picture.slot_counts()
+    gpus, joined, used = picture.inventory.gpus, picture.joined, picture.used()
+    return Status(
+        at=picture.at,
+        version=__version__,
+        started_at=picture.started_at,
+        host_pid=os.getpid(),
+        dry_run=picture.dry_run,
+        passes=picture.passes,
+        pass_seconds=picture.pass_seconds,
+        source=Source(
+            name=picture.source,
+            not_used=dict(picture.sources_not_used),
+            incomplete=picture.incomplete or None,
+            not_ready=picture.not_ready or None,
+            processes=picture.processes,
+            map_size=picture.map_size,
+            counters=dict(picture.source_counters),
+        ),
+        troubles=troubles(picture),
+        policy=Policy(
+            namespace=picture.policy,
+            why=picture.policy_why,
+            origin=picture.policy_origin,
+            not_measured=picture.not_measured or None,
+        ),
+        driver=Driver(
+            version=picture.driver_version,
+            collected_at=picture.collected_at or None,
+            error=joined.error or None,
+            gpus=len(gpus),
+            gpus_unhealthy=sum(not gpu.healthy for gpu in gpus),
+        ),
+        totals=Totals(
+            containers=len(picture.containers),
+            regions=len(picture.regions),
+            regions_rejected=len(picture.rejected),
+            slots=slots.in_use,
+            slots_dead=slots.dead,
+            slots_repaired=slots.repaired,
+            slots_unresolved=slots.unresolved.total(),
+            samples_unresolved=len(joined.orphans),
+            processes=len(picture.gpu_processes),
+        ),
+        core_limits=Counter(use.limit_state.value for use in used.containers if use.core_limit is not None),
+        without_slot=Counter(each.process.no_slot or "" for each in used.without_slot),
+        found=_found(picture),
+        workers=list(picture.workers),
+        counters=dict(picture.counters),
+        api=api,
+        settings=list(picture.settings),
+    )
+
+
+def _found(picture: Snapshot) -> list[Found]:
+    counts = Counter(
+        (
+            region.placement or "",
+            "" if region.placement == BARE.name else os.path.dirname(os.path.dirname(region.path)),
+        )
+        for region in picture.regions
+    )
+    return [Found(name, where or None, count) for (name, where), count in sorted(counts.items())]
