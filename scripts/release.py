@@ -152,7 +152,10 @@ def _sha256(path: Path) -> str:
 
 
 def _run(*command: str | Path, cwd: Path = ROOT) -> None:
-    subprocess.run([*map(str, command)], cwd=cwd, check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run([*map(str, command)], cwd=cwd, check=False, stdout=subprocess.PIPE)
+    if done.returncode:
+        sys.stderr.buffer.write(done.stdout)
+        done.check_returncode()
 
 
 if __name__ == "__main__":
