@@ -246,7 +246,7 @@ def _connect(
 
 
 def _exchange(
-    path: str, where: str, seconds: float, headers: str = "", question: bytes = b""
+    path: str, where: str, seconds: float, headers: str = "", question: bytes = b"", *, again: bool = True
 ) -> tuple[bytes, bytes]:
     """Return head and body of an answer; the body is empty if nothing changed (304). Raises as `get_json`."""
     try:
@@ -258,6 +258,9 @@ def _exchange(
         code, body = _parse(answer)
     except (OSError, ValueError) as error:
         raise _no_daemon(where, error) from None
+    if again and code == 403 and b'"peer_unknown"' in body:
+        # Before Linux 6.5 the daemon may know a caller only if it is older than the last accepted connection.
+        return _exchange(path, where, seconds, headers, question, again=False)
     if code != 200:
         raise _refusal(code, body)
     return head, body

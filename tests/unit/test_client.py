@@ -20,10 +20,11 @@ from pathlib import Path
 import pytest
 
 from resolver import client
-from resolver.base.errors import CannotKnow, NoDaemon, NotFound
+from resolver.base.errors import AccessDenied, CannotKnow, NoDaemon, NotFound
 from resolver.cli import lookup as command
 from resolver.cli import main, parser_of
 from tests.fakes.socket_server import SocketServer
+from tests.fakes.socket_server import http as http_answer
 from tests.patience import PATIENCE_S
 
 CID = "0123456789abcdef" * 4
@@ -117,6 +118,21 @@ def test_an_answer_without_end_is_not_read_to_its_end(serve: Serve, where: Path)
 
     serve(pour)
     assert ask(where) is None
+
+
+@pytest.mark.parametrize("answers", [["403 Forbidden", "200 OK"], ["403 Forbidden", "403 Forbidden"]])
+def test_a_caller_that_could_not_be_determined_asks_once_more(
+    serve: Serve, where: Path, answers: list[str]
+) -> None:
+    """Before Linux 6.5 a caller is known to the daemon if it is older than its connection."""
+    left = [http_answer('{"detail": "why", "reason": "peer_unknown"}', status) for status in answers]
+    server = serve(lambda channel: channel.sendall(left.pop(0)))
+    if answers[-1] == "200 OK":
+        assert client.get_json("/v1/status", str(where))["detail"] == "why"
+    else:
+        with pytest.raises(AccessDenied, match="why"):
+            client.get_json("/v1/status", str(where))
+    assert len(server.requests) == 2
 
 
 def test_nobody_there(where: Path) -> None:
