@@ -16,7 +16,6 @@ compile() {
         --no-annotate --no-header --resolver=backtracking "$@"
 }
 
-export CUSTOM_COMPILE_COMMAND="make lock"
 compile "${@}" --output-file=requirements.lock pyproject.toml
 compile "${@}" --output-file=requirements-build.lock --only-build-deps --build-deps-for=wheel pyproject.toml
 compile "${@}" --output-file=requirements-kubernetes.lock --constraint=requirements.lock --extra=kubernetes pyproject.toml

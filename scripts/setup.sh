@@ -150,9 +150,7 @@ find_python() {
             return 0
         fi
     done
-    local found
-    found=$(python3 --version 2>/dev/null || echo "no python3")
-    die "resolver needs Python 3.11 or later, and this machine has $found." \
+    die "resolver needs Python 3.11 or later, and this machine has $(python3 --version 2>/dev/null || echo "no python3")." \
         "Debian 12, Ubuntu 24.04 and later have it: apt-get install python3 python3-venv" \
         "On an older system install python3.11, python3.12 or python3.13 so that it is found on PATH."
 }
