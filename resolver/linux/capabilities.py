@@ -1,7 +1,6 @@
-"""The daemon's capabilities, reduced to its needs.
+"""The daemon's capabilities, reduced before it listens anywhere.
 
-A root daemon starts with everything. Before it listens anywhere it drops all that nothing needs. CAP_SYS_PTRACE stays
-effective, to read mount tables and maps; those for starting a source stay permitted for the children that do it.
+Those for starting a source stay permitted, for the children that do it.
 """
 
 from __future__ import annotations
@@ -48,21 +47,18 @@ def held() -> frozenset[str]:
 
 
 def _sets() -> dict[str, int]:
-    """Return the capability sets of this process, by their names in ``/proc/self/status``.
+    """Return this process's capability sets.
 
-    Under AppArmor, capget(2) lacks the capabilities that the profile denies. Setting that answer drops them, and the
-    profile no longer shows as the cause.
+    Under AppArmor, capget(2) hides those that the profile denies; setting its answer would drop them for good.
     """
     with open("/proc/self/status", encoding="ascii", errors="replace") as status:
         return {line[:6]: int(line.split()[1], 16) for line in status if line.startswith("Cap")}
 
 
 def limit(running: frozenset[str], to_start: frozenset[str] = frozenset()) -> None:
-    """Keep ``running`` effective, and ``to_start`` for programs that this process starts.
+    """Keep ``running`` effective, and ``to_start`` permitted for children; `no_new_privs` from now on.
 
-    From now on (``no_new_privs``) no program that it starts has more than is permitted here. A program that root starts
-    has all permitted ones effective; with another user, programs get those that were ambient before. Capabilities that
-    aren't held are ignored. Raises OSError if the kernel refuses to drop one.
+    Capabilities that aren't held are ignored. Raises OSError if the kernel refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     header, halves = _Header(_VERSION_3, 0), (_Half * 2)()

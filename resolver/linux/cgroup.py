@@ -1,8 +1,6 @@
-"""Container ids and pod UIDs in cgroup paths: pure functions over text.
+"""Container ids and pod UIDs in cgroup paths of containerd, CRI-O, Docker and Podman, under both cgroup drivers.
 
-The forms are those of containerd, CRI-O, Docker and Podman with the systemd and the cgroupfs driver; no specification
-has them. They share a 64-digit hexadecimal id. Names without one (``ctr``, plain ``runc``) give None here, and are
-found only by their known name (`parts_of`).
+Names without 64 hexadecimal digits (``ctr``, plain ``runc``) are found only by their known name (`parts_of`).
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ _RUNTIMES = {
 class ContainerCgroup(NamedTuple):
     """Container named by a cgroup path.
 
-    ``container_id`` has 64 hexadecimal digits; it is empty in `NO_CONTAINER` only. ``pod_uid`` has dashes, or is the
-    32-digit hash of a static pod. ``runtime`` is None where the path does not show it.
+    ``container_id`` is empty in `NO_CONTAINER` only. ``pod_uid`` may be the 32-digit hash of a static pod. ``runtime``
+    is None if the path does not show it.
     """
 
     container_id: str
@@ -50,10 +48,9 @@ NO_CONTAINER = ContainerCgroup("", None, None)
 
 
 def parse_cgroup_path(path: str) -> ContainerCgroup | None:
-    """Return the container of one cgroup path: the first one in a pod, else the outermost one.
+    """Return the first container in a pod, else the outermost one.
 
-    An id before the pod is that of a node in a container (kind, k3d). What follows a container's id is of its own
-    making: a tenant with a writable cgroupfs can give a cgroup another container's name.
+    An id before the pod is a node in a container (kind, k3d). Below its container's cgroup a tenant may choose names.
     """
     if len(path) < 64:
         return None
@@ -71,10 +68,7 @@ def parse_cgroup_path(path: str) -> ContainerCgroup | None:
 
 @lru_cache(maxsize=128)  # all processes of a container have the same text
 def parse_cgroup(text: str) -> ContainerCgroup | None:
-    """Return the container in a whole ``/proc/<pid>/cgroup``: that of the first line that has one.
-
-    v1 has a line per hierarchy, and a process need not be in its container's cgroup in each of them.
-    """
+    """Return the container in the first line of ``/proc/<pid>/cgroup`` that has one; v1 has a line per hierarchy."""
     if _ID.search(text) is None:
         return None
     for path in cgroup_paths(text):
@@ -84,10 +78,9 @@ def parse_cgroup(text: str) -> ContainerCgroup | None:
 
 
 def only_container(text: str) -> ContainerCgroup | None:
-    """Return the container in a whole ``/proc/<pid>/cgroup`` if it is in a pod and unambiguous.
+    """Return the container if ``/proc/<pid>/cgroup`` names one pod, and below it one container.
 
-    A tenant can name a cgroup below its container's after another container or pod. So the text must name one pod, and
-    below it one container. Outer containers without a pod are nodes (kind, k3d).
+    A tenant can name a cgroup after another container or pod. Outer containers without a pod are nodes.
     """
     found: ContainerCgroup | None = None
     for path in cgroup_paths(text):
@@ -109,7 +102,7 @@ def only_container(text: str) -> ContainerCgroup | None:
 
 
 def pod_uid_of(text: str) -> str | None:
-    """Return the innermost pod UID in a path or in a whole ``/proc/<pid>/cgroup``, with or without a container."""
+    """Return the innermost pod UID in a path or in a whole ``/proc/<pid>/cgroup``."""
     for path in cgroup_paths(text):
         if (pod_uid := _last_pod(path)) is not None:
             return pod_uid
@@ -117,10 +110,7 @@ def pod_uid_of(text: str) -> str | None:
 
 
 def cgroup_paths(text: str) -> Iterator[str]:
-    """Yield the path of every line of ``/proc/<pid>/cgroup`` (``hierarchy:controllers:path``, cgroups(7)).
-
-    A line that is already a path is yielded unchanged.
-    """
+    """Yield the path of each line of ``/proc/<pid>/cgroup`` (cgroups(7)), or the line if it is a path."""
     for line in text.split("\n"):
         if line.startswith("/"):
             yield line
@@ -129,18 +119,18 @@ def cgroup_paths(text: str) -> Iterator[str]:
 
 
 def container_id_of(name: str) -> str | None:
-    """Return the container id in one component of a path, that is, in the name of a cgroup directory."""
+    """Return the container id in the name of a cgroup directory."""
     match = _ID.search(name)
     return match[0] if match is not None and _is_container(name[: match.start()]) else None
 
 
 def name_in(name: str) -> str:
-    """Return the runtime's name of a container without an id; LXC puts a word before it."""
+    """Return the runtime's name of a container without an id."""
     return name.removeprefix("lxc.payload.")
 
 
 def parts_of(path: str) -> list[str]:
-    """Split a path into its components, outermost first, to find a name without a pattern."""
+    """Split a path into its components, outermost first."""
     return path.removesuffix(" (deleted)").split("/")
 
 
@@ -151,10 +141,9 @@ def strip_scheme(text: str) -> str:
 
 
 def _is_container(prefix: str) -> bool:
-    """Check that the text before the 64 digits in their component names a container.
+    """Check the text before the 64 digits: empty, ``<runtime>-`` or ``<slice>:<runtime>:``.
 
-    It is empty, ``<runtime>-``, or, if both cgroup drivers are mixed up, ``<slice>:<runtime>:``. Conmon is the monitor
-    that CRI-O and Podman start outside the container.
+    Conmon is CRI-O's and Podman's monitor outside the container.
     """
     return not prefix or (prefix[-1] in "-:" and not prefix.endswith("conmon-"))
 

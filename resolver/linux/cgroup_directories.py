@@ -1,7 +1,4 @@
-"""The mounted cgroup hierarchies: which directories are a container's, and which processes are in them.
-
-A leaf directory costs one stat, since kernfs counts subdirectories in ``st_nlink`` (fs/kernfs/inode.c).
-"""
+"""Directories and processes of containers in the mounted cgroup hierarchies."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def cgroup_roots(mounts: Iterable[Mount]) -> list[str]:
-    """Return the mount points of all cgroup hierarchies in a mount table, v2 first; each hierarchy once.
+    """Return the mount point of each cgroup hierarchy, v2 first.
 
-    A hierarchy that is also bind-mounted in part (into a container that is run here) is walked from its top.
+    Of a hierarchy that is also mounted in part, the top.
     """
     best: dict[str, tuple[bool, int, str]] = {}
     for mount in mounts:
@@ -38,9 +35,8 @@ def cgroup_roots(mounts: Iterable[Mount]) -> list[str]:
 def find_directories(root: str, match: Match, top: str = "") -> dict[str, list[str]]:
     """Return ``{key: directories}`` of every container below ``root`` that ``match`` knows, parents first.
 
-    Directories below a container's belong to it (CRI-O's ``/container``, systemd's ``init.scope``, the containers of a
-    kind node). ``top`` limits the walk to one directory, relative to ``root``. Raises `AccessDenied` if a directory
-    can't be listed, because the container might be below.
+    Directories below a container's belong to it. ``top``, relative to ``root``, limits the walk. Raises `AccessDenied`
+    if a directory can't be listed.
     """
     found: dict[str, list[str]] = {}
     stack: list[tuple[str, tuple[str, ...], bool]] = []
@@ -68,8 +64,7 @@ def find_directories(root: str, match: Match, top: str = "") -> dict[str, list[s
 def processes_in(directories: Iterable[str]) -> dict[int, None]:
     """Return the host PIDs in these cgroups, as an ordered set; vanished directories are empty.
 
-    A threaded subtree refuses the read (EOPNOTSUPP): its processes are listed further up. Too deep a path
-    (ENAMETOOLONG) is skipped: a search of all processes finds those below it.
+    Threaded subtrees (EOPNOTSUPP) are listed further up. Too deep paths are left to a search of all processes.
     """
     host_pids: dict[int, None] = {}
     for directory in directories:
@@ -96,7 +91,7 @@ def _subdirectories(path: str) -> list[str]:
 
 
 def _may_have_children(path: str) -> bool:
-    """Guess from the link count if it has subdirectories: each has a ``..`` that links to it."""
+    """Guess by the link count, which has subdirectories (fs/kernfs/inode.c)."""
     try:
         return os.stat(path).st_nlink != 2
     except OSError:

@@ -19,7 +19,7 @@ _CAP_SYS_PTRACE = 19  # include/uapi/linux/capability.h
 
 
 def require_host_view(procfs: Procfs) -> None:
-    """Raise `CannotKnow`, with the fix, unless every process of the host can be seen from here."""
+    """Raise `CannotKnow`, with the fix, unless every process of the host can be seen."""
     if not os.path.isdir(f"{procfs.root}/self"):
         raise CannotKnow(f"{procfs.root} is not a mounted proc file system: mount -t proc proc {procfs.root}")
     if procfs.pidns("self") != HOST_PIDNS:
@@ -35,10 +35,7 @@ def require_host_view(procfs: Procfs) -> None:
 
 
 def require_all_processes(procfs: Procfs, mounts: Iterable[Mount]) -> None:
-    """Raise `CannotKnow` if hidepid hides any process from us, process 1 or not.
-
-    ``mounts`` is our own mount table. Members of the group ``gid=`` see all but with hidepid=ptraceable.
-    """
+    """Raise `CannotKnow` if hidepid hides any process; ``mounts`` is this process's table."""
     options = ""
     for mount in mounts:
         if mount.fs_type == "proc" and mount.mount_point == procfs.root:

@@ -1,7 +1,4 @@
-"""File and directory events from the kernel (inotify(7)); Python's library has no binding.
-
-It watches inodes, so writes through any name or mount are reported. Stores through a shared mapping aren't.
-"""
+"""File and directory events (inotify(7)) of inodes, through any name; stores through a mapping cause none."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ _EVENT = Struct("=iIII")  # watch, what happened, cookie, bytes of the name behi
 
 
 class Inotify:
-    """One queue of events; ``fd`` is readable while there are any. Raises OSError where the limits are used up."""
+    """One queue of events; ``fd`` is readable while there are any. Raises OSError at the limits."""
 
     def __init__(self) -> None:
         import ctypes
@@ -36,10 +33,7 @@ class Inotify:
         self.fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
     def add(self, fd: int, mask: int) -> int:
-        """Watch the file open as ``fd``; returns the watch, the same one for the same inode. Raises OSError.
-
-        The descriptor is used instead of a name, so no path of a tenant is walked.
-        """
+        """Watch the file open as ``fd``, without walking a path; the same inode has the same watch. Raises OSError."""
         return self._checked(self._libc.inotify_add_watch(self.fd, b"/proc/self/fd/%d" % fd, mask))
 
     def remove(self, watch: int) -> None:
@@ -47,7 +41,7 @@ class Inotify:
         self._libc.inotify_rm_watch(self.fd, watch)
 
     def read(self) -> list[tuple[int, int]]:
-        """Return the next events ``(watch, mask)``, at most some thousand; empty if there are none."""
+        """Return the next events ``(watch, mask)``, at most some thousand."""
         with contextlib.suppress(BlockingIOError):
             return parse(os.read(self.fd, _READ_BYTES))
         return []

@@ -1,7 +1,7 @@
 """Files that a process maps and holds open, from the kernel alone: no file system is queried.
 
-On btrfs, bcachefs and some overlays two files share device and inode number, so a mapping never identifies its file by
-itself. A descriptor does: its mount, and the path below it (`SuperblockPath`), while the file has one name.
+On btrfs, bcachefs and some overlays two files share device and inode, so a mapping identifies no file. A descriptor
+does, by mount and path, while the file has one name.
 """
 
 from __future__ import annotations
@@ -44,20 +44,16 @@ _PROT_NONE, _MAP_SHARED, _MAP_FAILED = 0, 1, (1 << 64) - 1
 
 
 class SuperblockPath(NamedTuple):
-    """A file as the kernel names it: superblock (``major:minor``) and path inside it.
-
-    Snapshots of one subvolume, and layers of overlays, have paths of their own.
-    """
+    """A file's superblock (``major:minor``) and its path inside it."""
 
     device: str
     path: str
 
 
 class Descriptor(NamedTuple):
-    """An open file of a process: the path as it shows from here, and the mount that it was reached through.
+    """An open file of a process: its path as seen from here, and its mount.
 
-    ``inode`` is the number that the kernel gives it there, 0 before Linux 5.14: equal for two descriptors of one file.
-    ``number`` is the descriptor's own.
+    ``inode`` is 0 before Linux 5.14.
     """
 
     path: str
@@ -73,27 +69,20 @@ class Descriptor(NamedTuple):
 def maps_file(
     procfs: Procfs, host_pid: int | str, device: str, inode: int, *, writable: bool = False
 ) -> bool:
-    """Check if the process maps a file that shows this device and inode (needs CAP_SYS_PTRACE for others').
+    """Check if the process maps a file that shows this device (``major:minor``) and inode.
 
-    ``device`` is ``major:minor`` of the superblock in decimal, as in mountinfo. ``writable`` requires a shared writable
-    mapping, which the kernel grants only to processes that may write to the file. Raises `TooLarge`.
+    ``writable`` requires a shared writable mapping, which takes the right to write. Raises `TooLarge`.
     """
     return (device, inode) in _mapped_files(procfs, host_pid, shared=writable)
 
 
 def shared_files(procfs: Procfs, host_pid: int) -> set[tuple[str, int]]:
-    """Device and inode, as `mapped_as` has them, of every file that the process maps writable and shared.
-
-    Raises `TooLarge`.
-    """
+    """Return device and inode of each file that the process maps writable and shared. Raises `TooLarge`."""
     return set(_mapped_files(procfs, host_pid, shared=True))
 
 
 def mapped_as(procfs: Procfs, fd: int) -> tuple[str, int]:
-    """Return the device and inode by which an open regular file shows in ``maps``, for `maps_file`.
-
-    Read from a temporary mapping of this process: on an overlay and on btrfs ``fstat`` may show other numbers.
-    """
+    """Return the device and inode by which an open file shows in ``maps``; ``fstat`` may differ (overlay, btrfs)."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
@@ -117,9 +106,9 @@ def mapped_as(procfs: Procfs, fd: int) -> tuple[str, int]:
 
 
 def _mapped_files(procfs: Procfs, host_pid: int | str, *, shared: bool) -> Iterator[tuple[str, int]]:
-    """Yield device and inode of each mapping of a file, or of each ``shared`` writable one.
+    """Yield device and inode of each file mapping, or of each ``shared`` writable one.
 
-    A leader that has exited has no memory map: then another thread stands in.
+    A thread stands in for a leader that has exited.
     """
     for each in procfs.threads(host_pid):
         with suppress(ProcessGone):
@@ -129,7 +118,7 @@ def _mapped_files(procfs: Procfs, host_pid: int | str, *, shared: bool) -> Itera
 
 
 def _mapped_by(procfs: Procfs, path: str, *, shared: bool) -> Iterator[tuple[str, int]]:
-    """Ask by PROCMAP_QUERY, or read the text on older kernels. `ProcessGone` if there is no memory map."""
+    """Ask by PROCMAP_QUERY, or read the text on older kernels. Raises `ProcessGone`."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -196,9 +185,9 @@ def descriptor(procfs: Procfs, host_pid: int | str, fd: int | str) -> Descriptor
 
 
 def open_paths(procfs: Procfs, host_pid: int) -> Iterator[tuple[str, str]]:
-    """Yield number and path of each descriptor of the process. Raises `TooLarge`, ProcessGone and AccessDenied.
+    """Yield number and path of each descriptor; no link is followed.
 
-    The links are read and not followed. Needs CAP_SYS_PTRACE for others' processes.
+    Raises `TooLarge`, `ProcessGone` and `AccessDenied`.
     """
     directory = f"{procfs.root}/{host_pid}/fd"
     try:
@@ -213,7 +202,7 @@ def open_paths(procfs: Procfs, host_pid: int) -> Iterator[tuple[str, str]]:
 
 
 def _described(procfs: Procfs, host_pid: int, fd: str) -> list[Descriptor]:
-    """Describe one open file of a process, if it still is open. Raises ProcessGone and AccessDenied."""
+    """Describe one open file, if it still is open. Raises `ProcessGone` and `AccessDenied`."""
     try:
         return [descriptor(procfs, host_pid, fd)]
     except FileNotFoundError:
@@ -223,7 +212,7 @@ def _described(procfs: Procfs, host_pid: int, fd: str) -> list[Descriptor]:
 
 
 def opened_by_name(procfs: Procfs, host_pid: int, name: str) -> list[Descriptor]:
-    """Return the process's open files that have this name now. `TooLarge` if there is none among the first ones."""
+    """Return the open files of that name. Raises `TooLarge` if the first ones have none."""
     found, tail = list[Descriptor](), f"/{name}"
     try:
         for fd, path in open_paths(procfs, host_pid):
@@ -236,10 +225,7 @@ def opened_by_name(procfs: Procfs, host_pid: int, name: str) -> list[Descriptor]
 
 
 def open_for_writing(procfs: Procfs, host_pid: int) -> list[Descriptor]:
-    """Return the process's open files in writable file systems, but not pipes, sockets and memory.
-
-    Raises `TooLarge`, ProcessGone and AccessDenied.
-    """
+    """Return files open for writing, except pipes, sockets and memory. Raises as `open_paths`."""
     found = list[Descriptor]()
     for fd, path in open_paths(procfs, host_pid):
         if path.startswith(("/", "(unreachable)")) and not path.startswith("/memfd:"):
@@ -248,13 +234,13 @@ def open_for_writing(procfs: Procfs, host_pid: int) -> list[Descriptor]:
 
 
 def open_names(procfs: Procfs, host_pid: int) -> set[str]:
-    """Return the names of all files that the process has open, including deleted ones. Raises as `open_paths`."""
+    """Return the names of all open files, including deleted ones. Raises as `open_paths`."""
     paths = (path for _, path in open_paths(procfs, host_pid))
     return {path.removesuffix(" (deleted)").rpartition("/")[2] for path in paths}
 
 
 def superblock_path(opened: Descriptor, mounts: Iterable[Mount]) -> SuperblockPath | None:
-    """Locate an open file in the mount table of a process that has its mount; None if it isn't there."""
+    """Locate an open file in a process's mount table; None if its mount isn't there."""
     for mount in mounts:
         if mount.mount_id == opened.mount_id:
             above = mount.mount_point.rstrip("/")

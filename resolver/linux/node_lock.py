@@ -12,7 +12,7 @@ from resolver.base.errors import UsageError
 
 
 class Held(UsageError):
-    """Another daemon has the right to write; ``holder`` is its PID, as it wrote it down."""
+    """Another daemon holds the lock; ``holder`` is the PID that it wrote there."""
 
     def __init__(self, holder: str, path: str) -> None:
         super().__init__(
@@ -23,9 +23,9 @@ class Held(UsageError):
 
 
 class NodeLock:
-    """The right to write on this node: one daemon at a time. A lock in our own run directory, on no tenant's file.
+    """The right to write on this node, by a lock in the run directory.
 
-    ``wait``: block until the other daemon ends; without it `Held` is raised. The file goes with its last holder.
+    ``wait`` blocks until the other daemon ends; without it `Held` is raised. The file goes with its last holder.
     """
 
     def __init__(self, run_dir: str, *, wait: bool = False) -> None:

@@ -1,12 +1,8 @@
-"""The process at the other end of a Unix socket, as identified by the kernel and never by the peer.
+"""The process at the other end of a Unix socket, identified by the kernel.
 
-The kernel notes PID, user and groups of the caller of ``connect``. That process can leave the connection to another one
-and end, and its PID can be reused. So ``/proc`` is believed only while the process that connected is held and alive:
-
-- SO_PEERPIDFD (Linux 6.5) gives a descriptor of that very process.
-- Before that, the process that has the number now is held. It is accepted if it is older than the connection can be
-  (`Listener` knows), or if it has the other end among its descriptors, which sock_diag(7) shows for peers in our
-  network namespace. Any other peer is a `PeerUnknown`.
+The caller of ``connect`` can hand the connection over and end, and its PID can be reused. So it is held, and must be
+alive: by SO_PEERPIDFD (Linux 6.5), else by its number if it is older than the connection can be (`Listener`), or has
+the other end among its descriptors (sock_diag(7), in the same network namespace).
 """
 
 from __future__ import annotations
@@ -56,7 +52,7 @@ class PeerUnknown(CannotKnow):
 
 
 class Listener(socket.socket):
-    """A listening Unix socket that notes when a connection cannot have been there yet, for kernels before 6.5."""
+    """Listening Unix socket that notes when no connection waited, for kernels before 6.5."""
 
     def __init__(self) -> None:
         super().__init__(socket.AF_UNIX)
@@ -96,11 +92,10 @@ class PeerSocket(Protocol):
 
 
 class Credentials(NamedTuple):
-    """Credentials of the caller of ``connect`` at that moment. It may have ended since, and its PID been reused.
+    """Credentials of the caller of ``connect`` at that moment.
 
-    ``host_pid`` is 0 if it has none in the reader's PID namespace. ``uid`` and ``gid`` are the effective ids in the
-    reader's user namespace: **a container's root has uid 0, too**, unless the container has a separate user namespace.
-    ``groups`` are empty before Linux 4.13 and for a peer with more than 256: it gets fewer rights, never more.
+    ``host_pid`` is 0 if it is not visible here. **A container's root has uid 0, too**, unless it has a user namespace.
+    ``groups`` are empty before Linux 4.13 and for more than 256.
     """
 
     host_pid: int
@@ -110,17 +105,14 @@ class Credentials(NamedTuple):
 
 
 class PeerPidns(NamedTuple):
-    """The PID namespace a peer is in, by its inode, and its number at every level, outermost first."""
+    """A peer's PID namespace (inode), and its PID at every level, outermost first."""
 
     pidns: int
     ns_pids: tuple[int, ...]
 
 
 class Peer(HeldProcess):
-    """Process that connected, held so that its PID isn't reused.
-
-    ``exact`` is False only if `peer_of` was called with ``exact=False``.
-    """
+    """Process that connected, held; ``exact`` is False only if `peer_of` was allowed to guess."""
 
     __slots__ = ("credentials", "exact")
 
@@ -136,7 +128,7 @@ class Peer(HeldProcess):
 
 
 def credentials_of(connection: PeerSocket) -> Credentials:
-    """Return the kernel's note of the peer. Costs 2 us, opens nothing, cannot be forged."""
+    """Return the kernel's note of the peer (2 us)."""
     host_pid, uid, gid = _UCRED.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     )
@@ -153,11 +145,10 @@ def credentials_of(connection: PeerSocket) -> Credentials:
 def peer_of(
     connection: PeerSocket, procfs: Procfs, *, exact: bool = True, use_peerpidfd: bool = True
 ) -> Peer:
-    """Hold the process that connected. `PeerUnknown` if it has ended or is uncertain.
+    """Hold the process that connected. Raises `PeerUnknown`, and OSError without descriptors.
 
-    ``exact=False`` accepts, as a last resort, the process that has the number now: enough for an answer that only that
-    process can use, not for deciding on access. ``use_peerpidfd=False`` forces the way of kernels before 6.5. Raises
-    OSError when descriptors run out.
+    ``exact=False`` accepts the process that has the number now: for answers that only it can use.
+    ``use_peerpidfd=False`` forces the way before Linux 6.5.
     """
     credentials = credentials_of(connection)
     if credentials.host_pid <= 0:
@@ -175,10 +166,7 @@ def peer_of(
 
 
 def pidns_of(peer: Peer, procfs: Procfs) -> PeerPidns:
-    """Return the peer's PID namespace and its numbers, for as long as it lives. Raises `PeerUnknown`.
-
-    Needs CAP_SYS_PTRACE for other users' processes.
-    """
+    """Return a living peer's PID namespace and numbers. Raises `PeerUnknown`."""
     try:
         found = PeerPidns(procfs.pidns(peer.host_pid), procfs.ns_pids(peer.host_pid))
     except ProcessGone:
@@ -238,7 +226,7 @@ def _by_number(connection: PeerSocket, procfs: Procfs, credentials: Credentials,
 
 
 def _other_end(connection: PeerSocket) -> int:
-    """Return the inode of the socket at the other end; 0 if it is in another network namespace, or unknown."""
+    """Return the inode of the socket at the other end; 0 if unknown."""
     inode = os.fstat(connection.fileno()).st_ino
     request = _REQUEST.pack(socket.AF_UNIX, 0, 0, 0, inode, _UDIAG_SHOW_PEER, _ANY_COOKIE, _ANY_COOKIE)
     header = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0)
@@ -255,7 +243,7 @@ def _other_end(connection: PeerSocket) -> int:
 
 
 def _parse_other_end(answer: bytes, inode: int) -> int:
-    """Parse the peer's inode from the kernel's answer about the socket ``inode``; 0 for an error, or another socket."""
+    """Parse the peer's inode from the kernel's answer; 0 for an error, or another socket."""
     if len(answer) < _ANSWER_BYTES:
         return 0
     length, kind, *_ = _HEADER.unpack_from(answer)
@@ -272,7 +260,7 @@ def _parse_other_end(answer: bytes, inode: int) -> int:
 
 
 def _has_socket(procfs: Procfs, host_pid: int, inode: int) -> bool:
-    """Check if it is among the first descriptors of the process (needs CAP_SYS_PTRACE for others' processes)."""
+    """Check if it is among the first descriptors of the process."""
     if not inode:
         return False
     try:

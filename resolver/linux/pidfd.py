@@ -1,7 +1,4 @@
-"""Processes that are held by a descriptor, and whether they still run.
-
-Shared by the daemon and the slot writer, so it imports next to nothing.
-"""
+"""Processes held by a descriptor. The slot writer uses it too, so it imports next to nothing."""
 
 from __future__ import annotations
 
@@ -17,10 +14,7 @@ _PIDFD_GETFD = 438  # on x86-64 and arm64 alike
 
 
 class HeldProcess:
-    """A process that cannot turn into another one: a pidfd, or before Linux 5.3 its open /proc directory.
-
-    Both stay bound to the very process when its PID is used again. Close it, or use ``with``.
-    """
+    """A process by its pidfd, or before Linux 5.3 its open /proc directory: a reused PID does not change it."""
 
     __slots__ = ("fd", "is_pidfd")
 
@@ -29,7 +23,7 @@ class HeldProcess:
         self.is_pidfd = is_pidfd
 
     def alive(self) -> bool:
-        """Check if the thread group still runs. Facts read under its PID before a True belong to it."""
+        """Check if the thread group still runs. Facts read under its PID before are its own."""
         return handle_alive(self.fd, is_pidfd=self.is_pidfd)
 
     def close(self) -> None:
@@ -46,10 +40,9 @@ class HeldProcess:
 
 
 def fetch(host_pid: int, fds: Iterable[int]) -> list[int]:
-    """Take over copies of open descriptors of a child that was not reaped yet (pidfd_getfd(2), Linux 5.6).
+    """Copy open descriptors of a child (pidfd_getfd(2), Linux 5.6); none is in flight meanwhile.
 
-    Nothing is in flight meanwhile, so no other user's count of such descriptors matters. Needs CAP_SYS_PTRACE, or all
-    capabilities of the child. Raises OSError.
+    Needs CAP_SYS_PTRACE, or all capabilities of the child. Raises OSError.
     """
     import ctypes
 
@@ -73,10 +66,7 @@ def fetch(host_pid: int, fds: Iterable[int]) -> list[int]:
 
 
 def handle_alive(fd: int, *, is_pidfd: bool) -> bool:
-    """Check if the process behind a pidfd, or behind an open ``/proc/<pid>`` directory, still runs.
-
-    A zombie leader with live threads does; an unreaped process does not.
-    """
+    """Check if the process behind a pidfd or an open ``/proc/<pid>`` still runs; not if it is unreaped."""
     if is_pidfd:
         poll = select.poll()
         poll.register(fd, select.POLLIN)

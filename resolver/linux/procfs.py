@@ -1,7 +1,6 @@
-"""``/proc`` as an object with a root, so that a directory of fixtures can stand in for it.
+"""A mounted ``/proc``, which a directory of fixtures can replace. Raises `ProcessGone` and `AccessDenied`.
 
-Two errors leave this module: `ProcessGone` (ENOENT between list and open, ESRCH between open and read) and
-`AccessDenied`. Files that a tenant can grow are read with a bound.
+Files that a tenant can grow are read with a bound.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ _DIGITS = frozenset("123456789")
 
 
 class ProcessIdentity(NamedTuple):
-    """A process is its PID *and* its start time, in clock ticks since boot (field 22 of ``/proc/<pid>/stat``).
-
-    ``ns_pids`` are the numbers of the ``NSpid:`` line, the reader's first.
-    """
+    """PID and start time, in clock ticks since boot. ``ns_pids`` are those of ``NSpid:``, the reader's first."""
 
     host_pid: int
     start_time: int
@@ -61,10 +57,7 @@ class TooLarge(CannotKnow):
 
 
 def parse_ns_pids(status: bytes) -> tuple[int, ...]:
-    """Parse the ``NSpid:`` numbers of a status file, outermost first; empty without the line.
-
-    A name cannot forge the line: the kernel escapes newlines in ``Name:``.
-    """
+    """Parse the ``NSpid:`` numbers, outermost first; empty without the line, which no name can forge."""
     start = status.find(b"\nNSpid:")
     if start < 0:
         return ()
@@ -91,7 +84,7 @@ def parse_status(status: bytes) -> ProcessStatus:
 
 
 class ProcessUsage(NamedTuple):
-    """State of a process (its letter), its CPU time in seconds, and its resident pages."""
+    """State (a letter), CPU seconds and resident pages."""
 
     state: bytes
     cpu_seconds: float
@@ -108,7 +101,7 @@ def usage(host_pid: int) -> ProcessUsage:
 
 
 def _after_comm(stat: bytes) -> list[bytes]:
-    """Return the fields of ``/proc/<pid>/stat`` from the third on. ``comm`` may contain spaces and ')'."""
+    """Return the fields of ``/proc/<pid>/stat`` from the third on."""
     return stat[stat.rindex(b")") + 2 :].split(b" ", 22)
 
 
@@ -141,20 +134,19 @@ class Procfs:
     def entries(self) -> dict[int, int]:
         """``{host_pid: inode of its directory}`` of every process.
 
-        Equal pairs in two calls are the same process: the kernel drops the entry when the process is reaped. A changed
-        inode proves nothing.
+        Equal pairs in two calls are the same process. A changed inode proves nothing.
         """
         return dict(self.each_entry())
 
     def each_entry(self) -> Iterator[tuple[int, int]]:
-        """Yield entries as the kernel lists them; processes that live all the while are among them."""
+        """Yield entries as the kernel lists them."""
         with os.scandir(self.root) as listing:
             yield from ((int(entry.name), entry.inode()) for entry in listing if entry.name[0] in _DIGITS)
 
     # -- one process --------------------------------------------------------------------------------
 
     def read(self, path: str, limit: int = MAX_TENANT_FILE, *, cut: bool = False) -> bytes:
-        """Read a file below the root. Beyond ``limit`` bytes: `TooLarge`, or as many bytes if it may be ``cut``."""
+        """Read a file. Beyond ``limit`` bytes: `TooLarge`, or as many bytes if it may be ``cut``."""
         path = f"{self.root}/{path}"
         chunks, total, size = list[bytes](), 0, _FIRST_READ
         try:
@@ -184,17 +176,14 @@ class Procfs:
         return parse_ns_pids(self.status_text(host_pid))
 
     def inode(self, host_pid: int) -> int | None:
-        """Return the inode of the process's directory, as `entries` does; None if there is no such process."""
+        """Return the inode of the process's directory; None without such a process."""
         try:
             return os.stat(f"{self.root}/{host_pid}").st_ino
         except (FileNotFoundError, ProcessLookupError):
             return None
 
     def start_time(self, host_pid: int) -> int:
-        """Start time in clock ticks since boot.
-
-        Read from ``task/<pid>/stat``: the same field, without summing up thousands of threads.
-        """
+        """Return the start time in clock ticks since boot, from ``task/<pid>/stat``: that sums up no threads."""
         return parse_start_time(self.read(f"{host_pid}/task/{host_pid}/stat"))
 
     def process(self, host_pid: int) -> ProcessIdentity:
@@ -222,9 +211,9 @@ class Procfs:
             raise translate(error, path) from None
 
     def threads(self, host_pid: int | str) -> Iterator[str]:
-        """Yield the paths below the root of the process, then those of its other threads.
+        """Yield the paths of the process and of its other threads, which outlive an exited leader.
 
-        An exited leader has lost its files while its threads have theirs. Raises `ProcessGone` and `AccessDenied`.
+        Raises `ProcessGone` and `AccessDenied`.
         """
         yield str(host_pid)
         try:
@@ -240,9 +229,9 @@ class Procfs:
         raise ProcessGone(f"{self.root}/{host_pid}/mountinfo: the process ended")
 
     def mount_table(self, host_pid: int | str) -> bytes:
-        """``mountinfo`` as the process sees it (needs CAP_SYS_PTRACE for others' processes). Raises `TooLarge`.
+        """Return ``mountinfo`` as the process sees it. Raises `TooLarge`.
 
-        A process in no container may have the mounts of all of them, on a busy host.
+        A process in no container may have the mounts of all of them.
         """
         if host_pid != "self":
             try:
@@ -257,16 +246,13 @@ class Procfs:
         return list(parse_mountinfo(self.mount_table(host_pid)))
 
     def first_mounts(self, host_pid: int, limit: int = MAX_MOUNT_TABLE) -> Iterator[Mount]:
-        """Yield the mounts in the first ``limit`` bytes of the table: the runtime's precede all others.
-
-        For cheap checks only; a tenant can make its mount table as long as it likes.
-        """
+        """Yield the mounts in the first ``limit`` bytes of the table: the runtime's come first."""
         return parse_mountinfo(self.read(f"{host_pid}/mountinfo", limit, cut=True))
 
     def has_mount(self, host_pid: int, device: str, root: str) -> bool:
-        """Check if a process's mount table has a directory, given by its superblock and its path there.
+        """Check if a mount table has a directory, by superblock and path.
 
-        No tenant can forge the pair: a bind mount from inside the tenant's directory has a longer root.
+        No tenant can forge the pair: a bind mount of its own directory has a longer root.
         """
         text = self.mount_table(host_pid)
         tail = os.fsencode(root.rsplit("/", 1)[-1])
@@ -293,9 +279,9 @@ class Procfs:
         return int(link[len(kind) + 2 : -1])  # "pid:[4026531836]"
 
     def pidns_chain(self, host_pid: int | str) -> tuple[int, ...]:
-        """Return the inodes of the process's PID namespaces in the order of ``NSpid:``, innermost last.
+        """Return the inodes of the process's PID namespaces, innermost last.
 
-        Needs Linux 4.9 when the process is nested more than once; `CannotKnow` before.
+        Raises `CannotKnow` before Linux 4.9 if there are several.
         """
         depth = len(self.ns_pids(host_pid))
         path = f"{self.root}/{host_pid}/ns/pid"
@@ -314,10 +300,7 @@ class Procfs:
                 os.close(fd)
 
     def _translate_namespace(self, error: OSError, host_pid: int | str) -> Exception:
-        """Tell refusal from end: the kernel says EACCES for an ended process, too (fs/proc/namespaces.c).
-
-        It was a refusal only if the process still exists after a second one.
-        """
+        """Tell refusal from end: the kernel says EACCES for an ended process, too (fs/proc/namespaces.c)."""
         if error.errno == errno.EACCES:
             try:
                 fd = os.open(f"{self.root}/{host_pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -338,7 +321,7 @@ class Procfs:
     # -- handles ------------------------------------------------------------------------------------
 
     def open_handle(self, host_pid: int) -> ProcessHandle:
-        """Take hold of the process that has this PID now; its identity is read after it was taken hold of."""
+        """Hold the process that has this PID, then read its identity."""
         fd, is_pidfd = -1, False
         if self.use_pidfd:
             try:
@@ -367,7 +350,7 @@ class Procfs:
 
 
 def translate(error: OSError, what: str) -> Exception:
-    """Translate an error of the operating system into its meaning for the process, or return it."""
+    """Translate an error into its meaning for the process, or return it."""
     # EINVAL: mountinfo of a process that is past exit_task_namespaces (fs/proc_namespace.c)
     if error.errno in (errno.ENOENT, errno.ESRCH, errno.EINVAL):
         return ProcessGone(f"{what}: the process ended")
@@ -382,7 +365,7 @@ def translate(error: OSError, what: str) -> Exception:
 
 
 def variable(procfs: Procfs, host_pid: int, name: str) -> str:
-    """Return an environment variable that the process was started with; empty without. A tenant can make it wait."""
+    """Return an environment variable of the process's start; a tenant can delay that."""
     for entry in procfs.read(f"{host_pid}/environ").split(b"\0"):
         key, _, value = entry.partition(b"=")
         if key == name.encode():

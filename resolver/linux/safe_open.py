@@ -1,8 +1,7 @@
 """Opens plain files below a directory that tenants write to, and touches nothing else.
 
-A name is one component below an open directory, so O_NOFOLLOW at each step does what openat2's RESOLVE_BENEATH and
-RESOLVE_NO_SYMLINKS would, on every kernel. The file is held with O_PATH, which opens no FIFO and wakes no driver, then
-checked, and only a plain file is opened for reading, through the descriptor and not its name.
+A name is one component, so O_NOFOLLOW is enough on every kernel. O_PATH opens no FIFO and wakes no driver; what it
+holds is checked, then opened by descriptor.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ def translate(error: OSError) -> RegionRejected:
 
 
 def mount_id(fd: int) -> int:
-    """Return the mount of an open file (``mnt_id`` of its fdinfo, Linux 3.15; proc(5)).
-
-    Comparing st_dev instead misses a bind mount within one file system and refuses plain files on an overlay.
-    """
+    """Return the mount of an open file (fdinfo, Linux 3.15). st_dev would miss bind mounts."""
     with open(f"/proc/self/fdinfo/{fd}", "rb", buffering=0) as info:
         for line in info.read(4096).splitlines():
             if line.startswith(b"mnt_id:"):
@@ -71,7 +67,7 @@ def check_plain(info: os.stat_result) -> None:
 def open_plain(dir_fd: int, name: str, flags: int = os.O_RDONLY) -> tuple[int, os.stat_result]:
     """Open a regular file with one link, in this very directory and mount: ``(descriptor, its fstat)``.
 
-    ``flags`` is O_RDONLY or O_RDWR. Raises `RegionRejected`.
+    Raises `RegionRejected`.
     """
     if "/" in name or name in ("", ".", ".."):
         raise RegionRejected(RegionReason.NOT_REGULAR, f"{name!r} is not the name of a file")
@@ -93,7 +89,7 @@ def open_plain(dir_fd: int, name: str, flags: int = os.O_RDONLY) -> tuple[int, o
 
 
 def _reopen(hold: int, flags: int) -> int:
-    """Open the inode of an O_PATH descriptor through its link in /proc, which leads to no name."""
+    """Open the inode of an O_PATH descriptor."""
     try:
         return os.open(f"/proc/self/fd/{hold}", flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -101,10 +97,7 @@ def _reopen(hold: int, flags: int) -> int:
 
 
 def hold_opened(link: str) -> int:
-    """Hold the file that a process has open (O_PATH), by its link in ``/proc``: no path is walked, nothing is opened.
-
-    Raises `RegionRejected`.
-    """
+    """Hold a process's open file (O_PATH) by its link in ``/proc``. Raises `RegionRejected`."""
     try:
         return os.open(link, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
@@ -112,7 +105,7 @@ def hold_opened(link: str) -> int:
 
 
 def let_go(fd: int) -> None:
-    """Close a tenant's file, in a thread if it was removed: the last one to close it frees its blocks, for seconds."""
+    """Close a tenant's file, in a thread if it was removed: freeing its blocks can take seconds."""
     if os.fstat(fd).st_nlink == 0:
         try:
             _thread.start_new_thread(os.close, (fd,))
@@ -124,15 +117,12 @@ def let_go(fd: int) -> None:
 
 
 def open_offered(path: str) -> int:
-    """Open a file by its link in ``/proc`` of a child that holds it, without walking a tenant's path."""
+    """Open a file by its link in ``/proc`` of a process that holds it."""
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
 
 
 def open_directory(name: str, dir_fd: int | None = None) -> int:
-    """Open a directory for listing, never through a symbolic link, nor into a mount below ``dir_fd``.
-
-    Raises `RegionRejected`.
-    """
+    """Open a directory, never through a symbolic link, nor a mount below ``dir_fd``. Raises `RegionRejected`."""
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=dir_fd)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Permanent filters of system calls in the kernel (seccomp(2)), inherited by children.
+"""Permanent filters of system calls (seccomp(2)), inherited by children.
 
-A refused call fails with EPERM; one of another architecture's numbering ends the process. Numbers are those of
-arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
+A refused call fails with EPERM; another architecture's ends the process. Numbers:
+arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class _Program(ctypes.Structure):
 
 
 def forbid(calls: dict[str, tuple[int | None, int | None]]) -> bool:
-    """Refuse these from now on; False where the kernel has no filters. Takes ``no_new_privs``, or CAP_SYS_ADMIN."""
+    """Refuse these from now on; False without kernel support. Takes ``no_new_privs``, or CAP_SYS_ADMIN."""
     return _install(calls, listed=_REFUSE, others=_ALLOW)
 
 
@@ -151,7 +151,7 @@ def allow_only(calls: dict[str, tuple[int | None, int | None]]) -> bool:
 
 
 def program(numbers: list[int], architecture: int, *, listed: int, others: int) -> bytes:
-    """Build the filter that returns ``listed`` for these calls, and ``others`` for all others of this architecture."""
+    """Build the filter: ``listed`` for these calls, ``others`` for the rest."""
     count = len(numbers)
     if count > 250:
         raise ValueError("a jump in a filter reaches 255 instructions")

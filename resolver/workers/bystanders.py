@@ -1,9 +1,7 @@
-"""Check if a process shown in a container's PID namespace is safe from the other processes there.
+"""Check if a process shown in a container's PID namespace is safe from the others there.
 
-The kernel's rule (``__ptrace_may_access`` in kernel/ptrace.c): access to a process that isn't dumpable takes
-CAP_SYS_PTRACE in the user namespace in which its program was started, here the initial one. So processes in another
-user namespace have none; those in the initial one need CAP_SYS_PTRACE, and can't gain it if the bounding set lacks it.
-CAP_SYS_ADMIN is refused too, because its holder can enter any namespace.
+The kernel (``__ptrace_may_access``) lets into one that isn't dumpable only holders of CAP_SYS_PTRACE in the initial
+user namespace, which the bounding set must allow. CAP_SYS_ADMIN can enter any namespace.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _TRIES = 5
 
 
 def dangerous(status: bytes) -> str:
-    """Return the capability that gives a thread with this ``/proc/<tid>/status`` access, empty if it has none."""
+    """Return the dangerous capability in a thread's status; empty without one."""
     sets = _SETS.findall(status)
     if len(sets) < 3:  # CapAmb came with 4.3
         raise ValueError("status has no capability lines")
@@ -38,10 +36,9 @@ def dangerous(status: bytes) -> str:
 
 
 def objection(procfs: Procfs, pidns: int) -> str:
-    """Why no child may show itself in that PID namespace, an immediate child of the host's; empty if it may.
+    """Return why no child may be shown in that PID namespace, directly below the host's; empty if it may.
 
-    Every thread in it, and in those below, is checked. One that has the capability could hide behind threads that
-    come and go, so two lists of all threads must be the same.
+    Threads that come and go could hide one, so two lists of all threads must be equal.
     """
     if procfs.userns("self") != HOST_USERNS:
         return "this daemon is in a separate user namespace, where the kernel's rules do not protect its children"
@@ -78,7 +75,7 @@ def _members(procfs: Procfs, pidns: int) -> list[int]:
 
 
 def _chain(procfs: Procfs, host_pid: int) -> tuple[int, ...]:
-    """Return the PID namespaces of a process, even if its first thread has exited while others still run."""
+    """Return the PID namespaces of a process, by a thread if its leader has exited."""
     try:
         return procfs.pidns_chain(host_pid)
     except ProcessGone:

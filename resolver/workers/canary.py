@@ -1,8 +1,7 @@
 """Process in a new PID namespace that proves that a source finds processes.
 
-It forks into a new PID namespace, reports the new process's host PID and its PID inside as one message on descriptor 0,
-and reaps it when that socket closes. Without the right to make a PID namespace it uses a user namespace. If that is
-forbidden, too, it reports a new process in the same namespace and an existing one in another namespace.
+It reports ``host PID, PID inside`` on descriptor 0, and ends with that socket. Without the right to make a namespace it
+uses a user namespace; without that, it reports a new process here, and an existing one in a namespace.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def main() -> int:
 
 
 def _somebody_in_a_namespace() -> tuple[int, ...]:
-    """Host PID and own number of a living process in another PID namespace; empty if there is none."""
+    """Return host PID and own PID of a living process in another PID namespace; empty without one."""
     for host_pid in sorted(map(int, filter(str.isdecimal, os.listdir("/proc"))), reverse=True):
         ns_pids = namespaced(host_pid)
         if len(ns_pids) > 1:
@@ -51,7 +50,7 @@ def _somebody_in_a_namespace() -> tuple[int, ...]:
 
 
 def namespaced(host_pid: int) -> list[int]:
-    """Return the PIDs of a process, outermost first; empty for a zombie or a process that has ended."""
+    """Return a process's PIDs, outermost first; empty if it has ended."""
     try:
         with open(f"/proc/{host_pid}/status", "rb") as file:
             fields = dict(line.split(b":", 1) for line in file if b":" in line)

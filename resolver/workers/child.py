@@ -1,7 +1,7 @@
-"""How a child process of the daemon starts: ``python -I -S child.py MODULE NAME RIGHTS PATH...``.
+"""Start of a child: ``python -I -S child.py MODULE NAME RIGHTS PATH...``.
 
-It asks the kernel to die with the daemon, takes a name that ``ps`` and ``top`` show, gives up every capability but
-those in RIGHTS (names with commas between), and hands over to ``MODULE.main()``.
+It dies with the daemon, takes a name for ``ps``, keeps only RIGHTS (capabilities, with commas) and runs
+``MODULE.main()``.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""Driver probe: queries NVML from inside a tenant's PID namespace, and returns the PIDs that NVML reports there.
+"""Driver probe: queries NVML from inside a tenant's PID namespace.
 
-A child for one query. It checks the processes in that namespace, drops all privileges, and forks the only process that
-is visible there, which calls NVML. It loads, opens and executes nothing of the tenant's (docs/security.md).
-
-One JSON object each way over the SOCK_SEQPACKET socket on descriptor 0; the namespace's descriptor is inherited::
+A child for one query. It checks the processes there, drops all privileges, and forks the only visible process, which
+calls NVML (docs/security.md). One JSON object each way on descriptor 0; the namespace's descriptor is inherited::
 
     {"pidns": inode, "uuids": [str, ...], "since": us, "nobody": bool, "seconds": float}
         -> {"seen": {uuid: [pid, ...] | null}, "nobody": bool}
          | {"refused": why}                  the namespace must not be entered
          | {"failed": why, "init": bool}     ``init``: NVML did not even start
 
-A closed socket ends the probe and its fork: a daemon without CAP_KILL can't kill a process of another user.
+A closed socket ends the probe: without CAP_KILL the daemon can't kill another user's process.
 """
 
 from __future__ import annotations
@@ -109,10 +107,7 @@ def _answer(channel: socket.socket, request: dict[str, Any], descriptors: list[i
 
 
 def _enter_and_give_up(pidns_fd: int, *, nobody: bool) -> bool:
-    """Prepare the next fork to land in that namespace, and drop everything worth stealing; OSError if that fails.
-
-    Returns True if this process now runs as the user nobody.
-    """
+    """Prepare the fork into that namespace, and drop all rights; True if this is user nobody now. Raises OSError."""
     import ctypes
     import resource
 
@@ -180,7 +175,7 @@ def _check(result: int, what: str) -> None:
 
 
 def _read(read_end: int, channel: socket.socket, deadline: float) -> bytes | None:
-    """Return the forked process's message, empty if it is incomplete, None if it is late."""
+    """Return the fork's message, empty if incomplete, None if late."""
     poll = select.poll()
     poll.register(read_end, select.POLLIN)
     poll.register(channel, select.POLLRDHUP)
@@ -199,7 +194,7 @@ def _read(read_end: int, channel: socket.socket, deadline: float) -> bytes | Non
 
 
 def _end(child: int) -> str:
-    """Kill it and take it off the tenant's hands. One that hangs in the kernel ends when the driver lets it go."""
+    """Kill the fork. One that hangs in the driver ends later."""
     os.kill(child, signal.SIGKILL)
     deadline = time.monotonic() + _REAP_SECONDS
     while time.monotonic() < deadline:
@@ -245,7 +240,7 @@ def _let_go_of_everything_but(write_end: int) -> None:
 
 
 def ask(nvml: Nvml, pynvml: Any, uuids: list[str], since: int) -> dict[str, Any]:
-    """Return the PIDs in each device's samples newer than ``since`` (us since the epoch); None without any."""
+    """Return the PIDs in each device's samples newer than ``since`` (us); None without any."""
     started = False
     try:
         pynvml.nvmlInit()

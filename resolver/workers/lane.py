@@ -1,9 +1,7 @@
-"""Lane: a child that makes the system calls that a tenant can block, and may be abandoned in one.
+"""Lane: a child that makes the system calls that a tenant can delay, and may be abandoned in one.
 
-A question names a function of this package and its arguments; this process's `Procfs` is passed before them. A lane
-that the daemon has abandoned ends when the kernel releases it.
-
-Wire format (SOCK_SEQPACKET, JSON, answers in the order of the questions)::
+Questions name a function of this package and its arguments after `Procfs`. Wire format (SOCK_SEQPACKET, JSON, answers
+in order)::
 
     ["resolver.linux.mappings:maps_file", 4711, "8:1", 1234]
     [0.00021, 0.0002, "", true]                  wall-clock seconds, CPU seconds; no error; the return value
@@ -41,7 +39,7 @@ MAX_ANSWER = 190_000
 
 
 class OpenFile:
-    """A descriptor in an answer; the daemon gets it as a path from which it can open the file again."""
+    """A descriptor in an answer; the daemon gets a path to open the file by."""
 
     __slots__ = ("fd",)
 
@@ -50,7 +48,7 @@ class OpenFile:
 
 
 def _offer(value: Any) -> Any:
-    """Keep a held descriptor while the daemon may open it, and return its path; a list of other sequences."""
+    """Keep an open file while the daemon may open it, and return its path; lists of sequences."""
     if not isinstance(value, OpenFile):
         return list(value)
     _held.append(value.fd)
@@ -60,7 +58,7 @@ def _offer(value: Any) -> Any:
 
 
 def main() -> int:
-    """Answer until the daemon closes the socket. The environment has the place of ``/proc``, and how it is used."""
+    """Answer until the daemon closes the socket; ``RESOLVER_LANE`` describes ``/proc``."""
     seccomp.forbid(seccomp.DANGEROUS)
     channel = socket.socket(fileno=os.dup(0))
     procfs = procfs_of(os.environ.get("RESOLVER_LANE", ""))
@@ -98,7 +96,7 @@ def procfs_of(text: str) -> Procfs:
 
 
 def answer(procfs: Procfs, question: list[Any]) -> tuple[str, Any]:
-    """Call the requested function. Returns an empty string and its result, or an error's name and arguments."""
+    """Call the function: an empty string and its result, or an error's name and arguments."""
     name, *arguments = question
     module, _, function = name.partition(":")
     try:

@@ -1,9 +1,8 @@
-"""Lanes: children that make the reads that a tenant can block in the kernel, so that the daemon can abandon them.
+"""Lanes: children for the reads that a tenant can delay in the kernel.
 
-The *first lane* answers for all containers. If it is late (`LATE_SECONDS`) with a container's question, the child is
-killed, or abandoned if the kernel holds it, and the *second lane* asks for that container, ever more rarely, until it
-is quick again. A container is charged for the wall-clock time of its questions. One lock for the whole machine guards
-mount tables: a late answer there blames no container.
+If the *first lane* is late (`LATE_SECONDS`) with a container's question, it is killed, and the *second lane* asks for
+that container, ever more rarely, until it is quick again. A container pays for its questions by the wall. Mount tables
+have one lock for the machine: a late answer there blames no container.
 """
 
 from __future__ import annotations
@@ -61,13 +60,13 @@ class TenantReader(Protocol):
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return the result of a top-level ``function(procfs, *arguments)`` as JSON represents it.
 
-        Raises its errors from `base.errors`, OSError, `TooSlow` and `WorkerFailed`. ``payer`` is the account to charge,
-        ``about`` the container that can delay the answer, or `ALL` for a lock that all containers share.
+        Raises its errors from `base.errors`, OSError, `TooSlow` and `WorkerFailed`. ``payer`` is charged; ``about`` is
+        the container that can delay the answer, or `ALL`.
         """
 
 
 def begin(work: Coroutine[Any, Any, _T]) -> Future[_T] | asyncio.Task[_T]:
-    """Begin work that reads by a lane; without an event loop it is done now."""
+    """Begin work of a lane; without an event loop, do it now."""
     try:
         return asyncio.get_running_loop().create_task(work)
     except RuntimeError:
@@ -242,7 +241,7 @@ class Lane(Child):
         return channel
 
     def _ended(self) -> None:
-        """Clean up after a child that ended or was killed, and requeue its questions, each once at most."""
+        """Replace an ended child, and ask its questions again, each once."""
         self._failed("ended")
         if self._asked:
             self._asked[0].tries += 1
@@ -274,10 +273,7 @@ class Lane(Child):
 
 
 class Lanes:
-    """The `TenantReader` of the daemon: two lanes, and the containers that are too slow for the first one.
-
-    ``spend(account, seconds)`` charges a container.
-    """
+    """The daemon's `TenantReader`; ``spend(account, seconds)`` charges a container."""
 
     def __init__(
         self,
@@ -333,7 +329,7 @@ class Lanes:
         self._slow.add(about)
 
     def tidy(self) -> None:
-        """Forget containers that have long been quick, and end an idle second lane. Call it periodically."""
+        """Forget containers that are quick, and end an idle second lane."""
         now = time.monotonic()
         if self._late:
             self._late = {

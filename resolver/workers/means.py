@@ -1,4 +1,4 @@
-"""Shortages of the daemon's own resources, which other processes can exhaust: blamed on no file and no container."""
+"""Shortages of the daemon's own resources, which blame no file and no container."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHORTAGES = {
 
 
 def shortage_of(code: int | None) -> Shortage | None:
-    """Return the resource that a failed `fork`, `sendmsg`, `open`, `mmap`, `epoll_ctl` or inotify call lacked."""
+    """Return the resource that a failed system call lacked."""
     return _SHORTAGES.get(code or 0)
 
 
@@ -49,7 +49,7 @@ class Means:
         self._since = None
 
     def short(self) -> str:
-        """Why this part does not work; empty if it does, or has nothing to do."""
+        """Return why this part does not work; empty if it does."""
         if self._since is not None and time.monotonic() - self._last > FORGOTTEN_SECONDS:
             self._since = None
         return "" if self._since is None else self._why

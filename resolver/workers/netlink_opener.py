@@ -1,8 +1,8 @@
-"""Short-lived child that opens a proc connector socket with pyroute2 (13 MiB) and hands it over.
+"""Short-lived child that opens a proc connector socket with pyroute2 (13 MiB).
 
-Over the SOCK_SEQPACKET socket on descriptor 0 it gets the path of the network namespace to enter, or ``ours``. It
-answers ``ok`` with the bound socket, ``fetch:<its number>`` if too many descriptors are in flight, or
-``<failed step>:<errno>``; the steps are ``import``, ``netns``, ``socket`` and ``bind``.
+On descriptor 0 it gets the path of a network namespace, or ``ours``. It answers ``ok`` with the bound socket,
+``fetch:<its number>`` if too many descriptors are in flight, or ``<step>:<errno>``: ``import``, ``netns``, ``socket``,
+``bind``.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def main() -> int:
 
 
 class Nvml:
-    """The library, initialized when first needed and again after an error that calls for it."""
+    """The library, initialized when needed, and again after fatal errors."""
 
     def __init__(self, pynvml: Any) -> None:
         self._pynvml = pynvml
@@ -101,7 +101,7 @@ class Nvml:
             self._initialized = True
 
     def devices(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the driver's version and all devices; a device that does not answer has an error."""
+        """Return the driver's version and all devices, failing ones with an error."""
         if self._renew:
             self._shut_down()
         self._ensure_initialized()
@@ -135,7 +135,7 @@ class Nvml:
             return None
 
     def several(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return `samples` of several devices; a device that fails has an error as its answer."""
+        """Return `samples` of several devices, or their errors."""
         answers: list[dict[str, Any]] = []
         numbers, count = 0, None
         for uuid, since in request["devices"]:
@@ -153,9 +153,9 @@ class Nvml:
         return {"answers": answers}
 
     def _processes(self, handle: Any) -> dict[str, Any]:
-        """Return the device's processes with their memory, and its MPS clients; some processes are in both lists.
+        """Return the device's processes with their memory, and its MPS clients, which may overlap.
 
-        If NVML refuses one list, there is none: half a list would say that the other processes use no memory.
+        If NVML refuses one list there is none: half a list would say that others use no memory.
         """
         memory = self._list("nvmlDeviceGetComputeRunningProcesses", handle, without=None)
         clients = self._list("nvmlDeviceGetMPSComputeRunningProcesses", handle, without={})
@@ -170,9 +170,9 @@ class Nvml:
     def _list(
         self, name: str, handle: Any, without: dict[int, int | None] | None
     ) -> dict[int, int | None] | None:
-        """PID to bytes of memory, None where the driver does not report them; None as a whole if it fails.
+        """Return PID to bytes of memory (None: not reported), or None if it fails.
 
-        ``without`` is the answer for a driver that has no such list.
+        ``without`` is the answer of a driver that has no such list.
         """
         nvml = self._pynvml
         for version in _LIST_VERSIONS:
@@ -196,7 +196,7 @@ class Nvml:
         return without
 
     def _utilization(self, handle: Any, since: int) -> dict[str, Any]:
-        """Return the samples newer than ``since``; separately those with PID 0 or above 100 %, which drivers return."""
+        """Return the samples newer than ``since``, separately those with PID 0 or above 100 %."""
         nvml = self._pynvml
         try:
             try:

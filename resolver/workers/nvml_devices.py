@@ -1,7 +1,6 @@
-"""Reads each device's values, in the NVML worker.
+"""Each device's values, read in the NVML worker.
 
-A value is None if the driver does not have it or fails to return it; for a failure, ``failed`` has the reason. A device
-that is lost or needs a reset has an ``error``.
+A value is None if it is missing; ``failed`` has reasons of failures. A lost device has an ``error``.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ def error_name(error: Any) -> str:
 
 
 class DeviceReader:
-    """Reads devices one by one; ``broken`` is True if one of them needs a restart of the library."""
+    """Reads devices; ``broken`` if one needs a restart of the library."""
 
     def __init__(self, pynvml: Any, watch: Callable[[Any, str], None], *, details: bool) -> None:
-        """Create a reader that calls ``watch`` with each handle and UUID; ``details`` adds `_detailed` values."""
+        """Call ``watch`` with each handle and UUID; ``details`` adds `_detailed` values."""
         self._nvml = pynvml
         self._watch = watch
         self._details = details
@@ -47,9 +46,9 @@ class DeviceReader:
         )
 
     def read(self, index: int) -> dict[str, Any]:
-        """Read one device, in NVML's units except power, which is in watts. Raises NVMLError if the library fails.
+        """Read one device, in NVML's units, but power in watts. Raises NVMLError if the library fails.
 
-        Uncorrected ECC errors are the volatile ones: a reset clears them.
+        ECC errors are the volatile uncorrected ones.
         """
         nvml = self._nvml
         failed: dict[str, str] = {}
@@ -92,7 +91,7 @@ class DeviceReader:
         }
 
     def _detailed(self, handle: Any) -> dict[str, Callable[[], Any]]:
-        """Return further values, one call each: clocks in MHz, power in watts, energy in joules, utilization in %."""
+        """Return further values: clocks in MHz, power in watts, energy in joules, utilization in %."""
         nvml = self._nvml
         corrected, volatile = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC
         return {
@@ -134,7 +133,7 @@ class DeviceReader:
         return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
 
     def _instances(self, handle: Any) -> list[list[Any]]:
-        """Return each MIG instance's UUID, GPU and compute instance ids, total and used memory (None: unknown)."""
+        """Return each MIG instance's UUID, GPU and compute instance ids, total and used memory."""
         nvml = self._nvml
         found = []
         for index in range(min(nvml.nvmlDeviceGetMaxMigDeviceCount(handle), _MOST_INSTANCES)):

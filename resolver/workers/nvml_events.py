@@ -1,7 +1,4 @@
-"""XID errors that the driver reports between requests. Runs in the NVML worker.
-
-NVML collects them in an event set from the registration of a GPU on; they are fetched without waiting.
-"""
+"""XID errors since the last request, which NVML collects in an event set."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ _LOOK_SECONDS, _AT_ONCE = 1.0, 64
 
 
 class XidWatch:
-    """The event set, made when GPUs are first seen. A driver without one reports no events."""
+    """The event set, made with the first GPU; a driver without one reports nothing."""
 
     def __init__(self, pynvml: Any) -> None:
         self._nvml = pynvml
@@ -36,7 +33,7 @@ class XidWatch:
             return
 
     def fetch(self) -> list[list[Any]]:
-        """Return ``[UUID, XID, how often]`` of each error since the last fetch that asked the driver."""
+        """Return ``[UUID, XID, count]`` of each error since the last fetch."""
         now, found = time.monotonic(), dict[tuple[str, int], int]()
         if self._set is None or now < self._next_look:
             return []

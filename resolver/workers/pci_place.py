@@ -1,4 +1,4 @@
-"""Place of a GPU in the machine, from sysfs (Documentation/ABI/testing/sysfs-bus-pci); None: it does not say."""
+"""Place of a GPU in the machine, from sysfs; None if unknown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def place_of(address: str | None, sysfs: str = "/sys") -> dict[str, str | int | 
 
 
 def _numa_node(directory: str, sysfs: str) -> int | None:
-    """-1 is "the firmware did not say": on a machine with a single node it is that one all the same."""
+    """Return the NUMA node; -1 ("unknown") on a machine with a single node is 0."""
     node = _number(_read(f"{directory}/numa_node"))
     if node == -1 and _read(f"{sysfs}/devices/system/node/online") == "0":
         return 0
@@ -47,7 +47,7 @@ def _pcie_root(directory: str) -> str | None:
 
 
 def _cpu_socket(directory: str, sysfs: str) -> int | None:
-    """Return the socket of the CPUs local to the device, None if they are on several sockets."""
+    """Return the CPUs' socket; None if they have several."""
     sockets = set()
     for cpu in re.findall(r"\d+", _read(f"{directory}/local_cpulist")):  # both ends of each range
         sockets.add(_number(_read(f"{sysfs}/devices/system/cpu/cpu{cpu}/topology/physical_package_id")))

@@ -1,10 +1,7 @@
 """Slot writer: the only program that maps a tenant's memory.
 
-It gets open files and compare-and-swap orders over a socket on descriptor 0, carries them out one page at a time, and
-answers. If a tenant truncates the file meanwhile, SIGBUS kills this process, not the daemon. A seccomp filter allows
-only the system calls that this takes.
-
-Wire format (SOCK_SEQPACKET, little-endian, one message each way)::
+It carries out compare-and-swap orders, one page at a time. If a tenant truncates the file, SIGBUS kills this process.
+A seccomp filter allows only what that takes. Wire format (SOCK_SEQPACKET, little-endian, one message each way)::
 
     order   u32 file_bytes   the size the file must have, or nothing is mapped
             u32 count        then count times ORDER, then SLOTS if the file's processes move slots under a lock
@@ -12,16 +9,12 @@ Wire format (SOCK_SEQPACKET, little-endian, one message each way)::
                              the process for its first message, by SCM_RIGHTS for all others
     answer  count times RESULT
 
-An order changes one aligned 8-byte word. For ``hostpid`` that word is the slot's ``(pid, hostpid)``, so a slot that
-moved cannot be hit. For ``device_util`` another word is the guard: the slot's ``(pid, hostpid)``, or ``proc_num`` for a
-slot above it. The guard is checked before and after the change. If it changed in between, the write is undone: by then
-the slot may have belonged to another process that happened to have the expected value. A move copies a slot's words in
-any order, its PID perhaps last, so the guard doesn't show a move in progress. The region's ``owner_pid`` does; it must
-be 0 at both checks: no process holds the lock, and the lock itself is never taken.
+An order changes one aligned 8-byte word. For ``hostpid`` that is the slot's ``(pid, hostpid)``: a slot that moved isn't
+hit. For ``device_util`` a guard, ``(pid, hostpid)`` or ``proc_num``, is checked before and after, and the write undone
+if it changed. A move copies words in any order, so ``owner_pid`` must be 0 at both checks: no process holds the lock.
 
-Undoing must not overwrite a later write. So 0, the value in most slots, is written in two steps, with `MARK` in
-between: if `MARK` is still there, no process has written the slot. `MARK` is visible for some microseconds. A slot that
-is moved in that time takes `MARK` with it, so after an undo the other slots are searched for it.
+Undoing must not overwrite a later write, so 0 is written by way of `MARK`: while that stands, no process wrote. A move
+may copy `MARK`, so after an undo the other slots are searched for it.
 """
 
 from __future__ import annotations
@@ -160,7 +153,7 @@ def carry_out(
     order: tuple[int, ...],
     lock_at: int | None = None,
 ) -> tuple[int, int]:
-    """Carry out one order; returns its outcome, and the word found. ``lock_at``: offset of the lock's ``owner_pid``."""
+    """Carry out one order: its outcome, and the word found. ``lock_at``: offset of ``owner_pid``."""
     handle, is_pidfd, guard_at, guard, target_at, expected, new = order
     guarded = guard_at != target_at
 
@@ -215,7 +208,7 @@ class Atomics:
 
 
 class Cell:
-    """One aligned 8-byte word of a file, its page mapped for as long as the ``with`` block runs."""
+    """One aligned 8-byte word of a file, mapped within ``with``."""
 
     def __init__(self, atomics: Atomics, fd: int, offset: int, file_bytes: int) -> None:
         self._atomics = atomics

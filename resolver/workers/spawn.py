@@ -1,7 +1,7 @@
-"""Start of child programs: with one end of a socket as descriptor 0, and little else of the daemon's.
+"""Start of children, with one end of a socket as descriptor 0.
 
-A child inherits the descriptors of its first message. Sending them could fail: the kernel counts descriptors in flight
-per user, and returns ETOOMANYREFS while a tenant that runs as the same user keeps enough of them there.
+They inherit the descriptors of the first message: the kernel counts those in flight per user, and a tenant with the
+same user could use the count up (ETOOMANYREFS).
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ _WORKERS = os.path.dirname(os.path.abspath(__file__))
 
 
 def child(module: str, name: str, rights: Iterable[str], *paths: str) -> list[str]:
-    """Return the command line that runs a module's ``main()`` under `resolver.workers.child`.
+    """Return the command line that runs a module's ``main()`` with these capabilities.
 
-    It keeps ``rights`` of the capabilities permitted here, and imports from ``paths`` besides the standard library and
-    this package.
+    It imports from the standard library, this package and ``paths``.
     """
     script, above = os.path.join(_WORKERS, "child.py"), os.path.dirname(os.path.dirname(_WORKERS))
     return [sys.executable, "-I", "-S", script, module, name, ",".join(sorted(rights)), above, *paths]
@@ -39,10 +38,9 @@ def spawn(
     environment: Mapping[str, str] | None = None,
     quiet: bool = False,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a program; returns it, and our end of the SOCK_SEQPACKET socket. Raises OSError.
+    """Start a program; returns it, and this end of its socket. Raises OSError.
 
-    It inherits the ``descriptors`` under their own numbers, which `resolver.workers.child.INHERITED` lists.
-    ``environment`` replaces the few variables that are passed on; ``quiet`` leaves it no standard error.
+    ``descriptors`` keep their numbers. ``environment`` replaces `passed_on`; ``quiet`` closes standard error.
     """
     variables = dict(passed_on() if environment is None else environment)
     variables[INHERITED] = ",".join(map(str, descriptors))

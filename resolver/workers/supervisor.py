@@ -1,7 +1,6 @@
-"""Children for the dangerous work: started on first use, bounded in time, killed when late, restarted.
+"""Children for dangerous work: started on first use, killed when late, restarted.
 
-A child has a SOCK_SEQPACKET socket as its descriptor 0, and dies with the daemon (by PR_SET_PDEATHSIG). A failure
-raises `WorkerFailed` and is counted; the daemon never waits longer than the time limit.
+A child has a SOCK_SEQPACKET socket as descriptor 0, and dies with the daemon. A failure raises `WorkerFailed`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ KILLED_SECONDS = 0.1
 
 
 class Child:
-    """One kind of child, and its current process if there is one: started, ended, reaped, and its failures counted."""
+    """One kind of child, and its process: started, ended, reaped, failures counted."""
 
     def __init__(self, name: str, argv: Sequence[str]) -> None:
         self.name = name
@@ -65,7 +64,7 @@ class Child:
     def _start(
         self, descriptors: Sequence[int] = (), environment: Mapping[str, str] | None = None
     ) -> socket.socket:
-        """Start the child, and return the socket to it. Raises `WorkerFailed`; OSError if descriptors have run out."""
+        """Start the child; returns its socket. Raises `WorkerFailed`, and OSError without descriptors."""
         self._unreaped = [process for process in self._unreaped if process.poll() is None]
         if time.monotonic() < self._not_before:
             # The same words each time: a trouble is logged when they change.
@@ -108,7 +107,7 @@ class Child:
         self.means.sufficed()
 
     def _end(self, *, kill: bool = True) -> None:
-        """End the present child; it is reaped later. Without ``kill``, it ends by its closed socket."""
+        """End the child, by its closed socket unless it is to be killed; it is reaped later."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -120,7 +119,7 @@ class Child:
             self._unreaped.append(process)
 
     def stop(self) -> None:
-        """End the present child now. One that hangs in the kernel is left to die and reaped later."""
+        """End the child now. One that hangs in the kernel is reaped later."""
         self._end()
         self._reap()
 
@@ -132,7 +131,7 @@ class Child:
 
 
 class WorkerProcess(Child):
-    """A child that handles one message at a time, in ``timeout`` seconds each; see `child` for the other arguments."""
+    """A child that handles one message at a time; see `child` for the arguments."""
 
     def __init__(
         self,
@@ -158,11 +157,10 @@ class WorkerProcess(Child):
         *,
         limit: float | None = None,
     ) -> bytes:
-        """Send one message and return its answer. Raises `WorkerFailed` after ``limit`` s (default: ``timeout``).
+        """Send a message and return its answer. Raises `WorkerFailed` after ``limit`` s (default: ``timeout``).
 
-        A new child inherits ``descriptors``, a running one gets them by message. Time in which a busy node gave the
-        child no CPU does not count. After several failures in a row a start is delayed (0.05 s doubling to 30 s), and
-        requests fail at once until then.
+        Time without a CPU does not count. After several failures in a row requests fail at once, until the next start
+        is due (0.05 s, doubled up to 30 s).
         """
         async with self._turn:
             channel = self._send(message, list(descriptors))
@@ -185,7 +183,7 @@ class WorkerProcess(Child):
             return answer
 
     async def _answer(self, channel: socket.socket, limit: float) -> None:
-        """Wait at most ``limit`` seconds, not counting those in which the child had no CPU."""
+        """Wait ``limit`` seconds in which the child had a CPU."""
         host_pid = self.host_pid or 0
         for _ in range(_STARVED_TURNS):
             before = cpu_seconds(host_pid)
@@ -193,7 +191,7 @@ class WorkerProcess(Child):
                 return
 
     def _send(self, message: bytes, descriptors: list[int]) -> socket.socket:
-        """Give the message to the child, or to its successor if it ended while idle or can't be sent descriptors."""
+        """Send to the child, or to a new one if it ended or can't be sent descriptors."""
         while True:
             idle = self._channel is not None
             channel = self._channel or self._start(descriptors)
@@ -241,7 +239,7 @@ def cpu_seconds(host_pid: int) -> float:
 
 
 def starved(host_pid: int, before: float, seconds: float) -> bool:
-    """Check if a child wants a CPU and had none for most of the last ``seconds``; ``before``: its earlier CPU time."""
+    """Check if a child was ready and had no CPU for most of the last ``seconds``."""
     now = _usage(host_pid)
     return now.state == b"R" and now.cpu_seconds - before < seconds / 2
 
@@ -254,10 +252,9 @@ def _usage(host_pid: int) -> ProcessUsage:
 
 
 async def _readable(channel: socket.socket, limit: float) -> bool:
-    """Wait ``limit`` seconds for an answer; return True if it was seen.
+    """Wait ``limit`` seconds for an answer; True if it was seen.
 
-    The caller reads in either case: the loop may have been too busy to see it in time. The channel is polled if the
-    user's epoll watches are used up.
+    The caller reads in either case: the loop may have been busy. Without epoll watches the channel is polled.
     """
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
