@@ -6,8 +6,8 @@ Those for starting a source stay permitted, for the children that do it.
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
+import struct
 
 #: From include/uapi/linux/capability.h.
 NUMBERS = {
@@ -26,18 +26,6 @@ NUMBERS = {
 _VERSION_3 = 0x20080522
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
-
-
-class _Header(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
-
-
-class _Half(ctypes.Structure):
-    _fields_ = (
-        ("effective", ctypes.c_uint32),
-        ("permitted", ctypes.c_uint32),
-        ("inheritable", ctypes.c_uint32),
-    )
 
 
 def held() -> frozenset[str]:
@@ -61,32 +49,16 @@ def limit(running: frozenset[str], to_start: frozenset[str] = frozenset()) -> No
     Capabilities that aren't held are ignored. Raises OSError if the kernel refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    header, halves = _Header(_VERSION_3, 0), (_Half * 2)()
     has = _sets()
     keep = {NUMBERS[name] for name in running | to_start}
-    for number in range(_last_capability() + 1):
-        # Refused without CAP_SETPCAP. No harm: without new privileges the bounding set gives nothing to anybody.
-        if (
-            number not in keep
-            and libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
-            and ctypes.get_errno() == errno.EPERM
-        ):
+    for number in range(64):
+        # Refused without CAP_SETPCAP (EPERM): without new privileges the bounding set gives nothing. EINVAL: the end.
+        if number not in keep and libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0):
             break
     permitted = has["CapPrm"] & sum(1 << number for number in keep)
     effective = permitted & sum(1 << NUMBERS[name] for name in running)
     inheritable = permitted & has["CapInh"]  # what is not is not ambient either
-    for index, half in enumerate(halves):
-        half.permitted, half.effective, half.inheritable = (
-            mask >> 32 * index & 0xFFFFFFFF for mask in (permitted, effective, inheritable)
-        )
+    sets = [each >> half & 0xFFFFFFFF for half in (0, 32) for each in (effective, permitted, inheritable)]
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if libc.capset(ctypes.byref(header), halves):
+    if libc.capset(struct.pack("=Ii", _VERSION_3, 0), struct.pack("=6I", *sets)):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def _last_capability() -> int:
-    try:
-        with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return 40

@@ -11,108 +11,42 @@ import errno
 import os
 import struct
 
-#: By name: the number on x86-64 and on arm64; None where that one has no such call.
-#: Nobody who only reads and reports needs these: they change the kernel, the mounts, the clock, or other processes.
-DANGEROUS: dict[str, tuple[int | None, int | None]] = {
-    "acct": (163, 89),
-    "add_key": (248, 217),
-    "adjtimex": (159, 171),
-    "bpf": (321, 280),
-    "chroot": (161, 51),
-    "clock_adjtime": (305, 266),
-    "clock_settime": (227, 112),
-    "delete_module": (176, 106),
-    "fanotify_init": (300, 262),
-    "finit_module": (313, 273),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fsopen": (430, 430),
-    "fspick": (433, 433),
-    "init_module": (175, 105),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "io_uring_setup": (425, 425),
-    "ioperm": (173, None),
-    "iopl": (172, None),
-    "kcmp": (312, 272),
-    "kexec_file_load": (320, 294),
-    "kexec_load": (246, 104),
-    "keyctl": (250, 219),
-    "mount": (165, 40),
-    "mount_setattr": (442, 442),
-    "move_mount": (429, 429),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
-    "open_tree": (428, 428),
-    "perf_event_open": (298, 241),
-    "pidfd_getfd": (438, 438),
-    "pivot_root": (155, 41),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "ptrace": (101, 117),
-    "quotactl": (179, 60),
-    "quotactl_fd": (443, 443),
-    "reboot": (169, 142),
-    "request_key": (249, 218),
-    "setdomainname": (171, 162),
-    "sethostname": (170, 161),
-    "setns": (308, 268),
-    "settimeofday": (164, 170),
-    "swapoff": (168, 225),
-    "swapon": (167, 224),
-    "syslog": (103, 116),
-    "umount2": (166, 39),
-    "unshare": (272, 97),
-    "userfaultfd": (323, 282),
-    "vhangup": (153, 58),
-}
+_Numbers = dict[str, tuple[int | None, int | None]]
+
+
+def _numbers(table: str) -> _Numbers:
+    """Parse a table: name, number on x86-64 and on arm64, ``-`` where that one has no such call."""
+    rows = (row.split() for row in table.split(","))
+    return {name: (int(x86), None if arm == "-" else int(arm)) for name, x86, arm in rows}
+
+
+#: Programs that only read and report need none of these: they change the kernel, mounts, the clock or other processes.
+DANGEROUS = _numbers("""
+    acct 163 89, add_key 248 217, adjtimex 159 171, bpf 321 280, chroot 161 51, clock_adjtime 305 266,
+    clock_settime 227 112, delete_module 176 106, fanotify_init 300 262, finit_module 313 273, fsconfig 431 431,
+    fsmount 432 432, fsopen 430 430, fspick 433 433, init_module 175 105, io_uring_enter 426 426,
+    io_uring_register 427 427, io_uring_setup 425 425, ioperm 173 -, iopl 172 -, kcmp 312 272,
+    kexec_file_load 320 294, kexec_load 246 104, keyctl 250 219, mount 165 40, mount_setattr 442 442,
+    move_mount 429 429, name_to_handle_at 303 264, open_by_handle_at 304 265, open_tree 428 428,
+    perf_event_open 298 241, pidfd_getfd 438 438, pivot_root 155 41, process_vm_readv 310 270,
+    process_vm_writev 311 271, ptrace 101 117, quotactl 179 60, quotactl_fd 443 443, reboot 169 142,
+    request_key 249 218, setdomainname 171 162, sethostname 170 161, setns 308 268, settimeofday 164 170,
+    swapoff 168 225, swapon 167 224, syslog 103 116, umount2 166 39, unshare 272 97, userfaultfd 323 282,
+    vhangup 153 58
+""")
 #: Those of them that the daemon's children need beside those of a source: for namespaces and for mounts.
 OF_NAMESPACES = frozenset({"setns", "unshare"})
 OF_MOUNTS = frozenset({"mount", "umount2"})
 #: What Python and `resolver.workers.slot_writer` call once everything is loaded.
-OF_THE_WRITER: dict[str, tuple[int | None, int | None]] = {
-    "brk": (12, 214),
-    "clock_gettime": (228, 113),
-    "close": (3, 57),
-    "dup": (32, 23),
-    "exit": (60, 93),
-    "exit_group": (231, 94),
-    "fcntl": (72, 25),
-    "fstat": (5, 80),
-    "futex": (202, 98),
-    "getdents64": (217, 61),
-    "getpid": (39, 172),
-    "getrandom": (318, 278),
-    "gettid": (186, 178),
-    "ioctl": (16, 29),
-    "lseek": (8, 62),
-    "lstat": (6, None),
-    "madvise": (28, 233),
-    "mmap": (9, 222),
-    "mprotect": (10, 226),
-    "mremap": (25, 216),
-    "munmap": (11, 215),
-    "newfstatat": (262, 79),
-    "openat": (257, 56),
-    "poll": (7, None),
-    "ppoll": (271, 73),
-    "pread64": (17, 67),
-    "read": (0, 63),
-    "readlink": (89, None),
-    "readlinkat": (267, 78),
-    "recvmsg": (47, 212),
-    "restart_syscall": (219, 128),
-    "rt_sigaction": (13, 134),
-    "rt_sigprocmask": (14, 135),
-    "rt_sigreturn": (15, 139),
-    "sendmsg": (46, 211),
-    "sendto": (44, 206),
-    "stat": (4, None),
-    "statx": (332, 291),
-    "tgkill": (234, 131),
-    "write": (1, 64),
-    "writev": (20, 66),
-}
+OF_THE_WRITER = _numbers("""
+    brk 12 214, clock_gettime 228 113, close 3 57, dup 32 23, exit 60 93, exit_group 231 94, fcntl 72 25,
+    fstat 5 80, futex 202 98, getdents64 217 61, getpid 39 172, getrandom 318 278, gettid 186 178, ioctl 16 29,
+    lseek 8 62, lstat 6 -, madvise 28 233, mmap 9 222, mprotect 10 226, mremap 25 216, munmap 11 215,
+    newfstatat 262 79, openat 257 56, poll 7 -, ppoll 271 73, pread64 17 67, read 0 63, readlink 89 -,
+    readlinkat 267 78, recvmsg 47 212, restart_syscall 219 128, rt_sigaction 13 134, rt_sigprocmask 14 135,
+    rt_sigreturn 15 139, sendmsg 46 211, sendto 44 206, stat 4 -, statx 332 291, tgkill 234 131, write 1 64,
+    writev 20 66
+""")
 
 #: By machine: the kernel's name of the architecture (AUDIT_ARCH_*), and the column in the tables.
 MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
@@ -135,17 +69,17 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def forbid(calls: dict[str, tuple[int | None, int | None]]) -> bool:
+def forbid(calls: _Numbers) -> bool:
     """Refuse these from now on; False without kernel support. Takes ``no_new_privs``, or CAP_SYS_ADMIN."""
     return _install(calls, listed=_REFUSE, others=_ALLOW)
 
 
-def dangerous_but(*needed: str) -> dict[str, tuple[int | None, int | None]]:
+def dangerous_but(*needed: str) -> _Numbers:
     """`DANGEROUS` without those that are needed."""
     return {name: numbers for name, numbers in DANGEROUS.items() if name not in needed}
 
 
-def allow_only(calls: dict[str, tuple[int | None, int | None]]) -> bool:
+def allow_only(calls: _Numbers) -> bool:
     """Refuse all others from now on; else as `forbid`."""
     return _install(calls, listed=_ALLOW, others=_REFUSE)
 
@@ -170,7 +104,7 @@ def program(numbers: list[int], architecture: int, *, listed: int, others: int) 
     return b"".join(_INSTRUCTION.pack(*instruction) for instruction in instructions)
 
 
-def _install(calls: dict[str, tuple[int | None, int | None]], *, listed: int, others: int) -> bool:
+def _install(calls: _Numbers, *, listed: int, others: int) -> bool:
     machine = os.uname().machine
     if machine not in MACHINES:
         return False
