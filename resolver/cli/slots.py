@@ -16,9 +16,9 @@ from resolver.base.reasons import RegionReason, RepairReason, UnresolvedReason
 from resolver.base.text import printable
 from resolver.cli.ask_daemon import add_config, add_socket
 from resolver.cli.show import NONE, on_terminal, print_json, print_table, size, styled, wrapped
-from resolver.hami.directory_listing import MAX_CACHES, MAX_CONTAINERS, MAX_ENTRIES, list_caches
 from resolver.hami.placements import AUTO, is_entry, searched
 from resolver.hami.region import open_region
+from resolver.hami.searched_directories import MAX_CACHES, MAX_CONTAINERS, MAX_ENTRIES, list_caches
 from resolver.linux.safe_open import open_directory, translate
 
 if TYPE_CHECKING:

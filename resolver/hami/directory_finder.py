@@ -19,11 +19,19 @@ from resolver.base.budget import Budgets
 from resolver.base.errors import CannotKnow, RegionRejected, ResolverError, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.containers.log_names import ContainerNames
-from resolver.hami.directory_listing import MAX_CACHES, MAX_CONTAINERS, MAX_ENTRIES, change_stamp
 from resolver.hami.directory_reads import hold_directory, list_entries, look_into, place_of, take
 from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS
 from resolver.hami.region_register import STRAY, RegionRegister
-from resolver.hami.searched_directories import NOWHERE, Candidate, Directory, Root
+from resolver.hami.searched_directories import (
+    MAX_CACHES,
+    MAX_CONTAINERS,
+    MAX_ENTRIES,
+    NOWHERE,
+    Candidate,
+    Directory,
+    Root,
+    change_stamp,
+)
 from resolver.linux.inotify import OF_A_DIRECTORY
 from resolver.linux.safe_open import let_go, translate
 from resolver.workers.lane import ALL

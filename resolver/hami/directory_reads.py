@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from resolver.base.errors import RegionRejected
 from resolver.base.reasons import RegionReason
-from resolver.hami.directory_listing import change_stamp, list_caches
 from resolver.hami.placements import is_entry
 from resolver.hami.region_location import shared_directory
+from resolver.hami.searched_directories import change_stamp, list_caches
 from resolver.linux.safe_open import open_directory, open_offered, open_plain
 from resolver.workers.lane import OpenFile
 

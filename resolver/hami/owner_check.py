@@ -8,10 +8,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.base.errors import ProcessGone, TooSlow, WorkerFailed
+from resolver.base.errors import AccessDenied, ProcessGone, TooSlow, WorkerFailed
 from resolver.base.reasons import UnresolvedReason
 from resolver.hami.discovery import MappedFile, SharedDirectory, Shown
-from resolver.hami.process_reads import has_mount, maps, maps_shared, written_by_name
+from resolver.hami.process_reads import (
+    directories_and_trees,
+    has_mount,
+    maps,
+    maps_shared,
+    written_by_name,
+)
 from resolver.linux.mappings import SuperblockPath
 from resolver.linux.procfs import HOST_PIDNS, TooLarge
 from resolver.lookup.resolve import verify
@@ -19,11 +25,12 @@ from resolver.workers.lane import ALL
 
 if TYPE_CHECKING:
     from resolver.containers.known_namespaces import KnownNamespaces
-    from resolver.hami.process_facts import ProcessFacts
     from resolver.linux.procfs import ProcessHandle, Procfs
+    from resolver.pids.pidmap import PidMap
     from resolver.workers.lanes import TenantReader
 
 
+_MAX_TREES = 64
 #: Proofs by which owners are searched through their containers' PID namespaces.
 Searched = SharedDirectory | MappedFile
 #: Awaited between two processes of a search, so that other searches can go on.
@@ -49,12 +56,15 @@ class Unfit(Exception):
 
 
 class OwnerCheck:
-    """Checks processes."""
+    """Checks processes of a `PidMap`, and reads facts about them."""
 
-    def __init__(
-        self, procfs: Procfs, facts: ProcessFacts, index: KnownNamespaces, reader: TenantReader
-    ) -> None:
-        self._procfs, self._facts, self._index, self._reader = procfs, facts, index, reader
+    def __init__(self, procfs: Procfs, pidmap: PidMap, index: KnownNamespaces, reader: TenantReader) -> None:
+        self._procfs, self._pidmap, self._index, self._reader = procfs, pidmap, index, reader
+        self._refresh = -1  # of the map
+        self._mounted: dict[
+            int, frozenset[SharedDirectory] | TooLarge
+        ] = {}  # as read since then, by host PID
+        self._trees = set[SharedDirectory]()  # those of `shared_trees` that any container was ever seen with
 
     async def examine(
         self, host_pid: int, search: Search, namespaces: frozenset[int]
@@ -75,16 +85,14 @@ class OwnerCheck:
         if isinstance(proof, MappedFile):
             return await self._ask(payer, maps_shared, host_pid, proof.device, proof.inode)
         # In the host's namespace a process has that number by chance, unless the container is there.
-        if namespaces and (HOST_PIDNS in namespaces or self._facts.pidns(host_pid) != HOST_PIDNS):
+        if namespaces and (HOST_PIDNS in namespaces or self.pidns(host_pid) != HOST_PIDNS):
             return True
-        return proof in await self._facts.directories(host_pid, payer)
+        return proof in await self.directories(host_pid, payer)
 
     async def _ask(
         self, payer: str, question: Callable[..., bool], host_pid: int, device: str, inode: int
     ) -> bool:
-        answer: bool = await self._reader.ask(
-            payer, self._facts.tenant(host_pid), question, host_pid, device, inode
-        )
+        answer: bool = await self._reader.ask(payer, self.tenant(host_pid), question, host_pid, device, inode)
         return answer
 
     async def _hold(self, host_pid: int, search: Search, namespaces: frozenset[int]) -> ProcessHandle:
@@ -112,7 +120,7 @@ class OwnerCheck:
 
         The cgroup costs a tenth, and a process in a chroot or with private mounts shows no such mount.
         """
-        if namespaces and self._facts.container_id(host_pid) in self._index.container_ids(proof):
+        if namespaces and self.container_id(host_pid) in self._index.container_ids(proof):
             return
         if await self._reader.ask(payer, ALL, has_mount, host_pid, proof.device, proof.root):
             return
@@ -129,4 +137,55 @@ class OwnerCheck:
             return
         raise Unfit(
             UnresolvedReason.NOT_MAPPED if places and None not in places else UnresolvedReason.UNPROVEN
+        )
+
+    def pidns(self, host_pid: int) -> int:
+        """Return the inode of the process's PID namespace, which never changes."""
+        try:
+            return self._procfs.pidns(host_pid)
+        except AccessDenied:  # as of the host's first process under some security modules
+            if len(self._procfs.ns_pids(host_pid)) != 1:
+                raise
+            return HOST_PIDNS
+
+    def container_id(self, host_pid: int) -> str | None:
+        """Return the id in the process's cgroup; empty without one, None if unreadable."""
+        try:
+            return self._procfs.container(host_pid).container_id
+        except (AccessDenied, ProcessGone):
+            return None
+
+    def tenant(self, host_pid: int) -> str:
+        """Return the container that can delay a read of this process."""
+        return self.container_id(host_pid) or f"process {host_pid}"
+
+    async def directories(self, host_pid: int, payer: str = "") -> frozenset[SharedDirectory]:
+        """Return the container directories in its mount table, read once with each refresh of the map.
+
+        Raises `TooLarge` and `TooSlow`.
+        """
+        if self._refresh != self._pidmap.refreshes:
+            self._refresh, self._mounted = self._pidmap.refreshes, {}
+        mounted = self._mounted
+        if host_pid not in mounted:
+            try:
+                mounted[host_pid] = await self.read_directories(host_pid, payer)
+            except TooLarge as error:
+                mounted[host_pid] = error  # the most expensive answer of all
+        found = mounted[host_pid]
+        if isinstance(found, TooLarge):
+            raise found
+        return found
+
+    async def read_directories(self, host_pid: int, payer: str = "") -> frozenset[SharedDirectory]:
+        """Read them now, without remembering."""
+        directories, trees = await self._reader.ask(payer, ALL, directories_and_trees, host_pid)
+        if len(self._trees) < _MAX_TREES:
+            self._trees.update(SharedDirectory(*tree) for tree in trees)
+        return frozenset(SharedDirectory(*directory) for directory in directories)
+
+    def in_shared_tree(self, proof: SharedDirectory) -> bool:
+        """Check if any container was seen with a tree above this directory, which it could mount itself."""
+        return any(
+            tree.device == proof.device and proof.root.startswith(f"{tree.root}/") for tree in self._trees
         )

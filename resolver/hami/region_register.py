@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from resolver.base.errors import CannotKnow, RegionRejected, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.base.retry import longer
-from resolver.hami.directory_listing import MAX_CACHES
 from resolver.hami.directory_reads import hold_file, take
 from resolver.hami.discovery import (
     FIRST_PAUSE,
@@ -22,7 +21,7 @@ from resolver.hami.discovery import (
 from resolver.hami.placements import KAI
 from resolver.hami.region import adopt_by
 from resolver.hami.region_location import locate
-from resolver.hami.searched_directories import NOWHERE
+from resolver.hami.searched_directories import MAX_CACHES, NOWHERE
 from resolver.linux.safe_open import let_go, translate
 from resolver.workers.lanes import begin
 

@@ -23,7 +23,6 @@ from resolver.containers.log_names import ContainerNames
 from resolver.hami.discovery import ClaimDirectory, MappedFile, PodFile, Proof, SharedDirectory, Shown
 from resolver.hami.owner_check import OwnerCheck, Pause, Search, Searched, Unfit
 from resolver.hami.pod_owner import PodOwner
-from resolver.hami.process_facts import ProcessFacts
 from resolver.hami.process_reads import mount_points
 from resolver.linux.procfs import HOST_PIDNS, ProcessHandle, Procfs, TooLarge
 from resolver.workers.lane import ALL
@@ -57,10 +56,9 @@ class OwnerFinder:
         self._procfs, self._pidmap = procfs, pidmap
         self._reader = reader or Direct(procfs)
         self._in_pod = PodOwner(procfs, pidmap, names or ContainerNames("", ""), self._reader)
-        self._facts = ProcessFacts(procfs, pidmap, self._reader)
         self._index = known or KnownNamespaces(procfs, pidmap, clock)
-        self._index.read_mounts(self._facts.read_directories)
-        self._check = OwnerCheck(procfs, self._facts, self._index, self._reader)
+        self._check = OwnerCheck(procfs, pidmap, self._index, self._reader)
+        self._index.read_mounts(self._check.read_directories)
 
     async def catch_up(self, slices: Slices, *, bounded: bool = True) -> None:
         """Apply the changes of the map's last refresh, in a limited time if ``bounded``."""
@@ -109,7 +107,7 @@ class OwnerFinder:
         """Return the reason not to search for an owner there at all."""
         if len(namespaces) > MAX_NAMESPACES:
             return UnresolvedReason.TOO_LARGE
-        if isinstance(proof, SharedDirectory) and self._facts.in_shared_tree(proof):
+        if isinstance(proof, SharedDirectory) and self._check.in_shared_tree(proof):
             return UnresolvedReason.UNPROVEN  # whoever has the tree can mount it as the device plugin does
         return None
 
@@ -132,7 +130,7 @@ class OwnerFinder:
             if not self._any_beside(host_pid, found.hidden, beside):
                 if (
                     not isinstance(proof, MappedFile)
-                    or self._facts.container_id(host_pid) == proof.container_id
+                    or self._check.container_id(host_pid) == proof.container_id
                 ):
                     self.learn(proof, host_pid)
                     return handle
@@ -149,9 +147,9 @@ class OwnerFinder:
     def learn(self, proof: Proof, host_pid: int) -> None:
         """Note that this process certainly belongs to the region, and so does its namespace."""
         with contextlib.suppress(AccessDenied, ProcessGone):
-            pidns = self._facts.pidns(host_pid)
+            pidns = self._check.pidns(host_pid)
             if pidns:
-                self._index.learn(proof, pidns, self._facts.container_id(host_pid) or "")
+                self._index.learn(proof, pidns, self._check.container_id(host_pid) or "")
 
     def forget(self, proof: Proof) -> None:
         """Forget a vanished region."""
@@ -176,8 +174,8 @@ class OwnerFinder:
         try:
             for host_pid in self._by_key(namespaces, ns_pid):
                 try:
-                    elsewhere = self._facts.pidns(host_pid) not in namespaces
-                    elsewhere = elsewhere and self._facts.container_id(host_pid) not in ids
+                    elsewhere = self._check.pidns(host_pid) not in namespaces
+                    elsewhere = elsewhere and self._check.container_id(host_pid) not in ids
                 except ProcessGone:
                     elsewhere = False  # what can't be told of one that is still there proves nothing
                 if not elsewhere:
@@ -209,7 +207,7 @@ class OwnerFinder:
         found = []
         for host_pid in self._pidmap.candidates_in(ns_pid, searched):
             with contextlib.suppress(ProcessGone, AccessDenied):  # it is reported when it is checked
-                if self._facts.pidns(host_pid) not in searched:
+                if self._check.pidns(host_pid) not in searched:
                     continue
             found.append(host_pid)
         return found
@@ -230,8 +228,8 @@ class OwnerFinder:
         """Check that process by its present mounts; if it can't be read, the search is unfinished."""
         found = _Findings()
         try:
-            if search.proof in await self._facts.read_directories(host_pid, search.payer):
-                own = frozenset({self._facts.pidns(host_pid)})
+            if search.proof in await self._check.read_directories(host_pid, search.payer):
+                own = frozenset({self._check.pidns(host_pid)})
                 found = await self._search([host_pid], search, own)
                 found.cut = bool(found.hidden)
         except ProcessGone:
@@ -279,8 +277,8 @@ class OwnerFinder:
         """
         if not others:
             return False
-        own = self._facts.container_id(host_pid)
-        return not own or any(self._facts.container_id(other) in {None, "", own, *beside} for other in others)
+        own = self._check.container_id(host_pid)
+        return not own or any(self._check.container_id(other) in {None, "", own, *beside} for other in others)
 
 
 class _Findings:

@@ -16,7 +16,7 @@ import pytest
 from resolver.base.budget import Budgets
 from resolver.base.errors import RegionRejected
 from resolver.base.reasons import RegionReason
-from resolver.hami import directory_listing, directory_reads
+from resolver.hami import directory_reads, searched_directories
 from resolver.hami.directory_finder import DirectoryFinder
 from resolver.hami.discovery import Ownership
 from resolver.hami.layout import LAYOUTS, parse_used
@@ -286,7 +286,7 @@ def test_a_directory_is_listed_again_while_its_time_stamp_may_hide_a_change(
         listings += 1
         return finder_list(dir_fd)
 
-    finder_list = directory_listing.list_caches
+    finder_list = searched_directories.list_caches
     monkeypatch.setattr(directory_reads, "list_caches", noted)
     for later_ns, wanted in ((10**7, 1), (10**7, 2), (10**9, 3), (10**9, 3), (10**9, 3)):
         monkeypatch.setattr(time, "time_ns", lambda ns=later_ns: directory.stat().st_ctime_ns + ns)
@@ -309,7 +309,7 @@ def test_a_new_directory_does_not_wait_for_those_that_are_listed_anew(
         burn(0.002)
         return finder_list(dir_fd)
 
-    finder_list = directory_listing.list_caches
+    finder_list = searched_directories.list_caches
     monkeypatch.setattr(directory_reads, "list_caches", slowly)
     new = container(tmp_path)
     assert [region.path for region in find.refresh(full=True).added] == [str(new)]
