@@ -1,8 +1,8 @@
-"""Shared regions in directories of the host, one below for each container or claim: ``<directory>/<entry>/*.cache``.
+"""Shared regions in directories of the host: ``<directory>/<entry>/*.cache``, an entry for each container or claim.
 
-Tenants can put anything into their directories, so every step is bounded, a lane makes those that the kernel can delay,
-and a refresh goes on where the last one ended. Where containers make the entries themselves, any tenant can fill a
-listing and take any name: there the entries of kubelet's containers are opened by name, and the rest is only reported.
+Tenants fill their directories, so every step is bounded, a lane makes those that the kernel can delay, and a refresh
+goes on where the last one ended. Where containers make the entries themselves, tenants can flood the listing and take
+any name: there the entries of kubelet's containers are opened by name, and others are only reported.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class DirectoryFinder:
     ) -> None:
         """Take ``budgets`` by directory path, for opening files, and ``watches`` for changes.
 
-        ``containers_dirs`` may have `AUTO` for all known ones, which are optional. ``names`` are kubelet's.
-        ``mounted``: checks if a container was seen to have a directory mounted.
+        ``containers_dirs`` may have `AUTO` for all known ones. ``names`` are kubelet's. ``mounted``: checks if
+        a container was seen to have a directory mounted.
         """
         self._names = names or ContainerNames("", "")
         self._reader, self._budgets = reader or Direct(procfs), budgets or Budgets()
@@ -112,7 +112,7 @@ class DirectoryFinder:
 
     @property
     def watched(self) -> bool:
-        """Return True if every containers directory and every container's is watched, and none waits for kubelet."""
+        """Return True if every directory is watched and none waits for kubelet."""
         watches = self._watches
         return (
             watches is not None
@@ -127,7 +127,7 @@ class DirectoryFinder:
         )
 
     def wants(self) -> float:
-        """Return the time of the next refresh: now if a directory changed, else when a refused file is due."""
+        """Return the time of the next refresh."""
         return self._wants
 
     def _watch(self, key: str, account: str, fd: int, on_event: Callable[[int], None]) -> None:
@@ -139,7 +139,7 @@ class DirectoryFinder:
             self._watches.forget(key)
 
     def refresh(self, *, full: bool) -> RegionChanges:
-        """Check directories with a changed time stamp, and refused files that are due; with ``full`` list everything.
+        """Check changed directories, with ``full`` all of them, and retry refused files that are due.
 
         Raises nothing that a tenant, or a lack of descriptors, could cause.
         """
@@ -251,7 +251,7 @@ class DirectoryFinder:
             self._drop_directories(root, root.directories.keys() - seen)
 
     def _of_kubelet(self, root: Root, listed: set[str], *, complete: bool) -> set[str]:
-        """Return the entries of kubelet's containers here, listed or not; some of the others are reported."""
+        """Return the entries of kubelet's containers, listed or not; report some of the others."""
         self._names.refresh()
         if self._names.trouble:
             why = f"{self._names.trouble}, and only kubelet knows which containers its entries are of"

@@ -1,7 +1,6 @@
 """Reads of directories that tenants fill, made by a lane (`resolver.workers.lanes`).
 
-A directory keeps the size it once had, and the kernel locks it while a large one in it is removed. Who lists it or
-walks a name in it waits.
+The kernel delays them: a directory keeps the size it once had, and is locked while a large one in it is removed.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ _PAGE_BYTES = 100_000  # of names in one answer
 def list_entries(
     _procfs: Procfs, where: str, path: str, most: int, after: str
 ) -> tuple[list[str], bool, bool]:
-    """Return sorted names of possible container directories, beginning behind ``after``.
+    """Return sorted names of possible container directories behind ``after``. Raises OSError.
 
-    Also True if these are the last ones, and True if the directory has at most ``most`` entries. Raises OSError.
+    Also True if these are the last ones, and True if the directory has at most ``most`` entries.
     """
     names = []
     fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -58,8 +57,8 @@ def list_entries(
 def look_into(_procfs: Procfs, where: str, name: str, known: list[str]) -> tuple[Any, ...]:
     """Return a directory's device, inode and `change_stamp`, its cache files, and True if it was read to its end.
 
-    The files are ``[name, device, inode, change time]``, with those of the ``known`` names that exist. Raises
-    `RegionRejected` and OSError.
+    The files are ``[name, device, inode, change time]``, ``known`` ones included. Raises `RegionRejected` and
+    OSError.
     """
     fd = _open_below(where, name)
     try:
@@ -78,7 +77,7 @@ def look_into(_procfs: Procfs, where: str, name: str, known: list[str]) -> tuple
 
 
 def place_of(procfs: Procfs, where: str, name: str) -> SharedDirectory:
-    """Return how a directory shows in the mount table of a container that has it mounted. Raises ResolverError."""
+    """Return how a directory shows in mount tables of containers. Raises ResolverError."""
     fd = _open_below(where, name)
     try:
         return shared_directory(procfs, fd)
@@ -87,12 +86,12 @@ def place_of(procfs: Procfs, where: str, name: str) -> SharedDirectory:
 
 
 def hold_directory(_procfs: Procfs, where: str, name: str) -> tuple[OpenFile, int, int]:
-    """Open a directory for the daemon; also return its device and inode. Raises `RegionRejected` and OSError."""
+    """Open a directory for the daemon; also return device and inode. Raises `RegionRejected` and OSError."""
     return _held(_open_below(where, name))
 
 
 def hold_file(_procfs: Procfs, where: str, directory: str, name: str) -> tuple[OpenFile, int, int]:
-    """Open a plain file for the daemon; also return its device and inode. Raises `RegionRejected` and OSError."""
+    """Open a plain file for the daemon; also return device and inode. Raises `RegionRejected` and OSError."""
     fd = _open_below(where, directory)
     try:
         return _held(open_plain(fd, name)[0])
@@ -106,7 +105,7 @@ def _held(fd: int) -> tuple[OpenFile, int, int]:
 
 
 def take(held: OpenFile | str, device: int, inode: int) -> int:
-    """Return the descriptor of a file that was opened for the daemon. Raises `RegionRejected` and OSError."""
+    """Return the descriptor of a file opened for the daemon. Raises `RegionRejected` and OSError."""
     fd = held.fd if isinstance(held, OpenFile) else open_offered(held)
     info = os.fstat(fd)
     if (info.st_dev, info.st_ino) != (device, inode):

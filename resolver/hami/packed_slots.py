@@ -102,10 +102,6 @@ class PackedSlots:
     def __hash__(self) -> int:
         return hash(self.columns)
 
-    def pid(self, index: int) -> int:
-        """Return the PID of one slot."""
-        return self._pids[index]
-
     def in_use(self) -> Iterator[tuple[int, int]]:
         """Return index and PID of the slots in use."""
         below = zip(self._pids[: self.proc_num], self._statuses, strict=False)

@@ -49,7 +49,7 @@ _NOT_YET = (
 
 
 class RegionRegister:
-    """``regions`` and ``rejected`` by path, with the changes of both since the last refresh in ``changes``."""
+    """``regions`` and ``rejected`` by path, with their ``changes`` since the last refresh."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class RegionRegister:
         place: Sequence[str] | None,
         now: float,
     ) -> None:
-        """Compare a name with the file that has it now: identity and change time, None if there is none.
+        """Compare a name with its present file: identity and change time, None if there is none.
 
         ``place`` is its directory's in mount tables, if known. `SharedRegion.read` checks a region's content.
         """
@@ -149,7 +149,7 @@ class RegionRegister:
             self._accept(candidate, region, location, now)
 
     def _check_owner(self, candidate: Candidate, place: Sequence[str] | None) -> None:
-        """Raise `RegionRejected` for a file that every container can reach, unless kubelet has its container."""
+        """Raise `RegionRejected` for a file that all containers reach, unless kubelet has its container."""
         self._came_mounted(candidate, place)
         if candidate.shared:
             ownership = candidate.directory.ownership(candidate)
@@ -159,7 +159,7 @@ class RegionRegister:
                 raise RegionRejected(RegionReason.NOT_ON_NODE, self._names.trouble or STRAY)
 
     def may_be_mounted(self, directory: Directory, names: Iterable[str]) -> bool:
-        """Check if one of these files is under KAI's name and no container was seen to have the directory mounted.
+        """Check if one of these files has KAI's name and no container was seen to have the directory mounted.
 
         Others may take that name, too. A container can be seen before its mounts.
         """

@@ -32,7 +32,7 @@ HALF_MADE_SECONDS = 2.0  # after a file was made, HAMi may not have written its 
 
 
 class Candidate:
-    """A name that ends in .cache. Its ``path`` is for people and programs: printable, whatever the tenant chose."""
+    """A name that ends in .cache. Its ``path`` is printable."""
 
     def __init__(self, directory: Directory, name: str) -> None:
         self.directory = directory
@@ -92,7 +92,7 @@ class Directory:
         return first
 
     def ownership(self, candidate: Candidate) -> Ownership:
-        """Return the owner of a file in it, by its name; kubelet has confirmed it if all containers reach the file."""
+        """Return a file's owner by the directory's name, which kubelet confirmed where all containers reach it."""
         row = placement_of(candidate.path, mounted=candidate.mounted)
         placement = row.name if row else ""
         if row is not None and row.proof is ContainerProof.CLAIM:
@@ -105,7 +105,7 @@ class Directory:
 class Root:
     """Searched directory; ``fd`` is -1 while it does not exist.
 
-    ``known``: it is only one of the usual places. ``shared``: containers create the entries themselves.
+    ``known``: one of the usual places. ``shared``: containers create the entries themselves.
     """
 
     def __init__(self, path: str, *, known: bool = False) -> None:

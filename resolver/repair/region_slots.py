@@ -7,11 +7,11 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from resolver.base.reasons import UnresolvedReason
-from resolver.repair.slot_states import NOT_FOUND, SlotState, UnownedSlots
+from resolver.repair.slot_states import SlotState, UnownedSlots
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Container
+    from collections.abc import Callable, Container, Iterable
 
     from resolver.hami.discovery import Location, Ownership
     from resolver.hami.region import RegionView, SharedRegion
@@ -49,9 +49,7 @@ class RegionSlots:
         if self._attached or self.region.mtime_ns != self._mtime_ns:
             attached, self._attached = self._attached, False
             self._mtime_ns = self.region.mtime_ns
-            for state in self.states.values():
-                state.touched(attached=attached)
-            self._unowned.touched()
+            self._change(self.states.values(), lambda state: state.touched(attached=attached))
             self._next_look = 0.0
             if attached or not watched:
                 self.region.read_all()  # the next time: a move may have been missed
@@ -113,10 +111,7 @@ class RegionSlots:
 
     def abandon(self) -> None:
         """Mark the unowned slots as dead: no process has the file open."""
-        for state in self.distinguished():
-            if state.owner is None and state.reason in NOT_FOUND:
-                state.dead = state.abandoned = True
-        self._unowned.abandon()
+        self._change(self.distinguished(), SlotState.abandon)
         self.unsettle()
 
     def unsettle(self) -> None:
@@ -177,12 +172,16 @@ class RegionSlots:
 
     def put_off(self, now: float, why: UnresolvedReason = UnresolvedReason.OVER_BUDGET) -> bool:
         """Delay due work at the container's expense; return True if that changed any reason."""
-        news = self._unowned.put_off(now, why)
-        for state in self.distinguished():
-            waits = state.due(now) or state.wrong_since is not None
-            if waits and not state.dead and state.reason is not why:
-                state.reason, news = why, True
-        return news
+        news = set[bool]()
+        self._change(self.distinguished(), lambda state: news.add(state.put_off(now, why)))
+        return True in news
+
+    def _change(self, states: Iterable[SlotState], change: Callable[[SlotState], None]) -> None:
+        """Change these states, and those of all slots without a known owner."""
+        for state in states:
+            change(state)
+        if self.view is not None:
+            self._unowned.apply(self.view.slots, change)
 
     def close(self) -> None:
         """Release the region's descriptor and every handle."""

@@ -16,8 +16,10 @@ from resolver.repair.reported_values import Evidence
 from resolver.state import UnownedCode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from resolver.base.reasons import RepairReason
-    from resolver.hami.packed_slots import SlotRecord
+    from resolver.hami.packed_slots import PackedSlots, SlotRecord
 
 #: How often a slot without a process is checked again, at first each pass, then ever more rarely.
 EAGER_LOOKS, _LONGEST_LOOK = 4, 30.0
@@ -139,6 +141,19 @@ class SlotState:
         self.reason, self.repaired, self.wrong_since = None, None, None
         self.stuck, self.evidence, self.announced = "", None, _NOTHING_ANNOUNCED
 
+    def abandon(self) -> None:
+        """Mark the slot as dead if its process was not found: no process has the file open."""
+        if self.owner is None and self.reason in NOT_FOUND:
+            self.dead = self.abandoned = True
+
+    def put_off(self, now: float, why: UnresolvedReason) -> bool:
+        """Delay due work; return True if that changed the reason."""
+        waits = self.due(now) or self.wrong_since is not None
+        if not waits or self.dead or self.reason is why:
+            return False
+        self.reason = why
+        return True
+
     def touched(self, *, attached: bool = False) -> None:
         """Note a write to the file, after which a process may have reused this slot.
 
@@ -228,31 +243,13 @@ class UnownedSlots:
         """Check if the slot is certainly dead."""
         return self._codes[index] & (UnownedCode.DEAD | UnownedCode.UNSURE) == UnownedCode.DEAD
 
-    def touched(self) -> None:
-        """Apply `SlotState.touched` to each slot."""
+    def apply(self, slots: PackedSlots, change: Callable[[SlotState], None]) -> None:
+        """Change the state of each slot."""
         for index, at in enumerate(self._next):
             if at != inf:
-                code = self._codes[index] | UnownedCode.UNSURE
-                if code & UnownedCode.ABANDONED:
-                    code &= ~(UnownedCode.DEAD | UnownedCode.ABANDONED)
-                self._codes[index], self._next[index] = code, 0.0
-                self._looks[index] = min(self._looks[index], EAGER_LOOKS)
-
-    def abandon(self) -> None:
-        """Mark slots without a process found as dead: no process has the file open."""
-        gone = {UnownedCode.of(reason) for reason in NOT_FOUND}
-        for index, code in enumerate(self._codes):
-            if code & UnownedCode.REASON in gone and self._next[index] != inf:
-                self._codes[index] = code | UnownedCode.DEAD | UnownedCode.ABANDONED
-
-    def put_off(self, now: float, why: UnresolvedReason) -> bool:
-        """Delay due searches; return True if that changed any slot's reason."""
-        waits, news = UnownedCode.of(why), False
-        for index in self.due(now):
-            code = self._codes[index]
-            if not code & UnownedCode.DEAD and code & UnownedCode.REASON != waits:
-                self._codes[index], news = code & ~UnownedCode.REASON | waits, True
-        return news
+                state = self.take(slots[index])
+                change(state)
+                self.put(state)
 
     def codes(self) -> bytes:
         """Return each slot's code; see `UnownedCode`."""

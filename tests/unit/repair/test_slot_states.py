@@ -12,6 +12,7 @@ from resolver.hami.packed_slots import SlotRecord
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.repair.slot_states import EAGER_LOOKS, SlotState, UnownedSlots
 from resolver.state import UnownedCode
+from tests.fakes.slots import packed
 
 NOT_MAPPED, GONE = UnresolvedReason.NOT_MAPPED, UnresolvedReason.NO_SUCH_PROCESS
 
@@ -130,7 +131,7 @@ def test_what_is_put_is_what_is_taken(*, dead: bool, abandoned: bool, unsure: bo
 
 
 def test_slots_of_many_kinds_are_told_apart() -> None:
-    kept = UnownedSlots(5)
+    kept, slots = UnownedSlots(5), packed([slot(index) for index in range(5)])
     kept.begin(0)
     kept.set_odd(1, UnresolvedReason.AMBIGUOUS)
     for index, state in ((2, looked(EAGER_LOOKS + 9)), (3, looked(EAGER_LOOKS + 9, dead=True))):
@@ -140,14 +141,16 @@ def test_slots_of_many_kinds_are_told_apart() -> None:
     assert kept.odd() == {1: UnresolvedReason.AMBIGUOUS}
     assert kept.reasons() == {None, UnresolvedReason.AMBIGUOUS, GONE}
     assert list(kept.due(0.0)) == [0]
-    assert kept.put_off(101.0, UnresolvedReason.OVER_BUDGET), "two that were due wait now"
-    assert not kept.put_off(101.0, UnresolvedReason.OVER_BUDGET)
+    news = list[bool]()
+    for _ in range(2):
+        kept.apply(slots, lambda state: news.append(state.put_off(100.0, UnresolvedReason.OVER_BUDGET)))
+    assert news == [True, *[False] * 5], "one that was due waits now"
     waits = UnownedCode.of(UnresolvedReason.OVER_BUDGET)
     assert [code == waits for code in kept.codes()] == [True, False, False, False, False]
     assert [kept.dead(index) for index in range(5)] == [False, False, False, True, False]
-    kept.abandon()
+    kept.apply(slots, SlotState.abandon)
     assert [kept.dead(index) for index in range(5)] == [True, False, True, True, False]
-    kept.touched()
+    kept.apply(slots, SlotState.touched)
     assert list(kept.due(0.0)) == [0, 2, 3]
     assert [kept.dead(index) for index in range(5)] == [False] * 5
     alive = kept.take(slot(2))
@@ -156,15 +159,15 @@ def test_slots_of_many_kinds_are_told_apart() -> None:
 
 
 def test_what_maps_no_file_is_not_abandoned_and_what_was_not_stays_dead_when_touched() -> None:
-    kept = UnownedSlots(2)
+    kept, slots = UnownedSlots(2), packed([slot(index) for index in range(2)])
     for index, reason in ((0, NOT_MAPPED), (1, GONE)):
         state = SlotState(slot(index))
         state.reason, state.dead = reason, reason is GONE
         kept.put(state)
-    kept.touched()
+    kept.apply(slots, SlotState.touched)
     dead = kept.take(slot(1))
     assert (dead.dead, dead.unsure) == (True, True)
-    kept.abandon()
+    kept.apply(slots, SlotState.abandon)
     alive = kept.take(slot(0))
     assert (alive.dead, alive.abandoned) == (False, False)
 
