@@ -30,7 +30,6 @@ from resolver.hami.searched_directories import (
     Candidate,
     Directory,
     Root,
-    change_stamp,
 )
 from resolver.linux.inotify import OF_A_DIRECTORY
 from resolver.linux.safe_open import let_go, translate
@@ -48,10 +47,8 @@ if TYPE_CHECKING:
 
 MAX_STRAYS = 64  # entries of a shared directory that are reported and not opened
 REFRESH_SECONDS = 0.015  # CPU time of one refresh, but for one directory: news of others waits for it
-#: Seconds between two listings of a directory of which the kernel reports what is new in it.
-WATCHED_LOOK = 15.0
-#: And of one that can't be watched, or that containers may mount at any time.
-_UNWATCHED_LOOK = 1.0
+#: Seconds until a directory is read again that failed, or that containers may mount at any time.
+_NEXT_LOOK = 1.0
 #: Until a file that is on its way to being a region is tried again, or a lane's answer is taken.
 _SOON, _LATER = 0.005, 0.25
 
@@ -198,13 +195,13 @@ class DirectoryFinder:
                 root.fd = os.open(root.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 info = os.fstat(root.fd)
                 root.identity = info.st_dev, info.st_ino
-            self._watch(_key(root), root.path, root.fd, lambda _: self._news_of(root))
-            if root.listing is None and (full or info.st_ctime_ns != root.ctime_ns):
-                root.ctime_ns = change_stamp(info)
-                # The device plugins make theirs for root alone. Once seen, it stays so: a tenant can change the mode.
-                if info.st_mode & 0o002 and not root.shared:
-                    root.shared = True
-                    self._drop_directories(root, root.directories.keys())
+            self._watch(_key(root), root.path, root.fd, lambda _: self._has_news(root))
+            # The device plugins make theirs for root alone. Once seen, it stays so: a tenant can change the mode.
+            if info.st_mode & 0o002 and not root.shared:
+                root.shared = root.news = True
+                self._drop_directories(root, root.directories.keys())
+            if root.listing is None and (full or root.news):
+                root.news = False
                 root.listing, root.asked_at = begin(self._list_root(root)), now
             if root.listing is not None:
                 self._take_listing(root, now)
@@ -214,7 +211,7 @@ class DirectoryFinder:
                 self.missing_dirs.add(root.path)
             return
         except (OSError, RegionRejected) as error:
-            root.ctime_ns = -1
+            root.news = True
             self._register.report(root.path, error if isinstance(error, RegionRejected) else translate(error))
         self.missing_dirs.discard(root.path)
 
@@ -231,7 +228,7 @@ class DirectoryFinder:
         except (OSError, CannotKnow, WorkerFailed) as error:
             if not root.shared:
                 raise _unreadable(error) from None
-            root.ctime_ns = -1  # kubelet's are opened by name
+            root.news = True  # kubelet's are opened by name
         return names, complete and last
 
     def _take_listing(self, root: Root, now: float) -> None:
@@ -278,7 +275,7 @@ class DirectoryFinder:
         if root.listing is not None:
             root.listing.cancel()
             root.listing = None
-        root.fd, root.identity, root.ctime_ns = -1, NOWHERE, -1
+        root.fd, root.identity, root.news = -1, NOWHERE, True
         self.rejected.pop(root.path, None)
 
     def _drop_directories(self, root: Root, names: Collection[str]) -> None:
@@ -307,20 +304,13 @@ class DirectoryFinder:
         self._wants = min(self._wants, now + min(max(_SOON, now - since), _LATER))
 
     def _begin_look(self, directory: Directory, now: float) -> bool:
-        """Ask a lane for a directory's files if that is due and it has changed."""
-        retry_at, root = directory.retry_at(), directory.root
-        if not (directory.full or directory.news or now >= min(directory.look_at, retry_at)):
+        """Ask a lane for a directory's files if that is due."""
+        if not (directory.full or directory.news or now >= min(directory.look_at, directory.retry_at())):
             return False
         if self._budgets.over(directory.path):
             self._wants = min(self._wants, now + _LATER)
             return False
-        full, directory.full, directory.news = directory.full, False, False
-        directory.look_at = now + (WATCHED_LOOK if self._watches_it(directory) else 0.0)
-        if not full and not root.shared and now < retry_at:
-            with suppress(OSError):  # of a directory that only root can change
-                info = os.stat(directory.name, dir_fd=root.fd, follow_symlinks=False)
-                if (info.st_dev, info.st_ino, info.st_ctime_ns) == (*directory.identity, directory.ctime_ns):
-                    return False
+        directory.full, directory.news, directory.look_at = False, False, math.inf
         directory.look, directory.asked_at = begin(self._look(directory)), now
         return True
 
@@ -335,14 +325,14 @@ class DirectoryFinder:
             if self._watches is not None and not self._watches_it(directory):
                 offered, *held = await self._reader.ask(payer, payer, hold_directory, where, name)
                 fd = take(offered, *held)
-                self._watch(payer, payer, fd, lambda _: self._news_in(directory))
+                self._watch(payer, payer, fd, lambda _: self._has_news(directory))
                 let_go(fd)
             found = await self._reader.ask(payer, payer, look_into, where, name, known)
         except (OSError, CannotKnow, WorkerFailed) as error:
             raise _unreadable(error) from None
         if held[0] >= 0 and tuple(held) != tuple(found[:2]):
             self._forget(payer)
-        if self._register.may_be_mounted(directory, [file[0] for file in found[3]]):
+        if self._register.may_be_mounted(directory, [file[0] for file in found[2]]):
             with suppress(ResolverError, OSError):
                 place = await self._reader.ask(payer, ALL, place_of, where, name)
         return *found, place
@@ -353,9 +343,9 @@ class DirectoryFinder:
             return
         look, directory.look = directory.look, None
         try:
-            device, inode, stamp, files, complete, place = look.result()
+            device, inode, files, complete, place = look.result()
         except RegionRejected as why:
-            directory.look_at = now + _UNWATCHED_LOOK
+            directory.look_at = now + _NEXT_LOOK
             self._directory_failed(directory, why)
             return
         if (device, inode) != directory.identity:
@@ -364,7 +354,6 @@ class DirectoryFinder:
                 self._forget(directory.path)
                 directory.news = True  # to be watched as well
             directory.identity = device, inode
-        directory.ctime_ns = stamp
         there = {name: (tuple(identity), changed) for name, *identity, changed in files}
         for candidate in list(directory.candidates.values()):
             self._register.check(directory, candidate, there.pop(candidate.name, None), place, now)
@@ -374,21 +363,15 @@ class DirectoryFinder:
             candidate = directory.candidates[name] = Candidate(directory, name)
             self._register.check(directory, candidate, there[name], place, now)
         if self._register.may_be_mounted(directory, directory.candidates):
-            directory.look_at = min(directory.look_at, now + _UNWATCHED_LOOK)
+            directory.look_at = min(directory.look_at, now + _NEXT_LOOK)
 
     def _watches_it(self, directory: Directory) -> bool:
         return self._watches is not None and directory.path in self._watches
 
-    def _news_in(self, directory: Directory) -> None:
-        directory.news, directory.ctime_ns = True, -1  # a coarse time stamp may hide it
-        self._wants = 0.0
-
-    def _news_of(self, root: Root) -> None:
-        root.ctime_ns = -1
-        self._wants = 0.0
+    def _has_news(self, place: Directory | Root) -> None:
+        place.news, self._wants = True, 0.0
 
     def _directory_failed(self, directory: Directory, why: RegionRejected) -> None:
-        directory.ctime_ns = -1
         if why.reason is not RegionReason.IO_ERROR:  # a lack of descriptors says nothing about the regions
             self._register.drop_candidates(directory)
         if why.reason is not RegionReason.GONE:

@@ -13,7 +13,7 @@ from resolver.base.errors import RegionRejected
 from resolver.base.reasons import RegionReason
 from resolver.hami.placements import is_entry
 from resolver.hami.region_location import shared_directory
-from resolver.hami.searched_directories import change_stamp, list_caches
+from resolver.hami.searched_directories import list_caches
 from resolver.linux.safe_open import open_directory, open_offered, open_plain
 from resolver.workers.lane import OpenFile
 
@@ -55,7 +55,7 @@ def list_entries(
 
 
 def look_into(_procfs: Procfs, where: str, name: str, known: list[str]) -> tuple[Any, ...]:
-    """Return a directory's device, inode and `change_stamp`, its cache files, and True if it was read to its end.
+    """Return a directory's device, inode, cache files, and True if it was read to its end.
 
     The files are ``[name, device, inode, change time]``, ``known`` ones included. Raises `RegionRejected` and
     OSError.
@@ -71,7 +71,7 @@ def look_into(_procfs: Procfs, where: str, name: str, known: list[str]) -> tuple
             except OSError:
                 continue
             files.append([each, file.st_dev, file.st_ino, file.st_ctime])
-        return info.st_dev, info.st_ino, change_stamp(info), files, complete
+        return info.st_dev, info.st_ino, files, complete
     finally:
         os.close(fd)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,8 +24,6 @@ MAX_CONTAINERS = 16384  # directories in a containers directory
 MAX_ENTRIES = 64  # entries read in one container's directory; upstream makes two or three
 MAX_CACHES = 8  # of them, names that end in .cache; upstream's own monitor refuses more than two
 
-#: Changes within this time before a listing may carry the same time stamp as later ones (kernel ticks).
-_TICK_NS = 50_000_000
 NOWHERE: Final = (0, 0)  # the device and inode of what is not there
 HALF_MADE_SECONDS = 2.0  # after a file was made, HAMi may not have written its size and header yet
 
@@ -69,10 +66,9 @@ class Directory:
         self.name = name
         self.path = f"{root.path}/{name}"
         self.identity = NOWHERE
-        self.ctime_ns = -1
-        self.look_at = 0.0  # not before, unless there is news of it
+        self.look_at = math.inf  # not before, unless there is news of it
         self.news = True
-        self.full = False  # to be listed whatever its time stamp says
+        self.full = False  # to be listed, whether there is news of it or not
         self.candidates: dict[str, Candidate] = {}
         self.look: Future[tuple[Any, ...]] | asyncio.Task[tuple[Any, ...]] | None = None  # by a lane
         self.asked_at = 0.0
@@ -114,7 +110,7 @@ class Root:
         self.shared = False
         self.fd = -1
         self.identity = NOWHERE
-        self.ctime_ns = -1
+        self.news = True
         self.directories: dict[str, Directory] = {}
         self.strays: set[str] = set()
         #: While a lane lists it: names, and True if these are all.
@@ -132,8 +128,3 @@ def list_caches(dir_fd: int) -> tuple[list[str], bool]:
                     return names, False
                 names.append(entry.name)
         return names, next(listing, None) is None
-
-
-def change_stamp(info: os.stat_result) -> int:
-    """Return a directory's change time (no tenant can set it), or -1 while later changes could carry the same."""
-    return info.st_ctime_ns if time.time_ns() - info.st_ctime_ns > _TICK_NS else -1

