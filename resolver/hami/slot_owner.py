@@ -96,7 +96,7 @@ class OwnerFinder:
         shared = len(found.fitting) == 1 and isinstance(proof, MappedFile | ClaimDirectory)
         if not namespaces or shared:
             found.add(await self._walk(search, besides=found.asked))
-        elif rival and rival not in found.asked:
+        elif rival > 0 and rival not in found.asked:
             found.add(await self._rival(rival, search))
         if found.cut:
             found.close()
@@ -228,7 +228,8 @@ class OwnerFinder:
         """Check that process by its present mounts; if it can't be read, the search is unfinished."""
         found = _Findings()
         try:
-            if search.proof in await self._check.read_directories(host_pid, search.payer):
+            same = self._procfs.ns_pids(host_pid)[-1:] == (search.ns_pid,)
+            if same and search.proof in await self._check.read_directories(host_pid, search.payer):
                 own = frozenset({self._check.pidns(host_pid)})
                 found = await self._search([host_pid], search, own)
                 found.cut = bool(found.hidden)

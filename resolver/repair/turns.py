@@ -154,12 +154,8 @@ class Turns:
         parts, proof = self._parts, repairs.proof
         state = repairs.at(index)
         ns_pid, region = state.slot.pid, repairs.region
-        finder, payer, source = self.owner_finder, repairs.ownership.account, parts.pidmap.source
-        if state.doubted and not source.incomplete() and state.slot.hostpid not in source.candidates(ns_pid):
-            state.doubted = False  # no process of that number has the slot's own PID
-            return
-        rival = state.slot.hostpid if state.doubted else 0
-        found = await finder.owner(proof, repairs.shown, ns_pid, payer, rival, pause)
+        finder, payer = self.owner_finder, repairs.ownership.account
+        found = await finder.owner(proof, repairs.shown, ns_pid, payer, state.slot.hostpid, pause)
         if not parts.is_here(repairs):
             if isinstance(found, ProcessHandle):
                 found.close()

@@ -44,6 +44,7 @@ class ToldOwners:
         self.reasons: dict[int, UnresolvedReason] = {}
         self.runs = False
         self.asked: Counter[int] = Counter()
+        self.rivals = set[int]()
 
     async def owner(
         self,
@@ -51,12 +52,13 @@ class ToldOwners:
         shown: tuple[str, int],
         ns_pid: int,
         _payer: str = "",
-        _rival: int = 0,
+        rival: int = 0,
         _pause: object = None,
     ) -> ProcessHandle | UnresolvedReason:
         assert directory.root
         assert all(shown)
         self.asked[ns_pid] += 1
+        self.rivals.add(rival)
         if ns_pid in self.host_pids:
             return Procfs().open_handle(self.host_pids[ns_pid])
         return self.reasons.get(ns_pid, UnresolvedReason.NO_SUCH_PROCESS)

@@ -107,6 +107,15 @@ def test_a_region_in_which_all_is_right_is_not_even_asked_about(bench: Bench) ->
     assert bench.pidmap.refreshes == 1
 
 
+def test_the_process_that_a_slot_names_is_checked_with_each_search(bench: Bench) -> None:
+    """It may be the owner as well, in a container too new to be known: also after that made the owner ambiguous."""
+    bench.file((7, 4711))
+    bench.told.reasons = {7: UnresolvedReason.AMBIGUOUS}
+    for _ in range(2):
+        bench.step()
+    assert bench.told.rivals == {4711}
+
+
 def test_a_file_is_watched_before_it_is_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process did in between would not be reported, and not be looked for soon."""
     paths = [str(bench.file((7, 0), name=f"n{number}")) for number in range(20)]

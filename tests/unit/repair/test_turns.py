@@ -42,11 +42,11 @@ class Expensive(ToldOwners):
         shown: tuple[str, int],
         ns_pid: int,
         _payer: str = "",
-        _rival: int = 0,
+        rival: int = 0,
         _pause: object = None,
     ) -> ProcessHandle | UnresolvedReason:
         burn(self.seconds.get(ns_pid, 0.0))
-        return await super().owner(directory, shown, ns_pid)
+        return await super().owner(directory, shown, ns_pid, rival=rival)
 
 
 class Patient(Bench):
