@@ -42,7 +42,7 @@ class Api:
                 self._journal.log.exception("internal_error", step="api", path=connection.path)
             counters["refused_requests"] += 1
             problem = problem_of(error)
-            answer = Answer(encode(problem.document()), PROBLEM, problem.status, problem.headers)
+            answer = Answer(encode(problem.document), PROBLEM, problem.status, problem.headers)
         if answer is not None:
             await connection.answer(*answer)
 

@@ -57,26 +57,14 @@ class Problem(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
-        self.status = status
-        self.reason = reason
-        self.detail = detail
-        self.candidates = candidates
+        self.status, self.reason = status, reason
         self.headers = dict(headers or {})
-
-    def document(self) -> ProblemDocument:
-        """Return the document that is sent."""
-        return ProblemDocument(
-            type="about:blank",
-            title=HTTPStatus(self.status).phrase,
-            status=self.status,
-            detail=self.detail,
-            reason=self.reason,
-            candidates=list(self.candidates),
-        )
+        title = HTTPStatus(status).phrase
+        self.document = ProblemDocument("about:blank", title, status, detail, reason, list(candidates))
 
     def hang_up(self) -> HangUp:
         """Return the error that closes the connection with this refusal."""
-        return refusal(self.status, PROBLEM, msgspec.json.encode(self.document()), self.headers)
+        return refusal(self.status, PROBLEM, msgspec.json.encode(self.document), self.headers)
 
 
 class ProblemDocument(Struct, frozen=True, omit_defaults=True):

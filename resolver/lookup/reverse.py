@@ -58,7 +58,11 @@ def reverse(procfs: Procfs, host_pid: int, pods: PodNames | None = None) -> Reve
     if host_pid < 1:
         raise UsageError(f"{host_pid} is not a PID: PIDs start at 1")
     require_host_view(procfs)
-    tgid = _process_of(procfs, host_pid)
+    try:
+        tgid = procfs.status(host_pid).tgid
+    except ProcessGone:
+        require_all_processes(procfs, procfs.mounts("self"))
+        raise NotFound(f"no process or thread of this host has the number {host_pid}") from None
     try:
         with verify(procfs, tgid) as handle:
             found = _read(procfs, handle.process, pods)
@@ -70,14 +74,6 @@ def reverse(procfs: Procfs, host_pid: int, pods: PodNames | None = None) -> Reve
     raise ProcessGone(
         f"process {host_pid} ended while it was checked (or has ended, and its parent has not waited for it)"
     )
-
-
-def _process_of(procfs: Procfs, host_pid: int) -> int:
-    try:
-        return procfs.status(host_pid).tgid
-    except ProcessGone:
-        require_all_processes(procfs, procfs.mounts("self"))
-        raise NotFound(f"no process or thread of this host has the number {host_pid}") from None
 
 
 def _read(procfs: Procfs, process: ProcessIdentity, pods: PodNames | None) -> ReversedProcess:

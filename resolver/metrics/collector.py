@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from resolver.config import Settings
     from resolver.metrics.family import Family, Row
     from resolver.metrics.utilization import Usage
-    from resolver.state import Snapshot
+    from resolver.state import ContainerUse, Process, Snapshot
 
 #: Pairs of container or process and GPU that have series. More come only from somebody who wants to do harm.
 MAX_SERIES = 4096
@@ -36,14 +36,10 @@ _BELIEVED_INTERVALS, _BELIEVED_SECONDS = 2.5, 2.5
 _NAMESPACES = ("host", "container", "unknown")
 
 
-def believed_seconds(settings: Settings) -> float:
-    """Return how old NVML's last answer may be."""
-    return max(_BELIEVED_SECONDS, _BELIEVED_INTERVALS * settings.nvml_interval)
-
-
 def collect(snapshot: Snapshot, settings: Settings, now: float) -> Iterator[Metric]:
     """Yield every family, at Unix time ``now``."""
-    trouble = nvml_trouble(snapshot, now, believed_seconds(settings))
+    believed = max(_BELIEVED_SECONDS, _BELIEVED_INTERVALS * settings.nvml_interval)
+    trouble = nvml_trouble(snapshot, now, believed)
     every = list(usages(snapshot, trouble))
     # A file may name GPUs that nobody has: these take no place away from others.
     used = [usage for usage in every if usage.utilization is not Unknown.UNKNOWN_DEVICE]
@@ -51,9 +47,10 @@ def collect(snapshot: Snapshot, settings: Settings, now: float) -> Iterator[Metr
     del used[MAX_SERIES:]
     yield from _containers(used, len(every) - len(used) - left_out)
     yield from _limits(used, devices(snapshot))
-    yield from _accounts(snapshot, {gpu.uuid: str(gpu.device_index) for gpu in snapshot.inventory.gpus})
+    index = {gpu.uuid: str(gpu.device_index) for gpu in snapshot.inventory.gpus}
+    yield from _accounts(snapshot, index)
     if settings.metrics_per_process:
-        processes = list(_processes(snapshot)) if trouble is None else []
+        processes = list(_processes(snapshot, index)) if trouble is None else []
         left_out += max(0, len(processes) - MAX_SERIES)
         del processes[MAX_SERIES:]
         yield f.PROCESS_UTILIZATION.metric((labels, _times(util, 0.01)) for labels, util, _ in processes)
@@ -102,10 +99,7 @@ def _limits(used: list[Usage], known: Container[str]) -> Iterator[Metric]:
 def _accounts(snapshot: Snapshot, indexes: Mapping[str, str]) -> Iterator[Metric]:
     """Yield the counters of each container on each GPU, and the processes that HAMi-core doesn't know."""
     used = snapshot.used()
-    its = [
-        ((*names_of(each), each.device_uuid, indexes.get(each.device_uuid, "")), each)
-        for each in used.containers[:MAX_SERIES]
-    ]
+    its = [((*names_of(each), *_device(each, indexes)), each) for each in used.containers[:MAX_SERIES]]
     yield f.CONTAINER_GPU_SECONDS.metric((labels, each.gpu_seconds) for labels, each in its)
     yield f.CONTAINER_MEMORY_SECONDS.metric((labels, each.memory_byte_seconds) for labels, each in its)
     yield f.CONTAINER_UNKNOWN_SECONDS.metric((labels, each.unknown_seconds) for labels, each in its)
@@ -123,21 +117,17 @@ def _accounts(snapshot: Snapshot, indexes: Mapping[str, str]) -> Iterator[Metric
     counts: Counter[tuple[str, ...]] = Counter()
     memory: Counter[tuple[str, ...]] = Counter()
     for process in (each.process for each in used.without_slot):
-        labels = (
-            *names_of(process),
-            process.device_uuid,
-            indexes.get(process.device_uuid, ""),
-            process.no_slot or "",
-        )
+        labels = (*names_of(process), *_device(process, indexes), process.no_slot or "")
         counts[labels] += 1
         memory[labels] += process.memory or 0
     yield f.WITHOUT_SLOT.metric(list(counts.items())[:MAX_SERIES])
     yield f.WITHOUT_SLOT_MEMORY.metric(list(memory.items())[:MAX_SERIES])
 
 
-def _processes(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], int | None, int | None]]:
+def _processes(
+    snapshot: Snapshot, indexes: Mapping[str, str]
+) -> Iterator[tuple[tuple[str, ...], int | None, int | None]]:
     """Labels, utilization in per cent and memory of every process on every GPU, once."""
-    index = {gpu.uuid: str(gpu.device_index) for gpu in snapshot.inventory.gpus}
     seen = set()
     for process in snapshot.gpu_processes:
         ended = process.no_slot in (SampleReason.PROCESS_ENDED, SampleReason.PID_UNKNOWN)
@@ -145,9 +135,12 @@ def _processes(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], int | None
             continue
         seen.add((process.host_pid, process.device_uuid))
         ns_pid = "" if process.ns_pid is None else str(process.ns_pid)
-        device = (process.device_uuid, index.get(process.device_uuid, ""))
-        labels = (*names_of(process), *device, str(process.host_pid), ns_pid)
+        labels = (*names_of(process), *_device(process, indexes), str(process.host_pid), ns_pid)
         yield labels, process.sm_util, process.memory
+
+
+def _device(record: Process | ContainerUse, indexes: Mapping[str, str]) -> tuple[str, str]:
+    return record.device_uuid, indexes.get(record.device_uuid, "")
 
 
 def _times(number: float | None, factor: float) -> float | None:
