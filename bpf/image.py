@@ -15,7 +15,7 @@ import struct
 
 TYPE_CHECKING = False  # typing takes milliseconds to import
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
     from obstacles import Kernel
@@ -84,8 +84,7 @@ def image_of(program: Any, maps: Iterable[str], functions: dict[str, int], itera
 
 def save(directory: str, mark: str, image: dict[str, Any]) -> None:
     """Keep it for the next start. Raises OSError or `ImageError`."""
-    where = _open_directory(directory)
-    try:
+    with _opened(directory) as where:
         new = f".{NAME}.{os.getpid()}"
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=where)
         try:
@@ -96,18 +95,13 @@ def save(directory: str, mark: str, image: dict[str, Any]) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(new, dir_fd=where)
             raise
-    finally:
-        os.close(where)
 
 
 def find(directory: str, mark: str) -> dict[str, Any]:
     """Return the kept program with this fingerprint. Raises `ImageError`."""
     try:
-        where = _open_directory(directory)
-        try:
+        with _opened(directory) as where:
             fd = os.open(NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=where)
-        finally:
-            os.close(where)
         with os.fdopen(fd, "rb") as file:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
@@ -125,13 +119,16 @@ def find(directory: str, mark: str) -> dict[str, Any]:
     return image
 
 
-def _open_directory(path: str) -> int:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    status = os.fstat(fd)
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+@contextlib.contextmanager
+def _opened(directory: str) -> Iterator[int]:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+            raise ImageError("others may write to its directory")
+        yield fd
+    finally:
         os.close(fd)
-        raise ImageError("others may write to its directory")
-    return fd
 
 
 class Loaded:

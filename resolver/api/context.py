@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.api.request import Answer, encode
 from resolver.api.walks import Walks
-from resolver.containers.pod_names import PodNames
+from resolver.containers.log_names import PodNames
 
 if TYPE_CHECKING:
     from collections.abc import Callable

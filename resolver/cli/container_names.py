@@ -114,7 +114,7 @@ def _looked_in(socket_path: str | None) -> str:
 
 def _in_logs(socket_path: str | None) -> Iterator[Named]:
     from resolver.cli.in_force import settings_in_force
-    from resolver.containers.pod_names import parse_names
+    from resolver.containers.log_names import parse_names
 
     directory = settings_in_force(socket_path).settings.pod_logs_dir
     try:

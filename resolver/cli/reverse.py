@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """Print it; errors are the dispatcher's."""
     import msgspec
 
-    from resolver.containers.pod_names import PodNames
+    from resolver.containers.log_names import PodNames
     from resolver.linux.procfs import Procfs
     from resolver.lookup.reverse import reverse
 

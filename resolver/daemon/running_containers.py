@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from resolver.base.journal import Journal
-    from resolver.containers.log_names import ContainerNames
-    from resolver.containers.pod_names import PodNames
+    from resolver.containers.log_names import ContainerNames, PodNames
     from resolver.linux.procfs import Procfs
     from resolver.lookup.cached import LiveLookup
     from resolver.pids.pidmap import PidMap

@@ -18,8 +18,7 @@ from resolver.base.journal import Journal, setup_logging
 from resolver.base.reasons import BrokerRefusal, Shortage
 from resolver.config import OFF, HostpidNamespace, SourceName, changed
 from resolver.containers.known_namespaces import KnownNamespaces
-from resolver.containers.log_names import ContainerNames
-from resolver.containers.pod_names import PodNames
+from resolver.containers.log_names import ContainerNames, PodNames
 from resolver.daemon.decision import Decision
 from resolver.daemon.driver_measurement import DriverMeasurement
 from resolver.daemon.gpu_users import GpuUsers

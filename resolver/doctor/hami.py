@@ -160,7 +160,7 @@ def pod_names(node: Node) -> Finding:
         return warning(f"{directory} does not exist", f"no kubelet here, or it is not mounted: {cause}", fix)
     except OSError as error:
         return warning(f"{directory} cannot be read ({error.strerror})", cause, f"run as root; {fix}")
-    from resolver.containers.pod_names import parse_names
+    from resolver.containers.log_names import parse_names
 
     named = parse_names(entries)
     pods = {os.path.basename(os.path.dirname(path)).partition("_")[0] for path, _ in node.regions.regions}

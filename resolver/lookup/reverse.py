@@ -20,7 +20,7 @@ from resolver.linux.procfs import HOST_PIDNS
 from resolver.lookup.resolve import verify
 
 if TYPE_CHECKING:
-    from resolver.containers.pod_names import PodNames
+    from resolver.containers.log_names import PodNames
     from resolver.linux.procfs import ProcessIdentity, Procfs
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from resolver.base.event_log import EventLog
 from resolver.base.journal import Journal
-from resolver.containers.pod_names import PodNames
+from resolver.containers.log_names import PodNames
 from resolver.daemon.running_containers import Census
 from resolver.linux.procfs import Procfs
 from resolver.lookup.cached import LiveLookup

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from resolver.base.errors import NotFound, ProcessGone, UsageError
-from resolver.containers.pod_names import PodNames
+from resolver.containers.log_names import PodNames
 from resolver.linux.procfs import HOST_PIDNS, Procfs
 from resolver.lookup.forward import lookup
 from resolver.lookup.reverse import ReversedProcess, reverse

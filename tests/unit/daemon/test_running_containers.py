@@ -7,8 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from resolver.base.journal import Journal
-from resolver.containers.log_names import ContainerNames
-from resolver.containers.pod_names import PodNames
+from resolver.containers.log_names import ContainerNames, PodNames
 from resolver.daemon.running_containers import Census
 from resolver.linux.procfs import MAX_TENANT_FILE, Procfs
 from tests.fakes.direct import at_once

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resolver.containers.pod_names import PodNames, parse_names
+from resolver.containers.log_names import PodNames, parse_names
 
 UID = "0f0e5a3c-1111-2222-3333-444455556666"
 STATIC = "0123456789abcdef0123456789abcdef"
