@@ -23,97 +23,11 @@ import pytest
 from resolver.base.errors import CannotKnow
 from resolver.linux.procfs import Procfs
 from resolver.pids.netlink import BUFFER_BYTES, NetlinkSource, open_source
+from tests.fakes.bpf.lives import child_of, children_of, compile_lives, life
+from tests.fakes.pids import reborn
 from tests.fakes.procs import changes, numbers
-from tests.patience import until
 
 ROOT: Final = Path(__file__).parent.parent.parent
-#: Makes processes as told by lines on standard input; answers each with a line.
-CHURN: Final = r"""
-#define _GNU_SOURCE
-#include <linux/sched.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-static pid_t kept[100000];
-static int count;
-
-static void *run_on(void *exec) {
-    usleep(50000);
-    if (exec) execl("/bin/sleep", "sleep", "1000", NULL);
-    pause();
-    return NULL;
-}
-
-static void with_thread(void *exec, int leader_leaves) {
-    pthread_t thread;
-    pthread_create(&thread, NULL, run_on, exec);
-    if (leader_leaves) pthread_exit(NULL);
-    pause();
-}
-
-static pid_t fork_as(int ns_pid, int host_pid) {
-    pid_t wanted[] = {ns_pid, host_pid};
-    struct clone_args arguments = {.exit_signal = SIGCHLD, .set_tid = (unsigned long)wanted, .set_tid_size = 2};
-    return syscall(SYS_clone3, &arguments, sizeof arguments);
-}
-
-int main(void) {
-    char line[64];
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    puts("ready");
-    while (fgets(line, sizeof line, stdin)) {
-        char what = 0;
-        int first = 0, second = 0;
-        pid_t child = 0;
-        sscanf(line, "%c %d %d", &what, &first, &second);
-        switch (what) {
-        case 'f':  /* fork so many, keep so many of them, evenly spread */
-            for (int i = 0; i < first; i++) {
-                if ((child = fork()) == 0) {
-                    if (i % (first / second)) _exit(0);
-                    for (;;) pause();
-                }
-                if (i % (first / second) == 0) kept[count++] = child;
-                else waitpid(child, NULL, 0);
-            }
-            break;
-        case 'z':  /* leave so many unreaped */
-            for (int i = 0; i < first; i++) {
-                if ((child = fork()) == 0) _exit(0);
-                siginfo_t info;
-                waitid(P_PID, child, &info, WEXITED | WNOWAIT);
-                kept[count++] = child;
-            }
-            break;
-        case 'l':  /* the leader leaves, a thread stays */
-            if ((child = fork()) == 0) with_thread(NULL, 1);
-            kept[count++] = child;
-            break;
-        case 'x':  /* a thread execs; the leader leaves before, or not */
-            if ((child = fork()) == 0) with_thread("", first);
-            kept[count++] = child;
-            break;
-        case 'p':  /* a child with these numbers, inside and outside */
-            if ((child = fork_as(first, second)) == 0) for (;;) pause();
-            kept[count++] = child;
-            break;
-        case 'e':  /* end and reap all */
-            while (count) {
-                kill(kept[--count], SIGKILL);
-                waitpid(kept[count], NULL, 0);
-            }
-            break;
-        }
-        printf("%d\n", child);
-    }
-    return 0;
-}
-"""
 
 
 class Known(NamedTuple):
@@ -121,42 +35,6 @@ class Known(NamedTuple):
 
     start_time: str
     ns_pids: tuple[int, ...]
-
-
-class Churn:
-    """The program above, alone in a PID namespace; host PIDs of its children by number inside."""
-
-    def __init__(self, program: Path, *wrapper: str) -> None:
-        command = [*wrapper, "unshare", "--pid", "--fork", "--kill-child", str(program)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._line()
-        (self.host_pid,) = children(self.process.pid)
-
-    def __call__(self, what: str) -> int:
-        """Have it done; returns the PID, inside, of the last child that was made."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(what + "\n")
-        self.process.stdin.flush()
-        return int(self._line())
-
-    def child(self, ns_pid: int) -> int:
-        """The host's number of one of its children."""
-        (found,) = [pid for pid in children(self.host_pid) if read(pid).ns_pids[-1] == ns_pid]
-        return found
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        line: str = self.process.stdout.readline()
-        assert line, "the churn program has ended"
-        return line
-
-    def close(self) -> None:
-        with self.process:
-            self.process.kill()
-
-
-def children(host_pid: int) -> list[int]:
-    return list(map(int, Path(f"/proc/{host_pid}/task/{host_pid}/children").read_text().split()))
 
 
 def read(host_pid: int) -> Known:
@@ -207,19 +85,8 @@ def python(code: str, *wrapper: str) -> tuple[int, str]:
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("churn")
-    (directory / "churn.c").write_text(CHURN)
-    flags = ("-O2", "-Wall", "-Wextra", "-Werror", "-pthread")
-    subprocess.run(["gcc", *flags, "-o", "churn", "churn.c"], cwd=directory, check=True)
-    return directory / "churn"
-
-
-@pytest.fixture
-def churn(program: Path) -> Iterator[Churn]:
-    churn = Churn(program)
-    yield churn
-    churn.close()
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_lives(tmp_path_factory.mktemp("lives"))
 
 
 @pytest.fixture
@@ -237,75 +104,73 @@ def checked() -> Iterator[Checked]:
 
 @pytest.mark.parametrize("rounds", [4, pytest.param(20, marks=pytest.mark.long)])
 def test_thousands_of_forks_and_never_a_difference_to_proc(
-    checked: Checked, churn: Churn, rounds: int
+    checked: Checked, lives: Path, rounds: int
 ) -> None:
-    seen = checked.source.stream.events
+    stream = checked.source.stream
+    seen = stream.events
     for _ in range(rounds):
-        came, _went = checked.agree()
-        churn("f 1000 10")
-    came, _went = checked.agree()
-    assert len(came & set(children(churn.host_pid))) == 10
-    staying = set(children(churn.host_pid))
-    assert len(staying) == 10 * rounds
-    assert staying <= checked.source.known.keys()
-    churn("e")
-    _came, went = checked.agree()
-    assert staying <= went
-    assert checked.source.stream.events - seen >= 2 * 1000 * rounds
-    assert (checked.source.stream.overruns, checked.source.stream.lost, checked.source.rescans) == (0, {}, 0)
+        with life(lives, "storm", "1000", "10", "30000") as storm:
+            storm.ready()
+            assert storm.line().startswith("done")
+            staying = set(children_of(child_of(storm.host_pid)))
+            assert len(staying) == 10
+            came, _went = checked.agree()
+            assert staying <= came
+            storm.end()
+            _came, went = checked.agree()
+            assert staying <= went
+    assert stream.events - seen >= 2 * 1000 * rounds
+    assert (stream.overruns, stream.lost, checked.source.rescans) == (0, {}, 0)
 
 
-def test_a_zombie_is_there_until_it_is_reaped(checked: Checked, churn: Churn) -> None:
-    churn("z 30")
-    zombies = set(children(churn.host_pid))
+def test_a_zombie_is_there_until_it_is_reaped(checked: Checked) -> None:
+    zombies = {os.posix_spawn("/bin/true", ["true"], {}) for _ in range(30)}
+    for each in zombies:
+        os.waitid(os.P_PID, each, os.WEXITED | os.WNOWAIT)
     came, _went = checked.agree()
-    assert len(zombies) == 30
     assert zombies <= came
     late = Checked(open_source(Procfs()))  # their events were over before it began
     late.refresh()
-    churn("e")
+    for each in zombies:
+        os.waitpid(each, 0)
     for one in (checked, late):
         _came, went = one.agree()
         assert zombies <= went
     late.source.close()
 
 
-def test_a_leader_that_left_is_there_as_long_as_a_thread_is(checked: Checked, churn: Churn) -> None:
-    host_pid = churn.child(churn("l"))
-    until(lambda: "State:\tZ" in Path(f"/proc/{host_pid}/status").read_text(), "the leader's end")
-    came, _went = checked.agree()
-    assert host_pid in came
+def test_a_leader_that_left_is_there_as_long_as_a_thread_is(checked: Checked, lives: Path) -> None:
+    with life(lives, "leader-first") as process:
+        process.ready()
+        came, _went = checked.agree()
+        assert process.host_pid in came
+        for _ in range(3):
+            came, went = checked.agree()
+            assert process.host_pid not in came | went
+    _came, went = checked.agree()
+    assert process.host_pid in went
+
+
+def test_a_thread_that_execs_keeps_the_process(checked: Checked, lives: Path) -> None:
+    with life(lives, "thread-execs") as process:
+        checked.agree()
+        assert process.host_pid in checked.source
+        process.ready()
+        came, went = checked.agree()
+        assert process.host_pid not in came | went
+    _came, went = checked.agree()
+    assert process.host_pid in went
+
+
+def test_a_pid_that_is_used_again_at_once_is_another_process(checked: Checked) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as first:
+        checked.agree()
+        first.kill()
     for _ in range(3):
-        came, went = checked.agree()
-        assert host_pid not in came | went
-    churn("e")
-    _came, went = checked.agree()
-    assert host_pid in went
-
-
-@pytest.mark.parametrize("leader_leaves", [0, 1])
-def test_a_thread_that_execs_keeps_the_process(checked: Checked, churn: Churn, leader_leaves: int) -> None:
-    host_pid = churn.child(churn(f"x {leader_leaves}"))
-    checked.agree()
-    assert host_pid in checked.source
-    until(lambda: Path(f"/proc/{host_pid}/comm").read_text() == "sleep\n", "the exec of the thread")
-    came, went = checked.agree()
-    assert host_pid not in came | went
-    churn("e")
-    _came, went = checked.agree()
-    assert host_pid in went
-
-
-def test_a_pid_that_is_used_again_at_once_is_another_process(checked: Checked, churn: Churn) -> None:
-    ns_pid = churn("f 1 1")
-    host_pid = churn.child(ns_pid)
-    checked.agree()
-    for other in (7777, 7778, 7779):
-        churn("e")
-        assert churn(f"p {other} {host_pid}") == other, "clone3 with set_tid needs CAP_SYS_ADMIN, Linux 5.5"
-        came, went = checked.agree()
-        assert (host_pid in came, host_pid in went) == (True, True)
-        assert numbers(checked.source)[host_pid] == (host_pid, other)
+        with reborn(first.pid):
+            came, went = checked.agree()
+            assert (first.pid in came, first.pid in went) == (True, True)
+            assert numbers(checked.source)[first.pid] == (first.pid, 1)
 
 
 # ---- losses -------------------------------------------------------------------------------------------------------
@@ -329,21 +194,18 @@ def narrow() -> NetlinkSource:
     return source
 
 
-def test_a_source_that_never_keeps_up_says_so(program: Path) -> None:
+def test_a_source_that_never_keeps_up_says_so() -> None:
     checked = Checked(narrow())
-    churn = Churn(program)
-    try:
-        for _ in range(8):
-            churn("f 200 1")
-            checked.agree()
-        assert "refreshes in a row" in checked.source.trouble()
-        checked.source.stream.grow_buffer(BUFFER_BYTES)
-        checked.refresh()  # takes in what came before
-        checked.refresh()
-        assert checked.source.trouble() == ""
-    finally:
-        churn.close()
-        checked.source.close()
+    for _ in range(8):
+        for _ in range(200):
+            os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
+        checked.agree()
+    assert "refreshes in a row" in checked.source.trouble()
+    checked.source.stream.grow_buffer(BUFFER_BYTES)
+    checked.refresh()  # takes in what came before
+    checked.refresh()
+    assert checked.source.trouble() == ""
+    checked.source.close()
 
 
 # ---- where it cannot work, and says so ----------------------------------------------------------------------------
@@ -474,9 +336,9 @@ def test_an_opener_that_does_not_run_is_a_sentence(program: str, monkeypatch: py
 
 def test_it_leaves_nothing_behind() -> None:
     descriptors = set(os.listdir("/proc/self/fd"))
-    before = set(children(os.getpid()))
+    before = set(children_of(os.getpid()))
     source = open_source(Procfs())
-    assert set(children(os.getpid())) <= before
+    assert set(children_of(os.getpid())) <= before
     assert len(set(os.listdir("/proc/self/fd")) - descriptors) == 1
     source.close()
     source.close()

@@ -76,6 +76,7 @@ static int leader_first(void)
 
 static void *exec_wait(void *program)
 {
+    usleep(50000); /* it is seen before, too */
     execl(program, "lives", "wait", NULL);
     die("exec");
     return NULL;
