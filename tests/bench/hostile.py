@@ -79,8 +79,8 @@ class Client:
 class Good:
     """A container whose process forks, is repaired, and forks again; each repair is a sample."""
 
-    def __init__(self, node: Node, name: str = "good") -> None:
-        self.node = node
+    def __init__(self, node: Node, name: str = "good", patience: float = _PATIENCE) -> None:
+        self.node, self._patience = node, patience
         self.container = node.container(name=name)
         self.parent = self.container.tenant(load=21, guess="none")
         self.samples: list[Sample] = []
@@ -102,7 +102,7 @@ class Good:
         while (found := self._hostpid(ns_pid)) != host_pid:
             if found:
                 trouble = f"{found} was written for {host_pid}"
-            if time.monotonic() - began > _PATIENCE:
+            if time.monotonic() - began > self._patience:
                 trouble = trouble or "none in time"
                 break
             time.sleep(0.004)

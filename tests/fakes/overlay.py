@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.fakes.container import Container
@@ -12,6 +14,20 @@ from tests.fakes.process import Tenant
 from tests.fakes.regions import LAYOUTS, read_file
 
 CACHE = "/tmp/cudevshr.cache"  # noqa: S108 - where HAMi-core has it
+
+
+@contextmanager
+def btrfs(image: Path, place: Path) -> Iterator[Path]:
+    """A btrfs of its own on a loop device, mounted at this place."""
+    with image.open("wb") as file:
+        file.truncate(256 << 20)
+    place.mkdir(parents=True, exist_ok=True)
+    subprocess.check_call(["mkfs.btrfs", "--quiet", str(image)])
+    subprocess.check_call(["mount", "-o", "loop", str(image), str(place)])
+    try:
+        yield place
+    finally:
+        subprocess.check_call(["umount", "--lazy", str(place)])
 
 
 class Docker:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.fakes.bpf.lives import compile_lives
 from tests.fakes.command import run
 from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon, runs
@@ -138,6 +139,12 @@ def stock() -> Iterator[Stock]:
 def kept_in(program: Path) -> str:
     """The directory of `program`: a map of the usual `Sizes` takes the same one as the daemon's."""
     return str(program.parent)
+
+
+@pytest.fixture(scope="session")
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program of odd lives."""
+    return compile_lives(tmp_path_factory.mktemp("lives"))
 
 
 @pytest.fixture

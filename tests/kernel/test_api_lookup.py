@@ -21,7 +21,7 @@ from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.kernel.conftest import EVERY_SOURCE, FAST, Start
-from tests.kernel.serving import RECYCLER, SLEEP, child_of, serving
+from tests.kernel.serving import SLEEP, Orders, serving
 from tests.patience import PATIENCE_S, until
 
 
@@ -124,20 +124,17 @@ def test_the_command_takes_the_map_s_answer_where_there_is_one(node: Node, start
 @EVERY_SOURCE
 def test_a_number_that_is_used_again_is_another_process(node: Node, start: Start, source: str) -> None:
     container = node.container()
-    recycler = container.spawn(["/bin/sh", "-c", RECYCLER])
+    order = Orders(container)
     daemon = serving(start, node)
     seen = 0
     for _ in range(40):
-        recycler.write_line("make one")
-        assert recycler.read_line() == "777"
-        host_pid = child_of(recycler)
+        host_pid = order("as 777")
         for _ in range(5):
             found = ask(daemon, container, 777)
             if found is not None:
                 assert (found["host_pid"], found["start_time"]) == (host_pid, Procfs().start_time(host_pid))
                 seen += 1
-        recycler.write_line("end it")
-        assert recycler.read_line() == "dead"
+        order("kill 777")
         assert ask(daemon, container, 777) is None
     container.stop()
     assert ask(daemon, container, 1) is None

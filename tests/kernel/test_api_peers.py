@@ -19,9 +19,9 @@ from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.fakes.process import Process
 from tests.kernel.conftest import EVERY_SOURCE, ROOT, Start, with_every_source
+from tests.kernel.serving import SLEEP
 from tests.patience import until
 
-SLEEP = ("/bin/sleep", "1000")
 GROUP = 54321
 PYTHON = (sys.executable, "-c")
 

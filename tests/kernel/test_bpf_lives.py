@@ -13,7 +13,6 @@ from resolver.pids.bpf_map import BpfPidMap, Drift, Record, start
 from tests.fakes.bpf.lives import (
     candidates,
     child_of,
-    compile_lives,
     everybody,
     firsts,
     life,
@@ -22,11 +21,6 @@ from tests.fakes.bpf.lives import (
     start_time,
 )
 from tests.patience import until
-
-
-@pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_lives(tmp_path_factory.mktemp("lives"))
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,6 @@ from tests.fakes.bpf.lives import (
     candidates,
     child_of,
     children_of,
-    compile_lives,
     everybody,
     firsts,
     life,
@@ -39,11 +38,6 @@ from tests.patience import until
 
 Levels = tuple[tuple[int, int], ...]
 WRONG = ("full", "read_failed", "levels_truncated", "levels_mended")
-
-
-@pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_lives(tmp_path_factory.mktemp("lives"))
 
 
 @pytest.fixture(scope="module")

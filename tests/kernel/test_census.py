@@ -21,9 +21,8 @@ from resolver.state import Container as RunningContainer
 from tests.fakes.container import Container
 from tests.fakes.direct import catch_up
 from tests.fakes.node import Node
+from tests.kernel.serving import SLEEP
 from tests.patience import until
-
-SLEEP = ("/bin/sleep", "1000")
 
 
 class Room:

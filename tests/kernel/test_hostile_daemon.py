@@ -16,15 +16,16 @@ from typing import BinaryIO, Final
 
 import pytest
 
+from tests.bench.hostile import Good
 from tests.fakes.cachefiles import poke, recorded, write
 from tests.fakes.command import run
 from tests.fakes.halted import halted_when_it_maps, wait_until_halted
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.regions import LAYOUTS
-from tests.kernel.conftest import WRITER, Start, hostpid_of, slot_of, write_hostpid
+from tests.kernel.conftest import WRITER, Start, hostpid_of, write_hostpid
 from tests.kernel.rights import patched
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 
 V1_2: Final = LAYOUTS["v1.2"]
 assert V1_2.device_util is not None
@@ -140,31 +141,21 @@ def restless(path: Path) -> Iterator[None]:
         thread.join()
 
 
-class Good:
-    """A container that does nothing wrong, and wants its repairs."""
+def repaired_once_more(good: Good) -> None:
+    """A process comes, its slot is repaired, it goes."""
+    good.repair()
+    assert not good.samples[-1].trouble
 
-    def __init__(self, node: Node, name: str) -> None:
-        self.node = node
-        self.container = node.container(name=name)
-        self.parent = self.container.tenant(load=21, guess="none")
 
-    def repaired_once_more(self) -> None:
-        """A process comes, its slot is repaired, it goes."""
-        ns_pid = self.parent.fork()
-        host_pid = self.node.gpu.host_pid(self.container.pidns, ns_pid)
-        assert host_pid is not None
-        until(lambda: slot_of(self.container, ns_pid).hostpid == host_pid, "a good container's repair")
-        os.kill(host_pid, signal.SIGKILL)
-
-    def check(self) -> None:
-        assert hostpid_of(self.container, self.parent) == self.parent.host_pid
-        until(lambda: self.parent.slot()["sm_util"] == [21], "a good container's load")
+def check(good: Good) -> None:
+    assert good.right()
+    until(lambda: good.parent.slot()["sm_util"] == [21], "a good container's load")
 
 
 def test_everything_at_once(node: Node, start: Start, source: str, request: pytest.FixtureRequest) -> None:
-    good = [Good(node, "good-a"), Good(node, "good-b")]
+    good = [Good(node, name, PATIENCE_S) for name in ("good-a", "good-b")]
     daemon = start(node, "--interval", "250ms")
-    until(lambda: all(hostpid_of(g.container, g.parent) == g.parent.host_pid for g in good), "the beginning")
+    until(lambda: all(each.right() for each in good), "the beginning")
     wanted = {}
     for name, (make, reason) in HOSTILE.items():
         directory = node.containers_dir / f"bad-uid_{name}"
@@ -180,7 +171,7 @@ def test_everything_at_once(node: Node, start: Start, source: str, request: pyte
     with restless(node.containers_dir / "bad-uid_restless" / "x.cache"):
         for _ in range(5):
             for one in good:
-                one.repaired_once_more()
+                repaired_once_more(one)
     for directory, reason in wanted.items():
         until(lambda d=directory, r=reason: _refused(daemon.lines, d, r), f"{directory.name}: {reason}")  # type: ignore[misc]
     until(
@@ -188,7 +179,7 @@ def test_everything_at_once(node: Node, start: Start, source: str, request: pyte
         "the linked directory",
     )
     for one in good:
-        one.check()
+        check(one)
     changed = {directory.name for directory in before if stamps(directory) != before[directory]}
     assert changed == set(), [line for line in daemon.lines if any(name in str(line) for name in changed)]
     assert [line for line in daemon.said("repair") if "good" not in str(line["container"])] == []
@@ -251,7 +242,7 @@ PATIENT = patched("from resolver.repair import orders; orders._WRITER_SECONDS = 
 
 def test_a_tenant_that_cuts_its_file_is_left_alone_for_a_while(node: Node, start: Start) -> None:
     """Cut between the writer's mapping and its write, which kills the writer and nobody else."""
-    good = Good(node, "good")
+    good = Good(node, "good", PATIENCE_S)
     cut = node.container(name="cut", watcher=False)
     tenant = cut.tenant(guess="none")
     daemon = start(node, "--interval", "10ms", "--hostpid-namespace", "host", wrapper=PATIENT, anew=False)
@@ -265,14 +256,14 @@ def test_a_tenant_that_cuts_its_file_is_left_alone_for_a_while(node: Node, start
     assert "SIGBUS" in quarantined["why"]
     assert quarantined["seconds"] >= 10
     for _ in range(3):
-        good.repaired_once_more()
-    good.check()
+        repaired_once_more(good)
+    check(good)
     assert daemon.process.poll() is None
 
 
 def test_a_writer_that_hangs_is_killed_and_the_next_one_tries_again(node: Node, start: Start) -> None:
     """Stopped in the middle of a request: nobody knows whether the file or the machine is to blame."""
-    good, other = Good(node, "good"), node.container(name="other", watcher=False)
+    good, other = Good(node, "good", PATIENCE_S), node.container(name="other", watcher=False)
     first: Tenant = other.tenant(guess="none")
     daemon = start(node, "--interval", "100ms")
 
@@ -291,5 +282,5 @@ def test_a_writer_that_hangs_is_killed_and_the_next_one_tries_again(node: Node, 
     assert all("did not answer within 1 s" in line["why"] for line in daemon.said("writer_failed"))
     assert daemon.said("region_quarantined") == []
     for _ in range(5):
-        good.repaired_once_more()
-    good.check()
+        repaired_once_more(good)
+    check(good)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
-from tests.fakes.overlay import CACHE, Docker
+from tests.fakes.overlay import CACHE, Docker, btrfs
 from tests.fakes.process import Tenant
 from tests.fakes.regions import read_file
 from tests.kernel.conftest import EVERY_SOURCE, Start
@@ -206,27 +206,19 @@ def test_a_file_that_two_containers_share_is_never_guessed(node: Node, start: St
 
 
 @pytest.fixture
-def btrfs(tmp_path: Path) -> Iterator[Path]:
-    """A btrfs of its own on a loop device, with an empty subvolume ``base``."""
-    image, place = tmp_path / "btrfs.img", tmp_path / "btrfs"
-    place.mkdir()
-    with image.open("wb") as file:
-        file.truncate(128 << 20)
-    subprocess.check_call(["mkfs.btrfs", "--quiet", str(image)])
-    subprocess.check_call(["mount", "-o", "loop", str(image), str(place)])
-    try:
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A btrfs with an empty subvolume ``base``."""
+    with btrfs(tmp_path / "btrfs.img", tmp_path / "btrfs") as place:
         subprocess.check_call(["btrfs", "--quiet", "subvolume", "create", str(place / "base")])
         yield place
-    finally:
-        subprocess.check_call(["umount", "--lazy", str(place)])
 
 
 @pytest.mark.parametrize("first_found", ["one", "two"])
 def test_files_of_two_snapshots_are_never_taken_for_one_another(
-    node: Node, start: Start, btrfs: Path, first_found: str
+    node: Node, start: Start, place: Path, first_found: str
 ) -> None:
     """Two containers whose roots are snapshots of one subvolume: maps shows one device and one inode for both files."""
-    one, two = Docker(node, "one", btrfs=btrfs), Docker(node, "two", btrfs=btrfs)
+    one, two = Docker(node, "one", btrfs=place), Docker(node, "two", btrfs=place)
     dockers = {"one": one, "two": two}
     daemon = start(node, *FAST, "--source", "scan")
     daemon.wait_for("gpu_found")

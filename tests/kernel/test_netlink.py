@@ -23,7 +23,7 @@ import pytest
 from resolver.base.errors import CannotKnow
 from resolver.linux.procfs import Procfs
 from resolver.pids.netlink import BUFFER_BYTES, NetlinkSource, open_source
-from tests.fakes.bpf.lives import child_of, children_of, compile_lives, life
+from tests.fakes.bpf.lives import child_of, children_of, life
 from tests.fakes.pids import reborn
 from tests.fakes.procs import changes, numbers
 
@@ -82,11 +82,6 @@ def python(code: str, *wrapper: str) -> tuple[int, str]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.stderr == ""
     return done.returncode, done.stdout.strip()
-
-
-@pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_lives(tmp_path_factory.mktemp("lives"))
 
 
 @pytest.fixture

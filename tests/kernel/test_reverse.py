@@ -21,15 +21,10 @@ from resolver.lookup.reverse import ReversedProcess, reverse
 from tests.fakes.command import run
 from tests.fakes.container import Container
 from tests.fakes.node import Node
+from tests.kernel.serving import SLEEP, THREAD
 from tests.patience import until
 
-SLEEP = ("/bin/sleep", "1000")
 NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
-#: Tells its own number, and that of a thread.
-THREADS = """
-import threading, time
-threading.Thread(target=lambda: (print(threading.get_native_id(), flush=True), time.sleep(1000))).start()
-"""
 HOSTILE = """
 import time
 open("/proc/self/comm", "w").write("\\x1b[2Jx")
@@ -116,7 +111,7 @@ def test_the_command_prints_a_line_each_and_names_from_the_logs_directory(node: 
 
 
 def test_a_thread_is_its_processes(node: Node) -> None:
-    process = node.container().spawn((sys.executable, "-c", THREADS))
+    process = node.container().spawn((sys.executable, "-c", THREAD))
     ns_tid = int(process.read_line())
     tids = {Procfs().ns_pids(int(tid))[-1]: int(tid) for tid in os.listdir(f"/proc/{process.host_pid}/task")}
     tid = tids[ns_tid]

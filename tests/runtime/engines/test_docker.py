@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.node import Node
+from tests.fakes.overlay import btrfs
 from tests.kernel.conftest import Start
 from tests.patience import never
 from tests.runtime.engines.checks import FAST, asked, looked_up, repaired, whole
@@ -62,18 +62,10 @@ def test_in_a_user_namespace(machine: Machine, node: Node, start: Start, tell: T
 
 
 @pytest.fixture
-def btrfs(open_place: Path) -> Iterator[Path]:
+def on_btrfs(open_place: Path) -> Iterator[Path]:
     """A btrfs where Docker has its data."""
-    image, place = open_place / "btrfs.img", open_place / "m/docker"
-    with image.open("wb") as file:
-        file.truncate(256 << 20)
-    subprocess.check_call(["mkfs.btrfs", "--quiet", image])
-    place.mkdir(parents=True)
-    subprocess.check_call(["mount", "-o", "loop", image, place])
-    try:
+    with btrfs(open_place / "btrfs.img", open_place / "m/docker") as place:
         yield place
-    finally:
-        subprocess.check_call(["umount", "--lazy", place])
 
 
 def mapped(machine: Machine, node: Node, start: Start, tell: Tell, driver: str) -> None:
@@ -94,7 +86,7 @@ def test_the_file_in_a_container(machine: Machine, node: Node, start: Start, tel
 
 
 def test_the_file_in_a_container_on_btrfs(
-    btrfs: Path, machine: Machine, node: Node, start: Start, tell: Tell
+    on_btrfs: Path, machine: Machine, node: Node, start: Start, tell: Tell
 ) -> None:
     mapped(machine, node, start, tell, "btrfs")
 
