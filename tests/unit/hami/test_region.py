@@ -360,6 +360,21 @@ def test_news_of_another_directory_does_not_put_off_a_file_that_is_to_be_tried_a
     find.close()
 
 
+def test_a_directory_that_is_exchanged_for_another_lets_go_of_its_regions(tmp_path: Path, clock: Clock) -> None:
+    watches = Watches(Budgets(), Counter())
+    find = DirectoryFinder([str(tmp_path)], Procfs(), clock, watches=watches)
+    path, other = container(tmp_path), container(tmp_path / "elsewhere")
+    ((old, *_),) = find.refresh(full=True).added
+    path.parent.rename(tmp_path / "moved")
+    other.parent.rename(path.parent)
+    watches.take()
+    assert find.wants() == 0.0
+    changes = find.refresh(full=False)
+    assert changes.removed == [old]
+    assert [found.path for found in changes.added] == [str(path)]
+    find.close()
+
+
 def test_an_old_broken_file_is_tried_ever_more_rarely_but_for_ever(
     find: CountingFinder, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
