@@ -33,6 +33,10 @@ _FAILED, _NOT_MADE = 1, 77
 #: Module -> its tests, and the functions that are changed if it is not all of them.
 MODULES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "repair.plan": (("repair/test_plan.py", "repair/test_repairer.py", "repair/test_abandoned.py"), ()),
+    "repair.region_slots": (
+        ("repair/test_plan.py", "repair/test_abandoned.py", "repair/test_incremental.py"),
+        (),
+    ),
     "repair.slot_states": (("repair/test_slot_states.py", "repair/test_plan.py"), ()),
     "repair.orders": (("repair/test_repairer.py", "repair/test_turns.py"), ()),
     "hami.layout": (("hami/test_layout.py", "hami/test_region.py"), ()),
