@@ -360,7 +360,9 @@ def test_news_of_another_directory_does_not_put_off_a_file_that_is_to_be_tried_a
     find.close()
 
 
-def test_a_directory_that_is_exchanged_for_another_lets_go_of_its_regions(tmp_path: Path, clock: Clock) -> None:
+def test_a_directory_that_is_exchanged_for_another_lets_go_of_its_regions(
+    tmp_path: Path, clock: Clock
+) -> None:
     watches = Watches(Budgets(), Counter())
     find = DirectoryFinder([str(tmp_path)], Procfs(), clock, watches=watches)
     path, other = container(tmp_path), container(tmp_path / "elsewhere")
