@@ -18,27 +18,21 @@ class ProcessSummary(NamedTuple):
     memory: int | None = None
     started_at: float | None = None
 
-    def in_a_line(self) -> str:
-        """Return the known facts in one line."""
+    def in_words(self) -> dict[str, str | None]:
+        """Return the facts by name, in words."""
         from resolver.cli.ask_daemon import duration, moment
         from resolver.cli.show import size
 
-        parts = (
-            self.user,
-            self.command,
-            f"{duration(self.cpu_seconds)} of CPU" if self.cpu_seconds is not None else "",
-            f"{size(self.memory)} of memory" if self.memory is not None else "",
-            f"since {moment(self.started_at)[:19].replace('T', ' ')}" if self.started_at else "",
-        )
-        return ", ".join(filter(None, parts))
-
-    @property
-    def command(self) -> str | None:
-        """Return the shortened command line, with blanks between its words."""
-        if self.command_line is None:
-            return None
-        text = " ".join(self.command_line)
-        return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + " ..."
+        command = None if self.command_line is None else " ".join(self.command_line)
+        if command and len(command) > _MOST_SHOWN:
+            command = command[:_MOST_SHOWN] + " ..."
+        return {
+            "user": self.user,
+            "command": command,
+            "started": moment(self.started_at) if self.started_at else None,
+            "cpu": None if self.cpu_seconds is None else duration(self.cpu_seconds),
+            "memory": None if self.memory is None else size(self.memory),
+        }
 
 
 def facts_of(host_pid: int, start_time: int | None = None) -> ProcessSummary:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from resolver.base.errors import CannotKnow
 from resolver.cli import EXIT_CANNOT_KNOW
-from resolver.cli.ask_daemon import add_config, add_socket, duration, moment
+from resolver.cli.ask_daemon import add_config, add_socket
 from resolver.cli.process_summary import facts_of
 from resolver.cli.show import NONE, print_json, print_pairs
 
@@ -82,14 +82,6 @@ def _print(found: ReversedProcess, facts: ProcessSummary) -> None:
     for name in ("tid", "no_container"):
         if values[name] is None:
             del values[name]
-    cpu, memory = facts.cpu_seconds, facts.memory
-    values |= {
-        "ns_pids": " ".join(str(level.ns_pid) for level in levels),
-        "pidns": " ".join(str(level.pidns or NONE) for level in levels),
-        "user": facts.user,
-        "command": facts.command,
-        "started": moment(facts.started_at) if facts.started_at else None,
-        "cpu": None if cpu is None else duration(cpu),
-        "memory": None if memory is None else f"{memory / 2**20:.1f} MiB",
-    }
-    print_pairs(list(values.items()))
+    values["ns_pids"] = " ".join(str(level.ns_pid) for level in levels)
+    values["pidns"] = " ".join(str(level.pidns or NONE) for level in levels)
+    print_pairs([*values.items(), *facts.in_words().items()])

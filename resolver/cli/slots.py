@@ -6,6 +6,7 @@ read; the others are still shown.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from itertools import islice
@@ -90,19 +91,14 @@ def _directories(socket_path: str | None, file: str | None) -> tuple[str, ...]:
 
 def read_path(path: str) -> Iterator[dict[str, Any]]:
     """Yield every region at a path as `SharedRegion.dump` gives it, or ``{"path", "error", "reason"}``."""
-    is_dir = os.path.isdir(path)
-    parent, name = (path, "") if is_dir else os.path.split(path)
-    try:
-        dir_fd = os.open(parent or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        yield _failed(path, translate(error))
-        return
-    try:
-        yield from _read_directory(dir_fd, path) if is_dir else (_read_file(dir_fd, name, path),)
-    except OSError as error:
-        yield _failed(path, translate(error))
-    finally:
-        os.close(dir_fd)
+    parent, name = (path, "") if os.path.isdir(path) else os.path.split(path)
+    with contextlib.ExitStack() as held:
+        try:
+            dir_fd = os.open(parent or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            held.callback(os.close, dir_fd)
+            yield from (_read_file(dir_fd, name, path),) if name else _read_directory(dir_fd, path)
+        except OSError as error:
+            yield _failed(path, translate(error))
 
 
 def _read_directory(dir_fd: int, path: str) -> Iterator[dict[str, Any]]:
@@ -118,15 +114,13 @@ def _read_directory(dir_fd: int, path: str) -> Iterator[dict[str, Any]]:
     yield from _read_caches(dir_fd, path, complain=not containers)
     for name in containers:
         below = os.path.join(path, name)
-        try:
-            container_fd = open_directory(name, dir_fd)
-        except RegionRejected as why:
-            yield _failed(below, why)
-            continue
-        try:
-            yield from _read_caches(container_fd, below)
-        finally:
-            os.close(container_fd)
+        with contextlib.ExitStack() as held:
+            try:
+                container_fd = open_directory(name, dir_fd)
+                held.callback(os.close, container_fd)
+                yield from _read_caches(container_fd, below)
+            except RegionRejected as why:
+                yield _failed(below, why)
 
 
 def _read_caches(dir_fd: int, path: str, *, complain: bool = True) -> Iterator[dict[str, Any]]:

@@ -153,7 +153,8 @@ class LiveView:
         if row.kind == "process" and row.host_pid.isdigit():
             facts = facts_of(int(row.host_pid))
             if facts.started_at is not None and facts.started_at < reading.read_at - _READING_SECONDS:
-                return f"{row.detail} · {facts.in_a_line()}"
+                known = (f"{name} {text}" for name, text in facts.in_words().items() if text)
+                return " · ".join((row.detail, *known))
         return row.detail
 
     def _bottom(self, width: int) -> Line:

@@ -19,15 +19,14 @@ def test_whose_it_is_what_it_runs_and_since_when() -> None:
     began = time.time()
     with subprocess.Popen(["/bin/sleep", "1000"]) as child:
         deadline = time.monotonic() + PATIENCE_S  # the kernel notes the words late in exec
-        while not facts_of(child.pid).command and time.monotonic() < deadline:
+        while not facts_of(child.pid).command_line and time.monotonic() < deadline:
             time.sleep(0.01)
         facts = facts_of(child.pid, Procfs().start_time(child.pid))
         assert facts.user == getpass.getuser()
-        assert facts.command == "/bin/sleep 1000"
+        assert facts.in_words()["command"] == "/bin/sleep 1000"
         assert facts.started_at == pytest.approx(began, abs=5)
         assert facts.cpu_seconds is not None
         assert facts.memory is not None
-        assert f"{facts.user}, /bin/sleep 1000, " in facts.in_a_line()
         assert facts_of(child.pid, Procfs().start_time(child.pid) + 1) == ProcessSummary()
         child.kill()
         child.wait()
@@ -35,8 +34,7 @@ def test_whose_it_is_what_it_runs_and_since_when() -> None:
 
 
 def test_nothing_is_known_of_what_is_gone() -> None:
-    assert ProcessSummary().in_a_line() == ""
-    assert ProcessSummary().command is None
+    assert set(ProcessSummary().in_words().values()) == {None}
 
 
 def test_a_command_line_of_a_megabyte_is_cut() -> None:
@@ -44,7 +42,7 @@ def test_a_command_line_of_a_megabyte_is_cut() -> None:
         [sys.executable, "-c", "input()", *["x" * 1000] * 100], stdin=subprocess.PIPE
     ) as child:
         deadline = time.monotonic() + PATIENCE_S  # the kernel notes the words late in exec
-        while (command := facts_of(child.pid).command) is None and time.monotonic() < deadline:
+        while (command := facts_of(child.pid).in_words()["command"]) is None and time.monotonic() < deadline:
             time.sleep(0.01)
         child.kill()
     assert command is not None
