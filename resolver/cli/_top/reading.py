@@ -47,11 +47,11 @@ class Reading(NamedTuple):
 class Reader(threading.Thread):
     """Reads in a thread, so that a hanging daemon delays no key. ``latest`` is replaced whole."""
 
-    def __init__(self, socket_path: str | None, interval: float, first: Reading, name: str) -> None:
+    def __init__(self, socket_path: str | None, interval: float, first: Reading, container: str) -> None:
         super().__init__(name="reader", daemon=True)
         self.latest = first
         self.failure: BaseException | None = None  # a defect of ours, which ended the thread
-        self._socket_path, self._interval, self._name = socket_path, interval, name
+        self._socket_path, self._interval, self._container = socket_path, interval, container
 
     def run(self) -> None:
         """Read for ever."""
@@ -65,6 +65,6 @@ class Reader(threading.Thread):
     def _read(self) -> Reading:
         now = time.time()
         try:
-            return Reading(read(self._socket_path, self._name), now)
+            return Reading(read(self._socket_path, self._container), now)
         except ResolverError as error:
             return self.latest._replace(error=str(error), since=self.latest.since or now)

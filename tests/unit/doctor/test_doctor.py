@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import threading
 import time
@@ -28,7 +27,6 @@ from resolver.doctor.others import Other, directories_of, runs_daemon
 from tests.fakes import cachefiles
 from tests.fakes.command import called, on_terminal
 from tests.fakes.gpu import DEFAULT_DEVICES
-from tests.fakes.socket_server import SocketServer
 from tests.fakes.state import Fault, Hang
 from tests.patience import PATIENCE_S
 from tests.unit.conftest import Driver
@@ -278,29 +276,6 @@ def test_no_socket_and_no_daemon(node: Node) -> None:
 def test_a_file_in_its_place(node: Node, place: str) -> None:
     Path(place).write_text("precious")
     says(daemon.daemon(node), "failed", found="another kind of file", fix=f"rm {place}")
-
-
-def test_a_socket_of_somebody_else(node: Node, place: str) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(place)
-        listener.listen()
-        os.chown(place, 12345, 12345)
-        says(daemon.daemon(node), "failed", found="belongs to another user", fix="ls -ln")
-
-
-def test_a_listener_that_accepts_nobody(node: Node, place: str) -> None:
-    """Its queue is full: a connection would wait for ever."""
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
-        listener.bind(place)
-        listener.listen(0)
-        waiting.connect(place)
-        says(daemon.daemon(node), "failed", found="too many are waiting", fix="ss -xlp")
-
-
-@pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\n"])
-def test_a_listener_that_is_no_resolver(node: Node, place: str, answer: bytes) -> None:
-    with SocketServer(place, answer):
-        says(daemon.daemon(node), "failed", found="no daemon answers at", fix="ss -xlp")
 
 
 STATUS = {
