@@ -1,7 +1,7 @@
 """Put everything that a bug report needs into one file: doctor, status, settings, slots, events, metrics, versions.
 
-A child with a time limit collects each part; parts that hang, fail or are too long are named in the bundle's
-MANIFEST.json and on standard error. Only this user can read the file. With --redact, names of pods, namespaces,
+Each part has a time limit; parts that hang, fail or are too long are named in the bundle's MANIFEST.json and on
+standard error. Only this user can read the file. With --redact, names of pods, namespaces,
 containers, users and this host, all UUIDs and container ids become pseudonyms, the same in every part. Of tenants'
 files it contains only the headers and slots of HAMi's cache files.
 """
@@ -105,7 +105,6 @@ def _manifest(gathered: Sequence[Gathered], troubles: dict[str, str], *, redact:
         each.part.name: {
             "about": each.part.about,
             "seconds": round(each.seconds, 2),
-            "exit_code": each.code,
             "trouble": troubles[each.part.name] or None,
         }
         for each in gathered

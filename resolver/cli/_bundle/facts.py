@@ -1,10 +1,9 @@
-"""Parts of a bundle that no command prints: run as a child, ``python -m resolver.cli._bundle.facts PART``."""
+"""Parts of a bundle that no command prints."""
 
 from __future__ import annotations
 
 import gzip
 import http.client
-import json
 import os
 import platform
 import re
@@ -13,7 +12,7 @@ import urllib.request
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from resolver import __version__, client
+from resolver import __version__
 from resolver.base.errors import ResolverError
 
 if TYPE_CHECKING:
@@ -108,11 +107,6 @@ def versions() -> Any:
     }
 
 
-def route(name: str, socket_path: str) -> Any:
-    """Fetch one of the daemon's lists."""
-    return client.get_json(f"/v1/{name}", socket_path)
-
-
 def metrics(socket_path: str) -> str:
     """Fetch the text for Prometheus."""
     from resolver.cli.in_force import settings_in_force
@@ -127,21 +121,3 @@ def metrics(socket_path: str) -> str:
             return str(answer.read().decode("utf-8", "replace"))
     except http.client.HTTPException as error:
         raise ResolverError(f"/metrics answers no HTTP: {error}") from None
-
-
-def main() -> int:
-    """Print one; 1 with a sentence on standard error if it is not to be had."""
-    known: dict[str, Callable[..., Any]] = {
-        each.__name__: each for each in (kernel, versions, route, metrics)
-    }
-    try:
-        said = known[sys.argv[1]](*sys.argv[2:])
-    except (ResolverError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    sys.stdout.write(said if isinstance(said, str) else json.dumps(said, indent=1) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,116 +1,115 @@
-"""Parts of a bundle: each is a child's output, bounded in time and size, so that none can hang the rest."""
+"""Parts of a bundle: each is collected in a thread, bounded in time and size, so that none can hang the rest."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
+import json
 import subprocess
 import sys
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from resolver import client
+from resolver.base.errors import ResolverError
+from resolver.cli._bundle import facts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-MOST_BYTES = 8 << 20
-_AT_ONCE = 4
+MOST_LETTERS = 8 << 20
 _SECONDS = 10.0
-_LOOK_SECONDS = 0.02
-#: One that the kernel keeps from dying is left behind after so many seconds.
-_DYING_SECONDS = 1.0
+_LISTS = ("status", "containers", "regions", "slots", "processes", "unresolved", "gpus")
 
 
 class Part(NamedTuple):
-    """``name`` is its file in the bundle, ``argv`` the arguments of ``python -m``."""
+    """``name`` is its file in the bundle; ``collect`` returns its text, or what becomes JSON."""
 
     name: str
     about: str
-    argv: tuple[str, ...]
+    collect: Callable[[], Any]
     seconds: float = _SECONDS
 
 
 class Gathered(NamedTuple):
-    """Output of a part. ``trouble`` says why it is incomplete; empty if it is not. ``code`` is the child's."""
+    """Output of a part. ``trouble`` says why it is incomplete; empty if it is not."""
 
     part: Part
     text: str
     seconds: float
-    code: int | None
     trouble: str
 
 
 def parts(socket_path: str) -> tuple[Part, ...]:
     """Return all parts, for the daemon at that socket."""
-    ours, facts = ("resolver",), "resolver.cli._bundle.facts"
-    socket = ("--socket", socket_path)
+
+    def command(name: str, about: str, *words: str, seconds: float = _SECONDS) -> Part:
+        return Part(name, about, partial(_output, *words, "--json", "--socket", socket_path), seconds)
 
     def route(name: str) -> Part:
-        return Part(f"{name}.json", f"the daemon's answer to /v1/{name}", (facts, "route", name, socket_path))
+        path = f"/v1/{name}"
+        return Part(
+            f"{name}.json", f"the daemon's answer to {path}", partial(client.get_json, path, socket_path)
+        )
 
     return (
-        Part("doctor.json", "every check of this node", (*ours, "doctor", "--json", *socket), 120.0),
-        Part("config.json", "the settings, and where each comes from", (*ours, "config", "--json", *socket)),
-        *map(route, ("status", "containers", "regions", "slots", "processes", "unresolved", "gpus")),
-        Part("events.jsonl", "what happened: an event a line", (*ours, "events", "--json", *socket)),
-        Part(
-            "cache-files.json", "headers and slots of HAMi's cache files", (*ours, "slots", "--json", *socket)
-        ),
-        Part("metrics.txt", "the daemon's /metrics", (facts, "metrics", socket_path)),
-        Part("kernel.json", "release, BTF, options, cgroups, security modules, limits", (facts, "kernel")),
-        Part("versions.json", "of this command, Python, its libraries and the driver", (facts, "versions")),
+        command("doctor.json", "every check of this node", "doctor", seconds=120.0),
+        command("config.json", "the settings, and where each comes from", "config"),
+        *map(route, _LISTS),
+        command("events.jsonl", "what happened: an event a line", "events"),
+        command("cache-files.json", "headers and slots of HAMi's cache files", "slots"),
+        Part("metrics.txt", "the daemon's /metrics", partial(facts.metrics, socket_path)),
+        Part("kernel.json", "release, BTF, options, cgroups, security modules, limits", facts.kernel),
+        Part("versions.json", "of this command, Python, its libraries and the driver", facts.versions),
     )
 
 
 def gather(wanted: Sequence[Part]) -> Iterator[Gathered]:
-    """Run a few parts at a time; yield each when all before it are done."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        yield from pool.map(_run, wanted)
-
-
-def _run(part: Part) -> Gathered:
+    """Start all parts; yield each, in this order, when it has ended or its time is over."""
     began = time.monotonic()
-    # In memory: a pod's root is read-only, and may have no place for a temporary file.
-    with _memory("out") as out, _memory("err") as err:
+    running = [(part, _started(part)) for part in wanted]
+    for part, result in running:
         try:
-            child = subprocess.Popen(
-                (sys.executable, "-P", "-m", *part.argv),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as error:
-            return Gathered(part, "", 0.0, None, f"it could not be started: {error.strerror}")
-        trouble = _wait(child, out.fileno(), began + part.seconds)
-        seconds = time.monotonic() - began
-        text, said = _read(out.fileno(), MOST_BYTES), _read(err.fileno(), 2000).strip()
-    code = child.returncode
-    if not trouble and not text:
-        trouble = said or f"it printed nothing, and ended with {code}"
-    return Gathered(part=part, text=text, seconds=seconds, code=code, trouble=trouble)
+            text, seconds = result.result(max(began + part.seconds - time.monotonic(), 0.0))
+            trouble = ""
+        except TimeoutError:
+            text, seconds, trouble = "", part.seconds, "it did not end within its time: what it asks hangs"
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other parts go on
+            text, seconds, trouble = "", 0.0, str(error) or type(error).__name__
+        if len(text) > MOST_LETTERS:
+            text, trouble = text[:MOST_LETTERS], f"cut off after {MOST_LETTERS >> 20} MiB"
+        yield Gathered(part, text, seconds, trouble)
 
 
-def _memory(name: str) -> BinaryIO:
-    return cast("BinaryIO", open(os.memfd_create(name, os.MFD_CLOEXEC), "r+b", buffering=0))
+def _started(part: Part) -> Future[tuple[str, float]]:
+    """Start a part in a thread that delays no exit: one that hangs is left behind."""
+    result: Future[tuple[str, float]] = Future()
+
+    def work() -> None:
+        began = time.monotonic()
+        try:
+            found = part.collect()
+            text = found if isinstance(found, str) else json.dumps(found, indent=1) + "\n"
+            result.set_result((text, time.monotonic() - began))
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is taken
+            result.set_exception(error)
+
+    threading.Thread(target=work, name=part.name, daemon=True).start()
+    return result
 
 
-def _wait(child: subprocess.Popen[bytes], out: int, deadline: float) -> str:
-    """Wait for the child, and kill it if necessary; return the reason."""
-    while child.poll() is None and os.fstat(out).st_size <= MOST_BYTES and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
-    late = child.returncode is None
-    if late:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_DYING_SECONDS)
-    if os.fstat(out).st_size > MOST_BYTES:
-        return f"cut off after {MOST_BYTES >> 20} MiB"
-    return "it did not end within its time: what it asks hangs" if late else ""
-
-
-def _read(descriptor: int, most: int) -> str:
-    return os.pread(descriptor, most, 0).decode("utf-8", "replace")
+def _output(*words: str) -> str:
+    """Run one of our commands. Raises ResolverError if it prints nothing."""
+    done = subprocess.run(
+        (sys.executable, "-P", "-m", "resolver", *words),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        cwd="/",
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    if not done.stdout:
+        raise ResolverError(done.stderr.strip() or f"it printed nothing, and ended with {done.returncode}")
+    return done.stdout

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from resolver import client
 from resolver.cli import main
+from resolver.cli._bundle import facts
 from resolver.cli._bundle import parts as bundle_parts
 from resolver.cli._bundle.parts import Part, gather, parts
 from resolver.cli._bundle.redaction import Redactor
@@ -24,7 +26,6 @@ from tests.fakes.served import Served, serving
 from tests.patience import PATIENCE_S
 
 CID, POD = "ab" * 32, "11111111-2222-3333-4444-555555555555"
-FACTS = "resolver.cli._bundle.facts"
 
 
 def unpacked(data: bytes) -> dict[str, str]:
@@ -106,26 +107,27 @@ def test_a_file_that_is_there_is_not_written_over(tmp_path: Path, capsys: pytest
 def test_what_hangs_is_ended_and_said_and_the_others_go_on(tmp_path: Path) -> None:
     with Served(tmp_path / "s", picture()) as served:
         served.hang()
-        hangs = Part("hangs", "", (FACTS, "route", "status", str(served.path)), 1.0)
+        hangs = Part("hangs", "", lambda: client.get_json("/v1/status", served.path, seconds=60.0), 1.0)
         began = time.monotonic()
-        found = list(gather([hangs, Part("kernel", "", (FACTS, "kernel"), 60.0)]))
+        found = list(gather([hangs, Part("kernel", "", facts.kernel, 60.0)]))
         served.recover()
     assert [bool(each.text) for each in found] == [False, True]
     assert "hangs" in found[0].trouble
-    assert (found[0].code, found[1].trouble) == (-9, "")
+    assert found[1].trouble == ""
     assert time.monotonic() - began < PATIENCE_S
 
 
 def test_what_is_too_long_is_cut_off_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle_parts, "MOST_BYTES", 100)
-    (found,) = gather([Part("kernel", "", (FACTS, "kernel"), 60.0)])
+    monkeypatch.setattr(bundle_parts, "MOST_LETTERS", 100)
+    (found,) = gather([Part("kernel", "", facts.kernel, 60.0)])
     assert (len(found.text), "cut off" in found.trouble) == (100, True)
 
 
 def test_what_fails_says_so_in_its_own_words() -> None:
-    (found,) = gather([Part("x", "", (FACTS, "route", "status", "/nonexistent/s"), 60.0)])
-    assert (found.text, found.code) == ("", 1)
-    assert "there is no such socket" in found.trouble
+    status, events = parts("/nonexistent/s")[2], parts("/nonexistent/s")[9]
+    for found in gather([status, events]):
+        assert found.text == ""
+        assert "there is no such socket" in found.trouble
 
 
 # ---- redaction ----------------------------------------------------------------------------------------------------
