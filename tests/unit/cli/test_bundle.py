@@ -107,7 +107,7 @@ def test_a_file_that_is_there_is_not_written_over(tmp_path: Path, capsys: pytest
 def test_what_hangs_is_ended_and_said_and_the_others_go_on(tmp_path: Path) -> None:
     with Served(tmp_path / "s", picture()) as served:
         served.hang()
-        hangs = Part("hangs", "", lambda: client.get_json("/v1/status", served.path, seconds=60.0), 1.0)
+        hangs = Part("hangs", "", lambda: client.get_json("/v1/status", served.path, seconds=5.0), 1.0)
         began = time.monotonic()
         found = list(gather([hangs, Part("kernel", "", facts.kernel, 60.0)]))
         served.recover()
