@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.command import run
 from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.fakes.process import Process
-from tests.kernel.conftest import EVERY_SOURCE, ROOT, Start, with_every_source
+from tests.kernel.conftest import EVERY_SOURCE, Start, with_every_source
 from tests.kernel.serving import SLEEP
 from tests.patience import until
 
@@ -464,23 +465,8 @@ def test_the_group_may_look_up_what_it_cannot_see_itself(
         ("abcdefabcdef", GROUP, 1, ""),
         (container.container_id[:12], 1, 4, ""),
     ):
-        words = ["lookup", asked, str(process.ns_pid), "--socket", str(path)]
-        done = subprocess.run(
-            [
-                "setpriv",
-                "--reuid=1000",
-                "--regid=1000",
-                f"--groups={groups}",
-                sys.executable,
-                "-m",
-                "resolver",
-                *words,
-            ],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        wrapper = ("setpriv", "--reuid=1000", "--regid=1000", f"--groups={groups}")
+        done = run("lookup", asked, process.ns_pid, "--socket", path, wrapper=wrapper)
         assert (done.returncode, done.stdout) == (code, said), (asked, done.stderr)
 
 
