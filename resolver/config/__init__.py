@@ -17,16 +17,12 @@ with lean("msgspec"):
     import msgspec
 
 from resolver.base.errors import UsageError
-from resolver.base.source_records import SourceName
 from resolver.config.settings import (
-    FIXED_AT_START,
     PREFIX,
     SETTINGS,
     BrokerAnswer,
     Declared,
     HostpidNamespace,
-    LogFormat,
-    LogLevel,
     Settings,
     WriteUtilization,
 )
@@ -36,16 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
 __all__ = (
-    "FIXED_AT_START",
     "OFF",
     "SETTINGS",
     "BrokerAnswer",
     "HostpidNamespace",
-    "LogFormat",
-    "LogLevel",
     "Setting",
     "Settings",
-    "SourceName",
     "WriteUtilization",
     "changed",
     "described",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from resolver.config import SourceName
+from resolver.base.source_records import SourceName
 from resolver.daemon.service import Service
 from resolver.repair.reported_values import TWO_TICKS
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from resolver.config import FIXED_AT_START, SETTINGS, described
+from resolver.config import SETTINGS, described
+from resolver.config.settings import FIXED_AT_START
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

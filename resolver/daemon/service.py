@@ -16,7 +16,8 @@ from resolver.base.counters import CounterByReason, CounterName
 from resolver.base.event_log import EventLog
 from resolver.base.journal import Journal, setup_logging
 from resolver.base.reasons import BrokerRefusal, Shortage
-from resolver.config import OFF, HostpidNamespace, SourceName, changed
+from resolver.base.source_records import SourceName
+from resolver.config import OFF, HostpidNamespace, changed
 from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.containers.log_names import ContainerNames, PodNames
 from resolver.daemon.decision import Decision

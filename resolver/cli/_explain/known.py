@@ -32,8 +32,8 @@ def _by_ourselves(no_daemon: str, socket_path: str | None, file: str | None) -> 
     import msgspec
 
     from resolver.base.journal import setup_logging
+    from resolver.base.source_records import SourceName
     from resolver.cli.in_force import settings_in_force
-    from resolver.config import SourceName
     from resolver.daemon.once import once
     from resolver.linux.host_view import require_host_view
     from resolver.linux.procfs import Procfs

@@ -14,9 +14,9 @@ from typing import Final
 import pytest
 
 from resolver.base.event_names import KINDS
+from resolver.base.source_records import SourceName
 from resolver.cli import COMMANDS, main, parser_of
 from resolver.cli.completion import PATHS
-from resolver.config import SourceName
 from tests.fakes.terminal import Terminal
 from tests.patience import PATIENCE_S
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from resolver.base.errors import UsageError
 from resolver.config import (
     HostpidNamespace,
-    LogLevel,
     Settings,
     changed,
     described,
@@ -22,6 +21,7 @@ from resolver.config import (
     load_with_origins,
     parse_duration,
 )
+from resolver.config.settings import LogLevel
 
 
 def from_file(tmp_path: Path, text: str | bytes) -> Settings:

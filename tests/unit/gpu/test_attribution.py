@@ -21,6 +21,7 @@ from resolver.linux.procfs import Procfs
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from tests.fakes.direct import catch_up
+from tests.fakes.procs import FakeProc
 
 CID = "0123456789abcdef" * 4
 
@@ -61,20 +62,15 @@ def threads() -> Iterator[tuple[int, list[int]]]:
         process.kill()
 
 
-class FakeProc:
-    """A directory that looks like /proc, for processes in containers that nobody has to start."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.procfs = Procfs(str(root))
+class Proc(FakeProc):
+    """Processes in containers that nobody has to start."""
 
     def process(self, host_pid: int, cgroup: str, tgid: int | None = None) -> None:
-        place = self.root / str(host_pid)
-        place.mkdir()
-        (place / "status").write_text(
-            f"Name:\tx\nState:\tS (sleeping)\nTgid:\t{tgid or host_pid}\nPPid:\t1\nNSpid:\t{host_pid}\t7\n"
-        )
+        place = self.put(host_pid, 7)
         (place / "cgroup").write_text(f"0::{cgroup}\n")
+        if tgid:
+            status = place / "status"
+            status.write_text(status.read_text().replace(f"Tgid:\t{host_pid}", f"Tgid:\t{tgid}"))
 
 
 def test_values_idle_and_unknown() -> None:
@@ -137,7 +133,7 @@ def test_a_dropped_value_of_a_thread_makes_its_process_unknown(threads: tuple[in
 def test_a_process_without_a_slot_keeps_a_reason(
     tmp_path: Path, cgroup: str, reason: SampleReason, container: str, *, hami: bool
 ) -> None:
-    proc = FakeProc(tmp_path)
+    proc = Proc(tmp_path)
     proc.process(500, cgroup)
     result = joined({500: 30}, owners={10}, hami={CID} if hami else set(), procfs=proc.procfs)
     assert result.orphans == (Sample(500, "GPU-a", 30, reason, container or None),)
@@ -145,7 +141,7 @@ def test_a_process_without_a_slot_keeps_a_reason(
 
 
 def test_a_thread_without_a_slot_is_judged_by_its_process(tmp_path: Path) -> None:
-    proc = FakeProc(tmp_path)
+    proc = Proc(tmp_path)
     proc.process(500, f"/docker/{CID}")
     proc.process(501, "/", tgid=500)
     result = joined({501: 30}, hami={CID}, procfs=proc.procfs)
@@ -166,7 +162,7 @@ def test_a_process_that_ended(*, refreshed: bool) -> None:
 
 
 def test_a_process_that_ended_still_has_its_container(tmp_path: Path) -> None:
-    proc = FakeProc(tmp_path)
+    proc = Proc(tmp_path)
     proc.process(500, f"/docker/{CID}")
     proc.process(600, f"/docker/{CID}")
     pidmap = PidMap(ScanSource(proc.procfs))
@@ -199,7 +195,7 @@ def test_every_device_is_asked_about_on_its_own() -> None:
 
 
 def test_a_process_is_looked_at_once_per_collection(tmp_path: Path) -> None:
-    proc = FakeProc(tmp_path)
+    proc = Proc(tmp_path)
     proc.process(500, f"/docker/{CID}")
     looked: list[int] = []
 
@@ -230,7 +226,7 @@ def test_a_process_is_known_by_its_sample_or_by_the_list() -> None:
 
 @pytest.mark.parametrize("status", [FAILED, UNSUPPORTED])
 def test_where_samples_are_missing_memory_is_told_all_the_same(tmp_path: Path, status: str) -> None:
-    proc = FakeProc(tmp_path)
+    proc = Proc(tmp_path)
     proc.process(500, f"/docker/{CID}")
     result = joined(owners={10}, procfs=proc.procfs, a=listed({}, {10: 5, 500: 6}, status=status))
     assert set(result.used) == {
@@ -240,7 +236,7 @@ def test_where_samples_are_missing_memory_is_told_all_the_same(tmp_path: Path, s
 
 
 def test_without_a_slot_a_value_that_cannot_be_is_unknown(tmp_path: Path) -> None:
-    proc = FakeProc(tmp_path)
+    proc = Proc(tmp_path)
     proc.process(500, f"/docker/{CID}")
     result = joined(hami={CID}, procfs=proc.procfs, a=listed({}, {500: 6}, dropped=frozenset({500})))
     assert result.used == (Used(500, "a", CID, None, 6, SampleReason.NO_SLOT),)
@@ -256,7 +252,7 @@ def test_threads_are_one_process(threads: tuple[int, list[int]]) -> None:
 
 
 def test_a_process_without_a_slot_is_idle_where_only_the_list_has_it(tmp_path: Path) -> None:
-    proc = FakeProc(tmp_path)
+    proc = Proc(tmp_path)
     proc.process(500, f"/docker/{CID}")
     result = joined(procfs=proc.procfs, a=listed({}, {500: 6}), b=listed({500: 7}, None))
     assert {(used.device_uuid, used.sm_util) for used in result.used} == {("a", 0), ("b", 7)}
