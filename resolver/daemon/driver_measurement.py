@@ -53,7 +53,6 @@ class _Place(NamedTuple):
     pidns: int
     fd: int
     subjects: tuple[tuple[Subject, int, ProcessHandle], ...]  # with the sample's time (us since the epoch)
-    driver_version: str
     held: ExitStack
 
 
@@ -131,7 +130,7 @@ class DriverMeasurement:
             self._agreed.clear()
         if time.monotonic() < self._not_before:
             return
-        place = self._place(collection, version)
+        place = self._place(collection)
         if place is not None:
             self._counters[CounterName.DRIVER_PROBES] += 1
             self._task = asyncio.create_task(self._look(place))
@@ -144,7 +143,7 @@ class DriverMeasurement:
 
     # -- where to look -----------------------------------------------------------------------------------------------
 
-    def _place(self, collection: Collection, version: str) -> _Place | None:
+    def _place(self, collection: Collection) -> _Place | None:
         oldest = int((collection.at - SAMPLE_SECONDS) * 1e6)
         busy: dict[int, list[tuple[int, str, int]]] = {}
         for uuid, device in collection.devices.items():
@@ -165,7 +164,7 @@ class DriverMeasurement:
                 fd = self._open_namespace(subjects[0][2], pidns, held) if subjects else -1
                 if fd >= 0:
                     self._tries[pidns] += 1
-                    return _Place(pidns, fd, subjects, version, held.pop_all())
+                    return _Place(pidns, fd, subjects, held.pop_all())
         self.why = self.why or "the numbers of every busy process may also be other processes'"
         return None
 
@@ -249,7 +248,7 @@ class DriverMeasurement:
             verdict = self._verdict(place, seen, collection)
         if verdict.namespace is None:
             self._failed(verdict.why)
-        elif place.driver_version != collection.driver_version:
+        elif self._version != collection.driver_version:
             self._agreed.clear()
         elif self._agreed and verdict.namespace is not self._agreed[-1]:
             self._agreed.clear()
@@ -258,7 +257,7 @@ class DriverMeasurement:
             self._agreed.append(verdict.namespace)
             self._in_vain, self.why = 0, "measured once, and to be confirmed"
             if len(self._agreed) >= _AGREEING:
-                self._measured(place.driver_version, verdict.namespace)
+                self._measured(verdict.namespace)
 
     def _verdict(self, place: _Place, seen: _Seen | str, collection: Collection) -> DriverVerdict:
         if isinstance(seen, str) or collection.error:
@@ -282,18 +281,18 @@ class DriverMeasurement:
         log = self._journal.log.info if self._in_vain == _SAID_AFTER else self._journal.log.debug
         log("driver_not_measured", why=why, next_try_seconds=wait)
 
-    def _measured(self, version: str, namespace: HostpidNamespace) -> None:
+    def _measured(self, namespace: HostpidNamespace) -> None:
         self.why = ""
         self._agreed.clear()
         try:
-            self._memory.put(version, namespace)
+            self._memory.put(self._version, namespace)
         except OSError as error:
             self._journal.log.warning("measurement_not_kept", path=self._memory.path, why=error.strerror)
-        expected = by_version(version)
+        expected = by_version(self._version)
         if expected.namespace not in (None, namespace):
             self._journal.log.warning(
                 "driver_contradicts_version",
-                driver_version=version,
+                driver_version=self._version,
                 measured=namespace,
                 by_version=expected.namespace,
                 why="its samples in a container contradict its version; hostpid follows the measurement",
