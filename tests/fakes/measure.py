@@ -107,11 +107,12 @@ def _told(daemon: Daemon) -> set[tuple[str, int]]:
 
 def verdict(rows: Sequence[Row], daemon: Daemon) -> None:
     """Fills in what each slot is now and what is wrong with it; nothing may be."""
-    reasons = {(event["container"], event["ns_pid"]): event["reason"] for event in daemon.said("repair")}
-    for _ in range(LOOKS):  # a machine that stalls may keep a watcher from its tick
+    for _ in range(LOOKS):  # a stalled machine delays a watcher's tick, and the reader of the log
         _look_after(rows)
-        if all(r.hostpid_after == r.case.wanted and r.sm_after == r.case.load for r in rows):
+        right = all(r.hostpid_after == r.case.wanted and r.sm_after == r.case.load for r in rows)
+        if right and announced(rows, daemon):
             break
+    reasons = {(event["container"], event["ns_pid"]): event["reason"] for event in daemon.said("repair")}
     for row in rows:
         case = row.case
         row.reason = reasons.get((case.container.known_as, case.tenant.ns_pid), "")
