@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 MAPS = ("slots", "overflow", "namespaces", "counters")
 #: Program to tracepoint. The end first: a process that is known from its beginning must not miss its end.
-PROBES = {"on_exit": "sched_process_exit", "on_fork": "sched_process_fork"}
+PROBES = {"on_exit": "sched_process_exit", "on_fork": "sched_process_fork", "on_exec": "sched_process_exec"}
 ITERATOR = "bpf_iter__task"
 
 #: -D name: structure and member.

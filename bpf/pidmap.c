@@ -248,7 +248,7 @@ static __always_inline void store_levels(u64 leader, u64 pid, struct process *pr
     process->level = 0;
 }
 
-/* A process that begins. `leader` is the address of its task_struct. */
+/* A process that begins, or that was missed. `leader` is the address of its task_struct. */
 static __always_inline void store(u64 leader, u32 host_tgid)
 {
     struct level host = {.pidns = HOST_PIDNS, .ns_pid = host_tgid};
@@ -327,14 +327,26 @@ static __always_inline void withdraw(u64 pid, struct process *mine)
     }
 }
 
-/* args: struct task_struct *parent, *child. The child does not run yet, so its exit cannot come first. An exec needs no
- * probe: a thread that calls it takes over its leader's PID and start time (de_thread in fs/exec.c).
- */
+/* args: struct task_struct *parent, *child. The child does not run yet, so its exit cannot come first. */
 int on_fork(struct bpf_raw_tracepoint_args *ctx)
 {
     u32 tgid = 0;
     if (leads(ctx->args[1], &tgid))
         store(ctx->args[1], tgid);
+    return 0;
+}
+
+/* args: struct task_struct *task, pid_t old_pid, struct linux_binprm *. A thread that calls exec takes over its leader's
+ * PID and start time (de_thread in fs/exec.c), so nothing changes but for a process that was missed.
+ */
+int on_exec(struct bpf_raw_tracepoint_args *ctx)
+{
+    u32 tgid = bpf_get_current_pid_tgid() >> 32;
+    struct level host = {.pidns = HOST_PIDNS, .ns_pid = tgid};
+    if (!find(&host)) {
+        COUNT(mended_at_exec);
+        store(ctx->args[0], tgid);
+    }
     return 0;
 }
 

@@ -72,6 +72,7 @@ struct counters {
     __u64 seeded; /* put in by the iterator */
     __u64 levels_mended; /* levels put in by the iterator for processes that it did know */
     __u64 overtaken; /* of those seeded, processes whose fork event came only then: not missed */
+    __u64 mended_at_exec; /* processes first seen when they called exec */
 };
 
 /* What the iterator writes for each process that is not reaped. */

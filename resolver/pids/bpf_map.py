@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TICK = 10_000_000
 #: Seconds until a fork event has come; its parent may have lost the CPU before.
 _EVENT_SECONDS = 0.1
-_PROBES = ("on_fork", "on_exit")
+_PROBES = ("on_fork", "on_exec", "on_exit")
 
 _U32, _INIT, _PRESENT = LAYOUTS["u32"], LAYOUTS["init"], LAYOUTS["present"]
 

@@ -26,7 +26,7 @@ LAYOUTS = {
     "init": Struct("=QII"),  # start_time, host_tgid, padding
     "slot": Struct("=IIQIHHII"),  # level, process
     "present": Struct("=QII"),  # start_time, host_tgid, ends
-    "counters": Struct("=8Q"),  # see COUNTERS
+    "counters": Struct("=9Q"),  # see COUNTERS
 }
 #: The fields of ``struct counters``, in order.
 COUNTERS = (
@@ -38,6 +38,7 @@ COUNTERS = (
     "seeded",
     "levels_mended",
     "overtaken",
+    "mended_at_exec",
 )
 
 # enum bpf_cmd, include/uapi/linux/bpf.h

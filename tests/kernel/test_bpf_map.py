@@ -336,6 +336,21 @@ def test_namespaces_too_many_are_counted(lives: Path) -> None:
         small.close()
 
 
+def test_a_process_that_was_missed_is_entered_when_it_execs(pidmap: BpfPidMap) -> None:
+    with subprocess.Popen(["/bin/sh", "-c", "read x; exec cat"], stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        until(lambda: pidmap.by_host(process.pid), "the fork")
+        before, counted = pidmap.by_host(process.pid), pidmap.counters()["mended_at_exec"]
+        assert pidmap._levels.delete(HOST_PIDNS, process.pid)
+        assert pidmap.by_host(process.pid) is None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        until(lambda: pidmap.by_host(process.pid), "the exec")
+        assert pidmap.by_host(process.pid) == before
+        assert pidmap.counters()["mended_at_exec"] == counted + 1
+        process.stdin.close()
+
+
 def test_entries_of_processes_that_are_gone_are_found_and_taken_out(pidmap: BpfPidMap) -> None:
     """Drift made by hand: what a lost event would leave behind."""
     process = pidmap.by_host(os.getpid())
