@@ -1,4 +1,4 @@
-"""Access rules and limits of the API's callers, whom the kernel identifies (`resolver.linux.peers`).
+"""Access rules and limits of the API's callers, identified by the kernel (`resolver.linux.peers`).
 
 On root's socket, root and the socket's group may ask everything, from the host's PID namespace only: the root of a
 container has UID 0, too. On the tenants' socket a process of any other PID namespace may ask about that namespace.

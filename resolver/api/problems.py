@@ -25,7 +25,7 @@ class Reason(StrEnum):
 
     NO_SUCH_CONTAINER = "no_such_container"  # no process on this node is in it
     NO_SUCH_PIDNS = "no_such_pidns"  # no process of the container is in that PID namespace
-    NO_SUCH_PROCESS = "no_such_process"  # nobody has that number
+    NO_SUCH_PROCESS = "no_such_process"  # no process has that number
     GONE = "gone"  # it ended while it was checked
     AMBIGUOUS = "ambiguous"  # several fit; `candidates` has them
     CANNOT_KNOW = "cannot_know"  # the answer is out of the daemon's sight; `detail` says what is missing

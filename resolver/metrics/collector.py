@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from resolver.metrics.utilization import Usage
     from resolver.state import ContainerUse, Process, Snapshot
 
-#: Pairs of container or process and GPU that have series. More come only from somebody who wants to do harm.
+#: Pairs of container or process and GPU that have series. More come only from an attack.
 MAX_SERIES = 4096
 #: Values of NVML are believed for this many intervals, and for this many seconds at least.
 _BELIEVED_INTERVALS, _BELIEVED_SECONDS = 2.5, 2.5
@@ -41,7 +41,7 @@ def collect(snapshot: Snapshot, settings: Settings, now: float) -> Iterator[Metr
     believed = max(_BELIEVED_SECONDS, _BELIEVED_INTERVALS * settings.nvml_interval)
     trouble = nvml_trouble(snapshot, now, believed)
     every = list(usages(snapshot, trouble))
-    # A file may name GPUs that nobody has: these take no place away from others.
+    # A file may name GPUs that don't exist: these take no place away from others.
     used = [usage for usage in every if usage.utilization is not Unknown.UNKNOWN_DEVICE]
     left_out = max(0, len(used) - MAX_SERIES)
     del used[MAX_SERIES:]

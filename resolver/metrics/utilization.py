@@ -196,16 +196,12 @@ def _groups(snapshot: Snapshot) -> dict[Names, _Group]:
         paths = [by_path[path] for path in container.regions if path in by_path]
         named = by_name.get((container.pod_uid or "", container.container_name or ""), ())
         group = groups.setdefault(names_of(container), _Group())
-        group.add(processes.get(container.container_id, ()), {**_keyed(paths), **_keyed(named)}.values())
+        group.add(processes.get(container.container_id, ()), (*paths, *named))
     grouped = {(names.pod_uid, names.container) for names in groups}
     for (pod_uid, name), regions in by_name.items():
         if (pod_uid, name) not in grouped:
             _add_without_id(groups, Names(container=name, pod_uid=pod_uid), regions, snapshot)
     return groups
-
-
-def _keyed(regions: Iterable[RegionReport]) -> dict[str, RegionReport]:
-    return {region.path: region for region in regions}
 
 
 def _add_without_id(

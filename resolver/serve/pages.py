@@ -1,4 +1,4 @@
-"""Pages for anybody on the network: small requests by GET, short answers, a port of TCP."""
+"""Pages for any client on the network: small requests by GET on a TCP port."""
 
 from __future__ import annotations
 
