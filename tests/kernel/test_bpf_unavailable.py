@@ -237,7 +237,7 @@ def still_there(identity: tuple[int, int]) -> bool:
 def test_nothing_is_left_when_it_is_closed(kept_in: str) -> None:
     pidmap = start(kept_in=kept_in)
     ids = kernel_ids(os.getpid(), [fd for group in pidmap._loaded[:3] for fd in group.values()])
-    assert len(ids) == 10
+    assert len(ids) == 12
     assert all(map(still_there, ids))
     pidmap.close()
     pidmap.close()
@@ -249,7 +249,7 @@ def test_nothing_is_left_when_its_owner_is_killed(kept_in: str) -> None:
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
         ids = kernel_ids(owner.pid, json.loads(owner.stdout.readline())["fds"])
-        assert len(ids) == 10
+        assert len(ids) == 12
         assert all(map(still_there, ids))
         owner.send_signal(signal.SIGKILL)
     until(lambda: not any(map(still_there, ids)), "the end of programs, maps and links")
