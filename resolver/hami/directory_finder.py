@@ -69,8 +69,8 @@ class DirectoryFinder:
     ) -> None:
         """Take ``budgets`` by directory path, for opening files, and ``watches`` for changes.
 
-        ``containers_dirs`` may have `AUTO` for all known ones. ``names`` are kubelet's. ``mounted``: checks if
-        a container was seen to have a directory mounted.
+        ``containers_dirs`` may have `AUTO` for all known ones. ``names`` are kubelet's. ``mounted``: checks if a
+        container was seen to have a directory mounted.
         """
         self._names = names or ContainerNames("", "")
         self._reader, self._budgets = reader or Direct(procfs), budgets or Budgets()

@@ -57,8 +57,7 @@ def list_entries(
 def look_into(_procfs: Procfs, where: str, name: str, known: list[str]) -> tuple[Any, ...]:
     """Return a directory's device, inode, cache files, and True if it was read to its end.
 
-    The files are ``[name, device, inode, change time]``, ``known`` ones included. Raises `RegionRejected` and
-    OSError.
+    The files are ``[name, device, inode, change time]``, ``known`` ones included. Raises `RegionRejected` and OSError.
     """
     fd = _open_below(where, name)
     try:

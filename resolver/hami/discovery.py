@@ -66,8 +66,8 @@ Shown = tuple[str, int]
 class Ownership(NamedTuple):
     """Container, pod and placement of a region, empty where unknown.
 
-    Regions with one ``account`` share a budget and the blame for a dead writer. ``container`` is the name in the
-    log, ``claim`` the UID of a ResourceClaim, ``placement`` a row of `placements.PLACEMENTS`.
+    Regions with one ``account`` share a budget and the blame for a dead writer. ``container`` is the name in the log,
+    ``claim`` the UID of a ResourceClaim, ``placement`` a row of `placements.PLACEMENTS`.
     """
 
     account: str

@@ -15,8 +15,8 @@ _FORCE = "set --hostpid-namespace"
 class DriverRange(NamedTuple):
     """Releases of the driver with the same behaviour, ``first`` to ``last``; empty: without bound.
 
-    In a container, ``listed`` are the PIDs in NVML's process list, ``samples`` those in its samples. ``measured``
-    is the release seen on hardware, if any.
+    In a container, ``listed`` are the PIDs in NVML's process list, ``samples`` those in its samples. ``measured`` is
+    the release seen on hardware, if any.
     """
 
     first: str

@@ -29,8 +29,7 @@ class ContainerProof(StrEnum):
 class Placement(NamedTuple):
     """One placement: ``auto`` searches ``dirs`` of the host; ``path`` matches ``<directory>/<entry>/<file>``.
 
-    ``open``: containers make the entries themselves. ``file``: the only accepted name, if any. The rest is for
-    people.
+    ``open``: containers make the entries themselves. ``file``: the only accepted name, if any. The rest is for people.
     """
 
     name: str

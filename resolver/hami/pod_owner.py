@@ -45,8 +45,8 @@ class _Mapped(NamedTuple):
 class PodOwner:
     """Judge of the processes with a slot's number.
 
-    Mappings are read once with each refresh of the map, for all known files. A process writes to a file before it
-    uses it, and a refresh follows the sight of that write.
+    Mappings are read once with each refresh of the map, for all known files. A process writes to a file before it uses
+    it, and a refresh follows the sight of that write.
     """
 
     def __init__(self, procfs: Procfs, pidmap: PidMap, names: ContainerNames, reader: TenantReader) -> None:

@@ -81,9 +81,9 @@ class SharedRegion:
     def read(self) -> RegionView:
         """Return the region's view; the same object as last time if nothing changed.
 
-        Three system calls up to 32 slots; only the relevant words are kept and compared. Raises
-        `RegionRejected`: ``gone``, ``hard_link``, ``truncated``, ``unknown_size``, ``bad_header``,
-        ``not_initialized``, ``unknown_version``, ``io_error``. The caller must then close it.
+        Three system calls up to 32 slots; only the relevant words are kept and compared. Raises `RegionRejected`:
+        ``gone``, ``hard_link``, ``truncated``, ``unknown_size``, ``bad_header``, ``not_initialized``,
+        ``unknown_version``, ``io_error``. The caller must then close it.
         """
         layout, fd = self.layout, self.fd
         try:

@@ -168,7 +168,10 @@ class RegionRegister:
         return unknown and KAI.file in names
 
     def _came_mounted(self, candidate: Candidate, place: Sequence[str] | None) -> bool:
-        """Check if a container now shows this file's directory mounted, and did not before."""
+        """Check if a container now shows this file's directory mounted, and did not before.
+
+        Only KAI's name leaves that open. A container can be seen before its mounts.
+        """
         if not self.may_be_mounted(candidate.directory, [candidate.name]):
             return False
         candidate.looks += candidate.region is not None

@@ -75,9 +75,9 @@ class OwnerFinder:
     ) -> ProcessHandle | UnresolvedReason:
         """Return the only process with the PID ``ns_pid`` in the container of ``proof`` that maps its file.
 
-        ``shown`` is the file as in ``maps``. ``payer`` is charged. ``rival`` is the host PID in the slot if it
-        isn't the owner's: it is checked even if its namespace is too new to be known. ``pause`` is awaited
-        between processes. The caller closes the handle. A PID reused in between gives NO_SUCH_PROCESS.
+        ``shown`` is the file as in ``maps``. ``payer`` is charged. ``rival`` is the host PID in the slot if it isn't
+        the owner's: it is checked even if its namespace is too new to be known. ``pause`` is awaited between processes.
+        The caller closes the handle. A PID reused in between gives NO_SUCH_PROCESS.
         """
         pause = pause or Slices(math.inf).breathe
         if isinstance(proof, PodFile):
@@ -160,8 +160,8 @@ class OwnerFinder:
     async def vacant(self, proof: Proof, ns_pid: int, payer: str = "") -> bool:
         """Check that no process of the container has that number, by the kernel; True is never a guess.
 
-        The map must hold every process, and the PID namespace must be known by a verified owner or by the first
-        process with the directory at HAMi's path: the numbers may be a virtual machine's.
+        The map must hold every process, and the PID namespace must be known by a verified owner or by the first process
+        with the directory at HAMi's path: the numbers may be a virtual machine's.
         """
         if not isinstance(proof, SharedDirectory) or isinstance(proof, ClaimDirectory):
             return False

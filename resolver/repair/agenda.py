@@ -121,8 +121,7 @@ class Agenda:
     def looked(self, path: str, now: float, interval: float, *, watched: bool, quiet_until: float) -> None:
         """Note a read and schedule the next one.
 
-        ``watched``: the kernel reports attaching processes. No work is expected before ``quiet_until``; 0 is
-        now.
+        ``watched``: the kernel reports attaching processes. No work is expected before ``quiet_until``; 0 is now.
         """
         known = self._looks.get(path)
         if known is None:

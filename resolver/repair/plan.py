@@ -115,8 +115,8 @@ class RegionRepairs(RegionSlots):
     def _uncertain(self) -> UnresolvedReason | None:
         """Return the reason to doubt that the file belongs to its container; None once that was certain.
 
-        Directories may have been exchanged before the daemon started. After a slot of the container without one
-        of another pod, other pods are only guests.
+        Directories may have been exchanged before the daemon started. After a slot of the container without one of
+        another pod, other pods are only guests.
         """
         if not self._certain:
             states = self.distinguished()
@@ -139,8 +139,8 @@ class RegionRepairs(RegionSlots):
     ) -> Iterator[Order | None]:
         """Yield the words to change now, every ``hostpid`` first, and set each state's reason for not writing.
 
-        None is a chance to yield to other work. ``actual_utilization(host_pid, uuid)`` is in per cent, None if
-        unknown, from NVML's answer at ``answered``. ``on_conflict`` gets the seconds until the next attempt.
+        None is a chance to yield to other work. ``actual_utilization(host_pid, uuid)`` is in per cent, None if unknown,
+        from NVML's answer at ``answered``. ``on_conflict`` gets the seconds until the next attempt.
         """
         changes, settled = self._changes, True  # `_settled` stays behind what changes meanwhile
         self.contested, self._settled = False, -1

@@ -42,8 +42,8 @@ class RegionSlots:
     def observe(self, view: RegionView, *, watched: bool = False) -> list[SlotState]:
         """Update the slots from a view; return the states of slots that are gone.
 
-        ``watched``: the kernel reports attaching processes. Only they can hide a move; stores change the file's
-        time, too.
+        ``watched``: the kernel reports attaching processes. Only they can hide a move; stores change the file's time,
+        too.
         """
         gone: list[SlotState] = []
         if self._attached or self.region.mtime_ns != self._mtime_ns:

@@ -75,8 +75,8 @@ class SlotState:
     def observe(self, slot: SlotRecord) -> None:
         """Update the slot's content.
 
-        Where containers share a file, a process with the same PID can take over the slot: an unknown
-        ``hostpid`` may be its.
+        Where containers share a file, a process with the same PID can take over the slot: an unknown ``hostpid`` may be
+        its.
         """
         if self.owner is not None and slot.hostpid not in (self.slot.hostpid, 0, slot.pid):
             self.doubted = self.doubted or slot.hostpid != self.owner.process.host_pid
@@ -157,8 +157,8 @@ class SlotState:
     def touched(self, *, attached: bool = False) -> None:
         """Note a write to the file, after which a process may have reused this slot.
 
-        ``attached``: the write that every attaching process makes. Changed bytes alone trigger no search: a
-        tenant can flip them at any rate.
+        ``attached``: the write that every attaching process makes. Changed bytes alone trigger no search: a tenant can
+        flip them at any rate.
         """
         self.next_look = 0.0
         self.looks = min(self.looks, EAGER_LOOKS)
