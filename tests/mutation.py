@@ -42,7 +42,7 @@ MODULES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "hami.layout": (("hami/test_layout.py", "hami/test_region.py"), ()),
     "hami.packed_slots": (("hami/test_packed_slots.py", "hami/test_layout.py"), ()),
     "gpu.attribution": (("gpu/test_attribution.py",), ()),
-    "linux.cgroup": (("linux/test_cgroup.py", "hami/test_placements.py"), ()),
+    "linux.cgroup": (("linux/test_cgroup.py",), ()),
     "linux.procfs": (
         ("linux/test_procfs.py",),
         ("parse_status", "parse_ns_pids", "parse_start_time"),

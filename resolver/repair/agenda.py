@@ -16,7 +16,7 @@ STARTED = 60.0
 #: Seconds between two reads of one region, whatever its tenant does; the first one after an attachment comes at once.
 _SHORTEST = 0.004
 #: Until a region is read after a program that wrote into it has closed it. The slot writer is one, too.
-_LET_GO = 0.05
+LET_GO = 0.05
 #: A region where all is right, and whose changes the kernel reports, is read once in so many intervals.
 QUIET_INTERVALS = 16
 #: Seconds after which every directory is listed again; and where the kernel reports what is new in all of them.
@@ -82,26 +82,22 @@ class Agenda:
 
     def attached(self, path: str, now: float) -> None:
         """Note a write to the file, which means that a process attached."""
-        known = self._looks.get(path)
-        if known is not None:
-            known.due = min(known.due, max(now, known.last + _SHORTEST))
-            known.attached = now
-
-    def let_go(self, path: str, now: float) -> None:
-        """Note that a process with write access closed the file."""
-        self.by(path, now + _LET_GO)
+        look = self._look(path)
+        look.due, look.attached = min(look.due, max(now, look.last + _SHORTEST)), now
 
     def by(self, path: str, when: float) -> None:
         """Read the region at this time at the latest."""
-        known = self._looks.get(path)
-        if known is not None and when < known.due:
-            known.due = when
+        look = self._look(path)
+        look.due = min(look.due, when)
 
     def put_off(self, path: str, when: float) -> None:
         """Don't read the region before this time."""
-        known = self._looks.get(path)
-        if known is not None:
-            known.due = max(known.due, when)
+        look = self._look(path)
+        look.due = max(look.due, when)
+
+    def _look(self, path: str) -> _Look:
+        """Return a region's entry; one without effect if it is unknown."""
+        return self._looks.get(path) or _Look(path, 0.0)
 
     def everything(self, when: float) -> None:
         """Read every region at this time at the latest."""

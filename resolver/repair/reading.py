@@ -11,6 +11,7 @@ from resolver.base.errors import RegionRejected, TooSlow, WorkerFailed
 from resolver.base.reasons import UnresolvedReason
 from resolver.hami.layout import parse_used
 from resolver.linux.inotify import MODIFY, OF_A_FILE
+from resolver.repair.agenda import LET_GO
 from resolver.repair.turns import Work
 from resolver.state import Counted, HamiCounts
 from resolver.workers.lanes import LATE_SECONDS
@@ -148,7 +149,7 @@ class Readings:
                 repairs.attached()
                 agenda.attached(region.path, now)
             else:
-                agenda.let_go(region.path, now)
+                agenda.by(region.path, now + LET_GO)
 
         if self._parts.watches.watch(region.path, repairs.ownership.account, region.fd, OF_A_FILE, on_event):
             repairs.attached()  # maybe, while it was not watched

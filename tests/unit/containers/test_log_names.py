@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from resolver.containers.log_names import PodNames, parse_names
+from resolver.containers.log_names import ContainerNames, LogName, PodNames, parse_links, parse_names
 
 UID = "0f0e5a3c-1111-2222-3333-444455556666"
 STATIC = "0123456789abcdef0123456789abcdef"
+A, B = "a" * 64, "b" * 64
 
 
 @pytest.mark.parametrize(
@@ -61,3 +62,44 @@ def test_a_directory_that_did_not_change_is_not_read_again(
     for _ in range(3):
         pods.refresh()
     assert len(reads) == 1
+
+
+def test_names_in_links() -> None:
+    entries = [
+        f"train-0_research_main-{A}.log",
+        f"a-b-c_ns-x_side-car-{B}.log",
+        f"a_b_c_d-{A}.log",
+        "lost+found",
+        f"x_y_z-{A[:-1]}.log",
+        f"x_y_z-{B}.txt",
+    ]
+    assert parse_links(entries) == {
+        A: LogName("research", "train-0", "main"),
+        B: LogName("ns-x", "a-b-c", "side-car"),
+    }
+
+
+def test_kubelets_containers(tmp_path: Path) -> None:
+    links, pods = tmp_path / "containers", tmp_path / "pods"
+    names = ContainerNames(str(links), str(pods))
+    names.refresh()
+    assert "cannot be read" in names.trouble
+    links.mkdir()
+    (pods / f"research_train-0_{UID}").mkdir(parents=True)
+    (links / f"train-0_research_main-{A}.log").symlink_to("/nowhere")
+    names.refresh()
+    assert names.trouble == ""
+    assert names.of(A) == LogName("research", "train-0", "main")
+    assert names.of(B) is None
+    assert (names.has(UID, "main"), names.has(UID, "side"), names.has(STATIC, "main")) == (
+        True,
+        False,
+        False,
+    )
+    (links / f"train-0_research_side-{B}.log").symlink_to("/nowhere")
+    names.refresh()
+    assert sorted(names.pairs()) == [(UID, "main"), (UID, "side")]
+    links.rename(tmp_path / "gone")
+    names.refresh()
+    assert names.trouble
+    assert not names.has(UID, "main")

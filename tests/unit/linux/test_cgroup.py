@@ -13,6 +13,7 @@ from resolver.linux.cgroup import (
     cgroup_paths,
     container_id_of,
     name_in,
+    only_container,
     parse_cgroup,
     parse_cgroup_path,
     parts_of,
@@ -23,6 +24,7 @@ from resolver.linux.cgroup import (
 A = "a1b2c3d4e5f60718" * 4
 B = "0f1e2d3c4b5a6978" * 4
 UID = "0a1b2c3d-1111-4222-8333-444455556666"
+OTHER_UID = UID.replace("0a1b", "9a1b")
 UID_ = UID.replace("-", "_")
 STATIC = "5dbb3c4e2a90fd1870c2b1b0e1a2f3c4"
 BURSTABLE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID_}.slice"
@@ -239,3 +241,26 @@ def test_no_text_makes_it_slow(piece: str) -> None:
     pod_uid_of(text)
     container_id_of(text)
     assert time.process_time() - started < 1
+
+
+def slice_of(pod: str, container: str) -> str:
+    return f"/kubepods.slice/kubepods-pod{pod.replace('-', '_')}.slice/cri-containerd-{container}.scope"
+
+
+@pytest.mark.parametrize(
+    ("text", "pod", "container"),
+    [
+        (f"0::{slice_of(UID, A)}\n", UID, A),
+        (f"0::{slice_of(UID, A)}/init.scope\n", UID, A),
+        (f"0::/docker/{B}/kubelet{slice_of(UID, A)}\n", UID, A),  # a node in a container
+        (f"3:memory:{slice_of(UID, A)}\n2:cpu:/\n0::/\n", UID, A),
+        (f"0::{slice_of(UID, A)}/pod{OTHER_UID}/{B}\n", None, None),  # made by who is in there
+        (f"0::{slice_of(UID, A)}/{B}\n", None, None),
+        (f"3:memory:{slice_of(UID, A)}\n2:cpu:{slice_of(OTHER_UID, B)}\n", None, None),
+        (f"0::/system.slice/docker-{A}.scope\n", None, None),
+        ("0::/\n", None, None),
+    ],
+)
+def test_the_only_container_in_a_cgroup(text: str, pod: str | None, container: str | None) -> None:
+    found = only_container(text)
+    assert (found and found.pod_uid, found and found.container_id) == (pod, container)
