@@ -31,16 +31,15 @@ class Columns:
 
     __slots__ = ("_halves", "_words")
 
-    def __init__(self, layout: Layout, device_num: int, start: int = 0) -> None:
-        """Describe slots that begin ``start`` bytes after the start of the buffer."""
+    def __init__(self, layout: Layout, device_num: int) -> None:
         halves, words = layout.slot_size // 4, layout.slot_size // 8
-        self._halves = [slice((start + at) // 4, None, halves) for at in (0, 4, layout.status)]
+        self._halves = [slice(at // 4, None, halves) for at in (0, 4, layout.status)]
         offsets = (layout.sm_util_offset(0, device) for device in range(device_num))
         found = [offset - layout.procs for offset in offsets if offset is not None]
-        self._words = [slice((start + at) // 8, None, words) for at in found]
+        self._words = [slice(at // 8, None, words) for at in found]
 
     def of(self, data: bytes) -> tuple[bytes, ...]:
-        """Extract the columns of whole slots, to the end of the buffer."""
+        """Extract the columns of whole slots, one after the other."""
         view = memoryview(data)
         halves, words = view.cast("i"), view.cast("Q")
         # Not as comprehensions: those are calls, and this is done with every read.

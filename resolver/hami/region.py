@@ -61,14 +61,13 @@ class SharedRegion:
         self.path = path
         #: When the file was last written through a fresh mapping (or by write); a new process in it shows here.
         self.mtime_ns = info.st_mtime_ns
-        self._file_bytes, self._tail_at = layout.file_bytes, layout.proc_num
         self._tail: bytes | None = None  # as it was read
         self._numbers = 0, 0  # what it says: proc_num and utilization_switch
         #: So many slots are read, if there are not more in use: all of them at first.
         self._end = layouts.MAX_SLOTS if layout.device_util is not None else 0
         self._start = self._rest = b""  # of the header, as it was read
         self._header = layouts.Header(0, (), ())
-        self._columns = Columns(layout, 0, layout.procs)
+        self._columns = Columns(layout, 0)
         self.view: RegionView | None = None  # the last one
         self._nowait = False
         self._serial = 0  # of the view that a lane brought
@@ -81,30 +80,28 @@ class SharedRegion:
     def read(self) -> RegionView:
         """Return the region's view; the same object as last time if nothing changed.
 
-        Three system calls up to 32 slots; only the relevant words are kept and compared. Raises `RegionRejected`:
+        Four system calls up to 32 slots; only the relevant words are kept and compared. Raises `RegionRejected`:
         ``gone``, ``hard_link``, ``truncated``, ``unknown_size``, ``bad_header``, ``not_initialized``,
         ``unknown_version``, ``io_error``. The caller must then close it.
         """
         layout, fd = self.layout, self.fd
         try:
             info = os.fstat(fd)
-            if info.st_nlink != 1 or info.st_size != self._file_bytes:
+            if info.st_nlink != 1 or info.st_size != layout.file_bytes:
                 self._refuse(info)
             self.mtime_ns = info.st_mtime_ns
-            tail = self._pread(layouts.TAIL_START_BYTES, self._tail_at)
+            tail = self._pread(layouts.TAIL_START_BYTES, layout.proc_num)
             if tail != self._tail:
                 self._take_tail(tail)
-            data = self._bytes(0, layout.procs + min(self._end, _CHUNK) * layout.slot_size)
+            data = self._bytes(0, layout.procs)
             if not (
                 self.view is not None
                 and data.startswith(self._start)
                 and data.startswith(self._rest, layout.device_num)
             ):
                 self._take_header(data)
-            columns = self._columns.of(data)
+            columns = self._read_slots()
             proc_num, utilization_switch = self._numbers
-            if self._end > _CHUNK:
-                columns = self._further(columns, self._end)
             if self._end > proc_num:
                 self._end, columns = without_idle(columns, proc_num)
         except BlockingIOError:
@@ -205,18 +202,17 @@ class SharedRegion:
             raise RegionRejected(RegionReason.UNKNOWN_VERSION, "it changed its version while it was open")
         self._header = layouts.parse_header(layout, data)
         # The words that processes change all the time (owner_pid, the semaphore) lie between the two.
-        self._start, self._rest = data[: layout.owner_pid], data[layout.device_num : layout.procs]
-        self._columns = Columns(layout, self._header.device_num, layout.procs)
+        self._start, self._rest = data[: layout.owner_pid], data[layout.device_num :]
+        self._columns = Columns(layout, self._header.device_num)
 
-    def _further(self, first: tuple[bytes, ...], end: int) -> tuple[bytes, ...]:
-        """Return the columns of all slots, given those of the first ones."""
-        layout, parts = self.layout, [first]
-        further = Columns(layout, self._header.device_num)
-        for start in range(_CHUNK, end, _CHUNK):
-            count = min(_CHUNK, end - start)
+    def _read_slots(self) -> tuple[bytes, ...]:
+        """Return the columns of the first ``_end`` slots."""
+        layout, parts = self.layout, []
+        for start in range(0, max(self._end, 1), _CHUNK):
+            count = min(_CHUNK, self._end - start)
             data = self._bytes(layout.slot_offset(start), count * layout.slot_size)
-            parts.append(further.of(data))
-        return tuple([b"".join(column) for column in zip(*parts, strict=True)])
+            parts.append(self._columns.of(data))
+        return parts[0] if len(parts) == 1 else tuple([b"".join(each) for each in zip(*parts, strict=True)])
 
     async def words(self, reader: TenantReader, payer: str, offsets: Sequence[int]) -> dict[int, int]:
         """Return the current 8-byte words at these offsets, where readable."""

@@ -203,7 +203,6 @@ def test_the_quick_reader_sees_what_the_whole_one_sees(layout: Layout, device_nu
     tail = struct.pack("<i", 3).ljust(layout.size - layout.proc_num, b"\0")
     parsed = parse_region(layout, bytes(header), slots, tail)["slots"]
     columns = Columns(layout, device_num).of(slots)
-    assert Columns(layout, device_num, layout.procs).of(bytes(header) + slots) == columns
     quick = PackedSlots(columns)
     assert len(quick) == len(parsed)
     for slot, seen in zip(parsed, quick, strict=True):
