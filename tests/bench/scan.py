@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -16,9 +13,9 @@ from resolver.linux.procfs import Procfs
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from tests.bench.timing import Progress, RowValues, command, medians
-from tests.fakes.cgroups import CgroupTree
 from tests.fakes.daemon import BOUND, RESOLVER, Daemon
 from tests.fakes.direct import catch_up
+from tests.fakes.node import Node
 from tests.patience import until
 
 
@@ -71,37 +68,15 @@ def _scan() -> list[RowValues]:
     ]
 
 
-@contextlib.contextmanager
-def in_container() -> Iterator[tuple[str, int]]:
-    """A process in a container's cgroup: the container's id, and the process's host PID."""
-    tree = CgroupTree()
-    container_id = secrets.token_hex(32)
-    cgroup = tree.make(
-        "containerd-systemd", "burstable", "11111111-2222-3333-4444-555555555555", container_id
-    )
-    if cgroup is None:
-        raise RuntimeError(f"no cgroup can be made: {tree.why_not}")
-    process = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", "sleep", "600"])
-    try:
-        child = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        while not child.read_text().split():
-            os.sched_yield()
-        host_pid = int(child.read_text().split()[0])
-        (cgroup / "cgroup.procs").write_text(str(host_pid))
-        yield container_id, host_pid
-    finally:
-        process.kill()
-        process.wait()
-        tree.close()
-
-
 def _lookup(scratch: Path) -> list[RowValues]:
     """The command beside an empty Python: its start is most of both."""
     run_dir = scratch / "lookup"
     daemon = Daemon(None, run_dir, "--dry-run", "--source", "bpf", wrapper=BOUND)
-    with daemon, in_container() as (container_id, host_pid):
+    with daemon, Node(scratch / "lookup-node", "535.183.01") as node:
+        container = node.container(watcher=False)
+        host_pid = container.init_host_pid
         until(daemon.socket.exists, "its socket")
-        ask = [str(RESOLVER), "lookup", container_id, "1", "--socket"]
+        ask = [str(RESOLVER), "lookup", container.container_id, "1", "--socket"]
         steps = {"pass": command([sys.executable, "-c", "pass"])}
         for name, place in (("no daemon", "/nonexistent"), ("through the daemon", str(daemon.socket))):
             answer = subprocess.run([*ask, place], capture_output=True, text=True, check=True).stdout

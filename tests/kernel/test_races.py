@@ -14,6 +14,7 @@ import json
 import os
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
 
 import pytest
 
@@ -33,7 +34,17 @@ from tests.patience import until
 
 INVENTED = 1000  # the first PID that the mover invents
 WITH_UTILIZATION = [name for name, layout in LAYOUTS.items() if layout.device_util is not None]
+#: The others differ from these in offsets alone.
+USUAL = ("v0-no-util", "v0", "v1.2")
 RIGHT = 1_000_000  # what the mover takes for right is the PID and this
+
+
+def layouts(names: Iterable[str]) -> pytest.MarkDecorator:
+    """Of these names some in a usual run, and all in a long one."""
+    marks = {True: (), False: (pytest.mark.long,)}
+    return pytest.mark.parametrize(
+        "layout", [pytest.param(each, marks=marks[each in USUAL]) for each in names]
+    )
 
 
 def orders_for(fd: int, container: Container, index: int) -> bytes:
@@ -76,7 +87,7 @@ async def hammer(container: Container, mover: Process, slots: int) -> Counter[in
 
 
 @pytest.mark.parametrize("moves", [100_000, pytest.param(1_000_000, marks=pytest.mark.long)])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@layouts(LAYOUTS)
 def test_no_write_lands_on_another_owner(node: Node, start: Start, layout: str, moves: int) -> None:
     bystander = node.container(name="bystander")
     first = bystander.tenant(guess="none")
@@ -147,7 +158,7 @@ async def zero_what_nobody_has(container: Container, mover: Process) -> Counter[
 
 
 @pytest.mark.parametrize("lives", [100_000, pytest.param(2_000_000, marks=pytest.mark.long)])
-@pytest.mark.parametrize("layout", WITH_UTILIZATION)
+@layouts(WITH_UTILIZATION)
 def test_no_process_that_takes_a_slot_loses_what_it_says(node: Node, layout: str, lives: int) -> None:
     """Slots of ended processes, and copies above proc_num, are set to 0 while processes start, end and are moved."""
     zeroed = undone = 0

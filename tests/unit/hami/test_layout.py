@@ -126,6 +126,18 @@ def test_size_and_version_together_name_the_layout(size: int, version: tuple[int
 
 
 @layouts
+@pytest.mark.parametrize("short", [0, 1, 2], ids=["header", "slots", "tail"])
+def test_a_part_that_is_too_short_is_refused(layout: Layout, short: int) -> None:
+    data = recorded(layout.name)
+    parts = [data[: layout.procs], data[layout.procs : layout.proc_num], data[layout.proc_num : layout.size]]
+    count = parse_tail_start(parts[2])[0]
+    parts[1] = parts[1][: count * layout.slot_size]
+    parts[short] = parts[short][:-1]
+    with pytest.raises(RegionRejected, match="shorter than its header says"):
+        parse_region(layout, *parts)
+
+
+@layouts
 @pytest.mark.parametrize("uuid", [b"\x1b[2J", b"GPU\n", b"\xff" * 8, "GPU-ü".encode(), b"G" * 96])
 def test_a_uuid_that_is_not_text_is_refused(layout: Layout, uuid: bytes) -> None:
     header = bytearray(recorded(layout.name)[: layout.procs])
