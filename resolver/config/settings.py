@@ -146,8 +146,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         LogFormat, About("how log lines look: `json`, `console`; `auto` is `json` unless on a terminal")
     ] = LogFormat.AUTO
     log_level: Annotated[
-        LogLevel,
-        About("the lowest level of lines to log: `debug`, `info`, `warning`, `error`", live=True),
+        LogLevel, About("the lowest level of lines to log: `debug`, `info`, `warning`, `error`", live=True)
     ] = LogLevel.INFO
     map_size: Annotated[
         int,
@@ -231,7 +230,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         BrokerAnswer,
         About(
             "the broker's answer to a process: `policy`: the number that this driver's samples will carry; "
-            "`host`: always the host PID, as HAMi's own",
+            "`host`: always the host PID, as HAMi's own"
         ),
     ] = BrokerAnswer.POLICY
     pod_logs_dir: Annotated[

@@ -84,11 +84,7 @@ class Pace:
         await self.whenever(next_due, step, hurry, name)
 
     async def whenever(
-        self,
-        due: Callable[[], float],
-        step: Callable[[], Awaitable[None]],
-        hurry: asyncio.Event,
-        name: str,
+        self, due: Callable[[], float], step: Callable[[], Awaitable[None]], hurry: asyncio.Event, name: str
     ) -> None:
         """Repeat when it is ``due`` (monotonic; called after each step), sooner on request."""
         errors = 0

@@ -75,29 +75,19 @@ HEAVY = {
     *("structlog", "subprocess", "tarfile", "threading"),
 }
 SETTINGS = {"msgspec", "resolver.config"}
+LIGHT = (
+    *("--help", "--version", "completion bash", "lookup --help", "reverse --help"),
+    *("explain --help", "top --help", "slots --help", "version --socket /none", "status --socket /none"),
+    *("devices --socket /none", "events --socket /none", "containers --socket /none"),
+)
+TAKING_SETTINGS = ("doctor --list", "doctor --help", "run --help", "slots", "config --socket /none")
 
 
 @pytest.mark.parametrize(
     ("words", "taken"),
     [
-        ("--help", set()),
-        ("--version", set()),
-        ("doctor --list", SETTINGS),
-        ("completion bash", set()),
-        ("version --socket /none", set()),
-        ("status --socket /none", set()),
-        ("containers --socket /none", set()),
-        ("devices --socket /none", set()),
-        ("events --socket /none", set()),
-        ("lookup --help", set()),
-        ("reverse --help", set()),
-        ("explain --help", set()),
-        ("top --help", set()),
-        ("slots --help", set()),
-        ("doctor --help", SETTINGS),
-        ("run --help", SETTINGS),
-        ("slots", SETTINGS),
-        ("config --socket /none", SETTINGS),
+        *((words, set()) for words in LIGHT),
+        *((words, SETTINGS) for words in TAKING_SETTINGS),
     ],
 )
 def test_a_command_loads_what_it_needs(words: str, taken: set[str]) -> None:

@@ -66,8 +66,7 @@ def test_the_flag_names_another_file_than_the_environment(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("given", "dirs"),
-    [("/a", ("/a",)), ("/a:/b", ("/a", "/b")), ("/a::/b:", ("/a", "/b"))],
+    ("given", "dirs"), [("/a", ("/a",)), ("/a:/b", ("/a", "/b")), ("/a::/b:", ("/a", "/b"))]
 )
 def test_several_directories_in_the_environment(given: str, dirs: tuple[str, ...]) -> None:
     assert load(environ={"RESOLVER_CONTAINERS_DIR": given}).containers_dir == dirs

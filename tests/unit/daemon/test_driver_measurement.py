@@ -327,10 +327,7 @@ def test_what_is_missing_is_said_before_anything_is_given_up(
     held: frozenset[str] = frozenset({"SYS_PTRACE", "SYS_ADMIN", "SETUID", "BPF"})
     monkeypatch.setattr("resolver.linux.capabilities.held", lambda: held)
     bench.truth.enable(wanted=True)
-    assert (bench.truth.rights, bench.truth.unable) == (
-        frozenset({"SYS_PTRACE", "SYS_ADMIN", "SETUID"}),
-        "",
-    )
+    assert (bench.truth.rights, bench.truth.unable) == (frozenset({"SYS_PTRACE", "SYS_ADMIN", "SETUID"}), "")
     bench.truth.disable("535.183.01")
     assert bench.truth.rights == frozenset()
     assert "after driver 535.183.01 was measured" in bench.truth.unable
