@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import json
 import random
-import socket
 import time
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
+from resolver import client
 from resolver.base.errors import NotFound, ProcessGone
 from resolver.linux.procfs import Procfs
 from resolver.lookup.forward import lookup
@@ -21,29 +16,13 @@ from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.kernel.conftest import EVERY_SOURCE, Start
 from tests.kernel.serving import SLEEP, serving
+from tests.patience import PATIENCE_S
 
 Pair = tuple[str, int]
 
 
-def post(daemon: Daemon, body: bytes) -> tuple[int, Any]:
-    """Status and JSON of ``POST /v1/lookup``."""
-    with socket.socket(socket.AF_UNIX) as channel:
-        channel.settimeout(60)
-        channel.connect(str(daemon.socket))
-        head = (
-            "POST /v1/lookup HTTP/1.1\r\nHost: r\r\nConnection: close\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
-        )
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may hang up on what is too long
-            channel.sendall(head.encode() + body)
-        answer = http.client.HTTPResponse(channel)
-        answer.begin()
-        return answer.status, json.load(answer)
-
-
 def ask(daemon: Daemon, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-    status, found = post(daemon, json.dumps({"pairs": pairs}).encode())
-    assert status == 200, found
+    found = client.look_up_many(pairs, socket_path=str(daemon.socket), seconds=PATIENCE_S)
     answers: list[dict[str, Any]] = found["answers"]
     assert len(answers) == len(pairs)
     return answers
@@ -144,41 +123,10 @@ def _must_be(answer: dict[str, Any], ns_pid: int, container: Container) -> None:
         pass
 
 
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        (b"", 400),
-        (b"[]", 400),
-        (b'{"pairs": 7}', 400),
-        (b'{"pairs": [["x"]]}', 400),
-        (b'{"pairs": [["x", 0]]}', 400),
-        (b'{"pairs": [["x", "7"]]}', 400),
-        (b'{"pairs": [["", 7]]}', 400),
-        (b'{"pairs": [{"pid": 7, "host_pid": 7}]}', 400),
-        (b'{"pairs": [], "more": 1}', 400),
-        (b'{"pairs": [["\xff", 7]]}', 400),
-        (b"[" * 100_000, 400),
-        (json.dumps({"pairs": [["x" * 10, 7]] * 10_001}).encode(), 400),
-        (b'{"pairs": []}' + b" " * (2 << 20), 413),
-        (b'{"pairs": []}', 200),
-    ],
-    ids=range(14),
-)
-def test_what_is_no_batch_is_refused(api: Daemon, body: bytes, status: int) -> None:
-    got, answer = post(api, body)
-    assert got == status, answer
-    assert status == 200 or answer["status"] == status
-
-
-@pytest.fixture
-def api(node: Node, start: Start) -> Daemon:
-    return serving(start, node, "--source", "scan")
-
-
-def test_two_thousand_hopeless_names_hold_nobody_up(api: Daemon, node: Node) -> None:
+def test_two_thousand_hopeless_names_hold_nobody_up(node: Node, start: Start) -> None:
     """Each takes a walk of its own. What is not reached in time says so."""
     pairs = [(f"{number:064x}", 1) for number in range(2_000)]
-    answers = ask(api, pairs)
+    answers = ask(serving(start, node, "--source", "scan"), pairs)
     reasons = {each["reason"] for each in answers}
     assert reasons <= {"no_such_container", "too_slow"}
     assert answers[0] == {"reason": "no_such_container"}

@@ -27,13 +27,11 @@ from tests.patience import PATIENCE_S, until
 
 def ask(daemon: Daemon, container: Container, ns_pid: int) -> dict[str, Any] | None:
     """The daemon's answer; None if there is no such process."""
-    path = f"/v1/lookup?container={container.container_id}&pid={ns_pid}"
-    answer = client.get(path, socket_path=str(daemon.socket), seconds=PATIENCE_S)
-    assert answer is not None, "the daemon does not answer at all"
-    status, body = answer
-    assert status in (200, 404), body
-    found = json.loads(body)
-    return found if status == 200 else None
+    where = str(daemon.socket)
+    try:
+        return client.look_up(container.container_id, ns_pid, socket_path=where, seconds=PATIENCE_S)
+    except (NotFound, ProcessGone):
+        return None
 
 
 def by_walk(container: Container, ns_pid: int) -> dict[str, Any] | None:

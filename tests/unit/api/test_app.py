@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import os
@@ -64,7 +65,8 @@ def ask(
     lines = [f"{method} {path} HTTP/1.1", "Host: r", "Connection: close", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     with connect(served) as channel:
-        channel.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may hang up on what is too long
+            channel.sendall("\r\n".join([*lines, "", ""]).encode() + body)
         answer = http.client.HTTPResponse(channel, method=method)
         answer.begin()
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
@@ -202,6 +204,32 @@ def test_questions_that_make_no_sense(served: Served, query: str, said: str) -> 
     found = problem(served, f"/v1/lookup{query}")
     assert (found["status"], found["reason"]) == (400, "bad_request")
     assert said in found["detail"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"[]", 400),
+        (b'{"pairs": 7}', 400),
+        (b'{"pairs": [["x"]]}', 400),
+        (b'{"pairs": [["x", 0]]}', 400),
+        (b'{"pairs": [["x", "7"]]}', 400),
+        (b'{"pairs": [["", 7]]}', 400),
+        (b'{"pairs": [{"pid": 7, "host_pid": 7}]}', 400),
+        (b'{"pairs": [], "more": 1}', 400),
+        (b'{"pairs": [["\xff", 7]]}', 400),
+        (b"[" * 100_000, 400),
+        (json.dumps({"pairs": [["x" * 10, 7]] * 10_001}).encode(), 400),
+        (b'{"pairs": []}' + b" " * (2 << 20), 413),
+        (b'{"pairs": []}', 200),
+    ],
+    ids=range(14),
+)
+def test_what_is_no_batch_is_refused(served: Served, body: bytes, status: int) -> None:
+    got, _, text = ask(served, "/v1/lookup", "POST", body, Content_Type="application/json")
+    assert got == status, text
+    assert status == 200 or json.loads(text)["status"] == status
 
 
 def test_other_refusals(served: Served) -> None:
