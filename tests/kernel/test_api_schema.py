@@ -66,20 +66,15 @@ def test_it_keeps_to_its_description(daemon: Daemon) -> None:
     schema = schemathesis.openapi.from_dict(client.get_json("/v1/openapi.json", str(path)))
     session = requests.Session()
     session.mount("http://", UnixAdapter(path))
-    seen = {}
     for result in schema.get_all_operations():
         operation = result.ok()  # type: ignore[union-attr]
         takes_something = bool(list(operation.iter_parameters())) or operation.body
         for mode in (GenerationMode.POSITIVE, *([GenerationMode.NEGATIVE] if takes_something else [])):
-            seen[operation.label, mode.value] = statuses_of(
-                operation.as_strategy(generation_mode=mode), session
-            )
-    print(seen)
+            hold(operation.as_strategy(generation_mode=mode), session)
 
 
-def statuses_of(cases: Any, session: requests.Session) -> set[int]:
-    """Of every answer; each has been held to the description."""
-    statuses = set()
+def hold(cases: Any, session: requests.Session) -> None:
+    """Hold each answer to the description."""
 
     @hypothesis.settings(
         max_examples=EXAMPLES,
@@ -91,10 +86,8 @@ def statuses_of(cases: Any, session: requests.Session) -> set[int]:
     def ask(case: Any) -> None:
         # A container's name can be none for reasons that no schema tells, and 7.0 is a whole number to a schema.
         without = [positive_data_acceptance] if case.operation.path == "/v1/lookup" else []
-        answer = case.call_and_validate(
+        case.call_and_validate(
             session=session, base_url="http://resolver", headers=ACCEPT, excluded_checks=without
         )
-        statuses.add(answer.status_code)
 
     ask()
-    return statuses
