@@ -79,7 +79,6 @@ def print_table(
     right: Iterable[str] = (),
     without: Iterable[str] = (),
     shorten_to: tuple[str, int] | None = None,
-    style: tuple[str, str] = ("", ""),
 ) -> None:
     """Print aligned columns; at a narrow terminal the one in ``shorten_to`` is cut to so many cells at least."""
     ends, shown = frozenset(right), [column not in frozenset(without) for column in columns]
@@ -96,11 +95,6 @@ def print_table(
             text.rjust(width) if column in ends else text.ljust(width)
             for text, column, width in zip(row, table[0], widths, strict=True)
         ]
-        if number and style[0] in table[0]:
-            at = table[0].index(style[0])
-            cells[at] = (
-                styled(row[at], style[1]) + cells[at][len(row[at]) :] if row[at].strip() else cells[at]
-            )
         print(styled("  ".join(cells).rstrip(), "" if number else "bold"))
 
 

@@ -218,7 +218,6 @@ def _print(files: list[dict[str, Any]]) -> None:
             right=_RIGHT,
             without=_FOR_PROGRAMS if person else (),
             shorten_to=("CONTAINER", _SHORTEST_NAME),
-            style=("HINT", "yellow"),
         )
     for region in files if person else ():
         if "error" in region:

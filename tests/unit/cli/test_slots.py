@@ -94,7 +94,6 @@ def test_a_person_has_80_columns(tmp_path: Path) -> None:
     assert re.search(rf"^\S+main +0 +\d+ +0  {first} +\d+ +\S+  missing$", shown, re.MULTILINE), text
     assert re.search(rf"^\S+main +0 +\d+ +0  {second} +\d+ +\S+  missing$", shown, re.MULTILINE), text
     assert f"{POD_UID[:8]}/broken: not_initialized: " in text
-    assert "\x1b[33mmissing\x1b[0m" in on_terminal("slots", str(tmp_path), code=1, NO_COLOR="")
 
 
 def test_a_layout_without_utilization_shows_none_rather_than_zero(tmp_path: Path) -> None:
