@@ -93,13 +93,10 @@ class SlotCounts(NamedTuple):
 
 
 class SlotReports(Sequence[SlotReport]):
-    """Slots of one region: those with an owner, then those without.
-
-    Reports of unowned slots are made on request: a tenant can fill 1,024 in each file.
-    """
+    """Slots of one region: those with an owner, then the others, whose reports are made on request."""
 
     def __init__(self, owned: tuple[SlotReport, ...], slots: PackedSlots, codes: bytes, devices: int) -> None:
-        """``codes`` are `UnownedCode`, one for each of ``slots``."""
+        """``codes`` are `UnownedCode`, one for each of ``slots``: a tenant can fill 1,024 in each file."""
         self.owned, self.codes = owned, codes
         self._slots, self._devices = slots, devices
 
@@ -208,13 +205,10 @@ class Counted(NamedTuple):
 
 
 class HamiCounts(NamedTuple):
-    """HAMi-core's counts in one region, of its slots' owners.
+    """HAMi-core's counts in one region, of its slots' owners."""
 
-    ``memory`` is by device, empty where an owner is unknown. ``last_kernel`` is Unix time, 0 for never.
-    """
-
-    memory: tuple[Counted, ...]
-    last_kernel: int
+    memory: tuple[Counted, ...]  # by device; empty where a slot's owner is unknown
+    last_kernel: int  # Unix time, 0 for never
 
 
 class Container(Struct, frozen=True):
@@ -263,7 +257,7 @@ class LimitState(StrEnum):
     IN_FORCE = "in_force"
     NO_LIMIT = "no_limit"
     SWITCHED_OFF = (
-        "switched_off"  # HAMi's monitor cleared utilization_switch, because of a policy or a priority
+        "switched_off"  # by utilization_switch, which HAMi's monitor clears for a policy or priority
     )
     WAITING = "waiting"  # a slot's owner is unknown, so HAMi-core counts none of its use
     EXCEEDED = "exceeded"  # HAMi-core should enforce it, and the last minute was above it
@@ -370,18 +364,14 @@ class Snapshot(NamedTuple):
     standing: Mapping[str, str] = MappingProxyType({})  # troubles in the log that last: why, by event
     unwatched: int = 0  # regions that the kernel reports no changes of
     not_measured: str = ""  # why the driver was not measured; empty if it was
-    hami_counts: Mapping[str, HamiCounts] = MappingProxyType(
-        {}
-    )  # by region's path; with ``--hami-metrics`` only
+    hami_counts: Mapping[str, HamiCounts] = MappingProxyType({})  # by path; only with ``--hami-metrics``
     nvml_seconds: PassSeconds = PassSeconds(bounds=(), counts=(), observations=0, total=0.0)  # of collections
     used: Callable[[], UsageReport] = UsageReport  # the accounts, as of the call
 
     def standstill(self) -> str:
         """Explain why the daemon should be restarted; empty while passes are made, or before its turn."""
-        if self.holder:
-            return ""
         age = time.time() - (self.at if self.passes else self.started_at)
-        if age <= max(_STANDS_SECONDS, _STANDS_INTERVALS * self.interval):
+        if self.holder or age <= max(_STANDS_SECONDS, _STANDS_INTERVALS * self.interval):
             return ""
         if self.passes:
             return f"the last pass over the slots is {age:.0f} s old"
