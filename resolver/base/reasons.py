@@ -41,10 +41,7 @@ class RepairReason(ReasonWithWords):
     """Why a slot's ``hostpid`` is wrong; the daemon writes the right one."""
 
     MISSING = "missing", "it is 0: HAMi's watcher finds no sample of its process and can't limit it"
-    WRONG_NAMESPACE = (
-        "wrong_namespace",
-        "it is the process's PID in a namespace that this driver's samples do not use",
-    )
+    WRONG_NAMESPACE = "wrong_namespace", "it is the PID in a namespace that this driver's samples do not use"
     DUPLICATE = "duplicate", "another slot of this file has the same number: HAMi guessed wrongly"
     STALE = "stale", "it is the PID of an earlier process, or of one that started at the same time"
 
@@ -118,6 +115,7 @@ class UnresolvedReason(ReasonWithWords):
 
 _HOSTILE = "HAMi never makes such a file: a tenant did, by mistake or on purpose; it is never opened"
 _LOOK_INSIDE = "check what runs in that container: `ls -lan PATH`"
+KERNEL_LOG = "`dmesg | grep -iE 'nvrm|xid' | tail`"
 
 
 class RegionReason(ReasonWithWords):
@@ -256,9 +254,6 @@ class BrokerRefusal(ReasonWithWords):
     NOT_VISIBLE = PeerReason.NOT_VISIBLE.value, PeerReason.NOT_VISIBLE.meaning
     NOT_PROVEN = PeerReason.NOT_PROVEN.value, PeerReason.NOT_PROVEN.meaning
     ACCESS_DENIED = PeerReason.ACCESS_DENIED.value, PeerReason.ACCESS_DENIED.meaning
-
-
-KERNEL_LOG = "`dmesg | grep -iE 'nvrm|xid' | tail`"
 
 
 class GpuReason(ReasonWithWords):
