@@ -135,7 +135,7 @@ class Request:
         return b"".join(chunks)
 
     def free(self) -> None:
-        """Give back the memory of the body: the request is answered, or its connection is gone."""
+        """Give back the memory of the body."""
         self.access.gatekeeper.hold(-self._held)
         self._held = 0
 

@@ -69,7 +69,7 @@ class Gatekeeper:
         self.counters: Counter[str] = Counter()
 
     def owner(self, channel: socket.socket) -> Hashable | None:
-        """Return the key under which a connection waits; None rejects it. Raises OSError without descriptors."""
+        """Return the key under which a connection waits, None to reject it. Raises OSError."""
         try:
             return str(channel.getpeername()[0])
         except OSError:
@@ -87,9 +87,9 @@ class Gatekeeper:
 
 
 class Connection:
-    """One admitted client: its requests are read and answered one after the other.
+    """One admitted client, whose requests are answered one after the other.
 
-    The application gets it for each request, and calls `answer` or `stream`. ``headers`` have names in lower case.
+    The application gets it for each request, and calls `answer` or `stream`. ``headers`` have lower-case names.
     ``charge`` makes a further request as expensive as a new connection.
     """
 
