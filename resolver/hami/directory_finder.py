@@ -1,8 +1,8 @@
 """Shared regions in directories of the host: ``<directory>/<entry>/*.cache``, an entry for each container or claim.
 
 Tenants fill their directories, so every step is bounded, a lane makes those that the kernel can delay, and a refresh
-goes on where the last one ended. Where containers make the entries themselves, tenants can flood the listing and take
-any name: there the entries of kubelet's containers are opened by name, and others are only reported.
+goes on where the last one ended. Where containers make the entries, tenants can flood the listing and take any name:
+only entries of kubelet's containers are opened, by name, and others are reported.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import stat
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ from resolver.hami.searched_directories import (
     Candidate,
     Directory,
     Root,
+    may_be_searched,
 )
 from resolver.linux.inotify import OF_A_DIRECTORY
 from resolver.linux.safe_open import let_go, translate
@@ -187,7 +187,7 @@ class DirectoryFinder:
     def _refresh_root(self, root: Root, now: float, *, full: bool) -> None:
         try:
             info = os.stat(root.path)
-            if root.known and not _may_be_searched(root, info, self._roots):
+            if root.known and not may_be_searched(root, info, self._roots):
                 raise FileNotFoundError(root.path)
             if (info.st_dev, info.st_ino) != root.identity:
                 self._drop_root(root)
@@ -391,15 +391,3 @@ def _unreadable(error: Exception) -> RegionRejected:
 
 def _key(root: Root) -> str:
     return f"{root.path}/"  # another than that of a container's directory
-
-
-def _may_be_searched(root: Root, info: os.stat_result, roots: Sequence[Root]) -> bool:
-    """Accept an automatic directory unless it is a duplicate or made by a user."""
-    others = (each for each in roots if each is not root and each.fd >= 0)
-    if any(each.identity == (info.st_dev, info.st_ino) for each in others):
-        return False
-    parts = root.path.split("/")
-    if parts[1] != "tmp":
-        return True
-    above = [os.lstat("/".join(parts[:end])) for end in range(3, len(parts) + 1)]
-    return all(stat.S_ISDIR(each.st_mode) and each.st_uid == 0 for each in above)

@@ -1,9 +1,8 @@
 """Shared regions inside containers, where HAMi-core runs without Kubernetes: ``/tmp/cudevshr.cache``.
 
-They are found through processes that NVML lists and that hold a file of that name open for writing. The process's own
-descriptor leads to the file, so no tenant's path is walked. Mount and path identify it; inode numbers don't (btrfs).
-Other file systems than those below, which a tenant's program may serve, and processes in a separate user namespace are
-refused.
+They are found through processes that NVML lists and that hold a file of that name open for writing, by the process's
+own descriptor: no tenant's path is walked. Mount and path identify the file; inode numbers don't (btrfs). Other file
+systems than those below, which a tenant's program may serve, and separate user namespaces are refused.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Tenants can make and exchange directories there, and map and write any file; the
 kubelet's name of their container. So the owner has the slot's number, maps the very file and holds it open for writing,
 and is in the directory's pod, by the only pod in its cgroup, and container, by kubelet's name for the log.
 
-No other process with this number may map this file and hold any file in the tree open for writing, as HAMi-core does
-all its life. HAMi's monitor maps every file and holds none.
+No other process with this number may map this file and hold any file in the tree open for writing, as HAMi-core does.
+HAMi's monitor maps every file and holds none.
 """
 
 from __future__ import annotations

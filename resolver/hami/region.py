@@ -1,8 +1,8 @@
 """Shared region, opened for reading and read repeatedly.
 
 Read only with ``pread``: a truncated file gives a short read, where a mapped page would kill this process. The loop
-reads the page cache (RWF_NOWAIT); a lane does the rest, because a tenant can keep the file locked. No lock is taken, so
-a slot may be in the middle of a move: compare its ``(pid, hostpid)`` word again, atomically, before acting.
+reads the page cache (RWF_NOWAIT), a lane the rest, because a tenant can lock the file. No lock is taken, so a slot may
+be in the middle of a move: compare its ``(pid, hostpid)`` word again, atomically, before acting.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,7 @@ from resolver.hami.placements import KAI, ContainerProof, placement_of
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Sequence
     from concurrent.futures import Future
 
     from resolver.hami.discovery import Location
@@ -128,3 +130,15 @@ def list_caches(dir_fd: int) -> tuple[list[str], bool]:
                     return names, False
                 names.append(entry.name)
         return names, next(listing, None) is None
+
+
+def may_be_searched(root: Root, info: os.stat_result, roots: Sequence[Root]) -> bool:
+    """Accept an automatic directory unless it is a duplicate or made by a user."""
+    others = (each for each in roots if each is not root and each.fd >= 0)
+    if any(each.identity == (info.st_dev, info.st_ino) for each in others):
+        return False
+    parts = root.path.split("/")
+    if parts[1] != "tmp":
+        return True
+    above = [os.lstat("/".join(parts[:end])) for end in range(3, len(parts) + 1)]
+    return all(stat.S_ISDIR(each.st_mode) and each.st_uid == 0 for each in above)

@@ -1,11 +1,11 @@
 """Finds a slot's process: right PID, right container, maps the very file, held so it cannot change.
 
 A HAMi container has ``<hook>/containers/<podUID>_<containerName>`` bind-mounted: superblock and path inside it are
-compared exactly. An absent mount proves nothing, because the control group may still show the container. For trees that
-every container has as a whole see `resolver.hami.pod_owner`.
+compared exactly. An absent mount proves nothing, because the control group may still show the container.
+`resolver.hami.pod_owner` does the trees that every container has as a whole.
 
-The owner of a region inside a container is in that container, holds the very file open for writing, and has a shared
-mapping of it, which the kernel grants only to processes that may write to the file.
+The owner of a region inside a container is in it, holds the file open for writing, and has a shared mapping of it,
+which the kernel grants only to processes that may write to the file.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Cache files that no process has open: their containers have ended, maybe before the daemon started.
 
-The PID namespace of such a container is gone and can't prove that a PID is free. A process with a slot keeps its file
-open and mapped until it ends, and so does a program that serves the file to a virtual machine or to gVisor. A file is
-abandoned if no process that existed when its slots were read maps it or has a file of that name open. Processes of
-other pods are ignored unless all pods can reach the file, because HAMi's monitor opens every file. Processes that are
-unreadable or read too late leave the question open, except a host process without a mount of that directory.
+The PID namespace of such a container can't prove any more that a PID is free. A process with a slot keeps its file open
+and mapped until it ends, and so does a program that serves it to a virtual machine or gVisor. A file is abandoned if no
+process that existed when its slots were read maps it or has a file of that name open. Processes of other pods are
+ignored unless all pods reach the file, because HAMi's monitor opens every file. An unreadable or late process leaves
+the question open, except a host process without a mount of that directory.
 
 A process that attaches later writes a byte: the file's new time cancels the verdict.
 """

@@ -1,8 +1,8 @@
 """Schedule of region reads, directory listings and passes.
 
-An attaching process takes its slot within milliseconds. It guesses its host PID when CUDA has started, up to seconds
-later, with a store through its mapping, which the kernel does not report. For that long the region is read often. Later
-it is read every interval if work is pending or attaching processes go unreported, else rarely.
+A process takes its slot within milliseconds after it attached. It guesses its host PID when CUDA has started, up to
+seconds later, by a store that the kernel does not report: the region is read often until then. Later it is read every
+interval if work is pending or attaching processes go unreported, else rarely.
 """
 
 from __future__ import annotations

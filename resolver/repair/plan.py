@@ -1,8 +1,8 @@
 """Plan of repairs: the errors in one region, slot by slot, and the words to write. Does no I/O.
 
-A slot *generation* is one process holding one slot, at any index, because slots move. Within a generation ``hostpid``
-is written once, and once more after the process's own guess: HAMi takes the slot before CUDA starts and guesses seconds
-later. Any further change is a conflict, and delays the next attempt.
+A slot *generation* is one process holding one slot, at any index, because slots move. Its ``hostpid`` is written once,
+and again after the process's own guess, which comes seconds after HAMi took the slot. Any further change is a conflict,
+and delays the next attempt.
 """
 
 from __future__ import annotations

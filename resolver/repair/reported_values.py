@@ -5,9 +5,8 @@ HAMi's watcher writes ``sm_util`` of its container's slots every 120 ms. Up to 2
 alone proves nothing. Two cases count, for each slot and device:
 
 *stale*: the value differs, and has not changed since NVML's answer nor in two ticks after it. Corrected once.
-*contested*: our value was replaced by one that NVML's next answer contradicts; or the value is more than a device can
-  do; or it kept growing above NVML's. Corrected whenever it differs, until that watcher was right at two of NVML's
-  answers in a row.
+*contested*: our value was replaced by one that NVML contradicts; or it is more than a device can do; or it kept growing
+  above NVML's. Corrected until that watcher was right at two of NVML's answers in a row.
 
 Values within `NEAR` points are equal because samples jitter, but 0 equals only 0. Our own values are kept exact.
 """
