@@ -10,10 +10,9 @@ from __future__ import annotations
 import binascii
 import errno
 import os
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from resolver.base.errors import RegionRejected, ResolverError, WorkerFailed
+from resolver.base.errors import RegionRejected, ResolverError
 from resolver.base.reasons import RegionReason
 from resolver.hami import layout as layouts
 from resolver.hami.packed_slots import Columns, PackedSlots, without_idle
@@ -31,8 +30,6 @@ _CHUNK = 32
 _WOULD_WAIT = frozenset({errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _buffer = bytearray(1 << 17)  # of all such reads
 _OTHER = b"\xff\xff"  # no region begins so
-#: Regions whose views a lane remembers, to answer only what changed.
-_MOST_REMEMBERED = 4096
 
 
 class RegionView(NamedTuple):
@@ -70,7 +67,6 @@ class SharedRegion:
         self._columns = Columns(layout, 0)
         self.view: RegionView | None = None  # the last one
         self._nowait = False
-        self._serial = 0  # of the view that a lane brought
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -101,21 +97,13 @@ class SharedRegion:
             ):
                 self._take_header(data)
             columns = self._read_slots()
-            proc_num, utilization_switch = self._numbers
-            if self._end > proc_num:
-                self._end, columns = without_idle(columns, proc_num)
+            if self._end > self._numbers[0]:
+                self._end, columns = without_idle(columns, self._numbers[0])
         except BlockingIOError:
             raise
         except OSError as error:
             raise translate(error) from None
-        view = self.view
-        if view is not None and columns == view.slots.columns and proc_num == view.proc_num:
-            if view.utilization_switch == utilization_switch:
-                return view
-            slots = view.slots
-        else:
-            slots = PackedSlots(columns, proc_num)
-        return self._show(self._header, proc_num, utilization_switch, slots)
+        return self._see(self._header, self._numbers, columns)
 
     def read_at_once(self) -> RegionView | None:
         """Return `read`'s result without blocking; None if a lane has to read it."""
@@ -130,26 +118,27 @@ class SharedRegion:
     async def read_by(self, reader: TenantReader, payer: str) -> RegionView:
         """Read by a lane at that container's expense. Raises as `read` does, `TooSlow` and `WorkerFailed`."""
         where = f"/proc/{os.getpid()}/fd/{self.fd}"
-        found = await reader.ask(payer, payer, read_open, where, self.path, self._serial, self._end)
-        if found is not None:
-            self.take(*found[1:])
-        if self.view is None:
-            raise WorkerFailed("the lane says that nothing changed in what was never read")
-        return self.view
+        found = await reader.ask(payer, payer, read_open, where, self.path, self._end)
+        return self.take(*found[1:])
 
-    def take(self, serial: int, mtime_ns: int, header: Any, numbers: Any, columns: list[str]) -> None:
+    def take(self, mtime_ns: int, header: Any, numbers: Sequence[int], columns: list[str]) -> RegionView:
         """Take a view as `read_open` gives it."""
-        self._serial, self.mtime_ns = serial, mtime_ns
+        self.mtime_ns = mtime_ns
         self._start, self._tail = _OTHER, None  # what is compared with was read before
-        proc_num, switch = numbers
-        slots = PackedSlots(tuple(map(binascii.a2b_base64, columns)), proc_num)
-        self._end = len(slots)
         device_num, *lists = header
-        self._show(layouts.Header(device_num, *map(tuple, lists)), proc_num, switch, slots)
+        packed = tuple(map(binascii.a2b_base64, columns))
+        self._end = len(packed[0]) // 4
+        return self._see(layouts.Header(device_num, *map(tuple, lists)), numbers, packed)
 
-    def _show(
-        self, header: layouts.Header, proc_num: int, utilization_switch: int, slots: PackedSlots
-    ) -> RegionView:
+    def _see(self, header: layouts.Header, numbers: Sequence[int], columns: tuple[bytes, ...]) -> RegionView:
+        view, (proc_num, utilization_switch) = self.view, numbers
+        if view is not None and (columns, proc_num) == (view.slots.columns, view.proc_num):
+            if (header, utilization_switch) == (self._header, view.utilization_switch):
+                return view
+            slots = view.slots
+        else:
+            slots = PackedSlots(columns, proc_num)
+        self._header = header
         self.view = RegionView(
             device_num=header.device_num,
             uuids=header.uuids,
@@ -185,16 +174,16 @@ class SharedRegion:
     def _take_tail(self, tail: bytes) -> None:
         was = self._numbers[0]
         self._numbers = layouts.parse_tail_start(tail)
-        self.read_to(max(was, self._numbers[0]))  # a move leaves its slot behind, above proc_num
+        self._end = max(self._end, was, self._numbers[0])  # a move leaves its slot behind, above proc_num
         self._tail = tail
 
-    def read_to(self, end: int) -> None:
-        """Include at least the first ``end`` slots in the next read."""
-        self._end = max(end, self._end)
+    def start_with(self, end: int) -> None:
+        """Read the first ``end`` slots, or those in use if they are more."""
+        self._end = end
 
     def read_all(self) -> None:
         """Include all slots in the next read: unseen moves may have left copies above ``proc_num``."""
-        self.read_to(layouts.MAX_SLOTS)
+        self._end = layouts.MAX_SLOTS
 
     def _take_header(self, data: bytes) -> None:
         layout, self.view = self.layout, None
@@ -311,47 +300,24 @@ async def adopt_by(reader: TenantReader, payer: str, fd: int, path: str) -> Shar
     check_plain(info)
     if info.st_size not in layouts.FILE_SIZES:
         layouts.identify(info.st_size, b"")
-    found = await reader.ask(payer, payer, read_open, f"/proc/{os.getpid()}/fd/{fd}", path, 0, 0)
+    found = await reader.ask(payer, payer, read_open, f"/proc/{os.getpid()}/fd/{fd}", path, layouts.MAX_SLOTS)
     region = SharedRegion(fd, info, layouts.LAYOUTS[found[0]], path)
     region.take(*found[1:])
     return region
 
 
-#: By path of the descriptor: the view's serial number, and the region, whose file isn't held open in between.
-_remembered: dict[str, tuple[int, SharedRegion]] = {}
+def read_open(_procfs: Procfs, where: str, path: str, end: int) -> Any:
+    """Return layout, file time, header, numbers and columns of a region open in the daemon.
 
-
-def read_open(_procfs: Procfs, where: str, path: str, serial: int, end: int) -> Any:
-    """Return layout, serial number, file time, header, numbers and columns of a region open in the daemon.
-
-    At least ``end`` slots are read. None if the view of this ``serial`` number is still right.
+    The first ``end`` slots are read, or those in use if they are more.
     """
-    fd = open_offered(where)
-    known = _remembered.get(where)
-    if known is not None and _is_same(known[1], fd, path):
-        before, region = known
-        region.fd, view = fd, region.view
-    else:
-        before, region, view = 0, adopt_region(fd, path), None
-    with region:
-        region.read_to(end)
-        now = region.read()
-        unchanged = now is view and serial == before
-        number = before if now is view else time.monotonic_ns()
-        if len(_remembered) >= _MOST_REMEMBERED:
-            _remembered.clear()
-        _remembered[where] = number, region
-        if unchanged:
-            return None
-        header = now.device_num, now.uuids, now.sm_limit, now.limit
-        numbers = now.proc_num, now.utilization_switch
-        columns = [_text(column) for column in now.slots.columns]
-        return region.layout.name, number, region.mtime_ns, header, numbers, columns
-
-
-def _is_same(region: SharedRegion, fd: int, path: str) -> bool:
-    info = os.fstat(fd)
-    return (info.st_dev, info.st_ino) == region.identity and region.path == path
+    with adopt_region(open_offered(where), path) as region:
+        region.start_with(end)
+        view = region.read()
+        header = view.device_num, view.uuids, view.sm_limit, view.limit
+        numbers = view.proc_num, view.utilization_switch
+        columns = [_text(column) for column in view.slots.columns]
+        return region.layout.name, region.mtime_ns, header, numbers, columns
 
 
 def pieces_of_open(_procfs: Procfs, where: str, places: list[tuple[int, int]]) -> list[str]:
