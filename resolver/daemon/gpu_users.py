@@ -35,8 +35,6 @@ _DRIVER_SECONDS = 1.0
 #: A process whose last sample is older (seconds; drivers take some six a second) seems idle. NVML is asked again for
 #: it, at the earliest so many seconds after an answer.
 _SEEMS_IDLE, _ASK_AGAIN_AFTER = 0.3, 0.25
-#: Seconds after which unchanged processes are listed again: their names may change.
-_LIST_SECONDS = 30.0
 
 
 class GpuUsers:
@@ -70,7 +68,6 @@ class GpuUsers:
             False  # each process in it owns a slot; the others' containers may change at any time
         )
         self._listed: tuple[Used, ...] | None = None  # those that `processes` was made of
-        self._list_again = 0.0
         self._seen: tuple[dict[str, int], dict[str, list[str]]] = ({}, {})
         self._seen_of: tuple[object, ...] = ()  # what that was made of
         self._claimants: dict[str, set[str]] = {}  # containers with a ResourceClaim's file, by path
@@ -127,10 +124,9 @@ class GpuUsers:
         if made_of != self._seen_of:
             self._seen, self._seen_of = self._see(), made_of
         changed = await self.census.refresh(*self._seen)
-        now = time.monotonic()
-        if not changed and self.joined.used is self._listed and now < self._list_again:
+        if not changed and self.joined.used is self._listed:
             return
-        self._listed, self._list_again = self.joined.used, now + _LIST_SECONDS
+        self._listed = self.joined.used
         slices, processes, containers = Slices(), [], self.census.containers()
         for used in self.joined.used:
             processes.append(self._process(used))

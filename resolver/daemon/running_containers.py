@@ -71,7 +71,7 @@ class Census:
         self._look_again = 0.0
 
     async def refresh(self, users: Mapping[str, int], regions: Mapping[str, list[str]]) -> bool:
-        """Update the list; return True if anything changed.
+        """Update the list; return True if anything changed, or may have: names of processes do.
 
         ``users``: a host PID for each container id known from elsewhere; ``regions``: paths by id.
         """
@@ -81,7 +81,8 @@ class Census:
             await self._pidmap.catch_up(Slices())
         self.pods.refresh()
         made_of = (self._pidmap.inits(), users, regions, self.pods.version)
-        if made_of == self._made_of and now < self._look_again:
+        again = now >= self._look_again
+        if made_of == self._made_of and not again:
             return False
         if self._names is not None:
             self._names.refresh()
@@ -113,7 +114,7 @@ class Census:
         # Missing names may be known next time.
         complete = all(_named(known) or known.looks >= _LOOKS for known in self._known.values())
         self._made_of, self._look_again = (made_of if complete else ()), now + _LOOK_AGAIN
-        return self.containers() != before
+        return again or self.containers() != before
 
     def _by_inits(self) -> dict[str, tuple[int, int | None]]:
         """Return first process and PID namespace by container id.
