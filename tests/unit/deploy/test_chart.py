@@ -134,7 +134,7 @@ def test_an_api_server_takes_it(case: str) -> None:
         assert len(each["metadata"]["name"]) <= 63
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["default", "everything"])
 def test_helms_own_linter_finds_no_fault(case: str) -> None:
     assert "[ERROR]" not in helm("lint", "--strict", "--quiet", CHART, values=with_image(CASES[case]))
 
