@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,8 @@ import pytest
 from resolver import client
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
-from tests.kernel.conftest import NVML, ROOT, USUAL, Start, hostpid_of, slot_of, write_hostpid
+from tests.kernel.conftest import ROOT, USUAL, WRITER, Start, hostpid_of, slot_of, write_hostpid
+from tests.kernel.rights import patched
 from tests.patience import PATIENCE_S, until
 
 #: The daemon's limit in these tests, and as many descriptors of its user in flight as it takes.
@@ -85,33 +85,29 @@ def test_descriptors_in_flight_stop_no_source_from_starting(node: Node, start: S
 
 
 def test_a_writer_killed_again_and_again_is_no_files_fault_and_makes_the_daemon_not_ready(
-    node: Node, start: Start
+    node: Node, start: Start, tmp_path: Path
 ) -> None:
-    container = node.container(watcher=False)
+    container, spoiled = node.container(watcher=False), tmp_path / "spoiled"
     tenant = container.tenant(load=0, guess="none")
-    daemon = start(node, "--interval", "50ms")
+    spoils = patched(
+        """
+        import os, sys
+        from resolver.workers import supervisor
+        start, spoiled = supervisor.spawn, sys.argv[1]
+        def spawn(argv, *rest, **more):
+            killed = os.path.exists(spoiled) and any("slot_writer" in word for word in argv)
+            return start(["/bin/sh", "-c", "kill -KILL $$"] if killed else argv, *rest, **more)
+        supervisor.spawn = spawn
+        """,
+        str(spoiled),
+    )
+    daemon = start(node, "--interval", "50ms", wrapper=spoils)
     until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the first repair")
-    stop = threading.Event()
-
-    def kill() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -20)
-        while not stop.is_set():
-            for name, host_pid in daemon.children().items():
-                if name != NVML:  # the writer, also before it has its name
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(host_pid, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    # Its children are to get no CPU before they are killed.
-    os.setpriority(os.PRIO_PROCESS, daemon.process.pid, 19)
-    try:
-        write_hostpid(container, tenant, 4711)
-        until(lambda: "was killed by SIGKILL" in not_ready(daemon), "not ready, and why")
-    finally:
-        stop.set()
-        killer.join()
-        os.setpriority(os.PRIO_PROCESS, daemon.process.pid, 0)
+    spoiled.touch()
+    os.kill(daemon.child(WRITER), signal.SIGKILL)
+    write_hostpid(container, tenant, 4711)
+    until(lambda: "was killed by SIGKILL" in not_ready(daemon), "not ready, and why")
+    spoiled.unlink()
     until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair afterwards")
     until(lambda: not not_ready(daemon), "ready again")
     daemon.wait_for("means_restored")
