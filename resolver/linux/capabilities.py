@@ -29,7 +29,7 @@ _PR_SET_NO_NEW_PRIVS = 38
 
 
 def held() -> frozenset[str]:
-    """Return those of `NUMBERS` that are effective in this process."""
+    """Return those of `NUMBERS` that are effective."""
     mask = _sets()["CapEff"]
     return frozenset(name for name, number in NUMBERS.items() if mask >> number & 1)
 

@@ -68,7 +68,7 @@ def parse_cgroup_path(path: str) -> ContainerCgroup | None:
 
 @lru_cache(maxsize=128)  # all processes of a container have the same text
 def parse_cgroup(text: str) -> ContainerCgroup | None:
-    """Return the container in the first line of ``/proc/<pid>/cgroup`` that has one; v1 has a line per hierarchy."""
+    """Return the container in the first line of ``/proc/<pid>/cgroup`` that has one."""
     if _ID.search(text) is None:
         return None
     for path in cgroup_paths(text):
@@ -102,7 +102,7 @@ def only_container(text: str) -> ContainerCgroup | None:
 
 
 def pod_uid_of(text: str) -> str | None:
-    """Return the innermost pod UID in a path or in a whole ``/proc/<pid>/cgroup``."""
+    """Return the innermost pod UID in a path or ``/proc/<pid>/cgroup``."""
     for path in cgroup_paths(text):
         if (pod_uid := _last_pod(path)) is not None:
             return pod_uid
@@ -119,7 +119,7 @@ def cgroup_paths(text: str) -> Iterator[str]:
 
 
 def container_id_of(name: str) -> str | None:
-    """Return the container id in the name of a cgroup directory."""
+    """Return the container id in a directory's name."""
     match = _ID.search(name)
     return match[0] if match is not None and _is_container(name[: match.start()]) else None
 
@@ -130,12 +130,12 @@ def name_in(name: str) -> str:
 
 
 def parts_of(path: str) -> list[str]:
-    """Split a path into its components, outermost first."""
+    """Split a path, outermost component first."""
     return path.removesuffix(" (deleted)").split("/")
 
 
 def strip_scheme(text: str) -> str:
-    """Remove ``containerd://``, ``docker://``, ``cri-o://`` or any other scheme from a pasted id."""
+    """Remove ``containerd://`` or any other scheme from an id."""
     scheme, separator, rest = text.partition("://")
     return rest if separator and "/" not in scheme else text
 

@@ -1,4 +1,4 @@
-"""Directories and processes of containers in the mounted cgroup hierarchies."""
+"""Directories and processes of containers in cgroup hierarchies."""
 
 from __future__ import annotations
 
@@ -33,10 +33,9 @@ def cgroup_roots(mounts: Iterable[Mount]) -> list[str]:
 
 
 def find_directories(root: str, match: Match, top: str = "") -> dict[str, list[str]]:
-    """Return ``{key: directories}`` of every container below ``root`` that ``match`` knows, parents first.
+    """Return ``{key: directories}`` of containers below ``root`` that ``match`` knows, parents first.
 
-    Directories below a container's belong to it. ``top``, relative to ``root``, limits the walk. Raises `AccessDenied`
-    if a directory can't be listed.
+    ``top`` limits the walk. Raises `AccessDenied` if a directory can't be listed.
     """
     found: dict[str, list[str]] = {}
     stack: list[tuple[str, tuple[str, ...], bool]] = []
@@ -64,7 +63,7 @@ def find_directories(root: str, match: Match, top: str = "") -> dict[str, list[s
 def processes_in(directories: Iterable[str]) -> dict[int, None]:
     """Return the host PIDs in these cgroups, as an ordered set; vanished directories are empty.
 
-    Threaded subtrees (EOPNOTSUPP) are listed further up. Too deep paths are left to a search of all processes.
+    Threaded subtrees (EOPNOTSUPP) are listed further up; too deep paths are skipped.
     """
     host_pids: dict[int, None] = {}
     for directory in directories:

@@ -1,4 +1,4 @@
-"""Checks that this process sees every process of the host."""
+"""Checks that every process of the host is visible."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CAP_SYS_PTRACE = 19  # include/uapi/linux/capability.h
 
 
 def require_host_view(procfs: Procfs) -> None:
-    """Raise `CannotKnow`, with the fix, unless every process of the host can be seen."""
+    """Raise `CannotKnow`, with the fix, unless the host's processes can be seen."""
     if not os.path.isdir(f"{procfs.root}/self"):
         raise CannotKnow(f"{procfs.root} is not a mounted proc file system: mount -t proc proc {procfs.root}")
     if procfs.pidns("self") != HOST_PIDNS:
@@ -35,7 +35,7 @@ def require_host_view(procfs: Procfs) -> None:
 
 
 def require_all_processes(procfs: Procfs, mounts: Iterable[Mount]) -> None:
-    """Raise `CannotKnow` if hidepid hides any process; ``mounts`` is this process's table."""
+    """Raise `CannotKnow` if hidepid hides a process."""
     options = ""
     for mount in mounts:
         if mount.fs_type == "proc" and mount.mount_point == procfs.root:

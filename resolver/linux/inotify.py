@@ -37,17 +37,17 @@ class Inotify:
         return self._checked(self._libc.inotify_add_watch(self.fd, b"/proc/self/fd/%d" % fd, mask))
 
     def remove(self, watch: int) -> None:
-        """Stop watching; events that are already queued still come."""
+        """Stop watching; queued events still come."""
         self._libc.inotify_rm_watch(self.fd, watch)
 
     def read(self) -> list[tuple[int, int]]:
-        """Return the next events ``(watch, mask)``, at most some thousand."""
+        """Return the next events ``(watch, mask)``, some thousand at most."""
         with contextlib.suppress(BlockingIOError):
             return parse(os.read(self.fd, _READ_BYTES))
         return []
 
     def close(self) -> None:
-        """Give the descriptor back, and every watch with it; may be called twice."""
+        """Close it; may be called twice."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

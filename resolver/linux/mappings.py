@@ -51,10 +51,7 @@ class SuperblockPath(NamedTuple):
 
 
 class Descriptor(NamedTuple):
-    """An open file of a process: its path as seen from here, and its mount.
-
-    ``inode`` is 0 before Linux 5.14.
-    """
+    """An open file of a process: its path as seen from here, and its mount. ``inode`` is 0 before Linux 5.14."""
 
     path: str
     mount_id: int
@@ -155,7 +152,7 @@ def _by_query(fd: int, path: str, *, shared: bool) -> Iterator[tuple[str, int]]:
 
 
 def _by_text(fd: int, path: str, *, shared: bool) -> Iterator[tuple[str, int]]:
-    """Read an open ``maps`` in pieces of whole lines."""
+    """Read an open ``maps`` by whole lines."""
     wanted = _SHARED_LINE if shared else _LINE
     total, rest = 0, b""
     while chunk := os.read(fd, 1 << 16):
@@ -173,7 +170,7 @@ def _by_text(fd: int, path: str, *, shared: bool) -> Iterator[tuple[str, int]]:
 
 
 def descriptor(procfs: Procfs, host_pid: int | str, fd: int | str) -> Descriptor:
-    """Describe one open file of a process, or of this process (``self``). Raises OSError."""
+    """Describe one open file of a process (or ``self``). Raises OSError."""
     path = os.readlink(f"{procfs.root}/{host_pid}/fd/{fd}")
     with open(f"{procfs.root}/{host_pid}/fdinfo/{fd}", "rb", buffering=0) as file:
         info = file.read(4096)
@@ -225,7 +222,7 @@ def opened_by_name(procfs: Procfs, host_pid: int, name: str) -> list[Descriptor]
 
 
 def open_for_writing(procfs: Procfs, host_pid: int) -> list[Descriptor]:
-    """Return files open for writing, except pipes, sockets and memory. Raises as `open_paths`."""
+    """Return files (not pipes, sockets, memory) open for writing. Raises as `open_paths`."""
     found = list[Descriptor]()
     for fd, path in open_paths(procfs, host_pid):
         if path.startswith(("/", "(unreachable)")) and not path.startswith("/memfd:"):
@@ -234,7 +231,7 @@ def open_for_writing(procfs: Procfs, host_pid: int) -> list[Descriptor]:
 
 
 def open_names(procfs: Procfs, host_pid: int) -> set[str]:
-    """Return the names of all open files, including deleted ones. Raises as `open_paths`."""
+    """Return the names of all open files. Raises as `open_paths`."""
     paths = (path for _, path in open_paths(procfs, host_pid))
     return {path.removesuffix(" (deleted)").rpartition("/")[2] for path in paths}
 

@@ -1,4 +1,4 @@
-"""Mount tables: pure functions over the text of ``mountinfo``."""
+"""Parser of ``mountinfo``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Mount(NamedTuple):
-    """One line of ``mountinfo``. ``device`` is ``major:minor`` of the superblock, as in ``maps``."""
+    """One line of ``mountinfo``; ``device`` is the superblock's ``major:minor``."""
 
     mount_id: int
     device: str
@@ -24,14 +24,14 @@ class Mount(NamedTuple):
 
 
 def _unescape(field: bytes) -> str:
-    """Undo the kernel's octal escapes (blank, tab, newline, backslash) in a mountinfo field."""
+    """Undo the kernel's octal escapes in a field."""
     if b"\\" in field:
         field = re.sub(rb"\\([0-7]{3})", lambda match: bytes((int(match[1], 8) & 0xFF,)), field)
     return os.fsdecode(field)
 
 
 def parse_mountinfo(text: bytes) -> Iterator[Mount]:
-    """Parse the mounts of a ``mountinfo`` file; incomplete lines are skipped (proc(5))."""
+    """Parse a mount table (proc(5)); incomplete lines are skipped."""
     for line in text.split(b"\n"):  # not splitlines: a path may hold a carriage return
         left, dash, right = line.partition(b" - ")
         fields, tail = left.split(b" "), right.split(b" ")

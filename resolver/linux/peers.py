@@ -44,7 +44,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class PeerUnknown(CannotKnow):
-    """Raised if the peer can't be identified. ``reason`` is one of the fixed list."""
+    """The peer can't be identified, for this ``reason``."""
 
     def __init__(self, reason: PeerReason, message: str) -> None:
         super().__init__(message)
@@ -66,7 +66,7 @@ class Listener(socket.socket):
         super().listen(backlog)
 
     def accept(self) -> tuple[socket.socket, str]:
-        """Accept, as `socket.socket`; BlockingIOError if no connection waits."""
+        """Accept, as `socket.socket`; BlockingIOError without a connection."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         try:
             connection, address = super().accept()
@@ -82,7 +82,7 @@ _made_after: dict[int, float] = {}
 
 
 class PeerSocket(Protocol):
-    """Connected Unix socket, or asyncio's view of one (``transport.get_extra_info("socket")``)."""
+    """Connected Unix socket, or asyncio's view of one."""
 
     def fileno(self) -> int:
         """Return the descriptor."""
@@ -94,8 +94,8 @@ class PeerSocket(Protocol):
 class Credentials(NamedTuple):
     """Credentials of the caller of ``connect`` at that moment.
 
-    ``host_pid`` is 0 if it is not visible here. **A container's root has uid 0, too**, unless it has a user namespace.
-    ``groups`` are empty before Linux 4.13 and for more than 256.
+    ``host_pid`` is 0 if it is not visible here. **A container's root has uid 0, too**. ``groups`` may be missing
+    (before Linux 4.13, more than 256), which gives fewer rights.
     """
 
     host_pid: int
@@ -105,14 +105,14 @@ class Credentials(NamedTuple):
 
 
 class PeerPidns(NamedTuple):
-    """A peer's PID namespace (inode), and its PID at every level, outermost first."""
+    """A peer's PID namespace (inode), and its PIDs, outermost first."""
 
     pidns: int
     ns_pids: tuple[int, ...]
 
 
 class Peer(HeldProcess):
-    """Process that connected, held; ``exact`` is False only if `peer_of` was allowed to guess."""
+    """Process that connected, held; not ``exact`` if it was guessed."""
 
     __slots__ = ("credentials", "exact")
 
@@ -123,7 +123,7 @@ class Peer(HeldProcess):
 
     @property
     def host_pid(self) -> int:
-        """Return its PID in the reader's PID namespace."""
+        """Return its PID here."""
         return self.credentials.host_pid
 
 
@@ -185,7 +185,7 @@ def _ended(host_pid: int) -> PeerUnknown:
 
 
 def _by_pidfd(connection: PeerSocket, credentials: Credentials) -> Peer | None:
-    """Take the descriptor that the kernel hands out; None if it can't."""
+    """Take the kernel's descriptor; None before Linux 6.5."""
     try:
         answer = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4)
     except OSError as error:
@@ -260,7 +260,7 @@ def _parse_other_end(answer: bytes, inode: int) -> int:
 
 
 def _has_socket(procfs: Procfs, host_pid: int, inode: int) -> bool:
-    """Check if it is among the first descriptors of the process."""
+    """Check if it is among the process's first descriptors."""
     if not inode:
         return False
     try:

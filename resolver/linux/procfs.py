@@ -1,6 +1,6 @@
-"""A mounted ``/proc``, which a directory of fixtures can replace. Raises `ProcessGone` and `AccessDenied`.
+"""A mounted ``/proc``, which a directory of fixtures can replace.
 
-Files that a tenant can grow are read with a bound.
+Raises `ProcessGone` and `AccessDenied`; others' processes take CAP_SYS_PTRACE. A tenant's files are read with a bound.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ProcessIdentity(NamedTuple):
 
 
 class ProcessStatus(NamedTuple):
-    """Fields of ``/proc/<pid>/status`` that are used. ``ns_pids`` is empty on kernels before 4.1."""
+    """Used fields of ``/proc/<pid>/status``; ``ns_pids`` is empty before Linux 4.1."""
 
     name: str
     state: str
@@ -53,7 +53,7 @@ class ProcessStatus(NamedTuple):
 
 
 class TooLarge(CannotKnow):
-    """A file that a tenant can grow is longer than is read of it."""
+    """A tenant's file is longer than the limit."""
 
 
 def parse_ns_pids(status: bytes) -> tuple[int, ...]:
@@ -66,7 +66,7 @@ def parse_ns_pids(status: bytes) -> tuple[int, ...]:
 
 
 def parse_status(status: bytes) -> ProcessStatus:
-    """Parse the used lines of ``/proc/<pid>/status``; raises ValueError on anything else."""
+    """Parse ``/proc/<pid>/status``. Raises ValueError."""
     fields: dict[bytes, bytes] = {}
     for line in status.split(b"\n"):
         key, _, value = line.partition(b":")
@@ -92,7 +92,7 @@ class ProcessUsage(NamedTuple):
 
 
 def usage(host_pid: int) -> ProcessUsage:
-    """Read a process's usage from this process's ``/proc``. Raises OSError."""
+    """Read a process's usage. Raises OSError."""
     with open(f"/proc/{host_pid}/stat", "rb") as file:
         fields = _after_comm(file.read())
     return ProcessUsage(
@@ -101,12 +101,12 @@ def usage(host_pid: int) -> ProcessUsage:
 
 
 def _after_comm(stat: bytes) -> list[bytes]:
-    """Return the fields of ``/proc/<pid>/stat`` from the third on."""
+    """Return the fields of a ``stat`` file from the third on."""
     return stat[stat.rindex(b")") + 2 :].split(b" ", 22)
 
 
 def parse_start_time(stat: bytes) -> int:
-    """Field 22 of ``/proc/<pid>/stat`` in clock ticks since boot."""
+    """Field 22 of a ``stat`` file, in clock ticks since boot."""
     return int(_after_comm(stat)[19])
 
 
@@ -121,7 +121,7 @@ class ProcessHandle(HeldProcess):
 
 
 class Procfs:
-    """A mounted ``/proc``. ``use_pidfd=False`` forces the way of kernels before 5.3."""
+    """A mounted ``/proc``; ``use_pidfd=False`` as before Linux 5.3."""
 
     def __init__(self, root: str = "/proc", *, use_pidfd: bool = True) -> None:
         self.root = root
@@ -164,26 +164,26 @@ class Procfs:
         return b"".join(chunks)
 
     def status(self, host_pid: int) -> ProcessStatus:
-        """``/proc/<host_pid>/status``; works for thread ids too (``tgid`` is their process)."""
+        """Parsed ``status``; of a thread id, too."""
         return parse_status(self.status_text(host_pid))
 
     def status_text(self, host_pid: int | str) -> bytes:
-        """``/proc/<host_pid>/status`` as it is; ``<host_pid>/task/<tid>`` names a thread."""
+        """``status`` as it is; ``<host_pid>/task/<tid>`` is a thread's."""
         return self.read(f"{host_pid}/status")
 
     def ns_pids(self, host_pid: int | str) -> tuple[int, ...]:
-        """Read the ``NSpid:`` numbers, three times as fast as `status`."""
+        """Read the ``NSpid:`` numbers, faster than `status`."""
         return parse_ns_pids(self.status_text(host_pid))
 
     def inode(self, host_pid: int) -> int | None:
-        """Return the inode of the process's directory; None without such a process."""
+        """Return the inode of the process's directory, or None."""
         try:
             return os.stat(f"{self.root}/{host_pid}").st_ino
         except (FileNotFoundError, ProcessLookupError):
             return None
 
     def start_time(self, host_pid: int) -> int:
-        """Return the start time in clock ticks since boot, from ``task/<pid>/stat``: that sums up no threads."""
+        """Return the start time in clock ticks since boot, without summing up threads."""
         return parse_start_time(self.read(f"{host_pid}/task/{host_pid}/stat"))
 
     def process(self, host_pid: int) -> ProcessIdentity:
@@ -191,19 +191,19 @@ class Procfs:
         return ProcessIdentity(host_pid, self.start_time(host_pid), self.ns_pids(host_pid))
 
     def cgroup(self, host_pid: int) -> str:
-        """``/proc/<host_pid>/cgroup`` as text, for the functions of `resolver.linux.cgroup`."""
+        """``cgroup`` as text, see `resolver.linux.cgroup`."""
         return os.fsdecode(self.read(f"{host_pid}/cgroup"))
 
     def container(self, host_pid: int) -> ContainerCgroup:
-        """Return the container in the process's cgroup, `NO_CONTAINER` without one."""
+        """Return the container of the process's cgroup, or `NO_CONTAINER`."""
         return parse_cgroup(self.cgroup(host_pid)) or NO_CONTAINER
 
     def comm(self, host_pid: int) -> str:
-        """Return the command name, at most 15 bytes, chosen by the process."""
+        """Return the command name, which the process chose."""
         return self.read(f"{host_pid}/comm").rstrip(b"\n").decode("utf-8", "backslashreplace")
 
     def program(self, host_pid: int) -> str:
-        """Name of the file that the process executes (needs CAP_SYS_PTRACE for others' processes)."""
+        """Name of the executed file."""
         path = f"{self.root}/{host_pid}/exe"
         try:
             return os.readlink(path).rsplit("/", 1)[-1]
@@ -242,7 +242,7 @@ class Procfs:
         return self._mount_table(host_pid, MAX_TENANT_FILE)
 
     def mounts(self, host_pid: int | str) -> list[Mount]:
-        """Read the mount table as the process sees it (needs CAP_SYS_PTRACE for others' processes)."""
+        """Read the mount table as the process sees it."""
         return list(parse_mountinfo(self.mount_table(host_pid)))
 
     def first_mounts(self, host_pid: int, limit: int = MAX_MOUNT_TABLE) -> Iterator[Mount]:
@@ -264,11 +264,11 @@ class Procfs:
     # -- namespaces ---------------------------------------------------------------------------------
 
     def pidns(self, host_pid: int | str) -> int:
-        """Inode of the PID namespace the process is in (needs CAP_SYS_PTRACE for others' processes)."""
+        """Inode of the process's PID namespace."""
         return self._namespace(host_pid, "pid")
 
     def userns(self, host_pid: int | str) -> int:
-        """Inode of the user namespace the process is in (needs CAP_SYS_PTRACE for others' processes)."""
+        """Inode of the process's user namespace."""
         return self._namespace(host_pid, "user")
 
     def _namespace(self, host_pid: int | str, kind: str) -> int:
@@ -300,7 +300,7 @@ class Procfs:
                 os.close(fd)
 
     def _translate_namespace(self, error: OSError, host_pid: int | str) -> Exception:
-        """Tell refusal from end: the kernel says EACCES for an ended process, too (fs/proc/namespaces.c)."""
+        """Tell refusal from end, both EACCES (fs/proc/namespaces.c)."""
         if error.errno == errno.EACCES:
             try:
                 fd = os.open(f"{self.root}/{host_pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -350,7 +350,7 @@ class Procfs:
 
 
 def translate(error: OSError, what: str) -> Exception:
-    """Translate an error into its meaning for the process, or return it."""
+    """Translate an error into its meaning, or return it."""
     # EINVAL: mountinfo of a process that is past exit_task_namespaces (fs/proc_namespace.c)
     if error.errno in (errno.ENOENT, errno.ESRCH, errno.EINVAL):
         return ProcessGone(f"{what}: the process ended")
@@ -365,7 +365,7 @@ def translate(error: OSError, what: str) -> Exception:
 
 
 def variable(procfs: Procfs, host_pid: int, name: str) -> str:
-    """Return an environment variable of the process's start; a tenant can delay that."""
+    """Return a variable of the process's first environment."""
     for entry in procfs.read(f"{host_pid}/environ").split(b"\0"):
         key, _, value = entry.partition(b"=")
         if key == name.encode():

@@ -19,7 +19,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O
 
 
 def translate(error: OSError) -> RegionRejected:
-    """Translate an error of the operating system into a reason from the fixed list."""
+    """Translate an operating system's error into a reason."""
     code = error.errno
     if code in (errno.ENOENT, errno.ESTALE):
         return RegionRejected(RegionReason.GONE, "there is no such file")
@@ -49,7 +49,7 @@ def mount_id(fd: int) -> int:
 
 
 def check_plain(info: os.stat_result) -> None:
-    """Raise `RegionRejected` unless this is a regular file with exactly one name."""
+    """Raise `RegionRejected` unless it is a regular file with one name."""
     if stat.S_ISLNK(info.st_mode):
         raise RegionRejected(RegionReason.SYMLINK, "it is a symbolic link, and none is followed here")
     if not stat.S_ISREG(info.st_mode):
@@ -117,7 +117,7 @@ def let_go(fd: int) -> None:
 
 
 def open_offered(path: str) -> int:
-    """Open a file by its link in ``/proc`` of a process that holds it."""
+    """Open a file by another process's link in ``/proc``."""
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
 
 

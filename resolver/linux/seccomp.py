@@ -80,7 +80,7 @@ def dangerous_but(*needed: str) -> _Numbers:
 
 
 def allow_only(calls: _Numbers) -> bool:
-    """Refuse all others from now on; else as `forbid`."""
+    """Refuse all others, as `forbid`."""
     return _install(calls, listed=_ALLOW, others=_REFUSE)
 
 

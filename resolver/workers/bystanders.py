@@ -25,7 +25,7 @@ _TRIES = 5
 
 
 def dangerous(status: bytes) -> str:
-    """Return the dangerous capability in a thread's status; empty without one."""
+    """Return the dangerous capability in a thread's status, or nothing."""
     sets = _SETS.findall(status)
     if len(sets) < 3:  # CapAmb came with 4.3
         raise ValueError("status has no capability lines")
@@ -63,7 +63,7 @@ def objection(procfs: Procfs, pidns: int) -> str:
 
 
 def _members(procfs: Procfs, pidns: int) -> list[int]:
-    """Host PIDs of all processes in a PID namespace and below it."""
+    """Host PIDs of the processes in a PID namespace and below."""
     members = []
     for host_pid in procfs.entries():
         try:

@@ -13,14 +13,14 @@ INHERITED = "RESOLVER_INHERITED"
 
 
 def inherited() -> list[int]:
-    """Return the descriptors of the first message, open in this process since its start."""
+    """Return the descriptors of the first message."""
     import os
 
     return [int(number) for number in os.environ.get(INHERITED, "").split(",") if number]
 
 
 def main() -> int:
-    """Start the module named on the command line; its ``main()`` returns the exit code."""
+    """Run the module's ``main()``; returns its exit code."""
     import ctypes
     import importlib
     import os

@@ -154,7 +154,7 @@ def _enter_and_give_up(pidns_fd: int, *, nobody: bool) -> bool:
 
 
 def unneeded(mounts: list[Mount], library_path: str) -> list[str]:
-    """Return the mount points that NVML does not need, innermost first."""
+    """Return mount points that NVML does not need, innermost first."""
     trees = (*_TREES, *(os.path.abspath(path) for path in library_path.split(":") if path))
     found = []
     for mount in mounts:
@@ -175,7 +175,7 @@ def _check(result: int, what: str) -> None:
 
 
 def _read(read_end: int, channel: socket.socket, deadline: float) -> bytes | None:
-    """Return the fork's message, empty if incomplete, None if late."""
+    """Return the fork's message; empty if incomplete, None if late."""
     poll = select.poll()
     poll.register(read_end, select.POLLIN)
     poll.register(channel, select.POLLRDHUP)
@@ -209,7 +209,7 @@ def _end(child: int) -> str:
 
 
 def _be_seen(look: Callable[[], dict[str, Any]], write_end: int) -> NoReturn:
-    """Call NVML, answer and exit, in the forked, unprivileged process."""
+    """Call NVML and exit, in the fork."""
     try:
         _let_go_of_everything_but(write_end)
         text = json.dumps(look(), separators=(",", ":")).encode()

@@ -81,12 +81,12 @@ def load(_procfs: Procfs, *modules: str) -> None:
 
 
 def described(procfs: Procfs) -> str:
-    """Return the text from which `procfs_of` restores this `Procfs`."""
+    """Describe this `Procfs` for `procfs_of`."""
     return f"{procfs.root} {procfs.use_pidfd:d} {procfs.use_procmap_query:d}"
 
 
 def procfs_of(text: str) -> Procfs:
-    """Return the ``/proc`` that `described` is about; the usual one for an empty text."""
+    """Return the described ``/proc``; by default the usual one."""
     if not text:
         return Procfs()
     root, use_pidfd, use_procmap_query = text.rsplit(" ", 2)

@@ -81,7 +81,7 @@ def begin(work: Coroutine[Any, Any, _T]) -> Future[_T] | asyncio.Task[_T]:
 
 
 class Direct:
-    """A `TenantReader` that reads by itself, for commands and tests."""
+    """A `TenantReader` without a child, for commands and tests."""
 
     def __init__(self, procfs: Procfs) -> None:
         self._procfs = procfs
@@ -106,10 +106,10 @@ class _Question:
 
 
 class Lane(Child):
-    """A child and its pending questions, each with a limit of ``seconds``."""
+    """A child and its questions, each with a limit of ``seconds``."""
 
     def __init__(self, name: str, procfs: Procfs, seconds: float, on_late: Callable[[str], None]) -> None:
-        """Create a lane that calls ``on_late(about)`` for each question that isn't answered in time."""
+        """Call ``on_late(about)`` for each question that is late."""
         super().__init__(name, child("resolver.workers.lane", name, _RIGHTS))
         self._procfs, self._seconds, self._on_late = procfs, seconds, on_late
         self._waiting = deque[_Question]()
@@ -125,7 +125,7 @@ class Lane(Child):
         return bool(self._asked or self._waiting)
 
     async def ask(self, about: str, message: bytes) -> list[Any]:
-        """Return seconds, error and value, see `resolver.workers.lane`. Raises `TooSlow` and `WorkerFailed`."""
+        """Return seconds, error and value (`lane`). Raises `TooSlow` and `WorkerFailed`."""
         question = _Question(about, message)
         self.last_asked = time.monotonic()
         self._waiting.append(question)
@@ -154,7 +154,7 @@ class Lane(Child):
             self._asked.append(self._waiting.popleft())
 
     def _begin(self) -> None:
-        """Start the time limit of the first question."""
+        """Start the first question's time."""
         self._since, self._turns = time.monotonic(), 0
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._seconds / 2, self._check)
@@ -190,7 +190,7 @@ class Lane(Child):
         self._send()
 
     def _check(self) -> None:
-        """Give up the first question if its time is over."""
+        """Give up the first question if it is late."""
         self._timer = None
         self._take()
         if not self._asked:
@@ -215,7 +215,7 @@ class Lane(Child):
         self._again()
 
     def _again(self) -> None:
-        """Send the unanswered questions to a new child."""
+        """Ask the rest again."""
         self._put_back()
         self._send()
 
@@ -295,7 +295,7 @@ class Lanes:
         return self._first, self._second
 
     def too_slow(self) -> frozenset[str]:
-        """Return the containers that were late and have not been quick since."""
+        """Return the containers that were late and not quick since."""
         return frozenset(self._slow - {ALL})
 
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Shortages of the daemon's own resources, which blame no file and no container."""
+"""Shortages of the daemon's resources, which blame no container."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shortage_of(code: int | None) -> Shortage | None:
 
 
 class Means:
-    """Those of one part of the daemon: ``counts`` are refusals by kind, ever."""
+    """Shortages of one part; ``counts`` are refusals by kind, ever."""
 
     def __init__(self) -> None:
         self.counts: Counter[Shortage] = Counter()
@@ -55,6 +55,6 @@ class Means:
         return "" if self._since is None else self._why
 
     def lacking(self) -> str:
-        """Why this part has not worked for 10 s and more; else empty."""
+        """Return why this part has not worked for 10 s; else empty."""
         why, seconds = self.short(), time.monotonic() - (self._since or 0.0)
         return f"for {seconds:.0f} s {why}" if why and seconds >= NOT_READY_SECONDS else ""

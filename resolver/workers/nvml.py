@@ -80,7 +80,7 @@ class Nvml:
         self._absent = (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound)
 
     def failed(self, error: Any) -> dict[str, Any]:
-        """Describe an NVML error; shut the library down if it needs a fresh start."""
+        """Describe an error; shut the library down if it is fatal."""
         if error.value in self._fatal:
             self._shut_down()
         return {"error": error_name(error), "code": error.value, "text": str(error)}
@@ -113,7 +113,7 @@ class Nvml:
         return {"driver_version": text(nvml.nvmlSystemGetDriverVersion()), "devices": found}
 
     def samples(self, uuid: str, since: int | None) -> dict[str, Any]:
-        """Return one device's processes, and their utilization samples newer than ``since`` (none if None)."""
+        """Return a device's processes, and samples newer than ``since`` (None: none)."""
         self._ensure_initialized()
         nvml = self._pynvml
         # By UUID: an index is another device's as soon as one falls off the bus, and a handle is when one is added.
@@ -126,7 +126,7 @@ class Nvml:
         return answer
 
     def _power(self, handle: Any) -> float | None:
-        """Return the device's power in watts, None if the driver doesn't report it."""
+        """Return the device's power in watts, or None."""
         try:
             return float(self._pynvml.nvmlDeviceGetPowerUsage(handle)) / 1000
         except self._pynvml.NVMLError as error:

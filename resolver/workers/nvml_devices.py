@@ -19,12 +19,12 @@ _MOST_INSTANCES = 64
 
 
 def text(value: str | bytes) -> str:
-    """NVML's strings, which are bytes in older releases of nvidia-ml-py."""
+    """NVML's strings, bytes in older releases of nvidia-ml-py."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def error_name(error: Any) -> str:
-    """NVML's name of an error, as in ``GpuIsLost``."""
+    """NVML's name of an error: ``GpuIsLost``."""
     return type(error).__name__.removeprefix("NVMLError_") or "Unknown"
 
 
@@ -133,7 +133,7 @@ class DeviceReader:
         return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
 
     def _instances(self, handle: Any) -> list[list[Any]]:
-        """Return each MIG instance's UUID, GPU and compute instance ids, total and used memory."""
+        """Return each MIG instance's UUID, GPU and compute instance id, total and used memory."""
         nvml = self._nvml
         found = []
         for index in range(min(nvml.nvmlDeviceGetMaxMigDeviceCount(handle), _MOST_INSTANCES)):

@@ -10,7 +10,7 @@ _LOOK_SECONDS, _AT_ONCE = 1.0, 64
 
 
 class XidWatch:
-    """The event set, made with the first GPU; a driver without one reports nothing."""
+    """The event set; without one nothing is reported."""
 
     def __init__(self, pynvml: Any) -> None:
         self._nvml = pynvml
@@ -19,7 +19,7 @@ class XidWatch:
         self._next_look = 0.0
 
     def watch(self, handle: Any, uuid: str) -> None:
-        """Register this GPU's errors with the event set; ignored if NVML refuses."""
+        """Register a GPU's errors, unless NVML refuses."""
         nvml = self._nvml
         if uuid in self._watched:
             return
@@ -51,7 +51,7 @@ class XidWatch:
         return [[uuid, xid, count] for (uuid, xid), count in found.items()]
 
     def close(self) -> None:
-        """Give it back; to be called before the library is shut down."""
+        """Free it, before the library is shut down."""
         events, self._set = self._set, None
         self._watched.clear()
         if events is not None:

@@ -9,7 +9,7 @@ _BUS_ID = re.compile(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0
 
 
 def pci_address(bus_id: str) -> str | None:
-    """Convert NVML's PCI bus id, ``00000000:3B:00.0``, to the kernel's, ``0000:3b:00.0``; None if malformed."""
+    """Convert NVML's ``00000000:3B:00.0`` to ``0000:3b:00.0``; None if malformed."""
     found = _BUS_ID.fullmatch(bus_id)
     if found is None:
         return None
@@ -18,7 +18,7 @@ def pci_address(bus_id: str) -> str | None:
 
 
 def place_of(address: str | None, sysfs: str = "/sys") -> dict[str, str | int | None]:
-    """NUMA node, PCI root complex and CPU socket of the device at this address."""
+    """Return a device's NUMA node, PCI root complex and CPU socket."""
     if address is None:
         return {"numa_node": None, "pcie_root": None, "cpu_socket": None}
     directory = f"{sysfs}/bus/pci/devices/{address}"

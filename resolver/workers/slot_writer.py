@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def serve(atomics: Atomics, message: bytes, descriptors: list[int]) -> bytes:
-    """Carry out the orders of one message; the first descriptor is the region's file."""
+    """Carry out a message's orders in the first descriptor's file."""
     file_bytes, count = HEAD.unpack_from(message)
     try:
         # The daemon reads only; the right to write exists in this process alone, for this message.
@@ -129,7 +129,7 @@ def _try(
 def _take_back_copies(
     atomics: Atomics, fd: int, file_bytes: int, slots: tuple[int, ...], order: tuple[int, ...]
 ) -> None:
-    """Undo `MARK` where a move copied it from the order's slot to another one."""
+    """Undo `MARK` where a move copied it."""
     first, size, _ = slots
     target, expected = order[4], order[5]
     try:
@@ -219,7 +219,7 @@ class Cell:
         self._word: Any = atomics.ctypes.c_uint64.from_buffer(self._page, offset - start)
 
     def swap(self, expected: int, new: int) -> int:
-        """Replace ``expected`` by ``new``; returns the previous value, which is ``expected`` on success."""
+        """Replace ``expected`` by ``new``; returns the previous value."""
         ctypes = self._atomics.ctypes
         found = ctypes.c_uint64(expected)
         at = ctypes.addressof(self._word)

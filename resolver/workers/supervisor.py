@@ -58,7 +58,7 @@ class Child:
 
     @property
     def host_pid(self) -> int | None:
-        """PID of the present child; None between two of them."""
+        """PID of the child, if there is one."""
         return self._process.pid if self._process else None
 
     def _start(
@@ -89,7 +89,7 @@ class Child:
     def _failed(
         self, what: str, *, own_fault: bool = False, late: bool = False, lacks: Shortage | None = None
     ) -> WorkerFailed:
-        """End the child, count its failure, and return the error to raise."""
+        """End the child, count it, return the error."""
         self._end()
         self.failures += 1
         self._in_a_row += 1
@@ -213,11 +213,11 @@ class WorkerProcess(Child):
                 return channel
 
     def malformed(self, what: str) -> WorkerFailed:
-        """End a child with a malformed answer, and return the error to raise."""
+        """End a child that answered nonsense; returns the error."""
         return self._failed(what)
 
     def _ended(self) -> WorkerFailed:
-        """Reap a child that closed its socket, and return the error to raise."""
+        """Reap a child that closed its socket; returns the error."""
         process = self._process
         try:
             code = process.wait(0.2) if process else 0
@@ -234,7 +234,7 @@ class WorkerProcess(Child):
 
 
 def cpu_seconds(host_pid: int) -> float:
-    """Return the CPU time of a child, 0 if it can't be read."""
+    """Return a child's CPU time; 0 if unreadable."""
     return _usage(host_pid).cpu_seconds
 
 
