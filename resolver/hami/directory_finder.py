@@ -226,9 +226,8 @@ class DirectoryFinder:
                 names.update(page)
                 after = page[-1] if page else ""
         except (OSError, CannotKnow, WorkerFailed) as error:
-            if not root.shared:
+            if not root.shared:  # there kubelet's are opened by name, until the next full refresh
                 raise _unreadable(error) from None
-            root.news = True  # kubelet's are opened by name
         return names, complete and last
 
     def _take_listing(self, root: Root, now: float) -> None:
@@ -236,6 +235,8 @@ class DirectoryFinder:
             self._look_again(root.asked_at, now)
             return
         listing, root.listing = root.listing, None
+        if root.news:  # since it was listed
+            self._look_again(now, now)
         seen, complete = listing.result()
         if root.shared:
             seen, complete = self._of_kubelet(root, seen, complete=complete), True
@@ -293,6 +294,8 @@ class DirectoryFinder:
             self._register.finish(candidate, now)
         if directory.look is not None or self._begin_look(directory, now):
             self._take_look(directory, now)
+            if directory.news:  # since it was listed
+                self._look_again(now, now)
         for candidate in directory.candidates.values():
             if candidate.reading is not None or (candidate.region is None and candidate.retry_at <= now):
                 # One that is due still is on its way to being a region, or over its budget.
