@@ -17,7 +17,10 @@ _COUNTS_SECONDS = 5.0
 
 
 class Documents(NamedTuple):
-    """Lists of the API. ``no_daemon`` is the reason that no daemon gave them, ``settings_by`` whose settings count."""
+    """Lists of the API; ``uses`` are the accounts of `resolver usage`.
+
+    ``no_daemon`` is the reason that no daemon gave them, ``settings_by`` whose settings count.
+    """
 
     status: Json
     containers: list[Json]
@@ -27,6 +30,7 @@ class Documents(NamedTuple):
     rejected: list[Json]
     missing_dirs: list[str]
     gpus: list[Json]
+    uses: list[Json]
     no_daemon: str = ""
     settings_by: str = ""
 
@@ -55,6 +59,7 @@ def documents_from(ask: Callable[[str], Json], no_daemon: str = "", settings_by:
         rejected=regions["rejected"],
         missing_dirs=regions["missing_dirs"],
         gpus=ask("gpus")["gpus"],
+        uses=ask("usage")["containers"],
         no_daemon=no_daemon,
         settings_by=settings_by,
     )

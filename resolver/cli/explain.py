@@ -118,7 +118,7 @@ def _document(known: Documents, explained: list[Explained]) -> dict[str, Any]:
     for each in explained:
         broken = each.first("breaks")
         breaks = broken and {"ns_pid": broken[0] and broken[0].ns_pid, **broken[1]._asdict()}
-        containers.append({**each._asdict(), "breaks": breaks})
+        containers.append({**each._asdict(), "breaks": breaks, "uses": _uses(known, each)})
     return {"at": known.status["at"], "no_daemon": known.no_daemon or None, "containers": containers}
 
 
@@ -142,6 +142,30 @@ def _print(known: Documents, explained: list[Explained]) -> None:
         _print_link(each.end)
         print()
         _say(_verdict(each))
+        for use in _uses(known, each):
+            _say(_over_time(use, {gpu["uuid"]: gpu["device_index"] for gpu in known.gpus}))
+
+
+def _uses(known: Documents, each: Explained) -> list[dict[str, Any]]:
+    """Return the container's accounts, one for each GPU."""
+    name = (each.pod_uid, each.container_name) if each.pod_uid and each.container_name else None
+    return [
+        use
+        for use in known.uses
+        if (name or each.container_id)
+        == ((use["pod_uid"], use["container_name"]) if name else use["container_id"])
+    ]
+
+
+def _over_time(use: dict[str, Any], index: dict[str, int]) -> str:
+    """Describe one account in a sentence."""
+    minute = "unknown over" if use["used_1m"] is None else f"{use['used_1m']:.0%} in"
+    limit = "no core limit"
+    if use["core_limit"] is not None:
+        limit = f"core limit {use['core_limit']}%, {use['limit_state'].replace('_', ' ')}"
+    idle = "" if use["idle_since"] is None else f"; idle for {duration(time.time() - use['idle_since'])}"
+    gpu = index.get(use["device_uuid"], use["device_uuid"])
+    return f"GPU {gpu}: {minute} the last minute, {limit}; {duration(use['gpu_seconds'])} of GPU time in all{idle}."
 
 
 def _owner(owner: SlotOwner) -> str:

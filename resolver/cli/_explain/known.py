@@ -60,6 +60,7 @@ def _documents(picture: Snapshot) -> Mapping[str, Callable[[], Any]]:
         "processes": shapes.processes,
         "slots": shapes.slots,
         "regions": shapes.regions,
+        "usage": shapes.usage,
     }
     return {name: lambda parts=parts: shapes.whole(parts(picture)) for name, parts in lists.items()} | {
         "status": lambda: state_of(picture, {}),

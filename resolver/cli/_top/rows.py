@@ -146,6 +146,8 @@ def _container(gpu: GpuNode, container: ContainerNode) -> Row:
     limit = container.memory_limit
     memory = f"{'≥' * container.memory.at_least}{_size(container.memory.value)}"
     core = "" if container.core_limit is None else f"core limit {container.core_limit}%"
+    if core and container.limit_state not in ("", "in_force"):
+        core += f", {container.limit_state.replace('_', ' ')}"
     note, tone = core, ""
     if over:
         note, tone = f"over {over}", "warn"

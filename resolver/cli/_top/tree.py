@@ -53,6 +53,7 @@ class ContainerNode(NamedTuple):
     processes: tuple[ProcessNode, ...]
     core_limit: int | None = None
     memory_limit: int | None = None
+    limit_state: str = ""  # of the cores, over the last minute
 
     def over(self) -> str:
         """Return the exceeded limit, ``core``, ``memory`` or both; empty if none is known to be exceeded."""
@@ -138,7 +139,7 @@ class _Spot:
         self.processes: list[ProcessNode] = []
         self.limits: tuple[int | None, int | None] = (None, None)
 
-    def container(self, *, asked: bool) -> ContainerNode:
+    def container(self, limit_state: str, *, asked: bool) -> ContainerNode:
         """Return its node. ``asked``: the driver listed that GPU's processes, so an empty list means none."""
         processes, missing = self.processes, not asked and not self.processes
         fields = ("container_id", "namespace", "pod", "container_name", "pod_uid")
@@ -152,6 +153,7 @@ class _Spot:
             processes=tuple(processes),
             core_limit=self.limits[0],
             memory_limit=self.limits[1],
+            limit_state=limit_state,
         )
 
 
@@ -167,6 +169,7 @@ class _Places:
         self._parents = {
             instance["uuid"]: gpu["uuid"] for gpu in documents.gpus for instance in gpu["mig_instances"]
         }
+        self._limits = {(use["device_uuid"], *_name_of(use)): use["limit_state"] for use in documents.uses}
         self._slots: dict[str, list[Json]] = {}  # by their region's path
         self._owned: dict[int, Json] = {}  # by their owner
         for slot in documents.slots:
@@ -231,7 +234,10 @@ class _Places:
         for uuid, places in self._places.items():
             report = reports.get(uuid, {})
             asked = answers and report.get("samples") == "ok"
-            containers = tuple(place.container(asked=asked) for place in places.values())
+            containers = tuple(
+                place.container(self._limits.get((uuid, *_name_of(place.names)), ""), asked=asked)
+                for place in places.values()
+            )
             found.append(GpuNode(uuid, report, containers))
         return found
 
@@ -240,6 +246,12 @@ def _process(host_pid: int, ns_pid: int | None, device: str, slot: Json) -> Proc
     """Build a process with the facts of its slot; ``slot`` is empty if it owns none."""
     repaired, stuck = slot.get("repaired") or "", slot.get("stuck") or ""
     return ProcessNode(host_pid, ns_pid, device, repaired=repaired, stuck=stuck)
+
+
+def _name_of(names: Json) -> tuple[str, str]:
+    """Return what identifies a container through its restarts; its id where its names are unknown."""
+    pod_uid, name = names["pod_uid"], names["container_name"]
+    return (pod_uid, name) if pod_uid and name else ("", names["container_id"] or "")
 
 
 def _gpu_key(report: Json) -> str:

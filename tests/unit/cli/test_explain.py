@@ -18,7 +18,7 @@ from resolver.cli import main, show
 from resolver.gpu.attribution import NOTHING
 from resolver.gpu.inventory import Gpu
 from resolver.linux.procfs import Procfs
-from resolver.state import Container, Process, SlotReport
+from resolver.state import Container, ContainerUse, LimitState, Process, SlotReport, UsageReport
 from tests.fakes.chains import CID, GPU, GPUS, MAIN, OTHER, PATH, POD, RIGHT, USING, region, whole
 from tests.fakes.family import Family
 from tests.fakes.served import serving
@@ -292,3 +292,16 @@ def test_without_a_daemon_and_without_root_it_says_what_to_do() -> None:
     assert (done.returncode, done.stdout) == (4, "")
     assert "Start one with" in done.stderr
     assert "takes root (sudo)" in done.stderr
+
+
+def test_what_it_used_over_time_and_whether_its_limit_held_come_last(asked: Asked) -> None:
+    names = MAIN.namespace, MAIN.pod, MAIN.container_name, MAIN.pod_uid, MAIN.container_id
+    use = ContainerUse(*names, GPU, 1e9, 4321.0, 0.0, 0.0, None, 0.6, None, None, 30, LimitState.EXCEEDED, 0)
+    other = replace(use, pod_uid="another")
+    picture = whole() | {"used": lambda: UsageReport((use, other))}
+    code, text = asked(picture)
+    assert code == 0
+    last = "GPU 0: 60% in the last minute, core limit 30%, exceeded; 1h 12m of GPU time in all."
+    assert " ".join(text.split()).endswith(last)
+    document = json.loads(asked(picture, "research/train-0", "--json")[1])
+    assert [each["limit_state"] for each in document["containers"][0]["uses"]] == ["exceeded"]
