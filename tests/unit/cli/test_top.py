@@ -22,12 +22,14 @@ from resolver.cli._top.tree import HOST, Amount, ContainerNode, Tree, total
 from resolver.cli._top.view import HELP, LiveView, percent, problems
 from resolver.cli.cells import cells, fit, in_ascii, shows_unicode
 from resolver.cli.show import size
-from resolver.state import Snapshot
+from resolver.state import ContainerUse, LimitState, Snapshot, UsageReport
 from scripts.picture import PLACE, draw
 from tests.fakes.busy import GIB, GPUS, Builder, busy, troubled
 from tests.fakes.command import called
 from tests.fakes.pictures import picture
 from tests.fakes.served import Served, tree_of
+
+NAMES = ("namespace", "pod", "container_name", "pod_uid", "container_id")
 
 
 def rows(snapshot: Snapshot, **choice: Any) -> list[Row]:
@@ -107,6 +109,17 @@ def test_limits_stand_beside_the_use(core: int, gib: float, memory: str, note: s
 def test_the_bottom_line_says_how_close_to_its_limits_it_is() -> None:
     (row,) = [each for each in rows(limited(50, 4)) if each.kind == "container"]
     assert "core limit 50% · memory limit 4.0G · over its core limit" in row.detail
+
+
+@pytest.mark.parametrize(
+    ("state", "note"), [("in_force", "core limit 60%"), ("switched_off", "core limit 60%, switched off")]
+)
+def test_a_limit_that_does_not_hold_has_its_state(state: str, note: str) -> None:
+    snapshot = limited(60, 4)
+    names = (getattr(snapshot.containers[0], name) for name in NAMES)
+    use = ContainerUse(*names, GPUS[0], 0, 0, 0, 0, None, None, None, None, 60, LimitState(state), 0)
+    found = rows(snapshot._replace(used=lambda: UsageReport((use,))))
+    assert [row.note for row in found if row.kind == "container"] == [note]
 
 
 def test_what_is_not_known_is_over_no_limit() -> None:
