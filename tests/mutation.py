@@ -34,7 +34,7 @@ _FAILED, _NOT_MADE = 1, 77
 MODULES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "repair.plan": (("repair/test_plan.py", "repair/test_repairer.py", "repair/test_abandoned.py"), ()),
     "repair.region_slots": (
-        ("repair/test_plan.py", "repair/test_abandoned.py", "repair/test_incremental.py"),
+        ("repair/test_region_slots.py", "repair/test_plan.py", "repair/test_abandoned.py"),
         (),
     ),
     "repair.slot_states": (("repair/test_slot_states.py", "repair/test_plan.py"), ()),

@@ -1,0 +1,150 @@
+"""When the slots of a region are searched and checked again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from resolver.base.reasons import UnresolvedReason
+from resolver.hami.layout import MAX_SLOTS
+from resolver.repair.slot_states import EAGER_LOOKS
+from tests.fakes.planned import HOST, Bench
+
+GONE, OVER_BUDGET = UnresolvedReason.NO_SUCH_PROCESS, UnresolvedReason.OVER_BUDGET
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with ExitStack() as stack:
+        yield Bench(stack)
+
+
+def searched(bench: Bench, *ns_pids: int, times: int = EAGER_LOOKS + 2) -> None:
+    """Search so often in vain, and end the region's work: the next search is due in 2 s."""
+    for ns_pid in ns_pids:
+        for _ in range(times):
+            bench.state(ns_pid).found(GONE, bench.now)
+    bench.repairs.stirs(bench.now, HOST)
+    bench.plan()
+    bench.repairs.rest()
+
+
+def stirs(bench: Bench) -> bool:
+    return bench.repairs.stirs(bench.now, HOST)
+
+
+def test_searches_are_due_in_their_time_the_last_slot_first(bench: Bench) -> None:
+    bench.see((7, 0), (8, 0), (9, 0))
+    assert list(bench.repairs.due(0.0)) == [2, 1, 0]
+    searched(bench, 7, 8, 9)
+    assert bench.repairs.states == {}, "packed"
+    assert not stirs(bench)
+    assert bench.repairs.quiet_until() == bench.now + 2
+    assert list(bench.repairs.due(bench.now + 1.9)) == []
+    assert list(bench.repairs.due(bench.now + 2)) == [2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("attached", "watched", "everything"), [(True, True, True), (False, True, False), (False, False, True)]
+)
+def test_a_write_to_the_file_makes_all_due_and_one_that_can_hide_a_move_has_all_read(
+    bench: Bench, *, attached: bool, watched: bool, everything: bool
+) -> None:
+    bench.see((7, 0), (8, 4712))
+    bench.own(8, 4712)
+    searched(bench, 7)
+    bench.repairs.region.start_with(3)
+    view = bench.repairs.view
+    assert view is not None
+    bench.repairs.observe(view, watched=watched)
+    assert not stirs(bench)
+    if attached:
+        bench.repairs.attached()
+    else:
+        bench.repairs.region.mtime_ns += 1
+    bench.repairs.observe(view, watched=watched)
+    assert stirs(bench)
+    assert list(bench.repairs.due(bench.now)) == [0]
+    assert bench.repairs.region._end == (MAX_SLOTS if everything else 3)
+    assert bench.state(8).followed is attached
+    searched(bench, 7)
+    bench.repairs.observe(view, watched=watched)
+    assert not stirs(bench), "once"
+
+
+def test_a_new_slot_and_one_that_is_alone_again_are_searched_at_once(bench: Bench) -> None:
+    bench.see((7, 0))
+    searched(bench, 7)
+    bench.see((7, 0), (8, 0))
+    assert list(bench.repairs.due(bench.now)) == [1]
+    searched(bench, 8)
+    bench.see((7, 0), (8, 0), (8, 0))
+    bench.repairs.rest()
+    assert list(bench.repairs.due(bench.now)) == []
+    bench.see((7, 0), (8, 0))
+    assert list(bench.repairs.due(bench.now)) == [1]
+
+
+def test_the_end_of_an_owner_is_looked_into_in_its_own_region(bench: Bench) -> None:
+    bench.see((7, 4711), (8, 4712))
+    for ns_pid, host_pid in ((7, 4711), (8, 4712)):
+        bench.own(ns_pid, host_pid)
+    searched(bench)
+    with ExitStack() as stack:
+        other = Bench(stack)
+        other.see((7, 4711))
+        assert not bench.repairs.ended(other.state(7))
+    assert not bench.repairs.values_changed({4713})
+    assert not stirs(bench)
+    assert bench.repairs.values_changed({4712})
+    assert stirs(bench)
+    searched(bench)
+    state = bench.state(7)
+    state.owner_ended()
+    assert bench.repairs.ended(state)
+    assert stirs(bench)
+    assert list(bench.repairs.due(bench.now)) == [0]
+
+
+def test_work_that_is_put_off_has_a_reason_once(bench: Bench) -> None:
+    bench.see((7, 4711), (8, 0), (9, 0))
+    bench.own(7, 4711)
+    bench.state(9).found(OVER_BUDGET, bench.now)
+    assert bench.repairs.put_off(bench.now)
+    assert not bench.repairs.put_off(bench.now)
+    assert [bench.reason(ns_pid) for ns_pid in (7, 8, 9)] == [None, OVER_BUDGET, OVER_BUDGET]
+
+
+def test_what_is_neither_owned_nor_dead_is_unclear(bench: Bench) -> None:
+    bench.see((7, 4711), (8, 0))
+    bench.own(7, 4711)
+    assert bench.repairs.unclear()
+    bench.state(8).dead = True
+    assert not bench.repairs.unclear()
+    bench.repairs.put_back(bench.state(8))
+    assert not bench.repairs.unclear()
+    bench.repairs.put_back(bench.repairs.states[7])
+    assert list(bench.repairs.states) == [7], "an owned slot keeps its state"
+
+
+def test_abandoned_slots_are_dead_and_checked(bench: Bench) -> None:
+    bench.see((7, 0, 1, (50, 0)))
+    searched(bench, 7)
+    bench.repairs.abandon()
+    assert stirs(bench)
+    assert [order.new for order in bench.plan()] == [0]
+
+
+async def test_close_gives_everything_back(bench: Bench) -> None:
+    bench.repairs.region.fd = os.open(os.devnull, os.O_RDONLY)
+    bench.see((7, 0))
+    handle = bench.own(7, 4711)
+    bench.repairs.reading = asyncio.ensure_future(asyncio.sleep(60))  # type: ignore[assignment]
+    bench.repairs.close()
+    assert (handle.fd, bench.repairs.states, bench.repairs.region.fd) == (-1, {}, -1)
+    assert bench.repairs.reading is not None
+    assert bench.repairs.reading.cancelling()
