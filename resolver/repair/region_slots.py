@@ -53,7 +53,6 @@ class RegionSlots:
             self._next_look = 0.0
             if attached or not watched:
                 self.region.read_all()  # the next time: a move may have been missed
-            self.unsettle()
         if view is not self.view:
             before, self.view = self.view, view
             gone = self._sort(view, before)
@@ -105,7 +104,6 @@ class RegionSlots:
         """Note the end of a slot's owner; return False if the slot is in another region."""
         if self.states.get(state.slot.pid) is not state:
             return False
-        self.unsettle()
         self._next_look = 0.0
         return True
 

@@ -143,7 +143,7 @@ async def test_close_gives_everything_back(bench: Bench) -> None:
     bench.repairs.region.fd = os.open(os.devnull, os.O_RDONLY)
     bench.see((7, 0))
     handle = bench.own(7, 4711)
-    bench.repairs.reading = asyncio.ensure_future(asyncio.sleep(60))  # type: ignore[assignment]
+    bench.repairs.reading = asyncio.ensure_future(asyncio.sleep(60))  # type: ignore[arg-type]
     bench.repairs.close()
     assert (handle.fd, bench.repairs.states, bench.repairs.region.fd) == (-1, {}, -1)
     assert bench.repairs.reading is not None
