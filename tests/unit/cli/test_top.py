@@ -29,8 +29,6 @@ from tests.fakes.command import called
 from tests.fakes.pictures import picture
 from tests.fakes.served import Served, tree_of
 
-NAMES = ("namespace", "pod", "container_name", "pod_uid", "container_id")
-
 
 def rows(snapshot: Snapshot, **choice: Any) -> list[Row]:
     return rows_of(tree_of(snapshot), Choice(**choice))
@@ -116,7 +114,8 @@ def test_the_bottom_line_says_how_close_to_its_limits_it_is() -> None:
 )
 def test_a_limit_that_does_not_hold_has_its_state(state: str, note: str) -> None:
     snapshot = limited(60, 4)
-    names = (getattr(snapshot.containers[0], name) for name in NAMES)
+    (its,) = snapshot.containers
+    names = its.namespace, its.pod, its.container_name, its.pod_uid, its.container_id
     use = ContainerUse(*names, GPUS[0].uuid, 0, 0, 0, 0, None, None, None, None, 60, LimitState(state), 0)
     found = rows(snapshot._replace(used=lambda: UsageReport((use,))))
     assert [row.note for row in found if row.kind == "container"] == [note]
