@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from resolver.base.source_records import SOURCE_RECORDS
-from resolver.linux import capabilities
 from resolver.linux.capabilities import NUMBERS
 
 ROOT = str(Path(__file__).parents[3])
@@ -166,8 +165,3 @@ def test_the_numbers_are_the_kernels() -> None:
 )
 def test_what_is_kept_depends_on_the_kernel(source: str, release: str, kept: set[str]) -> None:
     assert SOURCE_RECORDS[source].keeps(release) == kept
-
-
-def test_no_source_needs_more_while_it_runs_than_to_start() -> None:
-    for record in SOURCE_RECORDS.values():
-        assert record.keeps("6.8") <= record.keeps("5.15") <= record.rights <= capabilities.NUMBERS.keys()

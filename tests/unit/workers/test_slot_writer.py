@@ -150,16 +150,6 @@ def test_for_a_process_that_ended_before_nothing_is_changed_for_a_moment_either(
     assert outcome == OWNER_GONE
 
 
-def test_an_unreaped_process_has_ended(bench: Bench) -> None:
-    for use_pidfd in (True, False):
-        with sleeper(use_pidfd=use_pidfd) as (process, handle):
-            process.kill()
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            order = bench.hostpid(0, 7, 0, process.pid, 0, int(use_pidfd))
-            assert [outcome for outcome, _ in bench.carry_out([order], [handle])] == [OWNER_GONE]
-    assert bench.word(V1_2.slot_offset(0)) == slot_word(7, 0)
-
-
 def test_what_is_not_as_expected_is_not_changed(bench: Bench) -> None:
     before = bench.path.read_bytes()
     present = bench.word(V1_2.slot_offset(0) + 1176)
