@@ -699,3 +699,16 @@ def test_a_slot_of_another_pods_process_is_not_dead(stack: ExitStack) -> None:
     assert state.dead
     state.found(UnresolvedReason.OTHER_POD, bench.now)
     assert not state.dead
+
+
+def test_values_linger_that_are_ours_or_that_no_watcher_zeroes(bench: Bench) -> None:
+    bench.see((7, 4711, 1, (30, 40)), (9, 4713, 1, (30, 0)))
+    bench.own(7, 4711)
+    bench.own(9, 4713)
+    bench.load = {(4711, UUIDS[0]): 30, (4711, UUIDS[1]): 40, (4713, UUIDS[0]): 30}
+    assert bench.plan() == []
+    assert list(bench.repairs.lingering()) == [(4711, UUIDS[1])]
+    evidence = bench.state(7).evidence
+    assert evidence is not None
+    evidence.word(0, 30).wrote(30)
+    assert list(bench.repairs.lingering()) == [(4711, UUIDS[0]), (4711, UUIDS[1])]
