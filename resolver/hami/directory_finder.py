@@ -77,12 +77,7 @@ class DirectoryFinder:
         self._register = RegionRegister(self._names, mounted, self._reader, self._budgets)
         self.regions, self.rejected = self._register.regions, self._register.rejected
         self.missing_dirs: set[str] = set()
-        roots = [Root(path) for path in dict.fromkeys(containers_dirs) if path != AUTO]
-        self._auto = AUTO in containers_dirs
-        if self._auto:
-            given = {root.path for root in roots}
-            roots += [Root(path, known=True) for path in KNOWN_DIRS if path not in given]
-        self._roots = roots
+        self._auto, self._roots = AUTO in containers_dirs, _roots(containers_dirs)
         self._order: list[Directory] = []  # the next refresh begins with the first one
         self._clock = clock
         self._watches = watches
@@ -111,17 +106,11 @@ class DirectoryFinder:
     def watched(self) -> bool:
         """Return True if every directory is watched and none waits for kubelet."""
         watches = self._watches
-        return (
-            watches is not None
-            and AUTO not in self.missing_dirs
-            and all(
-                _key(root) in watches
-                and not root.shared
-                and all(each.path in watches for each in root.directories.values())
-                for root in self._roots
-                if root.fd >= 0 or not root.known
-            )
-        )
+        expected = [root for root in self._roots if root.fd >= 0 or not root.known]
+        if watches is None or AUTO in self.missing_dirs or any(root.shared for root in expected):
+            return False
+        below = (directory for root in expected for directory in root.directories.values())
+        return all(_key(root) in watches for root in expected) and all(each.path in watches for each in below)
 
     def wants(self) -> float:
         """Return the time of the next refresh."""
@@ -202,7 +191,7 @@ class DirectoryFinder:
                 self._drop_directories(root, root.directories.keys())
             if root.listing is None and (full or root.news):
                 root.news = False
-                root.listing, root.asked_at = begin(self._list_root(root)), now
+                root.listing, root.asked_at = begin(_list_root(self._reader, root)), now
             if root.listing is not None:
                 self._take_listing(root, now)
         except (FileNotFoundError, NotADirectoryError):
@@ -214,21 +203,6 @@ class DirectoryFinder:
             root.news = True
             self._register.report(root.path, error if isinstance(error, RegionRejected) else translate(error))
         self.missing_dirs.discard(root.path)
-
-    async def _list_root(self, root: Root) -> tuple[set[str], bool]:
-        """Return the names of possible entries, and True if these are all. Raises `RegionRejected`."""
-        names, after, last, complete = set[str](), "", False, False
-        try:
-            while not last:
-                page, last, complete = await self._reader.ask(
-                    root.path, root.path, list_entries, _link(root), root.path, MAX_CONTAINERS, after
-                )
-                names.update(page)
-                after = page[-1] if page else ""
-        except (OSError, CannotKnow, WorkerFailed) as error:
-            if not root.shared:  # there kubelet's are opened by name, until the next full refresh
-                raise _unreadable(error) from None
-        return names, complete and last
 
     def _take_listing(self, root: Root, now: float) -> None:
         if root.listing is None or not root.listing.done():
@@ -379,6 +353,28 @@ class DirectoryFinder:
             self._register.drop_candidates(directory)
         if why.reason is not RegionReason.GONE:
             self._register.report(directory.path, why)
+
+
+def _roots(containers_dirs: Sequence[str]) -> list[Root]:
+    given = [Root(path) for path in dict.fromkeys(containers_dirs) if path != AUTO]
+    usual = set(KNOWN_DIRS) - {root.path for root in given} if AUTO in containers_dirs else ()
+    return given + [Root(path, known=True) for path in KNOWN_DIRS if path in usual]
+
+
+async def _list_root(reader: TenantReader, root: Root) -> tuple[set[str], bool]:
+    """Return the names of possible entries, and True if these are all. Raises `RegionRejected`."""
+    names, after, last, complete = set[str](), "", False, False
+    try:
+        while not last:
+            page, last, complete = await reader.ask(
+                root.path, root.path, list_entries, _link(root), root.path, MAX_CONTAINERS, after
+            )
+            names.update(page)
+            after = page[-1] if page else ""
+    except (OSError, CannotKnow, WorkerFailed) as error:
+        if not root.shared:  # there kubelet's are opened by name, until the next full refresh
+            raise _unreadable(error) from None
+    return names, complete and last
 
 
 def _link(root: Root) -> str:
