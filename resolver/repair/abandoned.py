@@ -1,18 +1,24 @@
 """Cache files that no process has open: their containers have ended, maybe before the daemon started.
 
-The PID namespace of such a container can't prove any more that a PID is free. A process with a slot keeps its file open
-and mapped until it ends, and so does a program that serves it to a virtual machine or gVisor. A file is abandoned if no
-process that existed when its slots were read maps it or has a file of that name open. Processes of other pods are
-ignored unless all pods reach the file, because HAMi's monitor opens every file. An unreadable or late process leaves
-the question open, except a host process without a mount of that directory.
+The PID namespace of such a container can't prove any more that a PID is free. A process with a slot keeps its file
+open and mapped until it ends, and so does a program that serves it to a virtual machine or gVisor. A file is abandoned
+if either holds:
+
+- The kernel grants a read lease: no process has the file open for writing (fcntl(2), F_SETLEASE).
+
+- No process that existed when the slots were read maps the file or has a file of that name open. Processes of other
+  pods are ignored unless all pods reach the file, because HAMi's monitor opens every file. An unreadable or late
+  process leaves the question open, except a host process without a mount of that directory.
 
 A process that attaches later writes a byte: the file's new time cancels the verdict.
 """
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -84,20 +90,21 @@ class Abandoned:
 
     async def step(self) -> list[RegionRepairs]:
         """Continue judging; return the regions with slots just proven dead."""
-        if not self._left:
-            self._begin()
-            return []
-        deadline = time.monotonic() + STEP_SECONDS
-        while self._left and time.monotonic() < deadline:
-            await self._look_at(self._left.pop())
+        done: list[RegionRepairs] = []
         if self._left:
-            return []
-        going, self._going = self._going, []
-        return [suspect.repairs for suspect in going if self._conclude(suspect)]
+            deadline = time.monotonic() + STEP_SECONDS
+            while self._left and time.monotonic() < deadline:
+                await self._look_at(self._left.pop())
+            if not self._left:
+                done = [suspect.repairs for suspect in self._going if self._conclude(suspect)]
+                self._going = []
+        elif self._suspects:
+            done = self._begin()
+        return done
 
-    def _begin(self) -> None:
-        """Start a walk over all processes for the files that are due."""
-        now = self._clock()
+    def _begin(self) -> list[RegionRepairs]:
+        """Try to take leases; for files without one, start a walk over all processes."""
+        now, done = self._clock(), []
         due = [suspect for suspect in self._suspects.values() if now >= suspect.retry_at]
         for suspect in due[:MOST_AT_ONCE]:
             region = suspect.repairs.region
@@ -105,11 +112,16 @@ class Abandoned:
                 self.forget(region.path)
             elif now - suspect.mtime_ns / 1e9 < QUIET_SECONDS:
                 suspect.retry_at = now + QUIET_SECONDS
+            elif nobody_writes(region.fd):
+                suspect.in_use = False
+                if self._conclude(suspect):
+                    done.append(suspect.repairs)
             else:
                 suspect.in_use = False
                 self._going.append(suspect)
         if self._going:
             self._left = list(self._procfs.entries())
+        return done
 
     async def _look_at(self, host_pid: int) -> None:
         """Mark the suspects that this process has, or may have, open."""
@@ -179,3 +191,20 @@ class Abandoned:
 def _alone(repairs: RegionRepairs) -> bool:
     """Check that no slot has an owner; for a running container the PID namespace decides."""
     return all(state.owner is None for state in repairs.states.values())
+
+
+def nobody_writes(fd: int) -> bool:
+    """Check that no process on this node has the regular file open for writing; False if the kernel can't confirm it.
+
+    ``fd`` must be open read-only. Requires CAP_LEASE or ownership of the file. An open between the two calls is blocked
+    until the second one.
+    """
+    try:
+        fcntl.fcntl(
+            fd, fcntl.F_SETSIG, signal.SIGURG
+        )  # ignored; SIGIO, of the default, would end this process
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError:
+        return False
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return True

@@ -17,7 +17,7 @@ from resolver.hami.packed_slots import SlotRecord
 from resolver.hami.process_reads import files_of
 from resolver.hami.region import RegionView, SharedRegion
 from resolver.linux.procfs import Procfs
-from resolver.repair.abandoned import FIRST_PAUSE, Abandoned
+from resolver.repair.abandoned import FIRST_PAUSE, Abandoned, nobody_writes
 from resolver.repair.plan import RegionRepairs
 from resolver.workers.lanes import Direct
 from tests.fakes.direct import at_once
@@ -30,7 +30,7 @@ READ_ONLY = MAPPED.replace("rw-s", "r--p")
 
 
 class Scene:
-    """A claim without a process."""
+    """A claim without a process, in a file that somebody has open for writing, so that no lease is given."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.file = tmp_path / f"{OURS}_main" / "a.cache"
@@ -95,6 +95,13 @@ def test_one_that_a_process_has_is_not(scene: Scene, pod: str, opened: str) -> N
     scene.put(10)
     scene.put(11, pod, **({"opened": opened} if opened else {"maps": MAPPED}))
     assert not scene.judge()
+
+
+def test_a_lease_tells_it_from_another_file_of_that_name(scene: Scene) -> None:
+    """All of KAI's files have one name, and each pod can reach them."""
+    scene.writer.close()
+    scene.put(11, OURS, opened="/other/a.cache")
+    assert scene.judge()
 
 
 def test_another_pods_process_does_not_count(scene: Scene) -> None:
@@ -188,3 +195,14 @@ def test_a_change_of_the_file_takes_it_back(scene: Scene) -> None:
     assert scene.judge()
     scene.state.touched()
     assert not scene.state.dead
+
+
+def test_a_lease_is_given_only_while_nobody_writes(tmp_path: Path) -> None:
+    path = tmp_path / "a.cache"
+    path.write_bytes(b"x")
+    with path.open("rb") as reader:
+        with path.open("r+b"):
+            assert not nobody_writes(reader.fileno())
+        assert nobody_writes(reader.fileno())
+        with path.open("r+b") as again:  # nothing is left of the lease that could hold up an open
+            again.write(b"y")
