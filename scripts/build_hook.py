@@ -26,7 +26,7 @@ from resolver.cli.completion import PATHS  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SUMMARY: Final = "which container a GPU process belongs to, and HAMi's slots kept true"
+SUMMARY: Final = "find the host PID and container of every GPU process, and repair HAMi's slots"
 DESCRIPTION: Final = """\
 HAMi shares GPUs between containers, and records each container's use in a cache file. The host PIDs in it are often
 missing or wrong, and then the container's utilization reads 0. The daemon, `resolver run`, finds the right PIDs,

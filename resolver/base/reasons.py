@@ -43,7 +43,7 @@ class RepairReason(ReasonWithWords):
     MISSING = "missing", "it is 0: HAMi's watcher finds no sample of its process and can't limit it"
     WRONG_NAMESPACE = "wrong_namespace", "it is the PID in a namespace that this driver's samples do not use"
     DUPLICATE = "duplicate", "another slot of this file has the same number: HAMi guessed wrongly"
-    STALE = "stale", "it is the PID of an earlier process, or of one that started at the same time"
+    STALE = "stale", "it is the PID of an earlier process, or of one that started at the same moment"
 
 
 class UnresolvedReason(ReasonWithWords):
@@ -60,7 +60,7 @@ class UnresolvedReason(ReasonWithWords):
     )
     UNPROVEN = (
         "unproven",
-        "a process maps a file that looks like this one, but has no descriptor that proves it",
+        "a process maps a file like this one, but has no descriptor that proves it",
         "restart the program: it has closed HAMi's file, or left the mount namespace in which it opened it",
     )
     OTHER_CONTAINER = (
@@ -80,14 +80,18 @@ class UnresolvedReason(ReasonWithWords):
     )
     INVALID_PID = "invalid_pid", "the slot is in use, but its PID is below 1", "restart the container"
     ACCESS_DENIED = "access_denied", "the kernel refused a file in `/proc`", "grant `CAP_SYS_PTRACE`"
-    TOO_LARGE = "too_large", "its map or mount table exceeds the read limit", "report the log's numbers"
+    TOO_LARGE = "too_large", "its map or mount table exceeds the read limit", "report the sizes in the log"
     DRIVER_UNKNOWN = (
         "driver_unknown",
         "the PID namespace of this driver's samples is unknown",
         "add `SYS_ADMIN` to measure it, or set `--hostpid-namespace`: docs/how-it-works.md",
     )
     CONFLICT = "conflict", "another program changes `hostpid` back", "find that program"
-    QUARANTINED = "quarantined", "the slot writer died or hung on it", "find the tenant that truncates it"
+    QUARANTINED = (
+        "quarantined",
+        "the slot writer died or hung on it",
+        "check if its tenant truncates it, or its file system hangs",
+    )
     WRITE_FAILED = "write_failed", "the slot moved or its owner ended first", "nothing; it is retried"
     OVER_BUDGET = (
         "over_budget",
@@ -97,7 +101,7 @@ class UnresolvedReason(ReasonWithWords):
     TOO_SLOW = (
         "too_slow",
         "its container blocks the kernel on a lock of its memory or files, so its slots wait",
-        "find its constant activity: changing memory protection, truncating files, removing directories",
+        "find what it does all the time: change memory protection, truncate files or remove directories",
     )
     CHANGED = "changed", "the slot changed while it was being read", "nothing; it is read again"
     GONE = "gone", "the process ended while it was being checked"
@@ -113,7 +117,7 @@ class UnresolvedReason(ReasonWithWords):
         return self in ("conflict", "quarantined", "write_failed")
 
 
-_HOSTILE = "HAMi never makes such a file: a tenant did, by mistake or on purpose; it is never opened"
+_HOSTILE = "HAMi never makes such a file, so a tenant did; it is never opened"
 _LOOK_INSIDE = "check what runs in that container: `ls -lan PATH`"
 KERNEL_LOG = "`dmesg | grep -iE 'nvrm|xid' | tail`"
 
@@ -126,7 +130,7 @@ class RegionReason(ReasonWithWords):
     BAD_NAME = "bad_name", f"its name has unprintable characters; {_HOSTILE}", _LOOK_INSIDE
     NOT_ON_NODE = (
         "not_on_node",
-        "its directory names a container that this node does not have: its pod is gone, or another pod made it",
+        "its directory names a container that this node does not have: the pod is gone, or another pod made it",
         "mount `/var/log/containers`, if kubelet has such a container there; else remove `PATH`",
     )
     HARD_LINK = "hard_link", f"it has more than one name; {_HOSTILE}", _LOOK_INSIDE
@@ -142,25 +146,29 @@ class RegionReason(ReasonWithWords):
     )
     UNKNOWN_SIZE = (
         "unknown_size",
-        "no released layout has this size: the file is a newer HAMi's, or not HAMi's. It is neither read nor written",
+        "no released layout has this size: it is from a newer HAMi, or not from HAMi. It is neither read nor written",
         "report HAMi's version, with `file_bytes` of `resolver slots --json PATH`",
     )
     UNKNOWN_VERSION = (
         "unknown_version",
-        "its size is known, but the version in its header isn't: it is a newer HAMi's. It is neither read nor written",
+        "its size is known, but not the version in its header: it is from a newer HAMi. It is neither read nor written",
         "report HAMi's version, with `resolver slots --json PATH`",
     )
     NOT_INITIALIZED = (
         "not_initialized",
-        "HAMi has not written its magic number: it is just starting, or never got further",
+        "HAMi has not written its magic number: it is just starting, or its start failed",
         "check again in a minute: `resolver slots PATH`; if it stays, restart the container",
     )
     BAD_HEADER = (
         "bad_header",
-        "its counts are out of range, or its UUIDs aren't text: damaged, or hostile",
+        "its counts are out of range, or its UUIDs aren't text: it is damaged or hostile",
         "restart the container, which makes a new file; keep this one: `cp --sparse=always PATH /var/tmp`",
     )
-    TRUNCATED = "truncated", "it is shorter than its layout: damaged, or a tenant truncates it", _LOOK_INSIDE
+    TRUNCATED = (
+        "truncated",
+        "it is shorter than its layout: it is damaged, or a tenant truncates it",
+        _LOOK_INSIDE,
+    )
     TOO_MANY_ENTRIES = (
         "too_many_entries",
         "the directory has more entries than the daemon reads; HAMi's monitor refuses it, too",
@@ -174,7 +182,7 @@ class RegionReason(ReasonWithWords):
     GONE = "gone", "it disappeared between listing and opening", "nothing; check again: `ls PATH`"
     IO_ERROR = (
         "io_error",
-        "a file system error or the descriptor limit kept it from being read",
+        "a file system error or the descriptor limit prevented reading it",
         "`dmesg | tail; ulimit -n; cat PATH > /dev/null`",
     )
 
@@ -195,7 +203,7 @@ class SampleReason(ReasonWithWords):
     )
     NO_SLOT = (
         "no_slot",
-        "a container with HAMi, but no slot is resolved to this process",
+        "a container with HAMi, but no slot belongs to this process",
         "nothing, if it just started; else it runs without HAMi's library (static, no `LD_PRELOAD`)",
     )
     PROCESS_ENDED = "process_ended", "the process ended before its sample was read"
@@ -363,7 +371,11 @@ class TroubleReason(ReasonWithWords):
         "it ran out of descriptors",
         "raise the limit (`LimitNOFILE` of its unit, or of the container runtime's), and restart it",
     )
-    SOURCE_INCOMPLETE = "source_incomplete", "its map is incomplete", "raise `map_size` and restart it"
+    SOURCE_INCOMPLETE = (
+        "source_incomplete",
+        "its map is incomplete",
+        "leave `map_size` at 0, or raise it; restart it",
+    )
     CONTAINERS_DIR_MISSING = (
         "containers_dir_missing",
         "a directory of cache files is missing",

@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 #: The commands in the order that ``resolver --help`` shows them, each with its line there.
 COMMANDS = {
-    "run": "the daemon: repair slots, join with NVML, until stopped",
-    "lookup": "print the host PID of a PID inside a container",
-    "reverse": "print the container and the PIDs of a host PID",
+    "run": "run the daemon, which repairs HAMi's slots",
+    "lookup": "print the host PID of a process in a container",
+    "reverse": "print the container and PIDs of a host process",
     "slots": "show HAMi's cache files slot by slot",
-    "explain": "explain why a pod's utilization is what it is, and where the chain breaks",
-    "doctor": "check everything the daemon needs here, with causes and fixes",
-    "top": "show live who uses the GPUs",
-    "containers": "list the containers of this node",
-    "usage": "show each container's use of the GPUs over time, and whether its core limit holds",
-    "status": "show how the daemon is",
+    "explain": "explain a pod's utilization, and where it goes wrong",
+    "doctor": "check everything that the daemon needs, with causes and fixes",
+    "top": "show GPU use live",
+    "containers": "list this node's containers",
+    "usage": "show each container's GPU use over time, and whether its core limit holds",
+    "status": "show the daemon's state",
     "devices": "show the node's GPUs and their health",
-    "report-devices": "keep the node's GPUs in the API server, for schedulers",
-    "events": "print what happened, and what happens",
-    "config": "show the settings, and where each comes from",
-    "bundle": "put what a bug report needs into one file",
-    "version": "print the versions of this command and of the daemon",
-    "completion": "print what makes a shell complete resolver's commands and options",
+    "report-devices": "report the node's GPUs to the API server, for schedulers",
+    "events": "print past events, or follow new ones",
+    "config": "show the settings and the origin of each",
+    "bundle": "collect everything that a bug report needs in one file",
+    "version": "print the versions of this command and the daemon",
+    "completion": "print a shell completion file",
 }
 
 _WITHOUT = "Without one there are: resolver lookup, reverse, slots, explain, config, doctor"
@@ -130,7 +130,7 @@ def _top_level(arguments: list[str]) -> int:
     parser = Parser(
         prog="resolver",
         usage="resolver COMMAND [OPTIONS]",
-        description="Which container a GPU process belongs to, and HAMi's slots kept true.",
+        description="Find the host PID and container of every GPU process, and repair HAMi's slots.",
         epilog="commands:\n"
         + "\n".join(f"  {name:{width}}  {text}" for name, text in COMMANDS.items())
         + "\n\nSee resolver help COMMAND.",

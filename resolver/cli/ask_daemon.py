@@ -20,7 +20,7 @@ EXIT_AMBIGUOUS = 3
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
     """Add ``--socket``."""
-    parser.add_argument("--socket", metavar="PATH", help="where the daemon answers (or RESOLVER_SOCKET)")
+    parser.add_argument("--socket", metavar="PATH", help="the daemon's socket (or RESOLVER_SOCKET)")
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="go by the settings in this file and the environment, not by the daemon's",
+        help="use the settings in this file and the environment, not the daemon's",
     )
 
 

@@ -1,9 +1,9 @@
-"""Put everything that a bug report needs into one file: doctor, status, settings, slots, events, metrics, versions.
+"""Collect everything that a bug report needs in one file: doctor, status, settings, slots, events, metrics, versions.
 
-Each part has a time limit; parts that hang, fail or are too long are named in the bundle's MANIFEST.json and on
-standard error. Only this user can read the file. With --redact, names of pods, namespaces,
-containers, users and this host, all UUIDs and container ids become pseudonyms, the same in every part. Of tenants'
-files it contains only the headers and slots of HAMi's cache files.
+Each part has a time limit; MANIFEST.json and standard error name parts that hang, fail or are too long. Only this user
+can read the file. With --redact, pseudonyms replace UUIDs, container ids, and names of pods, namespaces, containers,
+users and this host, the same in every part. Of tenants' files it contains only the headers and slots of HAMi's cache
+files.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _STDOUT = "-"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    about = "where to put it, - for standard output (default: resolver-bundle-TIME.tar.gz here)"
+    about = "a new file, or - for standard output (default: resolver-bundle-TIME.tar.gz here)"
     parser.add_argument("-o", "--output", metavar="FILE", help=about)
-    parser.add_argument("--redact", action="store_true", help="replace names by pseudonyms")
+    parser.add_argument("--redact", action="store_true", help="replace names with pseudonyms")
     add_socket(parser)
 
 

@@ -1,9 +1,9 @@
-"""Print the file that makes a shell complete resolver's commands, options and their values.
+"""Print a shell completion file for resolver's commands, options and values.
 
 In bash and zsh:  source <(resolver completion bash)   source <(resolver completion zsh)
 In fish:          resolver completion fish | source
 
-Packages put the same files where the shells look for them.
+Packages install these files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PATHS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("shell", choices=list(PATHS), help="the shell that is to complete")
+    parser.add_argument("shell", choices=list(PATHS), help="the shell")
 
 
 def run(args: argparse.Namespace) -> int:

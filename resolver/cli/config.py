@@ -1,7 +1,7 @@
 """Show the settings in force and the origin of each: default, file, environment or command line.
 
-With a running daemon, these are its settings. Without one, or with any option of `resolver run`, they are the settings
-that `resolver run` would start with here, given the same options; use it to try out a file.
+With a running daemon, these are its settings. Without one, or with any option of `resolver run`, they are those with
+which `resolver run` would start; use it to try out a file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """List the containers that run on this node, as the daemon knows them.
 
-A container that shares another's PID namespace and uses neither a GPU nor HAMi is not listed.
+Leaves out containers that share another's PID namespace and use neither a GPU nor HAMi.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Check everything that the daemon needs on this node, and give the cause and fix of each problem.
 
-Needs no running daemon, and does not disturb one. Takes the settings of a daemon that runs, and else those that one
-would have; the options below win. Changes nothing.
+Needs no running daemon, does not disturb one, and changes nothing. Uses a running daemon's settings, else those that
+one would have; the options below override them.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from resolver.config import options
 
     add = parser.add_argument
-    add("--only", action="append", metavar="CHECK", help="this check only; may be given several times")
+    add("--only", action="append", metavar="CHECK", help="only this check; repeatable")
     add("--list", action="store_true", help="list the checks, each with its description")
-    about = "also print the output of the compiler or the kernel, line by line"
+    about = "also print the compiler's or verifier's last lines about probes that can't be loaded"
     add("--verbose", action="store_true", help=about)
     add("--json", action="store_true", help="print a list of objects, one for each check")
     options.add_arguments(parser)
     parser.epilog = (
-        "exit status: 0 all well or warnings only, 1 something failed, 2 wrong usage, 4 nothing failed, but something\n"
-        "could not be determined"
+        "exit status: 0 all ok or warnings only, 1 a check failed, 2 wrong usage, 4 none failed, but one is\n"
+        "unknown"
     )
 
 

@@ -1,6 +1,6 @@
-"""Print this node's events: repairs, starting and ending containers, changes of the source, of GPUs, of NVML.
+"""Print this node's events: repairs, starts and ends of containers, changes of source, GPUs and NVML.
 
-One event a line: time, kind and fields. The daemon keeps the last thousand.
+Prints one event per line: time, kind and fields. The daemon keeps the last 1024.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_socket(parser)
     add = parser.add_argument
-    add("--follow", "-f", action="store_true", help="wait for more, until interrupted")
-    about = "only these; may be given several times"
+    add("--follow", "-f", action="store_true", help="wait for more until interrupted")
+    about = "only this kind; repeatable"
     add("--kind", metavar="KIND", action="append", choices=list(KINDS), help=about)
-    about = f"only the last N of those that were (default all; {_SHOWN_BEFORE} with --follow)"
+    about = f"only the last N (default all; {_SHOWN_BEFORE} with --follow)"
     add("--last", metavar="N", type=int, help=about)
     add("--since", metavar="TIME", help="only those of the last TIME, such as 10m or 90s")
-    add("--pod", metavar="POD", help="only those of a pod: NAMESPACE/POD, a pod's UID or the start of one")
-    add("--json", action="store_true", help="one JSON object a line")
+    add("--pod", metavar="POD", help="only those of a pod: NAMESPACE/POD, its UID or the start of one")
+    add("--json", action="store_true", help="print one JSON object per line")
     parser.epilog = "kinds of events:\n" + "\n".join(f"  {kind:20} {text}" for kind, text in KINDS.items())
 
 

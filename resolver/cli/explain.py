@@ -1,11 +1,11 @@
-"""Explain one pod: the chain from its processes to the number that HAMi reports, where it breaks, and the fix.
+"""Explain one pod: the chain from its processes to HAMi's figure, where it breaks, and the fix.
 
 The links: processes, PID namespace, the map of PIDs, HAMi's cache file, the driver; for each slot its process, hostpid,
-NVML's sample, and the value; at last the sum of HAMi's monitor. Asks the daemon; if none answers, root gets the same
+NVML's sample, and the value; finally the sum of HAMi's monitor. Asks the daemon; without one, root gets the same
 from a read-only check of the node.
 
-CONTAINER is NAMESPACE/POD[/NAME], the start of a pod's UID, POD_UID/NAME, NAME, or an id or its start. Of a pod every
-container is explained.
+CONTAINER is NAMESPACE/POD[/NAME], the start of a pod's UID, POD_UID/NAME, NAME, or an id or its start. For a pod, it
+explains every container.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "cid",
         metavar="CONTAINER",
-        help="NAMESPACE/POD[/NAME], a pod's UID or its start, NAME, or an id or its start",
+        help="NAMESPACE/POD[/NAME], a pod's UID, an id, the start of either, or NAME",
     )
     add_socket(parser)
     add_config(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.epilog = (
         "exit status: 0 the chain holds, 1 it breaks, or there is no such container, 2 wrong usage, 3 ambiguous (the\n"
-        "candidates are on standard error), 4 it does not break, but something of it is not known"
+        "candidates are on standard error), 4 it does not break, but part of it is unknown"
     )
 
 
@@ -138,7 +138,7 @@ def _print(known: Documents, explained: list[Explained]) -> None:
             print(styled(_owner(owner), "bold"))
             for link in owner.links:
                 _print_link(link)
-        print(styled("at last", "bold"))
+        print(styled("finally", "bold"))
         _print_link(each.end)
         print()
         _say(_verdict(each))

@@ -1,8 +1,8 @@
-"""Print the host PID of a process that is known by its PID inside a container.
+"""Print the host PID of a process, given its container and its PID there.
 
 CONTAINER is an id as any tool prints it (with or without containerd://, docker://, cri-o://), the first 6 or more
-characters of one, NAMESPACE/POD[/NAME], a pod's UID or the start of one, POD_UID/NAME, or NAME, where only one
-container fits. PID is a number of the container's own PID namespace.
+characters of one, NAMESPACE/POD[/NAME], a pod's UID or the start of one, POD_UID/NAME, or NAME, if only one
+container matches. PID is the process's PID in the container's PID namespace.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _SCHEME = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add = parser.add_argument
-    about = "id, start of an id, NAMESPACE/POD[/NAME], POD_UID[/NAME] or NAME"
+    about = "id or its start, NAMESPACE/POD[/NAME], POD_UID[/NAME] or NAME"
     add("cid", metavar="CONTAINER", help=about)
     add("ns_pid", metavar="PID", type=int, help="the PID as the container sees it")
-    about = "PID is one of this (nested) PID namespace of the container"
+    about = "take PID from this nested PID namespace of the container"
     add("--pidns", metavar="INODE", type=int, help=about)
-    add("--socket", metavar="PATH", help="where a running daemon answers (or RESOLVER_SOCKET)")
-    add("--json", action="store_true", help="print all that is known about the process")
+    add("--socket", metavar="PATH", help="the daemon's socket (or RESOLVER_SOCKET)")
+    add("--json", action="store_true", help="print everything known about the process")
     parser.epilog = (
         "exit status: 0 found, 1 not found, 2 wrong usage, 3 ambiguous (the candidates are on standard\n"
-        "error), 4 cannot know (what is missing, and how to give it, is on standard error)"
+        "error), 4 unknown (the missing part and its fix are on standard error)"
     )
 
 

@@ -1,7 +1,7 @@
-"""Keep this node's Device object of Koordinator in the Kubernetes API server, and post an event when a GPU falls ill.
+"""Keep Koordinator's Device object for this node up to date, and post an event when a GPU becomes unhealthy.
 
-A separate process that reads the daemon's socket: the daemon has no credentials. It writes changes only. It needs the
-extra `kubernetes` (pip install 'hami-resolver[kubernetes]').
+A separate process that reads the daemon's socket, because the daemon has no credentials. It writes only changes. It
+needs the extra `kubernetes` (pip install 'hami-resolver[kubernetes]').
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "the node's name in Kubernetes (or RESOLVER_NODE; default the host's name)"
     add("--node", metavar="NAME", help=about)
     add_socket(parser)
-    add("--api-server", metavar="URL", help="where the API server is (default that of the pod's cluster)")
-    add("--service-account", metavar="DIR", help="where token and ca.crt are (default that of the pod)")
-    about = "where Prometheus finds /metrics (or RESOLVER_REPORT_METRICS_ADDR; default "
-    add("--metrics-addr", metavar="HOST:PORT", help=f"{about}{_ADDRESS}); off: not served")
-    about = "over which nodes that start at once spread (default 10s)"
+    add("--api-server", metavar="URL", help="the API server's URL (default: the pod's cluster)")
+    add("--service-account", metavar="DIR", help="directory with token and ca.crt (default: the pod's)")
+    about = "address that serves /metrics (or RESOLVER_REPORT_METRICS_ADDR; default "
+    add("--metrics-addr", metavar="HOST:PORT", help=f"{about}{_ADDRESS}); off: none")
+    about = "longest random delay before the first request (default 10s)"
     add("--spread", metavar="TIME", default="10s", help=about)
-    add("--node-condition", action="store_true", help="keep the node's condition GPUUnhealthy as well")
-    add("--log-format", choices=["auto", "json", "console"], default="auto", help="how log lines look")
-    about = "the least important lines that are shown (default info)"
+    add("--node-condition", action="store_true", help="also keep the node's condition GPUUnhealthy")
+    add("--log-format", choices=["auto", "json", "console"], default="auto", help="format of log lines")
+    about = "least severe level to log (default info)"
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info", help=about)
 
 

@@ -1,6 +1,6 @@
-"""Print the container and pod of a host PID, and its number in every PID namespace.
+"""Print the container and pod of a host process, and its PID in every PID namespace.
 
-Needs no running daemon. A thread's id stands for its process, as standard error then says.
+Needs no running daemon. A thread's id stands for its process; standard error then says so.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("host_pid", metavar="HOST_PID", type=int, help="the PID as the host sees it")
-    about = "kubelet's directory of logs, from which pods' names are read (default: the setting pod_logs_dir)"
+    about = "kubelet's log directory, for pods' names (default: the setting pod_logs_dir)"
     parser.add_argument("--pod-logs-dir", metavar="DIR", help=about)
     add_socket(parser)
     add_config(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.epilog = (
-        "exit status: 0 found, in a container or not, 1 no such process, 2 wrong usage, 4 cannot know\n"
-        "(what is missing, and how to give it, is on standard error)"
+        "exit status: 0 found, in a container or not, 1 no such process, 2 wrong usage, 4 unknown\n"
+        "(the missing part and its fix are on standard error)"
     )
 
 

@@ -1,7 +1,7 @@
-"""The daemon: keeps HAMi's slots true until it is stopped.
+"""Run the daemon, which repairs HAMi's slots until it is stopped.
 
-Settings come from --config, the environment (RESOLVER_*) and the options below; the later wins. SIGHUP reads
-them again, SIGTERM and SIGINT end it. It needs root on the node, in the host's PID namespace.
+Settings come from --config, the environment (RESOLVER_*) and the options below; later ones override earlier ones.
+SIGHUP reads the file again; SIGTERM and SIGINT end it. It needs root on the node, in the host's PID namespace.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Show HAMi's cache files slot by slot: each slot's process, and its visible faults.
 
-Only reads, takes no lock and waits for none, so it is safe while containers run. Exit code 1 if a file could not be
-read; the others are still shown.
+Only reads and takes no locks, so it is safe while containers run. Exit code 1 if a file could not be read; it still
+shows the others.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="*", metavar="PATH", help=about)
     add_socket(parser)
     add_config(parser)
-    about = "print an array with every field, by upstream's names"
+    about = "print an array with every field, under HAMi's names"
     parser.add_argument("--json", action="store_true", help=about)
 
 

@@ -1,6 +1,6 @@
 """Show the daemon's state: readiness, source, driver, GPUs, slots, unresolved items and cost.
 
-Exit code 1 if the daemon is not ready: it may miss processes.
+Exit code 1 if the daemon is not ready, so it may miss processes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_socket(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    about = "only whether it is ready, and its problems"
+    about = "print only readiness and problems"
     parser.add_argument("--brief", action="store_true", help=about)
-    about = f"wait until it answers and is ready, at most so long (default {_WAIT_SECONDS} s)"
+    about = f"first wait until the daemon is ready, at most SECONDS (default {_WAIT_SECONDS})"
     parser.add_argument("--wait", metavar="SECONDS", nargs="?", type=float, const=_WAIT_SECONDS, help=about)
 
 

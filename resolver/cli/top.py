@@ -1,6 +1,6 @@
 """Show GPU use live: GPU > container > process, with utilization, memory and repaired slots.
 
-Needs a running daemon. Into a pipe, and with --once, it prints a plain table and ends.
+Needs a running daemon. In a pipe, or with --once, it prints a plain table and exits.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     about = "only this pod or container: NAMESPACE/POD[/NAME], POD_UID[/NAME], NAME or an id"
     add("name", nargs="?", default="", metavar="POD", help=about)
-    add("--once", action="store_true", help="print a plain table, as into a pipe, and end")
+    add("--once", action="store_true", help="print a plain table, as in a pipe, and exit")
     add("--json", action="store_true", help="print the same as JSON, once")
-    add("--interval", metavar="TIME", default="1s", help="between two readings (default 1s)")
+    add("--interval", metavar="TIME", default="1s", help="time between two updates (default 1s)")
     add_socket(parser)
 
 

@@ -1,6 +1,6 @@
-"""Show each container's use of the GPUs over time, whether its core limit holds, and what HAMi-core doesn't know.
+"""Show each container's GPU use over time, whether its core limit holds, and processes that HAMi-core can't limit.
 
-Counted since the daemon first saw the container on the GPU. Energy is an estimate: the GPU's power, shared by use.
+Counts from when the daemon first saw the container on the GPU. Energy is an estimate: the GPU's, shared by use.
 """
 
 from __future__ import annotations

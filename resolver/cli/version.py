@@ -1,6 +1,6 @@
-"""Print the version of this command, and of the daemon that runs here.
+"""Print the versions of this command and of the running daemon.
 
-They are the same but for the time between an upgrade and the daemon's restart.
+They differ only between an upgrade and the daemon's restart.
 """
 
 from __future__ import annotations

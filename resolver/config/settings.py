@@ -92,7 +92,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     containers_dir: Annotated[
         tuple[str, ...],
         About(
-            "directories of containers, or of claims, with cache files: a list in the file, `:` between them in the "
+            "directories with the cache files of containers or claims: a list in the file, separated by `:` in the "
             "environment, repeated flags; `auto`: those of every [known scheduler](schedulers.md#where-the-files-are)",
             "DIR",
             live=True,
@@ -103,56 +103,55 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     interval: Annotated[
         Seconds,
         About(
-            "time between two checks of a cache file by the clock "
-            "([when that matters](how-it-works.md#when-a-cache-file-is-checked))",
+            "time between two [periodic checks](how-it-works.md#when-a-cache-file-is-checked) of a cache file",
             "TIME",
             live=True,
         ),
     ] = 0.25
-    nvml_interval: Annotated[Seconds, About("time between two samplings by NVML", "TIME", live=True)] = 1.0
+    nvml_interval: Annotated[Seconds, About("time between two queries of NVML", "TIME", live=True)] = 1.0
     dry_run: Annotated[bool, About("log each repair instead of writing it")] = False
     wait: Annotated[
         bool,
         About(
-            "if another daemon writes on this node, be ready and take over when it ends",
+            "while another daemon writes on this node, wait; take over when it ends",
             chart=Chart(default=True),
         ),
     ] = False
     hostpid_namespace: Annotated[
         HostpidNamespace,
         About(
-            "which number `hostpid` must be: `auto` uses the driver's measured behaviour, else its version; `host` "
-            "and `container` force it",
+            "which PID `hostpid` must be: `auto` decides by a measurement of the driver, else by its version; `host` "
+            "and `container` force one",
             live=True,
         ),
     ] = HostpidNamespace.AUTO
     write_utilization: Annotated[
         WriteUtilization,
         About(
-            "where `sm_util` is written: `auto` where no watcher of HAMi's [puts it "
-            "right](how-it-works.md#when-a-value-is-corrected), `always` wherever it differs from NVML, `never`",
+            "when to write `sm_util`: `auto` where HAMi's watcher doesn't [correct "
+            "it](how-it-works.md#when-a-value-is-corrected), `always` where it differs from NVML, or `never`",
             live=True,
         ),
     ] = WriteUtilization.AUTO
     source: Annotated[
         SourceName,
         About(
-            "[where PIDs come from](how-it-works.md#where-pids-come-from): `auto` takes the best that works here, "
-            "`bpf`, `netlink` or `scan` that one only",
+            "[where PIDs come from](how-it-works.md#where-pids-come-from): `auto` uses the best source that works; "
+            "`bpf`, `netlink` or `scan` only that one",
             chart=Chart(path="source"),
         ),
     ] = SourceName.AUTO
     log_format: Annotated[
-        LogFormat, About("how log lines look: `json`, `console`; `auto` is `json` unless on a terminal")
+        LogFormat, About("format of log lines: `json` or `console`; `auto` is `json` unless on a terminal")
     ] = LogFormat.AUTO
     log_level: Annotated[
-        LogLevel, About("the lowest level of lines to log: `debug`, `info`, `warning`, `error`", live=True)
+        LogLevel, About("least severe level to log: `debug`, `info`, `warning` or `error`", live=True)
     ] = LogLevel.INFO
     map_size: Annotated[
         int,
         msgspec.Meta(ge=0, le=4194304),
         About(
-            "processes that the kernel's map has room for, with `bpf`; 210 bytes each; 0: as many as "
+            "capacity of the kernel's map (`bpf`), in processes of 210 bytes each; 0: as many as "
             "[the node needs](how-it-works.md#where-pids-come-from)",
             "N",
         ),
@@ -160,7 +159,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     run_dir: Annotated[
         str,
         About(
-            "a separate directory, for the socket and the lock that keeps a second instance out",
+            "a separate directory for the socket and the lock that stops a second daemon",
             "DIR",
             chart=_PATH,
         ),
@@ -168,7 +167,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     socket: Annotated[
         str,
         About(
-            "where the API listens: a Unix socket's path; empty: `resolver.sock` in `run_dir`",
+            "path of the API's Unix socket; empty: `resolver.sock` in `run_dir`",
             "PATH",
             chart=Chart(pattern="^(/[^:]+)?$"),
         ),
@@ -176,7 +175,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     socket_group: Annotated[
         str,
         About(
-            "group that may ask the API everything, in addition to root: its name, or its number, which a pod needs; "
+            "group that may query the API like root: its name, or its number (required in a pod); "
             "empty: none",
             "GROUP",
             chart=Chart(pattern="^[0-9]*$"),
@@ -186,7 +185,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         str,
         msgspec.Meta(pattern="^0?[0-7]{2}[0145]$"),
         About(
-            "the socket's file mode, for root and the group; one that opens it to all users is refused",
+            "the socket's file mode, for root and the group; a mode that opens it to all users is refused",
             "MODE",
             check=values.check_mode,
         ),
@@ -194,7 +193,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tenant_socket: Annotated[
         str,
         About(
-            "a socket where containers [may ask about themselves](api.md#who-may-ask), alone in its directory; "
+            "path of a socket where containers [may query themselves](api.md#who-may-ask), alone in its directory; "
             "empty: none",
             "PATH",
             chart=Chart(pattern="^(/[^:]+/[^:]+)?$"),
@@ -203,25 +202,25 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     metrics_addr: Annotated[
         str,
         About(
-            "`HOST:PORT` where Prometheus finds `/metrics`; without a host, which takes the host's network, on every "
-            "address; `off`: not served",
+            "`HOST:PORT` that serves `/metrics`; without `HOST`, every address (in a pod, `HOST` requires the host's "
+            "network); `off`: none",
             "HOST:PORT",
             check=values.check_address,
             chart=Chart(pattern=r"^(off|(\[[0-9a-fA-F:.]+\]|[0-9.]*|localhost):[0-9]{1,5})$"),
         ),
     ] = ":9395"
-    metrics_per_process: Annotated[bool, About("also a series for each GPU process")] = False
+    metrics_per_process: Annotated[bool, About("also serve a series for each GPU process")] = False
     gpu_details: Annotated[
         bool,
         About(
-            "clocks, throttling, power limit, energy, PCIe, corrected errors and video engines of each GPU"
+            "also report clocks, throttling, power limit, energy, PCIe, corrected errors and video engines"
         ),
     ] = False
     hami_metrics: Annotated[bool, About("also serve the values under HAMi's metric and label names")] = False
     broker: Annotated[
         str,
         About(
-            "serve [HAMi's host PID broker](broker.md) on this Unix socket; empty: not",
+            "serve [HAMi's host PID broker](broker.md) on this Unix socket; empty: off",
             "PATH",
             chart=Chart(pattern="^(/[^:]+/[^:]+/[^:]+)?$"),
         ),
@@ -229,14 +228,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     broker_answer: Annotated[
         BrokerAnswer,
         About(
-            "the broker's answer to a process: `policy`: the number that this driver's samples will carry; "
-            "`host`: always the host PID, as HAMi's own"
+            "the broker's answer to a process: `policy`: the PID that this driver's samples carry; "
+            "`host`: always the host PID, like HAMi's broker"
         ),
     ] = BrokerAnswer.POLICY
     pod_logs_dir: Annotated[
         str,
         About(
-            "kubelet's directory of logs, from which the names of pods and namespaces are read",
+            "kubelet's log directory, for the names of pods and namespaces",
             "DIR",
             chart=_PATH,
         ),
@@ -244,7 +243,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     container_logs_dir: Annotated[
         str,
         About(
-            "kubelet's links to the logs of containers, which name them: required for "
+            "kubelet's directory of links to container logs, for container names: required for "
             "[KAI's](schedulers.md#kai) files",
             "DIR",
             chart=_PATH,
