@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import math
 import os
@@ -125,8 +126,7 @@ def test_who_finds_its_slot_taken_is_in_the_map_as_well(lives: Path, monkeypatch
     """With 128 slots nearly everybody does."""
     constants = Sizes().constants() | {"SLOTS": 128}
     monkeypatch.setattr(Sizes, "constants", lambda _: constants)
-    crowded = start()
-    try:
+    with contextlib.closing(start()) as crowded:
         with life(lives, "many", "300") as many:
             many.ready()
             for host_pid in children_of(many.host_pid):
@@ -142,26 +142,53 @@ def test_who_finds_its_slot_taken_is_in_the_map_as_well(lives: Path, monkeypatch
                 compare(crowded)
         assert reconcile(crowded) == Drift(0, 0)
         assert {name: crowded.counters()[name] for name in WRONG} == dict.fromkeys(WRONG, 0)
+
+
+def place_of(pidmap: BpfPidMap, host_pid: int) -> int:
+    """Where the slot of a process is."""
+    return host_pid + HOST_PIDNS * SPREAD & pidmap._levels._mask
+
+
+@contextlib.contextmanager
+def written(pidmap: BpfPidMap, slots: dict[int, bytes]) -> Iterator[None]:
+    """These slots by place, until they are free again."""
+    free = dict.fromkeys(slots, bytes(LAYOUTS["slot"].size))
+    try:
+        for place, slot in slots.items():
+            put(pidmap._levels._slots, struct.pack("=I", place), slot)
+        yield
     finally:
-        crowded.close()
+        for place, slot in free.items():
+            put(pidmap._levels._slots, struct.pack("=I", place), slot)
+
+
+def free_places(pidmap: BpfPidMap) -> dict[int, int]:
+    """``{host_pid: place}`` of those of the next numbers whose slot is nobody's."""
+    slots, last, found = pidmap._levels._slots, one_that_ended(), {}
+    for host_pid in range(last + 1, last + 400):
+        place = place_of(pidmap, host_pid)
+        slots.lookup(place)
+        _, ns_pid, *_ = LAYOUTS["slot"].unpack(slots.value)
+        if ns_pid == 0 or ns_pid & ENDED:
+            found[host_pid] = place
+    return found
+
+
+def busy(host_pid: int) -> bytes:
+    return LAYOUTS["slot"].pack(HOST_PIDNS, host_pid | BUSY, 1, host_pid, 0, 1, HOST_PIDNS, host_pid)
+
+
+def pid_max() -> int:
+    return int(Path("/proc/sys/kernel/pid_max").read_text())
 
 
 def test_a_slot_that_is_being_written_is_nobodys(pidmap: BpfPidMap) -> None:
-    nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) + 2
-    levels = pidmap._levels
-    place = struct.pack("=I", nobody + HOST_PIDNS * SPREAD & levels._mask)
-    put(
-        levels._slots,
-        place,
-        LAYOUTS["slot"].pack(HOST_PIDNS, nobody | BUSY, 1, nobody, 0, 1, HOST_PIDNS, nobody),
-    )
-    try:
+    nobody = pid_max() + 2
+    with written(pidmap, {place_of(pidmap, nobody): busy(nobody)}):
         assert pidmap.by_host(nobody) is None
         assert pidmap.by_host(nobody | BUSY) is None
         assert nobody not in everybody(pidmap)
         assert reconcile(pidmap) == Drift(0, 0)
-    finally:
-        put(levels._slots, place, bytes(LAYOUTS["slot"].size))
 
 
 def test_a_fork_that_meets_a_walk_at_its_number_is_counted_and_repaired(pidmap: BpfPidMap) -> None:
@@ -170,21 +197,10 @@ def test_a_fork_that_meets_a_walk_at_its_number_is_counted_and_repaired(pidmap: 
 
 
 def met_a_walk(pidmap: BpfPidMap) -> bool:
-    levels, last, places = pidmap._levels, one_that_ended(), []
-    for host_pid in range(last + 1, last + 400):
-        place = struct.pack("=I", host_pid + HOST_PIDNS * SPREAD & levels._mask)
-        levels._slots.lookup(*struct.unpack("=I", place))
-        _, ns_pid, *_ = LAYOUTS["slot"].unpack(levels._slots.value)
-        if ns_pid == 0 or ns_pid & ENDED:
-            busy = LAYOUTS["slot"].pack(HOST_PIDNS, host_pid | BUSY, 1, host_pid, 0, 1, HOST_PIDNS, host_pid)
-            put(levels._slots, place, busy)
-            places.append(place)
+    slots = {place: busy(host_pid) for host_pid, place in free_places(pidmap).items()}
     failed = pidmap.counters()["update_failed"]
-    try:
+    with written(pidmap, slots):  # then the walk has ended, and its process as well
         process = subprocess.Popen(["sleep", "1000"])
-    finally:
-        for place in places:  # the walk has ended, and its process as well
-            put(levels._slots, place, bytes(LAYOUTS["slot"].size))
     try:
         if pidmap.by_host(process.pid) is not None:
             return False
@@ -249,22 +265,10 @@ def test_the_last_that_ended_are_remembered(pidmap: BpfPidMap) -> None:
 
 def test_who_had_no_slot_is_remembered_in_another(pidmap: BpfPidMap) -> None:
     """The slots of the next numbers are given to somebody else before they are used."""
-    levels = pidmap._levels
-    layout, last = LAYOUTS["slot"], one_that_ended()
-    anothers = []
-    for host_pid in range(last + 1, last + 400):
-        place = struct.pack("=I", host_pid + HOST_PIDNS * SPREAD & levels._mask)
-        levels._slots.lookup(*struct.unpack("=I", place))
-        _, ns_pid, *_ = layout.unpack(levels._slots.value)
-        if ns_pid == 0 or ns_pid & ENDED:
-            put(levels._slots, place, layout.pack(1, 1, 1, 1, 1, 2, HOST_PIDNS, 1))
-            anothers.append((host_pid, place))
-    try:
-        ended = {one_that_ended() for _ in range(100)} & {host_pid for host_pid, _ in anothers}
+    anothers, slot = free_places(pidmap), LAYOUTS["slot"].pack(1, 1, 1, 1, 1, 2, HOST_PIDNS, 1)
+    with written(pidmap, dict.fromkeys(anothers.values(), slot)):
+        ended = {one_that_ended() for _ in range(100)} & anothers.keys()
         stones = {host_pid: pidmap.tombstone(host_pid) for host_pid in ended}
-    finally:
-        for _, place in anothers:
-            put(levels._slots, place, bytes(layout.size))
     assert len(ended) > 10, "this machine gave its numbers to others"
     found = [stone for stone in stones.values() if stone]
     assert len(found) >= len(ended) * 8 // 10
@@ -274,25 +278,19 @@ def test_who_had_no_slot_is_remembered_in_another(pidmap: BpfPidMap) -> None:
 
 def test_a_tombstone_is_of_the_last_process_with_its_number(pidmap: BpfPidMap) -> None:
     """One may lie in another place than the next one's, whose own slot was free."""
-    nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) + 3
-    levels = pidmap._levels
-    own = nobody + HOST_PIDNS * SPREAD & levels._mask
-    quarter = (levels._mask + 1) // TOMBSTONE_PLACES
-    written = []
+    nobody = pid_max() + 3
+    own, quarter = place_of(pidmap, nobody), (pidmap._levels._mask + 1) // TOMBSTONE_PLACES
+    slots = {}
     for number, (start_ns, exit_units) in {0: (5, 7), 1: (1, 3), 3: (2, 4)}.items():
-        written.append(struct.pack("=I", own ^ number * quarter))
         slot = LAYOUTS["slot"].pack(exit_units, nobody | ENDED, start_ns, nobody, 0, 1, HOST_PIDNS, nobody)
-        put(levels._slots, written[-1], slot)
-    try:
+        slots[own ^ number * quarter] = slot
+    with written(pidmap, slots):
         assert pidmap.tombstone(nobody) == Ended(nobody, 5, 7 << 27)
         assert pidmap.by_host(nobody) is pidmap.by_host(nobody | ENDED) is None
         assert nobody not in everybody(pidmap)
         assert reconcile(pidmap) == Drift(0, 0)
-        put(levels._slots, written[0], bytes(LAYOUTS["slot"].size))
-        assert pidmap.tombstone(nobody) == Ended(nobody, 2, 4 << 27)
-    finally:
-        for place in written:
-            put(levels._slots, place, bytes(LAYOUTS["slot"].size))
+        with written(pidmap, {own: bytes(LAYOUTS["slot"].size)}):
+            assert pidmap.tombstone(nobody) == Ended(nobody, 2, 4 << 27)
 
 
 def start_with_room_for(more: int, monkeypatch: pytest.MonkeyPatch) -> BpfPidMap:
@@ -310,8 +308,7 @@ def start_with_room_for(more: int, monkeypatch: pytest.MonkeyPatch) -> BpfPidMap
 def test_a_map_that_is_too_small_is_counted_and_nothing_in_it_is_wrong(
     lives: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = start_with_room_for(400, monkeypatch)
-    try:
+    with contextlib.closing(start_with_room_for(400, monkeypatch)) as small:
         with life(lives, "many", "1500") as many:
             many.ready()
             children = children_of(many.host_pid)
@@ -328,19 +325,13 @@ def test_a_map_that_is_too_small_is_counted_and_nothing_in_it_is_wrong(
         until(lambda: reconcile(small).missing == 0, "a map that has everybody")
         assert small.complete()
         compare(small)
-    finally:
-        small.close()
 
 
 def test_namespaces_too_many_are_counted(lives: Path) -> None:
-    small = start(Sizes(namespaces=1))
-    try:
-        with Life(lives, "nested", "4") as nested:
-            nested.ready()
-            assert not small.complete()
-            assert small.counters()["full"] > 0
-    finally:
-        small.close()
+    with contextlib.closing(start(Sizes(namespaces=1))) as small, Life(lives, "nested", "4") as nested:
+        nested.ready()
+        assert not small.complete()
+        assert small.counters()["full"] > 0
 
 
 def test_a_process_that_was_missed_is_entered_when_it_execs(pidmap: BpfPidMap) -> None:
@@ -367,11 +358,11 @@ def test_entries_of_processes_that_are_gone_are_found_and_taken_out(pidmap: BpfP
     assert reconcile(pidmap) == Drift(missing=1, stale=0)
     assert pidmap.by_host(os.getpid()) == process
     assert reconcile(pidmap) == Drift(0, 0)
-    nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
+    nobody = pid_max() + 1
     assert not Path(f"/proc/{nobody}").exists()
     levels = pidmap._levels
     slot = LAYOUTS["slot"].pack(HOST_PIDNS, nobody, 1, nobody, 0, 2, 99, 7)
-    put(levels._slots, struct.pack("=I", nobody + HOST_PIDNS * SPREAD & levels._mask), slot)
+    put(levels._slots, struct.pack("=I", place_of(pidmap, nobody)), slot)
     put(
         levels.overflow,
         struct.pack("=II", 99, 7),
@@ -409,12 +400,13 @@ def test_a_map_without_its_probes_is_left_at_the_next_walk(kept_in: str) -> None
     """The scan goes on at once, and a new map is tried after five seconds."""
     source = Mapped(start(kept_in=kept_in), Procfs())
     assert source.tend_at <= time.monotonic() + 10
-    for hook in ("sched_process_fork", "sched_process_exit"):
+    for hook in ("sched_process_fork", "sched_process_exec", "sched_process_exit"):
         os.close(source.bpf._loaded.links.pop(hook))
     used: list[PidSource] = []
     ladder = Ladder("auto", Procfs(), 1024, used.append, lambda *_, **__: None)
     ladder._present, ladder._next_check = "bpf", math.inf
-    with subprocess.Popen(["sleep", "1000"]) as child:
+    with subprocess.Popen(["sleep", "1000"]) as child, contextlib.ExitStack() as at_the_end:
+        at_the_end.callback(child.kill)
         assert child.pid not in source
         source._next_walk = 0.0
         while source._next_walk == 0.0 or source.tend_at == 0.0:
@@ -425,5 +417,4 @@ def test_a_map_without_its_probes_is_left_at_the_next_walk(kept_in: str) -> None
         (scan,) = used
         assert (scan.name, child.pid in scan) == ("scan", True)
         assert ladder._next_climb <= time.monotonic() + 5
-        child.kill()
     source.close()
